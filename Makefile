@@ -1,0 +1,54 @@
+# Every command a user or contributor needs. `make up` and `make test` set up whatever is missing first.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SEED ?=
+# Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help up test check format requirements mutants simulate clean lock
+
+help: ## what each command does
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("Evertick needs Python 3.11 or newer; set PYTHON=/path/to/python3.11") if sys.version_info < (3, 11) else None'
+	@echo "Setting up $(VENV) (once; about a minute) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -q --disable-pip-version-check --require-hashes -r requirements.lock 2> >(grep -v 'is ignored' >&2)
+	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . 2> >(grep -v 'is ignored' >&2)
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib src || true
+	@touch $@
+
+up: $(STAMP) ## start Evertick with its example DAGs (Ctrl-C stops it)
+	@$(BIN)/evertick up
+
+test: $(STAMP) ## every test that guards a change
+	@$(BIN)/python tools/test.py
+
+check: $(STAMP) ## format, lint, types, tidy
+	@$(BIN)/ruff format --check src tests tools bench
+	@$(BIN)/ruff check src tests tools bench
+	@$(BIN)/mypy
+	@$(BIN)/pytest tests/test_tidy.py
+
+format: $(STAMP) ## rewrite the code in the house format
+	@$(BIN)/ruff format src tests tools bench
+	@$(BIN)/ruff check --fix src tests tools bench
+
+requirements: $(STAMP) ## which requirement ids have a test, and which have none
+	@$(BIN)/python tools/requirements.py
+
+mutants: $(STAMP) ## remove each guard of each statement, one at a time; some test must go red
+	@$(BIN)/python tools/mutants.py $(ONLY)
+
+simulate: $(STAMP) ## a million random steps against the invariants (SEED=n repeats one)
+	@$(BIN)/python -m tests.engine.simulation --steps 1000000 $(if $(SEED),--seed $(SEED))
+
+lock: ## pin every dependency again, with hashes
+	@$(BIN)/pip install -q pip-tools && $(BIN)/pip-compile -q --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-header --extra dev -o requirements.lock pyproject.toml
+
+clean: ## forget the virtual environment
+	rm -rf $(VENV)

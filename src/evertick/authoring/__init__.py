@@ -1,0 +1,1 @@
+"""What users import to write a DAG, and the spec it compiles to."""

@@ -1,0 +1,1 @@
+"""The command line: noun verb. Parses, calls, prints; decides nothing."""

@@ -1,0 +1,71 @@
+"""What a runner is told to execute, and what it reports back. Plain values that cross process borders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class TaskKey(NamedTuple):
+    """One task in one run. `map_index` is -1 unless the task is mapped."""
+
+    run_id: int
+    idx: int
+    map_index: int
+
+
+class Isolation(StrEnum):
+    PROCESS = "process"
+    WARM = "warm"
+
+
+class OutcomeKind(StrEnum):
+    """How an attempt ended, told apart by cause. `engine/finish` turns it into a task state."""
+
+    SUCCESS = "success"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    KILLED = "killed"
+    GIVEN_BACK = "given_back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptOrder:
+    """Everything an executor needs to run one attempt."""
+
+    key: TaskKey
+    epoch: int
+    session: int
+    attempt: int
+    dag: str
+    task: str
+    version_id: int
+    bundle: str
+    file: str
+    fire_at: str | None
+    params_json: str
+    inputs_json: str
+    timeout_seconds: float | None
+    isolation: Isolation
+    command: str | None = None
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every attempt at this task, so that a repeated side effect can be recognised."""
+        key = self.key
+        return f"evertick-{key.run_id}-{key.idx}-{key.map_index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How one attempt ended. `reason` is for people; `result_json` is the task's return value."""
+
+    key: TaskKey
+    epoch: int
+    kind: OutcomeKind
+    reason: str | None = None
+    result_json: str | None = None
+    exit_code: int | None = None
+    log: bytes = b""

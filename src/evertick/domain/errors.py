@@ -1,0 +1,89 @@
+"""Every error that Evertick raises on purpose, in one tree. A message names the thing and the next step.
+
+EvertickError
+├── UserError                what the caller asked for cannot be done: tell them how to do it instead
+│   ├── InvalidDag           a DAG that cannot be published
+│   ├── InvalidSchedule      a schedule that cannot be saved
+│   ├── InvalidParams        parameters that do not fit the DAG's declaration
+│   ├── InvalidSettings      settings that contradict each other
+│   ├── NotFound             no such DAG, run, task, schedule, runner
+│   └── Conflict             somebody else changed it first, or it is in the wrong state
+├── LeaseLost                an attempt's owner was replaced: drop the work and say so
+├── NotLeader                a planning write by a scheduler that no longer leads
+├── SchemaMismatch           the database's schema and this program do not fit each other
+└── PostgresUnavailable      the database cannot be reached or could not be started
+"""
+
+from __future__ import annotations
+
+
+class EvertickError(Exception):
+    """Something that Evertick foresaw went wrong."""
+
+    code = "error"
+
+
+class UserError(EvertickError):
+    """The request cannot be carried out as it was made."""
+
+    code = "invalid"
+
+
+class InvalidDag(UserError):
+    """The DAG cannot be published."""
+
+    code = "invalid_dag"
+
+
+class InvalidSchedule(UserError):
+    """The schedule cannot be saved."""
+
+    code = "invalid_schedule"
+
+
+class InvalidParams(UserError):
+    """The parameters do not fit the DAG's declaration."""
+
+    code = "invalid_params"
+
+
+class InvalidSettings(UserError):
+    """Two settings contradict each other, or one has an impossible value."""
+
+    code = "invalid_settings"
+
+
+class NotFound(UserError):
+    """There is nothing by that name or id."""
+
+    code = "not_found"
+
+
+class Conflict(UserError):
+    """The thing is not in a state that allows this, or somebody changed it first."""
+
+    code = "conflict"
+
+
+class LeaseLost(EvertickError):
+    """The attempt was taken away from its owner; its report changes nothing."""
+
+    code = "lease_lost"
+
+
+class NotLeader(EvertickError):
+    """This scheduler no longer leads its shard; its planning write was refused."""
+
+    code = "not_leader"
+
+
+class SchemaMismatch(EvertickError):
+    """The database's schema and this program do not fit each other."""
+
+    code = "schema_mismatch"
+
+
+class PostgresUnavailable(EvertickError):
+    """PostgreSQL cannot be reached, or could not be started."""
+
+    code = "postgres_unavailable"

@@ -1,0 +1,1 @@
+"""The verbs. One file and one transaction each."""

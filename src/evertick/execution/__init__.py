@@ -1,0 +1,1 @@
+"""Running user code: the warm parent, its children, logs and results."""

@@ -1,0 +1,1 @@
+"""What runs for long: the loop, the scheduler, the runner, the supervisor, the embedded PostgreSQL."""

@@ -1,0 +1,1 @@
+"""PostgreSQL and nothing else. Holds every SQL statement; takes no decisions."""
