@@ -30,9 +30,18 @@ class UserError(EvertickError):
 
 
 class InvalidDag(UserError):
-    """The DAG cannot be published."""
+    """The DAG cannot be published. `file` and `line` say where, as far as that is known."""
 
     code = "invalid_dag"
+
+    def __init__(self, message: str, *, file: str | None = None, line: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.file = file
+        self.line = line
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.file}, line {self.line})" if self.file else self.message
 
 
 class InvalidSchedule(UserError):

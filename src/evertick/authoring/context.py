@@ -1,0 +1,62 @@
+"""What a task can ask about itself while it runs. Set by the process that runs it; never a way to change anything."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from evertick.domain.errors import UserError
+from evertick.domain.params import JsonValue
+
+_running: ContextVar[TaskContext] = ContextVar("evertick_task")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskContext:
+    """One attempt at one task.
+
+    `idempotency_key` is the same for every attempt: hand it to outside systems, so that a repeated call is recognised.
+    `epoch` rises with every attempt: a store that keeps the highest can refuse a writer that was replaced.
+    """
+
+    run_id: int
+    dag: str
+    task: str
+    map_index: int = -1
+    attempt: int = 1
+    epoch: int = 1
+    idempotency_key: str = ""
+    fire_at: datetime | None = None
+    params: Mapping[str, JsonValue] = field(default_factory=dict)
+    logger: logging.Logger = field(default_factory=lambda: logging.getLogger("evertick.task"))
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def is_cancelled(self) -> bool:
+        """Whether somebody asked this task to stop; long loops should look now and then, and return."""
+        return self.cancelled.is_set()
+
+
+def current_context() -> TaskContext:
+    """The context of the task that is running here."""
+    try:
+        return _running.get()
+    except LookupError:
+        raise UserError(
+            "no task is running here: current_context() works only inside a task while it runs. "
+            "To try a task's function by itself, wrap the call in `with entered(TaskContext(...)):`."
+        ) from None
+
+
+@contextmanager
+def entered(context: TaskContext) -> Iterator[TaskContext]:
+    """Make `context` the current one within the block."""
+    token = _running.set(context)
+    try:
+        yield context
+    finally:
+        _running.reset(token)

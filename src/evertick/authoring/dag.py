@@ -1,0 +1,219 @@
+"""`@dag`: a function whose body calls tasks. It is run once, when its file is loaded, and compiled to a spec."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypedDict, Unpack, overload
+
+from evertick.authoring.draft import Draft, drafting
+from evertick.authoring.location import module_file, refused
+from evertick.authoring.options import (
+    Seconds,
+    TaskOptions,
+    check_names,
+    read_choice,
+    read_count,
+    read_flag,
+    read_seconds,
+    read_text,
+    task_spec,
+)
+from evertick.authoring.resolve import Dag
+from evertick.domain.dag import DagSpec, NamedSchedule
+from evertick.domain.dag_rules import arrange, validate
+from evertick.domain.errors import InvalidDag, UserError
+from evertick.domain.misfire import MisfirePolicy
+from evertick.domain.params import as_json, declare_params
+from evertick.domain.schedule import parse_schedule
+from evertick.domain.zones import find_zone
+
+_SCHEDULE_FIELDS = ("schedule", "timezone", "params", "start_at", "end_at")
+
+
+class DagOptions(TypedDict, total=False):
+    """What `@dag(...)` accepts.
+
+    `schedule` is a cron, "@every 5s", a timedelta or a datetime; `schedules` names several, each such a value or a dict
+    with one (`{"schedule": ..., "params": ...}`). `task_defaults` are options for every task that does not set them.
+    """
+
+    name: str
+    description: str
+    schedule: object
+    schedules: Mapping[str, object]
+    timezone: str
+    start_at: datetime | str
+    end_at: datetime | str
+    misfire: MisfirePolicy | str
+    catchup_window: Seconds
+    params: Mapping[str, object]
+    tags: Iterable[str]
+    max_active_runs: int
+    paused: bool
+    task_defaults: TaskOptions
+
+
+@dataclass(slots=True)
+class Collection:
+    """The DAGs that one import brought forth, with the file whose top-level code was running."""
+
+    definitions: list[tuple[str | None, DagDefinition]] = field(default_factory=list)
+    built: list[tuple[str | None, DagDefinition, Dag]] = field(default_factory=list)
+
+
+_collecting: ContextVar[Collection | None] = ContextVar("evertick_collection", default=None)
+
+
+@contextmanager
+def collecting() -> Iterator[Collection]:
+    """Note every `@dag` that is declared or called within the block."""
+    collection = Collection()
+    token = _collecting.set(collection)
+    try:
+        yield collection
+    finally:
+        _collecting.reset(token)
+
+
+class DagDefinition:
+    """What `@dag` makes of a function. Calling it gives the DAG; not calling it leaves that to the loader."""
+
+    def __init__(self, function: Callable[..., object], options: DagOptions) -> None:
+        if not callable(function):
+            raise refused(
+                f"@dag takes a function, not {function!r}; options need names, as in @dag(schedule='@daily')."
+            )
+        self.function = function
+        self.name = options.get("name", getattr(function, "__name__", "dag"))
+        self.frame = _read_options(self.name, function, options)
+        self.task_defaults: Mapping[str, object] = self.frame.pop("task_defaults", {})
+        if (collection := _collecting.get()) is not None:
+            collection.definitions.append((module_file(), self))
+
+    def __repr__(self) -> str:
+        return f"<dag {self.name}>"
+
+    def __call__(self, *args: object, **kwargs: object) -> Dag:
+        draft = Draft(self.name, self.task_defaults)
+        with drafting(draft):
+            self.function(*args, **kwargs)
+        spec = DagSpec(**self.frame, tasks=tuple(draft.specs), edges=tuple(sorted(draft.edges)))
+        try:
+            validate(spec)
+        except InvalidDag as error:
+            raise self._at_definition(error.message) from None
+        dag = Dag(spec=arrange(spec), tasks={bound.name: bound for bound in draft.bound})
+        if (collection := _collecting.get()) is not None:
+            collection.built.append((module_file(), self, dag))
+        return dag
+
+    def build(self) -> Dag:
+        """Compile a DAG that its file declares but never calls."""
+        try:
+            inspect.signature(self.function).bind()
+        except TypeError as error:
+            raise self._at_definition(
+                f"DAG {self.name!r}: {error}; call {self.name}(...) in the file, or give its arguments defaults."
+            ) from None
+        return self()
+
+    def _at_definition(self, message: str) -> InvalidDag:
+        code = getattr(self.function, "__code__", None)
+        return InvalidDag(message, file=code.co_filename, line=code.co_firstlineno) if code else InvalidDag(message)
+
+
+@overload
+def dag(function: Callable[..., object], /) -> DagDefinition: ...
+@overload
+def dag(**options: Unpack[DagOptions]) -> Callable[[Callable[..., object]], DagDefinition]: ...
+def dag(
+    function: Callable[..., object] | None = None, /, **options: Unpack[DagOptions]
+) -> DagDefinition | Callable[[Callable[..., object]], DagDefinition]:
+    """Make a function a DAG: `@dag`, or `@dag(schedule="0 6 * * *", timezone="Europe/Berlin")`."""
+    if function is not None:
+        return DagDefinition(function, options)
+    return lambda decorated: DagDefinition(decorated, options)
+
+
+def _read_options(name: str, function: Callable[..., object], options: Mapping[str, object]) -> dict[str, Any]:
+    """The fields of the spec that do not depend on its tasks, each checked where the decorator stands."""
+    owner = f"DAG {name!r}"
+    check_names(owner, options, DagOptions.__annotations__)
+    fields: dict[str, Any] = {"name": name, "description": inspect.getdoc(function)}
+    for option, (target, read) in _READERS.items():
+        if (value := options.get(option)) is not None:
+            try:
+                fields[target] = read(value)
+            except (TypeError, ValueError) as error:
+                raise refused(f"{owner}: {option} is {value!r}, but {error}.") from None
+            except UserError as error:
+                raise refused(f"{owner}: {error}") from None
+    try:
+        fields["schedules"] = tuple(_schedules(options))
+    except (TypeError, ValueError, UserError) as error:
+        raise refused(f"{owner}: {error}") from None
+    return fields
+
+
+def _schedules(options: Mapping[str, object]) -> Iterator[NamedSchedule]:
+    one, several = options.get("schedule"), options.get("schedules")
+    if one is not None and several is not None:
+        raise ValueError("give `schedule` for one or `schedules` for several, not both.")
+    named = several if several is not None else {} if one is None else {"default": one}
+    if not isinstance(named, Mapping):
+        raise TypeError("`schedules` must be a dict from names to schedules, as in {'nightly': '0 2 * * *'}.")
+    shared = {key: options[key] for key in ("timezone", "start_at", "end_at") if key in options}
+    for name, raw in sorted(named.items()):
+        yield _schedule(name, raw if isinstance(raw, Mapping) and "schedule" in raw else {"schedule": raw}, shared)
+
+
+def _schedule(name: str, own: Mapping[str, object], shared: Mapping[str, object]) -> NamedSchedule:
+    check_names(f"schedule {name!r}", own, _SCHEDULE_FIELDS)
+    params = own.get("params", {})
+    if not isinstance(params, Mapping):
+        raise TypeError(f"schedule {name!r}: params must be a dict, not {params!r}.")
+    when: dict[str, Any] = {**shared, **{key: own[key] for key in own if key in ("timezone", "start_at", "end_at")}}
+    spec = parse_schedule(own["schedule"], **when)
+    return NamedSchedule(name=name, spec=spec, params={key: as_json(value) for key, value in params.items()})
+
+
+def _read_task_defaults(value: object) -> Mapping[str, object]:
+    if not isinstance(value, Mapping) or "name" in value:
+        raise TypeError("it must be a dict of task options without a name")
+    task_spec("task_defaults", value)
+    return value
+
+
+def _read_zone(value: object) -> str:
+    find_zone(name := read_text(value))
+    return name
+
+
+def _read_tags(value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError("it must be a list of texts")
+    return tuple(sorted({read_text(tag) for tag in value}))
+
+
+def _read_params(value: object) -> object:
+    if not isinstance(value, Mapping):
+        raise TypeError("it must be a dict from names to defaults or Param(...)")
+    return declare_params(value)
+
+
+_READERS: dict[str, tuple[str, Callable[[object], object]]] = {
+    "description": ("description", read_text),
+    "timezone": ("timezone", _read_zone),
+    "misfire": ("misfire", read_choice(MisfirePolicy)),
+    "catchup_window": ("catchup_window_seconds", read_seconds),
+    "params": ("params", _read_params),
+    "tags": ("tags", _read_tags),
+    "max_active_runs": ("max_active_runs", read_count),
+    "paused": ("starts_paused", read_flag),
+    "task_defaults": ("task_defaults", _read_task_defaults),
+}

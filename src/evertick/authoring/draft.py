@@ -1,0 +1,220 @@
+"""A DAG while its function runs: tasks are added, results are passed, arrows are drawn.
+
+Lives only until the function returns; what is published is the spec made from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import TracebackType
+from typing import TypeVar
+
+from evertick.authoring.location import refused
+from evertick.authoring.resolve import BoundTask
+from evertick.domain.dag import TaskSpec
+from evertick.domain.dag_rules import MAX_EDGES, MAX_TASKS
+
+L = TypeVar("L")
+_drafting: ContextVar[Draft | None] = ContextVar("evertick_draft", default=None)
+_LOCAL_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_NUMBERED = re.compile(r"(.+)__(\d+)")
+
+
+class TaskRef:
+    """The future result of a task: pass it to other tasks, or draw arrows with `>>` and `<<`."""
+
+    __slots__ = ("draft", "name", "position")
+
+    def __init__(self, draft: Draft, position: int, name: str) -> None:
+        self.draft = draft
+        self.position = position
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<result of {self.name}>"
+
+    def __rshift__(self, other: L) -> L:
+        link(self, other)
+        return other
+
+    def __lshift__(self, other: L) -> L:
+        link(other, self)
+        return other
+
+    def __rrshift__(self, other: object) -> TaskRef:
+        link(other, self)
+        return self
+
+    def __rlshift__(self, other: object) -> TaskRef:
+        link(self, other)
+        return self
+
+
+class TaskGroup:
+    """A named part of a DAG: `with task_group("extract"):`. Its tasks carry its name, and it takes arrows too."""
+
+    def __init__(self, name: str) -> None:
+        self.local_name = name
+        self.name = name
+        self.draft: Draft | None = None
+        self.members: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"<task group {self.name}>"
+
+    def __enter__(self) -> TaskGroup:
+        if self.draft is not None:
+            raise refused(f"task group {self.name!r} was entered before; make a new one with its own name.")
+        self.draft = current_draft(f"task group {self.local_name!r}")
+        self.name = self.draft.claim_name(self.local_name)
+        self.draft.open_groups.append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.draft is not None:
+            self.draft.open_groups.remove(self)
+
+    def __rshift__(self, other: L) -> L:
+        link(self, other)
+        return other
+
+    def __lshift__(self, other: L) -> L:
+        link(other, self)
+        return other
+
+    def __rrshift__(self, other: object) -> TaskGroup:
+        link(other, self)
+        return self
+
+    def __rlshift__(self, other: object) -> TaskGroup:
+        link(self, other)
+        return self
+
+
+def task_group(name: str) -> TaskGroup:
+    """Open a group of tasks with `with task_group("extract"):`. Groups may stand in groups."""
+    return TaskGroup(name)
+
+
+class Draft:
+    """Everything that a DAG's function has declared so far."""
+
+    def __init__(self, name: str, task_defaults: Mapping[str, object]) -> None:
+        self.name = name
+        self.task_defaults = task_defaults
+        self.specs: list[TaskSpec] = []
+        self.bound: list[BoundTask] = []
+        self.edges: set[tuple[int, int]] = set()
+        self.upstream: list[list[int]] = []
+        self.downstream: list[list[int]] = []
+        self.open_groups: list[TaskGroup] = []
+        self._taken: set[str] = set()
+        self._highest_number: dict[str, int] = {}
+
+    @property
+    def group(self) -> str | None:
+        return self.open_groups[-1].name if self.open_groups else None
+
+    def claim_name(self, local: str, *, numbered: bool = False) -> str:
+        """The full name for a new task or group. A second one is numbered as Airflow does, or refused."""
+        if not isinstance(local, str) or not _LOCAL_NAME.fullmatch(local):
+            raise refused(f"{local!r} cannot name a task or group: use letters, digits, '_' and '-'.")
+        name = f"{self.group}.{local}" if self.group else local
+        if name in self._taken and not numbered:
+            raise refused(f"DAG {self.name!r} already has a task or group {name!r}; give this one another name.")
+        if name in self._taken:
+            stem = _NUMBERED.fullmatch(name)
+            core = stem.group(1) if stem else name
+            name = f"{core}__{self._highest_number.get(core, 0) + 1}"
+        self._taken.add(name)
+        if number := _NUMBERED.fullmatch(name):
+            core, used = number.group(1), int(number.group(2))
+            self._highest_number[core] = max(used, self._highest_number.get(core, 0))
+        return name
+
+    def add(self, spec: TaskSpec, bound: BoundTask) -> TaskRef:
+        position = len(self.specs)
+        if position >= MAX_TASKS:
+            raise refused(f"DAG {self.name!r} has more than {MAX_TASKS:,} tasks.")
+        self.specs.append(spec)
+        self.bound.append(bound)
+        self.upstream.append([])
+        self.downstream.append([])
+        for group in self.open_groups:
+            group.members.append(position)
+        return TaskRef(self, position, spec.name)
+
+    def connect(self, up: TaskRef, down: TaskRef) -> None:
+        for ref in (up, down):
+            if ref.draft is not self:
+                raise refused(
+                    f"task {ref.name!r} belongs to DAG {ref.draft.name!r} and cannot be used in DAG {self.name!r}."
+                )
+        edge = (up.position, down.position)
+        if edge in self.edges:
+            return
+        if len(self.edges) >= MAX_EDGES:
+            raise refused(f"DAG {self.name!r} has more than {MAX_EDGES:,} dependencies; put a task between the groups.")
+        self.edges.add(edge)
+        self.upstream[down.position].append(up.position)
+        self.downstream[up.position].append(down.position)
+
+
+@contextmanager
+def drafting(draft: Draft) -> Iterator[None]:
+    """Let the tasks that are called within the block become tasks of `draft`."""
+    if (outer := _drafting.get()) is not None:
+        raise refused(f"DAG {draft.name!r} was called within DAG {outer.name!r}; call it outside of that function.")
+    token = _drafting.set(draft)
+    try:
+        yield
+    finally:
+        _drafting.reset(token)
+
+
+def current_draft(what: str, instead: str = "") -> Draft:
+    """The DAG whose function is running, or a refusal that names what was used outside of one."""
+    draft = _drafting.get()
+    if draft is None:
+        raise refused(f"{what} was used outside a DAG: use it in a function decorated with @dag{instead}.")
+    return draft
+
+
+def link(up: object, down: object) -> None:
+    """Draw an arrow from every task in `up` to every task in `down`."""
+    downs = list(_refs(down, edge_of_group="first"))
+    for upper in _refs(up, edge_of_group="last"):
+        for lower in downs:
+            lower.draft.connect(upper, lower)
+
+
+def _refs(side: object, *, edge_of_group: str) -> Iterator[TaskRef]:
+    match side:
+        case TaskRef():
+            yield side
+        case TaskGroup():
+            yield from _ends(side, first=edge_of_group == "first")
+        case Sequence() if not isinstance(side, str | bytes):
+            for each in side:
+                yield from _refs(each, edge_of_group=edge_of_group)
+        case _:
+            raise refused(f"{side!r} cannot stand beside >> or <<: call the task first, as in `extract() >> load()`.")
+
+
+def _ends(group: TaskGroup, *, first: bool) -> Iterator[TaskRef]:
+    """The tasks of a group with nothing of the group before them (first) or after them (last)."""
+    draft = group.draft
+    if draft is None or group in draft.open_groups:
+        raise refused(f"task group {group.name!r} takes arrows only after its `with` block.")
+    if not group.members:
+        raise refused(f"task group {group.name!r} has no tasks.")
+    members = set(group.members)
+    neighbours = draft.upstream if first else draft.downstream
+    for position in group.members:
+        if members.isdisjoint(neighbours[position]):
+            yield TaskRef(draft, position, draft.specs[position].name)

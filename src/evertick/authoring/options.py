@@ -1,0 +1,146 @@
+"""The options of `@task` and `shell`: their names, their checks, and the fields of the spec that they become."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, TypedDict, TypeVar
+
+from evertick.authoring.location import refused
+from evertick.domain.attempt import Isolation
+from evertick.domain.dag import OnLostContact, TaskSpec
+from evertick.domain.duration import parse_duration
+from evertick.domain.errors import InvalidDag
+from evertick.domain.retry import Backoff, RetryPolicy
+from evertick.domain.states import TriggerRule
+
+Seconds = float | timedelta | str
+E = TypeVar("E", bound=StrEnum)
+
+
+class TaskOptions(TypedDict, total=False):
+    """What `@task(...)`, `shell(...)`, `.override(...)` and `@dag(task_defaults=...)` accept."""
+
+    name: str
+    retries: int
+    retry_delay: Seconds
+    retry_backoff: Backoff | str
+    retry_max_delay: Seconds | None
+    retry_jitter: float
+    timeout: Seconds
+    queue: str
+    priority: int
+    trigger_rule: TriggerRule | str
+    isolation: Isolation | str
+    rerun_on_loss: bool
+    on_lost_contact: OnLostContact | str
+    setup: bool
+
+
+def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
+    """The spec of a task with these options, each checked. `name` is only used to say whose option is wrong."""
+    check_names(f"task {name!r}", options, TaskOptions.__annotations__)
+    fields: dict[str, Any] = {}
+    retry: dict[str, Any] = {}
+    for option, value in options.items():
+        if option == "name":
+            continue
+        field, read = _READERS[option]
+        try:
+            converted = read(value)
+        except (TypeError, ValueError) as error:
+            raise refused(f"task {name!r}: {option} is {value!r}, but {error}.") from None
+        (retry if option.startswith("retr") else fields)[field] = converted
+    try:
+        return TaskSpec(name=name, retry=RetryPolicy(**retry), **fields)
+    except InvalidDag as error:
+        message = error.message.replace("max_delay_seconds", "retry_max_delay").replace("delay_seconds", "retry_delay")
+        raise refused(f"task {name!r}: {message}.") from None
+
+
+def check_names(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse an option that does not exist, with the name that was probably meant."""
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(known)}."
+            raise refused(f"{owner} has no option {name!r}; {hint}")
+
+
+def read_seconds(value: object) -> float:
+    """Seconds from a number, a timedelta or a text such as "1h30m"."""
+    if isinstance(value, str):
+        value = parse_duration(value)
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError("it must be seconds, a timedelta or a text such as '30s'")
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError("it must be 0 or more")
+    return float(value)
+
+
+def read_flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("it must be True or False")
+    return value
+
+
+def read_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("it must be text")
+    return value
+
+
+def read_count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError("it must be a whole number")
+    return value
+
+
+def read_choice(kind: type[E]) -> Callable[[object], E]:
+    def read(value: object) -> E:
+        try:
+            return kind(str(value))
+        except ValueError:
+            near = difflib.get_close_matches(str(value), [choice.value for choice in kind], n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise ValueError(f"it must be one of {', '.join(kind)}{hint}") from None
+
+    return read
+
+
+def _read_jitter(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError("it must be a fraction of the delay from 0 to 1")
+    return float(value)
+
+
+def _read_retries(value: object) -> int:
+    if (count := read_count(value)) < 0:
+        raise ValueError("it must be 0 or more")
+    return count
+
+
+def _read_cap(value: object) -> float | None:
+    return None if value is None else read_seconds(value)
+
+
+_READERS: dict[str, tuple[str, Callable[[object], object]]] = {
+    "retries": ("retries", _read_retries),
+    "retry_delay": ("delay_seconds", read_seconds),
+    "retry_backoff": ("backoff", read_choice(Backoff)),
+    "retry_max_delay": ("max_delay_seconds", _read_cap),
+    "retry_jitter": ("jitter", _read_jitter),
+    "timeout": ("timeout_seconds", read_seconds),
+    "queue": ("queue", read_text),
+    "priority": ("priority", read_count),
+    "trigger_rule": ("trigger_rule", read_choice(TriggerRule)),
+    "isolation": ("isolation", read_choice(Isolation)),
+    "rerun_on_loss": ("rerun_on_loss", read_flag),
+    "on_lost_contact": ("on_lost_contact", read_choice(OnLostContact)),
+    "setup": ("is_setup", read_flag),
+}

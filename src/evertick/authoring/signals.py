@@ -1,0 +1,31 @@
+"""What a task raises to say how it ends. Anything else that it raises is a failure, and retried by its policy."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+
+class Skip(Exception):
+    """End this task as skipped: `raise Skip("nothing new since yesterday")`."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Fail(Exception):
+    """End this task as failed, by default without using the retries that are left: trying again would not help."""
+
+    def __init__(self, reason: str = "", *, no_retry: bool = True) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.no_retry = no_retry
+
+
+class RetryAfter(Exception):
+    """Fail this attempt and try again after so long, not the policy's delay: `raise RetryAfter(30, "throttled")`."""
+
+    def __init__(self, seconds: float | timedelta, reason: str = "") -> None:
+        super().__init__(reason)
+        self.seconds = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
+        self.reason = reason

@@ -1,0 +1,161 @@
+"""`@task` and `shell`: what becomes a task when it is called in a DAG's function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Unpack, overload
+
+from evertick.authoring.draft import TaskRef, current_draft
+from evertick.authoring.location import refused
+from evertick.authoring.options import TaskOptions, task_spec
+from evertick.authoring.resolve import BoundTask, ResultOf
+from evertick.domain.dag import TaskKind
+
+_MAX_DOC = 10_000
+
+
+class Task:
+    """A function that is a task wherever a DAG calls it. `function` is the plain one, for tests and for other tasks."""
+
+    def __init__(self, function: Callable[..., object], options: TaskOptions) -> None:
+        if not callable(function):
+            raise refused(f"@task takes a function, not {function!r}; options need names, as in @task(retries=3).")
+        self.function = function
+        self.options = options
+        self.name = options.get("name", getattr(function, "__name__", "task"))
+        self.signature = inspect.signature(function)
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.__doc__ = inspect.getdoc(function)
+        task_spec(self.name, options)  # a wrong option is refused where it is written, not where the task is called
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise refused(f"task {self.name!r} is a generator; return a list instead of using `yield`.")
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}>"
+
+    def override(self, **options: Unpack[TaskOptions]) -> Task:
+        """The same function with other options: `load.override(name="load_orders", retries=5)(rows)`."""
+        return Task(self.function, {**self.options, **options})
+
+    def __call__(self, *args: object, **kwargs: object) -> TaskRef:
+        draft = current_draft(
+            f"task {self.name!r}", f", or call {self.name}.function(...) to run the plain function here"
+        )
+        wants_context = "context" in self.signature.parameters and "context" not in kwargs
+        self._check_arguments(args, kwargs, wants_context=wants_context)
+        inputs: dict[str, TaskRef] = {}
+        name = draft.claim_name(self.name, numbered=True)
+        bound = BoundTask(
+            name=name,
+            function=self.function,
+            args=tuple(_marked(value, inputs) for value in args),
+            kwargs={key: _marked(value, inputs) for key, value in kwargs.items()},
+            is_async=self.is_async,
+            wants_context=wants_context,
+        )
+        spec = replace(
+            task_spec(name, {**draft.task_defaults, **self.options}),
+            group=draft.group,
+            is_async=self.is_async,
+            inputs=tuple(inputs),
+            doc=self.__doc__[:_MAX_DOC] if self.__doc__ else None,
+        )
+        ref = draft.add(spec, bound)
+        for upstream in inputs.values():
+            draft.connect(upstream, ref)
+        return ref
+
+    def _check_arguments(self, args: tuple[object, ...], kwargs: Mapping[str, object], *, wants_context: bool) -> None:
+        try:
+            self.signature.bind(*args, **kwargs, **({"context": None} if wants_context else {}))
+        except TypeError as error:
+            raise refused(f"task {self.name!r} cannot be called like this: {error}.") from None
+
+    def __rshift__(self, other: object) -> object:
+        raise self._not_called()
+
+    __lshift__ = __rrshift__ = __rlshift__ = __rshift__
+
+    def _not_called(self) -> Exception:
+        return refused(f"task {self.name!r} must be called before it takes arrows: `{self.name}() >> ...`.")
+
+
+@overload
+def task(function: Callable[..., object], /) -> Task: ...
+@overload
+def task(**options: Unpack[TaskOptions]) -> Callable[[Callable[..., object]], Task]: ...
+def task(
+    function: Callable[..., object] | None = None, /, **options: Unpack[TaskOptions]
+) -> Task | Callable[[Callable[..., object]], Task]:
+    """Make a function a task: `@task`, or `@task(retries=3, retry_delay="10s")`."""
+    if function is not None:
+        return Task(function, options)
+    return lambda decorated: Task(decorated, options)
+
+
+@overload
+def shell(command: str, /, *, env: Mapping[str, object] = ..., **options: Unpack[TaskOptions]) -> TaskRef: ...
+@overload
+def shell(
+    name: str, command: str, /, *, env: Mapping[str, object] = ..., **options: Unpack[TaskOptions]
+) -> TaskRef: ...
+def shell(
+    first: str,
+    second: str | None = None,
+    /,
+    *,
+    env: Mapping[str, object] | None = None,
+    **options: Unpack[TaskOptions],
+) -> TaskRef:
+    """A task that runs a shell command: `shell("archive", "tar czf out.tgz out")`, or without a name.
+
+    `env` adds variables; a value may be another task's result, which arrives as text or as JSON.
+    """
+    command = first if second is None else second
+    given = options.get("name") if second is None else first
+    draft = current_draft(f"shell task {given or command!r}")
+    if not isinstance(command, str) or not command.strip():
+        raise refused("a shell task needs a command, as in shell('list', 'ls -l').")
+    name = draft.claim_name(given or "shell", numbered=given is None)
+    inputs: dict[str, TaskRef] = {}
+    marked = {key: _marked(value, inputs) for key, value in _checked_env(name, env).items()}
+    spec = replace(
+        task_spec(name, {**draft.task_defaults, **options}),
+        kind=TaskKind.SHELL,
+        group=draft.group,
+        command=command,
+        inputs=tuple(inputs),
+    )
+    ref = draft.add(spec, BoundTask(name=name, kind=TaskKind.SHELL, command=command, env=marked))
+    for upstream in inputs.values():
+        draft.connect(upstream, ref)
+    return ref
+
+
+def _checked_env(name: str, env: Mapping[str, object] | None) -> Mapping[str, object]:
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
+        raise refused(f"shell task {name!r}: env must be a dict of variables, not {env!r}.")
+    for key in env:
+        if not isinstance(key, str) or not key or "=" in key or "\0" in key:
+            raise refused(f"shell task {name!r}: {key!r} is not a name for an environment variable.")
+    return env
+
+
+def _marked(value: object, inputs: dict[str, TaskRef]) -> object:
+    """The argument with every future result replaced by its task's name; `inputs` collects what was found."""
+    match value:
+        case TaskRef():
+            inputs[value.name] = value
+            return ResultOf(value.name)
+        case list():
+            return [_marked(each, inputs) for each in value]
+        case tuple() if type(value) is tuple:
+            return tuple(_marked(each, inputs) for each in value)
+        case dict():
+            return {key: _marked(each, inputs) for key, each in value.items()}
+        case _:
+            return value

@@ -1,0 +1,126 @@
+"""Settings: one frozen record, every default visible here, read from the environment and validated once.
+
+The only place that reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from evertick.domain.errors import InvalidSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Each field is set by EVERTICK_<NAME>, for instance EVERTICK_RUNNER_SLOTS."""
+
+    database_url: str | None = None
+    home: Path = Path(".evertick")
+    dags_folder: Path = Path("dags")
+
+    tick_seconds: float = 1.0
+    leader_lease_seconds: float = 5.0
+    fire_batch: int = 1000
+    promote_batch: int = 1000
+    reconcile_batch: int = 200
+
+    runner_id: str | None = None
+    runner_slots: int = field(default_factory=lambda: max(4, 2 * (os.cpu_count() or 2)))
+    runner_queues: tuple[str, ...] = ("default",)
+    heartbeat_seconds: float = 10.0
+    lost_after_seconds: float = 90.0
+    infra_retries: int = 3
+    stop_grace_seconds: float = 10.0
+    notify: bool = True
+
+    load_timeout_seconds: float = 30.0
+    result_bytes: int = 1024 * 1024
+    log_head_bytes: int = 4 * 1024 * 1024
+    log_tail_bytes: int = 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for name, lowest in _LOWEST.items():
+            if getattr(self, name) < lowest:
+                raise InvalidSettings(f"{_variable(name)}={getattr(self, name)} is too small: the lowest is {lowest}.")
+        if not self.runner_queues:
+            raise InvalidSettings("EVERTICK_RUNNER_QUEUES is empty: name at least one queue, for instance 'default'.")
+        if self.lost_after_seconds < 3 * self.heartbeat_seconds:
+            raise InvalidSettings(
+                f"EVERTICK_LOST_AFTER_SECONDS={self.lost_after_seconds} must be at least three times "
+                f"EVERTICK_HEARTBEAT_SECONDS={self.heartbeat_seconds}: a runner would be given up between two heartbeats."
+            )
+        if self.tick_seconds >= self.lost_after_seconds:
+            raise InvalidSettings(
+                f"EVERTICK_TICK_SECONDS={self.tick_seconds} must be below "
+                f"EVERTICK_LOST_AFTER_SECONDS={self.lost_after_seconds}: silence is watched once per tick."
+            )
+        if self.leader_lease_seconds < 3 * self.tick_seconds:
+            raise InvalidSettings(
+                f"EVERTICK_LEADER_LEASE_SECONDS={self.leader_lease_seconds} must be at least three times "
+                f"EVERTICK_TICK_SECONDS={self.tick_seconds}: the lease is renewed once per tick."
+            )
+
+    @property
+    def bundles_folder(self) -> Path:
+        return self.home / "bundles"
+
+    @property
+    def spool_folder(self) -> Path:
+        return self.home / "spool"
+
+
+_LOWEST: dict[str, float] = {
+    "tick_seconds": 0.01,
+    "fire_batch": 1,
+    "promote_batch": 1,
+    "reconcile_batch": 1,
+    "runner_slots": 1,
+    "heartbeat_seconds": 0.05,
+    "infra_retries": 0,
+    "stop_grace_seconds": 0,
+    "load_timeout_seconds": 0.1,
+    "result_bytes": 1024,
+    "log_head_bytes": 4096,
+    "log_tail_bytes": 4096,
+}
+
+
+def read_settings(environment: Mapping[str, str] | None = None, **overrides: object) -> Settings:
+    """Settings from the environment; what the command line gave (not None) goes before it."""
+    env = os.environ if environment is None else environment
+    known = {each.name: each for each in fields(Settings)}
+    values: dict[str, object] = {}
+    for name in known:
+        raw = env.get(_variable(name))
+        if raw:
+            values[name] = _parse(name, raw)
+    values.update({name: value for name, value in overrides.items() if value is not None})
+    settings = Settings(**values)  # type: ignore[arg-type]
+    return settings
+
+
+def _variable(name: str) -> str:
+    return f"EVERTICK_{name.upper()}"
+
+
+def _parse(name: str, raw: str) -> object:
+    kind = Settings.__annotations__[name]
+    try:
+        match kind:
+            case "int":
+                return int(raw)
+            case "float":
+                return float(raw)
+            case "bool":
+                return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}[raw.lower()]
+            case "Path":
+                return Path(raw)
+            case "tuple[str, ...]":
+                return tuple(part.strip() for part in raw.split(",") if part.strip())
+            case _:
+                return raw
+    except (ValueError, KeyError):
+        raise InvalidSettings(f"{_variable(name)}={raw!r} is not a {kind}.") from None

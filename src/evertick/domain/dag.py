@@ -1,0 +1,159 @@
+"""A DAG as it is published: plain, immutable, canonical. No code, no defaults from outside, no order by accident.
+
+Two loads of the same source give the same `structural_hash`, whatever the order in which sets and dicts were walked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from enum import StrEnum
+from typing import TypeVar
+
+from evertick.domain.attempt import Isolation
+from evertick.domain.errors import InvalidDag, InvalidSchedule
+from evertick.domain.misfire import MisfirePolicy
+from evertick.domain.params import JsonValue, ParamSpec, ParamType
+from evertick.domain.retry import Backoff, RetryPolicy
+from evertick.domain.schedule import ScheduleSpec
+from evertick.domain.states import TriggerRule
+
+
+class TaskKind(StrEnum):
+    PYTHON = "python"
+    SHELL = "shell"
+
+
+class OnLostContact(StrEnum):
+    """What a runner does with an attempt while it cannot reach the database."""
+
+    CONTINUE = "continue"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpec:
+    """One task of the plan. `name` is the full id, with its groups: `extract.orders`. `inputs` are upstream names."""
+
+    name: str
+    kind: TaskKind = TaskKind.PYTHON
+    group: str | None = None
+    queue: str = "default"
+    priority: int = 5
+    trigger_rule: TriggerRule = TriggerRule.ALL_SUCCESS
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    timeout_seconds: float | None = None
+    isolation: Isolation = Isolation.PROCESS
+    rerun_on_loss: bool = True
+    on_lost_contact: OnLostContact = OnLostContact.CONTINUE
+    is_async: bool = False
+    is_setup: bool = False
+    command: str | None = None
+    inputs: tuple[str, ...] = ()
+    doc: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedSchedule:
+    """One of a DAG's schedules, with the parameters its runs start with."""
+
+    name: str
+    spec: ScheduleSpec
+    params: Mapping[str, JsonValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DagSpec:
+    """The whole plan. Tasks stand in topological order, and edges are sorted (upstream, downstream) positions in it."""
+
+    name: str
+    tasks: tuple[TaskSpec, ...]
+    edges: tuple[tuple[int, int], ...] = ()
+    description: str | None = None
+    tags: tuple[str, ...] = ()
+    params: tuple[ParamSpec, ...] = ()
+    schedules: tuple[NamedSchedule, ...] = ()
+    timezone: str = "UTC"
+    max_active_runs: int | None = None
+    misfire: MisfirePolicy = MisfirePolicy.LATEST
+    catchup_window_seconds: float | None = None
+    starts_paused: bool = False
+
+
+def to_json(spec: DagSpec) -> str:
+    """The canonical text: sorted keys, no spaces, and only what differs from the default, so that a later release
+    which adds a field gives old DAGs no new version."""
+    return json.dumps(spec, default=_given, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def structural_hash(spec: DagSpec) -> str:
+    """The same for every DAG that means the same: the order of declaration does not count."""
+    order = sorted(range(len(spec.tasks)), key=lambda position: spec.tasks[position].name)
+    rank = {position: place for place, position in enumerate(order)}
+    canonical = replace(
+        spec,
+        tasks=tuple(replace(spec.tasks[i], inputs=tuple(sorted(spec.tasks[i].inputs))) for i in order),
+        edges=tuple(sorted((rank[up], rank[down]) for up, down in spec.edges)),
+        tags=tuple(sorted(spec.tags)),
+        params=tuple(sorted(spec.params, key=lambda param: param.name)),
+        schedules=tuple(sorted(spec.schedules, key=lambda schedule: schedule.name)),
+    )
+    return hashlib.sha256(to_json(canonical).encode()).hexdigest()
+
+
+def from_json(text: str) -> DagSpec:
+    """The spec that `to_json` wrote."""
+    try:
+        return _read(DagSpec, json.loads(text), _DAG)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, InvalidSchedule) as error:
+        raise InvalidDag(f"this is not a published DAG: {error!r}. Publish the DAG file again.") from None
+
+
+def _given(record: object) -> object:
+    """A record's fields that differ from their defaults; a schedule writes itself."""
+    if isinstance(record, ScheduleSpec):
+        return json.loads(record.to_json())
+    if not is_dataclass(record):
+        raise TypeError(f"{record!r} has no place in a DAG")
+    found = {}
+    for each in fields(record):
+        value = getattr(record, each.name)
+        default = each.default_factory() if each.default_factory is not MISSING else each.default
+        if value != default:
+            found[each.name] = value
+    return found
+
+
+T = TypeVar("T")
+_Readers = Mapping[str, Callable[..., object]]
+
+
+def _read(make: Callable[..., T], raw: Mapping[str, object], readers: _Readers) -> T:
+    return make(**{key: readers[key](value) if key in readers else value for key, value in raw.items()})
+
+
+def _read_all(make: Callable[..., T], readers: _Readers) -> Callable[[list[dict[str, object]]], tuple[T, ...]]:
+    return lambda rows: tuple(_read(make, row, readers) for row in rows)
+
+
+_RETRY: _Readers = {"backoff": Backoff}
+_PARAM: _Readers = {"type": ParamType, "choices": tuple}
+_SCHEDULE: _Readers = {"spec": lambda raw: ScheduleSpec.from_json(json.dumps(raw))}
+_TASK: _Readers = {
+    "kind": TaskKind,
+    "trigger_rule": TriggerRule,
+    "retry": lambda raw: _read(RetryPolicy, raw, _RETRY),
+    "isolation": Isolation,
+    "on_lost_contact": OnLostContact,
+    "inputs": tuple,
+}
+_DAG: _Readers = {
+    "tasks": _read_all(TaskSpec, _TASK),
+    "edges": lambda rows: tuple((up, down) for up, down in rows),
+    "tags": tuple,
+    "params": _read_all(ParamSpec, _PARAM),
+    "schedules": _read_all(NamedSchedule, _SCHEDULE),
+    "misfire": MisfirePolicy,
+}

@@ -1,0 +1,207 @@
+"""What a DAG must satisfy to be published, and the order of its tasks. Linear in tasks and edges, never recursive.
+
+Every refusal names all that is involved, so that one look at the message is enough to repair the file.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from evertick.domain.dag import DagSpec, TaskKind, TaskSpec
+from evertick.domain.errors import InvalidDag, InvalidParams
+from evertick.domain.params import check_params
+
+MAX_NAME = 200
+MAX_TASKS = 100_000
+MAX_EDGES = 1_000_000
+MAX_TAGS = 50
+MAX_TAG = 100
+MAX_TEXT = 100_000
+_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
+_NAME_RULE = f"use letters, digits, '_', '-', '.' and at most {MAX_NAME} characters"
+_FIELD_TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
+    ("name", str),
+    ("queue", str),
+    ("priority", int),
+    ("rerun_on_loss", bool),
+    ("is_async", bool),
+    ("is_setup", bool),
+    ("timeout_seconds", (int, float, type(None))),
+    ("group", (str, type(None))),
+    ("command", (str, type(None))),
+    ("doc", (str, type(None))),
+)
+_SHOWN = 10
+
+
+def validate(spec: DagSpec) -> None:
+    """Raise InvalidDag with everything that is wrong."""
+    problems = [*_check_dag(spec), *_check_size(spec), *_check_tasks(spec)]
+    if not problems:
+        problems = [*_check_edges(spec), *_check_schedules(spec)]
+    if problems:
+        raise InvalidDag(f"DAG {_short(spec.name)}: {' '.join(problems)}")
+
+
+def arrange(spec: DagSpec) -> DagSpec:
+    """The valid spec with its tasks by topological level, then by declaration, and its edges sorted and unique."""
+    level = _levels(len(spec.tasks), spec.edges)
+    order = sorted(range(len(spec.tasks)), key=lambda position: level[position])
+    place = {position: new for new, position in enumerate(order)}
+    edges = sorted({(place[up], place[down]) for up, down in spec.edges})
+    return replace(spec, tasks=tuple(spec.tasks[position] for position in order), edges=tuple(edges))
+
+
+def _check_dag(spec: DagSpec) -> Iterator[str]:
+    if not isinstance(spec.name, str) or not _NAME.fullmatch(spec.name):
+        yield f"the DAG's name is not allowed: {_NAME_RULE}."
+    if len(spec.tags) > MAX_TAGS:
+        yield f"it has {len(spec.tags)} tags; at most {MAX_TAGS} are allowed."
+    for tag in spec.tags:
+        if not isinstance(tag, str) or not tag.strip() or len(tag) > MAX_TAG or not tag.isprintable():
+            yield f"tag {_short(tag)} must be 1 to {MAX_TAG} printable characters."
+    limit = spec.max_active_runs
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        yield f"max_active_runs is {limit!r}; it must be 1 or more, or left out."
+    if spec.description is not None and not (isinstance(spec.description, str) and len(spec.description) <= MAX_TEXT):
+        yield f"the description must be text of at most {MAX_TEXT:,} characters."
+
+
+def _check_size(spec: DagSpec) -> Iterator[str]:
+    if not spec.tasks:
+        yield "it has no tasks; call at least one task in its function."
+    if len(spec.tasks) > MAX_TASKS:
+        yield f"it has {len(spec.tasks):,} tasks; at most {MAX_TASKS:,} are allowed."
+    if len(spec.edges) > MAX_EDGES:
+        yield f"it has {len(spec.edges):,} dependencies; at most {MAX_EDGES:,} are allowed: put a task between groups."
+
+
+def _check_tasks(spec: DagSpec) -> Iterator[str]:
+    wrong_type = [
+        f"{_short(task.name)}.{name}"
+        for task in spec.tasks
+        for name, kind in _FIELD_TYPES
+        if not isinstance(getattr(task, name), kind)
+    ]
+    if wrong_type:
+        yield f"wrong types: {_listed(wrong_type)}."
+        return
+    yield from _check_names(spec.tasks)
+    for task in spec.tasks:
+        yield from _check_task(task)
+
+
+def _check_names(tasks: Sequence[TaskSpec]) -> Iterator[str]:
+    if bad := [_short(task.name) for task in tasks if not _NAME.fullmatch(task.name)]:
+        yield f"task names are not allowed: {_listed(bad)}; {_NAME_RULE}."
+    if twice := [name for name, times in Counter(task.name for task in tasks).items() if times > 1]:
+        yield f"task names are used twice: {_listed(twice)}; give each task its own name."
+    if both := sorted({task.name for task in tasks} & _groups(tasks)):
+        yield f"names are used for a task and for a group: {_listed(both)}; rename one of the two."
+    if stray := [task.name for task in tasks if task.group and not task.name.startswith(task.group + ".")]:
+        yield f"tasks do not carry the name of their group: {_listed(stray)}."
+
+
+def _groups(tasks: Sequence[TaskSpec]) -> set[str]:
+    """Every group and every group around it."""
+    found: set[str] = set()
+    for group in {task.group for task in tasks if task.group}:
+        parts = group.split(".")
+        found.update(".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
+    return found
+
+
+def _check_task(task: TaskSpec) -> Iterator[str]:
+    timeout = task.timeout_seconds
+    if isinstance(task.priority, bool) or not 0 <= task.priority <= 9:
+        yield f"task {task.name!r}: priority is {task.priority!r}; it must be from 0 to 9 (9 is the most urgent)."
+    if timeout is not None and not (timeout > 0 and math.isfinite(timeout)):
+        yield f"task {task.name!r}: timeout is {timeout!r} s; it must be more than 0, or left out."
+    if not _NAME.fullmatch(task.queue):
+        yield f"task {task.name!r}: queue {_short(task.queue)} is not allowed; {_NAME_RULE}."
+    if (task.kind is TaskKind.SHELL) != bool(task.command):
+        yield f"task {task.name!r}: a shell task needs a command, and only a shell task has one."
+    if any(text is not None and (len(text) > MAX_TEXT or "\0" in text) for text in (task.command, task.doc)):
+        yield f"task {task.name!r}: command and doc may have {MAX_TEXT:,} characters and no NUL."
+
+
+def _check_edges(spec: DagSpec) -> Iterator[str]:
+    size = len(spec.tasks)
+    names = [task.name for task in spec.tasks]
+    if outside := [f"{up} >> {down}" for up, down in spec.edges if not (0 <= up < size and 0 <= down < size)]:
+        yield f"dependencies name tasks that are not in the DAG: {_listed(outside)}."
+        return
+    known, edges = set(names), {(names[up], names[down]) for up, down in spec.edges}
+    for task in spec.tasks:
+        if unknown := [name for name in task.inputs if name not in known]:
+            yield f"task {task.name!r} takes the result of unknown tasks: {_listed(unknown)}."
+        elif loose := [name for name in task.inputs if (name, task.name) not in edges]:
+            yield f"task {task.name!r} takes the result of tasks that are not upstream of it: {_listed(loose)}."
+    if cycle := _find_cycle(size, spec.edges):
+        shown = [names[position] for position in cycle]
+        if len(shown) > 2 * _SHOWN:
+            shown[2 * _SHOWN - 1 : -1] = ["..."]
+        yield f"its tasks form a cycle: {' >> '.join(shown)}. Remove one of these dependencies."
+
+
+def _check_schedules(spec: DagSpec) -> Iterator[str]:
+    names = [schedule.name for schedule in spec.schedules]
+    if bad := [_short(name) for name in names if not (isinstance(name, str) and _NAME.fullmatch(name))]:
+        yield f"schedule names are not allowed: {_listed(bad)}; {_NAME_RULE}."
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        yield f"schedule names are used twice: {_listed(twice)}."
+    for schedule in spec.schedules:
+        try:
+            check_params(spec.params, schedule.params)
+        except InvalidParams as error:
+            yield f"schedule {schedule.name!r} cannot start a run: {error}"
+
+
+def _levels(size: int, edges: Iterable[tuple[int, int]]) -> list[int]:
+    """The longest way from a root to each task; -1 for tasks on a cycle or behind one."""
+    downstream: list[list[int]] = [[] for _ in range(size)]
+    waiting_for = [0] * size
+    for up, down in edges:
+        downstream[up].append(down)
+        waiting_for[down] += 1
+    level = [0 if count == 0 else -1 for count in waiting_for]
+    ready = [position for position in range(size) if waiting_for[position] == 0]
+    for up in ready:
+        for down in downstream[up]:
+            waiting_for[down] -= 1
+            if waiting_for[down] == 0:
+                level[down] = level[up] + 1  # the last upstream to arrive is on the longest way: `ready` goes by level
+                ready.append(down)
+    return level
+
+
+def _find_cycle(size: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+    """One cycle, its first task repeated at the end; empty if there is none."""
+    level = _levels(size, edges)
+    # Each task that never became ready has an upstream that did not either: walk back until a task comes twice.
+    before = {down: up for up, down in edges if level[up] == -1 and level[down] == -1}
+    position = next((position for position in range(size) if level[position] == -1), None)
+    if position is None:
+        return []
+    path: dict[int, None] = {}
+    while position not in path:
+        path[position] = None
+        position = before[position]
+    walked = list(path)
+    cycle = walked[walked.index(position) :][::-1]
+    first = cycle.index(min(cycle))
+    return [*cycle[first:], *cycle[:first], cycle[first]]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,53 @@
+"""Lengths of time as people write and read them: `30s`, `1h30m`, `250ms`, `PT5M`. Exact to the microsecond."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from decimal import Decimal
+
+_MICROSECONDS = {
+    "w": 604_800_000_000,
+    "d": 86_400_000_000,
+    "h": 3_600_000_000,
+    "m": 60_000_000,
+    "s": 1_000_000,
+    "ms": 1_000,
+}
+_NAMES = {"w": "week", "d": "day", "h": "hour", "m": "minute"}
+_NUMBER = r"(\d{1,12}(?:\.\d{1,12})?)"
+_PLAIN_PART = re.compile(_NUMBER + r"(ms|[wdhms])", re.ASCII)
+_PLAIN = re.compile(rf"(?:{_PLAIN_PART.pattern})+", re.ASCII)
+_ISO = re.compile(
+    rf"P(?:{_NUMBER}W)?(?:{_NUMBER}D)?(?:T(?=\d)(?:{_NUMBER}H)?(?:{_NUMBER}M)?(?:{_NUMBER}S)?)?", re.ASCII
+)
+
+
+def parse_duration(text: str) -> timedelta:
+    """A `ValueError` says what is wrong with the text."""
+    compact = "".join(text.split())
+    if iso := _ISO.fullmatch(compact.upper()):
+        parts = [(number, unit) for number, unit in zip(iso.groups(), "wdhms", strict=True) if number is not None]
+    elif _PLAIN.fullmatch(compact.lower()):
+        parts = _PLAIN_PART.findall(compact.lower())
+    else:
+        parts = []
+    if not parts:
+        advice = "months and years have no fixed length: use a cron instead" if re.search("[ymYM]", text) else ""
+        raise ValueError(advice or "write a length such as 30s, 1h30m, 250ms, PT5M or P1D")
+    return timedelta(microseconds=int(sum(Decimal(number) * _MICROSECONDS[unit] for number, unit in parts)))
+
+
+def describe_duration(length: timedelta) -> str:
+    """In words: "5 seconds", "hour", "1 day 12 hours", "0.25 seconds". One of a single unit goes without its number."""
+    rest = length // timedelta(microseconds=1)
+    counts: list[tuple[str, str]] = []
+    for unit, name in _NAMES.items():
+        count, rest = divmod(rest, _MICROSECONDS[unit])
+        if count:
+            counts.append((str(count), name))
+    if rest:
+        counts.append((f"{Decimal(rest) / _MICROSECONDS['s']:f}", "second"))
+    if len(counts) == 1 and counts[0][0] == "1":
+        return counts[0][1]
+    return " ".join(f"{count} {name}" + "s" * (count != "1") for count, name in counts)

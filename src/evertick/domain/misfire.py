@@ -1,0 +1,159 @@
+"""What to do about the fires that are due: which become runs, and which are skipped on record.
+
+Every due instant ends in exactly one of the two, and the cursor moves past it. Never reads a clock: it is told `now`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import assert_never
+
+from evertick.domain.cron import Cron
+from evertick.domain.schedule import ScheduleKind, ScheduleSpec, next_after
+
+# A change of leader takes up to 6 s. What is no later than this is on time, whatever the policy and the window say.
+ON_TIME_SECONDS = 10.0
+_LONGEST_WINDOW_SECONDS = 3e9
+_TICK = timedelta(microseconds=1)
+
+
+class MisfirePolicy(StrEnum):
+    """What a schedule that fell behind does: nothing, its last missed fire, or every one. A lone due instant fires."""
+
+    SKIP = "skip"
+    LATEST = "latest"
+    ALL = "all"
+
+
+class SkipReason(StrEnum):
+    MISFIRE_SKIP = "misfire_skip"
+    MISFIRE_LATEST = "misfire_latest"
+    OUTSIDE_WINDOW = "outside_window"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkipRange:
+    """`count` due instants, from `first` to `last` with both, that get no run."""
+
+    first: datetime
+    last: datetime
+    count: int
+    reason: SkipReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirePlan:
+    """The runs to create, the skip to record, and where the cursor stands afterwards (None: the schedule has ended)."""
+
+    fires: tuple[datetime, ...]
+    skipped: SkipRange | None
+    next_due: datetime | None
+
+
+def plan_fires(
+    spec: ScheduleSpec,
+    *,
+    next_due: datetime,
+    now: datetime,
+    policy: MisfirePolicy,
+    window_seconds: float | None,
+    limit: int,
+) -> FirePlan:
+    """Decide about everything due from the cursor `next_due` until `now`.
+
+    Instants older than the window are skipped. `limit` bounds the fires of one call; a `next_due` at or before `now` in
+    the answer says that there is more, so call again.
+    """
+    if limit < 1:
+        raise ValueError(f"limit is {limit}: one call must be allowed to fire at least once")
+    if next_due > now:
+        return FirePlan(fires=(), skipped=None, next_due=next_due)
+    window = _LONGEST_WINDOW_SECONDS if window_seconds is None else min(window_seconds, _LONGEST_WINDOW_SECONDS)
+    oldest = now - timedelta(seconds=max(window, ON_TIME_SECONDS))
+    if policy is MisfirePolicy.ALL:
+        return _fire_all(spec, next_due, now, oldest, limit)
+    last = latest_between(spec, next_due, now) or next_due
+    following = next_after(spec, last)
+    is_behind = last > next_due
+    if last < oldest:
+        skipped = _skip(spec, next_due, last, SkipReason.OUTSIDE_WINDOW)
+        return FirePlan(fires=(), skipped=skipped, next_due=following)
+    if policy is MisfirePolicy.SKIP and is_behind and last < now - timedelta(seconds=ON_TIME_SECONDS):
+        skipped = _skip(spec, next_due, last, SkipReason.MISFIRE_SKIP)
+        return FirePlan(fires=(), skipped=skipped, next_due=following)
+    reason = SkipReason.MISFIRE_SKIP if policy is MisfirePolicy.SKIP else SkipReason.MISFIRE_LATEST
+    earlier = _skip(spec, next_due, last - _TICK, reason) if is_behind else None
+    return FirePlan(fires=(last,), skipped=earlier, next_due=following)
+
+
+def _fire_all(spec: ScheduleSpec, next_due: datetime, now: datetime, oldest: datetime, limit: int) -> FirePlan:
+    """Oldest first, as far as the limit goes."""
+    skipped = None
+    due: datetime | None = next_due
+    if next_due < oldest:
+        skipped = _skip(spec, next_due, oldest - _TICK, SkipReason.OUTSIDE_WINDOW)
+        due = next_after(spec, skipped.last)
+    fires: list[datetime] = []
+    while due is not None and due <= now and len(fires) < limit:
+        fires.append(due)
+        due = next_after(spec, due)
+    return FirePlan(fires=tuple(fires), skipped=skipped, next_due=due)
+
+
+def _skip(spec: ScheduleSpec, first: datetime, through: datetime, reason: SkipReason) -> SkipRange:
+    """The fire `first`, which is due whatever the spec says now, and all after it until `through`."""
+    last = latest_between(spec, first, through) or first
+    return SkipRange(first=first, last=last, count=1 + count_between(spec, first, through), reason=reason)
+
+
+def count_between(spec: ScheduleSpec, after: datetime, through: datetime) -> int:
+    """How many fires lie after `after` and at or before `through`, counted without visiting each."""
+    after = after if spec.start_at is None else max(after, spec.start_at - _TICK)
+    through = through if spec.end_at is None else min(through, spec.end_at)
+    if through <= after:
+        return 0
+    match spec.kind:
+        case ScheduleKind.CRON:
+            return spec.cron.count_between(after, through)
+        case ScheduleKind.INTERVAL:
+            return (through - spec.anchor) // spec.every - (after - spec.anchor) // spec.every
+        case ScheduleKind.ONCE:
+            return int(spec.at is not None and after < spec.at <= through)
+    assert_never(spec.kind)
+
+
+def latest_between(spec: ScheduleSpec, after: datetime, through: datetime) -> datetime | None:
+    """The last fire after `after` and at or before `through`, in logarithmically many steps."""
+    through = through if spec.end_at is None else min(through, spec.end_at)
+    first = next_after(spec, after)
+    if first is None or first > through:
+        return None
+    match spec.kind:
+        case ScheduleKind.CRON:
+            return _latest_of_cron(spec.cron, first, through)
+        case ScheduleKind.INTERVAL:
+            return spec.anchor + (through - spec.anchor) // spec.every * spec.every
+        case ScheduleKind.ONCE:
+            return first
+    assert_never(spec.kind)
+
+
+def _latest_of_cron(cron: Cron, low: datetime, high: datetime) -> datetime:
+    """Given a fire `low`, the last one at or before `high`."""
+    through, stride = high, timedelta(seconds=1)
+    # The last fire is most often near the end: step back from there in doubling strides, then halve what is left.
+    while (probe := through - stride) > low:
+        if (found := cron.next_after(probe)) is not None and found <= through:
+            low = found
+            break
+        stride, high = stride * 2, probe
+    while (later := cron.next_after(low)) is not None and later <= high:
+        middle = low + (high - low) / 2
+        beyond = cron.next_after(middle)
+        if beyond is not None and beyond <= high:
+            low = beyond
+        else:
+            low, high = later, middle
+    return low

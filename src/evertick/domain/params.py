@@ -1,0 +1,255 @@
+"""What a DAG can be started with: declared parameters, and the check of given values against them.
+
+Values are JSON and nothing else, small enough to store with every run. Never evaluates what a user typed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from evertick.domain.errors import InvalidDag, InvalidParams
+
+JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
+
+MAX_PARAMS = 200
+MAX_PARAM_NAME = 200
+MAX_PARAMS_BYTES = 256 * 1024
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_TRUE, _FALSE = frozenset({"true", "yes", "on"}), frozenset({"false", "no", "off"})
+
+
+class ParamType(StrEnum):
+    ANY = "any"
+    BOOLEAN = "boolean"
+    INTEGER = "integer"
+    NUMBER = "number"
+    STRING = "string"
+    ARRAY = "array"
+    OBJECT = "object"
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter as a DAG file declares it: `params={"rows": Param(100, type=int, minimum=1)}`.
+
+    `type` is int, float, str, bool, list, dict or a JSON name; left out, it is the default's.
+    A default of None allows null.
+    """
+
+    default: object = None
+    _: KW_ONLY
+    type: type | str | None = None
+    required: bool = False
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: Sequence[object] | None = None
+    description: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParamSpec:
+    """A declared parameter, checked. Null is a value only where the default is null."""
+
+    name: str
+    type: ParamType = ParamType.ANY
+    default: JsonValue = None
+    required: bool = False
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[JsonValue, ...] | None = None
+    description: str | None = None
+
+    @property
+    def allowed(self) -> str:
+        """What a value may be, for people."""
+        if self.choices is not None:
+            return "one of " + ", ".join(map(_shown, self.choices))
+        noun = {ParamType.ANY: "any JSON value", ParamType.INTEGER: "an integer", ParamType.ARRAY: "a list"}
+        text = noun.get(self.type, f"an {self.type}" if self.type is ParamType.OBJECT else f"a {self.type}")
+        if self.minimum is not None:
+            text += f" of at least {self.minimum:g}"
+        if self.maximum is not None:
+            text += f"{' and' if self.minimum is not None else ' of'} at most {self.maximum:g}"
+        return text
+
+
+def declare_params(raw: Mapping[str, object]) -> tuple[ParamSpec, ...]:
+    """The checked declarations, sorted by name. A plain value stands for `Param(value)`."""
+    if len(raw) > MAX_PARAMS:
+        raise InvalidDag(f"{len(raw)} params are declared; at most {MAX_PARAMS} are allowed.")
+    specs = [_declare(name, value if isinstance(value, Param) else Param(value)) for name, value in raw.items()]
+    return tuple(sorted(specs, key=lambda spec: spec.name))
+
+
+def check_params(declared: Iterable[ParamSpec], given: Mapping[str, object]) -> dict[str, JsonValue]:
+    """Every declared parameter with its value for one run: the given one, or the default. Names all that is wrong."""
+    specs = {spec.name: spec for spec in declared}
+    problems = [_unknown(name, specs) for name in given if name not in specs]
+    values: dict[str, JsonValue] = {}
+    for spec in specs.values():
+        try:
+            values[spec.name] = _checked(spec, given)
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise InvalidParams("; ".join(problems) + ".")
+    if (size := len(json.dumps(values))) > MAX_PARAMS_BYTES:
+        raise InvalidParams(f"the params take {size:,} bytes; at most {MAX_PARAMS_BYTES:,} are allowed.")
+    return values
+
+
+def parse_param(declared: Iterable[ParamSpec], name: str, text: str) -> JsonValue:
+    """The value that somebody typed as `name=text`: JSON where it reads as JSON, else the text itself."""
+    specs = {spec.name: spec for spec in declared}
+    if name not in specs:
+        raise InvalidParams(_unknown(name, specs) + ".")
+    kind = specs[name].type
+    if kind is ParamType.STRING:
+        return text
+    if kind is ParamType.BOOLEAN and text.lower() in _TRUE | _FALSE:
+        return text.lower() in _TRUE
+    try:
+        return as_json(json.loads(text))
+    except (ValueError, RecursionError):
+        return text
+
+
+def as_json(value: object) -> JsonValue:
+    """The value as JSON would bring it back. ValueError says why it cannot be stored."""
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{_shown(value)} is not JSON ({error})") from None
+    if _NUL.search(text):
+        raise ValueError(f"{_shown(value)} contains a NUL character")
+    plain: JsonValue = json.loads(text)
+    return plain
+
+
+def _declare(name: object, param: Param) -> ParamSpec:
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MAX_PARAM_NAME:
+        raise InvalidDag(
+            f"param name {_shown(name)} must start with a letter, use letters, digits, _ . - and have "
+            f"at most {MAX_PARAM_NAME} characters."
+        )
+    try:
+        default = as_json(param.default)
+        choices = None if param.choices is None else _choices(param.choices)
+        kind = _type_of(param.type) if param.type is not None else _type_of_value(default)
+        spec = ParamSpec(
+            name=name,
+            type=kind,
+            default=default,
+            required=param.required,
+            minimum=_bound(kind, param.minimum),
+            maximum=_bound(kind, param.maximum),
+            choices=choices,
+            description=_description(param.description),
+        )
+        if not param.required and default is not None:
+            _check_value(spec, default)
+    except (TypeError, ValueError) as error:
+        raise InvalidDag(f"param {name!r}: {error}.") from None
+    return spec
+
+
+def _checked(spec: ParamSpec, given: Mapping[str, object]) -> JsonValue:
+    if spec.name not in given:
+        if spec.required:
+            raise ValueError(f"param {spec.name!r} must be given: {spec.allowed}")
+        return spec.default
+    try:
+        value = as_json(given[spec.name])
+    except ValueError as error:
+        raise ValueError(f"param {spec.name!r}: {error}") from None
+    if not (value is None and spec.default is None and not spec.required):
+        _check_value(spec, value)
+    return value
+
+
+def _check_value(spec: ParamSpec, value: JsonValue) -> None:
+    if spec.choices is not None:
+        fits = any(value == choice and type(value) is type(choice) for choice in spec.choices)
+    else:
+        fits = _has_type(spec.type, value) and _within(spec, value)
+    if not fits:
+        raise ValueError(f"param {spec.name!r} is {_shown(value)}, but must be {spec.allowed}")
+
+
+def _has_type(kind: ParamType, value: JsonValue) -> bool:
+    actual = _type_of_value(value)
+    return kind is ParamType.ANY or actual is kind or (kind is ParamType.NUMBER and actual is ParamType.INTEGER)
+
+
+def _within(spec: ParamSpec, value: JsonValue) -> bool:
+    if not isinstance(value, int | float):
+        return True
+    return (spec.minimum is None or value >= spec.minimum) and (spec.maximum is None or value <= spec.maximum)
+
+
+def _choices(value: object) -> tuple[JsonValue, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        raise TypeError(f"choices must be a list of values, not {_shown(value)}")
+    return tuple(as_json(choice) for choice in value)
+
+
+def _description(value: object) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"description must be text, not {_shown(value)}")
+    return value
+
+
+def _bound(kind: ParamType, value: object) -> float | None:
+    if value is None:
+        return None
+    if kind not in (ParamType.INTEGER, ParamType.NUMBER):
+        raise ValueError(f"minimum and maximum are for numbers, and this is {kind}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"a minimum or maximum must be a number, not {_shown(value)}")
+    return float(value)
+
+
+def _type_of(declared: type | str) -> ParamType:
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    name = names.get(declared, "") if isinstance(declared, type) else declared
+    try:
+        return ParamType(name)
+    except ValueError:
+        raise ValueError(f"type {_shown(declared)} is none of {', '.join(ParamType)}") from None
+
+
+def _type_of_value(value: JsonValue) -> ParamType:
+    match value:
+        case None:
+            return ParamType.ANY
+        case bool():
+            return ParamType.BOOLEAN
+        case int():
+            return ParamType.INTEGER
+        case float():
+            return ParamType.NUMBER
+        case str():
+            return ParamType.STRING
+        case list():
+            return ParamType.ARRAY
+        case dict():
+            return ParamType.OBJECT
+
+
+def _unknown(name: object, specs: Mapping[str, ParamSpec]) -> str:
+    near = difflib.get_close_matches(str(name), specs, n=1)
+    known = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(specs)) or 'none'}"
+    return f"unknown param {_shown(name)} ({known})"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."

@@ -1,0 +1,93 @@
+"""How long to wait before a failed task is tried again. Draws no random numbers itself: they are an argument."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from evertick.domain.errors import InvalidDag
+
+_LONGEST_DELAY_SECONDS = 365.0 * 86_400
+_MOST_RETRIES = 10_000
+# Past these, any delay of a nanosecond or more has reached every cap, and no float overflows on the way.
+_MULTIPLES_LIMIT = 10**15
+_DOUBLINGS_LIMIT = 200
+
+
+class Backoff(StrEnum):
+    """How the delay grows with each failure: not at all, by itself each time, or to the double each time."""
+
+    FIXED = "fixed"
+    LINEAR = "linear"
+    EXPONENTIAL = "exponential"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """`max_delay_seconds` bounds the growth, so a fixed delay does not heed it. `jitter` shortens a delay by up to that
+    share of it, at random, so that many tasks that failed together do not come back together."""
+
+    retries: int = 0
+    delay_seconds: float = 30.0
+    backoff: Backoff = Backoff.FIXED
+    max_delay_seconds: float | None = 3600.0
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (
+            isinstance(self.retries, bool)
+            or not isinstance(self.retries, int)
+            or not 0 <= self.retries <= _MOST_RETRIES
+        ):
+            raise InvalidDag(f"retries is {self.retries!r}: it must be a whole number from 0 to {_MOST_RETRIES}")
+        if not isinstance(self.backoff, Backoff):
+            raise InvalidDag(f"backoff is {self.backoff!r}: it must be one of {', '.join(Backoff)}")
+        # Numbers are stored as floats, so that 30 and 30.0 give one canonical text.
+        limits = {"delay_seconds": _LONGEST_DELAY_SECONDS, "max_delay_seconds": _LONGEST_DELAY_SECONDS, "jitter": 1.0}
+        for name, most in limits.items():
+            if (value := getattr(self, name)) is not None or name != "max_delay_seconds":
+                object.__setattr__(self, name, _checked(name, value, most))
+        cap = self.max_delay_seconds
+        if cap is not None and cap < self.delay_seconds and self.backoff is not Backoff.FIXED:
+            raise InvalidDag(
+                f"max_delay_seconds is {cap:g}, less than delay_seconds {self.delay_seconds:g}: raise it, or use None"
+            )
+
+    def to_json(self) -> str:
+        """Canonical text: equal policies give equal bytes."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> RetryPolicy:
+        """The policy that `to_json` wrote, checked again. What it leaves out has its default."""
+        try:
+            raw = json.loads(text)
+            return cls(**raw | ({"backoff": Backoff(raw["backoff"])} if "backoff" in raw else {}))
+        except (TypeError, ValueError, RecursionError):
+            raise InvalidDag(f"{text[:40]!r} is not a retry policy: store what `to_json` gives") from None
+
+
+def delay_before(policy: RetryPolicy, failures: int, unit_random: float) -> float:
+    """Seconds to wait before the next attempt, after `failures` failed ones; `unit_random` is from 0 until below 1."""
+    if failures < 1:
+        raise ValueError(f"failures is {failures}: a retry follows at least one")
+    cap = _LONGEST_DELAY_SECONDS if policy.max_delay_seconds is None else policy.max_delay_seconds
+    match policy.backoff:
+        case Backoff.FIXED:
+            delay = policy.delay_seconds
+        case Backoff.LINEAR:
+            delay = min(policy.delay_seconds * min(failures, _MULTIPLES_LIMIT), cap)
+        case Backoff.EXPONENTIAL:
+            delay = min(math.ldexp(policy.delay_seconds, min(failures - 1, _DOUBLINGS_LIMIT)), cap)
+        case _:
+            assert_never(policy.backoff)
+    return delay * (1 - policy.jitter * unit_random)
+
+
+def _checked(name: str, value: object, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise InvalidDag(f"{name} is {value!r}: it must be a number from 0 to {most:.0f}")
+    return float(value)

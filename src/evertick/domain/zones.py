@@ -1,0 +1,161 @@
+"""Time zones as stretches of constant UTC offset, so that calendar rules are integer arithmetic.
+
+Seconds are whole seconds since 1970-01-01T00:00: real ones in UTC, or wall ones as a clock in the zone shows them.
+Never asks what time it is, and never guesses a zone from the machine it runs on.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from functools import lru_cache
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+
+from evertick.domain.errors import InvalidSchedule
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+DAY_SECONDS = 86_400
+
+# About 388 days: a power of two keeps the lookup of a stretch a shift, and one probe of it costs 0.1 ms.
+_STRETCH_BITS = 25
+# No zone of tzdata changes its offset twice within 3.9 days (Freetown, 1939), so no change hides between two probes.
+_PROBE_SECONDS = 2 * DAY_SECONDS
+# A wall clock may be up to a day ahead of UTC, and `datetime` ends with the year 9999.
+_FIRST_PROBE = int((datetime(1, 1, 3, tzinfo=UTC) - EPOCH).total_seconds())
+_LAST_PROBE = int((datetime(9999, 12, 29, tzinfo=UTC) - EPOCH).total_seconds())
+
+_FIXED_OFFSET = re.compile(r"([+-])([01]\d|2[0-3]):([0-5]\d)")
+_LONGEST_NAME = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regime:
+    """Real time from `start` until before `end`, all of it at `offset`; just before `start` it was `offset_before`."""
+
+    start: int
+    end: int
+    offset: int
+    offset_before: int
+
+    @property
+    def wall_end(self) -> int:
+        return self.end + self.offset
+
+    @property
+    def gap_start(self) -> int:
+        """Wall times from here until before `wall_start` never happened (none, if the clock was not put forward)."""
+        return self.start + self.offset_before
+
+    @property
+    def wall_start(self) -> int:
+        return self.start + self.offset
+
+    @property
+    def first_new_wall(self) -> int:
+        """The first wall time of this regime that no clock in the zone has shown before."""
+        return self.start + max(self.offset, self.offset_before)
+
+
+@lru_cache(maxsize=1024)
+def find_zone(name: str) -> tzinfo:
+    """The zone of that name, or of that fixed offset (`+05:30`); an unknown one is refused with a near name."""
+    if fixed := _FIXED_OFFSET.fullmatch(name):
+        sign, hours, minutes = fixed.groups()
+        distance = timedelta(hours=int(hours), minutes=int(minutes))
+        return timezone(distance if sign == "+" else -distance)
+    # `right/` counts leap seconds and `localtime` differs from machine to machine.
+    if len(name) <= _LONGEST_NAME and not name.startswith(("posix/", "right/")) and name != "localtime":
+        try:
+            return ZoneInfo(name)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            pass
+    raise InvalidSchedule(f"unknown time zone {name[:_LONGEST_NAME]!r}: {_advice(name[:_LONGEST_NAME])}")
+
+
+def _advice(name: str) -> str:
+    """The nearest zone name, by its whole or by its last part, whatever the case."""
+    names: dict[str, str] = {}
+    for known in sorted(available_timezones()):
+        names.setdefault(known.rpartition("/")[2].casefold(), known)
+    names.update((known.casefold(), known) for known in available_timezones())
+    wanted = name.strip().replace(" ", "_").casefold()
+    near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.7)
+    suggestion = f"did you mean {names[near[0]]!r}? " if near else ""
+    return f"{suggestion}Use an IANA name such as 'Europe/Berlin', 'UTC', or an offset such as '+05:30'"
+
+
+def to_seconds(instant: datetime) -> int:
+    """Whole real seconds, rounded down."""
+    if instant.tzinfo is None:
+        raise ValueError(f"{instant!r} has no time zone: an instant must carry one")
+    since = instant - EPOCH
+    return since.days * DAY_SECONDS + since.seconds
+
+
+def from_seconds(seconds: int) -> datetime | None:
+    """The instant, or nothing when it lies outside the years 1 to 9999."""
+    try:
+        return EPOCH + timedelta(seconds=seconds)
+    except OverflowError:
+        return None
+
+
+def regime_at(zone_name: str, seconds: int) -> Regime:
+    """The regime that a real second lies in. Long regimes come in several pieces."""
+    regimes = _regimes(zone_name, seconds >> _STRETCH_BITS)
+    for regime in regimes:
+        if seconds < regime.end:
+            return regime
+    raise AssertionError("the last regime of a stretch reaches to its end")
+
+
+def first_instant(zone_name: str, wall: datetime) -> datetime | None:
+    """When a clock in the zone first shows `wall`, or the first instant after the gap that swallowed it."""
+    wall_seconds = to_seconds(wall.replace(tzinfo=UTC))
+    regime = regime_at(zone_name, wall_seconds - _PROBE_SECONDS)
+    while wall_seconds >= regime.wall_end:
+        regime = regime_at(zone_name, regime.end)
+    if wall_seconds < regime.wall_start:
+        return from_seconds(regime.start)
+    shown = from_seconds(wall_seconds - regime.offset)
+    return None if shown is None else shown.replace(microsecond=wall.microsecond)
+
+
+@lru_cache(maxsize=4096)
+def _regimes(zone_name: str, stretch: int) -> tuple[Regime, ...]:
+    """Every regime of one stretch of time, found by asking the zone often enough."""
+    zone = find_zone(zone_name)
+    begin, finish = stretch << _STRETCH_BITS, (stretch + 1) << _STRETCH_BITS
+    regimes: list[Regime] = []
+    start, before, offset = begin, _offset(zone, begin - 1), _offset(zone, begin)
+    low = begin
+    while low < finish - 1:
+        high = min(low + _PROBE_SECONDS, finish - 1)
+        if _offset(zone, high) != offset:
+            high = _change_between(zone, low, high)
+            regimes.append(Regime(start=start, end=high, offset=offset, offset_before=before))
+            start, before, offset = high, offset, _offset(zone, high)
+        low = high
+    regimes.append(Regime(start=start, end=finish, offset=offset, offset_before=before))
+    return tuple(regimes)
+
+
+def _change_between(zone: tzinfo, low: int, high: int) -> int:
+    """The first second at another offset than `low`'s, given that `high` is at another one."""
+    offset = _offset(zone, low)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _offset(zone, middle) == offset:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _offset(zone: tzinfo, seconds: int) -> int:
+    asked = EPOCH + timedelta(seconds=min(max(seconds, _FIRST_PROBE), _LAST_PROBE))
+    distance = asked.astimezone(zone).utcoffset()
+    assert distance is not None, "every zone of find_zone has an offset"
+    return distance.days * DAY_SECONDS + distance.seconds

@@ -1,0 +1,82 @@
+"""finish and claim, the two verbs of a runner, in one round trip and one commit.
+
+Whether an attempt may be retried is the database's decision; how long to wait is the recorded policy's.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg import AsyncConnection
+
+from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
+from evertick.domain.retry import RetryPolicy, delay_before
+from evertick.store import tasks
+from evertick.store.db import retry_on_deadlock
+from evertick.store.tasks import StepRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """What was claimed, which reports came from an attempt that is no longer ours, and whether others could work too."""
+
+    claims: list[StepRow]
+    refused: list[tuple[TaskKey, int]]
+    has_more: bool
+
+
+async def step(
+    conn: AsyncConnection,
+    *,
+    session: int,
+    reports: Sequence[str],
+    queues: list[str],
+    free: int,
+    infra_retries: int,
+) -> Stepped:
+    """`reports` are made by `report`. Sending a report again after a lost reply is harmless."""
+    reports_json = f"[{','.join(reports)}]" if reports else None
+    rows = await retry_on_deadlock(
+        lambda: tasks.step(
+            conn,
+            session=session,
+            reports_json=reports_json,
+            infra_retries=infra_retries,
+            queues=queues,
+            free=free,
+        )
+    )
+    return Stepped(
+        claims=[row for row in rows if row.kind == "claim"],
+        refused=[(TaskKey(row.run_id, row.idx, row.map_index), row.epoch) for row in rows if row.kind == "refused"],
+        has_more=any(row.kind == "more" for row in rows),
+    )
+
+
+def report(outcome: Outcome, *, policy: RetryPolicy, attempt: int, log: str | None, log_seq: int) -> str:
+    """One attempt's end, as the database takes it."""
+    key = outcome.key
+    fields: dict[str, object] = {"r": key.run_id, "i": key.idx, "m": key.map_index, "e": outcome.epoch}
+    fields["kind"] = outcome.kind.value
+    if outcome.reason is not None:
+        fields["reason"] = outcome.reason[:4000]
+    if outcome.exit_code is not None:
+        fields["exit_code"] = outcome.exit_code
+    if outcome.kind in (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.KILLED):
+        fields["no_retry"] = outcome.no_retry
+        fields["retry_in"] = _retry_in(outcome, policy, attempt)
+    if log:
+        fields["log"], fields["seq"] = log, log_seq
+    text = json.dumps(fields)
+    if outcome.result_json is None:
+        return text
+    return f'{text[:-1]}, "result": {outcome.result_json}}}'
+
+
+def _retry_in(outcome: Outcome, policy: RetryPolicy, attempt: int) -> float:
+    if outcome.retry_after_seconds is not None:
+        return max(outcome.retry_after_seconds, 0.0)
+    return delay_before(policy, max(attempt, 1), random.random())

@@ -1,0 +1,41 @@
+"""trigger: somebody starts a run now. The same key twice is the same run."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+
+from psycopg import AsyncConnection
+
+from evertick.domain.dag import DagSpec, from_json
+from evertick.domain.errors import NotFound
+from evertick.domain.params import check_params
+from evertick.store import dags, runs
+from evertick.store.dags import DagRow
+from evertick.store.db import retry_on_deadlock
+from evertick.store.runs import Triggered
+
+
+async def trigger(
+    conn: AsyncConnection, *, dag: str, params: Mapping[str, object], actor: str, key: str | None = None
+) -> Triggered:
+    """Create a run of the DAG's current version. On a paused DAG it waits until that is unpaused."""
+    row, spec = await find_dag(conn, dag)
+    checked = dict(check_params(spec.params, params))
+    made = await retry_on_deadlock(
+        lambda: runs.trigger(conn, dag_id=row.dag_id, params=checked, key=key, actor=actor)
+    )
+    if made is None:
+        raise NotFound(f"DAG {dag!r} was removed while it was being triggered. Publish it again first.")
+    return made
+
+
+async def find_dag(conn: AsyncConnection, name: str) -> tuple[DagRow, DagSpec]:
+    """The DAG and its current spec, or an error that suggests the name that was meant."""
+    row = await dags.find(conn, name)
+    if row is None or row.deleted_at is not None or row.spec is None:
+        near = difflib.get_close_matches(name, await dags.names(conn), n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else " `evertick dags list` shows what there is."
+        raise NotFound(f"There is no DAG {name!r}.{hint}")
+    return row, from_json(json.dumps(row.spec))

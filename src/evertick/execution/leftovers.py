@@ -1,0 +1,95 @@
+"""Logs that a dead runner left in its spool, for whoever ships them late. Never touches the spool of a live session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from evertick.domain.attempt import TaskKey
+from evertick.execution import lines
+from evertick.execution.spool import WINDOW_BYTES, AttemptLog, LogCap, LogChunk, session_name
+
+_LONGEST_HEADER_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """The log of an attempt whose runner died before it could ship everything."""
+
+    key: TaskKey
+    epoch: int
+    session: int
+    path: Path
+    start: int
+    end: int
+
+    def chunks(self, shipped_until: int = 0, cap: LogCap | None = None) -> Iterator[LogChunk]:
+        """What was not stored yet; `shipped_until` is the largest `end` that was."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            log = AttemptLog(fd, self.start, cap or LogCap(), shipped_until=shipped_until)
+            log.close(self.end)
+            offset = log.offset
+            while log.pending_bytes > 0:
+                content = log.next_lines()
+                if content:
+                    yield LogChunk(key=self.key, epoch=self.epoch, offset=offset, end=log.offset, content=content)
+                offset = log.offset
+        finally:
+            os.close(fd)
+
+
+def leftovers(spool_dir: Path, live_sessions: set[int]) -> Iterator[Leftover]:
+    """The logs that sessions which are no longer alive left behind. Ship each, then `discard` its file."""
+    live = {session_name(session) for session in live_sessions}
+    if not spool_dir.is_dir():
+        return
+    for folder in sorted(spool_dir.iterdir()):
+        if folder.name in live or not folder.is_dir():
+            continue
+        for path in sorted(folder.glob("*.log")):
+            found = list(_attempts_in(path))
+            if not found:
+                discard(path)
+            yield from found
+
+
+def discard(path: Path) -> None:
+    """Remove a leftover's file, and its session's folder when that was the last."""
+    path.unlink(missing_ok=True)
+    with suppress(OSError):
+        path.parent.rmdir()
+
+
+def _attempts_in(path: Path) -> Iterator[Leftover]:
+    with suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            headers = list(_headers_in(fd))
+            ends = [start for start, _ in headers[1:]] + [os.fstat(fd).st_size]
+        finally:
+            os.close(fd)
+        for (start, found), end in zip(headers, ends, strict=True):
+            yield Leftover(key=found.key, epoch=found.epoch, session=found.session, path=path, start=start, end=end)
+
+
+def _headers_in(fd: int) -> Iterator[tuple[int, lines.Header]]:
+    """Every header of a file, skipping what was punched out of it. Windows overlap, lest a header is cut in two."""
+    at, searched_to, end = 0, 0, os.fstat(fd).st_size
+    while searched_to < end:
+        try:
+            at = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:
+            return
+        window = os.pread(fd, WINDOW_BYTES, at)
+        for place, found in lines.find_headers(window):
+            if at + place >= searched_to:
+                yield at + place, found
+                searched_to = at + place + 1
+        searched_to = max(searched_to, at + len(window) - _LONGEST_HEADER_BYTES)
+        if at + len(window) >= end:
+            return
+        at = searched_to

@@ -1,0 +1,35 @@
+"""A bundle's DAGs as one process holds them, or the reason why their file cannot be imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from evertick.authoring.collect import load_dags
+from evertick.authoring.resolve import BoundTask, Dag, find_task
+from evertick.domain.errors import InvalidDag
+from evertick.execution.body import described, user_traceback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    dags: Mapping[str, Dag] = field(default_factory=dict)
+    failure: str | None = None
+    traceback: str = ""
+
+    def find(self, dag: str, task: str) -> BoundTask:
+        if self.failure is not None:
+            raise InvalidDag(self.failure)
+        return find_task(self.dags, dag, task)
+
+    def coroutine_tasks(self) -> list[tuple[str, str]]:
+        return [(dag.name, task.name) for dag in self.dags.values() for task in dag.tasks.values() if task.is_async]
+
+
+def load(folder: str, file: str) -> Loaded:
+    """Import the file. Whatever it raises, even SystemExit, becomes the failure."""
+    try:
+        return Loaded(dags=load_dags(Path(folder), file))
+    except BaseException as error:
+        return Loaded(failure=f"{file} cannot be imported: {described(error)}", traceback=user_traceback(error))

@@ -1,0 +1,145 @@
+"""DAGs, their immutable versions, the bundles they came from, and the files that could not be loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+
+from psycopg import AsyncConnection
+from psycopg.types.json import Jsonb
+
+from evertick.store.rows import all_rows, one_row, one_value
+from evertick.store.statements import sql
+
+JsonObject = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    out_dag_id: int
+    out_version_id: int
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DagRow:
+    dag_id: int
+    name: str
+    paused: bool
+    version_id: int | None
+    max_active_runs: int | None
+    file: str
+    deleted_at: datetime | None
+    number: int | None
+    spec: JsonObject | None
+    created_at: datetime | None
+    uses_threads: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRow:
+    name: str
+    bundle_hash: str
+    file: str
+    uses_threads: str | None
+    spec: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class BundleRow:
+    file: str
+    archive: bytes
+    uses_threads: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FileDag:
+    file: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImportErrorRow:
+    file: str
+    line: int | None
+    message: str
+    detail: str
+    occurred_at: datetime
+
+
+async def publish(conn: AsyncConnection, *, dag: JsonObject, settle: list[JsonObject], actor: str) -> Published:
+    params = {"dag": Jsonb(dag), "settle": Jsonb(settle), "actor": actor}
+    row = await one_row(conn, sql("dags", "publish"), params, Published)
+    assert row is not None
+    return row
+
+
+async def put_bundle(
+    conn: AsyncConnection, *, bundle_hash: str, file: str, archive: bytes, uses_threads: str | None
+) -> None:
+    params = {"hash": bundle_hash, "file": file, "archive": archive, "uses_threads": uses_threads}
+    await conn.execute(sql("dags", "put_bundle"), params)
+
+
+async def bundle(conn: AsyncConnection, bundle_hash: str) -> BundleRow | None:
+    return await one_row(conn, sql("dags", "bundle"), {"hash": bundle_hash}, BundleRow)
+
+
+async def pause(
+    conn: AsyncConnection,
+    *,
+    dag_id: int,
+    paused: bool,
+    settle: list[JsonObject],
+    cursors: list[JsonObject],
+    actor: str,
+) -> bool:
+    """Whether anything changed."""
+    params = {
+        "dag_id": dag_id,
+        "paused": paused,
+        "settle": Jsonb(settle),
+        "cursors": Jsonb(cursors),
+        "actor": actor,
+    }
+    return bool(await one_value(conn, sql("dags", "pause"), params))
+
+
+async def delete(conn: AsyncConnection, *, dag_id: int, settle: list[JsonObject], actor: str) -> bool:
+    params = {"dag_id": dag_id, "settle": Jsonb(settle), "actor": actor}
+    return bool(await one_value(conn, sql("dags", "delete"), params))
+
+
+async def find(conn: AsyncConnection, name: str) -> DagRow | None:
+    return await one_row(conn, sql("dags", "find"), {"name": name}, DagRow)
+
+
+async def list_all(conn: AsyncConnection, *, limit: int = 1000) -> list[DagRow]:
+    return await all_rows(conn, sql("dags", "list"), {"limit": limit}, DagRow)
+
+
+async def names(conn: AsyncConnection) -> list[str]:
+    cursor = await conn.execute(sql("dags", "names_like"))
+    return [cast(str, row[0]) for row in await cursor.fetchall()]
+
+
+async def files(conn: AsyncConnection) -> list[FileDag]:
+    return await all_rows(conn, sql("dags", "files"), {}, FileDag)
+
+
+async def version(conn: AsyncConnection, version_id: int) -> VersionRow | None:
+    return await one_row(conn, sql("dags", "version"), {"version_id": version_id}, VersionRow)
+
+
+async def put_import_error(conn: AsyncConnection, *, file: str, line: int | None, message: str, detail: str) -> None:
+    params = {"file": file, "line": line, "message": message[:4000], "detail": detail[:20000]}
+    await conn.execute(sql("dags", "put_import_error"), params)
+
+
+async def drop_import_error(conn: AsyncConnection, file: str) -> None:
+    await conn.execute(sql("dags", "drop_import_error"), {"file": file})
+
+
+async def import_errors(conn: AsyncConnection) -> list[ImportErrorRow]:
+    return await all_rows(conn, sql("dags", "import_errors"), {}, ImportErrorRow)

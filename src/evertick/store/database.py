@@ -1,0 +1,31 @@
+"""A database as a whole: does it answer, does it exist, create it. Knows nothing of what is inside."""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import AsyncConnection, conninfo, errors
+from psycopg.sql import SQL, Identifier
+
+
+async def answers(url: str) -> bool:
+    """Whether a query is answered. A process or a socket that merely exists does not count."""
+    try:
+        async with await AsyncConnection.connect(url, autocommit=True, connect_timeout=2) as conn:
+            await conn.execute("select 1")
+    except (psycopg.Error, OSError):
+        return False
+    return True
+
+
+async def create_database(url: str) -> None:
+    """Create the database that `url` names, unless it is there already."""
+    name = str(conninfo.conninfo_to_dict(url)["dbname"])
+    async with await AsyncConnection.connect(conninfo.make_conninfo(url, dbname="postgres"), autocommit=True) as conn:
+        found = await conn.execute("select from pg_database where datname = %s", [name])
+        if found.rowcount:
+            return
+        try:
+            await conn.execute(SQL("create database {}").format(Identifier(name)))
+        except (errors.DuplicateDatabase, errors.UniqueViolation):
+            # Somebody else created it between the question and the command.
+            return

@@ -1,0 +1,310 @@
+-- The tables of the engine. Why this layout: docs/decisions/0001-table-layout.md.
+--
+-- `task` holds the truth of every task in one row, found by its key alone, so that claiming and finishing are
+-- HOT updates. `ready`, `lease` and `timer` are small companions that say in which order, for whom and when: a task is
+-- in `ready` while it is available, in `lease` while it runs, in `timer` while it waits for a time.
+
+create type task_state as enum (
+    'waiting', 'pending', 'available', 'queued', 'running', 'deferred',
+    'success', 'failed', 'skipped', 'canceled', 'upstream_failed');
+create type run_state as enum ('queued', 'running', 'success', 'failed', 'canceled');
+create type run_kind as enum ('scheduled', 'manual', 'backfill');
+create type trigger_rule as enum (
+    'all_success', 'all_failed', 'all_done', 'all_done_min_one_success', 'all_done_setup_success',
+    'one_success', 'one_failed', 'one_done', 'none_failed', 'none_skipped',
+    'none_failed_min_one_success', 'all_skipped', 'always');
+create type decision as enum ('wait', 'run', 'skip', 'upstream_failed');
+create type task_request as enum ('cancel', 'clear', 'mark_success', 'mark_failed', 'mark_skipped');
+
+-- The plan -----------------------------------------------------------------------------------------------------------
+
+create table bundle (
+    hash         text primary key,
+    file         text not null,
+    archive      bytea not null,
+    uses_threads text,
+    created_at   timestamptz not null
+);
+
+create table dag (
+    dag_id          int generated always as identity primary key,
+    name            text not null unique,
+    shard           smallint not null default 0,
+    paused          boolean not null default false,
+    version_id      int,
+    max_active_runs int check (max_active_runs > 0),
+    file            text not null,
+    deleted_at      timestamptz
+);
+
+create table dag_version (
+    version_id  int generated always as identity primary key,
+    dag_id      int not null,
+    number      int not null,
+    hash        text not null,
+    bundle_hash text not null,
+    spec        jsonb not null,
+    task_count  int not null,
+    created_at  timestamptz not null,
+    unique (dag_id, number),
+    unique (dag_id, hash, bundle_hash)
+);
+
+create table task_spec (
+    version_id     int not null,
+    idx            int not null,
+    name           text not null,
+    queue          text not null,
+    priority       smallint not null check (priority between 0 and 9),
+    rule           trigger_rule not null,
+    upstream_total int not null,
+    setup_total    int not null,
+    is_setup       boolean not null,
+    is_leaf        boolean not null,
+    starts_at_once boolean not null,
+    max_attempts   int not null check (max_attempts > 0),
+    rerun_on_loss  boolean not null,
+    primary key (version_id, idx)
+);
+
+create table edge (
+    version_id int not null,
+    src        int not null,
+    dst        int not null,
+    primary key (version_id, src, dst)
+);
+create index edge_upstream on edge (version_id, dst, src);
+
+-- Which upstream results a task takes as arguments; their names are what the function's caller sees.
+create table task_input (
+    version_id int not null,
+    idx        int not null,
+    src        int not null,
+    primary key (version_id, idx, src)
+);
+
+create table import_error (
+    file        text primary key,
+    line        int,
+    message     text not null,
+    detail      text not null default '',
+    occurred_at timestamptz not null
+);
+
+-- When -----------------------------------------------------------------------------------------------------------------
+
+create table shard (
+    shard       smallint primary key,
+    epoch       bigint not null,
+    owner       text,
+    lease_until timestamptz
+);
+insert into shard (shard, epoch) values (0, 0);
+
+create table schedule (
+    schedule_id int generated always as identity primary key,
+    dag_id      int not null,
+    name        text not null,
+    version     int not null check (version > 0),
+    spec        jsonb not null,
+    params      jsonb not null,
+    misfire     text not null,
+    window_seconds double precision not null,
+    changed_by  text not null,
+    changed_at  timestamptz not null,
+    deleted_at  timestamptz,
+    unique (dag_id, name)
+);
+
+create table schedule_state (
+    schedule_id int primary key,
+    shard       smallint not null,
+    version     int not null,
+    next_due    timestamptz,
+    last_fired  timestamptz,
+    paused      boolean not null default false,
+    error       text
+) with (fillfactor = 70);
+-- The due scan reads exactly the rows that are due: paused, finished and quarantined schedules are not in the index.
+create index schedule_due on schedule_state (shard, next_due)
+    where next_due is not null and not paused and error is null;
+
+create table skip_record (
+    schedule_id int not null,
+    first_at    timestamptz not null,
+    last_at     timestamptz not null,
+    count       bigint not null check (count > 0),
+    reason      text not null,
+    recorded_at timestamptz not null,
+    primary key (schedule_id, first_at)
+);
+
+-- What runs -------------------------------------------------------------------------------------------------------------
+
+-- The fact: inserted once, never updated.
+create table run (
+    run_id       bigint generated always as identity primary key,
+    dag_id       int not null,
+    version_id   int not null,
+    kind         run_kind not null,
+    key          text,
+    schedule_id  int,
+    fire_at      timestamptz,
+    params       jsonb not null,
+    triggered_by text not null,
+    created_at   timestamptz not null
+);
+create index run_of_dag on run (dag_id, run_id);
+create unique index run_fire on run (schedule_id, fire_at) where schedule_id is not null;
+create unique index run_key on run (dag_id, key) where key is not null;
+
+-- Where it stands. Every verb that moves a run's tasks, but claim, locks this row first.
+create table run_status (
+    run_id           bigint primary key,
+    dag_id           int not null,
+    version_id       int not null,
+    state            run_state not null,
+    open_tasks       int not null check (open_tasks >= 0),
+    failed_leaves    int not null default 0 check (failed_leaves >= 0),
+    cancel_requested boolean not null default false,
+    started_at       timestamptz,
+    finished_at      timestamptz,
+    reason           text,
+    check (state not in ('success', 'failed', 'canceled') or (open_tasks = 0 and finished_at is not null)),
+    check (state <> 'running' or open_tasks > 0)
+) with (fillfactor = 70);
+create index run_active on run_status (dag_id, state, run_id) where state in ('queued', 'running');
+
+-- A task without a row is waiting. The n_* counters are of ended upstream tasks, kept while it waits.
+create table task (
+    run_id            bigint not null,
+    idx               int not null,
+    map_index         int not null default -1,
+    version_id        int not null,
+    state             task_state not null,
+    epoch             int not null default 0,
+    attempt           smallint not null default 0 check (attempt >= 0),
+    losses            smallint not null default 0,
+    session           bigint,
+    request           task_request,
+    not_before        timestamptz,
+    started_at        timestamptz,
+    finished_at       timestamptz,
+    n_success         int,
+    n_failed          int,
+    n_upstream_failed int,
+    n_skipped         int,
+    n_setup_success   int,
+    n_setup_skipped   int,
+    exit_code         int,
+    reason            text,
+    primary key (run_id, idx, map_index),
+    check (state <> 'running' or (session is not null and epoch > 0 and started_at is not null)),
+    check (request is null or state in ('queued', 'running')),
+    check (not_before is null or state = 'pending'),
+    check (finished_at is not null or state not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.05);
+
+-- Available tasks in the order in which they are claimed.
+create table ready (
+    queue     text not null,
+    rank      smallint not null,
+    seq       bigint generated always as identity,
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    primary key (queue, rank, seq)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
+        autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000, vacuum_truncate = off);
+
+-- Running tasks by the session that owns them.
+create table lease (
+    session   bigint not null,
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    epoch     int not null,
+    primary key (session, run_id, idx, map_index)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
+        autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000, vacuum_truncate = off);
+
+-- Pending tasks that time alone makes available.
+create table timer (
+    shard     smallint not null,
+    due_at    timestamptz not null,
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    primary key (shard, due_at, run_id, idx, map_index)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+
+-- Attempts that were superseded by a retry, a loss or a clear. The latest one is in the task's own row.
+create table attempt (
+    run_id      bigint not null,
+    idx         int not null,
+    map_index   int not null,
+    epoch       int not null,
+    attempt     smallint not null,
+    session     bigint,
+    outcome     text not null,
+    reason      text,
+    exit_code   int,
+    started_at  timestamptz,
+    finished_at timestamptz not null,
+    primary key (run_id, idx, map_index, epoch)
+);
+
+create table result (
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    epoch     int not null,
+    value     jsonb not null,
+    primary key (run_id, idx, map_index)
+);
+
+create table log_chunk (
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    epoch     int not null,
+    seq       bigint not null,
+    is_late   boolean not null default false,
+    content   text not null,
+    primary key (run_id, idx, map_index, epoch, seq)
+);
+
+-- Who runs ---------------------------------------------------------------------------------------------------------------
+
+create table runner (
+    session        bigint primary key,
+    runner_id      text not null,
+    host           text not null,
+    boot_id        text not null,
+    pid_namespace  text not null,
+    pid            int not null,
+    pid_started    double precision not null,
+    queues         text[] not null,
+    slots          int not null,
+    beat           bigint not null default 0,
+    watched_beat   bigint not null default 0,
+    silent_seconds double precision not null default 0,
+    started_at     timestamptz not null,
+    gone_at        timestamptz,
+    gone_reason    text
+) with (fillfactor = 30);
+create index runner_live on runner (session) where gone_at is null;
+
+-- What people and repairs did: explicit, and kept.
+create table journal (
+    entry_id    bigint generated always as identity primary key,
+    occurred_at timestamptz not null,
+    verb        text not null,
+    actor       text not null,
+    dag_id      int,
+    run_id      bigint,
+    idx         int,
+    map_index   int,
+    detail      jsonb not null
+);
+create index journal_of_run on journal (run_id, entry_id) where run_id is not null;

@@ -1,0 +1,322 @@
+-- The moves of tasks and runs that must be one step: written once here, called by the verbs of the engine.
+-- Stored functions, because a skip or failure cascades level by level inside the transaction that caused it, and no
+-- transaction may wait for its client (measured against pipelined statements in docs/decisions/0002-stored-moves.md).
+--
+-- Lock order everywhere: shard fence, schedule_state by id, run_status by id, dag (admission), ready, task, lease.
+-- claim alone takes no run lock; it skips locked ready rows and waits for nothing but the task row it was handed.
+
+create type ended as (run_id bigint, idx int, map_index int, version_id int, state task_state);
+
+-- The database's clock decides. Tests set evertick.now; nothing else does.
+create function clock() returns timestamptz language sql volatile as $$
+    select coalesce(nullif(current_setting('evertick.now', true), '')::timestamptz, clock_timestamp())
+$$;
+
+-- When a task may start, given how its upstream ended. The twin of domain/trigger_rules.py; a test compares both.
+create function decide(rule trigger_rule, total int, success int, failed int, upstream_failed int, skipped int,
+                       setup_total int, setup_success int, setup_skipped int)
+returns decision language sql immutable as $$
+    select case when total = 0 then 'run' else case rule
+        when 'always' then 'run'
+        when 'all_success' then case
+            when failed + upstream_failed > 0 then 'upstream_failed'
+            when skipped > 0 then 'skip'
+            when success >= total then 'run' else 'wait' end
+        when 'all_failed' then case
+            when success + skipped > 0 then 'skip'
+            when failed + upstream_failed >= total then 'run' else 'wait' end
+        when 'all_done' then case
+            when success + failed + upstream_failed + skipped >= total then 'run' else 'wait' end
+        when 'all_done_min_one_success' then case
+            when skipped > 0 then 'skip'
+            when success + failed + upstream_failed < total then 'wait'
+            when success > 0 then 'run' else 'upstream_failed' end
+        when 'all_done_setup_success' then case
+            when success + failed + upstream_failed + skipped < total then 'wait'
+            when setup_total = 0 or setup_success > 0 then 'run'
+            when setup_skipped >= setup_total then 'skip' else 'upstream_failed' end
+        when 'one_success' then case
+            when success > 0 then 'run'
+            when success + failed + upstream_failed + skipped < total then 'wait'
+            when skipped >= total then 'skip' else 'upstream_failed' end
+        when 'one_failed' then case
+            when failed + upstream_failed > 0 then 'run'
+            when success + skipped >= total then 'skip' else 'wait' end
+        when 'one_done' then case
+            when success + failed > 0 then 'run'
+            when upstream_failed + skipped >= total then 'skip' else 'wait' end
+        when 'none_failed' then case
+            when failed + upstream_failed > 0 then 'upstream_failed'
+            when success + skipped >= total then 'run' else 'wait' end
+        when 'none_failed_min_one_success' then case
+            when failed + upstream_failed > 0 then 'upstream_failed'
+            when skipped >= total then 'skip'
+            when success + skipped >= total then 'run' else 'wait' end
+        when 'none_skipped' then case
+            when skipped > 0 then 'skip'
+            when success + failed + upstream_failed >= total then 'run' else 'wait' end
+        when 'all_skipped' then case
+            when success + failed + upstream_failed > 0 then 'skip'
+            when skipped >= total then 'run' else 'wait' end
+    end end::decision
+$$;
+
+create function state_after(d decision, is_held boolean) returns task_state language sql immutable as $$
+    select case d when 'run' then case when is_held then 'pending' else 'available' end
+                  when 'skip' then 'skipped' when 'upstream_failed' then 'upstream_failed'
+                  else 'waiting' end::task_state
+$$;
+
+-- Puts the given available tasks in line, and says how many, so that the caller knows whether to wake somebody.
+create function offer(p_tasks ended[]) returns int language plpgsql as $$
+declare
+    offered int;
+begin
+    if coalesce(cardinality(p_tasks), 0) = 0 then
+        return 0;
+    end if;
+    insert into ready (queue, rank, run_id, idx, map_index)
+    select s.queue, 9 - s.priority, t.run_id, t.idx, t.map_index
+    from unnest(p_tasks) t join task_spec s on s.version_id = t.version_id and s.idx = t.idx
+    order by s.queue, s.priority desc, t.run_id, t.idx, t.map_index;
+    get diagnostics offered = row_count;
+    return offered;
+end $$;
+
+-- Starts runs: first tasks enter, and waiting rows (of a cleared run) are decided again. Returns what ended at once.
+-- The caller holds the runs' locks and has set them running.
+create function start_runs(p_run_ids bigint[]) returns ended[] language plpgsql as $$
+declare
+    moved ended[];
+begin
+    with entering as (
+        insert into task (run_id, idx, version_id, state)
+        select r.run_id, s.idx, r.version_id, 'available'
+        from run_status r join task_spec s on s.version_id = r.version_id and s.starts_at_once
+        where r.run_id = any(p_run_ids)
+        on conflict (run_id, idx, map_index) do nothing
+        returning run_id, idx, map_index, version_id, state
+    )
+    select array_agg(row(run_id, idx, map_index, version_id, state)::ended) into moved from entering;
+    perform offer(moved);
+    return decide_waiting(p_run_ids);
+end $$;
+
+-- Decides every waiting row of the runs from its counters: what may run is offered, what can never run ends.
+create function decide_waiting(p_run_ids bigint[]) returns ended[] language plpgsql as $$
+declare
+    moved ended[];
+    t timestamptz := clock();
+begin
+    with decided as (
+        update task k
+        set state = n.state,
+            finished_at = case when n.state in ('skipped', 'upstream_failed') then t end
+        from (
+            select w.run_id, w.idx, w.map_index, state_after(decide(
+                       s.rule, s.upstream_total, coalesce(w.n_success, 0), coalesce(w.n_failed, 0),
+                       coalesce(w.n_upstream_failed, 0), coalesce(w.n_skipped, 0),
+                       s.setup_total, coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0)), false) as state
+            from task w join task_spec s on s.version_id = w.version_id and s.idx = w.idx
+            where w.run_id = any(p_run_ids) and w.state = 'waiting'
+        ) n
+        where k.run_id = n.run_id and k.idx = n.idx and k.map_index = n.map_index
+          and k.state = 'waiting' and n.state <> 'waiting'
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    )
+    select array_agg(row(run_id, idx, map_index, version_id, state)::ended) into moved from decided;
+    perform offer(array(select m from unnest(moved) m where (m).state = 'available'));
+    return array(select m from unnest(moved) m where (m).state <> 'available');
+end $$;
+
+-- Lets queued runs of the DAGs start as far as pause and max_active_runs allow, oldest first. A queued run that
+-- somebody has locked is passed over: waiting for it here could deadlock, and reconcile comes by again.
+create function admit_runs(p_dag_ids int[]) returns int language plpgsql as $$
+declare
+    admitted bigint[];
+    t timestamptz := clock();
+begin
+    perform 1 from dag where dag_id = any(p_dag_ids) order by dag_id for no key update;
+    with room as (
+        select d.dag_id, case when d.max_active_runs is null then 1000 else d.max_active_runs - (
+                   select count(*) from run_status a where a.dag_id = d.dag_id and a.state = 'running') end as free
+        from dag d where d.dag_id = any(p_dag_ids) and not d.paused
+    ), chosen as (
+        select q.run_id from room, lateral (
+            select run_id from run_status q
+            where q.dag_id = room.dag_id and q.state = 'queued'
+            order by q.run_id limit greatest(room.free, 0)
+            for no key update skip locked) q
+    ), started as (
+        update run_status r set state = 'running', started_at = coalesce(r.started_at, t)
+        from chosen where r.run_id = chosen.run_id and r.state = 'queued'
+        returning r.run_id
+    )
+    select array_agg(run_id) into admitted from started;
+    if admitted is null then
+        return 0;
+    end if;
+    perform settle(start_runs(admitted));
+    return cardinality(admitted);
+end $$;
+
+-- What follows from tasks that have just ended: successors are counted up, decided, offered, or end in turn, level by
+-- level; then each run's counters move, and a run with nothing open is closed. The caller holds the runs' locks.
+create function settle(p_ended ended[]) returns int language plpgsql as $$
+declare
+    frontier ended[] := coalesce(p_ended, '{}');
+    everything ended[] := frontier;
+    moved ended[];
+    offered int := 0;
+    t timestamptz := clock();
+begin
+    if cardinality(frontier) = 0 then
+        return 0;
+    end if;
+    loop
+        with hit as (
+            select e.run_id, g.dst, e.version_id,
+                   count(*) filter (where e.state = 'success')::int as success,
+                   count(*) filter (where e.state in ('failed', 'canceled'))::int as failed,
+                   count(*) filter (where e.state = 'upstream_failed')::int as upstream_failed,
+                   count(*) filter (where e.state = 'skipped')::int as skipped,
+                   count(*) filter (where s.is_setup and e.state = 'success')::int as setup_success,
+                   count(*) filter (where s.is_setup and e.state = 'skipped')::int as setup_skipped
+            from unnest(frontier) e
+            join task_spec s on s.version_id = e.version_id and s.idx = e.idx
+            join edge g on g.version_id = e.version_id and g.src = e.idx
+            group by e.run_id, g.dst, e.version_id
+        ), counted as (
+            insert into task as k (run_id, idx, version_id, state, finished_at, n_success, n_failed,
+                                   n_upstream_failed, n_skipped, n_setup_success, n_setup_skipped)
+            select h.run_id, h.dst, h.version_id, n.state,
+                   case when n.state in ('skipped', 'upstream_failed') then t end,
+                   h.success, h.failed, h.upstream_failed, h.skipped, h.setup_success, h.setup_skipped
+            from hit h
+            join task_spec s on s.version_id = h.version_id and s.idx = h.dst
+            join run_status r on r.run_id = h.run_id
+            join dag d on d.dag_id = r.dag_id
+            cross join lateral (select case when r.state <> 'running' then 'waiting' else state_after(decide(
+                s.rule, s.upstream_total, h.success, h.failed, h.upstream_failed, h.skipped,
+                s.setup_total, h.setup_success, h.setup_skipped), d.paused) end as state) n
+            order by h.run_id, h.dst
+            on conflict (run_id, idx, map_index) do update set
+                n_success = coalesce(k.n_success, 0) + excluded.n_success,
+                n_failed = coalesce(k.n_failed, 0) + excluded.n_failed,
+                n_upstream_failed = coalesce(k.n_upstream_failed, 0) + excluded.n_upstream_failed,
+                n_skipped = coalesce(k.n_skipped, 0) + excluded.n_skipped,
+                n_setup_success = coalesce(k.n_setup_success, 0) + excluded.n_setup_success,
+                n_setup_skipped = coalesce(k.n_setup_skipped, 0) + excluded.n_setup_skipped,
+                (state, finished_at) = (
+                    select n.state, case when n.state in ('skipped', 'upstream_failed') then t end
+                    from task_spec s
+                    join run_status r on r.run_id = k.run_id
+                    join dag d on d.dag_id = r.dag_id
+                    cross join lateral (select case when r.state <> 'running' then 'waiting' else state_after(decide(
+                        s.rule, s.upstream_total,
+                        coalesce(k.n_success, 0) + excluded.n_success,
+                        coalesce(k.n_failed, 0) + excluded.n_failed,
+                        coalesce(k.n_upstream_failed, 0) + excluded.n_upstream_failed,
+                        coalesce(k.n_skipped, 0) + excluded.n_skipped,
+                        s.setup_total,
+                        coalesce(k.n_setup_success, 0) + excluded.n_setup_success,
+                        coalesce(k.n_setup_skipped, 0) + excluded.n_setup_skipped), d.paused) end as state) n
+                    where s.version_id = k.version_id and s.idx = k.idx)
+            where k.state = 'waiting'
+            returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+        )
+        select array_agg(row(run_id, idx, map_index, version_id, state)::ended) filter (where state <> 'waiting')
+        into moved from counted;
+        exit when moved is null;
+        offered := offered + offer(array(select m from unnest(moved) m where (m).state = 'available'));
+        frontier := array(select m from unnest(moved) m where (m).state in ('skipped', 'upstream_failed'));
+        exit when cardinality(frontier) = 0;
+        everything := everything || frontier;
+    end loop;
+    return offered + close_runs(everything);
+end $$;
+
+-- Moves each run's counters by the tasks that ended, and closes the runs that have nothing open (V7). Returns how many
+-- queued runs could start in the places that became free.
+create function close_runs(p_ended ended[]) returns int language plpgsql as $$
+declare
+    limited int[];
+    t timestamptz := clock();
+begin
+    with per_run as (
+        select e.run_id, count(*)::int as n,
+               count(*) filter (where s.is_leaf and e.state in ('failed', 'canceled', 'upstream_failed'))::int as bad
+        from unnest(p_ended) e join task_spec s on s.version_id = e.version_id and s.idx = e.idx
+        group by e.run_id
+    ), counted as (
+        update run_status r
+        set open_tasks = r.open_tasks - p.n,
+            failed_leaves = r.failed_leaves + p.bad,
+            finished_at = case when r.open_tasks = p.n then t else r.finished_at end,
+            state = case when r.open_tasks > p.n then r.state
+                         when r.cancel_requested then 'canceled'
+                         when r.failed_leaves + p.bad > 0 then 'failed'
+                         else 'success' end::run_state
+        from per_run p
+        where r.run_id = p.run_id and r.state in ('queued', 'running')
+        returning r.dag_id, r.state
+    )
+    select array_agg(distinct c.dag_id) into limited
+    from counted c join dag d on d.dag_id = c.dag_id
+    where c.state not in ('queued', 'running') and d.max_active_runs is not null;
+    return case when limited is null then 0 else admit_runs(limited) end;
+end $$;
+
+-- The upstream counters of the given waiting tasks, computed anew from the tasks themselves.
+create function recount_upstream(p_run_id bigint, p_idxs int[]) returns int language plpgsql as $$
+declare
+    changed int;
+begin
+    update task k
+    set n_success = c.success, n_failed = c.failed, n_upstream_failed = c.upstream_failed, n_skipped = c.skipped,
+        n_setup_success = c.setup_success, n_setup_skipped = c.setup_skipped
+    from (
+        select w.idx, w.map_index,
+               count(*) filter (where u.state = 'success')::int as success,
+               count(*) filter (where u.state in ('failed', 'canceled'))::int as failed,
+               count(*) filter (where u.state = 'upstream_failed')::int as upstream_failed,
+               count(*) filter (where u.state = 'skipped')::int as skipped,
+               count(*) filter (where s.is_setup and u.state = 'success')::int as setup_success,
+               count(*) filter (where s.is_setup and u.state = 'skipped')::int as setup_skipped
+        from task w
+        left join edge g on g.version_id = w.version_id and g.dst = w.idx
+        left join task u on u.run_id = w.run_id and u.idx = g.src
+        left join task_spec s on s.version_id = w.version_id and s.idx = g.src
+        where w.run_id = p_run_id and w.idx = any(p_idxs) and w.state = 'waiting'
+        group by w.idx, w.map_index
+    ) c
+    where k.run_id = p_run_id and k.idx = c.idx and k.map_index = c.map_index and k.state = 'waiting'
+      and (coalesce(k.n_success, 0), coalesce(k.n_failed, 0), coalesce(k.n_upstream_failed, 0),
+           coalesce(k.n_skipped, 0), coalesce(k.n_setup_success, 0), coalesce(k.n_setup_skipped, 0))
+          is distinct from
+          (c.success, c.failed, c.upstream_failed, c.skipped, c.setup_success, c.setup_skipped);
+    get diagnostics changed = row_count;
+    return changed;
+end $$;
+
+-- The counters of a run, computed anew from its tasks. Returns whether they had drifted.
+create function recount_run(p_run_id bigint) returns boolean language plpgsql as $$
+begin
+    update run_status r
+    set open_tasks = c.open_tasks, failed_leaves = c.failed_leaves
+    from (
+        select v.task_count - count(*) filter (where k.state in
+                   ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))::int as open_tasks,
+               count(*) filter (where s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed'))::int
+                   as failed_leaves
+        from run_status x
+        join dag_version v on v.version_id = x.version_id
+        left join task k on k.run_id = x.run_id
+        left join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+        where x.run_id = p_run_id
+        group by v.task_count
+    ) c
+    where r.run_id = p_run_id and r.state in ('queued', 'running') and c.open_tasks > 0
+      and (r.open_tasks, r.failed_leaves) is distinct from (c.open_tasks, c.failed_leaves);
+    return found;
+end $$;

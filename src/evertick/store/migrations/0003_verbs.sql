@@ -1,0 +1,427 @@
+-- The verbs of runners and planners that must be one round trip. Each names the states it leaves from, and the epoch and
+-- session where an attempt exists; what does not match changes nothing and is told back to the caller.
+
+-- Leadership -------------------------------------------------------------------------------------------------------------
+
+-- Planning writes begin here. The shared lock is held to the end of the transaction and a takeover takes it exclusively,
+-- so an old leader's commit can never follow a new leader's first. The epoch is read after the lock, in a new statement.
+create function fence(p_shard smallint, p_epoch bigint) returns void language plpgsql as $$
+begin
+    perform pg_advisory_xact_lock_shared(4711, p_shard);
+    perform 1 from shard where shard = p_shard and epoch = p_epoch;
+    if not found then
+        raise exception 'not the leader of shard %: epoch % is over', p_shard, p_epoch using errcode = 'EV001';
+    end if;
+end $$;
+
+create function take_shard(p_shard smallint, p_owner text, p_seconds double precision) returns bigint
+language plpgsql as $$
+declare
+    taken bigint;
+begin
+    perform 1 from shard where shard = p_shard and (lease_until is null or lease_until < clock());
+    if not found then
+        return null;
+    end if;
+    perform pg_advisory_xact_lock(4711, p_shard);
+    update shard set epoch = epoch + 1, owner = p_owner, lease_until = clock() + make_interval(secs => p_seconds)
+    where shard = p_shard and (lease_until is null or lease_until < clock())
+    returning epoch into taken;
+    return taken;
+end $$;
+
+create function renew_shard(p_shard smallint, p_epoch bigint, p_seconds double precision) returns boolean
+language plpgsql as $$
+begin
+    update shard set lease_until = clock() + make_interval(secs => p_seconds)
+    where shard = p_shard and epoch = p_epoch and lease_until is not null;
+    return found;
+end $$;
+
+create function resign_shard(p_shard smallint, p_epoch bigint) returns boolean language plpgsql as $$
+begin
+    update shard set lease_until = null, owner = null where shard = p_shard and epoch = p_epoch;
+    return found;
+end $$;
+
+-- Runs begin -------------------------------------------------------------------------------------------------------------
+
+-- Gives new runs their state. Where nothing holds the DAG back the run starts at once; otherwise admission decides.
+create function open_runs(p_run_ids bigint[]) returns int language plpgsql as $$
+declare
+    started bigint[];
+    held int[];
+    t timestamptz := clock();
+begin
+    if coalesce(cardinality(p_run_ids), 0) = 0 then
+        return 0;
+    end if;
+    with opened as (
+        insert into run_status (run_id, dag_id, version_id, state, open_tasks, started_at)
+        select r.run_id, r.dag_id, r.version_id,
+               case when d.paused or d.max_active_runs is not null then 'queued' else 'running' end::run_state,
+               v.task_count,
+               case when d.paused or d.max_active_runs is not null then null else t end
+        from run r join dag d on d.dag_id = r.dag_id join dag_version v on v.version_id = r.version_id
+        where r.run_id = any(p_run_ids)
+        order by r.run_id
+        on conflict (run_id) do nothing
+        returning run_id, dag_id, state
+    )
+    select array_agg(run_id) filter (where state = 'running'), array_agg(distinct dag_id) filter (where state = 'queued')
+    into started, held from opened;
+    if started is not null then
+        perform settle(start_runs(started));
+    end if;
+    if held is not null then
+        perform admit_runs(held);
+    end if;
+    return coalesce(cardinality(started), 0);
+end $$;
+
+create function trigger_run(p_dag_id int, p_params jsonb, p_key text, p_actor text)
+returns table (run_id bigint, is_new boolean) language plpgsql as $$
+declare
+    made bigint;
+begin
+    insert into run as r (dag_id, version_id, kind, key, params, triggered_by, created_at)
+    select d.dag_id, d.version_id, 'manual', p_key, p_params, p_actor, clock()
+    from dag d where d.dag_id = p_dag_id and d.deleted_at is null and d.version_id is not null
+    on conflict (dag_id, key) where key is not null do nothing
+    returning r.run_id into made;
+    if made is null then
+        return query select r.run_id, false from run r where r.dag_id = p_dag_id and r.key = p_key;
+        return;
+    end if;
+    perform open_runs(array[made]);
+    return query select made, true;
+end $$;
+
+-- Settles due schedules. p_plans: [{schedule_id, version, expected, fires: [instant], last_fire, skipped: {first_at, last_at,
+-- count, reason} | null, next_due}]. The cursor moves and its runs are created in this one transaction (V1); a plan whose
+-- schedule has moved on, changed or been paused meanwhile is left out. Returns the schedules that were settled.
+create function settle_schedules(p_plans jsonb) returns int[] language plpgsql as $$
+declare
+    won int[];
+    made bigint[];
+    t timestamptz := clock();
+begin
+    perform 1 from schedule_state s
+    where s.schedule_id in (select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x)
+    order by s.schedule_id for no key update;
+    with plan as (
+        select * from jsonb_to_recordset(p_plans) as x(
+            schedule_id int, version int, expected timestamptz, next_due timestamptz, last_fire timestamptz)
+    ), moved as (
+        update schedule_state s
+        set next_due = p.next_due, last_fired = coalesce(p.last_fire, s.last_fired)
+        from plan p
+        where s.schedule_id = p.schedule_id and s.version = p.version and s.next_due = p.expected
+          and not s.paused and s.error is null
+        returning s.schedule_id
+    )
+    select array_agg(moved.schedule_id) into won from moved;
+    if won is null then
+        return '{}';
+    end if;
+    with created as (
+        insert into run as r (dag_id, version_id, kind, schedule_id, fire_at, params, triggered_by, created_at)
+        select d.dag_id, d.version_id, 'scheduled', c.schedule_id, f.fire_at::timestamptz, c.params, 'schedule', t
+        from jsonb_array_elements(p_plans) x
+        cross join lateral jsonb_array_elements_text(x->'fires') f(fire_at)
+        join schedule c on c.schedule_id = (x->>'schedule_id')::int
+        join dag d on d.dag_id = c.dag_id
+        where c.schedule_id = any(won) and d.deleted_at is null
+        order by f.fire_at::timestamptz, c.schedule_id
+        on conflict (schedule_id, fire_at) where schedule_id is not null do nothing
+        returning r.run_id
+    )
+    select array_agg(created.run_id) into made from created;
+    insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
+    select (x->>'schedule_id')::int, k.first_at, k.last_at, k.count, k.reason, t
+    from jsonb_array_elements(p_plans) x
+    cross join lateral jsonb_to_record(x->'skipped') as k(first_at timestamptz, last_at timestamptz, count bigint, reason text)
+    where (x->>'schedule_id')::int = any(won) and jsonb_typeof(x->'skipped') = 'object'
+    on conflict (schedule_id, first_at) do nothing;
+    perform open_runs(made);
+    return won;
+end $$;
+
+create function fire(p_shard smallint, p_epoch bigint, p_plans jsonb) returns int[] language plpgsql as $$
+begin
+    perform fence(p_shard, p_epoch);
+    return settle_schedules(p_plans);
+end $$;
+
+-- Makes pending tasks available whose time has come. Returns how many, and when the next one is due.
+create function promote(p_shard smallint, p_epoch bigint, p_limit int, out promoted int, out next_due timestamptz)
+language plpgsql as $$
+declare
+    due ended[];
+    t timestamptz := clock();
+begin
+    perform fence(p_shard, p_epoch);
+    perform 1 from run_status r where r.run_id in (
+        select w.run_id from timer w where w.shard = p_shard and w.due_at <= t
+        order by w.due_at limit p_limit) order by r.run_id for no key update;
+    with come as (
+        delete from timer w using (
+            select x.shard, x.due_at, x.run_id, x.idx, x.map_index from timer x
+            where x.shard = p_shard and x.due_at <= t order by x.due_at limit p_limit) x
+        where w.shard = x.shard and w.due_at = x.due_at and w.run_id = x.run_id and w.idx = x.idx
+          and w.map_index = x.map_index
+        returning w.run_id, w.idx, w.map_index, w.due_at
+    ), moved as (
+        update task k set state = case when d.paused then 'pending' else 'available' end::task_state, not_before = null
+        from come c
+        join run_status r on r.run_id = c.run_id
+        join dag d on d.dag_id = r.dag_id
+        where k.run_id = c.run_id and k.idx = c.idx and k.map_index = c.map_index
+          and k.state = 'pending' and k.not_before = c.due_at
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    )
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.state = 'available')
+    into due from moved m;
+    promoted := offer(due);
+    select min(w.due_at) into next_due from timer w where w.shard = p_shard;
+end $$;
+
+-- Runners ----------------------------------------------------------------------------------------------------------------
+
+create type step_row as (
+    kind text, run_id bigint, idx int, map_index int, epoch int, attempt int, version_id int,
+    fire_at timestamptz, params text, inputs text);
+
+-- Claims up to p_free available tasks of the queues. MATERIALIZED, because a plan that ran the locking subquery twice
+-- would lock more than it takes.
+create function claim(p_session bigint, p_queues text[], p_free int) returns setof step_row language plpgsql as $$
+declare
+    wanted int := p_free;
+    got int;
+    q text;
+    t timestamptz := clock();
+begin
+    perform 1 from runner where session = p_session and gone_at is null;
+    if not found then
+        return;
+    end if;
+    foreach q in array p_queues loop
+        exit when wanted <= 0;
+        return query
+        with picked as materialized (
+            select r.queue, r.rank, r.seq, r.run_id, r.idx, r.map_index from ready r
+            where r.queue = q order by r.rank, r.seq limit wanted for update skip locked
+        ), taken as (
+            delete from ready r using picked p where r.queue = p.queue and r.rank = p.rank and r.seq = p.seq
+        ), moved as (
+            update task k
+            set state = 'running', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_session,
+                started_at = t, finished_at = null, reason = null, exit_code = null
+            from picked p
+            where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index and k.state = 'available'
+            returning k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.version_id, p.rank, p.seq
+        ), leased as (
+            insert into lease (session, run_id, idx, map_index, epoch)
+            select p_session, m.run_id, m.idx, m.map_index, m.epoch from moved m
+        )
+        select 'claim', m.run_id, m.idx, m.map_index, m.epoch, m.attempt::int, m.version_id, r.fire_at, r.params::text,
+               (select jsonb_object_agg(s.name, v.value)::text
+                from task_input i
+                join task_spec s on s.version_id = i.version_id and s.idx = i.src
+                left join result v on v.run_id = m.run_id and v.idx = i.src and v.map_index = -1
+                where i.version_id = m.version_id and i.idx = m.idx)
+        from moved m join run r on r.run_id = m.run_id
+        order by m.rank, m.seq;
+        get diagnostics got = row_count;
+        wanted := wanted - got;
+    end loop;
+end $$;
+
+-- Records how attempts ended. p_reports: [{r, i, m, e, kind, reason, result, exit_code, retry_in, no_retry, log, seq}].
+-- Returns the reports that were refused because the attempt is no longer the session's, and how many tasks were offered.
+-- The same report twice is one event: the second finds the task ended by that very attempt and is silently dropped.
+create function finish(p_session bigint, p_reports jsonb, p_infra_retries int,
+                       out refused ended[], out offered int) language plpgsql as $$
+declare
+    ended_now ended[];
+    again ended[];
+    cleared ended[];
+    t timestamptz := clock();
+begin
+    perform 1 from run_status s
+    where s.run_id in (select (x->>'r')::bigint from jsonb_array_elements(p_reports) x)
+    order by s.run_id for no key update;
+    with report as materialized (
+        select x.r as run_id, x.i as idx, x.m as map_index, x.e as epoch, x.kind, x.reason, x.result, x.exit_code,
+               x.retry_in, coalesce(x.no_retry, false) as no_retry, x.log, coalesce(x.seq, 0) as seq
+        from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, kind text, reason text, result jsonb,
+             exit_code int, retry_in double precision, no_retry boolean, log text, seq bigint)
+    ), decided as (
+        select x.*, k.attempt, k.losses, k.started_at, k.request, k.version_id,
+               case when n.state = 'pending' and x.kind = 'lost'
+                    then t + make_interval(secs => case k.losses when 0 then 0 else least(5 * 2 ^ (k.losses - 1), 300) end)
+                    when n.state = 'pending' then t + make_interval(secs => greatest(coalesce(x.retry_in, 0), 0))
+               end as not_before,
+               n.state
+        from report x
+        join task k on k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
+        join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+        cross join lateral (select case
+            when k.request = 'mark_success' then 'success'
+            when k.request = 'mark_failed' then 'failed'
+            when k.request = 'mark_skipped' then 'skipped'
+            when k.request = 'clear' then 'waiting'
+            when x.kind in ('success', 'skipped') then x.kind
+            when k.request = 'cancel' then 'canceled'
+            when x.kind = 'given_back' then 'pending'
+            when x.kind = 'lost' then
+                case when s.rerun_on_loss and k.losses < p_infra_retries then 'pending' else 'failed' end
+            when x.no_retry or k.attempt >= s.max_attempts then 'failed'
+            else 'pending' end::task_state as state) n
+    ), freed as (
+        delete from lease l using report x
+        where l.session = p_session and l.run_id = x.run_id and l.idx = x.idx and l.map_index = x.map_index
+          and l.epoch = x.epoch
+    ), moved as (
+        update task k
+        set state = d.state,
+            -- what was given back or lost never came from the user's own retries
+            attempt = case when d.kind in ('given_back', 'lost') and d.state = 'pending' then d.attempt - 1
+                           when d.state = 'waiting' then 0 else d.attempt end,
+            losses = case when d.state = 'waiting' then 0 when d.kind = 'lost' then d.losses + 1 else d.losses end,
+            session = case when d.kind in ('given_back', 'lost') or d.state = 'waiting' then null else p_session end,
+            request = null,
+            not_before = case when d.not_before > t then d.not_before end,
+            finished_at = case when d.state not in ('waiting', 'pending') then t end,
+            exit_code = d.exit_code,
+            reason = case when d.request is null or d.state = 'canceled' or d.kind in ('failed', 'timed_out', 'lost')
+                          then d.reason end
+        from decided d
+        where k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index
+          and k.state = 'running' and k.epoch = d.epoch and k.session = p_session
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, k.not_before, d.kind, d.reason,
+                  d.result, d.exit_code, d.attempt, d.started_at, d.log, d.seq
+    ), past as (
+        insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
+        select m.run_id, m.idx, m.map_index, m.epoch, m.attempt, p_session, m.kind, m.reason, m.exit_code, m.started_at, t
+        from moved m where m.state in ('waiting', 'pending')
+        on conflict (run_id, idx, map_index, epoch) do nothing
+    ), kept as (
+        insert into result (run_id, idx, map_index, epoch, value)
+        select m.run_id, m.idx, m.map_index, m.epoch, m.result from moved m
+        where m.state = 'success' and m.result is not null
+        on conflict (run_id, idx, map_index) do update set epoch = excluded.epoch, value = excluded.value
+    ), logged as (
+        insert into log_chunk (run_id, idx, map_index, epoch, seq, content)
+        select m.run_id, m.idx, m.map_index, m.epoch, m.seq, m.log from moved m where m.log is not null
+        on conflict (run_id, idx, map_index, epoch, seq) do nothing
+    ), timed as (
+        insert into timer (shard, due_at, run_id, idx, map_index)
+        select g.shard, m.not_before, m.run_id, m.idx, m.map_index
+        from moved m join run_status r on r.run_id = m.run_id join dag g on g.dag_id = r.dag_id
+        where m.not_before is not null
+        on conflict do nothing
+    )
+    select
+        array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
+            filter (where m.state in ('success', 'failed', 'skipped', 'canceled')),
+        array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
+            filter (where m.state = 'pending' and m.not_before is null),
+        array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.state = 'waiting'),
+        array_agg(row(x.run_id, x.idx, x.map_index, x.epoch, 'failed')::ended) filter (where m.run_id is null and not exists (
+            select 1 from task k where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
+              and k.epoch = x.epoch and k.session = p_session and k.state <> 'running'))
+    into ended_now, again, cleared, refused
+    from report x left join moved m
+      on m.run_id = x.run_id and m.idx = x.idx and m.map_index = x.map_index and m.epoch = x.epoch;
+    offered := settle(ended_now);
+    if again is not null then
+        offered := offered + release(again);
+    end if;
+    if cleared is not null then
+        offered := offered + reopen(cleared);
+    end if;
+end $$;
+
+-- Pending tasks that nothing holds any more become available at once, unless their DAG is paused.
+create function release(p_tasks ended[]) returns int language plpgsql as $$
+declare
+    freed ended[];
+begin
+    with moved as (
+        update task k set state = 'available'
+        from unnest(p_tasks) p
+        join run_status r on r.run_id = p.run_id
+        join dag d on d.dag_id = r.dag_id
+        where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
+          and k.state = 'pending' and k.not_before is null and not d.paused
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    )
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into freed from moved m;
+    return offer(freed);
+end $$;
+
+-- One round trip of a runner: what ended is recorded, what is free is claimed.
+create function step(p_session bigint, p_reports jsonb, p_infra_retries int, p_queues text[], p_free int)
+returns setof step_row language plpgsql as $$
+declare
+    stale ended[];
+    offered int := 0;
+    claimed int := 0;
+begin
+    if p_reports is not null then
+        select f.refused, f.offered into stale, offered from finish(p_session, p_reports, p_infra_retries) f;
+        return query select 'refused', x.run_id, x.idx, x.map_index, x.version_id, null::int, null::int,
+                            null::timestamptz, null::text, null::text from unnest(stale) x;
+    end if;
+    if p_free > 0 then
+        return query select * from claim(p_session, p_queues, p_free);
+        get diagnostics claimed = row_count;
+    end if;
+    if offered > claimed then
+        return query select 'more', null::bigint, null::int, null::int, null::int, null::int, null::int,
+                            null::timestamptz, null::text, null::text;
+    end if;
+end $$;
+
+-- A heartbeat. p_held: [[run_id, idx, map_index, epoch]]. The reply names what the runner lost, what is recorded as its own
+-- but missing from its list (a claim whose reply was lost), and what somebody asked to stop.
+create function extend(p_session bigint, p_held jsonb)
+returns table (kind text, run_id bigint, idx int, map_index int, epoch int) language plpgsql as $$
+#variable_conflict use_column
+begin
+    update runner set beat = beat + 1 where session = p_session and gone_at is null;
+    if not found then
+        return query select 'gone', null::bigint, null::int, null::int, null::int;
+    end if;
+    return query
+    with held as (
+        select (x->>0)::bigint as run_id, (x->>1)::int as idx, (x->>2)::int as map_index, (x->>3)::int as epoch
+        from jsonb_array_elements(p_held) x
+    )
+    select case when l.run_id is null then 'lost' when h.run_id is null then 'unknown' else 'stop' end,
+           coalesce(h.run_id, l.run_id), coalesce(h.idx, l.idx), coalesce(h.map_index, l.map_index),
+           coalesce(h.epoch, l.epoch)
+    from held h
+    full join (select * from lease where session = p_session) l
+      on l.run_id = h.run_id and l.idx = h.idx and l.map_index = h.map_index and l.epoch = h.epoch
+    left join task k on k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index
+    where l.run_id is null or h.run_id is null or k.request is not null;
+end $$;
+
+-- A runner that is provably gone: what it held goes back through the ordinary door.
+create function bury(p_session bigint, p_reason text, p_infra_retries int) returns int language plpgsql as $$
+declare
+    reports jsonb;
+begin
+    update runner set gone_at = coalesce(gone_at, clock()), gone_reason = coalesce(gone_reason, p_reason)
+    where session = p_session;
+    select jsonb_agg(jsonb_build_object('r', l.run_id, 'i', l.idx, 'm', l.map_index, 'e', l.epoch, 'kind', 'lost',
+                                        'reason', p_reason))
+    into reports from lease l where l.session = p_session;
+    if reports is null then
+        return 0;
+    end if;
+    perform finish(p_session, reports, p_infra_retries);
+    return jsonb_array_length(reports);
+end $$;

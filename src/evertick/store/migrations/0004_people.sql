@@ -1,0 +1,219 @@
+-- What people ask for: cancel, clear, mark, pause. A running task is never moved from here: it gets a request, and moves
+-- when its owner confirms that the process group is dead, or when the owner is buried.
+
+-- Cancels a run: whatever has not started ends now, what runs is asked to stop. Returns how many are asked to stop.
+create function cancel_run(p_run_id bigint, p_actor text, p_reason text) returns int language plpgsql as $$
+declare
+    now_ended ended[];
+    asked int;
+    t timestamptz := clock();
+begin
+    update run_status r set cancel_requested = true, reason = p_reason
+    where r.run_id = p_run_id and r.state in ('queued', 'running');
+    if not found then
+        return null;
+    end if;
+    delete from ready q using run_status r, task_spec s
+    where r.run_id = p_run_id and s.version_id = r.version_id and q.queue = s.queue and q.rank = 9 - s.priority
+      and q.run_id = p_run_id;
+    with gone as (
+        insert into task as k (run_id, idx, version_id, state, finished_at, reason)
+        select r.run_id, s.idx, r.version_id, 'canceled', t, p_reason
+        from run_status r join task_spec s on s.version_id = r.version_id
+        where r.run_id = p_run_id
+        order by s.idx
+        on conflict (run_id, idx, map_index) do update
+            set state = 'canceled', finished_at = t, reason = p_reason, not_before = null
+            where k.state in ('waiting', 'pending', 'available', 'deferred')
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    )
+    select array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::ended) into now_ended from gone g;
+    update task k set request = 'cancel'
+    where k.run_id = p_run_id and k.state in ('queued', 'running');
+    get diagnostics asked = row_count;
+    insert into journal (occurred_at, verb, actor, run_id, detail)
+    values (t, 'cancel', p_actor, p_run_id, jsonb_build_object('reason', p_reason, 'asked_to_stop', asked));
+    perform close_runs(now_ended);
+    return asked;
+end $$;
+
+-- Takes terminal tasks back to waiting, counts their upstream anew and decides them. The caller holds the runs' locks.
+-- p_tasks are already waiting when they come from finish (a clear that was asked for while the task ran).
+create function reopen(p_tasks ended[]) returns int language plpgsql as $$
+declare
+    runs bigint[];
+    r bigint;
+    offered int := 0;
+begin
+    with kept as (
+        insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
+        select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text, k.reason, k.exit_code,
+               k.started_at, k.finished_at
+        from unnest(p_tasks) p join task k on k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
+        where k.epoch > 0 and k.finished_at is not null and k.started_at is not null
+        on conflict (run_id, idx, map_index, epoch) do nothing
+    ), dropped as (
+        delete from result v using unnest(p_tasks) p
+        where v.run_id = p.run_id and v.idx = p.idx and v.map_index = p.map_index
+    )
+    update task k
+    set state = 'waiting', attempt = 0, losses = 0, session = null, not_before = null, started_at = null,
+        finished_at = null, reason = null, exit_code = null
+    from unnest(p_tasks) p
+    where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
+      and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed');
+    runs := array(select distinct p.run_id from unnest(p_tasks) p order by 1);
+    foreach r in array runs loop
+        perform recount_upstream(r, array(
+            select p.idx from unnest(p_tasks) p where p.run_id = r
+            union
+            select g.dst from unnest(p_tasks) p
+            join edge g on g.version_id = p.version_id and g.src = p.idx where p.run_id = r));
+        update run_status s set state = 'queued', finished_at = null, cancel_requested = false, reason = null
+        where s.run_id = r and s.state in ('success', 'failed', 'canceled');
+        perform recount_run(r);
+    end loop;
+    -- A run that stayed open decides now; one that was closed waits for admission like any other queued run.
+    offered := settle(decide_waiting(array(
+        select s.run_id from run_status s where s.run_id = any(runs) and s.state = 'running')));
+    return offered + admit_runs(array(
+        select distinct s.dag_id from run_status s where s.run_id = any(runs) and s.state = 'queued'));
+end $$;
+
+-- Clears tasks of a run so that they run again. Returns how many were reopened and how many were asked to stop first.
+create function clear_tasks(p_run_id bigint, p_idxs int[], p_actor text, out reopened int, out asked int)
+language plpgsql as $$
+declare
+    chosen ended[];
+begin
+    perform 1 from run_status r where r.run_id = p_run_id for no key update;
+    update task k set request = 'clear'
+    where k.run_id = p_run_id and k.idx = any(p_idxs) and k.state in ('queued', 'running')
+      and k.request is distinct from 'cancel';
+    get diagnostics asked = row_count;
+    select array_agg(row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended) into chosen
+    from task k
+    where k.run_id = p_run_id and k.idx = any(p_idxs)
+      and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed');
+    reopened := coalesce(cardinality(chosen), 0);
+    insert into journal (occurred_at, verb, actor, run_id, detail)
+    values (clock(), 'clear', p_actor, p_run_id, jsonb_build_object('tasks', p_idxs, 'reopened', reopened, 'asked', asked));
+    if chosen is not null then
+        perform reopen(chosen);
+    end if;
+end $$;
+
+-- Marks a task as ended in the given state. What never ran because of how it had ended before is decided again.
+-- Returns 'marked', 'asked' (it runs: it moves once it has stopped), or null when the run or task cannot be marked.
+create function mark_task(p_run_id bigint, p_idx int, p_map_index int, p_state task_state, p_actor text)
+returns text language plpgsql as $$
+declare
+    before task;
+    status run_status;
+    spec task_spec;
+    blocked ended[];
+    t timestamptz := clock();
+begin
+    select * into status from run_status r where r.run_id = p_run_id for no key update;
+    select * into spec from task_spec s where s.version_id = status.version_id and s.idx = p_idx;
+    if spec.idx is null or p_state not in ('success', 'failed', 'skipped') then
+        return null;
+    end if;
+    update task k set request = ('mark_' || p_state)::task_request
+    where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index and k.state in ('queued', 'running');
+    if found then
+        insert into journal (occurred_at, verb, actor, run_id, idx, map_index, detail)
+        values (t, 'mark', p_actor, p_run_id, p_idx, p_map_index, jsonb_build_object('to', p_state, 'asked', true));
+        return 'asked';
+    end if;
+    if status.state = 'queued' then
+        update run_status r set state = 'running', started_at = coalesce(r.started_at, t)
+        where r.run_id = p_run_id and r.state = 'queued';
+        perform settle(start_runs(array[p_run_id]));
+    end if;
+    delete from ready q
+    where q.queue = spec.queue and q.rank = 9 - spec.priority and q.run_id = p_run_id and q.idx = p_idx
+      and q.map_index = p_map_index;
+    select * into before from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index;
+    insert into task as k (run_id, idx, map_index, version_id, state, finished_at, reason)
+    values (p_run_id, p_idx, p_map_index, status.version_id, p_state, t, 'marked by ' || p_actor)
+    on conflict (run_id, idx, map_index) do update
+        set state = p_state, finished_at = t, not_before = null, reason = 'marked by ' || p_actor
+        where k.state not in ('queued', 'running') and k.state <> p_state;
+    if not found then
+        return null;
+    end if;
+    insert into journal (occurred_at, verb, actor, run_id, idx, map_index, detail)
+    values (t, 'mark', p_actor, p_run_id, p_idx, p_map_index,
+            jsonb_build_object('from', coalesce(before.state, 'waiting'), 'to', p_state));
+    if before.state is null or before.state not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed') then
+        perform settle(array[row(p_run_id, p_idx, p_map_index, status.version_id, p_state)::ended]);
+        return 'marked';
+    end if;
+    -- It had ended before, and maybe the run with it: keep that attempt, then let what was blocked by it be decided again.
+    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
+    select before.run_id, before.idx, before.map_index, before.epoch, before.attempt, before.session, before.state::text,
+           before.reason, before.exit_code, before.started_at, before.finished_at
+    where before.epoch > 0 and before.started_at is not null
+    on conflict (run_id, idx, map_index, epoch) do nothing;
+    with recursive below as (
+        select g.dst from edge g where g.version_id = status.version_id and g.src = p_idx
+        union
+        select g.dst from below b join edge g on g.version_id = status.version_id and g.src = b.dst
+    )
+    select array_agg(row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended) into blocked
+    from below b join task k on k.run_id = p_run_id and k.idx = b.dst
+    where k.state in ('upstream_failed', 'waiting');
+    perform reopen_marked(p_run_id, blocked);
+    return 'marked';
+end $$;
+
+-- After a mark in a run: blocked tasks are decided again; a closed run with nothing to decide is judged anew.
+create function reopen_marked(p_run_id bigint, p_blocked ended[]) returns void language plpgsql as $$
+declare
+    t timestamptz := clock();
+begin
+    if p_blocked is not null then
+        perform reopen(p_blocked);
+        return;
+    end if;
+    update run_status r set state = 'queued', finished_at = null, open_tasks = 0
+    where r.run_id = p_run_id and r.state in ('success', 'failed', 'canceled');
+    if not found then
+        perform recount_run(p_run_id);
+        return;
+    end if;
+    update run_status r
+    set state = case when bad.n > 0 then 'failed' else 'success' end::run_state, failed_leaves = bad.n, finished_at = t
+    from (select count(*)::int as n from task k
+          join task_spec s on s.version_id = k.version_id and s.idx = k.idx and s.is_leaf
+          where k.run_id = p_run_id and k.state in ('failed', 'canceled', 'upstream_failed')) bad
+    where r.run_id = p_run_id and r.state = 'queued' and r.open_tasks = 0;
+end $$;
+
+-- A paused DAG offers nothing: what was available goes back to pending. Repeated by reconcile for what slipped through.
+create function hold_dag(p_dag_id int) returns int language plpgsql as $$
+declare
+    held int;
+begin
+    perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
+    delete from ready q using run_status r, task_spec s
+    where r.dag_id = p_dag_id and r.state = 'running' and s.version_id = r.version_id
+      and q.queue = s.queue and q.rank = 9 - s.priority and q.run_id = r.run_id;
+    update task k set state = 'pending'
+    from run_status r
+    where r.dag_id = p_dag_id and r.state = 'running' and k.run_id = r.run_id and k.state = 'available';
+    get diagnostics held = row_count;
+    return held;
+end $$;
+
+create function unhold_dag(p_dag_id int) returns int language plpgsql as $$
+declare
+    held ended[];
+begin
+    perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
+    select array_agg(row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended) into held
+    from run_status r join task k on k.run_id = r.run_id
+    where r.dag_id = p_dag_id and r.state = 'running' and k.state = 'pending' and k.not_before is null;
+    return release(held) + admit_runs(array[p_dag_id]);
+end $$;

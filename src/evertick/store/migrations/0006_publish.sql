@@ -1,0 +1,143 @@
+-- Publishing: a DAG's version, its tasks and its schedules, in one step. Publishing the same thing again changes nothing.
+
+-- Lock order: schedules before their DAG, as firing does.
+create function lock_schedules(p_name text) returns void language sql as $$
+    select from schedule_state s join schedule c on c.schedule_id = s.schedule_id join dag d on d.dag_id = c.dag_id
+    where d.name = p_name order by s.schedule_id for no key update of s
+$$;
+
+-- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, starts_paused, tasks: [...], edges: [[src, dst]],
+-- inputs: [[idx, src]], schedules: [{name, spec, params, misfire, window_seconds, next_due}]}.
+-- p_settle: what is due under schedules that this changes or removes (see settle_schedules): it is settled first.
+create function publish_dag(p_dag jsonb, p_settle jsonb, p_actor text, out out_dag_id int, out out_version_id int, out is_new boolean)
+language plpgsql as $$
+declare
+    t timestamptz := clock();
+begin
+    perform lock_schedules(p_dag->>'name');
+    insert into dag as d (name, file, paused)
+    values (p_dag->>'name', p_dag->>'file', coalesce((p_dag->>'starts_paused')::boolean, false))
+    on conflict (name) do update set file = excluded.file, deleted_at = null
+    returning d.dag_id into out_dag_id;
+
+    insert into dag_version as v (dag_id, number, hash, bundle_hash, spec, task_count, created_at)
+    select out_dag_id, coalesce(max(v.number), 0) + 1, p_dag->>'hash', p_dag->>'bundle_hash', p_dag->'spec',
+           jsonb_array_length(p_dag->'tasks'), t
+    from dag_version v where v.dag_id = out_dag_id
+    on conflict (dag_id, hash, bundle_hash) do nothing
+    returning v.version_id into out_version_id;
+    is_new := out_version_id is not null;
+    if is_new then
+        insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
+                               starts_at_once, max_attempts, rerun_on_loss)
+        select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
+               x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss
+        from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint, rule trigger_rule,
+             upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
+             max_attempts int, rerun_on_loss boolean);
+        insert into edge (version_id, src, dst)
+        select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'edges') x;
+        insert into task_input (version_id, idx, src)
+        select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'inputs') x;
+    else
+        select v.version_id into out_version_id from dag_version v
+        where v.dag_id = out_dag_id and v.hash = p_dag->>'hash' and v.bundle_hash = p_dag->>'bundle_hash';
+    end if;
+    perform settle_schedules(p_settle);
+    update dag d set version_id = out_version_id, max_active_runs = (p_dag->>'max_active_runs')::int
+    where d.dag_id = out_dag_id
+      and (d.version_id, d.max_active_runs) is distinct from (out_version_id, (p_dag->>'max_active_runs')::int);
+    perform sync_schedules(out_dag_id, p_dag->'schedules', p_actor);
+    if is_new then
+        insert into journal (occurred_at, verb, actor, dag_id, detail)
+        values (t, 'publish', p_actor, out_dag_id, jsonb_build_object('version_id', out_version_id, 'hash', p_dag->>'hash'));
+    end if;
+end $$;
+
+-- Schedules are declared: what is absent is removed, what is the same keeps its cursor, what changed starts anew from now
+-- under a higher version. A schedule's id is stable per (dag, name).
+create function sync_schedules(p_dag_id int, p_schedules jsonb, p_actor text) returns void language plpgsql as $$
+declare
+    t timestamptz := clock();
+begin
+    with wanted as (
+        select * from jsonb_to_recordset(p_schedules) as x(name text, spec jsonb, params jsonb, misfire text,
+                                                           window_seconds double precision, next_due timestamptz)
+    ), changed as (
+        insert into schedule as c (dag_id, name, version, spec, params, misfire, window_seconds, changed_by, changed_at)
+        select p_dag_id, w.name, 1, w.spec, w.params, w.misfire, w.window_seconds, p_actor, t from wanted w
+        on conflict (dag_id, name) do update
+            set version = c.version + 1, spec = excluded.spec, params = excluded.params, misfire = excluded.misfire,
+                window_seconds = excluded.window_seconds, changed_by = p_actor, changed_at = t, deleted_at = null
+            where c.deleted_at is not null or (c.spec, c.params, c.misfire, c.window_seconds)
+                  is distinct from (excluded.spec, excluded.params, excluded.misfire, excluded.window_seconds)
+        returning c.schedule_id, c.name, c.version
+    )
+    insert into schedule_state as s (schedule_id, shard, version, next_due, paused)
+    select c.schedule_id, d.shard, c.version, w.next_due, d.paused
+    from changed c join wanted w on w.name = c.name join dag d on d.dag_id = p_dag_id
+    on conflict (schedule_id) do update set version = excluded.version, next_due = excluded.next_due, error = null;
+
+    with removed as (
+        update schedule c set deleted_at = t, version = c.version + 1, changed_by = p_actor, changed_at = t
+        where c.dag_id = p_dag_id and c.deleted_at is null
+          and c.name not in (select x->>'name' from jsonb_array_elements(p_schedules) x)
+        returning c.schedule_id, c.version
+    )
+    update schedule_state s set next_due = null, version = r.version from removed r where s.schedule_id = r.schedule_id;
+end $$;
+
+-- Removes a DAG from planning: its schedules end, its history stays. What is due is settled first; open runs go on with
+-- the version that they started with.
+create function delete_dag(p_dag_id int, p_settle jsonb, p_actor text) returns boolean language plpgsql as $$
+begin
+    perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
+    perform 1 from dag d where d.dag_id = p_dag_id and d.deleted_at is null for no key update;
+    if not found then
+        return false;
+    end if;
+    perform settle_schedules(p_settle);
+    perform sync_schedules(p_dag_id, '[]', p_actor);
+    update dag d set deleted_at = clock() where d.dag_id = p_dag_id and d.deleted_at is null;
+    insert into journal (occurred_at, verb, actor, dag_id, detail) values (clock(), 'delete', p_actor, p_dag_id, '{}');
+    return true;
+end $$;
+
+-- Pauses a DAG, or lets it go on. p_settle: what is due is settled under the old state. p_cursors: [{schedule_id, version,
+-- next_due, skipped}] where each schedule goes on after an unpause, and the range that the pause skipped.
+create function pause_dag(p_dag_id int, p_paused boolean, p_settle jsonb, p_cursors jsonb, p_actor text) returns boolean
+language plpgsql as $$
+declare
+    t timestamptz := clock();
+begin
+    perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
+    if p_paused then
+        perform settle_schedules(p_settle);
+    end if;
+    perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
+    update dag d set paused = p_paused where d.dag_id = p_dag_id and d.deleted_at is null and d.paused <> p_paused;
+    if not found then
+        return false;
+    end if;
+    update schedule_state s set paused = p_paused
+    from schedule c where c.schedule_id = s.schedule_id and c.dag_id = p_dag_id;
+    with plan as (
+        select * from jsonb_to_recordset(p_cursors) as x(schedule_id int, version int, next_due timestamptz)
+    )
+    update schedule_state s set next_due = p.next_due
+    from plan p where s.schedule_id = p.schedule_id and s.version = p.version and not s.paused;
+    insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
+    select (x->>'schedule_id')::int, k.first_at, k.last_at, k.count, k.reason, t
+    from jsonb_array_elements(p_cursors) x
+    cross join lateral jsonb_to_record(x->'skipped') as k(first_at timestamptz, last_at timestamptz, count bigint, reason text)
+    where jsonb_typeof(x->'skipped') = 'object'
+    on conflict (schedule_id, first_at) do nothing;
+    if p_paused then
+        perform hold_dag(p_dag_id);
+    else
+        perform unhold_dag(p_dag_id);
+    end if;
+    insert into journal (occurred_at, verb, actor, dag_id, detail)
+    values (t, case when p_paused then 'pause' else 'unpause' end, p_actor, p_dag_id, '{}');
+    return true;
+end $$;

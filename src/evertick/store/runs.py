@@ -1,0 +1,95 @@
+"""Runs: triggering, canceling, reading, and the pass that repairs what an interrupted step left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+
+from psycopg import AsyncConnection
+from psycopg.types.json import Jsonb
+
+from evertick.store.rows import all_rows, one_row, one_value
+from evertick.store.statements import sql
+
+JsonObject = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Triggered:
+    run_id: int
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    run_id: int
+    dag: str
+    version_id: int
+    version: int
+    kind: str
+    key: str | None
+    fire_at: datetime | None
+    params: JsonObject
+    triggered_by: str
+    created_at: datetime
+    state: str
+    open_tasks: int
+    failed_leaves: int
+    cancel_requested: bool
+    started_at: datetime | None
+    finished_at: datetime | None
+    reason: str | None
+    task_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    last_run_id: int | None
+    repaired: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    occurred_at: datetime
+    verb: str
+    actor: str
+    idx: int | None
+    map_index: int | None
+    detail: JsonObject
+
+
+async def trigger(
+    conn: AsyncConnection, *, dag_id: int, params: Mapping[str, object], key: str | None, actor: str
+) -> Triggered | None:
+    values = {"dag_id": dag_id, "params": Jsonb(dict(params)), "key": key, "actor": actor}
+    return await one_row(conn, sql("runs", "trigger"), values, Triggered)
+
+
+async def cancel(conn: AsyncConnection, *, run_id: int, actor: str, reason: str) -> int | None:
+    """How many tasks were asked to stop, or None if the run is not open."""
+    values = {"run_id": run_id, "actor": actor, "reason": reason}
+    return cast("int | None", await one_value(conn, sql("runs", "cancel"), values))
+
+
+async def find(conn: AsyncConnection, run_id: int) -> RunRow | None:
+    return await one_row(conn, sql("runs", "find"), {"run_id": run_id}, RunRow)
+
+
+async def list_newest(
+    conn: AsyncConnection, *, dag_id: int | None = None, state: str | None = None, limit: int = 50
+) -> list[RunRow]:
+    values = {"dag_id": dag_id, "state": state, "limit": limit}
+    return await all_rows(conn, sql("runs", "list" if dag_id is None else "list_of_dag"), values, RunRow)
+
+
+async def reconcile(conn: AsyncConnection, *, shard: int, epoch: int, after: int, batch: int) -> Reconciled:
+    values = {"shard": shard, "epoch": epoch, "after": after, "batch": batch}
+    row = await one_row(conn, sql("runs", "reconcile"), values, Reconciled)
+    assert row is not None
+    return row
+
+
+async def journal(conn: AsyncConnection, *, run_id: int, limit: int = 200) -> list[JournalEntry]:
+    return await all_rows(conn, sql("runs", "journal"), {"run_id": run_id, "limit": limit}, JournalEntry)

@@ -1,0 +1,1813 @@
+-- The schema that the migrations make. Written by `python tools/schema.py`: change a migration, not this file.
+
+CREATE SCHEMA evertick;
+
+CREATE TYPE evertick.decision AS ENUM (
+    'wait',
+    'run',
+    'skip',
+    'upstream_failed'
+);
+
+CREATE TYPE evertick.task_state AS ENUM (
+    'waiting',
+    'pending',
+    'available',
+    'queued',
+    'running',
+    'deferred',
+    'success',
+    'failed',
+    'skipped',
+    'canceled',
+    'upstream_failed'
+);
+
+CREATE TYPE evertick.ended AS (
+	run_id bigint,
+	idx integer,
+	map_index integer,
+	version_id integer,
+	state evertick.task_state
+);
+
+CREATE TYPE evertick.run_kind AS ENUM (
+    'scheduled',
+    'manual',
+    'backfill'
+);
+
+CREATE TYPE evertick.run_state AS ENUM (
+    'queued',
+    'running',
+    'success',
+    'failed',
+    'canceled'
+);
+
+CREATE TYPE evertick.step_row AS (
+	kind text,
+	run_id bigint,
+	idx integer,
+	map_index integer,
+	epoch integer,
+	attempt integer,
+	version_id integer,
+	fire_at timestamp with time zone,
+	params text,
+	inputs text
+);
+
+CREATE TYPE evertick.task_request AS ENUM (
+    'cancel',
+    'clear',
+    'mark_success',
+    'mark_failed',
+    'mark_skipped'
+);
+
+CREATE TYPE evertick.trigger_rule AS ENUM (
+    'all_success',
+    'all_failed',
+    'all_done',
+    'all_done_min_one_success',
+    'all_done_setup_success',
+    'one_success',
+    'one_failed',
+    'one_done',
+    'none_failed',
+    'none_skipped',
+    'none_failed_min_one_success',
+    'all_skipped',
+    'always'
+);
+
+CREATE FUNCTION evertick.admit_runs(p_dag_ids integer[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    admitted bigint[];
+    t timestamptz := clock();
+begin
+    perform 1 from dag where dag_id = any(p_dag_ids) order by dag_id for no key update;
+    with room as (
+        select d.dag_id, case when d.max_active_runs is null then 1000 else d.max_active_runs - (
+                   select count(*) from run_status a where a.dag_id = d.dag_id and a.state = 'running') end as free
+        from dag d where d.dag_id = any(p_dag_ids) and not d.paused
+    ), chosen as (
+        select q.run_id from room, lateral (
+            select run_id from run_status q
+            where q.dag_id = room.dag_id and q.state = 'queued'
+            order by q.run_id limit greatest(room.free, 0)
+            for no key update skip locked) q
+    ), started as (
+        update run_status r set state = 'running', started_at = coalesce(r.started_at, t)
+        from chosen where r.run_id = chosen.run_id and r.state = 'queued'
+        returning r.run_id
+    )
+    select array_agg(run_id) into admitted from started;
+    if admitted is null then
+        return 0;
+    end if;
+    perform settle(start_runs(admitted));
+    return cardinality(admitted);
+end $$;
+
+CREATE FUNCTION evertick.bury(p_session bigint, p_reason text, p_infra_retries integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    reports jsonb;
+begin
+    update runner set gone_at = coalesce(gone_at, clock()), gone_reason = coalesce(gone_reason, p_reason)
+    where session = p_session;
+    select jsonb_agg(jsonb_build_object('r', l.run_id, 'i', l.idx, 'm', l.map_index, 'e', l.epoch, 'kind', 'lost',
+                                        'reason', p_reason))
+    into reports from lease l where l.session = p_session;
+    if reports is null then
+        return 0;
+    end if;
+    perform finish(p_session, reports, p_infra_retries);
+    return jsonb_array_length(reports);
+end $$;
+
+CREATE FUNCTION evertick.cancel_run(p_run_id bigint, p_actor text, p_reason text) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    now_ended ended[];
+    asked int;
+    t timestamptz := clock();
+begin
+    update run_status r set cancel_requested = true, reason = p_reason
+    where r.run_id = p_run_id and r.state in ('queued', 'running');
+    if not found then
+        return null;
+    end if;
+    delete from ready q using run_status r, task_spec s
+    where r.run_id = p_run_id and s.version_id = r.version_id and q.queue = s.queue and q.rank = 9 - s.priority
+      and q.run_id = p_run_id;
+    with gone as (
+        insert into task as k (run_id, idx, version_id, state, finished_at, reason)
+        select r.run_id, s.idx, r.version_id, 'canceled', t, p_reason
+        from run_status r join task_spec s on s.version_id = r.version_id
+        where r.run_id = p_run_id
+        order by s.idx
+        on conflict (run_id, idx, map_index) do update
+            set state = 'canceled', finished_at = t, reason = p_reason, not_before = null
+            where k.state in ('waiting', 'pending', 'available', 'deferred')
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    )
+    select array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::ended) into now_ended from gone g;
+    update task k set request = 'cancel'
+    where k.run_id = p_run_id and k.state in ('queued', 'running');
+    get diagnostics asked = row_count;
+    insert into journal (occurred_at, verb, actor, run_id, detail)
+    values (t, 'cancel', p_actor, p_run_id, jsonb_build_object('reason', p_reason, 'asked_to_stop', asked));
+    perform close_runs(now_ended);
+    return asked;
+end $$;
+
+CREATE FUNCTION evertick.claim(p_session bigint, p_queues text[], p_free integer) RETURNS SETOF evertick.step_row
+    LANGUAGE plpgsql
+    AS $$
+declare
+    wanted int := p_free;
+    got int;
+    q text;
+    t timestamptz := clock();
+begin
+    perform 1 from runner where session = p_session and gone_at is null;
+    if not found then
+        return;
+    end if;
+    foreach q in array p_queues loop
+        exit when wanted <= 0;
+        return query
+        with picked as materialized (
+            select r.queue, r.rank, r.seq, r.run_id, r.idx, r.map_index from ready r
+            where r.queue = q order by r.rank, r.seq limit wanted for update skip locked
+        ), taken as (
+            delete from ready r using picked p where r.queue = p.queue and r.rank = p.rank and r.seq = p.seq
+        ), moved as (
+            update task k
+            set state = 'running', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_session,
+                started_at = t, finished_at = null, reason = null, exit_code = null
+            from picked p
+            where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index and k.state = 'available'
+            returning k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.version_id, p.rank, p.seq
+        ), leased as (
+            insert into lease (session, run_id, idx, map_index, epoch)
+            select p_session, m.run_id, m.idx, m.map_index, m.epoch from moved m
+        )
+        select 'claim', m.run_id, m.idx, m.map_index, m.epoch, m.attempt::int, m.version_id, r.fire_at, r.params::text,
+               (select jsonb_object_agg(s.name, v.value)::text
+                from task_input i
+                join task_spec s on s.version_id = i.version_id and s.idx = i.src
+                left join result v on v.run_id = m.run_id and v.idx = i.src and v.map_index = -1
+                where i.version_id = m.version_id and i.idx = m.idx)
+        from moved m join run r on r.run_id = m.run_id
+        order by m.rank, m.seq;
+        get diagnostics got = row_count;
+        wanted := wanted - got;
+    end loop;
+end $$;
+
+CREATE FUNCTION evertick.clear_tasks(p_run_id bigint, p_idxs integer[], p_actor text, OUT reopened integer, OUT asked integer) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    chosen ended[];
+begin
+    perform 1 from run_status r where r.run_id = p_run_id for no key update;
+    update task k set request = 'clear'
+    where k.run_id = p_run_id and k.idx = any(p_idxs) and k.state in ('queued', 'running')
+      and k.request is distinct from 'cancel';
+    get diagnostics asked = row_count;
+    select array_agg(row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended) into chosen
+    from task k
+    where k.run_id = p_run_id and k.idx = any(p_idxs)
+      and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed');
+    reopened := coalesce(cardinality(chosen), 0);
+    insert into journal (occurred_at, verb, actor, run_id, detail)
+    values (clock(), 'clear', p_actor, p_run_id, jsonb_build_object('tasks', p_idxs, 'reopened', reopened, 'asked', asked));
+    if chosen is not null then
+        perform reopen(chosen);
+    end if;
+end $$;
+
+CREATE FUNCTION evertick.clock() RETURNS timestamp with time zone
+    LANGUAGE sql
+    AS $$
+    select coalesce(nullif(current_setting('evertick.now', true), '')::timestamptz, clock_timestamp())
+$$;
+
+CREATE FUNCTION evertick.close_if_done(p_run_id bigint) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+begin
+    update run_status r
+    set open_tasks = 0, failed_leaves = c.bad, finished_at = clock(),
+        state = case when r.cancel_requested then 'canceled' when c.bad > 0 then 'failed' else 'success' end::run_state
+    from (
+        select count(*) as n, count(*) filter (where s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed')) as bad
+        from task k join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+        where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
+    ) c, dag_version v
+    where r.run_id = p_run_id and r.state = 'running' and v.version_id = r.version_id and c.n >= v.task_count;
+    return found;
+end $$;
+
+CREATE FUNCTION evertick.close_runs(p_ended evertick.ended[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    limited int[];
+    t timestamptz := clock();
+begin
+    with per_run as (
+        select e.run_id, count(*)::int as n,
+               count(*) filter (where s.is_leaf and e.state in ('failed', 'canceled', 'upstream_failed'))::int as bad
+        from unnest(p_ended) e join task_spec s on s.version_id = e.version_id and s.idx = e.idx
+        group by e.run_id
+    ), counted as (
+        update run_status r
+        set open_tasks = r.open_tasks - p.n,
+            failed_leaves = r.failed_leaves + p.bad,
+            finished_at = case when r.open_tasks = p.n then t else r.finished_at end,
+            state = case when r.open_tasks > p.n then r.state
+                         when r.cancel_requested then 'canceled'
+                         when r.failed_leaves + p.bad > 0 then 'failed'
+                         else 'success' end::run_state
+        from per_run p
+        where r.run_id = p.run_id and r.state in ('queued', 'running')
+        returning r.dag_id, r.state
+    )
+    select array_agg(distinct c.dag_id) into limited
+    from counted c join dag d on d.dag_id = c.dag_id
+    where c.state not in ('queued', 'running') and d.max_active_runs is not null;
+    return case when limited is null then 0 else admit_runs(limited) end;
+end $$;
+
+CREATE FUNCTION evertick.decide(rule evertick.trigger_rule, total integer, success integer, failed integer, upstream_failed integer, skipped integer, setup_total integer, setup_success integer, setup_skipped integer) RETURNS evertick.decision
+    LANGUAGE sql IMMUTABLE
+    AS $$
+    select case when total = 0 then 'run' else case rule
+        when 'always' then 'run'
+        when 'all_success' then case
+            when failed + upstream_failed > 0 then 'upstream_failed'
+            when skipped > 0 then 'skip'
+            when success >= total then 'run' else 'wait' end
+        when 'all_failed' then case
+            when success + skipped > 0 then 'skip'
+            when failed + upstream_failed >= total then 'run' else 'wait' end
+        when 'all_done' then case
+            when success + failed + upstream_failed + skipped >= total then 'run' else 'wait' end
+        when 'all_done_min_one_success' then case
+            when skipped > 0 then 'skip'
+            when success + failed + upstream_failed < total then 'wait'
+            when success > 0 then 'run' else 'upstream_failed' end
+        when 'all_done_setup_success' then case
+            when success + failed + upstream_failed + skipped < total then 'wait'
+            when setup_total = 0 or setup_success > 0 then 'run'
+            when setup_skipped >= setup_total then 'skip' else 'upstream_failed' end
+        when 'one_success' then case
+            when success > 0 then 'run'
+            when success + failed + upstream_failed + skipped < total then 'wait'
+            when skipped >= total then 'skip' else 'upstream_failed' end
+        when 'one_failed' then case
+            when failed + upstream_failed > 0 then 'run'
+            when success + skipped >= total then 'skip' else 'wait' end
+        when 'one_done' then case
+            when success + failed > 0 then 'run'
+            when upstream_failed + skipped >= total then 'skip' else 'wait' end
+        when 'none_failed' then case
+            when failed + upstream_failed > 0 then 'upstream_failed'
+            when success + skipped >= total then 'run' else 'wait' end
+        when 'none_failed_min_one_success' then case
+            when failed + upstream_failed > 0 then 'upstream_failed'
+            when skipped >= total then 'skip'
+            when success + skipped >= total then 'run' else 'wait' end
+        when 'none_skipped' then case
+            when skipped > 0 then 'skip'
+            when success + failed + upstream_failed >= total then 'run' else 'wait' end
+        when 'all_skipped' then case
+            when success + failed + upstream_failed > 0 then 'skip'
+            when skipped >= total then 'run' else 'wait' end
+    end end::decision
+$$;
+
+CREATE FUNCTION evertick.decide_waiting(p_run_ids bigint[]) RETURNS evertick.ended[]
+    LANGUAGE plpgsql
+    AS $$
+declare
+    moved ended[];
+    t timestamptz := clock();
+begin
+    with decided as (
+        update task k
+        set state = n.state,
+            finished_at = case when n.state in ('skipped', 'upstream_failed') then t end
+        from (
+            select w.run_id, w.idx, w.map_index, state_after(decide(
+                       s.rule, s.upstream_total, coalesce(w.n_success, 0), coalesce(w.n_failed, 0),
+                       coalesce(w.n_upstream_failed, 0), coalesce(w.n_skipped, 0),
+                       s.setup_total, coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0)), false) as state
+            from task w join task_spec s on s.version_id = w.version_id and s.idx = w.idx
+            where w.run_id = any(p_run_ids) and w.state = 'waiting'
+        ) n
+        where k.run_id = n.run_id and k.idx = n.idx and k.map_index = n.map_index
+          and k.state = 'waiting' and n.state <> 'waiting'
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    )
+    select array_agg(row(run_id, idx, map_index, version_id, state)::ended) into moved from decided;
+    perform offer(array(select m from unnest(moved) m where (m).state = 'available'));
+    return array(select m from unnest(moved) m where (m).state <> 'available');
+end $$;
+
+CREATE FUNCTION evertick.delete_dag(p_dag_id integer, p_settle jsonb, p_actor text) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
+    perform 1 from dag d where d.dag_id = p_dag_id and d.deleted_at is null for no key update;
+    if not found then
+        return false;
+    end if;
+    perform settle_schedules(p_settle);
+    perform sync_schedules(p_dag_id, '[]', p_actor);
+    update dag d set deleted_at = clock() where d.dag_id = p_dag_id and d.deleted_at is null;
+    insert into journal (occurred_at, verb, actor, dag_id, detail) values (clock(), 'delete', p_actor, p_dag_id, '{}');
+    return true;
+end $$;
+
+CREATE FUNCTION evertick.extend(p_session bigint, p_held jsonb) RETURNS TABLE(kind text, run_id bigint, idx integer, map_index integer, epoch integer)
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+begin
+    update runner set beat = beat + 1 where session = p_session and gone_at is null;
+    if not found then
+        return query select 'gone', null::bigint, null::int, null::int, null::int;
+    end if;
+    return query
+    with held as (
+        select (x->>0)::bigint as run_id, (x->>1)::int as idx, (x->>2)::int as map_index, (x->>3)::int as epoch
+        from jsonb_array_elements(p_held) x
+    )
+    select case when l.run_id is null then 'lost' when h.run_id is null then 'unknown' else 'stop' end,
+           coalesce(h.run_id, l.run_id), coalesce(h.idx, l.idx), coalesce(h.map_index, l.map_index),
+           coalesce(h.epoch, l.epoch)
+    from held h
+    full join (select * from lease where session = p_session) l
+      on l.run_id = h.run_id and l.idx = h.idx and l.map_index = h.map_index and l.epoch = h.epoch
+    left join task k on k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index
+    where l.run_id is null or h.run_id is null or k.request is not null;
+end $$;
+
+CREATE FUNCTION evertick.fence(p_shard smallint, p_epoch bigint) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform pg_advisory_xact_lock_shared(4711, p_shard);
+    perform 1 from shard where shard = p_shard and epoch = p_epoch;
+    if not found then
+        raise exception 'not the leader of shard %: epoch % is over', p_shard, p_epoch using errcode = 'EV001';
+    end if;
+end $$;
+
+CREATE FUNCTION evertick.finish(p_session bigint, p_reports jsonb, p_infra_retries integer, OUT refused evertick.ended[], OUT offered integer) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    ended_now ended[];
+    again ended[];
+    cleared ended[];
+    t timestamptz := clock();
+begin
+    perform 1 from run_status s
+    where s.run_id in (select (x->>'r')::bigint from jsonb_array_elements(p_reports) x)
+    order by s.run_id for no key update;
+    with report as materialized (
+        select x.r as run_id, x.i as idx, x.m as map_index, x.e as epoch, x.kind, x.reason, x.result, x.exit_code,
+               x.retry_in, coalesce(x.no_retry, false) as no_retry, x.log, coalesce(x.seq, 0) as seq
+        from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, kind text, reason text, result jsonb,
+             exit_code int, retry_in double precision, no_retry boolean, log text, seq bigint)
+    ), decided as (
+        select x.*, k.attempt, k.losses, k.started_at, k.request, k.version_id,
+               case when n.state = 'pending' and x.kind = 'lost'
+                    then t + make_interval(secs => case k.losses when 0 then 0 else least(5 * 2 ^ (k.losses - 1), 300) end)
+                    when n.state = 'pending' then t + make_interval(secs => greatest(coalesce(x.retry_in, 0), 0))
+               end as not_before,
+               n.state
+        from report x
+        join task k on k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
+        join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+        cross join lateral (select case
+            when k.request = 'mark_success' then 'success'
+            when k.request = 'mark_failed' then 'failed'
+            when k.request = 'mark_skipped' then 'skipped'
+            when k.request = 'clear' then 'waiting'
+            when x.kind in ('success', 'skipped') then x.kind
+            when k.request = 'cancel' then 'canceled'
+            when x.kind = 'given_back' then 'pending'
+            when x.kind = 'lost' then
+                case when s.rerun_on_loss and k.losses < p_infra_retries then 'pending' else 'failed' end
+            when x.no_retry or k.attempt >= s.max_attempts then 'failed'
+            else 'pending' end::task_state as state) n
+    ), freed as (
+        delete from lease l using report x
+        where l.session = p_session and l.run_id = x.run_id and l.idx = x.idx and l.map_index = x.map_index
+          and l.epoch = x.epoch
+    ), moved as (
+        update task k
+        set state = d.state,
+            -- what was given back or lost never came from the user's own retries
+            attempt = case when d.kind in ('given_back', 'lost') and d.state = 'pending' then d.attempt - 1
+                           when d.state = 'waiting' then 0 else d.attempt end,
+            losses = case when d.state = 'waiting' then 0 when d.kind = 'lost' then d.losses + 1 else d.losses end,
+            session = case when d.kind in ('given_back', 'lost') or d.state = 'waiting' then null else p_session end,
+            request = null,
+            not_before = case when d.not_before > t then d.not_before end,
+            finished_at = case when d.state not in ('waiting', 'pending') then t end,
+            exit_code = d.exit_code,
+            reason = case when d.request is null or d.state = 'canceled' or d.kind in ('failed', 'timed_out', 'lost')
+                          then d.reason end
+        from decided d
+        where k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index
+          and k.state = 'running' and k.epoch = d.epoch and k.session = p_session
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, k.not_before, d.kind, d.reason,
+                  d.result, d.exit_code, d.attempt, d.started_at, d.log, d.seq
+    ), past as (
+        insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
+        select m.run_id, m.idx, m.map_index, m.epoch, m.attempt, p_session, m.kind, m.reason, m.exit_code, m.started_at, t
+        from moved m where m.state in ('waiting', 'pending')
+        on conflict (run_id, idx, map_index, epoch) do nothing
+    ), kept as (
+        insert into result (run_id, idx, map_index, epoch, value)
+        select m.run_id, m.idx, m.map_index, m.epoch, m.result from moved m
+        where m.state = 'success' and m.result is not null
+        on conflict (run_id, idx, map_index) do update set epoch = excluded.epoch, value = excluded.value
+    ), logged as (
+        insert into log_chunk (run_id, idx, map_index, epoch, seq, content)
+        select m.run_id, m.idx, m.map_index, m.epoch, m.seq, m.log from moved m where m.log is not null
+        on conflict (run_id, idx, map_index, epoch, seq) do nothing
+    ), timed as (
+        insert into timer (shard, due_at, run_id, idx, map_index)
+        select g.shard, m.not_before, m.run_id, m.idx, m.map_index
+        from moved m join run_status r on r.run_id = m.run_id join dag g on g.dag_id = r.dag_id
+        where m.not_before is not null
+        on conflict do nothing
+    )
+    select
+        array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
+            filter (where m.state in ('success', 'failed', 'skipped', 'canceled')),
+        array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
+            filter (where m.state = 'pending' and m.not_before is null),
+        array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.state = 'waiting'),
+        array_agg(row(x.run_id, x.idx, x.map_index, x.epoch, 'failed')::ended) filter (where m.run_id is null and not exists (
+            select 1 from task k where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
+              and k.epoch = x.epoch and k.session = p_session and k.state <> 'running'))
+    into ended_now, again, cleared, refused
+    from report x left join moved m
+      on m.run_id = x.run_id and m.idx = x.idx and m.map_index = x.map_index and m.epoch = x.epoch;
+    offered := settle(ended_now);
+    if again is not null then
+        offered := offered + release(again);
+    end if;
+    if cleared is not null then
+        offered := offered + reopen(cleared);
+    end if;
+end $$;
+
+CREATE FUNCTION evertick.fire(p_shard smallint, p_epoch bigint, p_plans jsonb) RETURNS integer[]
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform fence(p_shard, p_epoch);
+    return settle_schedules(p_plans);
+end $$;
+
+CREATE FUNCTION evertick.hold_dag(p_dag_id integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    held int;
+begin
+    perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
+    delete from ready q using run_status r, task_spec s
+    where r.dag_id = p_dag_id and r.state = 'running' and s.version_id = r.version_id
+      and q.queue = s.queue and q.rank = 9 - s.priority and q.run_id = r.run_id;
+    update task k set state = 'pending'
+    from run_status r
+    where r.dag_id = p_dag_id and r.state = 'running' and k.run_id = r.run_id and k.state = 'available';
+    get diagnostics held = row_count;
+    return held;
+end $$;
+
+CREATE FUNCTION evertick.lock_schedules(p_name text) RETURNS void
+    LANGUAGE sql
+    AS $$
+    select from schedule_state s join schedule c on c.schedule_id = s.schedule_id join dag d on d.dag_id = c.dag_id
+    where d.name = p_name order by s.schedule_id for no key update of s
+$$;
+
+CREATE FUNCTION evertick.mark_task(p_run_id bigint, p_idx integer, p_map_index integer, p_state evertick.task_state, p_actor text) RETURNS text
+    LANGUAGE plpgsql
+    AS $$
+declare
+    before task;
+    status run_status;
+    spec task_spec;
+    blocked ended[];
+    t timestamptz := clock();
+begin
+    select * into status from run_status r where r.run_id = p_run_id for no key update;
+    select * into spec from task_spec s where s.version_id = status.version_id and s.idx = p_idx;
+    if spec.idx is null or p_state not in ('success', 'failed', 'skipped') then
+        return null;
+    end if;
+    update task k set request = ('mark_' || p_state)::task_request
+    where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index and k.state in ('queued', 'running');
+    if found then
+        insert into journal (occurred_at, verb, actor, run_id, idx, map_index, detail)
+        values (t, 'mark', p_actor, p_run_id, p_idx, p_map_index, jsonb_build_object('to', p_state, 'asked', true));
+        return 'asked';
+    end if;
+    if status.state = 'queued' then
+        update run_status r set state = 'running', started_at = coalesce(r.started_at, t)
+        where r.run_id = p_run_id and r.state = 'queued';
+        perform settle(start_runs(array[p_run_id]));
+    end if;
+    delete from ready q
+    where q.queue = spec.queue and q.rank = 9 - spec.priority and q.run_id = p_run_id and q.idx = p_idx
+      and q.map_index = p_map_index;
+    select * into before from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index;
+    insert into task as k (run_id, idx, map_index, version_id, state, finished_at, reason)
+    values (p_run_id, p_idx, p_map_index, status.version_id, p_state, t, 'marked by ' || p_actor)
+    on conflict (run_id, idx, map_index) do update
+        set state = p_state, finished_at = t, not_before = null, reason = 'marked by ' || p_actor
+        where k.state not in ('queued', 'running') and k.state <> p_state;
+    if not found then
+        return null;
+    end if;
+    insert into journal (occurred_at, verb, actor, run_id, idx, map_index, detail)
+    values (t, 'mark', p_actor, p_run_id, p_idx, p_map_index,
+            jsonb_build_object('from', coalesce(before.state, 'waiting'), 'to', p_state));
+    if before.state is null or before.state not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed') then
+        perform settle(array[row(p_run_id, p_idx, p_map_index, status.version_id, p_state)::ended]);
+        return 'marked';
+    end if;
+    -- It had ended before, and maybe the run with it: keep that attempt, then let what was blocked by it be decided again.
+    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
+    select before.run_id, before.idx, before.map_index, before.epoch, before.attempt, before.session, before.state::text,
+           before.reason, before.exit_code, before.started_at, before.finished_at
+    where before.epoch > 0 and before.started_at is not null
+    on conflict (run_id, idx, map_index, epoch) do nothing;
+    with recursive below as (
+        select g.dst from edge g where g.version_id = status.version_id and g.src = p_idx
+        union
+        select g.dst from below b join edge g on g.version_id = status.version_id and g.src = b.dst
+    )
+    select array_agg(row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended) into blocked
+    from below b join task k on k.run_id = p_run_id and k.idx = b.dst
+    where k.state in ('upstream_failed', 'waiting');
+    perform reopen_marked(p_run_id, blocked);
+    return 'marked';
+end $$;
+
+CREATE FUNCTION evertick.offer(p_tasks evertick.ended[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    offered int;
+begin
+    if coalesce(cardinality(p_tasks), 0) = 0 then
+        return 0;
+    end if;
+    insert into ready (queue, rank, run_id, idx, map_index)
+    select s.queue, 9 - s.priority, t.run_id, t.idx, t.map_index
+    from unnest(p_tasks) t join task_spec s on s.version_id = t.version_id and s.idx = t.idx
+    order by s.queue, s.priority desc, t.run_id, t.idx, t.map_index;
+    get diagnostics offered = row_count;
+    return offered;
+end $$;
+
+CREATE FUNCTION evertick.open_runs(p_run_ids bigint[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    started bigint[];
+    held int[];
+    t timestamptz := clock();
+begin
+    if coalesce(cardinality(p_run_ids), 0) = 0 then
+        return 0;
+    end if;
+    with opened as (
+        insert into run_status (run_id, dag_id, version_id, state, open_tasks, started_at)
+        select r.run_id, r.dag_id, r.version_id,
+               case when d.paused or d.max_active_runs is not null then 'queued' else 'running' end::run_state,
+               v.task_count,
+               case when d.paused or d.max_active_runs is not null then null else t end
+        from run r join dag d on d.dag_id = r.dag_id join dag_version v on v.version_id = r.version_id
+        where r.run_id = any(p_run_ids)
+        order by r.run_id
+        on conflict (run_id) do nothing
+        returning run_id, dag_id, state
+    )
+    select array_agg(run_id) filter (where state = 'running'), array_agg(distinct dag_id) filter (where state = 'queued')
+    into started, held from opened;
+    if started is not null then
+        perform settle(start_runs(started));
+    end if;
+    if held is not null then
+        perform admit_runs(held);
+    end if;
+    return coalesce(cardinality(started), 0);
+end $$;
+
+CREATE FUNCTION evertick.pause_dag(p_dag_id integer, p_paused boolean, p_settle jsonb, p_cursors jsonb, p_actor text) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+begin
+    perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
+    if p_paused then
+        perform settle_schedules(p_settle);
+    end if;
+    perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
+    update dag d set paused = p_paused where d.dag_id = p_dag_id and d.deleted_at is null and d.paused <> p_paused;
+    if not found then
+        return false;
+    end if;
+    update schedule_state s set paused = p_paused
+    from schedule c where c.schedule_id = s.schedule_id and c.dag_id = p_dag_id;
+    with plan as (
+        select * from jsonb_to_recordset(p_cursors) as x(schedule_id int, version int, next_due timestamptz)
+    )
+    update schedule_state s set next_due = p.next_due
+    from plan p where s.schedule_id = p.schedule_id and s.version = p.version and not s.paused;
+    insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
+    select (x->>'schedule_id')::int, k.first_at, k.last_at, k.count, k.reason, t
+    from jsonb_array_elements(p_cursors) x
+    cross join lateral jsonb_to_record(x->'skipped') as k(first_at timestamptz, last_at timestamptz, count bigint, reason text)
+    where jsonb_typeof(x->'skipped') = 'object'
+    on conflict (schedule_id, first_at) do nothing;
+    if p_paused then
+        perform hold_dag(p_dag_id);
+    else
+        perform unhold_dag(p_dag_id);
+    end if;
+    insert into journal (occurred_at, verb, actor, dag_id, detail)
+    values (t, case when p_paused then 'pause' else 'unpause' end, p_actor, p_dag_id, '{}');
+    return true;
+end $$;
+
+CREATE FUNCTION evertick.promote(p_shard smallint, p_epoch bigint, p_limit integer, OUT promoted integer, OUT next_due timestamp with time zone) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    due ended[];
+    t timestamptz := clock();
+begin
+    perform fence(p_shard, p_epoch);
+    perform 1 from run_status r where r.run_id in (
+        select w.run_id from timer w where w.shard = p_shard and w.due_at <= t
+        order by w.due_at limit p_limit) order by r.run_id for no key update;
+    with come as (
+        delete from timer w using (
+            select x.shard, x.due_at, x.run_id, x.idx, x.map_index from timer x
+            where x.shard = p_shard and x.due_at <= t order by x.due_at limit p_limit) x
+        where w.shard = x.shard and w.due_at = x.due_at and w.run_id = x.run_id and w.idx = x.idx
+          and w.map_index = x.map_index
+        returning w.run_id, w.idx, w.map_index, w.due_at
+    ), moved as (
+        update task k set state = case when d.paused then 'pending' else 'available' end::task_state, not_before = null
+        from come c
+        join run_status r on r.run_id = c.run_id
+        join dag d on d.dag_id = r.dag_id
+        where k.run_id = c.run_id and k.idx = c.idx and k.map_index = c.map_index
+          and k.state = 'pending' and k.not_before = c.due_at
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    )
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.state = 'available')
+    into due from moved m;
+    promoted := offer(due);
+    select min(w.due_at) into next_due from timer w where w.shard = p_shard;
+end $$;
+
+CREATE FUNCTION evertick.publish_dag(p_dag jsonb, p_settle jsonb, p_actor text, OUT out_dag_id integer, OUT out_version_id integer, OUT is_new boolean) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+begin
+    perform lock_schedules(p_dag->>'name');
+    insert into dag as d (name, file, paused)
+    values (p_dag->>'name', p_dag->>'file', coalesce((p_dag->>'starts_paused')::boolean, false))
+    on conflict (name) do update set file = excluded.file, deleted_at = null
+    returning d.dag_id into out_dag_id;
+
+    insert into dag_version as v (dag_id, number, hash, bundle_hash, spec, task_count, created_at)
+    select out_dag_id, coalesce(max(v.number), 0) + 1, p_dag->>'hash', p_dag->>'bundle_hash', p_dag->'spec',
+           jsonb_array_length(p_dag->'tasks'), t
+    from dag_version v where v.dag_id = out_dag_id
+    on conflict (dag_id, hash, bundle_hash) do nothing
+    returning v.version_id into out_version_id;
+    is_new := out_version_id is not null;
+    if is_new then
+        insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
+                               starts_at_once, max_attempts, rerun_on_loss)
+        select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
+               x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss
+        from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint, rule trigger_rule,
+             upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
+             max_attempts int, rerun_on_loss boolean);
+        insert into edge (version_id, src, dst)
+        select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'edges') x;
+        insert into task_input (version_id, idx, src)
+        select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'inputs') x;
+    else
+        select v.version_id into out_version_id from dag_version v
+        where v.dag_id = out_dag_id and v.hash = p_dag->>'hash' and v.bundle_hash = p_dag->>'bundle_hash';
+    end if;
+    perform settle_schedules(p_settle);
+    update dag d set version_id = out_version_id, max_active_runs = (p_dag->>'max_active_runs')::int
+    where d.dag_id = out_dag_id
+      and (d.version_id, d.max_active_runs) is distinct from (out_version_id, (p_dag->>'max_active_runs')::int);
+    perform sync_schedules(out_dag_id, p_dag->'schedules', p_actor);
+    if is_new then
+        insert into journal (occurred_at, verb, actor, dag_id, detail)
+        values (t, 'publish', p_actor, out_dag_id, jsonb_build_object('version_id', out_version_id, 'hash', p_dag->>'hash'));
+    end if;
+end $$;
+
+CREATE FUNCTION evertick.reconcile(p_shard smallint, p_epoch bigint, p_after bigint, p_limit integer, OUT last_run_id bigint, OUT repaired text[]) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    r bigint;
+    seen int := 0;
+begin
+    perform fence(p_shard, p_epoch);
+    repaired := '{}';
+    for r in
+        select s.run_id from run_status s join dag d on d.dag_id = s.dag_id
+        where s.state = 'running' and s.run_id > p_after and d.shard = p_shard
+        order by s.run_id limit p_limit
+    loop
+        repaired := repaired || reconcile_run(r);
+        last_run_id := r;
+        seen := seen + 1;
+    end loop;
+    if seen < p_limit then
+        last_run_id := null;
+    end if;
+    perform admit_runs(array(
+        select distinct q.dag_id from run_status q join dag d on d.dag_id = q.dag_id
+        where q.state = 'queued' and d.shard = p_shard and not d.paused limit 100));
+end $$;
+
+CREATE FUNCTION evertick.reconcile_run(p_run_id bigint) RETURNS text[]
+    LANGUAGE plpgsql
+    AS $$
+declare
+    status run_status;
+    repairs text[] := '{}';
+    n int;
+    lost ended[];
+    t timestamptz := clock();
+begin
+    select * into status from run_status r
+    where r.run_id = p_run_id and r.state = 'running' for no key update skip locked;
+    if not found then
+        return repairs;
+    end if;
+
+    -- a run without its first tasks, or a waiting task that nobody decided
+    n := recount_upstream(p_run_id, array(
+        select k.idx from task k where k.run_id = p_run_id and k.state = 'waiting'));
+    if n > 0 then
+        repairs := repairs || 'upstream_counter_drift';
+    end if;
+    if exists (select 1 from task_spec s where s.version_id = status.version_id and s.starts_at_once
+               and not exists (select 1 from task k where k.run_id = p_run_id and k.idx = s.idx)) then
+        repairs := repairs || 'run_without_tasks';
+        perform settle(start_runs(array[p_run_id]));
+    else
+        lost := decide_waiting(array[p_run_id]);
+        if coalesce(cardinality(lost), 0) > 0 then
+            repairs := repairs || 'undecided_task';
+            perform settle(lost);
+        end if;
+    end if;
+
+    -- a task whose upstream ended without being counted, so that it has no row at all
+    with missing as (
+        insert into task (run_id, idx, version_id, state)
+        select distinct p_run_id, g.dst, status.version_id, 'waiting'::task_state
+        from task k join edge g on g.version_id = status.version_id and g.src = k.idx
+        where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
+        on conflict (run_id, idx, map_index) do nothing
+        returning idx
+    )
+    select count(*) into n from missing;
+    if n > 0 then
+        repairs := repairs || 'uncounted_upstream';
+        perform recount_upstream(p_run_id, array(
+            select k.idx from task k where k.run_id = p_run_id and k.state = 'waiting'));
+        perform settle(decide_waiting(array[p_run_id]));
+    end if;
+
+    -- available but not in line; in line but not available is removed by the claim that meets it
+    lost := array(
+        select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended
+        from task k join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+        where k.run_id = p_run_id and k.state = 'available'
+          and not exists (select 1 from ready q where q.queue = s.queue and q.rank = 9 - s.priority
+                          and q.run_id = k.run_id and q.idx = k.idx and q.map_index = k.map_index)
+        for update of k skip locked);
+    if cardinality(lost) > 0 then
+        repairs := repairs || 'available_not_offered';
+        perform offer(lost);
+    end if;
+
+    -- pending until a time that nobody watches
+    insert into timer (shard, due_at, run_id, idx, map_index)
+    select d.shard, k.not_before, k.run_id, k.idx, k.map_index
+    from task k join dag d on d.dag_id = status.dag_id
+    where k.run_id = p_run_id and k.state = 'pending' and k.not_before is not null
+    on conflict do nothing;
+    get diagnostics n = row_count;
+    if n > 0 then
+        repairs := repairs || 'timer_missing';
+    end if;
+
+    -- pending although nothing holds it
+    n := release(array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
+                       where k.run_id = p_run_id and k.state = 'pending' and k.not_before is null));
+    if n > 0 then
+        repairs := repairs || 'pending_without_gate';
+    end if;
+
+    -- running without a lease: nobody could ever report or lose it
+    insert into lease (session, run_id, idx, map_index, epoch)
+    select k.session, k.run_id, k.idx, k.map_index, k.epoch from task k
+    where k.run_id = p_run_id and k.state = 'running'
+    on conflict do nothing;
+    get diagnostics n = row_count;
+    if n > 0 then
+        repairs := repairs || 'lease_missing';
+    end if;
+
+    if recount_run(p_run_id) then
+        repairs := repairs || 'run_counter_drift';
+    end if;
+    perform close_if_done(p_run_id);
+    if found and exists (select 1 from run_status r where r.run_id = p_run_id and r.state <> 'running')
+       and cardinality(repairs) = 0 then
+        repairs := repairs || 'run_not_closed';
+    end if;
+    if cardinality(repairs) > 0 then
+        insert into journal (occurred_at, verb, actor, run_id, detail)
+        values (t, 'reconcile', 'evertick', p_run_id, jsonb_build_object('repairs', repairs));
+    end if;
+    return repairs;
+end $$;
+
+CREATE FUNCTION evertick.recount_run(p_run_id bigint) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+begin
+    update run_status r
+    set open_tasks = c.open_tasks, failed_leaves = c.failed_leaves
+    from (
+        select v.task_count - count(*) filter (where k.state in
+                   ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))::int as open_tasks,
+               count(*) filter (where s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed'))::int
+                   as failed_leaves
+        from run_status x
+        join dag_version v on v.version_id = x.version_id
+        left join task k on k.run_id = x.run_id
+        left join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+        where x.run_id = p_run_id
+        group by v.task_count
+    ) c
+    where r.run_id = p_run_id and r.state in ('queued', 'running') and c.open_tasks > 0
+      and (r.open_tasks, r.failed_leaves) is distinct from (c.open_tasks, c.failed_leaves);
+    return found;
+end $$;
+
+CREATE FUNCTION evertick.recount_upstream(p_run_id bigint, p_idxs integer[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    changed int;
+begin
+    update task k
+    set n_success = c.success, n_failed = c.failed, n_upstream_failed = c.upstream_failed, n_skipped = c.skipped,
+        n_setup_success = c.setup_success, n_setup_skipped = c.setup_skipped
+    from (
+        select w.idx, w.map_index,
+               count(*) filter (where u.state = 'success')::int as success,
+               count(*) filter (where u.state in ('failed', 'canceled'))::int as failed,
+               count(*) filter (where u.state = 'upstream_failed')::int as upstream_failed,
+               count(*) filter (where u.state = 'skipped')::int as skipped,
+               count(*) filter (where s.is_setup and u.state = 'success')::int as setup_success,
+               count(*) filter (where s.is_setup and u.state = 'skipped')::int as setup_skipped
+        from task w
+        left join edge g on g.version_id = w.version_id and g.dst = w.idx
+        left join task u on u.run_id = w.run_id and u.idx = g.src
+        left join task_spec s on s.version_id = w.version_id and s.idx = g.src
+        where w.run_id = p_run_id and w.idx = any(p_idxs) and w.state = 'waiting'
+        group by w.idx, w.map_index
+    ) c
+    where k.run_id = p_run_id and k.idx = c.idx and k.map_index = c.map_index and k.state = 'waiting'
+      and (coalesce(k.n_success, 0), coalesce(k.n_failed, 0), coalesce(k.n_upstream_failed, 0),
+           coalesce(k.n_skipped, 0), coalesce(k.n_setup_success, 0), coalesce(k.n_setup_skipped, 0))
+          is distinct from
+          (c.success, c.failed, c.upstream_failed, c.skipped, c.setup_success, c.setup_skipped);
+    get diagnostics changed = row_count;
+    return changed;
+end $$;
+
+CREATE FUNCTION evertick.release(p_tasks evertick.ended[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    freed ended[];
+begin
+    with moved as (
+        update task k set state = 'available'
+        from unnest(p_tasks) p
+        join run_status r on r.run_id = p.run_id
+        join dag d on d.dag_id = r.dag_id
+        where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
+          and k.state = 'pending' and k.not_before is null and not d.paused
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    )
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into freed from moved m;
+    return offer(freed);
+end $$;
+
+CREATE FUNCTION evertick.renew_shard(p_shard smallint, p_epoch bigint, p_seconds double precision) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+begin
+    update shard set lease_until = clock() + make_interval(secs => p_seconds)
+    where shard = p_shard and epoch = p_epoch and lease_until is not null;
+    return found;
+end $$;
+
+CREATE FUNCTION evertick.reopen(p_tasks evertick.ended[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    runs bigint[];
+    r bigint;
+    offered int := 0;
+begin
+    with kept as (
+        insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
+        select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text, k.reason, k.exit_code,
+               k.started_at, k.finished_at
+        from unnest(p_tasks) p join task k on k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
+        where k.epoch > 0 and k.finished_at is not null and k.started_at is not null
+        on conflict (run_id, idx, map_index, epoch) do nothing
+    ), dropped as (
+        delete from result v using unnest(p_tasks) p
+        where v.run_id = p.run_id and v.idx = p.idx and v.map_index = p.map_index
+    )
+    update task k
+    set state = 'waiting', attempt = 0, losses = 0, session = null, not_before = null, started_at = null,
+        finished_at = null, reason = null, exit_code = null
+    from unnest(p_tasks) p
+    where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
+      and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed');
+    runs := array(select distinct p.run_id from unnest(p_tasks) p order by 1);
+    foreach r in array runs loop
+        perform recount_upstream(r, array(
+            select p.idx from unnest(p_tasks) p where p.run_id = r
+            union
+            select g.dst from unnest(p_tasks) p
+            join edge g on g.version_id = p.version_id and g.src = p.idx where p.run_id = r));
+        update run_status s set state = 'queued', finished_at = null, cancel_requested = false, reason = null
+        where s.run_id = r and s.state in ('success', 'failed', 'canceled');
+        perform recount_run(r);
+    end loop;
+    -- A run that stayed open decides now; one that was closed waits for admission like any other queued run.
+    offered := settle(decide_waiting(array(
+        select s.run_id from run_status s where s.run_id = any(runs) and s.state = 'running')));
+    return offered + admit_runs(array(
+        select distinct s.dag_id from run_status s where s.run_id = any(runs) and s.state = 'queued'));
+end $$;
+
+CREATE FUNCTION evertick.reopen_marked(p_run_id bigint, p_blocked evertick.ended[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+begin
+    if p_blocked is not null then
+        perform reopen(p_blocked);
+        return;
+    end if;
+    update run_status r set state = 'queued', finished_at = null, open_tasks = 0
+    where r.run_id = p_run_id and r.state in ('success', 'failed', 'canceled');
+    if not found then
+        perform recount_run(p_run_id);
+        return;
+    end if;
+    update run_status r
+    set state = case when bad.n > 0 then 'failed' else 'success' end::run_state, failed_leaves = bad.n, finished_at = t
+    from (select count(*)::int as n from task k
+          join task_spec s on s.version_id = k.version_id and s.idx = k.idx and s.is_leaf
+          where k.run_id = p_run_id and k.state in ('failed', 'canceled', 'upstream_failed')) bad
+    where r.run_id = p_run_id and r.state = 'queued' and r.open_tasks = 0;
+end $$;
+
+CREATE FUNCTION evertick.resign_shard(p_shard smallint, p_epoch bigint) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+begin
+    update shard set lease_until = null, owner = null where shard = p_shard and epoch = p_epoch;
+    return found;
+end $$;
+
+CREATE FUNCTION evertick.settle(p_ended evertick.ended[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    frontier ended[] := coalesce(p_ended, '{}');
+    everything ended[] := frontier;
+    moved ended[];
+    offered int := 0;
+    t timestamptz := clock();
+begin
+    if cardinality(frontier) = 0 then
+        return 0;
+    end if;
+    loop
+        with hit as (
+            select e.run_id, g.dst, e.version_id,
+                   count(*) filter (where e.state = 'success')::int as success,
+                   count(*) filter (where e.state in ('failed', 'canceled'))::int as failed,
+                   count(*) filter (where e.state = 'upstream_failed')::int as upstream_failed,
+                   count(*) filter (where e.state = 'skipped')::int as skipped,
+                   count(*) filter (where s.is_setup and e.state = 'success')::int as setup_success,
+                   count(*) filter (where s.is_setup and e.state = 'skipped')::int as setup_skipped
+            from unnest(frontier) e
+            join task_spec s on s.version_id = e.version_id and s.idx = e.idx
+            join edge g on g.version_id = e.version_id and g.src = e.idx
+            group by e.run_id, g.dst, e.version_id
+        ), counted as (
+            insert into task as k (run_id, idx, version_id, state, finished_at, n_success, n_failed,
+                                   n_upstream_failed, n_skipped, n_setup_success, n_setup_skipped)
+            select h.run_id, h.dst, h.version_id, n.state,
+                   case when n.state in ('skipped', 'upstream_failed') then t end,
+                   h.success, h.failed, h.upstream_failed, h.skipped, h.setup_success, h.setup_skipped
+            from hit h
+            join task_spec s on s.version_id = h.version_id and s.idx = h.dst
+            join run_status r on r.run_id = h.run_id
+            join dag d on d.dag_id = r.dag_id
+            cross join lateral (select case when r.state <> 'running' then 'waiting' else state_after(decide(
+                s.rule, s.upstream_total, h.success, h.failed, h.upstream_failed, h.skipped,
+                s.setup_total, h.setup_success, h.setup_skipped), d.paused) end as state) n
+            order by h.run_id, h.dst
+            on conflict (run_id, idx, map_index) do update set
+                n_success = coalesce(k.n_success, 0) + excluded.n_success,
+                n_failed = coalesce(k.n_failed, 0) + excluded.n_failed,
+                n_upstream_failed = coalesce(k.n_upstream_failed, 0) + excluded.n_upstream_failed,
+                n_skipped = coalesce(k.n_skipped, 0) + excluded.n_skipped,
+                n_setup_success = coalesce(k.n_setup_success, 0) + excluded.n_setup_success,
+                n_setup_skipped = coalesce(k.n_setup_skipped, 0) + excluded.n_setup_skipped,
+                (state, finished_at) = (
+                    select n.state, case when n.state in ('skipped', 'upstream_failed') then t end
+                    from task_spec s
+                    join run_status r on r.run_id = k.run_id
+                    join dag d on d.dag_id = r.dag_id
+                    cross join lateral (select case when r.state <> 'running' then 'waiting' else state_after(decide(
+                        s.rule, s.upstream_total,
+                        coalesce(k.n_success, 0) + excluded.n_success,
+                        coalesce(k.n_failed, 0) + excluded.n_failed,
+                        coalesce(k.n_upstream_failed, 0) + excluded.n_upstream_failed,
+                        coalesce(k.n_skipped, 0) + excluded.n_skipped,
+                        s.setup_total,
+                        coalesce(k.n_setup_success, 0) + excluded.n_setup_success,
+                        coalesce(k.n_setup_skipped, 0) + excluded.n_setup_skipped), d.paused) end as state) n
+                    where s.version_id = k.version_id and s.idx = k.idx)
+            where k.state = 'waiting'
+            returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+        )
+        select array_agg(row(run_id, idx, map_index, version_id, state)::ended) filter (where state <> 'waiting')
+        into moved from counted;
+        exit when moved is null;
+        offered := offered + offer(array(select m from unnest(moved) m where (m).state = 'available'));
+        frontier := array(select m from unnest(moved) m where (m).state in ('skipped', 'upstream_failed'));
+        exit when cardinality(frontier) = 0;
+        everything := everything || frontier;
+    end loop;
+    return offered + close_runs(everything);
+end $$;
+
+CREATE FUNCTION evertick.settle_schedules(p_plans jsonb) RETURNS integer[]
+    LANGUAGE plpgsql
+    AS $$
+declare
+    won int[];
+    made bigint[];
+    t timestamptz := clock();
+begin
+    perform 1 from schedule_state s
+    where s.schedule_id in (select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x)
+    order by s.schedule_id for no key update;
+    with plan as (
+        select * from jsonb_to_recordset(p_plans) as x(
+            schedule_id int, version int, expected timestamptz, next_due timestamptz, last_fire timestamptz)
+    ), moved as (
+        update schedule_state s
+        set next_due = p.next_due, last_fired = coalesce(p.last_fire, s.last_fired)
+        from plan p
+        where s.schedule_id = p.schedule_id and s.version = p.version and s.next_due = p.expected
+          and not s.paused and s.error is null
+        returning s.schedule_id
+    )
+    select array_agg(moved.schedule_id) into won from moved;
+    if won is null then
+        return '{}';
+    end if;
+    with created as (
+        insert into run as r (dag_id, version_id, kind, schedule_id, fire_at, params, triggered_by, created_at)
+        select d.dag_id, d.version_id, 'scheduled', c.schedule_id, f.fire_at::timestamptz, c.params, 'schedule', t
+        from jsonb_array_elements(p_plans) x
+        cross join lateral jsonb_array_elements_text(x->'fires') f(fire_at)
+        join schedule c on c.schedule_id = (x->>'schedule_id')::int
+        join dag d on d.dag_id = c.dag_id
+        where c.schedule_id = any(won) and d.deleted_at is null
+        order by f.fire_at::timestamptz, c.schedule_id
+        on conflict (schedule_id, fire_at) where schedule_id is not null do nothing
+        returning r.run_id
+    )
+    select array_agg(created.run_id) into made from created;
+    insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
+    select (x->>'schedule_id')::int, k.first_at, k.last_at, k.count, k.reason, t
+    from jsonb_array_elements(p_plans) x
+    cross join lateral jsonb_to_record(x->'skipped') as k(first_at timestamptz, last_at timestamptz, count bigint, reason text)
+    where (x->>'schedule_id')::int = any(won) and jsonb_typeof(x->'skipped') = 'object'
+    on conflict (schedule_id, first_at) do nothing;
+    perform open_runs(made);
+    return won;
+end $$;
+
+CREATE FUNCTION evertick.start_runs(p_run_ids bigint[]) RETURNS evertick.ended[]
+    LANGUAGE plpgsql
+    AS $$
+declare
+    moved ended[];
+begin
+    with entering as (
+        insert into task (run_id, idx, version_id, state)
+        select r.run_id, s.idx, r.version_id, 'available'
+        from run_status r join task_spec s on s.version_id = r.version_id and s.starts_at_once
+        where r.run_id = any(p_run_ids)
+        on conflict (run_id, idx, map_index) do nothing
+        returning run_id, idx, map_index, version_id, state
+    )
+    select array_agg(row(run_id, idx, map_index, version_id, state)::ended) into moved from entering;
+    perform offer(moved);
+    return decide_waiting(p_run_ids);
+end $$;
+
+CREATE FUNCTION evertick.state_after(d evertick.decision, is_held boolean) RETURNS evertick.task_state
+    LANGUAGE sql IMMUTABLE
+    AS $$
+    select case d when 'run' then case when is_held then 'pending' else 'available' end
+                  when 'skip' then 'skipped' when 'upstream_failed' then 'upstream_failed'
+                  else 'waiting' end::task_state
+$$;
+
+CREATE FUNCTION evertick.step(p_session bigint, p_reports jsonb, p_infra_retries integer, p_queues text[], p_free integer) RETURNS SETOF evertick.step_row
+    LANGUAGE plpgsql
+    AS $$
+declare
+    stale ended[];
+    offered int := 0;
+    claimed int := 0;
+begin
+    if p_reports is not null then
+        select f.refused, f.offered into stale, offered from finish(p_session, p_reports, p_infra_retries) f;
+        return query select 'refused', x.run_id, x.idx, x.map_index, x.version_id, null::int, null::int,
+                            null::timestamptz, null::text, null::text from unnest(stale) x;
+    end if;
+    if p_free > 0 then
+        return query select * from claim(p_session, p_queues, p_free);
+        get diagnostics claimed = row_count;
+    end if;
+    if offered > claimed then
+        return query select 'more', null::bigint, null::int, null::int, null::int, null::int, null::int,
+                            null::timestamptz, null::text, null::text;
+    end if;
+end $$;
+
+CREATE FUNCTION evertick.sync_schedules(p_dag_id integer, p_schedules jsonb, p_actor text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+begin
+    with wanted as (
+        select * from jsonb_to_recordset(p_schedules) as x(name text, spec jsonb, params jsonb, misfire text,
+                                                           window_seconds double precision, next_due timestamptz)
+    ), changed as (
+        insert into schedule as c (dag_id, name, version, spec, params, misfire, window_seconds, changed_by, changed_at)
+        select p_dag_id, w.name, 1, w.spec, w.params, w.misfire, w.window_seconds, p_actor, t from wanted w
+        on conflict (dag_id, name) do update
+            set version = c.version + 1, spec = excluded.spec, params = excluded.params, misfire = excluded.misfire,
+                window_seconds = excluded.window_seconds, changed_by = p_actor, changed_at = t, deleted_at = null
+            where c.deleted_at is not null or (c.spec, c.params, c.misfire, c.window_seconds)
+                  is distinct from (excluded.spec, excluded.params, excluded.misfire, excluded.window_seconds)
+        returning c.schedule_id, c.name, c.version
+    )
+    insert into schedule_state as s (schedule_id, shard, version, next_due, paused)
+    select c.schedule_id, d.shard, c.version, w.next_due, d.paused
+    from changed c join wanted w on w.name = c.name join dag d on d.dag_id = p_dag_id
+    on conflict (schedule_id) do update set version = excluded.version, next_due = excluded.next_due, error = null;
+
+    with removed as (
+        update schedule c set deleted_at = t, version = c.version + 1, changed_by = p_actor, changed_at = t
+        where c.dag_id = p_dag_id and c.deleted_at is null
+          and c.name not in (select x->>'name' from jsonb_array_elements(p_schedules) x)
+        returning c.schedule_id, c.version
+    )
+    update schedule_state s set next_due = null, version = r.version from removed r where s.schedule_id = r.schedule_id;
+end $$;
+
+CREATE FUNCTION evertick.take_shard(p_shard smallint, p_owner text, p_seconds double precision) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+declare
+    taken bigint;
+begin
+    perform 1 from shard where shard = p_shard and (lease_until is null or lease_until < clock());
+    if not found then
+        return null;
+    end if;
+    perform pg_advisory_xact_lock(4711, p_shard);
+    update shard set epoch = epoch + 1, owner = p_owner, lease_until = clock() + make_interval(secs => p_seconds)
+    where shard = p_shard and (lease_until is null or lease_until < clock())
+    returning epoch into taken;
+    return taken;
+end $$;
+
+CREATE FUNCTION evertick.trigger_run(p_dag_id integer, p_params jsonb, p_key text, p_actor text) RETURNS TABLE(run_id bigint, is_new boolean)
+    LANGUAGE plpgsql
+    AS $$
+declare
+    made bigint;
+begin
+    insert into run as r (dag_id, version_id, kind, key, params, triggered_by, created_at)
+    select d.dag_id, d.version_id, 'manual', p_key, p_params, p_actor, clock()
+    from dag d where d.dag_id = p_dag_id and d.deleted_at is null and d.version_id is not null
+    on conflict (dag_id, key) where key is not null do nothing
+    returning r.run_id into made;
+    if made is null then
+        return query select r.run_id, false from run r where r.dag_id = p_dag_id and r.key = p_key;
+        return;
+    end if;
+    perform open_runs(array[made]);
+    return query select made, true;
+end $$;
+
+CREATE FUNCTION evertick.unhold_dag(p_dag_id integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    held ended[];
+begin
+    perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
+    select array_agg(row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended) into held
+    from run_status r join task k on k.run_id = r.run_id
+    where r.dag_id = p_dag_id and r.state = 'running' and k.state = 'pending' and k.not_before is null;
+    return release(held) + admit_runs(array[p_dag_id]);
+end $$;
+
+CREATE TABLE evertick.attempt (
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    epoch integer NOT NULL,
+    attempt smallint NOT NULL,
+    session bigint,
+    outcome text NOT NULL,
+    reason text,
+    exit_code integer,
+    started_at timestamp with time zone,
+    finished_at timestamp with time zone NOT NULL
+);
+
+CREATE TABLE evertick.task (
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer DEFAULT '-1'::integer NOT NULL,
+    version_id integer NOT NULL,
+    state evertick.task_state NOT NULL,
+    epoch integer DEFAULT 0 NOT NULL,
+    attempt smallint DEFAULT 0 NOT NULL,
+    losses smallint DEFAULT 0 NOT NULL,
+    session bigint,
+    request evertick.task_request,
+    not_before timestamp with time zone,
+    started_at timestamp with time zone,
+    finished_at timestamp with time zone,
+    n_success integer,
+    n_failed integer,
+    n_upstream_failed integer,
+    n_skipped integer,
+    n_setup_success integer,
+    n_setup_skipped integer,
+    exit_code integer,
+    reason text,
+    CONSTRAINT task_attempt_check CHECK ((attempt >= 0)),
+    CONSTRAINT task_check CHECK (((state <> 'running'::evertick.task_state) OR ((session IS NOT NULL) AND (epoch > 0) AND (started_at IS NOT NULL)))),
+    CONSTRAINT task_check1 CHECK (((request IS NULL) OR (state = ANY (ARRAY['queued'::evertick.task_state, 'running'::evertick.task_state])))),
+    CONSTRAINT task_check2 CHECK (((not_before IS NULL) OR (state = 'pending'::evertick.task_state))),
+    CONSTRAINT task_check3 CHECK (((finished_at IS NOT NULL) OR (state <> ALL (ARRAY['success'::evertick.task_state, 'failed'::evertick.task_state, 'skipped'::evertick.task_state, 'canceled'::evertick.task_state, 'upstream_failed'::evertick.task_state]))))
+)
+WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_insert_scale_factor='0.05');
+
+CREATE VIEW evertick.attempts AS
+ SELECT k.run_id,
+    k.idx,
+    k.map_index,
+    k.epoch,
+    k.attempt,
+    k.session,
+    (k.state)::text AS outcome,
+    k.reason,
+    k.exit_code,
+    k.started_at,
+    k.finished_at
+   FROM evertick.task k
+  WHERE ((k.started_at IS NOT NULL) AND (NOT (EXISTS ( SELECT 1
+           FROM evertick.attempt a
+          WHERE ((a.run_id = k.run_id) AND (a.idx = k.idx) AND (a.map_index = k.map_index) AND (a.epoch = k.epoch))))))
+UNION ALL
+ SELECT a.run_id,
+    a.idx,
+    a.map_index,
+    a.epoch,
+    a.attempt,
+    a.session,
+    a.outcome,
+    a.reason,
+    a.exit_code,
+    a.started_at,
+    a.finished_at
+   FROM evertick.attempt a;
+
+CREATE TABLE evertick.bundle (
+    hash text NOT NULL,
+    file text NOT NULL,
+    archive bytea NOT NULL,
+    uses_threads text,
+    created_at timestamp with time zone NOT NULL
+);
+
+CREATE TABLE evertick.dag (
+    dag_id integer NOT NULL,
+    name text NOT NULL,
+    shard smallint DEFAULT 0 NOT NULL,
+    paused boolean DEFAULT false NOT NULL,
+    version_id integer,
+    max_active_runs integer,
+    file text NOT NULL,
+    deleted_at timestamp with time zone,
+    CONSTRAINT dag_max_active_runs_check CHECK ((max_active_runs > 0))
+);
+
+ALTER TABLE evertick.dag ALTER COLUMN dag_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME evertick.dag_dag_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE evertick.dag_version (
+    version_id integer NOT NULL,
+    dag_id integer NOT NULL,
+    number integer NOT NULL,
+    hash text NOT NULL,
+    bundle_hash text NOT NULL,
+    spec jsonb NOT NULL,
+    task_count integer NOT NULL,
+    created_at timestamp with time zone NOT NULL
+);
+
+ALTER TABLE evertick.dag_version ALTER COLUMN version_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME evertick.dag_version_version_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE evertick.edge (
+    version_id integer NOT NULL,
+    src integer NOT NULL,
+    dst integer NOT NULL
+);
+
+CREATE TABLE evertick.import_error (
+    file text NOT NULL,
+    line integer,
+    message text NOT NULL,
+    detail text DEFAULT ''::text NOT NULL,
+    occurred_at timestamp with time zone NOT NULL
+);
+
+CREATE TABLE evertick.journal (
+    entry_id bigint NOT NULL,
+    occurred_at timestamp with time zone NOT NULL,
+    verb text NOT NULL,
+    actor text NOT NULL,
+    dag_id integer,
+    run_id bigint,
+    idx integer,
+    map_index integer,
+    detail jsonb NOT NULL
+);
+
+ALTER TABLE evertick.journal ALTER COLUMN entry_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME evertick.journal_entry_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE evertick.lease (
+    session bigint NOT NULL,
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    epoch integer NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000', vacuum_truncate=off);
+
+CREATE TABLE evertick.log_chunk (
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    epoch integer NOT NULL,
+    seq bigint NOT NULL,
+    is_late boolean DEFAULT false NOT NULL,
+    content text NOT NULL
+);
+
+CREATE TABLE evertick.migration (
+    number integer NOT NULL,
+    name text NOT NULL,
+    applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    checksum text NOT NULL
+);
+
+CREATE TABLE evertick.ready (
+    queue text NOT NULL,
+    rank smallint NOT NULL,
+    seq bigint NOT NULL,
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000', vacuum_truncate=off);
+
+ALTER TABLE evertick.ready ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME evertick.ready_seq_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE evertick.result (
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    epoch integer NOT NULL,
+    value jsonb NOT NULL
+);
+
+CREATE TABLE evertick.run (
+    run_id bigint NOT NULL,
+    dag_id integer NOT NULL,
+    version_id integer NOT NULL,
+    kind evertick.run_kind NOT NULL,
+    key text,
+    schedule_id integer,
+    fire_at timestamp with time zone,
+    params jsonb NOT NULL,
+    triggered_by text NOT NULL,
+    created_at timestamp with time zone NOT NULL
+);
+
+ALTER TABLE evertick.run ALTER COLUMN run_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME evertick.run_run_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE evertick.run_status (
+    run_id bigint NOT NULL,
+    dag_id integer NOT NULL,
+    version_id integer NOT NULL,
+    state evertick.run_state NOT NULL,
+    open_tasks integer NOT NULL,
+    failed_leaves integer DEFAULT 0 NOT NULL,
+    cancel_requested boolean DEFAULT false NOT NULL,
+    started_at timestamp with time zone,
+    finished_at timestamp with time zone,
+    reason text,
+    CONSTRAINT run_status_check CHECK (((state <> ALL (ARRAY['success'::evertick.run_state, 'failed'::evertick.run_state, 'canceled'::evertick.run_state])) OR ((open_tasks = 0) AND (finished_at IS NOT NULL)))),
+    CONSTRAINT run_status_check1 CHECK (((state <> 'running'::evertick.run_state) OR (open_tasks > 0))),
+    CONSTRAINT run_status_failed_leaves_check CHECK ((failed_leaves >= 0)),
+    CONSTRAINT run_status_open_tasks_check CHECK ((open_tasks >= 0))
+)
+WITH (fillfactor='70');
+
+CREATE TABLE evertick.runner (
+    session bigint NOT NULL,
+    runner_id text NOT NULL,
+    host text NOT NULL,
+    boot_id text NOT NULL,
+    pid_namespace text NOT NULL,
+    pid integer NOT NULL,
+    pid_started double precision NOT NULL,
+    queues text[] NOT NULL,
+    slots integer NOT NULL,
+    beat bigint DEFAULT 0 NOT NULL,
+    watched_beat bigint DEFAULT 0 NOT NULL,
+    silent_seconds double precision DEFAULT 0 NOT NULL,
+    started_at timestamp with time zone NOT NULL,
+    gone_at timestamp with time zone,
+    gone_reason text
+)
+WITH (fillfactor='30');
+
+CREATE TABLE evertick.schedule (
+    schedule_id integer NOT NULL,
+    dag_id integer NOT NULL,
+    name text NOT NULL,
+    version integer NOT NULL,
+    spec jsonb NOT NULL,
+    params jsonb NOT NULL,
+    misfire text NOT NULL,
+    window_seconds double precision NOT NULL,
+    changed_by text NOT NULL,
+    changed_at timestamp with time zone NOT NULL,
+    deleted_at timestamp with time zone,
+    CONSTRAINT schedule_version_check CHECK ((version > 0))
+);
+
+ALTER TABLE evertick.schedule ALTER COLUMN schedule_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME evertick.schedule_schedule_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE evertick.schedule_state (
+    schedule_id integer NOT NULL,
+    shard smallint NOT NULL,
+    version integer NOT NULL,
+    next_due timestamp with time zone,
+    last_fired timestamp with time zone,
+    paused boolean DEFAULT false NOT NULL,
+    error text
+)
+WITH (fillfactor='70');
+
+CREATE TABLE evertick.shard (
+    shard smallint NOT NULL,
+    epoch bigint NOT NULL,
+    owner text,
+    lease_until timestamp with time zone
+);
+
+CREATE TABLE evertick.skip_record (
+    schedule_id integer NOT NULL,
+    first_at timestamp with time zone NOT NULL,
+    last_at timestamp with time zone NOT NULL,
+    count bigint NOT NULL,
+    reason text NOT NULL,
+    recorded_at timestamp with time zone NOT NULL,
+    CONSTRAINT skip_record_count_check CHECK ((count > 0))
+);
+
+CREATE TABLE evertick.task_input (
+    version_id integer NOT NULL,
+    idx integer NOT NULL,
+    src integer NOT NULL
+);
+
+CREATE TABLE evertick.task_spec (
+    version_id integer NOT NULL,
+    idx integer NOT NULL,
+    name text NOT NULL,
+    queue text NOT NULL,
+    priority smallint NOT NULL,
+    rule evertick.trigger_rule NOT NULL,
+    upstream_total integer NOT NULL,
+    setup_total integer NOT NULL,
+    is_setup boolean NOT NULL,
+    is_leaf boolean NOT NULL,
+    starts_at_once boolean NOT NULL,
+    max_attempts integer NOT NULL,
+    rerun_on_loss boolean NOT NULL,
+    CONSTRAINT task_spec_max_attempts_check CHECK ((max_attempts > 0)),
+    CONSTRAINT task_spec_priority_check CHECK (((priority >= 0) AND (priority <= 9)))
+);
+
+CREATE VIEW evertick.tasks AS
+ SELECT r.run_id,
+    s.idx,
+    COALESCE(k.map_index, '-1'::integer) AS map_index,
+    r.dag_id,
+    d.name AS dag,
+    r.version_id,
+    s.name AS task,
+    s.queue,
+    s.priority,
+    s.max_attempts,
+    COALESCE(k.state, 'waiting'::evertick.task_state) AS state,
+    COALESCE(k.epoch, 0) AS epoch,
+    COALESCE((k.attempt)::integer, 0) AS attempt,
+    k.losses,
+    k.session,
+    k.request,
+    k.not_before,
+    k.started_at,
+    k.finished_at,
+    k.exit_code,
+    k.reason
+   FROM (((evertick.run r
+     JOIN evertick.dag d ON ((d.dag_id = r.dag_id)))
+     JOIN evertick.task_spec s ON ((s.version_id = r.version_id)))
+     LEFT JOIN evertick.task k ON (((k.run_id = r.run_id) AND (k.idx = s.idx))));
+
+CREATE TABLE evertick.timer (
+    shard smallint NOT NULL,
+    due_at timestamp with time zone NOT NULL,
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
+
+ALTER TABLE ONLY evertick.attempt
+    ADD CONSTRAINT attempt_pkey PRIMARY KEY (run_id, idx, map_index, epoch);
+
+ALTER TABLE ONLY evertick.bundle
+    ADD CONSTRAINT bundle_pkey PRIMARY KEY (hash);
+
+ALTER TABLE ONLY evertick.dag
+    ADD CONSTRAINT dag_name_key UNIQUE (name);
+
+ALTER TABLE ONLY evertick.dag
+    ADD CONSTRAINT dag_pkey PRIMARY KEY (dag_id);
+
+ALTER TABLE ONLY evertick.dag_version
+    ADD CONSTRAINT dag_version_dag_id_hash_bundle_hash_key UNIQUE (dag_id, hash, bundle_hash);
+
+ALTER TABLE ONLY evertick.dag_version
+    ADD CONSTRAINT dag_version_dag_id_number_key UNIQUE (dag_id, number);
+
+ALTER TABLE ONLY evertick.dag_version
+    ADD CONSTRAINT dag_version_pkey PRIMARY KEY (version_id);
+
+ALTER TABLE ONLY evertick.edge
+    ADD CONSTRAINT edge_pkey PRIMARY KEY (version_id, src, dst);
+
+ALTER TABLE ONLY evertick.import_error
+    ADD CONSTRAINT import_error_pkey PRIMARY KEY (file);
+
+ALTER TABLE ONLY evertick.journal
+    ADD CONSTRAINT journal_pkey PRIMARY KEY (entry_id);
+
+ALTER TABLE ONLY evertick.lease
+    ADD CONSTRAINT lease_pkey PRIMARY KEY (session, run_id, idx, map_index);
+
+ALTER TABLE ONLY evertick.log_chunk
+    ADD CONSTRAINT log_chunk_pkey PRIMARY KEY (run_id, idx, map_index, epoch, seq);
+
+ALTER TABLE ONLY evertick.migration
+    ADD CONSTRAINT migration_pkey PRIMARY KEY (number);
+
+ALTER TABLE ONLY evertick.ready
+    ADD CONSTRAINT ready_pkey PRIMARY KEY (queue, rank, seq);
+
+ALTER TABLE ONLY evertick.result
+    ADD CONSTRAINT result_pkey PRIMARY KEY (run_id, idx, map_index);
+
+ALTER TABLE ONLY evertick.run
+    ADD CONSTRAINT run_pkey PRIMARY KEY (run_id);
+
+ALTER TABLE ONLY evertick.run_status
+    ADD CONSTRAINT run_status_pkey PRIMARY KEY (run_id);
+
+ALTER TABLE ONLY evertick.runner
+    ADD CONSTRAINT runner_pkey PRIMARY KEY (session);
+
+ALTER TABLE ONLY evertick.schedule
+    ADD CONSTRAINT schedule_dag_id_name_key UNIQUE (dag_id, name);
+
+ALTER TABLE ONLY evertick.schedule
+    ADD CONSTRAINT schedule_pkey PRIMARY KEY (schedule_id);
+
+ALTER TABLE ONLY evertick.schedule_state
+    ADD CONSTRAINT schedule_state_pkey PRIMARY KEY (schedule_id);
+
+ALTER TABLE ONLY evertick.shard
+    ADD CONSTRAINT shard_pkey PRIMARY KEY (shard);
+
+ALTER TABLE ONLY evertick.skip_record
+    ADD CONSTRAINT skip_record_pkey PRIMARY KEY (schedule_id, first_at);
+
+ALTER TABLE ONLY evertick.task_input
+    ADD CONSTRAINT task_input_pkey PRIMARY KEY (version_id, idx, src);
+
+ALTER TABLE ONLY evertick.task
+    ADD CONSTRAINT task_pkey PRIMARY KEY (run_id, idx, map_index);
+
+ALTER TABLE ONLY evertick.task_spec
+    ADD CONSTRAINT task_spec_pkey PRIMARY KEY (version_id, idx);
+
+ALTER TABLE ONLY evertick.timer
+    ADD CONSTRAINT timer_pkey PRIMARY KEY (shard, due_at, run_id, idx, map_index);
+
+CREATE INDEX edge_upstream ON evertick.edge USING btree (version_id, dst, src);
+
+CREATE INDEX journal_of_run ON evertick.journal USING btree (run_id, entry_id) WHERE (run_id IS NOT NULL);
+
+CREATE INDEX run_active ON evertick.run_status USING btree (dag_id, state, run_id) WHERE (state = ANY (ARRAY['queued'::evertick.run_state, 'running'::evertick.run_state]));
+
+CREATE UNIQUE INDEX run_fire ON evertick.run USING btree (schedule_id, fire_at) WHERE (schedule_id IS NOT NULL);
+
+CREATE UNIQUE INDEX run_key ON evertick.run USING btree (dag_id, key) WHERE (key IS NOT NULL);
+
+CREATE INDEX run_of_dag ON evertick.run USING btree (dag_id, run_id);
+
+CREATE INDEX runner_live ON evertick.runner USING btree (session) WHERE (gone_at IS NULL);
+
+CREATE INDEX schedule_due ON evertick.schedule_state USING btree (shard, next_due) WHERE ((next_due IS NOT NULL) AND (NOT paused) AND (error IS NULL));

@@ -1,0 +1,57 @@
+-- DAGs, their versions and the code that these came from.
+
+-- name: publish
+select out_dag_id, out_version_id, is_new from publish_dag(%(dag)s::jsonb, %(settle)s::jsonb, %(actor)s::text)
+
+-- name: put_bundle
+-- Content-addressed: the same hash is the same code.
+insert into bundle (hash, file, archive, uses_threads, created_at)
+values (%(hash)s, %(file)s, %(archive)s, %(uses_threads)s, clock())
+on conflict (hash) do nothing
+
+-- name: bundle
+select file, archive, uses_threads from bundle where hash = %(hash)s
+
+-- name: pause
+select pause_dag(%(dag_id)s::int, %(paused)s::boolean, %(settle)s::jsonb, %(cursors)s::jsonb, %(actor)s::text)
+
+-- name: delete
+select delete_dag(%(dag_id)s::int, %(settle)s::jsonb, %(actor)s::text)
+
+-- name: find
+select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec, v.created_at,
+       b.uses_threads
+  from dag d left join dag_version v on v.version_id = d.version_id left join bundle b on b.hash = v.bundle_hash
+ where d.name = %(name)s
+
+-- name: list
+select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec, v.created_at,
+       null as uses_threads
+  from dag d join dag_version v on v.version_id = d.version_id
+ where d.deleted_at is null order by d.name limit %(limit)s
+
+-- name: names_like
+-- For "did you mean".
+select name from dag where deleted_at is null order by name limit 10000
+
+-- name: files
+-- Which DAGs came from which file, so that a scan that finds the file gone can remove them.
+select file, name from dag where deleted_at is null order by file, name limit 100000
+
+-- name: version
+select d.name, v.bundle_hash, b.file, b.uses_threads, v.spec
+  from dag_version v join dag d on d.dag_id = v.dag_id join bundle b on b.hash = v.bundle_hash
+ where v.version_id = %(version_id)s
+
+-- name: put_import_error
+insert into import_error (file, line, message, detail, occurred_at)
+values (%(file)s, %(line)s, %(message)s, %(detail)s, clock())
+on conflict (file) do update set line = excluded.line, message = excluded.message, detail = excluded.detail,
+    occurred_at = excluded.occurred_at
+ where (import_error.line, import_error.message, import_error.detail) is distinct from (excluded.line, excluded.message, excluded.detail)
+
+-- name: drop_import_error
+delete from import_error where file = %(file)s
+
+-- name: import_errors
+select file, line, message, detail, occurred_at from import_error order by file limit 1000

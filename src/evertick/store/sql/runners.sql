@@ -1,0 +1,35 @@
+-- Runners: who is alive, by their own heartbeat and by our watching.
+
+-- name: register
+insert into runner (session, runner_id, host, boot_id, pid_namespace, pid, pid_started, queues, slots, started_at)
+values (%(session)s, %(runner_id)s, %(host)s, %(boot_id)s, %(pid_namespace)s, %(pid)s, %(pid_started)s, %(queues)s, %(slots)s, clock())
+
+-- name: bury
+select bury(%(session)s::bigint, %(reason)s::text, %(infra_retries)s::int)
+
+-- name: leave
+-- A clean stop: it holds nothing any more.
+update runner set gone_at = clock(), gone_reason = 'stopped' where session = %(session)s and gone_at is null
+
+-- name: live
+select session, runner_id, host, boot_id, pid_namespace, pid, pid_started, queues, slots, started_at, silent_seconds
+  from runner where gone_at is null order by session limit 10000
+
+-- name: listen_for_silence
+-- Each tick adds what passed, at most two seconds, while a runner's counter stands still; a new beat sets it to zero. So a
+-- restarted leader, an outage or a clock jump adds nothing.
+with watched as (
+    update runner r
+       set silent_seconds = case when r.beat > r.watched_beat then 0
+                                 else r.silent_seconds + least(%(elapsed)s::double precision, 2) end,
+           watched_beat = r.beat
+     where r.gone_at is null
+       and (r.beat > r.watched_beat or %(elapsed)s > 0)
+    returning r.session, r.silent_seconds
+)
+select session from watched where silent_seconds > %(lost_after)s::double precision
+
+-- name: unburied
+-- Leases of sessions that are gone: a claim that slipped in while its runner was being buried.
+select distinct l.session from lease l left join runner r on r.session = l.session
+ where r.session is null or r.gone_at is not null limit 100

@@ -1,0 +1,35 @@
+-- Runs: the fact and where it stands.
+
+-- name: trigger
+select run_id, is_new from trigger_run(%(dag_id)s::int, %(params)s::jsonb, %(key)s::text, %(actor)s::text)
+
+-- name: cancel
+select cancel_run(%(run_id)s::bigint, %(actor)s::text, %(reason)s::text)
+
+-- name: find
+select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count
+  from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
+  join dag_version v on v.version_id = r.version_id
+ where r.run_id = %(run_id)s
+
+-- name: list_of_dag
+-- Newest first by the index of the DAG's runs.
+select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count
+  from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
+  join dag_version v on v.version_id = r.version_id
+ where r.dag_id = %(dag_id)s and (%(state)s::run_state is null or s.state = %(state)s) order by r.run_id desc limit %(limit)s
+
+-- name: list
+select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count
+  from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
+  join dag_version v on v.version_id = r.version_id
+ where %(state)s::run_state is null or s.state = %(state)s order by r.run_id desc limit %(limit)s
+
+-- name: reconcile
+select last_run_id, repaired from reconcile(%(shard)s::smallint, %(epoch)s::bigint, %(after)s::bigint, %(batch)s::int)
+
+-- name: journal
+select occurred_at, verb, actor, idx, map_index, detail from journal where run_id = %(run_id)s order by entry_id limit %(limit)s

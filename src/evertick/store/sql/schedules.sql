@@ -1,0 +1,38 @@
+-- Schedules: what is due, and where each one stands.
+
+-- name: due
+-- By the index of live cursors, oldest first: rows read are rows due, whatever the number of schedules.
+select s.schedule_id, s.version, s.next_due, c.spec, c.misfire, c.window_seconds
+  from schedule_state s join schedule c on c.schedule_id = s.schedule_id
+ where s.shard = %(shard)s::smallint and s.next_due <= clock() and s.next_due is not null and not s.paused and s.error is null
+ order by s.next_due limit %(batch)s
+
+-- name: next_due
+-- When to wake up.
+select min(next_due) from schedule_state
+ where shard = %(shard)s::smallint and next_due is not null and not paused and error is null
+
+-- name: fire
+select fire(%(shard)s::smallint, %(epoch)s::bigint, %(plans)s::jsonb)
+
+-- name: quarantine
+-- A schedule that cannot be planned leaves the index, with the reason for people to see; the others go on.
+update schedule_state s set error = %(error)s
+ where s.schedule_id = %(schedule_id)s and s.version = %(version)s and s.error is null
+
+-- name: of_dag
+-- Everything that an edit, a pause or a delete must settle first.
+select c.schedule_id, s.version, s.next_due, c.spec, c.misfire, c.window_seconds, c.name, c.params, s.paused
+  from schedule c join schedule_state s on s.schedule_id = c.schedule_id join dag d on d.dag_id = c.dag_id
+ where d.name = %(dag)s and c.deleted_at is null
+ order by c.schedule_id limit 1000
+
+-- name: list
+select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.last_fired, s.paused, s.error, c.misfire
+  from schedule c join schedule_state s on s.schedule_id = c.schedule_id join dag d on d.dag_id = c.dag_id
+ where c.deleted_at is null and (%(dag)s::text is null or d.name = %(dag)s)
+ order by d.name, c.name limit %(limit)s
+
+-- name: skips
+select first_at, last_at, count, reason, recorded_at from skip_record
+ where schedule_id = %(schedule_id)s order by first_at desc limit %(limit)s

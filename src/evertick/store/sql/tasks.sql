@@ -1,0 +1,41 @@
+-- Tasks, in the order of a task's life.
+
+-- name: promote
+select promoted, next_due from promote(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
+
+-- name: step
+-- The one hot statement: what ended is recorded and what is free is claimed, in one round trip and one commit.
+select kind, run_id, idx, map_index, epoch, attempt, version_id, fire_at, params, inputs
+  from step(%(session)s::bigint, %(reports)s::jsonb, %(infra_retries)s::int, %(queues)s::text[], %(free)s::int)
+
+-- name: extend
+select kind, run_id, idx, map_index, epoch from extend(%(session)s::bigint, %(held)s::jsonb)
+
+-- name: clear
+select reopened, asked from clear_tasks(%(run_id)s::bigint, %(idxs)s::int[], %(actor)s::text)
+
+-- name: mark
+select mark_task(%(run_id)s::bigint, %(idx)s::int, %(map_index)s::int, %(state)s::task_state, %(actor)s::text)
+
+-- name: list_of_run
+-- The tasks view shows the ones that have no row yet as waiting.
+select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at, finished_at, exit_code, reason,
+       request
+  from tasks where run_id = %(run_id)s order by idx, map_index limit %(limit)s
+
+-- name: attempts
+select a.epoch, a.attempt, a.outcome, a.reason, a.exit_code, a.started_at, a.finished_at, r.runner_id, r.host
+  from attempts a left join runner r on r.session = a.session
+ where a.run_id = %(run_id)s and a.idx = %(idx)s and a.map_index = %(map_index)s order by a.epoch limit 1000
+
+-- name: result
+select value from result where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s
+
+-- name: downstream
+-- Everything below the given tasks in this version.
+with recursive below as (
+    select g.dst from edge g where g.version_id = %(version_id)s and g.src = any(%(idxs)s::int[])
+    union
+    select g.dst from below b join edge g on g.version_id = %(version_id)s and g.src = b.dst
+)
+select dst from below order by dst

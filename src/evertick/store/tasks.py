@@ -1,0 +1,144 @@
+"""Tasks: the runner's one hot statement, the promoter's, and what people read and ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple, cast
+
+from psycopg import AsyncConnection
+from psycopg.types.json import Json
+
+from evertick.domain.attempt import TaskKey
+from evertick.store.rows import all_rows, one_row, one_value
+from evertick.store.statements import sql
+
+JsonObject = dict[str, object]
+
+
+class StepRow(NamedTuple):
+    """A claim, a refused report, or word that more is ready. A tuple, because thousands pass per second."""
+
+    kind: str
+    run_id: int
+    idx: int
+    map_index: int
+    epoch: int
+    attempt: int
+    version_id: int
+    fire_at: datetime | None
+    params: str
+    inputs: str | None
+
+
+class ExtendRow(NamedTuple):
+    kind: str
+    run_id: int
+    idx: int
+    map_index: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    promoted: int
+    next_due: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    reopened: int
+    asked: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    idx: int
+    map_index: int
+    task: str
+    state: str
+    attempt: int
+    max_attempts: int
+    epoch: int
+    queue: str
+    priority: int
+    not_before: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    exit_code: int | None
+    reason: str | None
+    request: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRow:
+    epoch: int
+    attempt: int
+    outcome: str
+    reason: str | None
+    exit_code: int | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    runner_id: str | None
+    host: str | None
+
+
+async def promote(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> Promoted:
+    row = await one_row(conn, sql("tasks", "promote"), {"shard": shard, "epoch": epoch, "batch": batch}, Promoted)
+    assert row is not None
+    return row
+
+
+async def step(
+    conn: AsyncConnection,
+    *,
+    session: int,
+    reports_json: str | None,
+    infra_retries: int,
+    queues: list[str],
+    free: int,
+) -> list[StepRow]:
+    """`reports_json` is the array that the SQL function `finish` describes, or None when nothing ended."""
+    params = {
+        "session": session,
+        "reports": reports_json,
+        "infra_retries": infra_retries,
+        "queues": queues,
+        "free": free,
+    }
+    cursor = await conn.execute(sql("tasks", "step"), params, prepare=True)
+    return [StepRow(*row) for row in await cursor.fetchall()]
+
+
+async def extend(conn: AsyncConnection, *, session: int, held: list[tuple[TaskKey, int]]) -> list[ExtendRow]:
+    keys = [[*key, epoch] for key, epoch in held]
+    cursor = await conn.execute(sql("tasks", "extend"), {"session": session, "held": Json(keys)})
+    return [ExtendRow(*row) for row in await cursor.fetchall()]
+
+
+async def clear(conn: AsyncConnection, *, run_id: int, idxs: list[int], actor: str) -> Cleared:
+    row = await one_row(conn, sql("tasks", "clear"), {"run_id": run_id, "idxs": idxs, "actor": actor}, Cleared)
+    assert row is not None
+    return row
+
+
+async def mark(conn: AsyncConnection, key: TaskKey, *, state: str, actor: str) -> str | None:
+    params = {**key._asdict(), "state": state, "actor": actor}
+    return cast("str | None", await one_value(conn, sql("tasks", "mark"), params))
+
+
+async def list_of_run(conn: AsyncConnection, *, run_id: int, limit: int = 1000) -> list[TaskRow]:
+    return await all_rows(conn, sql("tasks", "list_of_run"), {"run_id": run_id, "limit": limit}, TaskRow)
+
+
+async def attempts(conn: AsyncConnection, key: TaskKey) -> list[AttemptRow]:
+    return await all_rows(conn, sql("tasks", "attempts"), key._asdict(), AttemptRow)
+
+
+async def result(conn: AsyncConnection, key: TaskKey) -> object:
+    return await one_value(conn, sql("tasks", "result"), key._asdict())
+
+
+async def downstream(conn: AsyncConnection, *, version_id: int, idxs: list[int]) -> list[int]:
+    cursor = await conn.execute(sql("tasks", "downstream"), {"version_id": version_id, "idxs": idxs})
+    return [cast(int, row[0]) for row in await cursor.fetchall()]

@@ -1,0 +1,128 @@
+"""Database fixtures for every test. `EVERTICK_TEST_URL` names a server to use; otherwise one is started per test run.
+
+database       URL of a fresh, migrated database                     (commits are real; about 30 ms)
+conn           a planning connection to such a database
+rollback_conn  a connection in a transaction that is rolled back     (about 2 ms; explicit BEGIN/COMMIT not possible)
+any_postgres   URL of a fresh, migrated database, once on the embedded server and once on an external one
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.store.db import Purpose, connect
+from tests.databases import Cluster, own_cluster
+from tests.external_postgres import external_cluster
+
+_CLUSTER: pytest.StashKey[Cluster] = pytest.StashKey()
+_SHARED_URL = "evertick_test_url"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """All workers of a parallel run share the server of the process that started them."""
+    node.workerinput[_SHARED_URL] = _cluster_of(node.config).url
+
+
+@pytest.fixture(scope="session")
+def cluster(pytestconfig: pytest.Config) -> Cluster:
+    """The embedded server of this test run."""
+    return _cluster_of(pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def template(cluster: Cluster) -> str:
+    """The name of the migrated database that the others are copied from."""
+    return cluster.template()
+
+
+@pytest.fixture
+def database(cluster: Cluster, template: str) -> Iterator[str]:
+    """The URL of a fresh, migrated database."""
+    name = cluster.create(template)
+    yield cluster.database_url(name)
+    cluster.drop(name)
+
+
+@pytest.fixture
+def empty_database(cluster: Cluster) -> Iterator[str]:
+    """The URL of a fresh database without any schema."""
+    name = cluster.create()
+    yield cluster.database_url(name)
+    cluster.drop(name)
+
+
+@pytest.fixture
+async def conn(database: str) -> AsyncIterator[AsyncConnection]:
+    """An autocommit planning connection to a fresh, migrated database."""
+    async with await connect(database, purpose=Purpose.PLANNING) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="session")
+def shared_database(cluster: Cluster, template: str) -> Iterator[str]:
+    """One database for all tests of this worker that leave nothing behind."""
+    name = cluster.create(template)
+    yield cluster.database_url(name)
+    cluster.drop(name)
+
+
+@pytest.fixture
+async def rollback_conn(shared_database: str) -> AsyncIterator[AsyncConnection]:
+    """A planning connection inside a transaction that is rolled back after the test."""
+    async with await connect(shared_database, purpose=Purpose.PLANNING) as connection:
+        # A slow test machine must not end the transaction under the test.
+        await connection.execute("set idle_in_transaction_session_timeout = 0")
+        async with connection.transaction(force_rollback=True):
+            yield connection
+
+
+@pytest.fixture(scope="session")
+def external(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A PostgreSQL 16 over TCP with a password."""
+    with external_cluster(tmp_path_factory.mktemp("external") / "postgres") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def postgres_url_external(external: Cluster) -> str:
+    """The URL of that server's maintenance database."""
+    return external.url
+
+
+@pytest.fixture(params=["embedded", "external"])
+def any_cluster(request: pytest.FixtureRequest) -> Cluster:
+    """Each kind of server that Evertick may be given, in turn."""
+    found: Cluster = request.getfixturevalue("cluster" if request.param == "embedded" else "external")
+    return found
+
+
+@pytest.fixture
+def any_postgres(any_cluster: Cluster) -> Iterator[str]:
+    """The URL of a fresh, migrated database on each kind of server in turn."""
+    name = any_cluster.create(any_cluster.template())
+    yield any_cluster.database_url(name)
+    any_cluster.drop(name)
+
+
+def _cluster_of(config: pytest.Config) -> Cluster:
+    """The one server of this test run: given, inherited from the starting process, or started now."""
+    if _CLUSTER not in config.stash:
+        given = getattr(config, "workerinput", {}).get(_SHARED_URL) or os.environ.get("EVERTICK_TEST_URL")
+        config.stash[_CLUSTER] = Cluster(url=given) if given else _start(config)
+    return config.stash[_CLUSTER]
+
+
+def _start(config: pytest.Config) -> Cluster:
+    stack = ExitStack()
+    config.add_cleanup(stack.close)
+    home = stack.enter_context(tempfile.TemporaryDirectory(prefix="evertick-test-"))
+    return stack.enter_context(own_cluster(Path(home) / "home"))

@@ -1,0 +1,70 @@
+"""A second PostgreSQL, of another major version, reached over TCP with a password: a server that is not ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+
+from evertick.services.postgres_cluster import environment, launch_command, programs
+from tests.databases import QUICK_SETTINGS, Cluster
+from tests.waiting import eventually_sync
+
+PASSWORD = "correct horse/battery@staple"
+_ESCAPED_PASSWORD = "correct%20horse%2Fbattery%40staple"
+
+
+@contextmanager
+def external_cluster(directory: Path) -> Iterator[Cluster]:
+    """PostgreSQL 16 on a free port of the loop-back interface, for as long as the block lasts."""
+    programs_16 = programs("pginstall")
+    data = directory / "data"
+    data.mkdir(mode=0o700, parents=True)
+    password = directory / "password"
+    password.write_text(PASSWORD)
+    initdb = [programs_16 / "initdb", "-D", data, "-U", "evertick", "--auth=scram-sha-256", f"--pwfile={password}"]
+    subprocess.run(
+        launch_command(data, signal.SIGKILL, [*initdb, "--locale=C", "--encoding=UTF8", "--no-sync"]),
+        env=environment(),
+        check=True,
+        capture_output=True,
+    )
+    port = _free_port()
+    settings = {**QUICK_SETTINGS, "listen_addresses": "127.0.0.1", "port": str(port), "unix_socket_directories": ""}
+    options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+    log = os.open(directory / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with subprocess.Popen(
+        launch_command(data, signal.SIGINT, [programs_16 / "postgres", "-D", data, *options]),
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+    ) as server:
+        os.close(log)
+        url = f"postgresql://evertick:{_ESCAPED_PASSWORD}@127.0.0.1:{port}/postgres"
+        try:
+            eventually_sync(lambda: _answers(url), within_seconds=30)
+            yield Cluster(url=url)
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(timeout=30)
+
+
+def _answers(url: str) -> bool:
+    try:
+        psycopg.connect(url, connect_timeout=2).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,155 @@
+"""Migrations: forward only, once each, whoever starts at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from evertick.domain.errors import SchemaMismatch
+from evertick.store.db import Purpose, connect
+from evertick.store.migrate import LOCK_KEY, MIGRATIONS_DIRECTORY, migrate, migrations, status
+from evertick.store.statements import sql
+from tests.waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+
+
+def write(directory: Path, **scripts: str) -> Path:
+    directory.mkdir(exist_ok=True)
+    for name, script in scripts.items():
+        (directory / f"{name[1:]}.sql").write_text(script)
+    return directory
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    """Three migrations, each of which would fail if it ran twice or before the one above it."""
+    return write(
+        tmp_path / "migrations",
+        _0001_first="create table thing (id int primary key); insert into thing values (1);",
+        _0002_second="alter table thing add column name text not null default '100 %';",
+        _0003_third="create function thing_name() returns text language sql as $$ select name from thing $$;",
+    )
+
+
+async def test_pending_migrations_are_applied_in_order_and_only_once(empty_database: str, three: Path) -> None:
+    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+        before = await status(conn, three)
+        assert (len(before.applied), len(before.pending), before.is_current) == (0, 3, False)
+        assert await migrate(conn, three) == ["0001_first", "0002_second", "0003_third"]
+        assert await migrate(conn, three) == []
+        after = await status(conn, three)
+        assert [record.label for record in after.applied] == ["0001_first", "0002_second", "0003_third"]
+        assert after.is_current
+        assert await (await conn.execute("select evertick.thing_name()")).fetchone() == ("100 %",)
+
+
+async def test_a_later_release_adds_only_what_is_new(empty_database: str, three: Path) -> None:
+    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+        await migrate(conn, three)
+        write(three, _0004_fourth="drop function thing_name()")
+        assert [migration.label for migration in (await status(conn, three)).pending] == ["0004_fourth"]
+        assert await migrate(conn, three) == ["0004_fourth"]
+
+
+async def test_a_failing_migration_leaves_those_before_it_and_nothing_of_itself(
+    empty_database: str, three: Path
+) -> None:
+    write(three, _0003_third="create table half (); select 1 / 0")
+    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            await migrate(conn, three)
+        assert len((await status(conn, three)).applied) == 2
+        assert await (await conn.execute("select to_regclass('evertick.half')")).fetchone() == (None,)
+
+
+def test_ten_processes_that_start_at_once_apply_each_migration_once(empty_database: str, three: Path) -> None:
+    command = [sys.executable, "-m", "tests.store.migrating", empty_database, str(three)]
+    with ExitStack() as stack:
+        starters = [
+            stack.enter_context(
+                subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            for _ in range(10)
+        ]
+        for starter in starters:
+            assert starter.stdout is not None
+            assert starter.stdout.readline() == "ready\n"
+        outputs = []
+        for starter in starters:
+            assert starter.stdin is not None
+            starter.stdin.write("go\n")
+            starter.stdin.flush()
+        for starter in starters:
+            outputs.append(json.loads(starter.communicate(timeout=30)[0]))
+            assert starter.returncode == 0
+    assert sorted(label for labels in outputs for label in labels) == ["0001_first", "0002_second", "0003_third"]
+
+
+async def test_a_starter_waits_for_a_migration_that_takes_longer_than_its_lock_timeout(
+    empty_database: str, three: Path
+) -> None:
+    async with (
+        await connect(empty_database, purpose=Purpose.PLANNING) as busy,
+        await connect(empty_database, purpose=Purpose.PLANNING) as starter,
+        asyncio.TaskGroup() as group,
+    ):
+        await starter.execute("set lock_timeout = '20ms'")
+        async with busy.transaction():
+            await busy.execute(sql("migration", "lock"), {"key": LOCK_KEY})
+            waiting = group.create_task(migrate(starter, three))
+            await eventually(lambda: has_waited(busy, starter.info.backend_pid))
+        assert await waiting == ["0001_first", "0002_second", "0003_third"]
+
+
+async def has_waited(observer: psycopg.AsyncConnection, backend: int) -> bool:
+    """Whether a session has stood before a lock for much longer than its time limit for that."""
+    condition = "wait_event_type = 'Lock' and clock_timestamp() - query_start > '80ms'"
+    query = f"select {condition} from pg_stat_activity where pid = %s"
+    return await (await observer.execute(query, [backend])).fetchone() == (True,)
+
+
+async def test_a_schema_newer_than_the_program_is_refused(empty_database: str, three: Path) -> None:
+    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+        await migrate(conn, three)
+        (three / "0003_third.sql").unlink()
+        for verb in (migrate, status):
+            with pytest.raises(SchemaMismatch, match=r"newer.*0003_third.*ends at 0002_second\. Upgrade Evertick"):
+                await verb(conn, three)
+
+
+async def test_a_changed_migration_that_was_applied_is_refused(empty_database: str, three: Path) -> None:
+    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+        await migrate(conn, three)
+        write(three, _0002_second="alter table thing add column name text")
+        for verb in (migrate, status):
+            with pytest.raises(SchemaMismatch, match=r"0002_second differs .* never changes"):
+                await verb(conn, three)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("0001_a", "0003_b"), "0003_b stands where number 0002 is due"),
+        (("0001_a", "0001_b"), "0001_b stands where number 0002 is due"),
+        (("0001_a", "second"), "second.sql is not a migration's name"),
+    ],
+)
+def test_migrations_are_numbered_without_a_gap(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+    for name in names:
+        (tmp_path / f"{name}.sql").touch()
+    with pytest.raises(SchemaMismatch, match=message):
+        migrations(tmp_path)
+
+
+async def test_our_own_migrations_make_a_current_schema(conn: psycopg.AsyncConnection) -> None:
+    assert (await status(conn)).is_current
+    assert [migration.number for migration in migrations()] == list(range(1, len(migrations()) + 1))
+    assert MIGRATIONS_DIRECTORY.is_dir()

@@ -1,0 +1,43 @@
+"""The only place in the tests that waits: polls for a condition, with a deadline and a message."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_PAUSE_SECONDS = 0.005
+
+
+async def eventually(predicate: Callable[[], T | Awaitable[T]], within_seconds: float = 10.0) -> T:
+    """Poll until `predicate`, sync or async, gives something true, and return that; fail after the deadline."""
+    deadline = time.monotonic() + within_seconds
+    while True:
+        outcome = predicate()
+        value = await outcome if inspect.isawaitable(outcome) else outcome
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {within_seconds:g} s: {_text(predicate)}; last: {value!r}"
+        await asyncio.sleep(_PAUSE_SECONDS)
+
+
+def eventually_sync(predicate: Callable[[], T], within_seconds: float = 10.0) -> T:
+    """The same, for tests without an event loop."""
+    deadline = time.monotonic() + within_seconds
+    while True:
+        value = predicate()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {within_seconds:g} s: {_text(predicate)}; last: {value!r}"
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _text(predicate: Callable[[], object]) -> str:
+    try:
+        return inspect.getsource(predicate).strip()
+    except (OSError, TypeError):
+        return repr(predicate)
