@@ -97,7 +97,7 @@ def claim_milliseconds(conn: Connection, from_seq: int) -> float:
     return statistics.median(taken)
 
 
-# The measurement --------------------------------------------------------------------------------------------------------
+# The measurement ------------------------------------------------------------------------------------------------------
 
 
 def cpu_seconds(conn: Connection) -> float:
@@ -180,7 +180,7 @@ def measure(url: str, size: Size, console: Console) -> Figures:
     with psycopg.connect(url, autocommit=True, options="-c search_path=plan") as conn:
         conn.execute("create schema plan")
         publish(conn)
-    connections = {variant.name: prepared(url, variant, size) for variant in VARIANTS}
+    connections = {variant.name: prepared(url, variant, size.history) for variant in VARIANTS}
     for number in range(size.rounds):
         console.print(f"round {number + 1} of {size.rounds}", style="dim")
         # The order turns, so that no layout always follows the same one.
@@ -194,7 +194,7 @@ def measure(url: str, size: Size, console: Console) -> Figures:
     return figures
 
 
-# The report -------------------------------------------------------------------------------------------------------------
+# The report -----------------------------------------------------------------------------------------------------------
 
 _WORK = (
     "open one-task runs",

@@ -68,7 +68,7 @@ PIPELINE = Variant(name="H pipelined", title="H without functions", files=("h.sq
 VARIANTS = (*LAYOUTS, PIPELINE)
 
 
-# The work ---------------------------------------------------------------------------------------------------------------
+# The work -------------------------------------------------------------------------------------------------------------
 
 
 def drain(conn: Connection, step: Step, batch: int) -> int:
@@ -107,7 +107,7 @@ def vacuum(conn: Connection) -> None:
     conn.execute(f"vacuum (analyze, truncate off) {names}")
 
 
-# Setting up -------------------------------------------------------------------------------------------------------------
+# Setting up -----------------------------------------------------------------------------------------------------------
 
 
 def publish(conn: Connection) -> None:
@@ -117,9 +117,11 @@ def publish(conn: Connection) -> None:
     conn.execute(
         f"""
         insert into task_spec values ({ONE_TASK}, 0, 'default', 0, 0);
-        insert into task_spec select {CHAIN}, i, 'default', 0, least(i, 1) from generate_series(0, {CHAIN_LENGTH} - 1) i;
+        insert into task_spec select {CHAIN}, i, 'default', 0, least(i, 1)
+        from generate_series(0, {CHAIN_LENGTH} - 1) i;
         insert into edge select {CHAIN}, i, i + 1 from generate_series(0, {CHAIN_LENGTH} - 2) i;
-        insert into task_spec select {FAN}, i, 'default', 0, case i when 0 then 0 when {last} then {FAN_WIDTH} else 1 end
+        insert into task_spec
+        select {FAN}, i, 'default', 0, case i when 0 then 0 when {last} then {FAN_WIDTH} else 1 end
         from generate_series(0, {last}) i;
         insert into edge select {FAN}, 0, i from generate_series(1, {FAN_WIDTH}) i;
         insert into edge select {FAN}, i, {last} from generate_series(1, {FAN_WIDTH}) i;
@@ -128,7 +130,7 @@ def publish(conn: Connection) -> None:
     conn.execute("vacuum (analyze) plan.task_spec, plan.edge")
 
 
-def prepared(url: str, variant: Variant, size: Size) -> Connection:
+def prepared(url: str, variant: Variant, history: int) -> Connection:
     """The variant's own schema with a past behind it: finished tasks, and parked ones."""
     schema = variant.name.lower().replace(" ", "_")
     conn = psycopg.connect(url, autocommit=True, options=f"-c search_path={schema},plan")
@@ -137,7 +139,7 @@ def prepared(url: str, variant: Variant, size: Size) -> Connection:
         conn.execute((_SQL / file).read_text(encoding="utf-8"))
     open_runs(conn, ONE_TASK, _PARKED_ROWS)
     scalar(conn, "select park(%s)", _PARKED_ROWS)
-    open_runs(conn, ONE_TASK, size.history)
+    open_runs(conn, ONE_TASK, history)
     vacuum(conn)
     drain(conn, variant.step, 500)
     vacuum(conn)

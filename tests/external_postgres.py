@@ -28,7 +28,15 @@ def external_cluster(directory: Path) -> Iterator[Cluster]:
     data.mkdir(mode=0o700, parents=True)
     password = directory / "password"
     password.write_text(PASSWORD)
-    initdb = [programs_16 / "initdb", "-D", data, "-U", "evertick", "--auth=scram-sha-256", f"--pwfile={password}"]
+    initdb: list[str | Path] = [
+        programs_16 / "initdb",
+        "-D",
+        data,
+        "-U",
+        "evertick",
+        "--auth=scram-sha-256",
+        f"--pwfile={password}",
+    ]
     subprocess.run(
         launch_command(data, signal.SIGKILL, [*initdb, "--locale=C", "--encoding=UTF8", "--no-sync"]),
         env=environment(),

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 _PAUSE_SECONDS = 0.005
 
 
-async def eventually(predicate: Callable[[], T | Awaitable[T]], within_seconds: float = 10.0) -> T:
+async def eventually(predicate: Callable[[], Any], within_seconds: float = 10.0) -> Any:
     """Poll until `predicate`, sync or async, gives something true, and return that; fail after the deadline."""
     deadline = time.monotonic() + within_seconds
     while True:

@@ -38,7 +38,13 @@ _NOISE = re.compile(
 
 def dump(url: str) -> str:
     """The schema of the database at `url`, as text that is the same on every machine."""
-    command = [programs() / "pg_dump", "--schema-only", "--no-owner", "--no-privileges", "--schema=evertick"]
+    command: list[str | Path] = [
+        programs() / "pg_dump",
+        "--schema-only",
+        "--no-owner",
+        "--no-privileges",
+        "--schema=evertick",
+    ]
     done = subprocess.run([*command, f"--dbname={url}"], env=environment(), check=True, capture_output=True, text=True)
     return HEADER + "\n" + re.sub(r"\n{3,}", "\n\n", _NOISE.sub("", done.stdout)).strip() + "\n"
 

@@ -1,5 +1,6 @@
 -- A: one table for everything; the state decides what is in which index, as in River and Oban. The indexes are partial,
--- which is the shape's best form: only available rows are in the claim index, only timed ones in the timer index.
+-- which is the shape's best form: only available rows are in the claim index, only timed ones in the timer index. There is
+-- none by owner (River has none either): it tempted the planner into reading all of a session's rows for each one it ends.
 
 create sequence line;
 
@@ -33,7 +34,6 @@ create table task (
     check (finished_at is not null or state not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))
 ) with (vacuum_truncate = off);
 create index task_line on task (queue, rank, seq) where state = 'available';
-create index task_owner on task (session) where state = 'running';
 create index task_timer on task (not_before) where state = 'pending' and not_before is not null;
 
 create view listing as select run_id, idx, map_index, state, epoch, attempt from task;
@@ -67,7 +67,8 @@ begin
     set state = 'running', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_session, seq = null,
         started_at = clock_timestamp(), finished_at = null, reason = null, exit_code = null
     from picked p
-    where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index and k.state = 'available'
+    -- no look at the state again: it is locked, and naming it sends the planner through the claim index once more
+    where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
     returning k.run_id, k.idx, k.map_index, k.epoch;
 end $$;
 
@@ -165,7 +166,7 @@ begin
         order by r.rank, r.seq limit p_count for update skip locked
     ), moved as (
         update task k set state = 'pending', seq = null from picked p
-        where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index and k.state = 'available'
+        where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
         returning k.run_id
     )
     select array_agg(run_id) into parked from moved;

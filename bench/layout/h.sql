@@ -152,7 +152,6 @@ create function settle(p_ended ended[]) returns void language plpgsql as $$
 declare
     frontier ended[] := p_ended;
     everything ended[] := p_ended;
-    moved ended[];
     t timestamptz := clock_timestamp();
 begin
     if p_ended is null then
@@ -183,13 +182,16 @@ begin
                     where s.version_id = k.version_id and s.idx = k.idx)
             where k.state = 'waiting'
             returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+        ), offered as (
+            insert into ready (queue, rank, run_id, idx, map_index)
+            select s.queue, s.rank, c.run_id, c.idx, c.map_index
+            from counted c join task_spec s on s.version_id = c.version_id and s.idx = c.idx
+            where c.state = 'available'
+            order by s.rank, c.run_id, c.idx, c.map_index
         )
-        select array_agg(row(run_id, idx, map_index, version_id, state)::ended) filter (where state <> 'waiting')
-        into moved from counted;
-        exit when moved is null;
-        perform offer(array(select m from unnest(moved) m where (m).state = 'available'));
-        frontier := array(select m from unnest(moved) m where (m).state = 'upstream_failed');
-        exit when cardinality(frontier) = 0;
+        select array_agg(row(run_id, idx, map_index, version_id, state)::ended) filter (where state = 'upstream_failed')
+        into frontier from counted;
+        exit when frontier is null;
         everything := everything || frontier;
     end loop;
     perform close_runs(everything);

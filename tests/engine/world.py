@@ -130,7 +130,7 @@ def end(claim: StepRow, kind: str, **fields: object) -> str:
     """A report as a runner sends it. `retry_in` and the like go in as they are."""
     outcome = Outcome(key=key_of(claim), epoch=claim.epoch, kind=OutcomeKind(kind) if kind != "lost" else OutcomeKind.KILLED)
     plain = json.loads(
-        report(outcome, policy=RetryPolicy(delay_seconds=0), attempt=claim.attempt, log=None, log_seq=0)
+        report(outcome, policy=RetryPolicy(delay_seconds=0), attempt=claim.attempt)
     )
     return json.dumps({**plain, "kind": kind, **fields})
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import psycopg
 import pytest
 
@@ -99,7 +99,7 @@ def end(owner: subprocess.Popen[str]) -> None:
 
 def execute(url: str, statement: str) -> object:
     with psycopg.connect(url, autocommit=True) as conn:
-        cursor = conn.execute(statement)  # type: ignore[arg-type]
+        cursor = conn.execute(statement)
         row = cursor.fetchone() if cursor.description else None
         return row[0] if row else None
 

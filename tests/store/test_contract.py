@@ -21,6 +21,13 @@ async def test_it_connects_for_every_purpose(any_postgres: str) -> None:
             )
 
 
+async def test_the_server_watches_for_a_client_whose_host_is_gone(postgres_url_external: str) -> None:
+    async with await connect(postgres_url_external, purpose=Purpose.HOT) as conn:
+        names = ["tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout"]
+        rows = await conn.execute("select name, setting::int from pg_settings where name = any(%s)", [names])
+        assert dict(await rows.fetchall()) == dict(zip(names, [5, 2, 3, 10000], strict=True))
+
+
 async def test_it_takes_every_migration(any_cluster: Cluster) -> None:
     name = any_cluster.create()
     async with await connect(any_cluster.database_url(name), purpose=Purpose.PLANNING) as conn:

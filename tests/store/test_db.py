@@ -111,6 +111,8 @@ async def test_the_victim_of_a_deadlock_runs_again_and_both_finish(empty_databas
         await connect(empty_database, purpose=Purpose.PLANNING) as first,
         await connect(empty_database, purpose=Purpose.PLANNING) as second,
     ):
+        for conn in (first, second):
+            await conn.execute("set deadlock_timeout = '20ms'")
         await first.execute("create table public.pair as select id, 0 as hits from generate_series(1, 2) id")
         both_hold_one = asyncio.Barrier(2)
         meetings = {1: 0, 2: 0}

@@ -20,6 +20,8 @@ from evertick.domain.errors import InvalidDag
 def load_dags(folder: Path, file: str) -> Mapping[str, Dag]:
     """The DAGs of `folder/file` by name, with `folder` first on the import path."""
     folder = folder.absolute()
+    if not (folder / file).is_file():
+        raise InvalidDag(f"there is no file {file} in {folder}.")
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     with collecting() as collection:

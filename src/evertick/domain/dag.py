@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
+from functools import cache
 from typing import TypeVar
 
 from evertick.domain.attempt import Isolation
@@ -115,15 +116,21 @@ def _given(record: object) -> object:
     """A record's fields that differ from their defaults; a schedule writes itself."""
     if isinstance(record, ScheduleSpec):
         return json.loads(record.to_json())
-    if not is_dataclass(record):
-        raise TypeError(f"{record!r} has no place in a DAG")
     found = {}
-    for each in fields(record):
-        value = getattr(record, each.name)
-        default = each.default_factory() if each.default_factory is not MISSING else each.default
-        if value != default:
-            found[each.name] = value
+    for name, default in _defaults(type(record)):
+        if (value := getattr(record, name)) != default:
+            found[name] = value
     return found
+
+
+@cache
+def _defaults(kind: type) -> tuple[tuple[str, object], ...]:
+    if not is_dataclass(kind):
+        raise TypeError(f"a {kind.__name__} has no place in a DAG")
+    return tuple(
+        (each.name, each.default_factory() if each.default_factory is not MISSING else each.default)
+        for each in fields(kind)
+    )
 
 
 T = TypeVar("T")

@@ -23,6 +23,7 @@ MAX_TAG = 100
 MAX_TEXT = 100_000
 _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 _NAME_RULE = f"use letters, digits, '_', '-', '.' and at most {MAX_NAME} characters"
+_TEXT_RULE = f"valid text without NUL, of at most {MAX_TEXT:,} characters"
 _FIELD_TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
     ("name", str),
     ("queue", str),
@@ -67,8 +68,10 @@ def _check_dag(spec: DagSpec) -> Iterator[str]:
     limit = spec.max_active_runs
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         yield f"max_active_runs is {limit!r}; it must be 1 or more, or left out."
-    if spec.description is not None and not (isinstance(spec.description, str) and len(spec.description) <= MAX_TEXT):
-        yield f"the description must be text of at most {MAX_TEXT:,} characters."
+    if not _is_storable(spec.description):
+        yield f"the description must be {_TEXT_RULE}."
+    if bad := [param.name for param in spec.params if not _is_storable(param.description)]:
+        yield f"the descriptions of params must be {_TEXT_RULE}: {_listed(bad)}."
 
 
 def _check_size(spec: DagSpec) -> Iterator[str]:
@@ -125,8 +128,8 @@ def _check_task(task: TaskSpec) -> Iterator[str]:
         yield f"task {task.name!r}: queue {_short(task.queue)} is not allowed; {_NAME_RULE}."
     if (task.kind is TaskKind.SHELL) != bool(task.command):
         yield f"task {task.name!r}: a shell task needs a command, and only a shell task has one."
-    if any(text is not None and (len(text) > MAX_TEXT or "\0" in text) for text in (task.command, task.doc)):
-        yield f"task {task.name!r}: command and doc may have {MAX_TEXT:,} characters and no NUL."
+    if not (_is_storable(task.command) and _is_storable(task.doc)):
+        yield f"task {task.name!r}: its command and its docstring must be {_TEXT_RULE}."
 
 
 def _check_edges(spec: DagSpec) -> Iterator[str]:
@@ -195,6 +198,15 @@ def _find_cycle(size: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     cycle = walked[walked.index(position) :][::-1]
     first = cycle.index(min(cycle))
     return [*cycle[first:], *cycle[:first], cycle[first]]
+
+
+def _is_storable(text: object) -> bool:
+    """Whether PostgreSQL can hold it: no NUL, no half of a surrogate pair, and not a novel."""
+    if text is None:
+        return True
+    if not isinstance(text, str) or len(text) > MAX_TEXT or "\0" in text:
+        return False
+    return not any("\ud800" <= character <= "\udfff" for character in text) if not text.isascii() else True
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -56,7 +56,7 @@ async def step(
     )
 
 
-def report(outcome: Outcome, *, policy: RetryPolicy, attempt: int, log: str | None, log_seq: int) -> str:
+def report(outcome: Outcome, *, policy: RetryPolicy, attempt: int) -> str:
     """One attempt's end, as the database takes it."""
     key = outcome.key
     fields: dict[str, object] = {"r": key.run_id, "i": key.idx, "m": key.map_index, "e": outcome.epoch}
@@ -68,8 +68,9 @@ def report(outcome: Outcome, *, policy: RetryPolicy, attempt: int, log: str | No
     if outcome.kind in (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.KILLED):
         fields["no_retry"] = outcome.no_retry
         fields["retry_in"] = _retry_in(outcome, policy, attempt)
-    if log:
-        fields["log"], fields["seq"] = log, log_seq
+    if outcome.log:
+        fields["log"] = outcome.log.decode("utf-8", "replace")
+        fields["seq"], fields["until"] = outcome.log_offset, outcome.log_end
     text = json.dumps(fields)
     if outcome.result_json is None:
         return text

@@ -100,6 +100,8 @@ def _data_files(folder: Path) -> Iterator[str]:
 
 def _read(folder: Path, path: str) -> _Member:
     advice = "Move it out of the DAGs folder, or hide it in a folder whose name starts with a dot."
+    if not _is_inside(path):
+        raise InvalidDag(f"{path!r} is not a file of the DAGs folder and cannot be published with it.")
     try:
         path.encode()
         with (folder / path).open("rb") as opened:
@@ -149,11 +151,16 @@ def _open(archive: bytes, hash: str) -> list[_Member]:
 
 
 def _member(tar: tarfile.TarFile, header: tarfile.TarInfo) -> _Member:
-    path = PurePosixPath(header.name)
     opened = tar.extractfile(header) if header.isreg() else None
-    if opened is None or path.is_absolute() or ".." in path.parts or str(path) != header.name or header.name == ".":
+    if opened is None or not _is_inside(header.name):
         raise ValueError(f"it holds {header.name!r}, which is not a plain file within the folder")
     return _Member(path=header.name, content=opened.read(), is_executable=bool(header.mode & 0o100))
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a path leads to something within the folder, written in the one plain way."""
+    path = PurePosixPath(name)
+    return str(path) == name and name != "." and not path.is_absolute() and ".." not in path.parts
 
 
 def _damaged(hash: str, why: str) -> InvalidDag:

@@ -1,4 +1,4 @@
-"""Async functions inside an attempt's process: one alone, or many at once in a warm child. The only user of asyncio there."""
+"""Async functions inside an attempt's process: one alone, or many at once in a warm child. The only asyncio there."""
 
 from __future__ import annotations
 
@@ -13,26 +13,139 @@ from evertick.domain.attempt import AttemptOrder, OutcomeKind
 from evertick.execution import lines
 from evertick.execution.body import Say, await_body, context_of, report_of_error
 from evertick.execution.capture import SpoolWriter, finish_lines
-from evertick.execution.child import _RECEIVE_BYTES, ChildSeat, leave_no_process, resident_bytes
 from evertick.execution.loaded import Loaded
 from evertick.execution.protocol import Frames, Report, frame, read_start
-from evertick.execution.spool import open_spool
+from evertick.execution.seat import RECEIVE_BYTES, ChildSeat, Wear, leave_no_process
+from evertick.execution.spool import coroutine_spool, open_spool
 
 
 def run_alone(number: int, order: AttemptOrder, bound: BoundTask, context: TaskContext, say: Say) -> Report:
     """An async function in a process of its own. SIGTERM cancels it."""
 
     async def main() -> Report:
-        body = asyncio.ensure_future(await_body(number, order, bound, context, say))
-
-        def cancel() -> None:
-            context.cancelled.set()
-            body.cancel()
-
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, cancel)
-        return await body
+        async with asyncio.TaskGroup() as group:
+            body = group.create_task(await_body(number, order, bound, context, say))
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _cancel, body, context)
+        return body.result()
 
     try:
         return asyncio.run(main())
     except BaseException as error:
         return report_of_error(number, error, say)
+
+
+def serve_coroutines(seat: ChildSeat, loaded: Loaded, messages: list[list[Any]]) -> None:
+    """Run every order that arrives as a coroutine beside the others, until the runner hangs up."""
+    asyncio.run(_Server(seat, loaded).serve(messages))
+
+
+class _Spool(SpoolWriter):
+    """One coroutine's own file, made when it writes its first line: most small tasks write none."""
+
+    __slots__ = ("_header", "path")
+
+    def __init__(self, path: str, order: AttemptOrder) -> None:
+        super().__init__(-1)
+        self.path = path
+        self._header = lines.header(lines.Header(order.key, order.epoch, order.session))
+
+    def append(self, spooled: bytes) -> None:
+        if self.fd < 0:
+            try:
+                self.fd = open_spool(self.path)
+            except OSError:
+                self.dropped_bytes += len(spooled)
+                return
+            super().append(self._header)
+        super().append(spooled)
+
+    def close(self) -> int:
+        """The file's size; 0 if it was never made."""
+        if self.fd < 0:
+            return 0
+        size = os.fstat(self.fd).st_size
+        os.close(self.fd)
+        return size
+
+
+class _Server:
+    def __init__(self, seat: ChildSeat, loaded: Loaded) -> None:
+        self._seat = seat
+        self._loaded = loaded
+        self._wear = Wear(seat)
+        self._frames = Frames()
+        self._running: dict[int, tuple[asyncio.Task[None], TaskContext]] = {}
+        self._outbox: list[bytes] = []
+        self._raw_seen = os.fstat(seat.log_fd).st_size
+        self._hung_up = asyncio.Event()
+
+    async def serve(self, messages: list[list[Any]]) -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as self._group:
+            for message in messages:
+                self._accept(message)
+            loop.add_reader(self._seat.sock.fileno(), self._receive)
+            await self._hung_up.wait()
+            os._exit(0)
+
+    def _receive(self) -> None:
+        received = self._seat.sock.recv(RECEIVE_BYTES)
+        if not received:
+            self._hung_up.set()
+        for message in self._frames.feed(received):
+            self._accept(message)
+
+    def _accept(self, message: list[Any]) -> None:
+        if message[0] == "cancel":
+            if message[1] in self._running:
+                _cancel(*self._running[message[1]])
+            return
+        number, order = read_start(message)
+        try:
+            context = context_of(order)
+            bound = self._loaded.find(order.dag, order.task)
+        except Exception as error:
+            self._send(report_of_error(number, error, self._seat.captured.write_text))
+            return
+        task = self._group.create_task(self._attempt(number, order, bound, context))
+        self._running[number] = task, context
+        task.add_done_callback(lambda _: self._ended_unstarted(number))
+
+    async def _attempt(self, number: int, order: AttemptOrder, bound: BoundTask, context: TaskContext) -> None:
+        spool = _Spool(coroutine_spool(self._seat.log_path, number), order)
+        self._seat.captured.of_coroutine.set(spool)
+        report = await await_body(number, order, bound, context, spool.write_text)
+        finish_lines()
+        self._take_raw_output(spool)
+        del self._running[number]
+        if not self._running:
+            leave_no_process()
+        size = spool.close()
+        self._send(report._replace(log_end=size, log_trouble=spool.trouble()))
+
+    def _ended_unstarted(self, number: int) -> None:
+        """A coroutine that is cancelled before its first step never reports by itself."""
+        if self._running.pop(number, None) is not None:
+            self._send(Report(number, OutcomeKind.FAILED, "cancelled before it started"))
+
+    def _take_raw_output(self, spool: _Spool) -> None:
+        """What C code and subprocesses wrote belongs to nobody for certain: the next attempt to end takes it."""
+        size = os.fstat(self._seat.log_fd).st_size
+        if size > self._raw_seen:
+            raw = os.pread(self._seat.log_fd, size - self._raw_seen, self._raw_seen)
+            self._raw_seen = size
+            spool.append(raw)
+
+    def _send(self, report: Report) -> None:
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(frame(report._replace(should_retire=self._wear.should_retire(report))))
+
+    def _flush(self) -> None:
+        outbox, self._outbox = self._outbox, []
+        self._seat.sock.sendall(b"".join(outbox))
+
+
+def _cancel(body: asyncio.Task[Any], context: TaskContext) -> None:
+    context.cancelled.set()
+    body.cancel()

@@ -22,7 +22,6 @@ class Report(NamedTuple):
     no_retry: bool = False
     retry_after_seconds: float | None = None
     log_end: int = 0
-    log_name: str | None = None
     log_trouble: str | None = None
     should_retire: bool = False
 
@@ -54,10 +53,13 @@ class Frames:
         return messages
 
 
-def start_frame(number: int, order: AttemptOrder) -> bytes:
-    """The order as a list in a fixed sequence: half the cost of a dict with names, and both ends are one release."""
+def start_frame(number: int, order: AttemptOrder, *, is_joining: bool = False) -> bytes:
+    """The order as a list in a fixed sequence: half the cost of a dict with names, and both ends are one release.
+
+    `is_joining` makes it a coroutine beside others in the same child.
+    """
     fields = (
-        "start",
+        "join" if is_joining else "start",
         number,
         order.key,
         order.epoch,

@@ -1,6 +1,6 @@
 """Turns an attempt's process into a shell that runs the task's command. Its exit status is the task's outcome.
 
-The command runs as on a build server: by `bash -eo pipefail`, or `sh -e` where there is no bash: a failing line fails it.
+It runs as on a build server, by `bash -eo pipefail`, or `sh -e` where there is no bash: a failing line fails the task.
 """
 
 from __future__ import annotations

@@ -146,5 +146,10 @@ def open_spool(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
+def coroutine_spool(process_path: str, number: int) -> str:
+    """The file of one coroutine among the many of a warm process; the runner and the process both know it by name."""
+    return f"{process_path.removesuffix('.log')}-{number}.log"
+
+
 def _round_up(offset: int) -> int:
     return -(-offset // _PAGE_BYTES) * _PAGE_BYTES

@@ -12,8 +12,10 @@ import signal
 import time
 from asyncio.subprocess import Process
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
+import psycopg
 import structlog
 
 from evertick.domain.errors import PostgresUnavailable
@@ -91,8 +93,10 @@ class EmbeddedPostgres:
             await initialise(self._home.data, programs())
             await self._bring_up()
             await create_database(self.url)
-        except BaseException:
+        except BaseException as error:
             await self.stop()
+            if isinstance(error, OSError | psycopg.Error):
+                raise PostgresUnavailable(f"The embedded PostgreSQL in {self._home.directory}: {error}") from error
             raise
         return self.url
 
@@ -130,7 +134,8 @@ class EmbeddedPostgres:
             await asyncio.sleep(_backoff_seconds(failures))
             try:
                 await self._bring_up()
-            except PostgresUnavailable as error:
+            except (PostgresUnavailable, OSError) as error:
+                # A full disk or a shortage of processes passes; giving up would not.
                 failures += 1
                 _log.error("postgres_restart_failed", failures=failures, reason=str(error))
             else:
@@ -210,13 +215,14 @@ class EmbeddedPostgres:
 
     def _bound_log(self) -> None:
         """Keep one older log beside the current one, each of bounded size."""
-        try:
-            if self._home.log.stat().st_size > _LOG_BYTES:
-                shutil.copy2(self._home.log, self._home.log.with_suffix(".log.1"))
-                os.truncate(self._home.log, 0)
-                self._log_start = 0
-        except FileNotFoundError:
+        if not self._home.log.exists() or self._home.log.stat().st_size <= _LOG_BYTES:
             return
+        # On a full disk there is no room for the copy, and all the more reason to cut.
+        with suppress(OSError):
+            shutil.copy2(self._home.log, self._home.log.with_suffix(".log.1"))
+        with suppress(OSError):
+            os.truncate(self._home.log, 0)
+            self._log_start = 0
 
 
 async def _end(process: Process) -> None:

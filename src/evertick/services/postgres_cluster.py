@@ -120,7 +120,7 @@ async def _end(
         try:
             # psutil compares the start time first, so that a reused pid is safe.
             process.send_signal(with_signal)
-        except psutil.NoSuchProcess:
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     deadline = time.monotonic() + within_seconds
     while processes and time.monotonic() < deadline:

@@ -96,7 +96,10 @@ class HomeLock:
 
     async def acquire(self) -> None:
         """Take the home, or raise Conflict and say who has it."""
-        descriptor = os.open(self._home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(self._home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise PostgresUnavailable(f"{self._home.lock} cannot be opened: {error.strerror}.") from None
         if not await _try_lock(descriptor):
             os.close(descriptor)
             raise Conflict(_held_message(self._home))

@@ -39,10 +39,15 @@ _NETWORK = {
     "tcp_user_timeout": "10000",
 }
 
+# The server, too, must notice soon that a client's host is gone: until then it keeps that client's locks.
 _EVERY_SESSION = {
     "search_path": "evertick",
     "timezone": "UTC",
     "jit": "off",
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "10000",
 }
 
 # The queue tables look empty to the planner half of the time; a plan made then must not be a sequential scan.

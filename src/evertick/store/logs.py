@@ -8,6 +8,7 @@ from psycopg import AsyncConnection
 from psycopg.types.json import Json
 
 from evertick.domain.attempt import TaskKey
+from evertick.store.rows import one_value
 from evertick.store.statements import sql
 
 
@@ -15,6 +16,7 @@ class NewChunk(NamedTuple):
     key: TaskKey
     epoch: int
     seq: int
+    until: int
     content: str
 
 
@@ -28,8 +30,16 @@ class Chunk(NamedTuple):
 async def append(conn: AsyncConnection, *, session: int, chunks: list[NewChunk]) -> None:
     """Sending the same chunk twice is harmless."""
     rows = [
-        {"r": c.key.run_id, "i": c.key.idx, "m": c.key.map_index, "e": c.epoch, "seq": c.seq, "content": c.content}
-        for c in chunks
+        {
+            "r": chunk.key.run_id,
+            "i": chunk.key.idx,
+            "m": chunk.key.map_index,
+            "e": chunk.epoch,
+            "seq": chunk.seq,
+            "until": chunk.until,
+            "content": chunk.content,
+        }
+        for chunk in chunks
     ]
     await conn.execute(sql("logs", "append"), {"session": session, "chunks": Json(rows)})
 
@@ -41,3 +51,7 @@ async def read(
     params = {**key._asdict(), "epoch": after[0], "seq": after[1], "limit": limit}
     cursor = await conn.execute(sql("logs", "read"), params)
     return [Chunk(*row) for row in await cursor.fetchall()]
+
+
+async def shipped_until(conn: AsyncConnection, key: TaskKey, *, epoch: int) -> int:
+    return int(await one_value(conn, sql("logs", "shipped_until"), {**key._asdict(), "epoch": epoch}))

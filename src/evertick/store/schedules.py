@@ -65,8 +65,10 @@ async def due(conn: AsyncConnection, *, shard: int, batch: int) -> list[DueSched
     return await all_rows(conn, sql("schedules", "due"), {"shard": shard, "batch": batch}, DueSchedule)
 
 
-async def next_due(conn: AsyncConnection, *, shard: int) -> datetime | None:
-    return cast("datetime | None", await one_value(conn, sql("schedules", "next_due"), {"shard": shard}))
+async def next_due(conn: AsyncConnection, *, shard: int) -> tuple[datetime | None, datetime]:
+    """The next instant at which a schedule fires, and the database's time now."""
+    cursor = await conn.execute(sql("schedules", "next_due"), {"shard": shard})
+    return cast("tuple[datetime | None, datetime]", await cursor.fetchone())
 
 
 async def fire(conn: AsyncConnection, *, shard: int, epoch: int, plans: list[JsonObject]) -> list[int]:

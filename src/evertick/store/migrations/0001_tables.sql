@@ -268,7 +268,8 @@ create table log_chunk (
     idx       int not null,
     map_index int not null,
     epoch     int not null,
-    seq       bigint not null,
+    seq       bigint not null,   -- where the chunk starts in the attempt's spool file, and where it ends
+    until     bigint not null,
     is_late   boolean not null default false,
     content   text not null,
     primary key (run_id, idx, map_index, epoch, seq)

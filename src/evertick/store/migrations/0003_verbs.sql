@@ -237,7 +237,7 @@ begin
     end loop;
 end $$;
 
--- Records how attempts ended. p_reports: [{r, i, m, e, kind, reason, result, exit_code, retry_in, no_retry, log, seq}].
+-- Records how attempts ended. p_reports: [{r, i, m, e, kind, reason, result, exit_code, retry_in, no_retry, log, seq, until}].
 -- Returns the reports that were refused because the attempt is no longer the session's, and how many tasks were offered.
 -- The same report twice is one event: the second finds the task ended by that very attempt and is silently dropped.
 create function finish(p_session bigint, p_reports jsonb, p_infra_retries int,
@@ -253,9 +253,9 @@ begin
     order by s.run_id for no key update;
     with report as materialized (
         select x.r as run_id, x.i as idx, x.m as map_index, x.e as epoch, x.kind, x.reason, x.result, x.exit_code,
-               x.retry_in, coalesce(x.no_retry, false) as no_retry, x.log, coalesce(x.seq, 0) as seq
+               x.retry_in, coalesce(x.no_retry, false) as no_retry, x.log, coalesce(x.seq, 0) as seq, coalesce(x.until, 0) as until
         from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, kind text, reason text, result jsonb,
-             exit_code int, retry_in double precision, no_retry boolean, log text, seq bigint)
+             exit_code int, retry_in double precision, no_retry boolean, log text, seq bigint, until bigint)
     ), decided as (
         select x.*, k.attempt, k.losses, k.started_at, k.request, k.version_id,
                case when n.state = 'pending' and x.kind = 'lost'
@@ -300,7 +300,7 @@ begin
         where k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index
           and k.state = 'running' and k.epoch = d.epoch and k.session = p_session
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, k.not_before, d.kind, d.reason,
-                  d.result, d.exit_code, d.attempt, d.started_at, d.log, d.seq
+                  d.result, d.exit_code, d.attempt, d.started_at, d.log, d.seq, d.until
     ), past as (
         insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
         select m.run_id, m.idx, m.map_index, m.epoch, m.attempt, p_session, m.kind, m.reason, m.exit_code, m.started_at, t
@@ -312,8 +312,8 @@ begin
         where m.state = 'success' and m.result is not null
         on conflict (run_id, idx, map_index) do update set epoch = excluded.epoch, value = excluded.value
     ), logged as (
-        insert into log_chunk (run_id, idx, map_index, epoch, seq, content)
-        select m.run_id, m.idx, m.map_index, m.epoch, m.seq, m.log from moved m where m.log is not null
+        insert into log_chunk (run_id, idx, map_index, epoch, seq, until, content)
+        select m.run_id, m.idx, m.map_index, m.epoch, m.seq, m.until, m.log from moved m where m.log is not null
         on conflict (run_id, idx, map_index, epoch, seq) do nothing
     ), timed as (
         insert into timer (shard, due_at, run_id, idx, map_index)

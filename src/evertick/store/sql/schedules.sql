@@ -8,8 +8,8 @@ select s.schedule_id, s.version, s.next_due, c.spec, c.misfire, c.window_seconds
  order by s.next_due limit %(batch)s
 
 -- name: next_due
--- When to wake up.
-select min(next_due) from schedule_state
+-- When to wake up, and what the time is there.
+select min(next_due), clock() from schedule_state
  where shard = %(shard)s::smallint and next_due is not null and not paused and error is null
 
 -- name: fire

@@ -1,0 +1,38 @@
+"""A pulse to watch: every five seconds three small tasks run, each passing its result to the next.
+
+Start Evertick, open `evertick runs watch heartbeat`, and see runs come and go on time.
+"""
+
+import os
+import random
+
+from evertick import TaskContext, current_context, dag, task
+
+
+@task
+def extract() -> list[float]:
+    """Read five numbers from a sensor that we do not have."""
+    readings = [round(random.gauss(20, 2), 2) for _ in range(5)]
+    print("read", readings)
+    return readings
+
+
+@task(retries=2, retry_delay="1s")
+def transform(readings: list[float]) -> dict[str, float]:
+    """What a task returns (any JSON) is what the next one is called with."""
+    summary = {"low": min(readings), "high": max(readings), "mean": round(sum(readings) / len(readings), 2)}
+    print("mean", summary["mean"], "of", len(readings), "readings")
+    return summary
+
+
+@task
+def load(summary: dict[str, float], context: TaskContext) -> None:
+    """A parameter named `context` says which run this is; `current_context()` says the same anywhere in a task."""
+    late = current_context().attempt - 1
+    context.logger.info("run %s stored %s in process %s, %s retries", context.run_id, summary, os.getpid(), late)
+
+
+@dag(schedule="@every 5s", tags=["example"], max_active_runs=1)
+def heartbeat() -> None:
+    """Extract, transform, load, twelve times a minute."""
+    load(transform(extract()))

@@ -1,0 +1,177 @@
+"""The runner's end of one attempt's process: its socket, its spool file and what runs in it. Never blocks the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from evertick.domain.attempt import AttemptOrder, OutcomeKind
+from evertick.execution.protocol import Frames, frame
+from evertick.execution.seat import RECEIVE_BYTES
+from evertick.execution.spool import AttemptLog
+
+
+class SpoolFile:
+    """A spool file and who still needs it. Its descriptor goes when nobody reads, the file when all of it is stored."""
+
+    __slots__ = ("_keepers", "_readers", "fd", "path")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self.fd = fd
+        self._readers = 0
+        self._keepers = 0
+
+    def acquire(self) -> None:
+        self._readers += 1
+        self._keepers += 1
+
+    def stop_reading(self) -> None:
+        self._readers -= 1
+        if self._readers == 0:
+            os.close(self.fd)
+
+    def stop_keeping(self) -> None:
+        self._keepers -= 1
+        if self._keepers == 0 and self.path:
+            with suppress(OSError):
+                os.unlink(self.path)  # noqa: PTH108  on the path of every attempt: a Path costs more than the call
+
+
+class Attempt:
+    """One order on its way from `start_many` to its outcome, and on until its log is stored."""
+
+    __slots__ = (
+        "is_drained",
+        "is_settled",
+        "link",
+        "log",
+        "number",
+        "order",
+        "spool",
+        "started_at",
+        "timer",
+        "verdict",
+    )
+
+    def __init__(self, order: AttemptOrder) -> None:
+        self.order = order
+        self.link: ChildLink | None = None
+        self.number = 0
+        self.started_at = 0.0
+        self.timer: asyncio.TimerHandle | None = None
+        self.verdict: tuple[OutcomeKind, str] | None = None
+        self.log: AttemptLog | None = None
+        self.spool: SpoolFile | None = None
+        self.is_drained = False
+        self.is_settled = False
+
+
+class ChildLink:
+    """A child that waits for an order, runs some, or has been hung up on."""
+
+    __slots__ = (
+        "_frames",
+        "_is_open",
+        "_loop",
+        "_on_message",
+        "_unsent",
+        "fate",
+        "hung_up_at",
+        "is_worn",
+        "last_number",
+        "log_end",
+        "number",
+        "pid",
+        "running",
+        "sock",
+        "spool",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        pid: int,
+        sock: socket.socket,
+        spool: SpoolFile,
+        on_message: Callable[[ChildLink, list[Any]], None],
+    ) -> None:
+        self.number = number
+        self.pid = pid
+        self.sock = sock
+        self.spool = spool
+        self.running: dict[int, Attempt] = {}
+        self.last_number = 0
+        self.log_end = 0
+        self.is_worn = False
+        self.fate: str | None = None
+        self.hung_up_at: float | None = None
+        self._on_message = on_message
+        self._frames = Frames()
+        self._unsent = b""
+        self._is_open = True
+        self._loop = asyncio.get_running_loop()
+        spool.acquire()
+        sock.setblocking(False)
+        self._loop.add_reader(sock.fileno(), self.receive)
+
+    def send(self, frames: bytes) -> None:
+        """Usually one system call; only a large order has to wait until the child reads."""
+        if self._unsent:
+            self._unsent += frames
+            return
+        try:
+            sent = self.sock.send(frames)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # the child is gone: its warm parent tells how
+        if sent < len(frames):
+            self._unsent = frames[sent:]
+            self._loop.add_writer(self.sock.fileno(), self._send_rest)
+
+    def cancel(self, number: int) -> None:
+        """Tell one of several coroutines to stop."""
+        self.send(frame(("cancel", number)))
+
+    def receive(self) -> None:
+        """Hand on every message that has arrived. A hang-up is only noted: the warm parent knows the reason."""
+        while self._is_open:
+            try:
+                received = self.sock.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                received = b""
+            if not received:
+                self._close()
+                return
+            for message in self._frames.feed(received):
+                self._on_message(self, message)
+            if len(received) < RECEIVE_BYTES:
+                return
+
+    def hang_up(self) -> None:
+        """A child that is hung up on exits by itself."""
+        if self.hung_up_at is None:
+            self.hung_up_at = self._loop.time()
+            self._close()
+            self.spool.stop_reading()
+            self.spool.stop_keeping()
+
+    def _close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self.sock.fileno())
+            if self._unsent:
+                self._loop.remove_writer(self.sock.fileno())
+            self.sock.close()
+
+    def _send_rest(self) -> None:
+        rest, self._unsent = self._unsent, b""
+        self._loop.remove_writer(self.sock.fileno())
+        self.send(rest)

@@ -1,0 +1,115 @@
+"""The process that imports one DAG file and says what is in it. Exists for one file; nothing here outlives the answer.
+
+`python -m evertick.execution.load_main FOLDER FILE ANSWER_FD PARENT_PID`: the answer goes to the descriptor, as one
+line of JSON, so that whatever user code prints cannot disturb it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+
+from evertick.authoring.collect import load_dags
+from evertick.authoring.resolve import Dag
+from evertick.domain.dag import structural_hash, to_json
+from evertick.domain.errors import InvalidDag, UserError
+from evertick.execution.closure import find_closure
+from evertick.execution.linux import become_subreaper, die_with_parent
+
+_MAX_FRAMES = 20
+_MAX_MESSAGE = 4_000
+
+
+def main(folder: Path, file: str, answer_fd: int, parent_pid: int) -> None:
+    die_with_parent(signal.SIGKILL, parent_pid)
+    become_subreaper()
+    faulthandler.enable()
+    os.set_inheritable(answer_fd, False)  # what user code starts must not hold the answer open
+    remaining = memoryview(json.dumps(load(folder.absolute(), file)).encode() + b"\n")
+    while remaining:
+        remaining = remaining[os.write(answer_fd, remaining) :]
+    os._exit(0)  # user code's exit handlers and threads have no say
+
+
+def load(folder: Path, file: str) -> dict[str, object]:
+    """Everything about the file: its DAGs or what is wrong with it, what it needs, and the threads it started."""
+    dags: list[dict[str, str]] = []
+    problem: Mapping[str, object] | None = None
+    try:
+        dags = [_described(dag) for dag in load_dags(folder, file).values()]
+    except BaseException as error:  # SystemExit too: nothing that a file does may end this process without an answer
+        problem = _problem(error, folder, file)
+    return {
+        "dags": dags,
+        "problem": problem,
+        "closure": find_closure(folder, file, _loaded_files(folder)),
+        "uses_threads": _threads(),
+    }
+
+
+def _described(dag: Dag) -> dict[str, str]:
+    return {"name": dag.name, "spec": to_json(dag.spec), "hash": structural_hash(dag.spec)}
+
+
+def _problem(error: BaseException, folder: Path, file: str) -> Mapping[str, object]:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_within(folder, frame.filename)]
+    at_file, at_line = (frames[-1].filename, frames[-1].lineno) if frames else (str(folder / file), None)
+    if isinstance(error, InvalidDag) and error.file:
+        at_file, at_line = error.file, error.line
+    if isinstance(error, SyntaxError) and error.filename:
+        at_file, at_line = error.filename, error.lineno
+    return {
+        "file": os.path.relpath(at_file, folder) if _is_within(folder, at_file) else at_file,
+        "line": at_line,
+        "message": _message(error)[:_MAX_MESSAGE],
+        "traceback": "".join(traceback.format_list(frames[-_MAX_FRAMES:])),
+    }
+
+
+def _message(error: BaseException) -> str:
+    match error:
+        case InvalidDag():
+            return error.message
+        case UserError():
+            return str(error)
+        case SyntaxError():
+            return f"{type(error).__name__}: {error.msg}"
+        case SystemExit():
+            return f"it calls sys.exit({error.code!r}) when imported; guard that with `if __name__ == '__main__':`."
+        case _:
+            return "".join(traceback.format_exception_only(error)).strip()
+
+
+def _loaded_files(folder: Path) -> list[str]:
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return [
+        os.path.relpath(file, folder)
+        for file in files
+        if isinstance(file, str) and file.endswith(".py") and _is_within(folder, file)
+    ]
+
+
+def _is_within(folder: Path, file: str) -> bool:
+    return file.startswith(f"{folder}{os.sep}")
+
+
+def _threads() -> list[str]:
+    """The threads that importing left running, which make a later fork unsafe; native ones by the name they have."""
+    known = {thread.native_id: thread.name for thread in threading.enumerate()}
+    own = os.getpid()
+    return sorted(
+        known.get(int(thread.name)) or (thread / "comm").read_text().strip()
+        for thread in Path("/proc/self/task").iterdir()
+        if int(thread.name) != own
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

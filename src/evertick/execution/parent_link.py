@@ -1,0 +1,198 @@
+"""The runner's end of one warm parent: starts its process, asks it to fork and kill, and hears of births and deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evertick.execution.child_link import ChildLink, SpoolFile
+from evertick.execution.kill import find_by_token, kill_tree
+from evertick.execution.parent import ParentPlan
+from evertick.execution.seat import ReuseLimits
+
+_CONTROL_BYTES = 64 * 1024
+_FDS_PER_CHILD = 2
+_RETRY_SECONDS = 0.01
+_REAP_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParentEvents:
+    """Whom a warm parent's news are told."""
+
+    ready: Callable[[ParentLink, list[list[str]]], None]
+    broken: Callable[[ParentLink, str, str], None]
+    unforkable: Callable[[ParentLink, str], None]
+    born: Callable[[ParentLink, ChildLink], None]
+    message: Callable[[ChildLink, list[Any]], None]
+    dead: Callable[[ParentLink, ChildLink, int], None]
+    gone: Callable[[ParentLink, str], None]
+
+
+class ParentLink:
+    """One warm parent from its start until nothing of its process tree is left."""
+
+    def __init__(self, events: ParentEvents) -> None:
+        self.events = events
+        self.children: dict[int, ChildLink] = {}
+        self.forking = 0
+        self.is_ready = False
+        self.is_retiring = False
+        self._loop = asyncio.get_running_loop()
+        self.started_at = self._loop.time()
+        self._token = secrets.token_hex(8)
+        self._requests: list[tuple[str, int]] = []
+        self._errors: Path | None = None
+
+    def start(self, folder: Path, file: str, spool: Path, limits: ReuseLimits, *, imports_in_child: bool) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        plan = ParentPlan(
+            runner_pid=os.getpid(),
+            folder=str(folder),
+            file=file,
+            imports_in_child=imports_in_child,
+            spool_prefix=str(spool / f"{self._token}-"),
+            token=self._token,
+            limits=limits,
+        )
+        self._errors = spool / f"{self._token}.err"
+        with theirs, self._errors.open("wb") as errors:
+            # A fresh interpreter, so that none of the runner's threads, sockets and locks are copied into attempts.
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-P", "-m", "evertick.execution.parent_main", str(theirs.fileno()), plan.to_json()],
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._control = ours
+        ours.setblocking(False)
+        self._loop.add_reader(ours.fileno(), self._receive)
+
+    def fork(self, count: int) -> None:
+        self.forking += count
+        self._request("fork", count)
+
+    def ask_to_stop(self, link: ChildLink) -> None:
+        self._request("term", link.number)
+
+    def kill(self, link: ChildLink) -> None:
+        self._request("kill", link.number)
+
+    @property
+    def has_work(self) -> bool:
+        return any(link.running for link in self.children.values())
+
+    def terminate(self) -> None:
+        """Ask the keeper to kill everything; `gone` follows when it has."""
+        if self._keeper.poll() is None:
+            self._keeper.send_signal(signal.SIGTERM)
+
+    def destroy(self) -> None:
+        """For a keeper that does not answer, or was itself killed: find its processes by their mark."""
+        found = find_by_token(self._token)
+        for pid in found:
+            kill_tree(pid)
+        self._loop.call_later(_REAP_SECONDS, _reap, found)
+
+    def _request(self, verb: str, argument: int) -> None:
+        """Requests of one turn of the loop leave together."""
+        if not self._requests:
+            self._loop.call_soon(self._send_requests)
+        self._requests.append((verb, argument))
+
+    def _send_requests(self) -> None:
+        try:
+            self._control.send(json.dumps(self._requests).encode())
+        except BlockingIOError:
+            self._loop.call_later(_RETRY_SECONDS, self._send_requests)
+            return
+        except OSError:
+            pass  # it is gone: `_receive` will notice
+        self._requests = []
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                message, fds, _, _ = socket.recv_fds(self._control, _CONTROL_BYTES, _FDS_PER_CHILD)
+            except BlockingIOError:
+                return
+            except OSError:
+                message, fds = b"", []
+            if not message:
+                self._loop.remove_reader(self._control.fileno())
+                self._control.close()
+                self._wait_for_keeper()
+                return
+            self._hear(json.loads(message), fds)
+
+    def _hear(self, message: list[Any], fds: list[int]) -> None:
+        match message:
+            case ["child", number, pid, path]:
+                self.forking -= 1
+                link = ChildLink(
+                    number, pid, socket.socket(fileno=fds[0]), SpoolFile(path, fds[1]), self.events.message
+                )
+                self.children[number] = link
+                self.events.born(self, link)
+            case ["dead", announced]:
+                for number, status in announced:
+                    link = self.children.pop(number)
+                    link.receive()
+                    self.events.dead(self, link, status)
+                    link.hang_up()
+            case ["ready", coroutine_tasks]:
+                self.is_ready = True
+                self.events.ready(self, coroutine_tasks)
+            case ["broken", reason, traceback]:
+                self.events.broken(self, reason, traceback)
+            case ["unforkable", reason]:
+                self.events.unforkable(self, reason)
+            case ["unborn", count, _]:
+                self.forking -= count
+
+    def _wait_for_keeper(self) -> None:
+        """The socket closes an instant before the keeper is gone."""
+        if self._keeper.poll() is None:
+            self._loop.call_later(_RETRY_SECONDS, self._wait_for_keeper)
+            return
+        code = self._keeper.returncode
+        if code < 0:
+            self.destroy()
+        self.events.gone(self, _ended(code))
+        for link in self.children.values():
+            link.hang_up()
+        self.children.clear()
+        if self._errors is not None:
+            self._errors.unlink(missing_ok=True)
+
+
+def _ended(code: int) -> str:
+    """How a warm parent ended, from its keeper's exit code."""
+    number = code - 128 if code > 128 else -code
+    if code == 0:
+        return "it was stopped"
+    if number <= 0:
+        return f"it exited with code {code}"
+    with suppress(ValueError):
+        return f"it was killed by {signal.Signals(number).name}"
+    return f"it was killed by signal {number}"
+
+
+def _reap(pids: list[int]) -> None:
+    """A runner that adopts orphans must also bury those that it killed."""
+    for pid in pids:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)

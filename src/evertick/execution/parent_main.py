@@ -1,0 +1,78 @@
+"""`python -m evertick.execution.parent_main`: a keeper and, below it, the warm parent.
+
+The keeper runs no user code. It adopts the orphans of the warm parent's tree and ends only when nothing of that tree is
+left alive: after the warm parent's death, after the runner's death, or when the runner asks with SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+
+from evertick.execution.kill import children_of, kill_tree
+from evertick.execution.linux import become_subreaper, die_with_parent
+from evertick.execution.parent import ParentPlan, WarmParent
+
+_LONGEST_CLEANUP_SECONDS = 5.0
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    plan = ParentPlan.from_json(sys.argv[2])
+    watched = {signal.SIGCHLD, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    die_with_parent(signal.SIGTERM, plan.runner_pid)
+    become_subreaper()
+    os.putenv("EVERTICK_WARM_PARENT", plan.token)
+    keeper_pid = os.getpid()
+    parent_pid = os.fork()
+    if parent_pid == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
+        WarmParent(plan, control).run(keeper_pid)
+    os._exit(_keep(parent_pid, watched))
+
+
+def _keep(parent_pid: int, watched: set[signal.Signals]) -> int:
+    """Wait for the end, clean up, and give the exit code that tells the runner how the warm parent ended."""
+    while signal.sigwait(watched) == signal.SIGCHLD:
+        status = _reap_until(parent_pid)
+        if status is not None:
+            code = os.waitstatus_to_exitcode(status)
+            _leave_nothing()
+            return code if code >= 0 else 128 - code
+    kill_tree(parent_pid)
+    _leave_nothing()
+    return 0
+
+
+def _reap_until(wanted: int) -> int | None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if pid == wanted:
+            return status
+        if pid == 0:
+            return None
+
+
+def _leave_nothing() -> None:
+    give_up_at = time.monotonic() + _LONGEST_CLEANUP_SECONDS
+    while time.monotonic() < give_up_at:
+        left = children_of(os.getpid())
+        if not left:
+            return
+        for pid in left:
+            kill_tree(pid)
+        _reap_until(-1)
+        time.sleep(0.001)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""A runner's heartbeat, on a thread and a connection of its own: whatever the runner's loop is busy with, leases last.
+
+Sends what the runner holds and hands the reply back to its loop. Never decides what to do about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from evertick.engine.extend import Extended, Held, extend
+from evertick.services.events import Log
+from evertick.services.link import Link
+from evertick.services.loop import run_loop
+from evertick.store.db import Purpose
+
+
+class Heartbeat:
+    """Beats every `seconds`, and at once when asked. `held` and `on_reply` are called from its thread."""
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        session: int,
+        seconds: float,
+        held: Callable[[], list[Held]],
+        on_reply: Callable[[Extended], None],
+        log: Log,
+    ) -> None:
+        self._url, self._session, self._seconds = url, session, seconds
+        self._held, self._on_reply, self._log = held, on_reply, log
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def beat_now(self) -> None:
+        """From any thread."""
+        if self._loop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    def stop(self) -> None:
+        if self._loop is None:
+            return
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._loop.call_soon_threadsafe(self._wake.set)
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        asyncio.run(self._beat_until_stopped())
+
+    async def _beat_until_stopped(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        link = Link(self._url, Purpose.PLANNING)
+
+        async def beat() -> float:
+            conn = await link.get()
+            self._on_reply(await extend(conn, session=self._session, held=self._held()))
+            return self._seconds
+
+        await run_loop(beat, wake=self._wake, stop=self._stop, name="heartbeat", log=self._log)
+        await link.close()

@@ -1,0 +1,205 @@
+"""Watches a folder and publishes the DAGs in it. Each file is loaded in a process of its own, never in this one.
+
+A file that cannot be loaded is an import error that users see, while its last good version keeps running. Only a scan
+that finds a file gone removes its DAGs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import watchfiles
+from psycopg import AsyncConnection
+
+from evertick.config import Settings
+from evertick.domain.errors import EvertickError, InvalidDag, UserError
+from evertick.engine.pause import delete
+from evertick.engine.publish import publish
+from evertick.execution.bundle import Bundle, pack
+from evertick.execution.loader import ImportProblem, LoadedFile, load_file
+from evertick.services.events import Log
+from evertick.services.link import Link, Waker
+from evertick.services.loop import run_loop
+from evertick.store import dags
+from evertick.store.db import Purpose
+from evertick.store.wake import Channel
+
+RESCAN_SECONDS = 5.0
+LOADS_AT_ONCE = 2
+_ACTOR = "publisher"
+
+Fingerprint = frozenset[tuple[str, int, int]]
+
+
+class Publisher:
+    """Keeps the database in step with one folder."""
+
+    def __init__(self, settings: Settings, *, url: str, log: Log) -> None:
+        self._settings, self._log = settings, log
+        self._folder = settings.dags_folder.resolve()
+        self._link = Link(url, Purpose.PLANNING)
+        self._waker = Waker(url, is_enabled=settings.notify)
+        self._seen: dict[str, Fingerprint] = {}
+        self._closures: dict[str, tuple[str, ...]] = {}
+        self._owners: dict[str, str] = {}
+        self.wake, self.stop = asyncio.Event(), asyncio.Event()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            background = [group.create_task(self._waker.run()), group.create_task(self._watch())]
+            await run_loop(self.tick, wake=self.wake, stop=self.stop, name="publisher", log=self._log)
+            for task in background:
+                task.cancel()
+        await self._waker.close()
+        await self._link.close()
+
+    async def tick(self) -> float:
+        """Load what is new or changed, publish it, and remove what is gone."""
+        if not self._folder.is_dir():
+            self._log.warning("no_folder", folder=str(self._folder))
+            return RESCAN_SECONDS
+        files = find_dag_files(self._folder)
+        conn = await self._link.get()
+        await self._remove_gone(conn, set(files))
+        changed = [file for file in files if self._seen.get(file) != self._fingerprint(file)]
+        async for before, loaded in self._load(changed):
+            if await self._take(conn, loaded):
+                self._seen[loaded.file] = before
+        return RESCAN_SECONDS
+
+    async def _watch(self) -> None:
+        """A hint that something changed; the scan every few seconds is the truth."""
+        while True:
+            with suppress(FileNotFoundError, OSError, RuntimeError):
+                async for _ in watchfiles.awatch(self._folder, debounce=100, step=50):
+                    self.wake.set()
+            await asyncio.sleep(RESCAN_SECONDS)
+
+    async def _load(self, files: list[str]) -> AsyncIterator[tuple[Fingerprint, LoadedFile]]:
+        """A few at a time. The fingerprint is from before loading: a change meanwhile is found by the next scan."""
+        timeout = self._settings.load_timeout_seconds
+        for first in range(0, len(files), LOADS_AT_ONCE):
+            batch = files[first : first + LOADS_AT_ONCE]
+            prints = [self._fingerprint(file) for file in batch]
+            loads = [load_file(self._folder, file, timeout_seconds=timeout) for file in batch]
+            for file, before, loaded in zip(batch, prints, await asyncio.gather(*loads), strict=True):
+                if set(loaded.closure) - set(self._closures.get(file, ())):
+                    self._closures[file] = loaded.closure
+                    before = self._fingerprint(file)
+                yield before, loaded
+
+    async def _take(self, conn: AsyncConnection, loaded: LoadedFile) -> bool:
+        """Publish one file's DAGs, or tell what is wrong with it. False: try again at the next scan."""
+        problem = loaded.error or self._duplicate_in(loaded)
+        if problem is None:
+            try:
+                bundle = await asyncio.to_thread(pack, self._folder, loaded.file, loaded.closure)
+                await self._publish(conn, loaded, bundle)
+            except InvalidDag as error:
+                problem = ImportProblem(file=loaded.file, line=None, message=str(error))
+            except OSError as error:
+                self._log.warning("file_vanished", file=loaded.file, error=error)
+                return False
+        if problem is not None:
+            self._log.error("import_error", file=problem.file, line=problem.line, message=problem.message)
+            await dags.put_import_error(
+                conn, file=loaded.file, line=problem.line, message=problem.message, detail=problem.traceback
+            )
+        else:
+            await dags.drop_import_error(conn, loaded.file)
+        return True
+
+    async def _publish(self, conn: AsyncConnection, loaded: LoadedFile, bundle: Bundle) -> None:
+        threads = ", ".join(loaded.uses_threads) or None
+        await dags.put_bundle(
+            conn, bundle_hash=bundle.hash, file=loaded.file, archive=bundle.archive, uses_threads=threads
+        )
+        for dag in loaded.dags:
+            done = await publish(conn, spec=dag.spec, file=loaded.file, bundle_hash=bundle.hash, actor=_ACTOR)
+            self._owners[dag.name] = loaded.file
+            if done.is_new:
+                self._log.info("publish", dag=dag.name, file=loaded.file, tasks=len(dag.spec.tasks))
+        names = {dag.name for dag in loaded.dags}
+        for row in await dags.files(conn):
+            if row.file == loaded.file and row.name not in names:
+                await self._delete(conn, row.name, f"no longer in {loaded.file}")
+        self._waker.wake(Channel.PLAN)
+
+    def _duplicate_in(self, loaded: LoadedFile) -> ImportProblem | None:
+        for dag in loaded.dags:
+            owner = self._owners.get(dag.name, loaded.file)
+            if owner != loaded.file and (self._folder / owner).exists():
+                message = f"DAG {dag.name!r} is already defined in {owner}. Rename one of them."
+                return ImportProblem(file=loaded.file, line=None, message=message)
+        return None
+
+    async def _remove_gone(self, conn: AsyncConnection, files: set[str]) -> None:
+        for row in await dags.files(conn):
+            if row.file not in files and not (self._folder / row.file).exists():
+                await self._delete(conn, row.name, f"{row.file} is gone")
+        for file in [file for file in self._seen if file not in files]:
+            del self._seen[file]
+            await dags.drop_import_error(conn, file)
+        for error in await dags.import_errors(conn):
+            if error.file not in files:
+                await dags.drop_import_error(conn, error.file)
+
+    async def _delete(self, conn: AsyncConnection, dag: str, why: str) -> None:
+        with suppress(UserError):
+            await delete(conn, dag=dag, actor=_ACTOR)
+        self._owners.pop(dag, None)
+        self._log.info("delete", dag=dag, reason=why)
+
+    def _fingerprint(self, file: str) -> Fingerprint:
+        """What the file's version depends on, without reading it."""
+        python = set(self._closures.get(file, ())) | {file}
+        paths = [self._folder / name for name in python]
+        paths += [path for path in _visible(self._folder) if path.suffix != ".py"]
+        marks = set()
+        for path in paths:
+            with suppress(OSError):
+                stat = path.stat()
+                marks.add((str(path), stat.st_mtime_ns, stat.st_size))
+        return frozenset(marks)
+
+
+def find_dag_files(folder: Path) -> list[str]:
+    """Python files that may hold a DAG: they name both words. A broken file counts, so that its error is seen."""
+    found = []
+    for path in _visible(folder):
+        if path.suffix != ".py":
+            continue
+        try:
+            text = path.read_bytes()
+        except OSError:
+            continue
+        if b"dag" in text and b"evertick" in text:
+            found.append(str(path.relative_to(folder)))
+    return sorted(found)
+
+
+def _visible(folder: Path) -> list[Path]:
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and not any(part.startswith((".", "__pycache__")) for part in path.relative_to(folder).parts)
+    ]
+
+
+async def publish_once(conn: AsyncConnection, folder: Path, file: str, *, timeout_seconds: float) -> LoadedFile:
+    """Load and publish one file now, for commands and tests. Raises for a file that cannot be loaded."""
+    loaded = await load_file(folder, file, timeout_seconds=timeout_seconds)
+    if loaded.error is not None:
+        raise InvalidDag(str(loaded.error))
+    bundle = pack(folder, file, loaded.closure)
+    threads = ", ".join(loaded.uses_threads) or None
+    await dags.put_bundle(conn, bundle_hash=bundle.hash, file=file, archive=bundle.archive, uses_threads=threads)
+    for dag in loaded.dags:
+        await publish(conn, spec=dag.spec, file=file, bundle_hash=bundle.hash, actor=_ACTOR)
+    if not loaded.dags:
+        raise EvertickError(f"{file} defines no DAG. Decorate a function with @dag.")
+    return loaded

@@ -1,0 +1,87 @@
+"""What a runner must know of a DAG version to run its tasks: read once, kept for a while. Unpacks its code when needed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from psycopg import AsyncConnection
+
+from evertick.domain.attempt import AttemptOrder, TaskKey
+from evertick.domain.dag import DagSpec, from_json
+from evertick.domain.errors import NotFound
+from evertick.execution.bundle import unpack
+from evertick.store import dags
+from evertick.store.tasks import StepRow
+
+MOST_VERSIONS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    spec: DagSpec
+    bundle: str
+    file: str
+    uses_threads: str | None
+
+
+class Versions:
+    """A bounded cache: versions never change, so the least recently used may go at any time."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, Version] = OrderedDict()
+
+    def known(self, version_id: int) -> Version | None:
+        if version_id in self._known:
+            self._known.move_to_end(version_id)
+        return self._known.get(version_id)
+
+    async def fetch(self, conn: AsyncConnection, version_id: int) -> Version:
+        found = self.known(version_id)
+        if found is not None:
+            return found
+        row = await dags.version(conn, version_id)
+        if row is None:
+            raise NotFound(f"DAG version {version_id} is not in the database.")
+        spec = await asyncio.to_thread(from_json, json.dumps(row.spec))
+        version = Version(spec=spec, bundle=row.bundle_hash, file=row.file, uses_threads=row.uses_threads)
+        self._known[version_id] = version
+        while len(self._known) > MOST_VERSIONS:
+            self._known.popitem(last=False)
+        return version
+
+
+def order(claim: StepRow, version: Version, session: int) -> AttemptOrder:
+    """What the executor is told about one claim."""
+    task = version.spec.tasks[claim.idx]
+    return AttemptOrder(
+        key=TaskKey(claim.run_id, claim.idx, claim.map_index),
+        epoch=claim.epoch,
+        session=session,
+        attempt=claim.attempt,
+        dag=version.spec.name,
+        task=task.name,
+        version_id=claim.version_id,
+        bundle=version.bundle,
+        file=version.file,
+        fire_at=claim.fire_at.isoformat() if claim.fire_at else None,
+        params_json=claim.params,
+        inputs_json=claim.inputs or "{}",
+        timeout_seconds=task.timeout_seconds,
+        isolation=task.isolation,
+        command=task.command,
+    )
+
+
+async def unpacked(conn: AsyncConnection, bundle_hash: str, folder: Path) -> tuple[Path, bool]:
+    """Where the bundle's code lies on this machine, fetched by its hash and verified, and whether it uses threads."""
+    place = folder / bundle_hash
+    row = await dags.bundle(conn, bundle_hash)
+    if row is None:
+        raise NotFound(f"The code {bundle_hash[:12]} of this DAG version is not in the database. Publish it again.")
+    if not place.is_dir():
+        await asyncio.to_thread(unpack, row.archive, bundle_hash, folder)
+    return place, row.uses_threads is not None

@@ -1,0 +1,35 @@
+"""Wake-ups: NOTIFY only shortens waits, and is sent outside data transactions; polling is the truth.
+
+One cluster-wide lock is held while a transaction with NOTIFY commits, so whoever sends must coalesce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from psycopg import AsyncConnection
+
+
+class Channel(StrEnum):
+    """Who is woken: runners with free slots, runners that must stop something, the scheduler."""
+
+    READY = "evertick_ready"
+    STOP = "evertick_stop"
+    PLAN = "evertick_plan"
+
+
+async def notify(conn: AsyncConnection, channel: Channel) -> None:
+    """Send one wake-up now, in a transaction of its own that need not be durable."""
+    await conn.execute("select set_config('synchronous_commit', 'off', false), pg_notify(%s, '')", [channel.value])
+
+
+async def listen(conn: AsyncConnection, channels: list[Channel], on_wake: Callable[[Channel], None]) -> None:
+    """Call `on_wake` for each wake-up, until the connection breaks or the task is canceled."""
+    for channel in channels:
+        await conn.execute(f"listen {channel.value}")
+    # Whatever was sent before we listened is found by looking.
+    for channel in channels:
+        on_wake(channel)
+    async for message in conn.notifies():
+        on_wake(Channel(message.channel))
