@@ -13,8 +13,8 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,12 +26,13 @@ from layout_work import (
     FAN_WIDTH,
     LAYOUTS,
     ONE_TASK,
-    PIPELINE,
     SESSION,
     VARIANTS,
     Connection,
     Variant,
     drain,
+    list_run,
+    lock_runs,
     open_runs,
     prepared,
     publish,
@@ -45,8 +46,9 @@ from rich.table import Table
 
 from evertick.services.postgres import EmbeddedPostgres
 
-_DEAD_ROWS, _LIST_TIMES, _CLAIM_TIMES = 20_000, 20, 200
-_HELD = "claim past 20,000 dead rows"
+_LIST_TIMES, _CLAIM_TIMES = 20, 200
+_TABLES, _VACUUM = "tables", "vacuum afterwards"
+_HELD, _HELD_CURSOR = "claim past dead rows", "claim past dead rows, with a cursor"
 # Bytes are logical without page images; vacuum runs when the measurement says so, not in the middle of it.
 _SETTINGS = {"full_page_writes": "off", "autovacuum": "off", "fsync": "on", "checkpoint_timeout": "1h"}
 
@@ -58,6 +60,7 @@ class Size:
     rounds: int
     runs: int
     history: int
+    dead: int
 
 
 class Figures:
@@ -82,86 +85,95 @@ class Figures:
         return json.dumps(rows, indent=1)
 
 
-def claim_milliseconds(conn: Connection, from_seq: int) -> float:
-    """The median of single claims; what was claimed is finished afterwards, outside the measurement."""
-    taken: list[float] = []
+def claim_one_by_one(conn: Connection, from_seq: int) -> dict[str, float]:
+    """What a single claim costs; what was claimed is finished afterwards, outside the measurement."""
+    waits: list[float] = []
     rows: list[dict[str, object]] = []
+    cpu_before = cpu_seconds(conn)
     for _ in range(_CLAIM_TIMES):
         start = time.perf_counter()
         claimed = conn.execute("select * from claim(%s, 1, %s)", [SESSION, from_seq], prepare=True).fetchall()
-        taken.append(1000 * (time.perf_counter() - start))
+        waits.append(1e6 * (time.perf_counter() - start))
         rows += [{"r": r, "i": i, "m": m, "e": e, "kind": "success"} for r, i, m, e in claimed]
+    cpu = 1e6 * (cpu_seconds(conn) - cpu_before) / _CLAIM_TIMES
     if len(rows) != _CLAIM_TIMES:
         raise SystemExit(f"Claimed {len(rows)} tasks instead of {_CLAIM_TIMES}: the layout is wrong.")
     conn.execute("select finish(%s, %s)", [SESSION, Jsonb(rows)])
-    return statistics.median(taken)
+    return {"cpu_us": cpu, "wall_us": statistics.median(waits)}
 
 
 # The measurement ------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One piece of work. `act` is measured and returns how many tasks it dealt with, which must be `tasks`."""
+
+    name: str
+    tasks: int
+    act: Callable[[Connection, Variant], int]
+    opened: tuple[int, int] | None = None
+
+
+def scenarios(runs: int) -> tuple[Scenario, ...]:
+    """In the order in which they are done: each leaves to the next what it needs."""
+
+    def by(batch: int) -> Callable[[Connection, Variant], int]:
+        return lambda conn, variant: drain(conn, variant.step, batch)
+
+    return (
+        Scenario(name="chain of 200", tasks=CHAIN_LENGTH, act=by(1), opened=(CHAIN, 1)),
+        Scenario(name="fan 1 to 2,000 to 1", tasks=FAN_WIDTH + 2, act=by(200), opened=(FAN, 1)),
+        Scenario(name="open one-task runs", tasks=runs, act=lambda conn, _: open_runs(conn, ONE_TASK, runs)),
+        Scenario(name="list a run of 2,002 tasks", tasks=_LIST_TIMES, act=lambda conn, _: list_run(conn, _LIST_TIMES)),
+        Scenario(name="un-admit and back", tasks=runs // 10, act=lambda conn, _: unadmit_and_back(conn, runs // 10)),
+        Scenario(name="claim + finish, by 200", tasks=runs, act=by(200)),
+        Scenario(name="claim + finish, by 20", tasks=runs, act=by(20), opened=(ONE_TASK, runs)),
+        Scenario(name="claim + finish, by 1", tasks=runs // 10, act=by(1), opened=(ONE_TASK, runs // 10)),
+        Scenario(name="lock runs, nothing else", tasks=1000, act=lambda conn, _: lock_runs(conn, 1000)),
+    )
+
+
+def measure_scenario(figures: Figures, scenario: Scenario, variant: Variant, conn: Connection) -> None:
+    if scenario.opened is not None:
+        open_runs(conn, *scenario.opened)
+    wal = "select pg_current_wal_insert_lsn() - '0/0'"
+    wal_before, cpu_before, start = scalar(conn, wal), cpu_seconds(conn), time.perf_counter()
+    done = scenario.act(conn, variant)
+    wall, cpu = time.perf_counter() - start, cpu_seconds(conn) - cpu_before
+    wal_bytes = float(scalar(conn, wal) - wal_before)
+    if done != scenario.tasks:
+        raise SystemExit(f"{variant.name}, {scenario.name}: {done} tasks instead of {scenario.tasks}.")
+    costs = {"cpu_us": 1e6 * cpu, "wall_us": 1e6 * wall, "wal_bytes": wal_bytes}
+    figures.add(variant, scenario.name, **{unit: cost / done for unit, cost in costs.items()})
+
+
 def cpu_seconds(conn: Connection) -> float:
-    """What the server process behind this connection has used. Other programs' load is not in it."""
+    """What the server process behind this connection has used. Time spent waiting for a core is not in it."""
     return int(Path(f"/proc/{conn.info.backend_pid}/schedstat").read_text().split()[0]) / 1e9
 
 
-@contextmanager
-def measured(figures: Figures, variant: Variant, conn: Connection, scenario: str, tasks: int) -> Iterator[None]:
-    wal = "select pg_current_wal_insert_lsn() - '0/0'"
-    wal_before, cpu_before, start = scalar(conn, wal), cpu_seconds(conn), time.perf_counter()
-    yield
-    wall, cpu = time.perf_counter() - start, cpu_seconds(conn) - cpu_before
-    wal_bytes = float(scalar(conn, wal) - wal_before)
-    figures.add(variant, scenario, wall_us=1e6 * wall / tasks, cpu_us=1e6 * cpu / tasks, wal_bytes=wal_bytes / tasks)
+def measure_vacuum(figures: Figures, variant: Variant, conn: Connection, finished: int) -> None:
+    """What it costs to clear away what a round left behind."""
 
-
-def measure_round(figures: Figures, variant: Variant, conn: Connection, size: Size) -> None:
-    """Every scenario once, on tables that have just been vacuumed."""
-    stats_before = table_stats(conn)
-    tasks = 0
-
-    def drained(scenario: str, expected: int, batch: int) -> None:
-        nonlocal tasks
-        with measured(figures, variant, conn, scenario, expected):
-            finished = drain(conn, variant.step, batch)
-        if finished != expected:
-            raise SystemExit(f"{variant.name}, {scenario}: finished {finished} tasks instead of {expected}.")
-        tasks += finished
-
-    open_runs(conn, CHAIN, 1)
-    drained("chain of 200", CHAIN_LENGTH, 1)
-    open_runs(conn, FAN, 1)
-    fan_run = scalar(conn, "select max(run_id) from run_status")
-    drained("fan 1 to 2,000 to 1", FAN_WIDTH + 2, 200)
-    with measured(figures, variant, conn, "open one-task runs", size.runs):
-        open_runs(conn, ONE_TASK, size.runs)
-    with measured(figures, variant, conn, "list a run of 2,002 tasks", _LIST_TIMES):
-        for _ in range(_LIST_TIMES):
-            conn.execute("select * from listing where run_id = %s", [fan_run], prepare=True)
-    with measured(figures, variant, conn, "un-admit and back", size.runs // 10):
-        unadmit_and_back(conn, size.runs // 10)
-    drained("claim + finish, by 200", size.runs, 200)
-    open_runs(conn, ONE_TASK, size.runs)
-    drained("claim + finish, by 20", size.runs, 20)
-    open_runs(conn, ONE_TASK, size.runs // 10)
-    drained("claim + finish, by 1", size.runs // 10, 1)
-    updates, hot, dead = (after - before for after, before in zip(table_stats(conn), stats_before, strict=True))
-    figures.add(variant, "tables", hot_percent=100 * hot / max(updates, 1), dead_per_task=dead / tasks)
-    with measured(figures, variant, conn, "vacuum afterwards", tasks):
+    def act(conn: Connection, _: Variant) -> int:
         vacuum(conn)
+        return finished
+
+    measure_scenario(figures, Scenario(name=_VACUUM, tasks=finished, act=act), variant, conn)
 
 
-def measure_held_horizon(figures: Figures, variant: Variant, conn: Connection, url: str) -> None:
+def measure_held_horizon(figures: Figures, variant: Variant, conn: Connection, holder: Connection, dead: int) -> None:
     """Single claims while an open transaction elsewhere keeps every dead row from being removed."""
-    with psycopg.connect(url) as holder:
-        holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    with holder.transaction():
+        holder.execute("set transaction isolation level repeatable read")
         holder.execute("select count(*) from pg_class")
-        open_runs(conn, ONE_TASK, _DEAD_ROWS)
-        drain(conn, variant.step, 200)
+        open_runs(conn, ONE_TASK, dead)
+        drain(conn, variant.step, 500)
         open_runs(conn, ONE_TASK, 2 * _CLAIM_TIMES)
         from_seq = scalar(conn, "select low_water()")
-        with_cursor = claim_milliseconds(conn, from_seq)
-        figures.add(variant, _HELD, with_cursor_ms=with_cursor, ms=claim_milliseconds(conn, 0))
+        figures.add(variant, _HELD_CURSOR, **claim_one_by_one(conn, from_seq))
+        figures.add(variant, _HELD, **claim_one_by_one(conn, 0))
     vacuum(conn)
 
 
@@ -175,63 +187,61 @@ def table_stats(conn: Connection) -> tuple[int, int, int]:
     return tuple(int(value) for value in row or (0, 0, 0))  # type: ignore[return-value]
 
 
+def measure_round(figures: Figures, connections: dict[Variant, Connection], runs: int) -> None:
+    """Every scenario once. Layouts take turns within each, so that a busy moment of the machine hits them alike."""
+    before = {variant: table_stats(conn) for variant, conn in connections.items()}
+    for scenario in scenarios(runs):
+        for variant, conn in connections.items():
+            measure_scenario(figures, scenario, variant, conn)
+    finished = CHAIN_LENGTH + FAN_WIDTH + 2 + 2 * runs + runs // 10
+    for variant, conn in connections.items():
+        updates, hot, dead = (now - then for now, then in zip(table_stats(conn), before[variant], strict=True))
+        figures.add(variant, _TABLES, hot_percent=100 * hot / max(updates, 1), dead_per_task=dead / finished)
+        measure_vacuum(figures, variant, conn, finished)
+
+
 def measure(url: str, size: Size, console: Console) -> Figures:
     figures = Figures()
-    with psycopg.connect(url, autocommit=True, options="-c search_path=plan") as conn:
-        conn.execute("create schema plan")
-        publish(conn)
-    connections = {variant.name: prepared(url, variant, size.history) for variant in VARIANTS}
-    for number in range(size.rounds):
-        console.print(f"round {number + 1} of {size.rounds}", style="dim")
-        # The order turns, so that no layout always follows the same one.
-        for turn in range(len(VARIANTS)):
-            variant = VARIANTS[(number + turn) % len(VARIANTS)]
-            measure_round(figures, variant, connections[variant.name], size)
-            if variant is not PIPELINE:
-                measure_held_horizon(figures, variant, connections[variant.name], url)
-    for conn in connections.values():
-        conn.close()
+    publish(url)
+    with ExitStack() as stack:
+        holder = stack.enter_context(psycopg.connect(url, autocommit=True))
+        connections = {
+            variant: stack.enter_context(prepared(url, variant, size.history)) for variant in VARIANTS
+        }  # fmt: skip
+        for number in range(size.rounds):
+            console.print(f"round {number + 1} of {size.rounds}", style="dim")
+            measure_round(figures, connections, size.runs)
+            for variant in LAYOUTS:
+                measure_held_horizon(figures, variant, connections[variant], holder, size.dead)
+            # Nobody is always first.
+            connections = dict([*list(connections.items())[1:], next(iter(connections.items()))])
     return figures
 
 
 # The report -----------------------------------------------------------------------------------------------------------
 
-_WORK = (
-    "open one-task runs",
-    "un-admit and back",
-    "claim + finish, by 200",
-    "claim + finish, by 20",
-    "claim + finish, by 1",
-    "chain of 200",
-    "fan 1 to 2,000 to 1",
-    "list a run of 2,002 tasks",
-    "vacuum afterwards",
-)
 
-
-def show(figures: Figures, console: Console) -> None:
+def show(figures: Figures, size: Size, console: Console) -> None:
     work = Table(title="per task (list: per listing): server CPU us | wall us, client included | WAL bytes")
     work.add_column("")
     for variant in VARIANTS:
         work.add_column(variant.name, justify="right")
-    for scenario in _WORK:
-        work.add_row(scenario, *(_cell(figures, variant, scenario) for variant in VARIANTS))
+    for name in (*(scenario.name for scenario in scenarios(0)), _VACUUM):
+        work.add_row(name, *(_cell(figures, variant, name, "cpu_us", "wall_us", "wal_bytes") for variant in VARIANTS))
     console.print(work)
-    tables = Table(title="the tables that hold tasks")
-    for heading in ("", "HOT updates", "dead rows per task", "claim past 20,000 dead rows", "with a cursor"):
+    tables = Table(title=f"the tables that hold tasks; claims past {size.dead:,} dead rows: server CPU us | wall us")
+    for heading in ("", "HOT updates", "dead rows per task", "single claim", "with a cursor"):
         tables.add_column(heading, justify="right" if heading else "left")
     for variant in LAYOUTS:
-        hot, dead = (figures.median(variant, "tables", unit) for unit in ("hot_percent", "dead_per_task"))
-        slow, quick = (figures.median(variant, _HELD, unit) for unit in ("ms", "with_cursor_ms"))
-        tables.add_row(
-            f"{variant.name}: {variant.title}", f"{hot:.0f} %", f"{dead:.2f}", f"{slow:.2f} ms", f"{quick:.2f} ms"
-        )
+        hot, dead = (figures.median(variant, _TABLES, unit) for unit in ("hot_percent", "dead_per_task"))
+        claims = (_cell(figures, variant, name, "cpu_us", "wall_us") for name in (_HELD, _HELD_CURSOR))
+        tables.add_row(f"{variant.name}: {variant.title}", f"{hot:.0f} %", f"{dead:.2f}", *claims)
     console.print(tables)
 
 
-def _cell(figures: Figures, variant: Variant, scenario: str) -> str:
-    cpu, wall, wal = (figures.median(variant, scenario, unit) for unit in ("cpu_us", "wall_us", "wal_bytes"))
-    return f"{cpu:,.1f} | {wall:,.1f} | {wal:,.0f}"
+def _cell(figures: Figures, variant: Variant, scenario: str, *units: str) -> str:
+    return " | ".join(f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+                      for value in (figures.median(variant, scenario, unit) for unit in units))  # fmt: skip
 
 
 async def main() -> None:
@@ -241,10 +251,10 @@ async def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small run within 20 s")
     parser.add_argument("--json", action="store_true", help="print figures for a program")
     options = parser.parse_args()
-    size = Size(rounds=options.rounds, runs=options.runs, history=100_000)
+    size = Size(rounds=options.rounds, runs=options.runs, history=100_000, dead=20_000)
     if options.quick:
-        size = Size(rounds=1, runs=2_000, history=10_000)
-    console = Console(stderr=options.json)
+        size = Size(rounds=1, runs=1_000, history=2_000, dead=5_000)
+    console = Console(stderr=options.json, width=150)
     with tempfile.TemporaryDirectory() as directory:
         server = EmbeddedPostgres(Path(directory) / "home", settings=_SETTINGS)
         url = await server.start()
@@ -255,7 +265,7 @@ async def main() -> None:
     if options.json:
         print(figures.as_json())
     else:
-        show(figures, console)
+        show(figures, size, console)
 
 
 if __name__ == "__main__":

@@ -87,13 +87,35 @@ def _outcome(number: int, epoch: int) -> str:
     return "retry" if number % _RETRY_EVERY == 0 and epoch == 1 else "success"
 
 
-def open_runs(conn: Connection, version: int, count: int) -> None:
+def open_runs(conn: Connection, version: int, count: int) -> int:
     for opened in range(0, count, 1000):
         conn.execute("select open_runs(%s, %s)", [version, min(1000, count - opened)])
+    return count
 
 
-def unadmit_and_back(conn: Connection, count: int) -> None:
-    conn.execute("select admit(%s)", [scalar(conn, "select park(%s)", count)])
+def unadmit_and_back(conn: Connection, count: int) -> int:
+    """Ready tasks go behind their gate and come back, a hundred at a time."""
+    moved = 0
+    for _ in range(0, count, 100):
+        parked = scalar(conn, "select park(100)")
+        conn.execute("select admit(%s)", [parked], prepare=True)
+        moved += len(parked)
+    return moved
+
+
+def list_run(conn: Connection, times: int) -> int:
+    """Read every task of the latest fan, as a page that shows a run does."""
+    run_id = scalar(conn, f"select max(run_id) from run_status where version_id = {FAN}")
+    for _ in range(times):
+        conn.execute("select * from listing where run_id = %s", [run_id], prepare=True)
+    return times
+
+
+def lock_runs(conn: Connection, count: int) -> int:
+    """What every verb but claim does first."""
+    last = scalar(conn, "select max(run_id) from run_status")
+    conn.execute("select lock_runs(%s)", [Jsonb([{"r": last - back} for back in range(count)])])
+    return count
 
 
 def scalar(conn: Connection, query: str, *values: object) -> Any:
@@ -110,24 +132,25 @@ def vacuum(conn: Connection) -> None:
 # Setting up -----------------------------------------------------------------------------------------------------------
 
 
-def publish(conn: Connection) -> None:
+_PLANS = f"""
+insert into task_spec values ({ONE_TASK}, 0, 'default', 0, 0);
+insert into task_spec select {CHAIN}, i, 'default', 0, least(i, 1) from generate_series(0, {CHAIN_LENGTH} - 1) i;
+insert into edge select {CHAIN}, i, i + 1 from generate_series(0, {CHAIN_LENGTH} - 2) i;
+insert into task_spec
+select {FAN}, i, 'default', 0, case i when 0 then 0 when {FAN_WIDTH} + 1 then {FAN_WIDTH} else 1 end
+from generate_series(0, {FAN_WIDTH} + 1) i;
+insert into edge select {FAN}, 0, i from generate_series(1, {FAN_WIDTH}) i;
+insert into edge select {FAN}, i, {FAN_WIDTH} + 1 from generate_series(1, {FAN_WIDTH}) i;
+"""
+
+
+def publish(url: str) -> None:
     """The three plans that every layout works on."""
-    conn.execute((_SQL / "shared.sql").read_text(encoding="utf-8"))
-    last = FAN_WIDTH + 1
-    conn.execute(
-        f"""
-        insert into task_spec values ({ONE_TASK}, 0, 'default', 0, 0);
-        insert into task_spec select {CHAIN}, i, 'default', 0, least(i, 1)
-        from generate_series(0, {CHAIN_LENGTH} - 1) i;
-        insert into edge select {CHAIN}, i, i + 1 from generate_series(0, {CHAIN_LENGTH} - 2) i;
-        insert into task_spec
-        select {FAN}, i, 'default', 0, case i when 0 then 0 when {last} then {FAN_WIDTH} else 1 end
-        from generate_series(0, {last}) i;
-        insert into edge select {FAN}, 0, i from generate_series(1, {FAN_WIDTH}) i;
-        insert into edge select {FAN}, i, {last} from generate_series(1, {FAN_WIDTH}) i;
-        """
-    )
-    conn.execute("vacuum (analyze) plan.task_spec, plan.edge")
+    with psycopg.connect(url, autocommit=True, options="-c search_path=plan") as conn:
+        conn.execute("create schema plan")
+        conn.execute((_SQL / "shared.sql").read_text(encoding="utf-8"))
+        conn.execute(_PLANS)
+        conn.execute("vacuum (analyze) task_spec, edge")
 
 
 def prepared(url: str, variant: Variant, history: int) -> Connection:

@@ -56,6 +56,7 @@ RULE = [
     ("30 2 * * *", "Asia/Kolkata", "2025-06-01T12:00", ["2025-06-01T21:00", "2025-06-02T21:00"]),
     ("0 * * * *", "Asia/Kolkata", "2025-06-01T12:00", ["2025-06-01T12:30", "2025-06-01T13:30"]),
     ("0 12 * * *", APIA, "2011-12-29T12:00", ["2011-12-29T22:00", "2011-12-30T22:00", "2011-12-31T22:00"]),
+    ("30 3 * * *", "Antarctica/Casey", "2009-10-17T12:00", ["2009-10-17T18:00", "2009-10-18T16:30"]),
     ("0 0 29 2 *", "UTC", "2025-01-01T00:00", ["2028-02-29T00:00", "2032-02-29T00:00"]),
     ("0 0 29 2 *", "UTC", "2097-01-01T00:00", ["2104-02-29T00:00"]),
     ("0 0 31 * *", "UTC", "2025-01-01T00:00", ["2025-01-31T00:00", "2025-03-31T00:00", "2025-05-31T00:00"]),
@@ -265,6 +266,8 @@ def test_time_ends_with_the_year_9999(zone: str) -> None:
     cron = parse_cron("0 0 31 12 *", zone)
     found = fires_after(cron, utc("9997-06-01T00:00"), 10)
     assert [fire.astimezone(UTC).year for fire in found] == [9997, 9998, 9999]
+    leap_days = fires_after(parse_cron("0 0 29 2 *", zone), utc("9993-06-01T00:00"), 10)
+    assert [fire.astimezone(UTC).year for fire in leap_days] == [9996]
     assert cron.next_after(datetime.max.replace(tzinfo=UTC)) is None
     assert cron.next_after(datetime.min.replace(tzinfo=UTC)) is not None
 

@@ -80,7 +80,7 @@ def test_all_fires_in_order_and_goes_on_in_the_next_call() -> None:
 
 
 def test_all_skips_what_is_older_than_the_window() -> None:
-    found = plan(HOURLY, NOON, NOON + hours(5.5), "all", window=2 * 3600)
+    found = plan(HOURLY, NOON, NOON + hours(5.5), "all", window=1.5 * 3600)
     assert found.fires == (NOON + hours(4), NOON + hours(5))
     assert found.skipped == SkipRange(first=NOON, last=NOON + hours(3), count=4, reason=SkipReason.OUTSIDE_WINDOW)
 
@@ -243,3 +243,9 @@ def test_counting_and_finding_the_last_agree_with_walking(
 def test_the_last_fire_is_found_far_back(raw: str, last: datetime) -> None:
     found = latest_between(parse_schedule(raw), datetime(2000, 1, 1, tzinfo=UTC), datetime(2025, 12, 1, tzinfo=UTC))
     assert found == last
+
+
+def test_the_last_fire_is_found_where_a_stride_back_lands_on_it() -> None:
+    midnight = datetime(2025, 12, 1, tzinfo=UTC)
+    found = latest_between(parse_schedule("1,4 0 0 * * *"), midnight - hours(1), midnight + timedelta(seconds=8))
+    assert found == midnight + timedelta(seconds=4)

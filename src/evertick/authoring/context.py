@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from evertick.domain.errors import UserError
-from evertick.domain.params import JsonValue
 
 _running: ContextVar[TaskContext] = ContextVar("evertick_task")
 
@@ -32,7 +32,7 @@ class TaskContext:
     epoch: int = 1
     idempotency_key: str = ""
     fire_at: datetime | None = None
-    params: Mapping[str, JsonValue] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("evertick.task"))
     cancelled: threading.Event = field(default_factory=threading.Event)
 

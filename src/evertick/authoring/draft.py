@@ -105,6 +105,8 @@ class Draft:
     """Everything that a DAG's function has declared so far."""
 
     def __init__(self, name: str, task_defaults: Mapping[str, object]) -> None:
+        if (outer := _drafting.get()) is not None:
+            raise refused(f"DAG {name!r} was called within DAG {outer.name!r}; call it outside of that function.")
         self.name = name
         self.task_defaults = task_defaults
         self.specs: list[TaskSpec] = []
@@ -168,8 +170,6 @@ class Draft:
 @contextmanager
 def drafting(draft: Draft) -> Iterator[None]:
     """Let the tasks that are called within the block become tasks of `draft`."""
-    if (outer := _drafting.get()) is not None:
-        raise refused(f"DAG {draft.name!r} was called within DAG {outer.name!r}; call it outside of that function.")
     token = _drafting.set(draft)
     try:
         yield

@@ -19,6 +19,7 @@ from evertick.domain.states import TriggerRule
 
 Seconds = float | timedelta | str
 E = TypeVar("E", bound=StrEnum)
+_NO_RETRIES = RetryPolicy()
 
 
 class TaskOptions(TypedDict, total=False):
@@ -55,7 +56,7 @@ def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
             raise refused(f"task {name!r}: {option} is {value!r}, but {error}.") from None
         (retry if option.startswith("retr") else fields)[field] = converted
     try:
-        return TaskSpec(name=name, retry=RetryPolicy(**retry), **fields)
+        return TaskSpec(name=name, retry=RetryPolicy(**retry) if retry else _NO_RETRIES, **fields)
     except InvalidDag as error:
         message = error.message.replace("max_delay_seconds", "retry_max_delay").replace("delay_seconds", "retry_delay")
         raise refused(f"task {name!r}: {message}.") from None

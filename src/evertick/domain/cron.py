@@ -49,7 +49,7 @@ class Cron:
             if match < regime.wall_end:
                 return from_seconds(match - regime.offset)
             regime = regime_at(self.timezone, regime.end)
-            if match < regime.wall_start and self._fires_for_gap(regime):
+            if self._fires_for_gap(regime):
                 return from_seconds(regime.start)
             wall = self._first_wall(regime)
         return None

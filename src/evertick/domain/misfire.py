@@ -31,6 +31,7 @@ class SkipReason(StrEnum):
     MISFIRE_SKIP = "misfire_skip"
     MISFIRE_LATEST = "misfire_latest"
     OUTSIDE_WINDOW = "outside_window"
+    PAUSED = "paused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,11 @@ def plan_fires(
     reason = SkipReason.MISFIRE_SKIP if policy is MisfirePolicy.SKIP else SkipReason.MISFIRE_LATEST
     earlier = _skip(spec, next_due, last - _TICK, reason) if is_behind else None
     return FirePlan(fires=(last,), skipped=earlier, next_due=following)
+
+
+def skip_paused(spec: ScheduleSpec, *, next_due: datetime | None, now: datetime) -> SkipRange | None:
+    """Everything that a pause kept from firing until `now`: none of it fires afterwards, as no surprise."""
+    return None if next_due is None or next_due > now else _skip(spec, next_due, now, SkipReason.PAUSED)
 
 
 def _fire_all(spec: ScheduleSpec, next_due: datetime, now: datetime, oldest: datetime, limit: int) -> FirePlan:

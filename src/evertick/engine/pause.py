@@ -8,9 +8,9 @@ from datetime import datetime
 
 from psycopg import AsyncConnection
 
-from evertick.domain.misfire import MisfirePolicy, plan_fires
+from evertick.domain.misfire import skip_paused
 from evertick.domain.schedule import next_after
-from evertick.engine.plan import FIRES_PER_CALL, JsonObject, plan_row, read_spec, skip_row
+from evertick.engine.plan import JsonObject, plan_row, read_spec, skip_row
 from evertick.engine.publish import plan_changed
 from evertick.engine.trigger import find_dag
 from evertick.store import dags, schedules, shards
@@ -57,20 +57,9 @@ async def delete(conn: AsyncConnection, *, dag: str, actor: str) -> bool:
 def _cursor_after_pause(schedule: DagSchedule, now: datetime) -> JsonObject:
     spec = read_spec(schedule.spec)
     following = next_after(spec, now)
-    skipped = None
-    if schedule.next_due is not None and schedule.next_due <= now:
-        missed = plan_fires(
-            spec,
-            next_due=schedule.next_due,
-            now=now,
-            policy=MisfirePolicy.SKIP,
-            window_seconds=0.0,
-            limit=FIRES_PER_CALL,
-        )
-        skipped = skip_row(missed.skipped, "paused")
     return {
         "schedule_id": schedule.schedule_id,
         "version": schedule.version,
         "next_due": following.isoformat() if following else None,
-        "skipped": skipped,
+        "skipped": skip_row(skip_paused(spec, next_due=schedule.next_due, now=now)),
     }

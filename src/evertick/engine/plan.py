@@ -41,14 +41,14 @@ def plan_row(due: DueSchedule | DagSchedule, now: datetime) -> JsonObject | None
     return _row(due, plan)
 
 
-def skip_row(skipped: SkipRange | None, reason: str | None = None) -> JsonObject | None:
+def skip_row(skipped: SkipRange | None) -> JsonObject | None:
     if skipped is None:
         return None
     return {
         "first_at": skipped.first.isoformat(),
         "last_at": skipped.last.isoformat(),
         "count": skipped.count,
-        "reason": reason or skipped.reason,
+        "reason": skipped.reason,
     }
 
 

@@ -4,22 +4,24 @@
 """
 
 import random
+from typing import Any
 
 from evertick import Param, Skip, TaskContext, dag, task, task_group
 
+Batch = dict[str, Any]
 TABLES = ["customers", "orders", "products", "returns"]
 
 
 @task
-def extract(table: str, context: TaskContext) -> dict[str, object]:
+def extract(table: str, context: TaskContext) -> Batch:
     """Constants such as the table's name stay in this file; only results travel between tasks."""
-    rows = random.randint(0, int(context.params["rows"]))
+    rows = random.randint(0, context.params["rows"])
     print(f"{rows} new rows in {table}")
     return {"table": table, "rows": rows}
 
 
 @task
-def clean(batch: dict[str, object]) -> dict[str, object]:
+def clean(batch: Batch) -> Batch:
     """A task may end itself as skipped. What follows is then skipped too, unless its trigger rule says otherwise."""
     if not batch["rows"]:
         raise Skip(f"nothing new in {batch['table']}")
@@ -28,9 +30,9 @@ def clean(batch: dict[str, object]) -> dict[str, object]:
 
 # `none_failed`: skipped tables are fine, failed ones are not. A skipped task's result is None.
 @task(trigger_rule="none_failed", priority=8)
-def summarise(batches: list[dict[str, object] | None]) -> str:
+def summarise(batches: list[Batch | None]) -> str:
     loaded = [batch for batch in batches if batch is not None]
-    return f"{sum(int(batch['rows']) for batch in loaded)} rows from {len(loaded)} of {len(batches)} tables"
+    return f"{sum(batch['rows'] for batch in loaded)} rows from {len(loaded)} of {len(batches)} tables"
 
 
 @task

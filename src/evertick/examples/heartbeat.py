@@ -3,10 +3,9 @@
 Start Evertick, open `evertick runs watch heartbeat`, and see runs come and go on time.
 """
 
-import os
 import random
 
-from evertick import TaskContext, current_context, dag, task
+from evertick import TaskContext, dag, task
 
 
 @task
@@ -27,9 +26,8 @@ def transform(readings: list[float]) -> dict[str, float]:
 
 @task
 def load(summary: dict[str, float], context: TaskContext) -> None:
-    """A parameter named `context` says which run this is; `current_context()` says the same anywhere in a task."""
-    late = current_context().attempt - 1
-    context.logger.info("run %s stored %s in process %s, %s retries", context.run_id, summary, os.getpid(), late)
+    """A parameter named `context` tells a task which run, attempt and moment this is."""
+    context.logger.info("run %s: stored %s for %s", context.run_id, summary, context.fire_at)
 
 
 @dag(schedule="@every 5s", tags=["example"], max_active_runs=1)

@@ -29,10 +29,10 @@ def rank(source: list[int] | None, fallback: list[int] | None) -> list[int]:
     return sorted(source or fallback or [], reverse=True)
 
 
-# `one_failed` runs only if something upstream fails for good; here it is skipped, and the run is still a success.
+# `one_failed` runs only if a source fails for good; here it ends as skipped, and the run is still a success.
 @task(trigger_rule="one_failed")
 def alarm() -> None:
-    print("Both sources are in trouble: call somebody.")
+    print("A source is in trouble: call somebody.")
 
 
 @dag(tags=["example"])

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from evertick.domain.attempt import AttemptOrder, OutcomeKind
 from evertick.execution.protocol import Frames, frame
@@ -71,6 +71,17 @@ class Attempt:
         self.is_settled = False
 
 
+class Parent(Protocol):
+    """Who forked a child, and alone can kill it safely: its pid cannot be reused before its parent has buried it."""
+
+    is_retiring: bool
+
+    def ask_to_stop(self, link: ChildLink) -> None: ...
+    def kill(self, link: ChildLink) -> None: ...
+    def terminate(self) -> None: ...
+    def destroy(self) -> None: ...
+
+
 class ChildLink:
     """A child that waits for an order, runs some, or has been hung up on."""
 
@@ -80,12 +91,16 @@ class ChildLink:
         "_loop",
         "_on_message",
         "_unsent",
+        "born_at",
         "fate",
         "hung_up_at",
+        "is_loaded",
+        "is_shared",
         "is_worn",
         "last_number",
         "log_end",
         "number",
+        "parent",
         "pid",
         "running",
         "sock",
@@ -94,12 +109,14 @@ class ChildLink:
 
     def __init__(
         self,
+        parent: Parent,
         number: int,
         pid: int,
         sock: socket.socket,
         spool: SpoolFile,
         on_message: Callable[[ChildLink, list[Any]], None],
     ) -> None:
+        self.parent = parent
         self.number = number
         self.pid = pid
         self.sock = sock
@@ -108,6 +125,8 @@ class ChildLink:
         self.last_number = 0
         self.log_end = 0
         self.is_worn = False
+        self.is_shared = False
+        self.is_loaded = False
         self.fate: str | None = None
         self.hung_up_at: float | None = None
         self._on_message = on_message
@@ -115,6 +134,7 @@ class ChildLink:
         self._unsent = b""
         self._is_open = True
         self._loop = asyncio.get_running_loop()
+        self.born_at = self._loop.time()
         spool.acquire()
         sock.setblocking(False)
         self._loop.add_reader(sock.fileno(), self.receive)

@@ -1,49 +1,21 @@
-"""Where one bundle's attempts run: its warm parent, the children waiting in stock, and the orders waiting for a child.
+"""Where one bundle's attempts run: which child gets which order, and how each is stopped.
 
-Decides who runs where; what became of an attempt is told to its `Host`. Never starts two bodies for one order.
+What became of an attempt is told to its `Host`. Never starts two bodies for one order.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from evertick.domain.attempt import Isolation, OutcomeKind
 from evertick.execution.child_link import Attempt, ChildLink
-from evertick.execution.parent_link import ParentEvents, ParentLink
+from evertick.execution.limits import ExecutorLimits
 from evertick.execution.protocol import Report, read_report, start_frame
-from evertick.execution.seat import ReuseLimits
-from evertick.execution.spool import AttemptLog, LogCap
-
-_FIRST_BACKOFF_SECONDS = 0.25
-_LONGEST_BACKOFF_SECONDS = 15.0
-
-
-class BundlePlace(NamedTuple):
-    """Where a bundle's code lies. One whose import starts threads is imported anew in each process, never forked."""
-
-    path: Path
-    uses_threads: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorLimits:
-    """Every number of the local executor."""
-
-    max_parents: int = 8
-    parent_age_seconds: float = 3600.0
-    min_stock: int = 2
-    max_stock: int = 32
-    stock_decay_seconds: float = 5.0
-    load_seconds: float = 60.0
-    kill_confirm_seconds: float = 3.0
-    coroutine_grace_seconds: float = 1.0
-    log_cap: LogCap = field(default_factory=LogCap)
-    inline_log_bytes: int = 64 * 1024
-    reuse: ReuseLimits = field(default_factory=ReuseLimits)
+from evertick.execution.spool import AttemptLog
+from evertick.execution.stock import BundlePlace, LoadFailure, Stock, StockEvents
 
 
 class Host(Protocol):
@@ -58,32 +30,155 @@ class Host(Protocol):
 class BundleHome:
     def __init__(self, host: Host, place: BundlePlace, file: str, spool: Path, limits: ExecutorLimits) -> None:
         self._host = host
-        self._place = place
-        self._file = file
-        self._spool = spool
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._events = ParentEvents(
-            ready=self._parent_ready,
-            broken=self._parent_broken,
-            unforkable=self._parent_unforkable,
-            born=self._child_born,
-            message=self._child_said,
-            dead=self._child_dead,
-            gone=self._parent_gone,
-        )
-        self._imports_in_child = place.uses_threads
-        self._parents: set[ParentLink] = set()
-        self._parent: ParentLink | None = None
         self._waiting: deque[Attempt] = deque()
-        self._idle: deque[ChildLink] = deque()
         self._warm: list[ChildLink] = []
         self._shared: ChildLink | None = None
-        self._coroutine_tasks: set[tuple[str, str]] = set()
-        self._stock = limits.min_stock
-        self._last_miss_at = 0.0
-        self._failure: tuple[str, str] | None = None
-        self._backoff_seconds = 0.0
-        self._retry_at = 0.0
+        self._shared_frames: list[bytes] = []
         self.last_used_at = self._loop.time()
-'''
+        events = StockEvents(
+            available=self._serve_waiting,
+            failed=self._fail_waiting,
+            message=self._heard,
+            dead=self._dead,
+            lost=self._lost,
+        )
+        self.stock = Stock(place, file, spool, limits, events)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting and not self.stock.has_work
+
+    def start(self, attempts: list[Attempt]) -> None:
+        self.last_used_at = self._loop.time()
+        self._waiting.extend(attempts)
+        self._serve_waiting()
+        if self._waiting:
+            self.stock.missed(len(self._waiting))
+
+    def stop(self, attempt: Attempt, grace_seconds: float) -> None:
+        """End an attempt whose verdict is set. The host hears of it when nothing of it is left."""
+        link = attempt.link
+        if link is None:
+            self._waiting.remove(attempt)
+            self._host.lost(attempt, *(attempt.verdict or (OutcomeKind.KILLED, "stopped")))
+        elif link.is_shared:
+            link.cancel(attempt.number)
+            self._kill_after(attempt, max(grace_seconds, self._limits.coroutine_grace_seconds))
+        elif grace_seconds > 0:
+            link.parent.ask_to_stop(link)
+            self._kill_after(attempt, grace_seconds)
+        else:
+            self._kill(attempt)
+
+    def withdraw(self) -> list[Attempt]:
+        """The orders that have not started, which now never will."""
+        waiting, self._waiting = list(self._waiting), deque()
+        return waiting
+
+    def _serve_waiting(self) -> None:
+        waiting = self._waiting
+        while waiting and (link := self._find_child(waiting[0])) is not None:
+            self._start_in(link, waiting.popleft())
+        if self._shared_frames and self._shared is not None:
+            self._shared.send(b"".join(self._shared_frames))
+            self._shared_frames.clear()
+        self.stock.refill(len(waiting))
+
+    def _find_child(self, attempt: Attempt) -> ChildLink | None:
+        order = attempt.order
+        if order.isolation is Isolation.PROCESS or order.command is not None:
+            return self.stock.take()
+        if (order.dag, order.task) in self.stock.coroutine_tasks:
+            if self._shared is None and (link := self.stock.take()) is not None:
+                link.is_shared = True
+                self._shared = link
+            return self._shared
+        return self._warm.pop() if self._warm else self.stock.take()
+
+    def _start_in(self, link: ChildLink, attempt: Attempt) -> None:
+        link.last_number += 1
+        attempt.number = link.last_number
+        attempt.link = link
+        link.running[attempt.number] = attempt
+        if link.is_shared:
+            self._shared_frames.append(start_frame(attempt.number, attempt.order, is_joining=True))
+        else:
+            attempt.spool = link.spool
+            link.spool.acquire()
+            attempt.log = AttemptLog(link.spool.fd, link.log_end, self._limits.log_cap)
+            link.send(start_frame(attempt.number, attempt.order))
+        self._host.started(attempt)
+
+    def _heard(self, link: ChildLink, message: list[Any]) -> None:
+        report = read_report(message)
+        attempt = link.running.get(report.number)
+        if attempt is None or (attempt.verdict is not None and not link.is_shared):
+            return  # it is being killed: only its death counts
+        del link.running[report.number]
+        link.is_worn = link.is_worn or report.should_retire
+        if not link.is_shared:
+            link.log_end = report.log_end or 0
+        self._host.reported(attempt, report)
+        self._release(link, attempt)
+        if self._waiting:
+            self._serve_waiting()
+
+    def _release(self, link: ChildLink, attempt: Attempt) -> None:
+        """What a child does after an attempt: wait for the next, or leave."""
+        is_leaving = link.is_worn or link.parent.is_retiring
+        if link.is_shared:
+            if is_leaving and self._shared is link:
+                self._shared = None
+            if is_leaving and not link.running:
+                link.hang_up()
+        elif attempt.order.isolation is Isolation.PROCESS or is_leaving:
+            link.hang_up()
+        else:
+            self._warm.append(link)
+
+    def _dead(self, link: ChildLink, status: int) -> None:
+        self._forget(link)
+        for attempt in link.running.values():
+            if attempt.verdict is None and link.fate is not None:
+                self._host.lost(attempt, OutcomeKind.KILLED, link.fate)
+            else:
+                self._host.died(attempt, status)
+        link.running.clear()
+        self._serve_waiting()
+
+    def _lost(self, link: ChildLink, reason: str) -> None:
+        self._forget(link)
+        for attempt in link.running.values():
+            self._host.lost(attempt, *(attempt.verdict or (OutcomeKind.KILLED, reason)))
+        link.running.clear()
+
+    def _forget(self, link: ChildLink) -> None:
+        if link is self._shared:
+            self._shared = None
+        if link in self._warm:
+            self._warm.remove(link)
+
+    def _fail_waiting(self, failure: LoadFailure) -> None:
+        for attempt in self.withdraw():
+            self._host.lost(attempt, OutcomeKind.FAILED, failure.reason, failure.traceback)
+
+    def _kill_after(self, attempt: Attempt, seconds: float) -> None:
+        attempt.timer = self._loop.call_later(seconds, self._kill, attempt)
+
+    def _kill(self, attempt: Attempt) -> None:
+        link = attempt.link
+        if link is None or attempt.number not in link.running:
+            return
+        if link.is_shared:
+            self._forget(link)
+            link.fate = f"the warm process it shared was killed, because {attempt.order.task} did not stop when asked"
+        link.parent.kill(link)
+        attempt.timer = self._loop.call_later(self._limits.kill_confirm_seconds, self._escalate, attempt, link)
+
+    def _escalate(self, attempt: Attempt, link: ChildLink) -> None:
+        """The warm parent did not do it, so it goes too; then by force."""
+        if attempt.number in link.running:
+            link.parent.terminate()
+            attempt.timer = self._loop.call_later(self._limits.kill_confirm_seconds, link.parent.destroy)

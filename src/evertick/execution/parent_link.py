@@ -142,9 +142,8 @@ class ParentLink:
         match message:
             case ["child", number, pid, path]:
                 self.forking -= 1
-                link = ChildLink(
-                    number, pid, socket.socket(fileno=fds[0]), SpoolFile(path, fds[1]), self.events.message
-                )
+                sock, spool = socket.socket(fileno=fds[0]), SpoolFile(path, fds[1])
+                link = ChildLink(self, number, pid, sock, spool, self.events.message)
                 self.children[number] = link
                 self.events.born(self, link)
             case ["dead", announced]:

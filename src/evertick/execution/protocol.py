@@ -21,7 +21,7 @@ class Report(NamedTuple):
     exit_code: int | None = None
     no_retry: bool = False
     retry_after_seconds: float | None = None
-    log_end: int = 0
+    log_end: int | None = 0
     log_trouble: str | None = None
     should_retire: bool = False
 

@@ -89,13 +89,6 @@ class AttemptLog:
             punch_hole(self._fd, first, last - first)
             self._punched_to = last
 
-    def release(self) -> None:
-        """Give back the disk of a log that is stored elsewhere; the file may hold other attempts."""
-        first = _round_up(self._start)
-        last = self._size() // _PAGE_BYTES * _PAGE_BYTES
-        if last - first >= WINDOW_BYTES:
-            punch_hole(self._fd, first, last - first)
-
     def _size(self) -> int:
         return self._end if self._end is not None else os.fstat(self._fd).st_size
 

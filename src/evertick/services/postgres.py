@@ -19,7 +19,14 @@ import psycopg
 import structlog
 
 from evertick.domain.errors import PostgresUnavailable
-from evertick.services.postgres_cluster import end_leftovers, environment, initialise, launch_command, programs
+from evertick.services.postgres_cluster import (
+    SYNC_METHOD,
+    end_leftovers,
+    environment,
+    initialise,
+    launch_command,
+    programs,
+)
 from evertick.services.postgres_home import Home, HomeLock
 from evertick.store.database import answers, create_database
 
@@ -35,6 +42,7 @@ _SETTINGS: Mapping[str, str] = {
     "synchronous_commit": "on",
     "full_page_writes": "on",
     "wal_compression": "pglz",
+    "recovery_init_sync_method": SYNC_METHOD,
     "max_wal_size": "4GB",
     "checkpoint_timeout": "15min",
     "autovacuum_naptime": "10s",

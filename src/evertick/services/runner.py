@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -84,7 +85,7 @@ class Runner:
             session=self.session,
             seconds=self._settings.heartbeat_seconds,
             held=self._held,
-            on_reply=lambda reply: loop.call_soon_threadsafe(self._on_extended, reply),
+            on_reply=lambda reply: _hand_over(loop, self._on_extended, reply),
             log=self._log,
         )
         heartbeat.start()
@@ -278,6 +279,12 @@ class Runner:
         except (TimeoutError, psycopg.Error, PostgresUnavailable, OSError) as error:
             self._log.warning("left_without_goodbye", error=error, unreported=len(self._ended))
         self._log.info("stopped", session=self.session)
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, on_reply: Callable[[Extended], None], reply: Extended) -> None:
+    """From the heartbeat's thread to the runner's loop, which may be gone by then."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(on_reply, reply)
 
 
 _MAY_RETRY = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.KILLED)

@@ -7,23 +7,17 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-import psutil
-
 from evertick.store.runners import LiveRunner, NewRunner
+
+_STATE, _START_TICKS = 0, 19  # fields of /proc/<pid>/stat, counted after the command's closing bracket
 
 
 def boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return f"boot-{psutil.boot_time():.0f}"
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def pid_namespace() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return "none"
+    return str(Path("/proc/self/ns/pid").readlink())
 
 
 def new_runner(session: int, runner_id: str | None, queues: Iterable[str], slots: int) -> NewRunner:
@@ -35,7 +29,7 @@ def new_runner(session: int, runner_id: str | None, queues: Iterable[str], slots
         boot_id=boot_id(),
         pid_namespace=pid_namespace(),
         pid=pid,
-        pid_started=psutil.Process(pid).create_time(),
+        pid_started=float(_stat(pid)[_START_TICKS]),
         queues=list(queues),
         slots=slots,
     )
@@ -46,7 +40,11 @@ def is_provably_gone(runner: LiveRunner) -> bool:
     if (runner.boot_id, runner.pid_namespace) != (boot_id(), pid_namespace()):
         return False
     try:
-        process = psutil.Process(runner.pid)
-        return abs(process.create_time() - runner.pid_started) > 0.02 or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        stat = _stat(runner.pid)
+    except (FileNotFoundError, ProcessLookupError):
         return True
+    return float(stat[_START_TICKS]) != runner.pid_started or stat[_STATE] in ("Z", "X")
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -38,7 +38,6 @@ begin
 end $$;
 
 -- Takes terminal tasks back to waiting, counts their upstream anew and decides them. The caller holds the runs' locks.
--- p_tasks are already waiting when they come from finish (a clear that was asked for while the task ran).
 create function reopen(p_tasks ended[]) returns int language plpgsql as $$
 declare
     runs bigint[];
@@ -177,18 +176,20 @@ begin
         perform reopen(p_blocked);
         return;
     end if;
-    update run_status r set state = 'queued', finished_at = null, open_tasks = 0
+    -- Through the ordinary doors, so that no other move exists: queued, running (with the marked task open), ended.
+    update run_status r set state = 'queued', finished_at = null, open_tasks = 1, cancel_requested = false
     where r.run_id = p_run_id and r.state in ('success', 'failed', 'canceled');
     if not found then
         perform recount_run(p_run_id);
         return;
     end if;
+    update run_status r set state = 'running' where r.run_id = p_run_id and r.state = 'queued';
     update run_status r
-    set state = case when bad.n > 0 then 'failed' else 'success' end::run_state, failed_leaves = bad.n, finished_at = t
+    set open_tasks = 0, state = case when bad.n > 0 then 'failed' else 'success' end::run_state, failed_leaves = bad.n, finished_at = t
     from (select count(*)::int as n from task k
           join task_spec s on s.version_id = k.version_id and s.idx = k.idx and s.is_leaf
           where k.run_id = p_run_id and k.state in ('failed', 'canceled', 'upstream_failed')) bad
-    where r.run_id = p_run_id and r.state = 'queued' and r.open_tasks = 0;
+    where r.run_id = p_run_id and r.state = 'running' and r.open_tasks = 1;
 end $$;
 
 -- A paused DAG offers nothing: what was available goes back to pending. Repeated by reconcile for what slipped through.

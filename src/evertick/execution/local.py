@@ -1,0 +1,270 @@
+"""The local executor: runs attempts in processes on this machine and reports how each ended. Knows no database.
+
+An outcome is reported once, and only when nothing of the attempt's process tree is left that could still act.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind, TaskKey
+from evertick.domain.errors import Conflict
+from evertick.execution import lines
+from evertick.execution.child_link import Attempt
+from evertick.execution.exits import Exit, OomEvidence, explain_exit
+from evertick.execution.home import BundleHome
+from evertick.execution.limits import ExecutorLimits
+from evertick.execution.protocol import Report
+from evertick.execution.shipping import LogShipping
+from evertick.execution.spool import LogChunk, session_folder
+from evertick.execution.stock import BundlePlace
+
+_TICK_SECONDS = 0.25
+_LONGEST_FAREWELL_SECONDS = 3.0
+_STOPPED = "the runner stopped before the attempt ended"
+
+Name = tuple[TaskKey, int]
+Address = tuple[str, str]
+
+
+class LocalExecutor:
+    """`async with LocalExecutor(...) as executor:`; leaving the block kills what still runs."""
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        spool_dir: Path,
+        session: int,
+        resolve_bundle: Callable[[str, str], Awaitable[BundlePlace]],
+        on_outcomes: Callable[[list[Outcome]], None],
+        limits: ExecutorLimits | None = None,
+    ) -> None:
+        self._slots = slots
+        self._spool = session_folder(spool_dir, session)
+        self._resolve_bundle = resolve_bundle
+        self._on_outcomes = on_outcomes
+        self._limits = limits or ExecutorLimits()
+        self._attempts: dict[Name, Attempt] = {}
+        self._homes: dict[Address, BundleHome] = {}
+        self._leaving: list[BundleHome] = []
+        self._arriving: dict[Address, list[Attempt]] = {}
+        self._outcomes: list[Outcome] = []
+        self._shipping = LogShipping(self._limits)
+        self._oom = OomEvidence()
+        self._is_stopping = False
+        self._is_empty = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._group = await asyncio.TaskGroup().__aenter__()
+        self._ticking = self._loop.call_later(_TICK_SECONDS, self._tick)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop(grace_seconds=0)
+        await self._group.__aexit__(kind, error, trace)
+
+    @property
+    def free_slots(self) -> int:
+        return self._slots - len(self._attempts)
+
+    def held(self) -> list[Name]:
+        """Every attempt that was started and has no outcome yet."""
+        return list(self._attempts)
+
+    def start_many(self, orders: list[AttemptOrder]) -> None:
+        """Start these now. More than there are free slots is the caller's mistake, and none is started."""
+        if len(orders) > self.free_slots or self._is_stopping:
+            raise Conflict(
+                f"cannot start {len(orders)} attempts: {self.free_slots} of {self._slots} slots are free"
+                + (
+                    " and the executor is stopping"
+                    if self._is_stopping
+                    else "; claim no more than there are free slots"
+                )
+            )
+        by_address: dict[Address, list[Attempt]] = {}
+        for order in orders:
+            attempt = Attempt(order)
+            self._attempts[order.key, order.epoch] = attempt
+            by_address.setdefault((order.bundle, order.file), []).append(attempt)
+        for address, attempts in by_address.items():
+            if (home := self._homes.get(address)) is not None:
+                home.start(attempts)
+            elif (arriving := self._arriving.get(address)) is not None:
+                arriving += attempts
+            else:
+                self._arriving[address] = attempts
+                self._group.create_task(self._move_in(address))
+
+    def kill(self, key: TaskKey, epoch: int, reason: str, grace_seconds: float = 0.0) -> None:
+        """End an attempt and its whole process tree, which its outcome then confirms. A grace first asks it to stop."""
+        if (attempt := self._attempts.get((key, epoch))) is not None:
+            self._condemn(attempt, OutcomeKind.KILLED, reason, grace_seconds)
+
+    def poll_logs(self) -> list[LogChunk]:
+        """New lines of running attempts, and what was too long for an outcome. To be called every 200 ms.
+
+        Calling again says that the chunks of the call before are stored; until then they stay in the spool.
+        """
+        return self._shipping.poll(self._attempts.values(), self._loop.time())
+
+    def settle(self, ended: Iterable[Name]) -> None:
+        """The outcomes of these attempts are stored: the spool may forget their last lines."""
+        self._shipping.settle(ended)
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Give back what has not started, let the rest end within the grace, kill what does not; leave no process."""
+        self._is_stopping = True
+        for attempt in list(self._withdrawn()):
+            self.lost(attempt, OutcomeKind.GIVEN_BACK, _STOPPED)
+        await self._wait_until_empty(grace_seconds)
+        for attempt in list(self._attempts.values()):
+            self._condemn(attempt, OutcomeKind.GIVEN_BACK, _STOPPED, 0)
+        await self._wait_until_empty(3 * self._limits.kill_confirm_seconds)
+        self._ticking.cancel()
+        await self._close_homes()
+        self._deliver()
+
+    def started(self, attempt: Attempt) -> None:
+        attempt.started_at = self._loop.time()
+        if (limit := attempt.order.timeout_seconds) is not None:
+            reason = f"execution_timeout: exceeded {limit:g} s"
+            attempt.timer = self._loop.call_later(limit, self._condemn, attempt, OutcomeKind.TIMED_OUT, reason, 0)
+
+    def reported(self, attempt: Attempt, report: Report) -> None:
+        """The body ended and said how."""
+        self._end(attempt, report)
+
+    def died(self, attempt: Attempt, wait_status: int) -> None:
+        """The process is gone without a word. That is how a shell ends, too."""
+        is_shell = attempt.order.command is not None
+        if is_shell and wait_status == 0:
+            self._end(attempt, Report(attempt.number, OutcomeKind.SUCCESS, exit_code=0, log_end=None))
+            return
+        ended = Exit("", 0)
+        if attempt.verdict is None:
+            ended = explain_exit(wait_status, has_oom_evidence=self._oom.has_new(), is_shell=is_shell)
+        report = Report(attempt.number, OutcomeKind.FAILED, ended.reason, exit_code=ended.exit_code, log_end=None)
+        self._end(attempt, report)
+
+    def lost(self, attempt: Attempt, kind: OutcomeKind, reason: str, log_text: str = "") -> None:
+        """It never started, or ended through no doing of its own."""
+        spooled = lines.framed(time.time_ns() // 1000, "ERROR", log_text) if log_text else b""
+        self._end(attempt, Report(attempt.number, kind, reason, log_end=None), lines.shipped(spooled, 0))
+
+    def _end(self, attempt: Attempt, report: Report, note: bytes = b"") -> None:
+        order = attempt.order
+        if self._attempts.pop((order.key, order.epoch), None) is None:
+            return
+        if attempt.timer is not None:
+            attempt.timer.cancel()
+        if attempt.verdict is not None:
+            trouble, end = report.log_trouble, report.log_end
+            report = Report(attempt.number, *attempt.verdict, log_end=end, log_trouble=trouble)
+        last = self._shipping.ended(attempt, report.log_end, report.log_trouble)
+        if not self._outcomes:
+            self._loop.call_soon(self._deliver)
+        self._outcomes.append(
+            Outcome(
+                key=order.key,
+                epoch=order.epoch,
+                kind=report.kind,
+                reason=report.reason,
+                result_json=report.result_json,
+                exit_code=report.exit_code,
+                no_retry=report.no_retry,
+                retry_after_seconds=report.retry_after_seconds,
+                log=last.content + note,
+                log_offset=last.offset,
+                log_end=last.end,
+            )
+        )
+        if not self._attempts:
+            self._is_empty.set()
+
+    def _deliver(self) -> None:
+        outcomes, self._outcomes = self._outcomes, []
+        if outcomes:
+            self._on_outcomes(outcomes)
+
+    def _condemn(self, attempt: Attempt, kind: OutcomeKind, reason: str, grace_seconds: float) -> None:
+        """The first verdict stands; a later one can only shorten the grace."""
+        if attempt.verdict is not None and grace_seconds > 0:
+            return
+        attempt.verdict = attempt.verdict or (kind, reason)
+        if attempt.timer is not None:
+            attempt.timer.cancel()
+        address = attempt.order.bundle, attempt.order.file
+        if attempt in self._arriving.get(address, ()):
+            self._arriving[address].remove(attempt)
+            self.lost(attempt, kind, reason)
+        else:
+            self._homes[address].stop(attempt, grace_seconds)
+
+    async def _move_in(self, address: Address) -> None:
+        """Find the bundle's code and start what waits for it."""
+        try:
+            place = await asyncio.wait_for(self._resolve_bundle(*address), self._limits.load_seconds)
+        except Exception as error:
+            why = str(error) or type(error).__name__
+            for attempt in self._arriving.pop(address):
+                self.lost(attempt, OutcomeKind.KILLED, f"bundle {address[0]} could not be fetched: {why}")
+            return
+        attempts = self._arriving.pop(address)
+        if not self._is_stopping:
+            self._make_room()
+            self._homes[address] = home = BundleHome(self, place, address[1], self._spool, self._limits)
+            home.start(attempts)
+
+    def _make_room(self) -> None:
+        """Warm parents are few: the one that was used longest ago goes, unless it is at work."""
+        excess = len(self._homes) + 1 - self._limits.max_parents
+        idle = sorted((home.last_used_at, address) for address, home in self._homes.items() if home.is_idle)
+        for _, address in idle[: max(0, excess)]:
+            home = self._homes.pop(address)
+            self._leaving.append(home)
+            home.stock.close()
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        self._ticking = self._loop.call_later(_TICK_SECONDS, self._tick)
+        self._shipping.trim(self._attempts.values())
+        for home in self._homes.values():
+            home.stock.tick(now)
+        self._leaving = [home for home in self._leaving if not home.stock.all_gone.is_set()]
+
+    def _withdrawn(self) -> Iterable[Attempt]:
+        for attempts in self._arriving.values():
+            yield from attempts
+            attempts.clear()
+        for home in self._homes.values():
+            yield from home.withdraw()
+
+    async def _wait_until_empty(self, seconds: float) -> None:
+        self._is_empty.clear()
+        if self._attempts and seconds > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_empty.wait(), seconds)
+
+    async def _close_homes(self) -> None:
+        self._leaving += self._homes.values()
+        self._homes.clear()
+        for home in self._leaving:
+            home.stock.close()
+        try:
+            async with asyncio.timeout(_LONGEST_FAREWELL_SECONDS):
+                for home in self._leaving:
+                    await home.stock.all_gone.wait()
+        except TimeoutError:
+            for home in self._leaving:
+                home.stock.destroy()

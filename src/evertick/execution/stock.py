@@ -1,0 +1,252 @@
+"""One bundle's supply of children: its warm parent, replaced when old or dead, and the children that wait ready-made.
+
+Never forks without bound: a bundle that cannot be imported is tried again only after a growing pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evertick.execution.child_link import ChildLink
+from evertick.execution.limits import ExecutorLimits
+from evertick.execution.parent_link import ParentEvents, ParentLink
+
+_FIRST_PAUSE_SECONDS = 0.25
+_LONGEST_PAUSE_SECONDS = 15.0
+_LONGEST_GOODBYE_SECONDS = 1.0
+
+
+class BundlePlace(NamedTuple):
+    """Where a bundle's code lies. One whose import starts threads is imported in each process, never forked."""
+
+    path: Path
+    uses_threads: bool
+
+
+class LoadFailure(NamedTuple):
+    reason: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StockEvents:
+    """Whom the stock tells. `lost` is for a child whose warm parent died."""
+
+    available: Callable[[], None]
+    failed: Callable[[LoadFailure], None]
+    message: Callable[[ChildLink, list[Any]], None]
+    dead: Callable[[ChildLink, int], None]
+    lost: Callable[[ChildLink, str], None]
+
+
+class Stock:
+    def __init__(self, place: BundlePlace, file: str, spool: Path, limits: ExecutorLimits, events: StockEvents) -> None:
+        self._place = place
+        self._file = file
+        self._spool = spool
+        self._limits = limits
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._parents: set[ParentLink] = set()
+        self._parent: ParentLink | None = None
+        self._successor: ParentLink | None = None
+        self._idle: deque[ChildLink] = deque()
+        self._imports_in_child = place.uses_threads
+        self._level = limits.min_stock
+        self._last_miss_at = self._loop.time()
+        self._failure: LoadFailure | None = None
+        self._pause_seconds = 0.0
+        self._paused_until = 0.0
+        self._revival: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self.all_gone = asyncio.Event()
+        self.all_gone.set()
+        self.coroutine_tasks: set[tuple[str, str]] = set()
+
+    @property
+    def has_work(self) -> bool:
+        return any(parent.has_work for parent in self._parents)
+
+    def take(self) -> ChildLink | None:
+        """A child that waits ready-made, if there is one."""
+        return self._idle.popleft() if self._idle else None
+
+    def missed(self, count: int) -> None:
+        """So many orders found the shelf empty: keep more on it from now on."""
+        self._last_miss_at = self._loop.time()
+        if self._parent is not None and self._parent.is_ready:
+            self._level = min(self._limits.max_stock, self._level + count)
+
+    def refill(self, waiting_count: int) -> None:
+        """Order what is missing for those who wait and for the shelf."""
+        parent = self._parent
+        if parent is None:
+            self._revive(waiting_count)
+        elif parent.is_ready:
+            missing = self._level + waiting_count - len(self._idle) - parent.forking
+            if missing > 0:
+                parent.fork(missing)
+
+    def tick(self, now: float) -> None:
+        """What time alone brings about: ageing, shrinking, giving up on what hangs."""
+        for parent in list(self._parents):
+            self._watch(parent, now)
+        current = self._parent
+        if current is not None and current.is_ready and now - current.started_at > self._limits.parent_age_seconds:
+            self._successor = self._successor or self._spawn()
+        if now - self._last_miss_at > self._limits.stock_decay_seconds and self._level > self._limits.min_stock:
+            self._last_miss_at = now
+            self._level -= 1
+            if len(self._idle) > self._level:
+                self._idle.pop().hang_up()
+
+    def close(self) -> None:
+        """Stop the warm parents and everything below them, for good."""
+        self._is_closed = True
+        self._parent = self._successor = None
+        self._idle.clear()
+        for parent in self._parents:
+            parent.is_retiring = True
+            parent.terminate()
+
+    def destroy(self) -> None:
+        for parent in self._parents:
+            parent.destroy()
+
+    def _revive(self, waiting_count: int) -> None:
+        pause = self._paused_until - self._loop.time()
+        if self._is_closed or waiting_count == 0:
+            return
+        if pause <= 0:
+            self._failure = None
+            self._parent = self._spawn()
+        elif self._failure is not None:
+            self._events.failed(self._failure)
+        elif self._revival is None:
+            self._revival = self._loop.call_later(pause, self._wake_up)
+
+    def _wake_up(self) -> None:
+        self._revival = None
+        self._events.available()
+
+    def _spawn(self) -> ParentLink:
+        parent = ParentLink(
+            ParentEvents(
+                ready=self._ready,
+                broken=self._broken,
+                unforkable=self._unforkable,
+                born=self._born,
+                message=self._heard,
+                dead=self._dead,
+                gone=self._gone,
+            )
+        )
+        limits = self._limits.reuse
+        parent.start(self._place.path, self._file, self._spool, limits, imports_in_child=self._imports_in_child)
+        self._parents.add(parent)
+        self.all_gone.clear()
+        return parent
+
+    def _watch(self, parent: ParentLink, now: float) -> None:
+        if not parent.is_ready and now - parent.started_at > self._limits.load_seconds:
+            self._fail(parent, LoadFailure(f"{self._file} was not imported within {self._limits.load_seconds:g} s"))
+        elif parent.is_retiring and not parent.has_work:
+            parent.terminate()
+        for link in parent.children.values():
+            if link.hung_up_at is not None and now - link.hung_up_at > _LONGEST_GOODBYE_SECONDS:
+                parent.kill(link)
+            elif self._imports_in_child and not link.is_loaded and now - link.born_at > self._limits.load_seconds:
+                self._fail(parent, LoadFailure(f"{self._file} was not imported within {self._limits.load_seconds:g} s"))
+
+    def _ready(self, parent: ParentLink, coroutine_tasks: list[list[str]]) -> None:
+        self.coroutine_tasks = {(dag, task) for dag, task in coroutine_tasks}
+        if parent is self._successor:
+            old, self._parent, self._successor = self._parent, parent, None
+            if old is not None:
+                self._retire(old)
+        self._events.available()
+
+    def _retire(self, parent: ParentLink) -> None:
+        parent.is_retiring = True
+        for link in [link for link in self._idle if link.parent is parent]:
+            self._idle.remove(link)
+            link.hang_up()
+
+    def _unforkable(self, parent: ParentLink, _reason: str) -> None:
+        self._imports_in_child = True
+        self._drop(parent)
+        self._parent = self._spawn()
+
+    def _broken(self, parent: ParentLink, reason: str, traceback: str) -> None:
+        self._fail(parent, LoadFailure(reason, traceback))
+
+    def _fail(self, parent: ParentLink, failure: LoadFailure) -> None:
+        self._drop(parent)
+        self._failure = failure
+        self._pause()
+        self._events.failed(failure)
+
+    def _drop(self, parent: ParentLink) -> None:
+        parent.is_ready = parent.is_retiring = True
+        if parent is self._parent:
+            self._parent = None
+        if parent is self._successor:
+            self._successor = None
+        self._retire(parent)
+        parent.terminate()
+
+    def _pause(self) -> None:
+        self._pause_seconds = min(_LONGEST_PAUSE_SECONDS, self._pause_seconds * 2 or _FIRST_PAUSE_SECONDS)
+        self._paused_until = self._loop.time() + self._pause_seconds
+
+    def _born(self, _parent: ParentLink, link: ChildLink) -> None:
+        if not self._imports_in_child:
+            self._shelve(link)
+
+    def _shelve(self, link: ChildLink) -> None:
+        link.is_loaded = True
+        if link.parent.is_retiring:
+            link.hang_up()
+            return
+        self._pause_seconds = 0.0
+        self._idle.append(link)
+        self._events.available()
+
+    def _heard(self, link: ChildLink, message: list[Any]) -> None:
+        if message[0] != "loaded":
+            self._events.message(link, message)
+            return
+        _, failure, traceback, coroutine_tasks = message
+        if failure is not None:
+            if (parent := self._parent) is not None and parent is link.parent:
+                self._fail(parent, LoadFailure(failure, traceback))
+            return
+        self.coroutine_tasks |= {(dag, task) for dag, task in coroutine_tasks}
+        self._shelve(link)
+
+    def _dead(self, _parent: ParentLink, link: ChildLink, status: int) -> None:
+        if link in self._idle:
+            self._idle.remove(link)
+        self._events.dead(link, status)
+
+    def _gone(self, parent: ParentLink, how: str) -> None:
+        was_ready = parent.is_ready
+        self._parents.discard(parent)
+        if parent in (self._parent, self._successor):
+            self._drop(parent)
+            self._pause()
+        for link in parent.children.values():
+            if link in self._idle:
+                self._idle.remove(link)
+            link.receive()
+            self._events.lost(link, f"its warm parent ended: {how}")
+        if not self._parents:
+            self.all_gone.set()
+        if not was_ready:
+            self._failure = LoadFailure(f"the process that imports {self._file} ended: {how}")
+        self._events.available()

@@ -1,0 +1,169 @@
+"""What is true at all times (V1–V4, V7), as questions to the database. Installed in test databases only."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from psycopg import AsyncConnection
+
+from evertick.domain.schedule import next_after, parse_schedule
+from evertick.domain.states import RUN_TRANSITIONS, TASK_TRANSITIONS
+
+_VIOLATIONS = """
+create or replace function violations() returns setof text language sql as $$
+    -- V2: a lease for every running task and for nothing else, one owner each, epochs equal
+    select format('V2 running without its lease: %s', (k.run_id, k.idx)) from task k
+    where k.state = 'running' and not exists (
+        select 1 from lease l where l.session = k.session and l.run_id = k.run_id and l.idx = k.idx
+          and l.map_index = k.map_index and l.epoch = k.epoch)
+    union all
+    select format('V2 lease without its running task: %s', (l.run_id, l.idx)) from lease l
+    where not exists (select 1 from task k where k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index
+                        and k.state = 'running' and k.epoch = l.epoch and k.session = l.session)
+    union all
+    select format('V2 two owners: %s', (l.run_id, l.idx)) from lease l group by l.run_id, l.idx, l.map_index having count(*) > 1
+    union all
+    -- an available task is in line exactly once, a pending one with a time has its timer
+    select format('available %s times in line: %s', count(q.seq), (k.run_id, k.idx))
+    from task k left join ready q on q.run_id = k.run_id and q.idx = k.idx and q.map_index = k.map_index
+    where k.state = 'available' group by k.run_id, k.idx having count(q.seq) <> 1
+    union all
+    select format('in line but %s: %s', k.state, (k.run_id, k.idx))
+    from ready q join task k on q.run_id = k.run_id and q.idx = k.idx and q.map_index = k.map_index
+    where k.state <> 'available'
+    union all
+    select format('pending until a time without a timer: %s', (k.run_id, k.idx)) from task k
+    where k.state = 'pending' and k.not_before is not null and not exists (
+        select 1 from timer w where w.due_at = k.not_before and w.run_id = k.run_id and w.idx = k.idx)
+    union all
+    -- V7: the counters are what the tasks say, and nothing left to run means closed
+    select format('V7 run %s is %s with %s open, the tasks say %s open and %s failed leaves, not %s',
+                  r.run_id, r.state, r.open_tasks, v.task_count - c.ended, c.bad, r.failed_leaves)
+    from run_status r join dag_version v on v.version_id = r.version_id
+    cross join lateral (
+        select count(*) filter (where k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')) as ended,
+               count(*) filter (where s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed')) as bad
+        from task k join task_spec s on s.version_id = k.version_id and s.idx = k.idx where k.run_id = r.run_id) c
+    where r.open_tasks <> v.task_count - c.ended
+       or (r.state in ('queued', 'running') and c.ended = v.task_count)
+       or (r.state not in ('queued', 'running') and (c.ended < v.task_count))
+       or (r.state in ('queued', 'running') and r.failed_leaves <> c.bad)
+       or (r.state = 'success' and c.bad > 0) or (r.state = 'failed' and c.bad = 0)
+    union all
+    -- a waiting row counts exactly the upstream that has ended, and is decided whenever it can be
+    select format('upstream counters drifted: %s', (w.run_id, w.idx))
+    from task w join run_status r on r.run_id = w.run_id
+    cross join lateral (
+        select count(*) filter (where u.state = 'success') as s, count(*) filter (where u.state in ('failed', 'canceled')) as f,
+               count(*) filter (where u.state = 'upstream_failed') as uf, count(*) filter (where u.state = 'skipped') as sk
+        from edge g join task u on u.run_id = w.run_id and u.idx = g.src
+        where g.version_id = w.version_id and g.dst = w.idx) c
+    where w.state = 'waiting' and (coalesce(w.n_success, 0), coalesce(w.n_failed, 0), coalesce(w.n_upstream_failed, 0),
+          coalesce(w.n_skipped, 0)) is distinct from (c.s::int, c.f::int, c.uf::int, c.sk::int)
+    union all
+    select format('a task that may start is still waiting: %s', (w.run_id, w.idx))
+    from task w join run_status r on r.run_id = w.run_id and r.state = 'running'
+    join task_spec s on s.version_id = w.version_id and s.idx = w.idx
+    where w.state = 'waiting' and decide(s.rule, s.upstream_total, coalesce(w.n_success, 0), coalesce(w.n_failed, 0),
+          coalesce(w.n_upstream_failed, 0), coalesce(w.n_skipped, 0), s.setup_total, coalesce(w.n_setup_success, 0),
+          coalesce(w.n_setup_skipped, 0)) <> 'wait'
+    union all
+    select format('run %s is running without its first tasks', r.run_id) from run_status r
+    where r.state = 'running' and exists (
+        select 1 from task_spec s where s.version_id = r.version_id and s.starts_at_once and not exists (
+            select 1 from task k where k.run_id = r.run_id and k.idx = s.idx))
+    union all
+    -- limits hold: never more runs at once than the DAG allows (those it admitted under an older, larger limit aside)
+    select format('V1 two runs for one fire: %s', (r.schedule_id, r.fire_at)) from run r
+    where r.schedule_id is not null group by r.schedule_id, r.fire_at having count(*) > 1
+    union all
+    select format('V1 fired and skipped: %s', (r.schedule_id, r.fire_at))
+    from run r join skip_record k on k.schedule_id = r.schedule_id and r.fire_at between k.first_at and k.last_at
+$$;
+"""
+
+_GUARD = """
+create or replace function refuse_illegal_move() returns trigger language plpgsql as $$
+begin
+    if old.state <> new.state and not exists (
+        select 1 from legal_move m where m.thing = tg_table_name and m.was = old.state::text and m.becomes = new.state::text) then
+        raise exception 'V4 illegal move of %%: %% -> %%', tg_table_name, old.state, new.state;
+    end if;
+    return new;
+end $$;
+create or replace function refuse_old_epoch() returns trigger language plpgsql as $$
+begin
+    if new.epoch < old.epoch or (new.state = 'running' and old.state <> 'running' and new.epoch <= old.epoch) then
+        raise exception 'V2 the epoch of (%%, %%) went from %% to %%', new.run_id, new.idx, old.epoch, new.epoch;
+    end if;
+    return new;
+end $$;
+create or replace function refuse_change_of_fact() returns trigger language plpgsql as $$
+begin
+    raise exception 'run facts are append-only';
+end $$;
+create table if not exists cursor_move (move_id bigint generated always as identity primary key, schedule_id int,
+    was_version int, version int, was_due timestamptz, next_due timestamptz, was_paused boolean, spec jsonb, moved_at timestamptz);
+create or replace function record_cursor() returns trigger language plpgsql as $$
+begin
+    if (old.next_due, old.version) is distinct from (new.next_due, new.version) then
+        insert into cursor_move (schedule_id, was_version, version, was_due, next_due, was_paused, spec, moved_at)
+        select new.schedule_id, old.version, new.version, old.next_due, new.next_due, old.paused, c.spec, clock()
+        from schedule c where c.schedule_id = new.schedule_id;
+    end if;
+    return new;
+end $$;
+create trigger cursor_moves before update on schedule_state for each row execute function record_cursor();
+create trigger task_moves before update on task for each row execute function refuse_illegal_move();
+create trigger task_epochs before update on task for each row execute function refuse_old_epoch();
+create trigger run_moves before update on run_status for each row execute function refuse_illegal_move();
+create trigger run_facts before update on run for each row execute function refuse_change_of_fact();
+"""
+
+
+async def install(conn: AsyncConnection) -> None:
+    """Every illegal move raises at once; `violations` finds the rest."""
+    await conn.execute("create table if not exists legal_move (thing text, was text, becomes text)")
+    moves = [("task", was.value, to.value) for was, tos in TASK_TRANSITIONS.items() for to in tos]
+    moves += [("run_status", was.value, to.value) for was, tos in RUN_TRANSITIONS.items() for to in tos]
+    async with conn.cursor() as cursor:
+        await cursor.executemany("insert into legal_move values (%s, %s, %s)", moves)
+    await conn.execute(_VIOLATIONS)
+    await conn.execute(_GUARD.replace("%%", "%"))
+
+
+async def violations(conn: AsyncConnection) -> list[str]:
+    cursor = await conn.execute("select * from violations()")
+    return [str(row[0]) for row in await cursor.fetchall()] + await _unsettled(conn)
+
+
+async def _unsettled(conn: AsyncConnection) -> list[str]:
+    """V1, for every move of a cursor since the last look: what it passed has exactly one run or one skip record."""
+    cursor = await conn.execute(
+        "with seen as (delete from cursor_move returning *) select schedule_id, was_version, version, was_due, next_due,"
+        " was_paused, spec, moved_at from seen order by move_id"
+    )
+    found: list[str] = []
+    for schedule_id, was_version, version, was_due, next_due, was_paused, spec, moved_at in await cursor.fetchall():
+        if was_due is None:
+            continue
+        if was_version != version:
+            if was_due <= moved_at and not was_paused:
+                found.append(f"V1 schedule {schedule_id} changed while {was_due} was due and not settled")
+            continue
+        passed, instant = [], was_due
+        while instant is not None and instant <= moved_at and (next_due is None or instant < next_due):
+            passed.append(instant)
+            instant = next_after(parse_schedule(spec), instant)
+        found += await _uncovered(conn, schedule_id, passed)
+    return found
+
+
+async def _uncovered(conn: AsyncConnection, schedule_id: int, passed: list[datetime]) -> list[str]:
+    cursor = await conn.execute(
+        "select x, (select count(*) from run r where r.schedule_id = %(id)s and r.fire_at = x)"
+        " + (select count(*) from skip_record k where k.schedule_id = %(id)s and x between k.first_at and k.last_at)"
+        " from unnest(%(passed)s::timestamptz[]) x",
+        {"id": schedule_id, "passed": passed},
+    )
+    return [f"V1 {n} answers for {at} of schedule {schedule_id}" for at, n in await cursor.fetchall() if n != 1]

@@ -1,0 +1,322 @@
+"""A seeded simulation: many runners, two leaders and people do random things; the invariants are checked after each step.
+
+    python -m tests.engine.simulation --steps 1000000 [--seed N]
+
+A failing seed repeats exactly: every choice comes from one random generator, and the clock is set, not read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+from psycopg import AsyncConnection
+from psycopg.errors import RaiseException
+
+from evertick.domain.attempt import TaskKey
+from evertick.domain.errors import NotLeader, UserError
+from evertick.domain.retry import RetryPolicy
+from evertick.domain.states import TriggerRule
+from evertick.engine.cancel import cancel
+from evertick.engine.clear import clear, select_tasks
+from evertick.engine.extend import extend
+from evertick.engine.fire import fire
+from evertick.engine.mark import mark
+from evertick.engine.pause import delete, pause, unpause
+from evertick.engine.promote import promote
+from evertick.engine.reap import bury
+from evertick.engine.reconcile import reconcile
+from evertick.store import shards
+from evertick.store.db import Purpose, connect
+from evertick.store.tasks import StepRow
+from tests.engine import invariants
+from tests.engine.world import T0, Runner, key_of, make_dag, put, set_clock, start
+
+STEPS_PER_EPISODE = 500
+DAGS = ("one", "two", "three")
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class World:
+    """One episode on a fresh database."""
+
+    def __init__(self, conn: AsyncConnection, seed: int) -> None:
+        self.conn, self.dice, self.seed = conn, random.Random(seed), seed
+        self.now = T0
+        self.runners: list[Runner] = []
+        self.held: list[tuple[Runner, StepRow]] = []
+        self.past: list[tuple[Runner, StepRow]] = []
+        self.epochs = [0]
+        self.did: Counter[str] = Counter()
+        self.trace: list[str] = []
+
+    async def begin(self) -> None:
+        await invariants.install(self.conn)
+        await set_clock(self.conn, self.now)
+        self.epochs.append(await self._take_over())
+        for _ in range(3):
+            self.runners.append(await Runner.join(self.conn))
+        for name in DAGS:
+            await self.publish(name)
+
+    async def step(self) -> None:
+        names = list(ACTIONS)
+        weights = [ACTIONS[name][1] for name in names]
+        name = self.dice.choices(names, weights)[0]
+        self.trace.append(name)
+        await ACTIONS[name][0](self)
+        self.did[name] += 1
+        found = await invariants.violations(self.conn)
+        if found:
+            raise Violation(f"seed {self.seed}, step {len(self.trace)} ({name}): {found[:5]}")
+
+    # what can happen ----------------------------------------------------------------------------------------------
+
+    async def publish(self, name: str | None = None) -> None:
+        dice, count = self.dice, self.dice.randint(1, 7)
+        tasks = [f"t{index}" for index in range(count)]
+        shape = {task: dice.sample(tasks[:i], min(i, dice.randint(0, 3))) for i, task in enumerate(tasks)}
+        options = {
+            task: {
+                "trigger_rule": dice.choice(list(TriggerRule)) if dice.random() < 0.5 else TriggerRule.ALL_SUCCESS,
+                "retry": RetryPolicy(retries=dice.randint(0, 2), delay_seconds=dice.choice([0, 3])),
+                "priority": dice.randint(0, 9),
+                "rerun_on_loss": dice.random() < 0.8,
+                "is_setup": dice.random() < 0.1,
+            }
+            for task in tasks
+        }
+        every = dice.choice([None, "@every 7s", "@every 10s", "*/1 * * * *"])
+        limit = dice.choice([None, None, 1, 2])
+        dag = make_dag(name or dice.choice(DAGS), shape, per_task=options, every=every, max_active_runs=limit)
+        await put(self.conn, dag)
+
+    async def trigger(self) -> None:
+        key = f"k{self.dice.randint(1, 30)}" if self.dice.random() < 0.3 else None
+        await self._try(lambda: start(self.conn, self.dice.choice(DAGS), key))
+
+    async def advance(self) -> None:
+        self.now += timedelta(seconds=self.dice.choice([0.5, 2, 5, 30]))
+        await set_clock(self.conn, self.now)
+
+    async def fire(self) -> None:
+        await fire(self.conn, shard=0, epoch=self.epochs[-1], batch=self.dice.choice([1, 2, 100]))
+
+    async def fire_as_old_leader(self) -> None:
+        before = await self._snapshot()
+        old = self.dice.choice(self.epochs[:-1])
+        for verb in (
+            lambda: fire(self.conn, shard=0, epoch=old, batch=100),
+            lambda: promote(self.conn, shard=0, epoch=old, batch=100),
+            lambda: reconcile(self.conn, shard=0, epoch=old, after=0, batch=100),
+        ):
+            try:
+                await verb()
+            except NotLeader:
+                continue
+        if await self._snapshot() != before:
+            raise Violation(f"seed {self.seed}: an old leader changed something")
+
+    async def take_over(self) -> None:
+        self.epochs.append(await self._take_over())
+
+    async def promote(self) -> None:
+        await promote(self.conn, shard=0, epoch=self.epochs[-1], batch=self.dice.choice([1, 100]))
+
+    async def reconcile(self) -> None:
+        done = await reconcile(self.conn, shard=0, epoch=self.epochs[-1], after=0, batch=1000)
+        if done.repaired:
+            raise Violation(f"seed {self.seed}, step {len(self.trace)}: reconcile found {done.repaired}")
+
+    async def claim(self) -> None:
+        runner = self.dice.choice(self.runners)
+        self.held += [(runner, claim) for claim in await runner.claim(self.dice.choice([1, 1, 2, 5]))]
+
+    async def finish(self) -> None:
+        if not self.held:
+            return
+        runner = self.dice.choice(self.held)[0]
+        mine = [pair for pair in self.held if pair[0] is runner]
+        ending = self.dice.sample(mine, self.dice.randint(1, len(mine)))
+        ends = [(claim, self._outcome(), self._fields()) for _, claim in ending]
+        claims, refused = await runner.step(ends, free=self.dice.choice([0, 1, 3]))
+        if refused:
+            raise Violation(f"seed {self.seed}: the owner's report was refused: {refused}")
+        self.past += ending
+        self.held = [pair for pair in self.held if pair not in ending] + [(runner, claim) for claim in claims]
+
+    async def finish_again(self) -> None:
+        """A report whose reply was lost is sent again: nothing may change."""
+        await self._stale(self.past, same_session=True)
+
+    async def finish_stale(self) -> None:
+        """Any token ever issued, by any session, that is not the current one."""
+        await self._stale(self.past, same_session=False)
+
+    async def extend(self) -> None:
+        runner = self.dice.choice(self.runners)
+        mine = [(key_of(claim), claim.epoch) for owner, claim in self.held if owner is runner]
+        reply = await extend(self.conn, session=runner.session, held=mine)
+        if reply.lost or reply.unknown or reply.is_gone:
+            raise Violation(f"seed {self.seed}: a live runner lost {reply.lost} or found {reply.unknown}")
+
+    async def kill_runner(self) -> None:
+        runner = self.dice.choice(self.runners)
+        await bury(self.conn, session=runner.session, reason="agent_lost: test", infra_retries=3)
+        self.past += [pair for pair in self.held if pair[0] is runner]
+        self.held = [pair for pair in self.held if pair[0] is not runner]
+        self.runners.remove(runner)
+        self.runners.append(await Runner.join(self.conn))
+
+    async def cancel(self) -> None:
+        await self._on_some_run(lambda run: cancel(self.conn, run_id=run, actor="sim"))
+
+    async def clear(self) -> None:
+        async def some(run: int) -> None:
+            rows = await select_tasks(self.conn, run_id=run, with_downstream=False)
+            chosen = self.dice.sample(rows, self.dice.randint(1, len(rows)))
+            await clear(self.conn, run_id=run, chosen=chosen, actor="sim")
+
+        await self._on_some_run(some)
+
+    async def mark(self) -> None:
+        async def some(run: int) -> None:
+            rows = await select_tasks(self.conn, run_id=run)
+            key = TaskKey(run, self.dice.choice(rows).idx, -1)
+            await mark(self.conn, key, state=self.dice.choice(["success", "failed", "skipped"]), actor="sim")
+
+        await self._on_some_run(some)
+
+    async def pause(self) -> None:
+        verb = self.dice.choice([pause, unpause])
+        await self._try(lambda: verb(self.conn, dag=self.dice.choice(DAGS), actor="sim"))
+
+    async def remove(self) -> None:
+        await self._try(lambda: delete(self.conn, dag=self.dice.choice(DAGS), actor="sim"))
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    async def _take_over(self) -> int:
+        await self.conn.execute("update shard set lease_until = null")
+        epoch = await shards.take(self.conn, shard=0, owner=f"leader-{len(self.epochs)}", seconds=1e6)
+        assert epoch is not None
+        return epoch
+
+    async def _stale(self, tokens: list[tuple[Runner, StepRow]], *, same_session: bool) -> None:
+        if not tokens:
+            return
+        owner, claim = self.dice.choice(tokens[-50:])
+        sender = owner if same_session else self.dice.choice(self.runners)
+        if not same_session and any(c.run_id == claim.run_id and c.idx == claim.idx and c.epoch == claim.epoch and r is sender for r, c in self.held):
+            return
+        before = await self._snapshot()
+        await sender.step([(claim, self._outcome(), self._fields())])
+        if await self._snapshot() != before:
+            raise Violation(f"seed {self.seed}, step {len(self.trace)}: V3 a stale report of {claim[:5]} changed something")
+
+    async def _on_some_run(self, verb: Callable[[int], Awaitable[object]]) -> None:
+        cursor = await self.conn.execute("select coalesce(max(run_id), 0) from run")
+        row = await cursor.fetchone()
+        newest = int(row[0]) if row else 0
+        if newest:
+            run = max(1, newest - self.dice.randint(0, 8))
+            await self._try(lambda: verb(run))
+
+    async def _try(self, verb: Callable[[], Awaitable[object]]) -> None:
+        """People get clear refusals; that is no violation."""
+        try:
+            await verb()
+        except (UserError, AssertionError) as error:
+            if isinstance(error, Violation):
+                raise
+
+    async def _snapshot(self) -> list[object]:
+        tables = ("task", "run_status", "lease", "ready", "timer", "result", "attempt", "schedule_state", "run", "log_chunk")
+        query = " union all ".join(f"select md5(coalesce(string_agg(x::text, ',' order by x::text), '')) from {t} x" for t in tables)
+        cursor = await self.conn.execute(query)  # type: ignore[arg-type]
+        return [row[0] for row in await cursor.fetchall()]
+
+    def _outcome(self) -> str:
+        return self.dice.choices(
+            ["success", "failed", "skipped", "timed_out", "killed", "given_back"], [60, 15, 8, 5, 5, 7]
+        )[0]
+
+    def _fields(self) -> dict[str, object]:
+        return {"result": self.dice.randint(0, 9), "retry_in": self.dice.choice([0, 0, 4]), "log": "1 INFO x\n"}
+
+
+ACTIONS: dict[str, tuple[Callable[[World], Awaitable[None]], int]] = {
+    "publish": (World.publish, 2),
+    "trigger": (World.trigger, 10),
+    "advance": (World.advance, 8),
+    "fire": (World.fire, 8),
+    "fire_as_old_leader": (World.fire_as_old_leader, 1),
+    "take_over": (World.take_over, 1),
+    "promote": (World.promote, 8),
+    "reconcile": (World.reconcile, 3),
+    "claim": (World.claim, 30),
+    "finish": (World.finish, 40),
+    "finish_again": (World.finish_again, 3),
+    "finish_stale": (World.finish_stale, 4),
+    "extend": (World.extend, 4),
+    "kill_runner": (World.kill_runner, 2),
+    "cancel": (World.cancel, 2),
+    "clear": (World.clear, 5),
+    "mark": (World.mark, 4),
+    "pause": (World.pause, 3),
+    "remove": (World.remove, 1),
+}
+
+
+async def run_episode(url: str, seed: int, steps: int = STEPS_PER_EPISODE) -> Counter[str]:
+    """One episode on the fresh database at `url`."""
+    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+        await conn.execute("set client_min_messages = warning")
+        world = World(conn, seed)
+        await world.begin()
+        for _ in range(steps):
+            try:
+                await world.step()
+            except RaiseException as error:
+                raise Violation(f"seed {seed}, step {len(world.trace)} ({world.trace[-1]}): {error}") from error
+        return world.did
+
+
+def main() -> None:
+    from tests.databases import own_cluster
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=None, help="repeat this one episode")
+    options = parser.parse_args()
+    first = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
+    episodes = 1 if options.seed is not None else max(1, options.steps // STEPS_PER_EPISODE)
+    total: Counter[str] = Counter()
+    began = time.monotonic()
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder, own_cluster(Path(folder) / "postgres") as cluster:
+        template = cluster.template()
+        for number in range(episodes):
+            name = cluster.create(template)
+            total += asyncio.run(run_episode(cluster.database_url(name), first + number))
+            cluster.drop(name)
+            rate = sum(total.values()) / (time.monotonic() - began)
+            print(f"\r{sum(total.values()):,} steps, seed {first + number}, {rate:.0f}/s", end="", file=sys.stderr)
+    print(f"\n{sum(total.values()):,} steps from seed {first}, no violation.")
+    for name, count in total.most_common():
+        print(f"  {name:<20}{count:>10,}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Python source as trees, for the tests that check how the house is kept. Reads files; decides nothing."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "evertick"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """One source file. `name` is its path inside the package without the ending."""
+
+    path: Path
+    name: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def layer(self) -> str:
+        return self.name.split("/")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A node and the function that it stands in, as `module.Class.function`; at the top it is the module alone."""
+
+    module: Module
+    function: str
+    node: ast.AST
+
+    def __str__(self) -> str:
+        return f"{self.module.path.relative_to(ROOT)}:{getattr(self.node, 'lineno', 1)} ({self.function})"
+
+
+def read(path: Path, root: Path) -> Module:
+    text = path.read_text(encoding="utf-8")
+    name = str(path.relative_to(root).with_suffix(""))
+    return Module(path=path, name=name, text=text, tree=ast.parse(text))
+
+
+def modules(directory: Path) -> list[Module]:
+    return [read(path, directory) for path in sorted(directory.rglob("*.py"))]
+
+
+def places(module: Module) -> Iterator[Place]:
+    """Every node of a module with the outermost function (or method) that holds it."""
+    yield from _walk(module, module.tree, module.name, in_function=False)
+
+
+def _walk(module: Module, node: ast.AST, where: str, *, in_function: bool) -> Iterator[Place]:
+    for child in ast.iter_child_nodes(node):
+        inside = where
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not in_function:
+            inside = f"{where}.{child.name}"
+        yield Place(module=module, function=inside, node=child)
+        is_function = in_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        yield from _walk(module, child, inside, in_function=is_function)

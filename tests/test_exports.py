@@ -1,0 +1,61 @@
+"""The public names, pinned: removing one breaks DAG files, adding one is a decision."""
+
+from __future__ import annotations
+
+import evertick
+from evertick.authoring.dag import DagOptions
+from evertick.authoring.options import TaskOptions
+
+
+def test_the_names_that_dag_files_import() -> None:
+    assert evertick.__all__ == [
+        "Fail",
+        "Param",
+        "RetryAfter",
+        "Skip",
+        "TaskContext",
+        "current_context",
+        "dag",
+        "shell",
+        "task",
+        "task_group",
+    ]
+    assert all(hasattr(evertick, name) for name in evertick.__all__)
+
+
+def test_the_options_of_dags() -> None:
+    assert sorted(DagOptions.__annotations__) == [
+        "catchup_window",
+        "description",
+        "end_at",
+        "max_active_runs",
+        "misfire",
+        "name",
+        "params",
+        "paused",
+        "schedule",
+        "schedules",
+        "start_at",
+        "tags",
+        "task_defaults",
+        "timezone",
+    ]
+
+
+def test_the_options_of_tasks() -> None:
+    assert sorted(TaskOptions.__annotations__) == [
+        "isolation",
+        "name",
+        "on_lost_contact",
+        "priority",
+        "queue",
+        "rerun_on_loss",
+        "retries",
+        "retry_backoff",
+        "retry_delay",
+        "retry_jitter",
+        "retry_max_delay",
+        "setup",
+        "timeout",
+        "trigger_rule",
+    ]

@@ -1,0 +1,296 @@
+"""The rules of the house that a program can check. A rule has an exception only by name and with its reason."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.source_tree import ROOT, SOURCE, Place, modules, places
+
+# Each layer may import those before it. `config` stands beside: only what starts or serves the program may read it.
+LAYERS = ("domain", "store", "engine", "authoring", "execution", "services", "api", "web", "cli")
+MAY_READ_SETTINGS = {"services", "api", "cli"}
+
+LONGEST_MODULE = 350
+LONGEST_FUNCTION = 60
+MOST_PARAMETERS = 7
+EMPTY_WORDS = {"manager", "helper", "util", "common"}
+VAGUE_WORDS = {"base", "info", "data", "process", "handle"}
+PROCESS_NOUNS = {"group", "tree", "start", "name"}
+
+# name of the function: why it takes more
+MANY_PARAMETERS: dict[str, str] = {}
+
+# module (and function): why it may read the environment
+ENVIRONMENT_READERS = {
+    "config": "settings are read here, once",
+    "cli": "hands its environment to the children that it supervises",
+    "services/postgres_cluster.environment": "PostgreSQL's programs get ours without what would change their behaviour",
+}
+
+# module.function: why whatever is raised must be caught there
+CATCH_ALL = {
+    "services/loop.run_loop": "the loop outlives every tick",
+    "services/scheduler.Scheduler._step": "one step that fails must not stop the others (A12)",
+    "execution/body.run_body": "the attempt: whatever the task raises is its outcome",
+    "execution/body.await_body": "the attempt: whatever the task raises is its outcome",
+    "execution/body.described": "the text of a user's exception is user code",
+    "execution/body.user_traceback": "the text of a user's exception is user code",
+    "execution/child.Child._run": "the attempt: an order that cannot be prepared is its outcome",
+    "execution/coroutines.run_alone": "the attempt: whatever the task raises is its outcome",
+    "execution/coroutines._Server._accept": "the attempt: an order that cannot be prepared is its outcome",
+    "execution/capture.CapturedLogging.emit": "formatting a user's log record is user code; logging's own rule",
+    "execution/local.LocalExecutor._move_in": "one bundle that cannot be fetched fails its own attempts only",
+    "execution/loaded.load": "importing a bundle is user code",
+    "execution/load_main.load": "importing a file is user code",
+    "cli/main.main": "the outermost: a person gets a message, never a traceback",
+}
+
+# module.function: why the import cannot stand on top
+LATE_IMPORTS = {
+    "execution/child._serve_coroutines": "asyncio doubles what each fork copies",
+    "execution/child._run_alone": "asyncio doubles what each fork copies",
+    "execution/parent.WarmParent._load": "asyncio doubles what each fork copies",
+}
+
+
+PACKAGE = modules(SOURCE)
+TESTS = modules(ROOT / "tests")
+ALL_PLACES = [place for module in PACKAGE for place in places(module)]
+
+
+def functions() -> Iterator[tuple[Place, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for place in ALL_PLACES:
+        if isinstance(place.node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield place, place.node
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
+def is_allowed(importer: str, target: str) -> bool:
+    """Whether a module of the layer `importer` may import `target`, both without the package's name."""
+    layer = target.split(".")[0]
+    if layer == "config":
+        return importer in MAY_READ_SETTINGS
+    if layer not in LAYERS or importer not in LAYERS:
+        # The package's own front (`evertick`) shows what authors import; examples use nothing else.
+        return layer in {"__init__": ("authoring", "domain"), "config": ("domain",)}.get(importer, ())
+    return LAYERS.index(layer) <= LAYERS.index(importer)
+
+
+def test_each_layer_imports_only_what_stands_before_it() -> None:
+    wrong = [
+        f"{place}: {target}"
+        for place in ALL_PLACES
+        for target in imported(place.node)
+        if target.startswith("evertick.")
+        and place.module.layer != "examples"
+        and not is_allowed(place.module.layer, target.removeprefix("evertick."))
+    ]
+    assert not wrong
+
+
+def test_examples_import_only_what_authors_may() -> None:
+    targets = [t for place in ALL_PLACES if place.module.layer == "examples" for t in imported(place.node)]
+    assert targets
+    assert [t for t in targets if t.startswith("evertick.") and t.count(".") > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("importer", "target", "allowed"),
+    [
+        ("engine", "store.tasks", True),
+        ("store", "engine.claim", False),
+        ("domain", "store.db", False),
+        ("cli", "domain.errors", True),
+        ("execution", "config.Settings", False),
+        ("services", "config.Settings", True),
+        ("config", "domain.errors", True),
+        ("config", "store.db", False),
+    ],
+)
+def test_the_rule_of_layers_knows_both_sides(importer: str, target: str, allowed: bool) -> None:
+    assert is_allowed(importer, target) is allowed
+
+
+def test_decisions_are_pure() -> None:
+    """The domain has no I/O and no clock."""
+    impure = {"asyncio", "os", "socket", "subprocess", "threading", "time", "psycopg", "structlog", "random"}
+    wrong = [
+        f"{place}: {target}"
+        for place in ALL_PLACES
+        for target in imported(place.node)
+        if place.module.layer == "domain" and target.split(".")[0] in impure
+    ]
+    assert not wrong
+
+
+def test_only_the_store_knows_sql() -> None:
+    statement = re.compile(r"\s*(select|insert into \w+|update \w+ set|delete from \w+|with \w+ as|listen|notify) \S")
+    wrong = [
+        str(place)
+        for place in ALL_PLACES
+        if place.module.layer != "store"
+        and isinstance(place.node, ast.Constant)
+        and isinstance(place.node.value, str)
+        and statement.match(place.node.value)
+    ]
+    assert not wrong
+
+
+def test_no_import_hides_inside_a_function() -> None:
+    """The command line is excepted: its commands import what they need when they are called, for a quick start."""
+    hidden = [
+        place
+        for place in ALL_PLACES
+        if isinstance(place.node, ast.Import | ast.ImportFrom)
+        and place.function != place.module.name
+        and place.module.layer != "cli"
+    ]
+    assert [str(place) for place in hidden if place.function not in LATE_IMPORTS] == []
+
+
+def test_only_the_settings_read_the_environment() -> None:
+    wrong = []
+    for place in ALL_PLACES:
+        node = place.node
+        reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "getenvb")
+        named = {place.module.layer, place.function}
+        if reads and not named & ENVIRONMENT_READERS.keys():
+            wrong.append(str(place))
+    assert not wrong
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    bare = [
+        str(m.path.relative_to(ROOT)) for m in [*PACKAGE, *TESTS] if m.text.strip() and not ast.get_docstring(m.tree)
+    ]
+    assert not bare
+    long = [m.name for m in PACKAGE if len((ast.get_docstring(m.tree) or "").splitlines()) > 5]
+    assert [name for name in long if name != "domain/errors"] == [], (
+        "errors.py draws its tree; the others need five lines"
+    )
+
+
+def test_modules_and_functions_fit_on_a_screen() -> None:
+    modules_too_long = [m.name for m in PACKAGE if len(m.text.splitlines()) > LONGEST_MODULE]
+    assert not modules_too_long
+    assert [
+        str(place)
+        for place, function in functions()
+        if (function.end_lineno or function.lineno) - function.lineno >= LONGEST_FUNCTION
+    ] == []
+
+
+def test_functions_take_few_parameters() -> None:
+    """The command line is excepted: there a parameter is an option that a person can type."""
+    wrong = []
+    for place, function in functions():
+        arguments = function.args
+        names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        count = len(names) - (names[:1] in (["self"], ["cls"]))
+        if count > MOST_PARAMETERS and place.module.layer != "cli" and place.function not in MANY_PARAMETERS:
+            wrong.append(f"{place}: {count}")
+    assert not wrong
+
+
+def test_names_say_what_a_thing_is() -> None:
+    wrong = [m.name for m in PACKAGE if is_vague(m.path.stem)]
+    for place in ALL_PLACES:
+        node = place.node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and is_vague(node.name):
+            wrong.append(str(place))
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", ["manager", "TaskManager", "db_utils", "process", "handle_event", "RunInfo", "data"])
+def test_a_name_that_could_mean_anything_is_found(name: str) -> None:
+    assert is_vague(name)
+
+
+@pytest.mark.parametrize("name", ["claim", "leave_no_process", "_data_files", "database", "process_group", "Handled"])
+def test_a_word_inside_a_name_that_means_something_is_none_of_those(name: str) -> None:
+    assert not is_vague(name)
+
+
+def is_vague(name: str) -> bool:
+    """Some words say nothing anywhere; others only where they are the whole name, a class's noun, a function's verb."""
+    words = [part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
+    if any(word.removesuffix("s") in EMPTY_WORDS for word in words):
+        return True
+    is_class = name.lstrip("_")[:1].isupper()
+    return (
+        (len(words) == 1 and words[0] in VAGUE_WORDS)
+        or (is_class and words[-1] in VAGUE_WORDS)
+        or (words[:1] == ["handle"])
+        or (words[:1] == ["process"] and words[-1] not in PROCESS_NOUNS)
+    )
+
+
+def test_nothing_is_left_for_later() -> None:
+    mark = re.compile("|".join(("TO" + "DO", "FIX" + "ME")))
+    places_of_it = [m.name for m in [*PACKAGE, *TESTS, *modules(ROOT / "tools")] if mark.search(m.text)]
+    sql = [path.name for path in SOURCE.rglob("*.sql") if mark.search(path.read_text(encoding="utf-8"))]
+    assert places_of_it + sql == []
+
+
+def catches_everything(node: ast.AST) -> bool:
+    if not isinstance(node, ast.ExceptHandler):
+        return False
+    if isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None:
+        return False  # tidies up and lets it go on
+    kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+    return any(kind is None or getattr(kind, "id", "") in ("Exception", "BaseException") for kind in kinds)
+
+
+def test_everything_is_caught_only_where_that_is_the_point() -> None:
+    found = [place for place in ALL_PLACES if catches_everything(place.node)]
+    assert [str(place) for place in found if place.function not in CATCH_ALL] == []
+
+
+def test_no_exception_from_a_rule_outlives_its_need() -> None:
+    """An entry of a list above that nothing needs any more is removed; a layer that does not exist yet may wait."""
+    catching = {place.function for place in ALL_PLACES if catches_everything(place.node)}
+    late = {place.function for place in ALL_PLACES if isinstance(place.node, ast.Import | ast.ImportFrom)}
+    present = {module.name for module in PACKAGE}
+    stale = [name for name in CATCH_ALL if name not in catching] + [name for name in LATE_IMPORTS if name not in late]
+    assert [name for name in stale if name.split(".")[0] in present] == []
+
+
+def test_the_program_prints_only_through_its_command_line() -> None:
+    assert [
+        str(place)
+        for place in ALL_PLACES
+        if isinstance(place.node, ast.Call)
+        and isinstance(place.node.func, ast.Name)
+        and place.node.func.id == "print"
+        and place.module.layer != "examples"
+    ] == []
+
+
+def test_no_test_sleeps() -> None:
+    """Waiting is for a condition, with a deadline: tests/waiting.py. Giving way with sleep(0) is no waiting."""
+    wrong = [
+        str(place)
+        for module in TESTS
+        if module.name != "waiting"
+        for place in places(module)
+        if isinstance(place.node, ast.Call) and is_sleep(place.node)
+    ]
+    assert not wrong
+
+
+def is_sleep(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    first = call.args[0] if call.args else None
+    is_yield = isinstance(first, ast.Constant) and first.value == 0
+    return name == "sleep" and not is_yield
