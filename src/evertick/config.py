@@ -35,6 +35,7 @@ class Settings:
     infra_retries: int = 3
     stop_grace_seconds: float = 10.0
     notify: bool = True
+    log: str = "text"
 
     load_timeout_seconds: float = 30.0
     result_bytes: int = 1024 * 1024
@@ -45,6 +46,8 @@ class Settings:
         for name, lowest in _LOWEST.items():
             if getattr(self, name) < lowest:
                 raise InvalidSettings(f"{_variable(name)}={getattr(self, name)} is too small: the lowest is {lowest}.")
+        if self.log not in _LOG_FORMATS:
+            raise InvalidSettings(f"EVERTICK_LOG={self.log!r} is unknown: use {' or '.join(_LOG_FORMATS)}.")
         if not self.runner_queues:
             raise InvalidSettings("EVERTICK_RUNNER_QUEUES is empty: name at least one queue, for instance 'default'.")
         if self.lost_after_seconds < 3 * self.heartbeat_seconds:
@@ -71,6 +74,8 @@ class Settings:
     def spool_folder(self) -> Path:
         return self.home / "spool"
 
+
+_LOG_FORMATS = ("text", "json")
 
 _LOWEST: dict[str, float] = {
     "tick_seconds": 0.01,
@@ -100,6 +105,16 @@ def read_settings(environment: Mapping[str, str] | None = None, **overrides: obj
     values.update({name: value for name, value in overrides.items() if value is not None})
     settings = Settings(**values)  # type: ignore[arg-type]
     return settings
+
+
+def environment_for(settings: Settings, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment in which `read_settings` gives the same settings again: what a child process is started with."""
+    env = dict(os.environ if environment is None else environment)
+    for each in fields(settings):
+        value = getattr(settings, each.name)
+        if value is not None:
+            env[_variable(each.name)] = ",".join(value) if isinstance(value, tuple) else str(value)
+    return env
 
 
 def _variable(name: str) -> str:

@@ -81,8 +81,9 @@ def test_an_argument_named_context_that_is_passed_is_not_replaced() -> None:
     def tell(context: object) -> object:
         return context
 
-    compiled = dag(name="sample")(lambda: tell(context="mine"))()
+    compiled = dag(name="sample")(lambda: [tell(context="mine"), tell("yours")])()
     assert bound(compiled, "tell").call_arguments({}) == ((), {"context": "mine"})
+    assert bound(compiled, "tell__1").call_arguments({}) == (("yours",), {})
 
 
 def test_the_current_context_is_the_one_entered_last() -> None:

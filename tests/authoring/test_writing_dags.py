@@ -333,7 +333,7 @@ def test_calling_a_task_outside_a_dag_explains_what_to_do() -> None:
         ({"retry_backoff": "exponentail"}, "did you mean 'exponential'?"),
         ({"retry_jitter": 2}, "from 0 to 1"),
         ({"retry_delay": "2h", "retry_backoff": "linear"}, "retry_max_delay is 3600, less than retry_delay 7200"),
-        ({"timeout": None}, "timeout is None"),
+        ({"timeout": [5]}, "timeout is [5], but it must be seconds"),
         ({"queue": 3}, "queue is 3, but it must be text"),
         ({"priority": 1.5}, "priority is 1.5"),
         ({"trigger_rule": "all_sucess"}, "did you mean 'all_success'?"),
@@ -461,7 +461,11 @@ def test_functions_that_yield_cannot_be_tasks() -> None:
     def stream() -> Any:
         yield 1
 
+    async def later() -> None: ...
+
     assert "is a generator" in refusal(lambda: task(stream))
+    assert "must be a plain function" in refusal(lambda: dag(stream))
+    assert "must be a plain function" in refusal(lambda: dag(later))
 
 
 def test_decorators_without_a_function_are_refused() -> None:

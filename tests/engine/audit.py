@@ -63,9 +63,15 @@ async def illegal_moves(conn: AsyncConnection) -> set[Move]:
     return await moves(conn) - legal_moves()
 
 
+async def moves_of(conn: AsyncConnection, idx: int) -> list[Move]:
+    """The moves of the tasks with this index, in their order."""
+    query = "select thing, old_state, new_state from audit_move where idx = %s order by entry"
+    return [Move(*row) for row in await (await conn.execute(query, [idx])).fetchall()]
+
+
 async def forget_moves(conn: AsyncConnection) -> None:
     """Start an empty record."""
-    await conn.execute("truncate audit_move")
+    await conn.execute("delete from audit_move")
 
 
 def legal_moves() -> set[Move]:

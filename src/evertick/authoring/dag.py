@@ -90,6 +90,8 @@ class DagDefinition:
             )
         self.function = function
         self.name = options.get("name", getattr(function, "__name__", "dag"))
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise refused(f"DAG {self.name!r} must be a plain function; its tasks may be async.")
         self.frame = _read_options(self.name, function, options)
         self.task_defaults: Mapping[str, object] = self.frame.pop("task_defaults", {})
         if (collection := _collecting.get()) is not None:

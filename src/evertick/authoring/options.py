@@ -31,7 +31,7 @@ class TaskOptions(TypedDict, total=False):
     retry_backoff: Backoff | str
     retry_max_delay: Seconds | None
     retry_jitter: float
-    timeout: Seconds
+    timeout: Seconds | None
     queue: str
     priority: int
     trigger_rule: TriggerRule | str
@@ -136,7 +136,7 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "retry_backoff": ("backoff", read_choice(Backoff)),
     "retry_max_delay": ("max_delay_seconds", _read_cap),
     "retry_jitter": ("jitter", _read_jitter),
-    "timeout": ("timeout_seconds", read_seconds),
+    "timeout": ("timeout_seconds", _read_cap),
     "queue": ("queue", read_text),
     "priority": ("priority", read_count),
     "trigger_rule": ("trigger_rule", read_choice(TriggerRule)),

@@ -26,6 +26,8 @@ class Task:
         self.options = options
         self.name = options.get("name", getattr(function, "__name__", "task"))
         self.signature = inspect.signature(function)
+        names = list(self.signature.parameters)
+        self._context_place = names.index("context") if "context" in names else None
         self.is_async = inspect.iscoroutinefunction(function)
         self.__doc__ = inspect.getdoc(function)
         task_spec(self.name, options)  # a wrong option is refused where it is written, not where the task is called
@@ -43,7 +45,8 @@ class Task:
         draft = current_draft(
             f"task {self.name!r}", f", or call {self.name}.function(...) to run the plain function here"
         )
-        wants_context = "context" in self.signature.parameters and "context" not in kwargs
+        # Left out by the caller, so that it is filled in when the task runs.
+        wants_context = self._context_place is not None and len(args) <= self._context_place and "context" not in kwargs
         self._check_arguments(args, kwargs, wants_context=wants_context)
         inputs: dict[str, TaskRef] = {}
         name = draft.claim_name(self.name, numbered=True)

@@ -220,8 +220,11 @@ class _Importing:
 
 
 def _start(folder: Path, file: str, writer_fd: int, environment: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
-    """`-P` keeps the folder's files from standing in for the library's; `-B` writes no byte code beside them."""
-    command = [sys.executable, "-P", "-B", "-m", "evertick.execution.load_main"]
+    """`-P` keeps the folder's files from standing in for the library's; `-B` writes no byte code beside them.
+
+    One hash seed for all processes: a file that calls tasks in a loop over a set names them alike wherever it is loaded.
+    """
+    command = ["/usr/bin/env", "PYTHONHASHSEED=0", sys.executable, "-P", "-B", "-m", "evertick.execution.load_main"]
     return subprocess.Popen(
         [*command, str(folder.absolute()), file, str(writer_fd), str(os.getpid())],
         stdin=subprocess.DEVNULL,

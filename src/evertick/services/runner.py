@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import psycopg
 
@@ -21,12 +21,14 @@ from evertick.domain.errors import EvertickError, PostgresUnavailable
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.extend import Extended, Held
 from evertick.engine.step import report, step
-from evertick.execution.local import BundlePlace, LocalExecutor
+from evertick.execution.limits import ExecutorLimits
+from evertick.execution.local import LocalExecutor
 from evertick.execution.spool import LogCap, LogChunk
+from evertick.execution.stock import BundlePlace
 from evertick.services.events import Log
 from evertick.services.heartbeat import Heartbeat
 from evertick.services.link import Link, Waker, keep_listening
-from evertick.services.loop import run_loop
+from evertick.services.loop import back_off, run_loop
 from evertick.services.shipping import ship, ship_leftovers
 from evertick.services.versions import Versions, order, unpacked
 from evertick.services.whoami import new_runner
@@ -37,6 +39,7 @@ from evertick.store.wake import Channel
 
 MOST_REPORTS = 500
 LOG_SECONDS = 0.2
+IDLE_SECONDS = 60.0
 CANCEL_GRACE_SECONDS = 5.0
 
 
@@ -72,8 +75,9 @@ class Runner:
             session=self.session,
             resolve_bundle=self._place,
             on_outcomes=self._on_outcomes,
-            result_bytes=settings.result_bytes,
-            log_cap=LogCap(head_bytes=settings.log_head_bytes, tail_bytes=settings.log_tail_bytes),
+            limits=ExecutorLimits(
+                log_cap=LogCap(head_bytes=settings.log_head_bytes, tail_bytes=settings.log_tail_bytes)
+            ),
         )
 
     async def run(self) -> None:
@@ -90,7 +94,7 @@ class Runner:
         )
         heartbeat.start()
         self._heartbeat = heartbeat
-        async with asyncio.TaskGroup() as group:
+        async with self._executor, asyncio.TaskGroup() as group:
             background = [group.create_task(self._waker.run()), group.create_task(self._run_logs())]
             if self._settings.notify:
                 channels = [Channel.READY, Channel.STOP]
@@ -176,10 +180,10 @@ class Runner:
             if held is None or held.epoch != outcome.epoch:
                 continue
             self._active -= 1
-            if self._is_leaving and outcome.kind is OutcomeKind.KILLED:
-                outcome = replace(outcome, kind=OutcomeKind.GIVEN_BACK, reason="graceful stop")
             self._ended.append(outcome)
         self.wake.set()
+        if not self._active:
+            self._log_wake.set()
 
     def _report(self, outcome: Outcome) -> str:
         held = self._attempts.get(outcome.key)
@@ -189,6 +193,7 @@ class Runner:
     def _forget(self, ended: list[Outcome]) -> None:
         """Their reports are stored."""
         now = time.monotonic()
+        self._executor.settle([(outcome.key, outcome.epoch) for outcome in ended])
         for outcome in ended:
             held = self._attempts.get(outcome.key)
             if held is None or held.epoch != outcome.epoch:
@@ -250,12 +255,17 @@ class Runner:
 
     async def _run_logs(self) -> None:
         link = Link(self._url, Purpose.PLANNING)
+        unsent: list[LogChunk] = []
 
         async def ship_new() -> float:
-            chunks = self._executor.poll_logs()
-            if chunks:
-                await ship(await link.get(), session=self.session, chunks=chunks)
-            return LOG_SECONDS if self._active else 60.0
+            # Polling again tells the executor that the last chunks are stored, so they go first.
+            if not unsent:
+                unsent.extend(self._executor.poll_logs())
+            if not unsent:
+                return LOG_SECONDS if self._active else IDLE_SECONDS
+            await ship(await link.get(), session=self.session, chunks=unsent)
+            unsent.clear()
+            return LOG_SECONDS
 
         try:
             await run_loop(ship_new, wake=self._log_wake, stop=asyncio.Event(), name="logs", log=self._log)
@@ -263,8 +273,15 @@ class Runner:
             await link.close()
 
     async def _place(self, bundle: str, file: str) -> BundlePlace:
-        path, uses_threads = await unpacked(await self._side.get(), bundle, self._settings.bundles_folder)
-        return BundlePlace(path=path, uses_threads=uses_threads)
+        failures = 0
+        while True:
+            try:
+                path, uses_threads = await unpacked(await self._side.get(), bundle, self._settings.bundles_folder)
+                return BundlePlace(path=path, uses_threads=uses_threads)
+            except (psycopg.OperationalError, psycopg.InterfaceError, PostgresUnavailable) as error:
+                failures += 1
+                self._log.warning("unreachable", loop="bundles", error=error)
+                await asyncio.sleep(back_off(failures))
 
     async def _leave(self) -> None:
         """Let attempts end within the grace, stop the rest, report everything, and say goodbye."""

@@ -40,6 +40,19 @@ class LiveRunner:
     silent_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class BusyRunner:
+    session: int
+    runner_id: str
+    host: str
+    pid: int
+    queues: list[str]
+    slots: int
+    started_at: datetime
+    silent_seconds: float
+    busy: int
+
+
 async def register(conn: AsyncConnection, runner: NewRunner) -> None:
     await conn.execute(sql("runners", "register"), asdict(runner))
 
@@ -56,6 +69,10 @@ async def leave(conn: AsyncConnection, session: int) -> None:
 
 async def live(conn: AsyncConnection) -> list[LiveRunner]:
     return await all_rows(conn, sql("runners", "live"), {}, LiveRunner)
+
+
+async def list_busy(conn: AsyncConnection, *, limit: int = 1000) -> list[BusyRunner]:
+    return await all_rows(conn, sql("runners", "list_busy"), {"limit": limit}, BusyRunner)
 
 
 async def listen_for_silence(conn: AsyncConnection, *, elapsed: float, lost_after: float) -> list[int]:

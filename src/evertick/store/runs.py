@@ -84,6 +84,10 @@ async def list_newest(
     return await all_rows(conn, sql("runs", "list" if dag_id is None else "list_of_dag"), values, RunRow)
 
 
+async def newest_of_each_dag(conn: AsyncConnection, *, limit: int = 1000) -> list[RunRow]:
+    return await all_rows(conn, sql("runs", "newest_of_each_dag"), {"limit": limit}, RunRow)
+
+
 async def reconcile(conn: AsyncConnection, *, shard: int, epoch: int, after: int, batch: int) -> Reconciled:
     values = {"shard": shard, "epoch": epoch, "after": after, "batch": batch}
     row = await one_row(conn, sql("runs", "reconcile"), values, Reconciled)

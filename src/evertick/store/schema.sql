@@ -447,9 +447,8 @@ begin
             when k.request = 'mark_success' then 'success'
             when k.request = 'mark_failed' then 'failed'
             when k.request = 'mark_skipped' then 'skipped'
-            when k.request = 'clear' then 'waiting'
             when x.kind in ('success', 'skipped') then x.kind
-            when k.request = 'cancel' then 'canceled'
+            when k.request in ('cancel', 'clear') then 'canceled'
             when x.kind = 'given_back' then 'pending'
             when x.kind = 'lost' then
                 case when s.rerun_on_loss and k.losses < p_infra_retries then 'pending' else 'failed' end
@@ -464,12 +463,12 @@ begin
         set state = d.state,
             -- what was given back or lost never came from the user's own retries
             attempt = case when d.kind in ('given_back', 'lost') and d.state = 'pending' then d.attempt - 1
-                           when d.state = 'waiting' then 0 else d.attempt end,
-            losses = case when d.state = 'waiting' then 0 when d.kind = 'lost' then d.losses + 1 else d.losses end,
-            session = case when d.kind in ('given_back', 'lost') or d.state = 'waiting' then null else p_session end,
+                           else d.attempt end,
+            losses = case when d.kind = 'lost' then d.losses + 1 else d.losses end,
+            session = case when d.kind in ('given_back', 'lost') then null else p_session end,
             request = null,
             not_before = case when d.not_before > t then d.not_before end,
-            finished_at = case when d.state not in ('waiting', 'pending') then t end,
+            finished_at = case when d.state <> 'pending' then t end,
             exit_code = d.exit_code,
             reason = case when d.request is null or d.state = 'canceled' or d.kind in ('failed', 'timed_out', 'lost')
                           then d.reason end
@@ -477,11 +476,11 @@ begin
         where k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index
           and k.state = 'running' and k.epoch = d.epoch and k.session = p_session
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, k.not_before, d.kind, d.reason,
-                  d.result, d.exit_code, d.attempt, d.started_at, d.log, d.seq, d.until
+                  d.result, d.request, d.exit_code, d.attempt, d.started_at, d.log, d.seq, d.until
     ), past as (
         insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
         select m.run_id, m.idx, m.map_index, m.epoch, m.attempt, p_session, m.kind, m.reason, m.exit_code, m.started_at, t
-        from moved m where m.state in ('waiting', 'pending')
+        from moved m where m.state = 'pending'
         on conflict (run_id, idx, map_index, epoch) do nothing
     ), kept as (
         insert into result (run_id, idx, map_index, epoch, value)
@@ -501,10 +500,10 @@ begin
     )
     select
         array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
-            filter (where m.state in ('success', 'failed', 'skipped', 'canceled')),
+            filter (where m.state <> 'pending' and m.request is distinct from 'clear'),
         array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
             filter (where m.state = 'pending' and m.not_before is null),
-        array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.state = 'waiting'),
+        array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.request = 'clear'),
         array_agg(row(x.run_id, x.idx, x.map_index, x.epoch, 'failed')::ended) filter (where m.run_id is null and not exists (
             select 1 from task k where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
               and k.epoch = x.epoch and k.session = p_session and k.state <> 'running'))
@@ -1054,18 +1053,20 @@ begin
         perform reopen(p_blocked);
         return;
     end if;
-    update run_status r set state = 'queued', finished_at = null, open_tasks = 0
+    -- Through the ordinary doors, so that no other move exists: queued, running (with the marked task open), ended.
+    update run_status r set state = 'queued', finished_at = null, open_tasks = 1, cancel_requested = false
     where r.run_id = p_run_id and r.state in ('success', 'failed', 'canceled');
     if not found then
         perform recount_run(p_run_id);
         return;
     end if;
+    update run_status r set state = 'running' where r.run_id = p_run_id and r.state = 'queued';
     update run_status r
-    set state = case when bad.n > 0 then 'failed' else 'success' end::run_state, failed_leaves = bad.n, finished_at = t
+    set open_tasks = 0, state = case when bad.n > 0 then 'failed' else 'success' end::run_state, failed_leaves = bad.n, finished_at = t
     from (select count(*)::int as n from task k
           join task_spec s on s.version_id = k.version_id and s.idx = k.idx and s.is_leaf
           where k.run_id = p_run_id and k.state in ('failed', 'canceled', 'upstream_failed')) bad
-    where r.run_id = p_run_id and r.state = 'queued' and r.open_tasks = 0;
+    where r.run_id = p_run_id and r.state = 'running' and r.open_tasks = 1;
 end $$;
 
 CREATE FUNCTION evertick.resign_shard(p_shard smallint, p_epoch bigint) RETURNS boolean

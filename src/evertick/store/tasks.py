@@ -131,6 +131,15 @@ async def list_of_run(conn: AsyncConnection, *, run_id: int, limit: int = 1000) 
     return await all_rows(conn, sql("tasks", "list_of_run"), {"run_id": run_id, "limit": limit}, TaskRow)
 
 
+async def liveliest_of_run(conn: AsyncConnection, *, run_id: int, limit: int) -> list[TaskRow]:
+    return await all_rows(conn, sql("tasks", "liveliest_of_run"), {"run_id": run_id, "limit": limit}, TaskRow)
+
+
+async def count_by_state(conn: AsyncConnection, *, run_id: int) -> dict[str, int]:
+    cursor = await conn.execute(sql("tasks", "count_by_state"), {"run_id": run_id})
+    return {cast(str, row[0]): cast(int, row[1]) for row in await cursor.fetchall()}
+
+
 async def attempts(conn: AsyncConnection, key: TaskKey) -> list[AttemptRow]:
     return await all_rows(conn, sql("tasks", "attempts"), key._asdict(), AttemptRow)
 

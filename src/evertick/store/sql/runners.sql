@@ -15,6 +15,12 @@ update runner set gone_at = clock(), gone_reason = 'stopped' where session = %(s
 select session, runner_id, host, boot_id, pid_namespace, pid, pid_started, queues, slots, started_at, silent_seconds
   from runner where gone_at is null order by session limit 10000
 
+-- name: list_busy
+-- What people see of live runners: also how many of their slots are taken.
+select r.session, r.runner_id, r.host, r.pid, r.queues, r.slots, r.started_at, r.silent_seconds,
+       (select count(*) from lease l where l.session = r.session) as busy
+  from runner r where r.gone_at is null order by r.runner_id, r.session limit %(limit)s
+
 -- name: listen_for_silence
 -- Each tick adds what passed, at most two seconds, while a runner's counter stands still; a new beat sets it to zero. So a
 -- restarted leader, an outage or a clock jump adds nothing.

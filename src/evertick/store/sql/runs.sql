@@ -28,6 +28,16 @@ select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key
   join dag_version v on v.version_id = r.version_id
  where %(state)s::run_state is null or s.state = %(state)s order by r.run_id desc limit %(limit)s
 
+-- name: newest_of_each_dag
+-- One index probe per DAG, whatever the number of runs.
+select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count
+  from dag d
+  cross join lateral (select n.run_id from run n where n.dag_id = d.dag_id order by n.run_id desc limit 1) newest
+  join run r on r.run_id = newest.run_id join run_status s on s.run_id = r.run_id
+  join dag_version v on v.version_id = r.version_id
+ where d.deleted_at is null order by d.name limit %(limit)s
+
 -- name: reconcile
 select last_run_id, repaired from reconcile(%(shard)s::smallint, %(epoch)s::bigint, %(after)s::bigint, %(batch)s::int)
 

@@ -23,6 +23,18 @@ select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priorit
        request
   from tasks where run_id = %(run_id)s order by idx, map_index limit %(limit)s
 
+-- name: liveliest_of_run
+-- What somebody who watches a large run wants to see first: what runs, what went wrong, what comes next.
+select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at, finished_at, exit_code, reason,
+       request
+  from tasks where run_id = %(run_id)s
+ order by array_position(array['running', 'queued', 'failed', 'canceled', 'available', 'pending', 'deferred']::task_state[], state),
+       finished_at desc nulls last, idx, map_index
+ limit %(limit)s
+
+-- name: count_by_state
+select state, count(*) as count from tasks where run_id = %(run_id)s group by state order by state limit 100
+
 -- name: attempts
 select a.epoch, a.attempt, a.outcome, a.reason, a.exit_code, a.started_at, a.finished_at, r.runner_id, r.host
   from attempts a left join runner r on r.session = a.session

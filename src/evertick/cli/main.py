@@ -1,0 +1,113 @@
+"""`evertick`: the entry point. Knows the name and the summary of every command, and loads only the one that is called.
+
+Must never import what only some command needs: every service child starts through here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from evertick.cli.errors import EXIT_STATUS, INTERRUPTED, foreseen, one_line
+
+_RUN, _WORK = "Run Evertick", "See and change"
+
+
+class _Command(NamedTuple):
+    module: str
+    summary: str
+    panel: str
+
+
+COMMANDS = {
+    "up": _Command("up", "Start everything: PostgreSQL, scheduler, runner, and your DAGs. Ctrl-C stops it.", _RUN),
+    "scheduler": _Command("scheduler", "Run one scheduler; more of them stand by.", _RUN),
+    "runner": _Command("runner", "Run one runner: it claims tasks and executes them.", _RUN),
+    "publisher": _Command("publisher", "Watch a folder and publish the DAGs in it.", _RUN),
+    "db": _Command("db", "Bring the database up to date, or see how it stands.", _RUN),
+    "dags": _Command("dags", "DAGs: list, show, validate, pause, unpause, trigger, delete.", _WORK),
+    "runs": _Command("runs", "Runs: list, show, watch, cancel, clear.", _WORK),
+    "tasks": _Command("tasks", "Tasks of a run: list, show, logs, clear, mark.", _WORK),
+    "schedules": _Command("schedules", "Schedules: list them, and see when they fire next.", _WORK),
+    "runners": _Command("runners", "Runners that are alive, and how busy they are.", _WORK),
+}
+
+
+class _LazyGroup(TyperGroup):
+    """Shows all commands by their summaries, and imports a command's module when it is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, _, rest = super().resolve_command(ctx, args)
+        module = import_module(f"evertick.cli.{COMMANDS[str(name)].module}")
+        return name, get_command(module.app), rest
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit status. No foreseen error ends in a traceback."""
+    try:
+        status = get_command(_app()).main(args=arguments, prog_name="evertick", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except typer.TyperException as error:
+        return _refuse_usage(error)
+    except OSError as error:
+        _say(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return EXIT_STATUS["error"]
+    except BaseException as error:
+        found = foreseen(error)
+        if found is None:
+            raise
+        _say(one_line(str(found)))
+        return EXIT_STATUS[found.code]
+    return status if isinstance(status, int) else 0
+
+
+def _app() -> typer.Typer:
+    app = typer.Typer(
+        cls=_LazyGroup,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        epilog="Exit status: 0 done, 1 failed, 2 bad input, 3 canceled, 4 no usable database, 124 timeout, 130 Ctrl-C.",
+    )
+    app.callback()(_evertick)
+    for name, command in COMMANDS.items():
+        app.command(name, help=command.summary, rich_help_panel=command.panel)(_loaded_when_called)
+    return app
+
+
+def _evertick(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    """A workflow and job scheduler that never dies and is on time.
+
+    Start with `evertick up`, then look around with `evertick dags list` and `evertick runs list` in another terminal.
+    """
+
+
+def _loaded_when_called() -> None:
+    raise AssertionError("the group puts the real command in this one's place")
+
+
+def _refuse_usage(error: typer.TyperException) -> int:
+    """What the parser did not understand. Without any message it was a bare group, whose help is shown already."""
+    if message := error.format_message():
+        _say(one_line(message))
+        if context := getattr(error, "ctx", None):
+            sys.stderr.write(f"Try `{context.command_path} --help`.\n")
+    return EXIT_STATUS["invalid"]
+
+
+def _say(message: str) -> None:
+    label = "\x1b[1;31mError:\x1b[0m" if sys.stderr.isatty() else "Error:"
+    sys.stderr.write(f"{label} {message}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
