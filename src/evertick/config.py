@@ -117,6 +117,12 @@ def environment_for(settings: Settings, environment: Mapping[str, str] | None = 
     return env
 
 
+def user_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What user code may see of the environment: everything but our own settings, which name the database."""
+    env = os.environ if environment is None else environment
+    return {name: value for name, value in env.items() if not name.startswith("EVERTICK_")}
+
+
 def _variable(name: str) -> str:
     return f"EVERTICK_{name.upper()}"
 

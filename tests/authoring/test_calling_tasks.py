@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from datetime import timedelta
 
 import pytest
@@ -60,6 +61,14 @@ def test_calling_twice_gives_fresh_containers(compiled: Dag) -> None:
         first, _ = bound(compiled, "load").call_arguments({"extract": 1})
         second, _ = bound(compiled, "load").call_arguments({"extract": 2})
     assert first[0] is not second[0]
+
+
+def test_constants_arrive_as_the_objects_they_are() -> None:
+    constant = OrderedDict(a=1)
+    compiled = dag(name="sample")(lambda: load.override(name="load")(constant))()
+    with entered(TaskContext(run_id=1, dag="sample", task="load")):
+        args, _ = bound(compiled, "load").call_arguments({})
+    assert args[0] is constant
 
 
 def test_a_shell_task_gets_text_as_text_and_the_rest_as_json(compiled: Dag) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -415,6 +416,9 @@ def test_a_dag_can_be_called_after_a_failed_one() -> None:
         (lambda: extract() >> "load", "'load' cannot stand beside"),
         (lambda: extract("a", "b"), "'extract' cannot be called like this"),
         (lambda: extract(tabel="x"), "unexpected keyword argument 'tabel'"),
+        (lambda: load(extract), "<task extract> cannot be passed"),
+        (lambda: load({extract()}), "a set cannot carry results"),
+        (lambda: load(OrderedDict(rows=extract())), "a OrderedDict cannot carry results"),
         (lambda: extract.override(name="a.b")(), "'a.b' cannot name a task"),
         (lambda: extract.override(name="")(), "'' cannot name a task"),
         (lambda: (shell("x", "ls"), shell("x", "ls")), "already has a task or group 'x'"),

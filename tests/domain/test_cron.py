@@ -10,6 +10,7 @@ from cronsim import CronSim
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from evertick.domain import zones
 from evertick.domain.cron import Cron, parse_cron
 from evertick.domain.errors import InvalidSchedule
 from tests.domain.cron_oracle import EXPRESSIONS, fires, sweep, ticks_between
@@ -153,6 +154,17 @@ def test_every_clock_change_of_a_sample_of_zones_agrees_with_brute_force() -> No
     old = sweep(("Africa/Monrovia", "Antarctica/Vostok", "Pacific/Kiritimati"), [1972, 1994, 1995])
     assert recent.mismatches == odd.mismatches == old.mismatches == []
     assert recent.cases + odd.cases + old.cases >= 300
+
+
+def test_no_fire_depends_on_where_time_is_cut_into_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stretches of 17 minutes: every repeated hour is cut several times."""
+    monkeypatch.setattr(zones, "_STRETCH_BITS", 10)
+    zones._regimes.cache_clear()
+    try:
+        cut = sweep((BERLIN, LORD_HOWE), [2025])
+    finally:
+        zones._regimes.cache_clear()
+    assert cut.mismatches == [] and cut.cases == 48
 
 
 def test_the_oracle_itself_notices_a_wrong_fire() -> None:

@@ -211,6 +211,9 @@ REFUSED = [
     ({"kind": "interval", "every_seconds": float("nan")}, "between 0.05 s"),
     ({"kind": "interval", "every_seconds": float("inf")}, "between 0.05 s"),
     ({"kind": "once", "at": 5}, "at '5' is not a date and time"),
+    ({"kind": "x" * 10_000}, "is unknown"),
+    ({"kind": "cron", "expression": "@daily", "x" * 10_000: 5}, "cannot have xxx"),
+    ({"kind": "cron", "expression": ["x"] * 10_000}, "is not text"),
 ]
 
 
@@ -220,6 +223,7 @@ def test_a_bad_schedule_is_refused_with_what_is_wrong(raw: object, reason: str) 
     with pytest.raises(InvalidSchedule) as refusal:
         parse_schedule(raw)
     assert reason in str(refusal.value)
+    assert len(str(refusal.value)) < 400
 
 
 def test_bounds_that_leave_no_fire_are_refused() -> None:

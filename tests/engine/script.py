@@ -15,12 +15,23 @@ from evertick.engine.mark import mark
 from evertick.engine.pause import pause, unpause
 from evertick.engine.promote import promote
 from evertick.engine.reap import bury
+from evertick.store import runners, runs
 from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start
 
 CHAIN: Mapping[str, list[str]] = {"a": [], "b": ["a"], "c": ["b"]}
 MARKS = ("success", "failed", "skipped")
 
 Scene = Callable[[AsyncConnection], Awaitable[None]]
+
+
+async def play(conn: AsyncConnection, scene: Scene) -> None:
+    """One scene, and whatever it left open is ended, so that the next finds nothing in line."""
+    await scene(conn)
+    for runner in await runners.live(conn):
+        await bury(conn, session=runner.session, reason="the scene is over", infra_retries=0)
+    for run in await runs.list_newest(conn, limit=1000):
+        if run.state in ("queued", "running"):
+            await cancel(conn, run_id=run.run_id, actor="script")
 
 
 async def everything_goes_well(conn: AsyncConnection) -> None:
@@ -40,13 +51,11 @@ async def things_fail_and_skip(conn: AsyncConnection) -> None:
 async def the_first_success_starts_what_waits_for_one(conn: AsyncConnection) -> None:
     rule = {"join": {"trigger_rule": TriggerRule.ONE_SUCCESS}}
     await put(conn, make_dag("early", {"a": [], "b": [], "join": ["a", "b"]}, per_task=rule))
-    run = await start(conn, "early")
+    await start(conn, "early")
     runner = await Runner.join(conn)
     a, _b = await runner.claim()
     await runner.finish(a)
     await runner.drain()
-    await cancel(conn, run_id=run, actor="script")
-    await bury(conn, session=runner.session, reason="gone", infra_retries=3)
 
 
 async def a_retry_waits_for_its_time(conn: AsyncConnection) -> None:

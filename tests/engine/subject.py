@@ -1,7 +1,7 @@
 """One task put into any state by hand, in a run of three, so that a verb can be tried on it from there.
 
-The chain is before → subject → after. Whatever the state, the subject is in line, has a lease and an epoch: only its state
-(and what the verb guards) can keep a verb from moving it.
+The chain is before → subject → after. Whatever its state, the subject is in line and its runner has its epoch and
+session, so that nothing but its state can keep a verb from moving it.
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ async def _put_into(conn: AsyncConnection, claim: StepRow, state: TaskState) -> 
         " from task_spec where version_id = %s and idx = %s",
         [claim.run_id, claim.version_id, claim.idx],
     )
+    if state is TaskState.AVAILABLE:
+        await conn.execute("delete from lease where run_id = %s and idx = %s", [claim.run_id, claim.idx])
     await conn.execute(
         "update run_status set open_tasks = %s where run_id = %s", [1 if is_terminal else 2, claim.run_id]
     )

@@ -17,6 +17,7 @@ import pytest
 from evertick.domain.errors import InvalidDag
 from evertick.execution.bundle import MAX_FILE_BYTES, MAX_TOTAL_BYTES, Bundle, pack, unpack
 from evertick.execution.closure import find_closure
+from evertick.execution.loader import load_file
 
 
 def fill(folder: Path, **files: str | bytes) -> None:
@@ -285,3 +286,17 @@ def test_an_archive_that_unfolds_without_end_is_refused(tmp_path: Path) -> None:
     bomb = gzip.compress(b"\0" * (MAX_TOTAL_BYTES * 4), compresslevel=1)
     with pytest.raises(InvalidDag, match="is damaged"):
         unpack(bomb, "0" * 64, tmp_path / "cache")
+
+
+async def test_unpacked_code_gives_the_dag_that_was_published(tmp_path: Path) -> None:
+    fill(
+        tmp_path / "dags",
+        sub__x_py="from lib.tasks import work\nfrom evertick import dag\n@dag\ndef one(): work()\n",
+        lib__tasks_py="from evertick import task\n@task\ndef work(): ...\n",
+    )
+    published = await load_file(tmp_path / "dags", "sub/x.py")
+    bundle = pack(tmp_path / "dags", "sub/x.py", published.closure)
+    target = unpack(bundle.archive, bundle.hash, tmp_path / "cache")
+    loaded = await load_file(target, "sub/x.py")
+    assert loaded == published
+    assert [dag.name for dag in loaded.dags] == ["one"]

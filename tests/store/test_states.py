@@ -19,7 +19,7 @@ from evertick.engine.promote import promote
 from evertick.engine.reap import bury
 from evertick.engine.reconcile import reconcile
 from tests.engine.audit import Move, forget_moves, illegal_moves, install_audit, legal_moves, moves, moves_of
-from tests.engine.script import SCENES, Scene
+from tests.engine.script import SCENES, Scene, play
 from tests.engine.subject import SUBJECT, Subject, place_subject, reopen_before
 from tests.engine.world import key_of, make_dag, put, start
 
@@ -50,7 +50,7 @@ async def test_the_types_of_the_database_are_those_of_the_domain(
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
 async def test_a_scene_of_a_day_makes_no_illegal_move(rollback_conn: AsyncConnection, scene: Scene) -> None:
     await install_audit(rollback_conn)
-    await scene(rollback_conn)
+    await play(rollback_conn, scene)
     assert await illegal_moves(rollback_conn) == set()
 
 
@@ -58,7 +58,7 @@ async def test_a_scene_of_a_day_makes_no_illegal_move(rollback_conn: AsyncConnec
 async def test_a_whole_day_makes_every_move_that_verbs_can_make_today(rollback_conn: AsyncConnection) -> None:
     await install_audit(rollback_conn)
     for scene in SCENES:
-        await scene(rollback_conn)
+        await play(rollback_conn, scene)
     expected = {
         move
         for move in legal_moves() - BY_WAY_OF - LATER_RUNS
@@ -67,7 +67,7 @@ async def test_a_whole_day_makes_every_move_that_verbs_can_make_today(rollback_c
     assert expected - await moves(rollback_conn) == set(), "no scene of tests/engine/script.py makes these"
 
 
-# Every verb from every state -------------------------------------------------------------------------------------------
+# Every verb from every state ------------------------------------------------------------------------------------------
 
 Verb = Callable[[Subject], Awaitable[object]]
 Chains = dict[TaskState, list[TaskState]]
@@ -82,7 +82,9 @@ def reports(kind: str, **fields: object) -> Verb:
 
 def before_ends(kind: str) -> Verb:
     async def verb(subject: Subject) -> None:
-        await subject.runner.finish(await reopen_before(subject), kind, no_retry=True)
+        claim = await reopen_before(subject)
+        await forget_moves(subject.conn)
+        await subject.runner.finish(claim, kind, no_retry=True)
 
     return verb
 
@@ -163,7 +165,7 @@ async def test_a_verb_moves_a_task_from_the_states_that_it_names_and_from_no_oth
     assert found == expected
 
 
-# CHECKs ----------------------------------------------------------------------------------------------------------------
+# CHECKs ---------------------------------------------------------------------------------------------------------------
 
 NONSENSE = {
     "running without an owner": "update task set state = 'running', session = null, started_at = clock()",

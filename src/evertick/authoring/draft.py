@@ -105,9 +105,9 @@ class Draft:
     """Everything that a DAG's function has declared so far."""
 
     def __init__(self, name: str, task_defaults: Mapping[str, object]) -> None:
+        self.name = name
         if (outer := _drafting.get()) is not None:
             raise refused(f"DAG {name!r} was called within DAG {outer.name!r}; call it outside of that function.")
-        self.name = name
         self.task_defaults = task_defaults
         self.specs: list[TaskSpec] = []
         self.bound: list[BoundTask] = []

@@ -76,14 +76,13 @@ def find_task(dags: Mapping[str, Dag], dag_name: str, task_name: str) -> BoundTa
 
 
 def _filled(value: object, inputs: Mapping[str, object]) -> object:
-    match value:
-        case ResultOf():
-            return inputs.get(value.task)
-        case list():
-            return [_filled(each, inputs) for each in value]
-        case tuple() if type(value) is tuple:
-            return tuple(_filled(each, inputs) for each in value)
-        case dict():
-            return {name: _filled(each, inputs) for name, each in value.items()}
-        case _:
-            return value
+    """Only plain containers can hold results; what else a DAG passes arrives as the object it is."""
+    if isinstance(value, ResultOf):
+        return inputs.get(value.task)
+    if type(value) is list:
+        return [_filled(each, inputs) for each in value]
+    if type(value) is tuple:
+        return tuple(_filled(each, inputs) for each in value)
+    if type(value) is dict:
+        return {name: _filled(each, inputs) for name, each in value.items()}
+    return value

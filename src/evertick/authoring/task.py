@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Unpack, overload
 
-from evertick.authoring.draft import TaskRef, current_draft
+from evertick.authoring.draft import TaskGroup, TaskRef, current_draft
 from evertick.authoring.location import refused
 from evertick.authoring.options import TaskOptions, task_spec
 from evertick.authoring.resolve import BoundTask, ResultOf
@@ -150,15 +150,19 @@ def _checked_env(name: str, env: Mapping[str, object] | None) -> Mapping[str, ob
 
 def _marked(value: object, inputs: dict[str, TaskRef]) -> object:
     """The argument with every future result replaced by its task's name; `inputs` collects what was found."""
-    match value:
-        case TaskRef():
-            inputs[value.name] = value
-            return ResultOf(value.name)
-        case list():
-            return [_marked(each, inputs) for each in value]
-        case tuple() if type(value) is tuple:
-            return tuple(_marked(each, inputs) for each in value)
-        case dict():
-            return {key: _marked(each, inputs) for key, each in value.items()}
-        case _:
-            return value
+    if isinstance(value, TaskRef):
+        inputs[value.name] = value
+        return ResultOf(value.name)
+    if type(value) is list:
+        return [_marked(each, inputs) for each in value]
+    if type(value) is tuple:
+        return tuple(_marked(each, inputs) for each in value)
+    if type(value) is dict:
+        return {key: _marked(each, inputs) for key, each in value.items()}
+    if isinstance(value, Task | TaskGroup):
+        raise refused(f"{value!r} cannot be passed to a task; pass what calling a task returns, as in load(extract()).")
+    if isinstance(value, Collection) and not isinstance(value, str | bytes):
+        each_value = value.values() if isinstance(value, Mapping) else value
+        if any(isinstance(each, TaskRef) for each in each_value):
+            raise refused(f"a {type(value).__name__} cannot carry results of tasks; use a plain list, tuple or dict.")
+    return value

@@ -41,6 +41,3 @@ def foreseen(error: BaseException) -> EvertickError | None:
         return found[0] if all(found) else None
     return None
 
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())

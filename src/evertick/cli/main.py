@@ -8,14 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from evertick.cli.errors import EXIT_STATUS, INTERRUPTED, foreseen, one_line
+from evertick.cli.errors import EXIT_STATUS, INTERRUPTED, foreseen
+from evertick.cli.text import one_line
 
 _RUN, _WORK = "Run Evertick", "See and change"
 
@@ -83,12 +83,21 @@ def _app() -> typer.Typer:
 
 
 def _evertick(
-    show_version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
 ) -> None:
     """A workflow and job scheduler that never dies and is on time.
 
     Start with `evertick up`, then look around with `evertick dags list` and `evertick runs list` in another terminal.
     """
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        # Imported late: it takes 20 ms, and every service child would pay.
+        typer.echo(f"evertick {import_module('importlib.metadata').version('evertick')}")
+        raise typer.Exit
 
 
 def _loaded_when_called() -> None:

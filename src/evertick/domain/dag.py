@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
-from functools import cache
 from typing import TypeVar
 
 from evertick.domain.attempt import Isolation
@@ -117,20 +116,19 @@ def _given(record: object) -> object:
     if isinstance(record, ScheduleSpec):
         return json.loads(record.to_json())
     found = {}
-    for name, default in _defaults(type(record)):
+    for name, default in _DEFAULTS[type(record)]:
         if (value := getattr(record, name)) != default:
             found[name] = value
     return found
 
 
-@cache
-def _defaults(kind: type) -> tuple[tuple[str, object], ...]:
-    if not is_dataclass(kind):
-        raise TypeError(f"a {kind.__name__} has no place in a DAG")
-    return tuple(
+_DEFAULTS: dict[type, list[tuple[str, object]]] = {
+    kind: [
         (each.name, each.default_factory() if each.default_factory is not MISSING else each.default)
         for each in fields(kind)
-    )
+    ]
+    for kind in (DagSpec, TaskSpec, NamedSchedule, ParamSpec, RetryPolicy)
+}
 
 
 T = TypeVar("T")

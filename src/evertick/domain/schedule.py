@@ -92,7 +92,8 @@ def parse_schedule(
 ) -> ScheduleSpec:
     """Read and check what people write: text, a `timedelta`, a `datetime`, or the fields that `to_json` gives.
 
-    Naive datetimes are wall times in the schedule's zone. What the raw fields say themselves wins over the arguments.
+    Naive datetimes are wall times in the schedule's zone. What the raw fields say themselves wins over the arguments,
+    and a schedule that was parsed before comes back as it is.
     """
     if isinstance(raw, ScheduleSpec):
         return raw
@@ -139,7 +140,7 @@ def _next_unbounded(spec: ScheduleSpec, instant: datetime) -> datetime | None:
     assert_never(spec.kind)
 
 
-# As many as fire in one tick of a large installation: about 1 kB each, against 30 us to parse one again.
+# As many as fire in one tick of a large installation: about 0.4 kB each, against 20 us to parse one again.
 _parsed_cron = lru_cache(maxsize=16_384)(parse_cron)
 
 
@@ -184,20 +185,20 @@ def _checked(given: Mapping[str, object]) -> ScheduleSpec:
         kind = ScheduleKind(str(given.get("kind")))
     except ValueError:
         raise InvalidSchedule(
-            f"schedule kind {given.get('kind')!r} is unknown: use {', '.join(ScheduleKind)}"
+            f"schedule kind {given.get('kind')!r:.40} is unknown: use {', '.join(ScheduleKind)}"
         ) from None
     fitting = {"kind", "timezone", "start_at", "end_at", _OWN_FIELD[kind]}
     if kind is ScheduleKind.INTERVAL:
         fitting.add("anchor_at")
     if _OWN_FIELD[kind] not in given or given.keys() - fitting:
-        odd = ", ".join(sorted(given.keys() - fitting))
+        odd = ", ".join(sorted(given.keys() - fitting))[:80]
         raise InvalidSchedule(
             f"a schedule of kind {kind} needs {_OWN_FIELD[kind]!r}"
             + (f" and cannot have {odd}: remove it" if odd else "")
         )
     zone = given.get("timezone", "UTC")
     if not isinstance(zone, str):
-        raise InvalidSchedule(f"time zone {zone!r} is not text: write a name such as 'Europe/Berlin'")
+        raise InvalidSchedule(f"time zone {zone!r:.40} is not text: write a name such as 'Europe/Berlin'")
     find_zone(zone)
     spec = ScheduleSpec(
         kind=kind,
@@ -214,14 +215,14 @@ def _checked(given: Mapping[str, object]) -> ScheduleSpec:
 
 def _expression(raw: object, zone: str) -> str:
     if not isinstance(raw, str):
-        raise InvalidSchedule(f"cron expression {raw!r} is not text: write one such as '30 2 * * *'")
+        raise InvalidSchedule(f"cron expression {raw!r:.40} is not text: write one such as '30 2 * * *'")
     return _parsed_cron(raw, zone).expression
 
 
 def _every_seconds(raw: object) -> float:
     """Whole microseconds, as a number of seconds."""
     if isinstance(raw, bool) or not isinstance(raw, int | float):
-        raise InvalidSchedule(f"every_seconds {raw!r} is not a number: write seconds, such as 0.25 or 30")
+        raise InvalidSchedule(f"every_seconds {raw!r:.40} is not a number: write seconds, such as 0.25 or 30")
     shortest, longest = _SHORTEST_INTERVAL.total_seconds(), _LONGEST_INTERVAL.total_seconds()
     if not shortest <= raw <= longest:
         raise InvalidSchedule(f"an interval of {raw} s is not possible: it must be between {shortest} s and 100 years")
@@ -251,7 +252,8 @@ def _within_bounds(spec: ScheduleSpec) -> ScheduleSpec:
     start, end = spec.start_at, spec.end_at
     if start is not None and end is not None and end < start:
         raise InvalidSchedule(f"the schedule ends at {_iso(end)}, before it starts at {_iso(start)}: swap them")
-    if next_after(spec, _EARLIEST - _TICK) is None:
+    is_bounded = start is not None or end is not None
+    if is_bounded and next_after(spec, _EARLIEST - _TICK) is None:
         raise InvalidSchedule(
             f"the schedule ({describe(spec)}) never fires within its bounds: widen start_at and end_at"
         )

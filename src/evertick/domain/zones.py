@@ -32,11 +32,13 @@ _LONGEST_NAME = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
-    """Real time from `start` until before `end`, all of it at `offset`; just before `start` it was `offset_before`."""
+    """Real time from `start` until before `end`, all of it at `offset`. The offset was another one, `offset_before`,
+    until `changed_at`: that is `start`, or up to two days earlier when the regime is a later piece of a longer one."""
 
     start: int
     end: int
     offset: int
+    changed_at: int
     offset_before: int
 
     @property
@@ -46,7 +48,7 @@ class Regime:
     @property
     def gap_start(self) -> int:
         """Wall times from here until before `wall_start` never happened (none, if the clock was not put forward)."""
-        return self.start + self.offset_before
+        return self.start + (self.offset_before if self.changed_at == self.start else self.offset)
 
     @property
     def wall_start(self) -> int:
@@ -55,7 +57,7 @@ class Regime:
     @property
     def first_new_wall(self) -> int:
         """The first wall time of this regime that no clock in the zone has shown before."""
-        return self.start + max(self.offset, self.offset_before)
+        return max(self.start + self.offset, self.changed_at + self.offset_before)
 
 
 @lru_cache(maxsize=1024)
@@ -129,16 +131,18 @@ def _regimes(zone_name: str, stretch: int) -> tuple[Regime, ...]:
     zone = find_zone(zone_name)
     begin, finish = stretch << _STRETCH_BITS, (stretch + 1) << _STRETCH_BITS
     regimes: list[Regime] = []
-    start, before, offset = begin, _offset(zone, begin - 1), _offset(zone, begin)
-    low = begin
+    # A clock that was put back shortly before this stretch may still be showing what it has shown before.
+    before, offset = _offset(zone, begin - _PROBE_SECONDS), _offset(zone, begin)
+    changed = begin if before == offset else _change_between(zone, begin - _PROBE_SECONDS, begin)
+    start = low = begin
     while low < finish - 1:
         high = min(low + _PROBE_SECONDS, finish - 1)
         if _offset(zone, high) != offset:
             high = _change_between(zone, low, high)
-            regimes.append(Regime(start=start, end=high, offset=offset, offset_before=before))
-            start, before, offset = high, offset, _offset(zone, high)
+            regimes.append(Regime(start=start, end=high, offset=offset, changed_at=changed, offset_before=before))
+            start, changed, before, offset = high, high, offset, _offset(zone, high)
         low = high
-    regimes.append(Regime(start=start, end=finish, offset=offset, offset_before=before))
+    regimes.append(Regime(start=start, end=finish, offset=offset, changed_at=changed, offset_before=before))
     return tuple(regimes)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import threading
 import traceback
 from collections.abc import Callable
 from datetime import datetime
@@ -13,54 +15,59 @@ from evertick.authoring.context import TaskContext, entered
 from evertick.authoring.location import is_own
 from evertick.authoring.resolve import BoundTask
 from evertick.authoring.signals import Fail, RetryAfter, Skip
-from evertick.domain.attempt import AttemptOrder, OutcomeKind
+from evertick.domain.attempt import OutcomeKind
+from evertick.execution.capture import TASK_LOGGER
 from evertick.execution.exits import OUT_OF_MEMORY
-from evertick.execution.protocol import Report
+from evertick.execution.protocol import Report, Start
 from evertick.execution.result import encode_result, storable_text
 
 LONGEST_REASON_CHARS = 1000
 
+_TASK_LOGGER = logging.getLogger(TASK_LOGGER)
+
 Say = Callable[[str, str], None]
 
 
-def context_of(order: AttemptOrder) -> TaskContext:
+def context_of(start: Start, cancelled: threading.Event) -> TaskContext:
     """What the task can ask about itself."""
     return TaskContext(
-        run_id=order.key.run_id,
-        dag=order.dag,
-        task=order.task,
-        map_index=order.key.map_index,
-        attempt=order.attempt,
-        epoch=order.epoch,
-        idempotency_key=order.idempotency_key,
-        fire_at=datetime.fromisoformat(order.fire_at) if order.fire_at else None,
-        params=json.loads(order.params_json) if order.params_json else {},
+        run_id=start.run_id,
+        dag=start.dag,
+        task=start.task,
+        map_index=start.map_index,
+        attempt=start.attempt,
+        epoch=start.epoch,
+        idempotency_key=start.idempotency_key,
+        fire_at=datetime.fromisoformat(start.fire_at) if start.fire_at else None,
+        params=_from_json(start.params_json),
+        logger=_TASK_LOGGER,
+        cancelled=cancelled,
     )
 
 
-def inputs_of(order: AttemptOrder) -> dict[str, Any]:
-    inputs: dict[str, Any] = json.loads(order.inputs_json) if order.inputs_json else {}
+def inputs_of(start: Start) -> dict[str, Any]:
+    inputs: dict[str, Any] = _from_json(start.inputs_json)
     return inputs
 
 
-def run_body(number: int, order: AttemptOrder, bound: BoundTask, context: TaskContext, say: Say) -> Report:
+def run_body(start: Start, bound: BoundTask, context: TaskContext, say: Say) -> Report:
     """A plain function, from its arguments to its report."""
     try:
         with entered(context):
-            value = _call(bound, order)
+            value = _call(bound, start)
     except BaseException as error:
-        return report_of_error(number, error, say)
-    return report_of_value(number, value, say)
+        return report_of_error(start.number, error, say)
+    return report_of_value(start.number, value, say)
 
 
-async def await_body(number: int, order: AttemptOrder, bound: BoundTask, context: TaskContext, say: Say) -> Report:
+async def await_body(start: Start, bound: BoundTask, context: TaskContext, say: Say) -> Report:
     """The same for an async function."""
     try:
         with entered(context):
-            value = await _call(bound, order)
+            value = await _call(bound, start)
     except BaseException as error:
-        return report_of_error(number, error, say)
-    return report_of_value(number, value, say)
+        return report_of_error(start.number, error, say)
+    return report_of_value(start.number, value, say)
 
 
 def report_of_value(number: int, value: object, say: Say) -> Report:
@@ -113,8 +120,13 @@ def user_traceback(error: BaseException) -> str:
         return described(error)
 
 
-def _call(bound: BoundTask, order: AttemptOrder) -> Any:
-    args, kwargs = bound.call_arguments(inputs_of(order))
+def _from_json(text: str) -> Any:
+    """Most tasks have no params and no inputs."""
+    return json.loads(text) if text and text != "{}" else {}
+
+
+def _call(bound: BoundTask, start: Start) -> Any:
+    args, kwargs = bound.call_arguments(inputs_of(start))
     assert bound.function is not None
     return bound.function(*args, **kwargs)
 

@@ -5,7 +5,6 @@ A single-use child runs one order and exits; a warm one goes on until the runner
 
 from __future__ import annotations
 
-import _thread
 import gc
 import os
 import signal
@@ -13,14 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from evertick.authoring.context import TaskContext
-from evertick.domain.attempt import AttemptOrder, Isolation
+from evertick.authoring.resolve import BoundTask
 from evertick.execution import lines
 from evertick.execution.body import context_of, report_of_error, run_body
 from evertick.execution.capture import SpoolWriter, capture_logging, finish_lines
-from evertick.execution.linux import become_subreaper, die_with_parent
+from evertick.execution.linux import become_subreaper, die_with_parent, unblock_signals
 from evertick.execution.loaded import Loaded
-from evertick.execution.protocol import Frames, Report, frame, read_start
+from evertick.execution.protocol import Frames, Report, Start, frame
 from evertick.execution.seat import RECEIVE_BYTES, ChildSeat, Wear, leave_no_process
 from evertick.execution.shell import become_shell
 
@@ -34,19 +32,18 @@ class Child:
         self._wear = Wear(seat)
         self._frames = Frames()
         self._messages: deque[list[Any]] = deque()
-        self._context: TaskContext | None = None
 
     def live(self, code: Loaded | Callable[[], Loaded]) -> NoReturn:
         """Until the runner hangs up or the one attempt is over. Does not return into the parent's code."""
         try:
             self._settle_in()
             loaded = code if isinstance(code, Loaded) else self._load(code)
-            capture_logging(self._seat.captured)
+            self._rehearse()
             while (message := self._next_message()) is not None:
                 if message[0] == "join":
                     _serve_coroutines(self._seat, loaded, [message, *self._messages])
                     break
-                self._attempt(*read_start(message), loaded)
+                self._attempt(Start._make(message), loaded)
         except OSError:
             pass  # the runner is gone, and with it everybody who would want to hear of it
         finally:
@@ -56,19 +53,16 @@ class Child:
         os.setsid()
         die_with_parent(signal.SIGKILL, self._seat.parent_pid)
         become_subreaper()
-        signal.set_wakeup_fd(-1)
-        for signum in (signal.SIGCHLD, signal.SIGHUP):
-            signal.signal(signum, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, self._cancel)
         os.dup2(self._seat.log_fd, 1)
         os.dup2(self._seat.log_fd, 2)
         self._seat.captured.writer = self._writer
         gc.enable()
+        unblock_signals()
 
     def _load(self, load: Callable[[], Loaded]) -> Loaded:
         """Import here what cannot be forked. The runner uses this child only when it knows how that went."""
         loaded = load()
+        capture_logging(self._seat.captured)
         message = ("loaded", loaded.failure, loaded.traceback, loaded.coroutine_tasks())
         self._seat.sock.sendall(frame(message))
         return loaded
@@ -81,39 +75,45 @@ class Child:
             self._messages.extend(self._frames.feed(received))
         return self._messages.popleft()
 
-    def _attempt(self, number: int, order: AttemptOrder, loaded: Loaded) -> None:
+    def _attempt(self, start: Start, loaded: Loaded) -> None:
         writer = self._writer
-        writer.append(lines.header(lines.Header(order.key, order.epoch, order.session)))
-        report = self._run(number, order, loaded)
+        writer.append(lines.header(start.run_id, start.idx, start.map_index, start.epoch, start.session))
+        report = self._run(start, loaded)
         finish_lines()
         leave_no_process()
         report = report._replace(
             log_end=os.fstat(writer.fd).st_size,
             log_trouble=writer.trouble(),
-            should_retire=self._wear.should_retire(report),
+            should_retire=start.is_single_use or self._wear.should_retire(report),
         )
         writer.dropped_bytes = 0
         self._seat.sock.sendall(frame(report))
-        if order.isolation is Isolation.PROCESS:
+        if start.is_single_use:
             os._exit(0)
 
-    def _run(self, number: int, order: AttemptOrder, loaded: Loaded) -> Report:
+    def _run(self, start: Start, loaded: Loaded) -> Report:
         say = self._writer.write_text
         try:
-            bound = loaded.find(order.dag, order.task)
-            if order.command is not None:
-                become_shell(order, bound)
-            self._context = context = context_of(order)
+            bound = loaded.find(start.dag, start.task)
+            if start.command is not None:
+                become_shell(start, bound)
+            context = context_of(start, self._seat.cancellation.for_next_attempt())
         except Exception as error:
-            return report_of_error(number, error, say)
+            return report_of_error(start.number, error, say)
         if bound.is_async:
-            return _run_alone(number, order, bound, context, say)
-        return run_body(number, order, bound, context, say)
+            return _run_alone(start, bound, context, say)
+        return run_body(start, bound, context, say)
 
-    def _cancel(self, _signum: int, _frame: object) -> None:
-        if self._context is not None:
-            # In a thread of its own: the code that the signal interrupted may hold the event's lock.
-            _thread.start_new_thread(self._context.cancelled.set, ())
+    def _rehearse(self) -> None:
+        """Walk the way of an attempt once: the memory it touches is then this process's own before an order comes."""
+        message = frame(Start("start", 0, 0, 0, -1, 0, 0, 0, "", "", "", None, "{}", "{}", True, None))
+        start = Start._make(self._frames.feed(message)[0])
+        lines.header(start.run_id, start.idx, start.map_index, start.epoch, start.session)
+        context = context_of(start, self._seat.cancellation.for_next_attempt())
+        report = run_body(start, BoundTask(name="", function=dict), context, self._writer.write_text)
+        finish_lines()
+        leave_no_process()
+        frame(report._replace(log_end=os.fstat(self._writer.fd).st_size, log_trouble=self._writer.trouble()))
 
 
 # asyncio is imported only where it is needed: it doubles the memory that each fork has to copy (1.1 ms against 0.5 ms).

@@ -5,33 +5,34 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from typing import Any
 
 from evertick.authoring.context import TaskContext
 from evertick.authoring.resolve import BoundTask
-from evertick.domain.attempt import AttemptOrder, OutcomeKind
+from evertick.domain.attempt import OutcomeKind
 from evertick.execution import lines
 from evertick.execution.body import Say, await_body, context_of, report_of_error
 from evertick.execution.capture import SpoolWriter, finish_lines
 from evertick.execution.loaded import Loaded
-from evertick.execution.protocol import Frames, Report, frame, read_start
+from evertick.execution.protocol import Frames, Report, Start, frame
 from evertick.execution.seat import RECEIVE_BYTES, ChildSeat, Wear, leave_no_process
 from evertick.execution.spool import coroutine_spool, open_spool
 
 
-def run_alone(number: int, order: AttemptOrder, bound: BoundTask, context: TaskContext, say: Say) -> Report:
+def run_alone(start: Start, bound: BoundTask, context: TaskContext, say: Say) -> Report:
     """An async function in a process of its own. SIGTERM cancels it."""
 
     async def main() -> Report:
         async with asyncio.TaskGroup() as group:
-            body = group.create_task(await_body(number, order, bound, context, say))
+            body = group.create_task(await_body(start, bound, context, say))
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _cancel, body, context)
         return body.result()
 
     try:
         return asyncio.run(main())
     except BaseException as error:
-        return report_of_error(number, error, say)
+        return report_of_error(start.number, error, say)
 
 
 def serve_coroutines(seat: ChildSeat, loaded: Loaded, messages: list[list[Any]]) -> None:
@@ -44,10 +45,10 @@ class _Spool(SpoolWriter):
 
     __slots__ = ("_header", "path")
 
-    def __init__(self, path: str, order: AttemptOrder) -> None:
+    def __init__(self, path: str, header: bytes) -> None:
         super().__init__(-1)
         self.path = path
-        self._header = lines.header(lines.Header(order.key, order.epoch, order.session))
+        self._header = header
 
     def append(self, spooled: bytes) -> None:
         if self.fd < 0:
@@ -100,24 +101,25 @@ class _Server:
             if message[1] in self._running:
                 _cancel(*self._running[message[1]])
             return
-        number, order = read_start(message)
+        start = Start._make(message)
         try:
-            context = context_of(order)
-            bound = self._loaded.find(order.dag, order.task)
+            context = context_of(start, threading.Event())
+            bound = self._loaded.find(start.dag, start.task)
         except Exception as error:
-            self._send(report_of_error(number, error, self._seat.captured.write_text))
+            self._send(report_of_error(start.number, error, self._seat.captured.write_text))
             return
-        task = self._group.create_task(self._attempt(number, order, bound, context))
-        self._running[number] = task, context
-        task.add_done_callback(lambda _: self._ended_unstarted(number))
+        task = self._group.create_task(self._attempt(start, bound, context))
+        self._running[start.number] = task, context
+        task.add_done_callback(lambda _: self._ended_unstarted(start.number))
 
-    async def _attempt(self, number: int, order: AttemptOrder, bound: BoundTask, context: TaskContext) -> None:
-        spool = _Spool(coroutine_spool(self._seat.log_path, number), order)
+    async def _attempt(self, start: Start, bound: BoundTask, context: TaskContext) -> None:
+        header = lines.header(start.run_id, start.idx, start.map_index, start.epoch, start.session)
+        spool = _Spool(coroutine_spool(self._seat.log_path, start.number), header)
         self._seat.captured.of_coroutine.set(spool)
-        report = await await_body(number, order, bound, context, spool.write_text)
+        report = await await_body(start, bound, context, spool.write_text)
         finish_lines()
         self._take_raw_output(spool)
-        del self._running[number]
+        del self._running[start.number]
         if not self._running:
             leave_no_process()
         size = spool.close()

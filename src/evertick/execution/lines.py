@@ -46,9 +46,8 @@ def mark(micros: int, text: str) -> bytes:
     return f"{micros:016d} MARK {text}\n".encode()
 
 
-def header(of: Header) -> bytes:
-    key = of.key
-    return b"\x1f%d %d %d %d %d\n" % (key.run_id, key.idx, key.map_index, of.epoch, of.session)
+def header(run_id: int, idx: int, map_index: int, epoch: int, session: int) -> bytes:
+    return b"\x1f%d %d %d %d %d\n" % (run_id, idx, map_index, epoch, session)
 
 
 def find_headers(spooled: bytes) -> Iterator[tuple[int, Header]]:

@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from evertick.execution.capture import Captured, SpoolWriter, capture_streams
+from evertick.execution.capture import Captured, SpoolWriter, capture_logging, capture_streams
 from evertick.execution.child import Child
 from evertick.execution.kill import children_of, kill_tree
-from evertick.execution.linux import become_subreaper, die_with_parent
+from evertick.execution.linux import become_subreaper, die_with_parent, signal_fd
 from evertick.execution.loaded import Loaded, load
-from evertick.execution.seat import ChildSeat, ReuseLimits
+from evertick.execution.seat import Cancellation, ChildSeat, ReuseLimits
 from evertick.execution.spool import open_spool
 
 _IDLE_POLL_MS = 1000
@@ -63,6 +63,7 @@ class WarmParent:
         self._plan = plan
         self._control = control
         self._captured = Captured(SpoolWriter(2))
+        self._cancellation = Cancellation()
         self._loaded = Loaded()
         self._numbers: dict[int, int] = {}
         self._pids: dict[int, int] = {}
@@ -92,6 +93,9 @@ class WarmParent:
             if (obstacle := _obstacle_to_forking(self._control)) is not None:
                 self._tell(["unforkable", obstacle])
                 return False
+            capture_logging(self._captured)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._cancellation)
         coroutine_tasks = self._loaded.coroutine_tasks()
         if coroutine_tasks:
             import evertick.execution.coroutines  # noqa: F401  once here instead of in every child
@@ -99,19 +103,17 @@ class WarmParent:
         return True
 
     def _serve(self) -> None:
-        wakeup, notify = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(notify, warn_on_full_buffer=False)
+        deaths = signal_fd({signal.SIGCHLD})
         poll = select.poll()
         poll.register(self._control.fileno(), select.POLLIN)
-        poll.register(wakeup, select.POLLIN)
+        poll.register(deaths, select.POLLIN)
         gc.collect()
         gc.freeze()
         gc.disable()
         while True:
             ready = dict(poll.poll(_IDLE_POLL_MS if self._announce_by is None else _BURIAL_POLL_MS))
-            if wakeup in ready:
-                os.read(wakeup, 4096)
+            if deaths in ready:
+                os.read(deaths, 4096)
             self._bury()
             if self._control.fileno() in ready and not self._obey():
                 return
@@ -152,13 +154,15 @@ class WarmParent:
                 log_path=path,
                 parent_pid=os.getpid(),
                 captured=self._captured,
+                cancellation=self._cancellation,
                 limits=self._plan.limits,
             )
+            child = Child(seat)
             pid = os.fork()
             if pid == 0:
                 self._control.close()
                 runner_end.close()
-                Child(seat).live(self._load_in_child if self._plan.imports_in_child else self._loaded)
+                child.live(self._load_in_child if self._plan.imports_in_child else self._loaded)
             self._numbers[pid] = number
             self._pids[number] = pid
             message = json.dumps(["child", number, pid, path]).encode()

@@ -22,24 +22,21 @@ _LONGEST_CLEANUP_SECONDS = 5.0
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     plan = ParentPlan.from_json(sys.argv[2])
-    watched = {signal.SIGCHLD, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    for signum in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)
+    # Blocked for good, here and in the warm parent; each attempt's process unblocks all.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
     die_with_parent(signal.SIGTERM, plan.runner_pid)
     become_subreaper()
     os.putenv("EVERTICK_WARM_PARENT", plan.token)
     keeper_pid = os.getpid()
     parent_pid = os.fork()
     if parent_pid == 0:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
         WarmParent(plan, control).run(keeper_pid)
-    os._exit(_keep(parent_pid, watched))
+    os._exit(_keep(parent_pid))
 
 
-def _keep(parent_pid: int, watched: set[signal.Signals]) -> int:
+def _keep(parent_pid: int) -> int:
     """Wait for the end, clean up, and give the exit code that tells the runner how the warm parent ended."""
-    while signal.sigwait(watched) == signal.SIGCHLD:
+    while signal.sigwait({signal.SIGCHLD, signal.SIGTERM}) == signal.SIGCHLD:
         status = _reap_until(parent_pid)
         if status is not None:
             code = os.waitstatus_to_exitcode(status)

@@ -5,10 +5,33 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from evertick.domain.attempt import AttemptOrder, Isolation, OutcomeKind, TaskKey
+from evertick.domain.attempt import AttemptOrder, Isolation, OutcomeKind
 
 _HEAD_BYTES = 4
+# `json.loads` looks for white space by regular expression: twice the time, and 40 pages more in a fresh process.
+_scan = json.JSONDecoder().scan_once
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+class Start(NamedTuple):
+    """An order as a child sees it. A tuple, because a fresh child pays 3 µs for every page that making it touches."""
+
+    verb: str
+    number: int
+    run_id: int
+    idx: int
+    map_index: int
+    epoch: int
+    session: int
+    attempt: int
+    dag: str
+    task: str
+    idempotency_key: str
+    fire_at: str | None
+    params_json: str
+    inputs_json: str
+    is_single_use: bool
+    command: str | None
 
 
 class Report(NamedTuple):
@@ -47,62 +70,39 @@ class Frames:
             end = at + _HEAD_BYTES + int.from_bytes(pending[at : at + _HEAD_BYTES], "big")
             if end > len(pending):
                 break
-            messages.append(json.loads(pending[at + _HEAD_BYTES : end]))
+            messages.append(_scan(pending[at + _HEAD_BYTES : end].decode(), 0)[0])
             at = end
         self._pending = pending[at:]
         return messages
 
 
 def start_frame(number: int, order: AttemptOrder, *, is_joining: bool = False) -> bytes:
-    """The order as a list in a fixed sequence: half the cost of a dict with names, and both ends are one release.
-
-    `is_joining` makes it a coroutine beside others in the same child.
-    """
-    fields = (
+    """What a child needs of an order. `is_joining` makes it a coroutine beside others in the same child."""
+    key = order.key
+    start = Start(
         "join" if is_joining else "start",
         number,
-        order.key,
+        key.run_id,
+        key.idx,
+        key.map_index,
         order.epoch,
         order.session,
         order.attempt,
         order.dag,
         order.task,
-        order.version_id,
-        order.bundle,
-        order.file,
+        order.idempotency_key,
         order.fire_at,
         order.params_json,
         order.inputs_json,
-        order.timeout_seconds,
-        order.isolation,
+        order.isolation is Isolation.PROCESS or order.command is not None,
         order.command,
     )
-    return frame(fields)
-
-
-def read_start(message: list[Any]) -> tuple[int, AttemptOrder]:
-    _, number, key, epoch, session, attempt, dag, task, version_id, bundle, file, fire_at, *rest = message
-    params_json, inputs_json, timeout_seconds, isolation, command = rest
-    order = AttemptOrder(
-        key=TaskKey(*key),
-        epoch=epoch,
-        session=session,
-        attempt=attempt,
-        dag=dag,
-        task=task,
-        version_id=version_id,
-        bundle=bundle,
-        file=file,
-        fire_at=fire_at,
-        params_json=params_json,
-        inputs_json=inputs_json,
-        timeout_seconds=timeout_seconds,
-        isolation=Isolation(isolation),
-        command=command,
-    )
-    return number, order
+    return frame(start)
 
 
 def read_report(message: list[Any]) -> Report:
     number, kind, *rest = message
-    return Report(number, OutcomeKind(kind), *rest)
+    return Report(number, _KINDS[kind], *rest)
+
+
+_KINDS = {kind.value: kind for kind in OutcomeKind}

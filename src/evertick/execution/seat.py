@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import socket
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +29,22 @@ class ReuseLimits:
     spool_bytes: int = 16 * 1024 * 1024
 
 
+class Cancellation:
+    """Tells the attempt that is running that SIGTERM asked it to stop."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def for_next_attempt(self) -> threading.Event:
+        if self._event.is_set():
+            self._event = threading.Event()
+        return self._event
+
+    def __call__(self, _signum: int, _frame: object) -> None:
+        # In a thread of its own: the code that the signal interrupted may hold the event's lock.
+        _thread.start_new_thread(self._event.set, ())
+
+
 @dataclass(slots=True, kw_only=True)
 class ChildSeat:
     """What a warm parent gives a child that it forks."""
@@ -36,6 +54,7 @@ class ChildSeat:
     log_path: str
     parent_pid: int
     captured: Captured
+    cancellation: Cancellation
     limits: ReuseLimits
 
 
@@ -63,9 +82,12 @@ class Wear:
 
 def leave_no_process() -> None:
     """Kill what the body started and left running. Costs 1 µs when there is nothing, and never waits long."""
-    with suppress(ChildProcessError):
+    try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             continue
+    except ChildProcessError:
+        return
+    with suppress(ChildProcessError):
         kill_tree(os.getpid(), spare_root=True)
         give_up_at = time.monotonic() + _LONGEST_GOODBYE_SECONDS
         while time.monotonic() < give_up_at:

@@ -15,7 +15,6 @@ from evertick.services.loop import back_off
 from evertick.store.db import Purpose, connect
 from evertick.store.wake import Channel, listen, notify
 
-
 # NOTIFY takes one cluster-wide lock at commit: a busy runner wakes others a hundred times per second, not thousands.
 COALESCE_SECONDS = 0.01
 

@@ -7,7 +7,7 @@ that finds a file gone removes its DAGs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,8 +37,9 @@ Fingerprint = frozenset[tuple[str, int, int]]
 class Publisher:
     """Keeps the database in step with one folder."""
 
-    def __init__(self, settings: Settings, *, url: str, log: Log) -> None:
-        self._settings, self._log = settings, log
+    def __init__(self, settings: Settings, *, url: str, environment: Mapping[str, str], log: Log) -> None:
+        """`environment` is what DAG files can see of the environment while they are loaded."""
+        self._settings, self._environment, self._log = settings, environment, log
         self._folder = settings.dags_folder.resolve()
         self._link = Link(url, Purpose.PLANNING)
         self._waker = Waker(url, is_enabled=settings.notify)
@@ -66,7 +67,7 @@ class Publisher:
         await self._remove_gone(conn, set(files))
         changed = [file for file in files if self._seen.get(file) != self._fingerprint(file)]
         async for before, loaded in self._load(changed):
-            if await self._take(conn, loaded):
+            if await self._take(conn, loaded, before):
                 self._seen[loaded.file] = before
         return RESCAN_SECONDS
 
@@ -84,19 +85,26 @@ class Publisher:
         for first in range(0, len(files), LOADS_AT_ONCE):
             batch = files[first : first + LOADS_AT_ONCE]
             prints = [self._fingerprint(file) for file in batch]
-            loads = [load_file(self._folder, file, timeout_seconds=timeout) for file in batch]
+            loads = [
+                load_file(self._folder, file, timeout_seconds=timeout, environment=self._environment)
+                for file in batch
+            ]
             for file, before, loaded in zip(batch, prints, await asyncio.gather(*loads), strict=True):
                 if set(loaded.closure) - set(self._closures.get(file, ())):
                     self._closures[file] = loaded.closure
                     before = self._fingerprint(file)
                 yield before, loaded
 
-    async def _take(self, conn: AsyncConnection, loaded: LoadedFile) -> bool:
+    async def _take(self, conn: AsyncConnection, loaded: LoadedFile, before: Fingerprint) -> bool:
         """Publish one file's DAGs, or tell what is wrong with it. False: try again at the next scan."""
         problem = loaded.error or self._duplicate_in(loaded)
         if problem is None:
             try:
                 bundle = await asyncio.to_thread(pack, self._folder, loaded.file, loaded.closure)
+                if self._fingerprint(loaded.file) != before:
+                    # It changed while it was read: the spec would be of one text and the code of another.
+                    self.wake.set()
+                    return False
                 await self._publish(conn, loaded, bundle)
             except InvalidDag as error:
                 problem = ImportProblem(file=loaded.file, line=None, message=str(error))

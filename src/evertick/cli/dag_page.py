@@ -1,0 +1,178 @@
+"""`evertick dags show`: everything about one DAG on one page."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+from psycopg import AsyncConnection
+from rich.table import Table
+from rich.text import Text
+
+from evertick.cli.connection import ask
+from evertick.cli.documents import document, print_json
+from evertick.cli.options import DagName, Json
+from evertick.cli.tables import Cell, facts, heading, hint, show, state, table
+from evertick.cli.text import plain
+from evertick.cli.times import clock, length, relative
+from evertick.domain.dag import DagSpec, TaskSpec
+from evertick.domain.retry import RetryPolicy
+from evertick.domain.schedule import describe, next_after
+from evertick.engine.plan import read_spec
+from evertick.engine.trigger import find_dag
+from evertick.store import dags, schedules
+from evertick.store.dags import DagRow, ImportErrorRow
+from evertick.store.schedules import ListedSchedule
+
+RUN_INTERNALS = ("version_id", "failed_leaves")
+_FIRES = 3
+
+
+def show_dag(dag: DagName, as_json: Json = False) -> None:
+    """Show one DAG: schedules with their next fires, parameters, tasks, and what is wrong with its file."""
+
+    async def read(
+        conn: AsyncConnection,
+    ) -> tuple[DagRow, DagSpec, list[ListedSchedule], ImportErrorRow | None]:
+        row, spec = await find_dag(conn, dag)
+        errors = [error for error in await dags.import_errors(conn) if error.file == row.file]
+        return row, spec, await schedules.list_all(conn, dag=dag), errors[0] if errors else None
+
+    (row, spec, planned, error), now = ask(read)
+    if as_json:
+        print_json(_document(row, spec, planned, error))
+        return
+    _show_facts(row, spec)
+    if error:
+        note = Text(f"Its file cannot be loaded now, so version {row.number} goes on: ", style="bold red")
+        show(note.append(plain(place_of(error)), style="red"))
+    _show_schedules(row, planned, now)
+    if spec.params:
+        show(heading("Parameters"), _params(spec))
+    show(heading("Tasks"), _tasks(spec))
+    show(hint(f"\nStart it with: evertick dags trigger {row.name} --wait"))
+
+
+def schedule_document(row: ListedSchedule, fires: list[datetime] | None = None) -> dict[str, object]:
+    found: dict[str, object] = {
+        "name": row.name,
+        "schedule": describe(read_spec(row.spec)),
+        "spec": row.spec,
+        "misfire": row.misfire,
+        "is_paused": row.paused,
+        "error": row.error,
+        "next_due": row.next_due,
+        "last_fired": row.last_fired,
+    }
+    return found if fires is None else {**found, "next_fires": fires}
+
+
+def fires_of(row: ListedSchedule, count: int) -> list[datetime]:
+    """The next fires, from where the schedule stands; none while it is paused or in error."""
+    if row.paused or row.error or row.next_due is None:
+        return []
+    spec, fires = read_spec(row.spec), [row.next_due]
+    while len(fires) < count and (following := next_after(spec, fires[-1])) is not None:
+        fires.append(following)
+    return fires
+
+
+def place_of(error: ImportErrorRow) -> str:
+    line = f":{error.line}" if error.line else ""
+    return f"{error.file}{line}: {error.message}"
+
+
+def _show_facts(row: DagRow, spec: DagSpec) -> None:
+    why = f"runs in fresh interpreters because importing it starts threads: {row.uses_threads}"
+    values: dict[str, Cell] = {
+        "DAG": Text(row.name, style="bold"),
+        "About": spec.description,
+        "Status": state("paused") if row.paused else state("success", "on"),
+        "Version": f"{row.number}, published {clock(row.created_at)}",
+        "File": row.file,
+        "Tags": ", ".join(spec.tags) or None,
+        "Active runs": f"at most {spec.max_active_runs}" if spec.max_active_runs else None,
+        "Isolation": why if row.uses_threads else None,
+    }
+    show(facts(values))
+
+
+def _show_schedules(row: DagRow, planned: list[ListedSchedule], now: datetime) -> None:
+    show(heading("Schedules"))
+    if not planned:
+        show(hint(f"None: it runs by hand, with `evertick dags trigger {row.name}`."))
+        return
+    rows = [
+        [each.name, describe(read_spec(each.spec)), _next_text(each, now), relative(each.last_fired, now)]
+        for each in planned
+    ]
+    show(table(("NAME", "WHEN", "NEXT", "LAST"), rows))
+
+
+def _next_text(row: ListedSchedule, now: datetime) -> Cell:
+    if row.error:
+        return state("failed", plain(row.error))
+    if row.paused:
+        return state("paused")
+    fires = fires_of(row, _FIRES)
+    return ", ".join(relative(fire, now) for fire in fires) or "ended"
+
+
+def upstream_of(spec: DagSpec) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {task.name: [] for task in spec.tasks}
+    for up, down in spec.edges:
+        found[spec.tasks[down].name].append(spec.tasks[up].name)
+    return found
+
+
+def _tasks(spec: DagSpec) -> Table:
+    upstream = upstream_of(spec)
+    rows: list[list[Cell]] = []
+    for task in spec.tasks:
+        after = upstream[task.name]
+        timeout = length(task.timeout_seconds) if task.timeout_seconds else None
+        place: list[Cell] = [task.queue, task.priority, task.isolation]
+        rule = task.trigger_rule if after else None
+        rows.append([task.name, task.kind, ", ".join(after) or None, rule, _retries(task.retry), timeout, *place])
+    columns = ("TASK", "KIND", "AFTER", "RULE", "RETRIES", "TIMEOUT", "QUEUE", "#PRIORITY", "ISOLATION")
+    return table(columns, rows)
+
+
+def _params(spec: DagSpec) -> Table:
+    rows = [
+        [each.name, each.allowed, "must be given" if each.required else json.dumps(each.default), each.description]
+        for each in spec.params
+    ]
+    return table(("NAME", "MUST BE", "DEFAULT", "DESCRIPTION"), rows)
+
+
+def _retries(retry: RetryPolicy) -> str | None:
+    if not retry.retries:
+        return None
+    return f"{retry.retries} × {length(retry.delay_seconds)} {retry.backoff}"
+
+
+def _document(
+    row: DagRow, spec: DagSpec, planned: list[ListedSchedule], error: ImportErrorRow | None
+) -> dict[str, object]:
+    upstream = upstream_of(spec)
+    return {
+        "dag": row.name,
+        "description": spec.description,
+        "is_paused": row.paused,
+        "version": row.number,
+        "published_at": row.created_at,
+        "file": row.file,
+        "tags": spec.tags,
+        "max_active_runs": spec.max_active_runs,
+        "uses_threads": row.uses_threads,
+        "import_error": document(error) if error else None,
+        "schedules": [schedule_document(each, fires_of(each, _FIRES)) for each in planned],
+        "params": [document(each) for each in spec.params],
+        "tasks": [_task_document(task, upstream[task.name]) for task in spec.tasks],
+    }
+
+
+def _task_document(task: TaskSpec, upstream: list[str]) -> dict[str, object]:
+    found = document(task, without=["name", "inputs"])
+    return {"task": task.name, "upstream": upstream, **found}

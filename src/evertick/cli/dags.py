@@ -1,0 +1,135 @@
+"""`evertick dags`: what can run. Lists, shows, pauses, starts and removes DAGs."""
+
+from __future__ import annotations
+
+import typer
+from psycopg import AsyncConnection
+from rich.text import Text
+
+from evertick.cli import dag_page, trigger, validate
+from evertick.cli.connection import actor, ask, change, shown
+from evertick.cli.documents import document, print_json
+from evertick.cli.options import DagName, Json, Limit, Yes, noun
+from evertick.cli.prompt import confirm
+from evertick.cli.tables import Cell, hint, show, state, table
+from evertick.cli.times import relative
+from evertick.config import read_settings
+from evertick.domain.errors import UserError
+from evertick.domain.schedule import describe
+from evertick.engine import pause as verbs
+from evertick.engine.plan import read_spec
+from evertick.engine.trigger import find_dag
+from evertick.store import dags, runs, schedules
+from evertick.store.dags import DagRow, ImportErrorRow
+from evertick.store.runs import RunRow
+from evertick.store.schedules import ListedSchedule
+from evertick.store.wake import Channel
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="What can run: your DAGs.")
+
+_COLUMNS = ("DAG", "STATUS", "SCHEDULE", "NEXT RUN", "LAST RUN", "#TASKS", "TAGS")
+_MOST_SCHEDULES = 100_000
+
+app.command("show", epilog="Example: evertick dags show etl")(dag_page.show_dag)
+app.command("validate", epilog="Example: evertick dags validate dags/etl.py")(validate.validate)
+app.command("trigger", epilog="Example: evertick dags trigger etl --param rows=50 --wait")(trigger.trigger_dag)
+
+
+@app.command("list", epilog="Example: evertick dags list")
+def list_dags(limit: Limit = 1000, as_json: Json = False) -> None:
+    """List the DAGs: whether each is on, when it runs next, and how its last run went."""
+
+    async def read(
+        conn: AsyncConnection,
+    ) -> tuple[list[DagRow], list[ListedSchedule], list[RunRow], list[ImportErrorRow]]:
+        return (
+            await dags.list_all(conn, limit=limit),
+            await schedules.list_all(conn, limit=_MOST_SCHEDULES),
+            await runs.newest_of_each_dag(conn, limit=limit),
+            await dags.import_errors(conn),
+        )
+
+    (found, planned, newest, errors), now = ask(read)
+    plans: dict[str, list[ListedSchedule]] = {row.name: [] for row in found}
+    for each in planned:
+        plans.setdefault(each.dag, []).append(each)
+    last = {run.dag: run for run in newest}
+    broken = {error.file: error for error in errors}
+    if as_json:
+        listed = [_listed(row, plans[row.name], last.get(row.name), broken.get(row.file)) for row in found]
+        print_json({"dags": listed, "import_errors": [document(error, without=["detail"]) for error in errors]})
+        return
+    if found:
+        rows: list[list[Cell]] = []
+        for row in found:
+            run = last.get(row.name)
+            went = state(run.state, f"{run.state} {relative(run.finished_at or run.created_at, now)}") if run else None
+            due = min((each.next_due for each in plans[row.name] if each.next_due), default=None)
+            words = "; ".join(describe(read_spec(each.spec)) for each in plans[row.name]) or "by hand"
+            next_run = "-" if row.paused else relative(due, now)
+            rows.append([row.name, _status(row, broken), words, next_run, went, _task_count(row), _tags(row)])
+        show(table(_COLUMNS, rows))
+    else:
+        folder = shown(read_settings().dags_folder)
+        show(hint(f"No DAGs yet. Put a Python file with an @dag into {folder}; `evertick dags validate FILE` checks it."))
+    for error in errors:
+        show(Text(f"Broken: {dag_page.place_of(error)}", style="red"))
+
+
+@app.command("pause", epilog="Example: evertick dags pause etl")
+def pause(dag: DagName) -> None:
+    """Stop a DAG: its schedules skip (on record), and what has not started waits. Running tasks go on."""
+    changed = change(lambda conn: verbs.pause(conn, dag=dag, actor=actor()), Channel.PLAN)
+    show(Text(f"{dag} is paused." if changed else f"{dag} was paused already."))
+    show(hint(f"Let it go on with: evertick dags unpause {dag}"))
+
+
+@app.command("unpause", epilog="Example: evertick dags unpause etl")
+def unpause(dag: DagName) -> None:
+    """Let a paused DAG go on: waiting tasks now, its schedules with their next fire."""
+    changed = change(lambda conn: verbs.unpause(conn, dag=dag, actor=actor()), Channel.PLAN, Channel.READY)
+    show(Text(f"{dag} goes on." if changed else f"{dag} was not paused."))
+
+
+@app.command("delete", epilog="Example: evertick dags delete old_report --yes")
+def delete(dag: DagName, yes: Yes = False) -> None:
+    """Take a DAG out of planning. Its history stays, and its open runs go on."""
+    (row, spec), _ = ask(lambda conn: find_dag(conn, dag))
+    confirm(f"Delete {dag} with {noun(len(spec.schedules), 'schedule')}? Its history stays.", yes=yes)
+    if not change(lambda conn: verbs.delete(conn, dag=dag, actor=actor()), Channel.PLAN):
+        raise UserError(f"{dag} was deleted by somebody else just now.")
+    show(Text(f"Deleted {dag}."), hint(f"Remove {row.file} from the DAGs folder too, or it is published again."))
+
+
+def _status(row: DagRow, broken: dict[str, ImportErrorRow]) -> Text:
+    if row.file in broken:
+        return state("broken")
+    return state("paused") if row.paused else state("success", "on")
+
+
+def _task_count(row: DagRow) -> int:
+    tasks = (row.spec or {}).get("tasks")
+    return len(tasks) if isinstance(tasks, list) else 0
+
+
+def _tags(row: DagRow) -> str | None:
+    tags = (row.spec or {}).get("tags")
+    return ", ".join(map(str, tags)) if isinstance(tags, list) else None
+
+
+def _listed(
+    row: DagRow, plans: list[ListedSchedule], last: RunRow | None, error: ImportErrorRow | None
+) -> dict[str, object]:
+    spec = row.spec or {}
+    return {
+        "dag": row.name,
+        "is_paused": row.paused,
+        "version": row.number,
+        "file": row.file,
+        "description": spec.get("description"),
+        "tags": spec.get("tags", []),
+        "task_count": _task_count(row),
+        "schedules": [dag_page.schedule_document(each) for each in plans],
+        "last_run": document(last, without=dag_page.RUN_INTERNALS) if last else None,
+        "import_error": document(error, without=["detail"]) if error else None,
+    }

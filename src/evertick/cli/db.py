@@ -1,0 +1,90 @@
+"""`evertick db`: the database as a whole. Migrates it, and tells how it stands."""
+
+from __future__ import annotations
+
+import asyncio
+
+import typer
+from psycopg import AsyncConnection
+from rich.text import Text
+
+from evertick.cli.connection import database_url, telling
+from evertick.cli.documents import print_json
+from evertick.cli.options import Json, noun
+from evertick.cli.tables import facts, hint, show, state
+from evertick.cli.times import relative
+from evertick.config import read_settings
+from evertick.store import runners, shards
+from evertick.store.db import Purpose, connect, where
+from evertick.store.migrate import SchemaStatus, migrate, status
+from evertick.store.shards import Leader
+
+SHARD = 0
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Bring the database up to date, or see how it stands.")
+
+
+@app.command("migrate", epilog="Example: evertick db migrate")
+def migrate_database() -> None:
+    """Apply every migration that the database lacks. Safe to run at any time, by several at once."""
+    url = database_url(read_settings())
+
+    async def apply() -> list[str]:
+        with telling(url):
+            async with await connect(url, purpose=Purpose.PLANNING) as conn:
+                return await migrate(conn)
+
+    applied = asyncio.run(apply())
+    for label in applied:
+        show(Text(f"Applied {label}"))
+    show(Text(f"The database at {where(url)} is up to date.", style="green"))
+
+
+@app.command("status", epilog="Example: evertick db status --json")
+def show_status(as_json: Json = False) -> None:
+    """Where the database is, whether its schema is current, who leads, and how many runners live."""
+    url = database_url(read_settings())
+
+    async def look() -> tuple[str, SchemaStatus, Leader | None, int, str]:
+        with telling(url):
+            async with await connect(url, purpose=Purpose.READ) as conn:
+                found = await status(conn)
+                leader, live, since = await _who(conn) if found.is_current else (None, 0, "-")
+                version = conn.info.server_version
+                return f"{version // 10000}.{version % 10000}", found, leader, live, since
+
+    server, found, leader, live, since = asyncio.run(look())
+    owner = leader.owner if leader and leader.is_live else None
+    if as_json:
+        print_json(
+            {
+                "database": where(url),
+                "server_version": server,
+                "is_current": found.is_current,
+                "applied": [{"migration": each.label, "applied_at": each.applied_at} for each in found.applied],
+                "pending": [each.label for each in found.pending],
+                "leader": owner,
+                "runners": live,
+            }
+        )
+    else:
+        _show_status(where(url), server, found, f"{owner} (lease: {since})" if owner else "nobody", live)
+    if found.pending:
+        raise typer.Exit(1)
+
+
+async def _who(conn: AsyncConnection) -> tuple[Leader | None, int, str]:
+    leader = await shards.leader(conn, shard=SHARD)
+    until = relative(leader.lease_until, await shards.read_clock(conn)) if leader else "-"
+    return leader, len(await runners.live(conn)), until
+
+
+def _show_status(place: str, server: str, found: SchemaStatus, leader: str, live: int) -> None:
+    newest = found.applied[-1].label if found.applied else "none"
+    schema = state("success", f"current ({newest})") if found.is_current else state("failed", f"behind ({newest})")
+    show(facts({"Database": place, "PostgreSQL": server, "Schema": schema}))
+    if found.pending:
+        names = ", ".join(each.label for each in found.pending)
+        show(hint(f"Pending: {names}. Apply them with: evertick db migrate"))
+    else:
+        show(facts({"Scheduler": leader, "Runners": noun(live, "runner") + " alive"}))

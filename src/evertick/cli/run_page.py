@@ -1,0 +1,83 @@
+"""Runs and tasks as tables and documents, for every command that shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from rich.table import Table
+from rich.text import Text
+
+from evertick.cli.documents import document
+from evertick.cli.tables import Cell, facts, state, table
+from evertick.cli.times import clock, relative, took
+from evertick.store.runs import RunRow
+from evertick.store.tasks import TaskRow
+
+_RUN_INTERNALS = ("version_id", "failed_leaves")
+_RUN_COLUMNS = ("#RUN", "DAG", "STATE", "#TASKS", "STARTED", "TOOK", "BY")
+_TASK_COLUMNS = ("TASK", "STATE", "#ATTEMPT", "STARTED", "TOOK", "NOTE")
+
+
+def run_document(row: RunRow) -> dict[str, object]:
+    return document(row, without=_RUN_INTERNALS)
+
+
+def run_table(rows: Iterable[RunRow], now: datetime) -> Table:
+    return table(_RUN_COLUMNS, [_run_cells(row, now) for row in rows])
+
+
+def run_state(row: RunRow) -> Text:
+    is_ending = row.cancel_requested and row.finished_at is None
+    return state(row.state, f"{row.state}, canceling" if is_ending else None)
+
+
+def run_facts(row: RunRow, now: datetime) -> Table:
+    params = ", ".join(f"{name}={value!r}" for name, value in row.params.items())
+    values: Mapping[str, Cell] = {
+        "Run": Text(f"{row.run_id}", style="bold"),
+        "DAG": f"{row.dag}, version {row.version}",
+        "State": run_state(row),
+        "Reason": row.reason,
+        "Tasks": f"{row.task_count - row.open_tasks} of {row.task_count} ended",
+        "Started by": f"{row.kind}, {row.triggered_by}" + (f", key {row.key}" if row.key else ""),
+        "For": clock(row.fire_at) if row.fire_at else None,
+        "Created": f"{clock(row.created_at)} ({relative(row.created_at, now)})",
+        "Took": took(row.started_at, row.finished_at, now) if row.started_at else None,
+        "Params": params or None,
+    }
+    return facts(values)
+
+
+def task_table(rows: Iterable[TaskRow], now: datetime) -> Table:
+    return table(_TASK_COLUMNS, [_task_cells(row, now) for row in rows])
+
+
+def task_name(row: TaskRow) -> str:
+    return row.task if row.map_index < 0 else f"{row.task}[{row.map_index}]"
+
+
+def attempt_text(row: TaskRow) -> str | None:
+    return f"{row.attempt}/{row.max_attempts}" if row.attempt else None
+
+
+def task_note(row: TaskRow, now: datetime) -> str | None:
+    """Why it stands where it stands, as far as its own row knows."""
+    if row.request:
+        return f"being stopped ({row.request})"
+    if row.not_before:
+        return f"retry {relative(row.not_before, now)}" + (f"; {row.reason}" if row.reason else "")
+    return row.reason
+
+
+def _run_cells(row: RunRow, now: datetime) -> list[Cell]:
+    done = f"{row.task_count - row.open_tasks}/{row.task_count}"
+    lasted = took(row.started_at, row.finished_at, now)
+    by = "schedule" if row.kind == "scheduled" else row.triggered_by
+    return [row.run_id, row.dag, run_state(row), done, relative(row.started_at or row.created_at, now), lasted, by]
+
+
+def _task_cells(row: TaskRow, now: datetime) -> list[Cell]:
+    lasted = took(row.started_at, row.finished_at, now)
+    started = relative(row.started_at, now)
+    return [task_name(row), state(row.state), attempt_text(row), started, lasted, task_note(row, now)]

@@ -1,0 +1,94 @@
+"""What people see: tables, facts, states in their colours. Wide and plain where the output is no terminal.
+
+Every text that came from elsewhere goes through `text.plain` on its way into a cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from evertick.cli.text import plain
+
+Cell: TypeAlias = "str | int | Text | None"
+
+# Nothing is cut or folded in a pipe: another program reads it.
+_PIPE_WIDTH = 20_000
+
+STATE_STYLES: Mapping[str, str] = {
+    "success": "green",
+    "failed": "bold red",
+    "upstream_failed": "red",
+    "canceled": "magenta",
+    "skipped": "magenta",
+    "running": "bold cyan",
+    "queued": "cyan",
+    "available": "yellow",
+    "pending": "yellow",
+    "deferred": "yellow",
+    "waiting": "dim",
+    "paused": "yellow",
+    "broken": "bold red",
+}
+
+
+def console() -> Console:
+    """The standard output of this moment."""
+    found = Console(highlight=False, markup=False, emoji=False)
+    return found if found.is_terminal else Console(highlight=False, markup=False, emoji=False, width=_PIPE_WIDTH)
+
+
+def show(*parts: RenderableType) -> None:
+    """Print, without blanks at the ends of lines where the output is no terminal."""
+    out = console()
+    for part in parts:
+        if out.is_terminal:
+            out.print(part)
+            continue
+        with out.capture() as captured:
+            out.print(part)
+        out.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    out.file.flush()
+
+
+def state(name: str, shown: str | None = None) -> Text:
+    return Text(shown or name, style=STATE_STYLES.get(name, ""))
+
+
+def hint(text: str) -> Text:
+    """What to do next."""
+    return Text(plain(text), style="dim")
+
+
+def heading(text: str) -> Text:
+    return Text(f"\n{plain(text)}", style="bold")
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
+    """A column whose title starts with `#` holds numbers, and is shown without that sign."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        is_number = column.startswith("#")
+        made.add_column(column.removeprefix("#"), justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(_cell(each) for each in row))
+    return made
+
+
+def facts(rows: Mapping[str, Cell]) -> Table:
+    """Names and values, one per line; what is None is left out."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    made.add_column(style="dim")
+    made.add_column(overflow="fold")
+    for name, value in rows.items():
+        if value is not None:
+            made.add_row(name, _cell(value))
+    return made
+
+
+def _cell(value: Cell) -> Text:
+    return value if isinstance(value, Text) else Text("-" if value is None else plain(str(value)))

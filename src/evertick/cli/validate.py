@@ -1,0 +1,118 @@
+"""`evertick dags validate`: what is in DAG files, or what is wrong with them. Needs no database.
+
+Each file is loaded in a process of its own, as publishing does; its code never runs here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from evertick.cli.dag_page import upstream_of
+from evertick.cli.documents import document, print_json
+from evertick.cli.options import Json, noun
+from evertick.cli.tables import hint, show
+from evertick.cli.text import plain
+from evertick.config import read_settings
+from evertick.domain.errors import UserError
+from evertick.domain.schedule import describe
+from evertick.execution.loader import ImportProblem, LoadedDag, LoadedFile, find_duplicates, load_file
+from evertick.services.publisher import LOADS_AT_ONCE, find_dag_files
+
+PathArgument = Annotated[Path, typer.Argument(metavar="PATH", help="A DAG file, or a folder of them.")]
+
+
+def validate(path: PathArgument, as_json: Json = False) -> None:
+    """Check DAG files without publishing them: show their DAGs, or where and what is wrong."""
+    folder, files = _find(path)
+    loaded = asyncio.run(_load_all(folder, files, read_settings().load_timeout_seconds))
+    duplicates = find_duplicates(loaded)
+    problems = [problem for problem in map(_problem, loaded) if problem]
+    if as_json:
+        print_json(_document(loaded, duplicates))
+    else:
+        for file in loaded:
+            _show_file(folder, file)
+        for name, owners in duplicates.items():
+            show(Text(f"DAG {plain(name)} is defined in more than one file: {', '.join(owners)}.", style="red"))
+    if problems or duplicates:
+        raise typer.Exit(2)
+
+
+def _find(path: Path) -> tuple[Path, list[str]]:
+    """The folder that imports are relative to, and the files in it."""
+    if path.is_dir():
+        files = find_dag_files(path)
+        if not files:
+            raise UserError(f"{path} holds no DAG file: no .py file in it names both `evertick` and `dag`.")
+        return path, files
+    if not path.is_file():
+        raise UserError(f"There is no file or folder {path}.")
+    if path.suffix != ".py":
+        raise UserError(f"{path} is not a Python file: its name must end in .py.")
+    root = read_settings().dags_folder.resolve()
+    folder = root if path.resolve().is_relative_to(root) else path.resolve().parent
+    return folder, [str(path.resolve().relative_to(folder))]
+
+
+async def _load_all(folder: Path, files: Sequence[str], timeout_seconds: float) -> list[LoadedFile]:
+    gate = asyncio.Semaphore(LOADS_AT_ONCE)
+
+    async def load(file: str) -> LoadedFile:
+        async with gate:
+            return await load_file(folder, file, timeout_seconds=timeout_seconds)
+
+    return list(await asyncio.gather(*(load(file) for file in files)))
+
+
+def _problem(loaded: LoadedFile) -> ImportProblem | None:
+    if loaded.error or loaded.dags:
+        return loaded.error
+    return ImportProblem(file=loaded.file, line=None, message="it defines no DAG. Call a function decorated with @dag.")
+
+
+def _show_file(folder: Path, loaded: LoadedFile) -> None:
+    if problem := _problem(loaded):
+        show(Text(plain(f"{folder.name}/{problem}"), style="red"))
+        if problem.traceback:
+            show(hint(problem.traceback.rstrip()))
+        return
+    for dag in loaded.dags:
+        words = "; ".join(describe(each.spec) for each in dag.spec.schedules) or "by hand"
+        count = noun(len(dag.spec.tasks), "task")
+        show(Text("ok ", style="green").append(plain(f"{loaded.file}: {dag.name}, {count}, {words}"), style="default"))
+        for task, upstream in upstream_of(dag.spec).items():
+            show(Text(plain(f"     {task}" + (f"  after {', '.join(upstream)}" if upstream else ""))))
+    if loaded.uses_threads:
+        names = ", ".join(loaded.uses_threads)
+        show(hint(f"   runs in fresh interpreters because importing it starts threads: {names}"))
+
+
+def _document(loaded: Sequence[LoadedFile], duplicates: Mapping[str, tuple[str, ...]]) -> dict[str, object]:
+    files = []
+    for file in loaded:
+        problem = _problem(file)
+        files.append(
+            {
+                "file": file.file,
+                "error": document(problem) if problem else None,
+                "uses_threads": file.uses_threads,
+                "dags": [_dag_document(dag) for dag in file.dags],
+            }
+        )
+    return {"files": files, "duplicates": duplicates}
+
+
+def _dag_document(dag: LoadedDag) -> dict[str, object]:
+    upstream = upstream_of(dag.spec)
+    return {
+        "dag": dag.name,
+        "hash": dag.hash,
+        "schedules": [describe(each.spec) for each in dag.spec.schedules],
+        "tasks": [{"task": name, "upstream": after} for name, after in upstream.items()],
+    }

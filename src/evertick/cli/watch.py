@@ -1,0 +1,171 @@
+"""Following a run until it ends, or the runs of a DAG for as long as somebody looks.
+
+A terminal gets one picture that is redrawn; a pipe gets a line for each change.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import typer
+from psycopg import AsyncConnection
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from evertick.cli.errors import RUN_EXIT_STATUS, TIMED_OUT
+from evertick.cli.options import noun
+from evertick.cli.poll import poll
+from evertick.cli.run_page import run_state, run_table, task_name, task_note, task_table
+from evertick.cli.tables import hint, show, state
+from evertick.cli.text import plain
+from evertick.cli.times import length, took
+from evertick.domain.states import FAILED_TASK_STATES, TERMINAL_RUN_STATES
+from evertick.engine.cancel import find_run
+from evertick.store import runs, shards, tasks
+from evertick.store.runs import RunRow
+from evertick.store.tasks import TaskRow
+
+_MOST_LINES = 1000
+_LINES_AROUND_TABLE = 6
+_REASONS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A run at one moment, with the tasks that matter most."""
+
+    run: RunRow
+    tasks: Sequence[TaskRow]
+    counts: dict[str, int]
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """How a wait ended. `is_over` is false when the time was up first."""
+
+    last: Snapshot
+    is_over: bool
+
+
+View = Callable[[Snapshot], None]
+
+
+async def follow(
+    url: str, run_id: int, *, view: View, most_tasks: int, within_seconds: float | None = None
+) -> Watched:
+    """Show a run to `view` again and again until it ends."""
+    seen: list[Snapshot] = []
+
+    async def look(conn: AsyncConnection) -> bool:
+        seen[:] = [await take_snapshot(conn, run_id, most_tasks)]
+        view(seen[0])
+        return seen[0].run.state in TERMINAL_RUN_STATES
+
+    is_over = await poll(url, look, within_seconds=within_seconds)
+    if not seen:
+        raise typer.Exit(TIMED_OUT)
+    return Watched(last=seen[0], is_over=is_over)
+
+
+async def take_snapshot(conn: AsyncConnection, run_id: int, most_tasks: int) -> Snapshot:
+    return Snapshot(
+        run=await find_run(conn, run_id),
+        tasks=await tasks.liveliest_of_run(conn, run_id=run_id, limit=most_tasks),
+        counts=await tasks.count_by_state(conn, run_id=run_id),
+        now=await shards.read_clock(conn),
+    )
+
+
+async def follow_on(console: Console, url: str, run_id: int, *, within_seconds: float | None) -> Watched:
+    """Follow a run in the way that fits the output."""
+    if not console.is_terminal:
+        view = lines_view(sys.stdout.write)
+        return await follow(url, run_id, view=view, most_tasks=_MOST_LINES, within_seconds=within_seconds)
+    rows = max(console.height - _LINES_AROUND_TABLE, 5)
+    with Live(console=console, auto_refresh=False) as live:
+        return await follow(
+            url,
+            run_id,
+            view=lambda snapshot: live.update(picture(snapshot), refresh=True),
+            most_tasks=rows,
+            within_seconds=within_seconds,
+        )
+
+
+def picture(snapshot: Snapshot) -> RenderableType:
+    """The whole run on one screen: a bar, the counts, and its tasks in order."""
+    run, done = snapshot.run, snapshot.run.task_count - snapshot.run.open_tasks
+    head = Text(f"Run {run.run_id} of {plain(run.dag)}  ").append(run_state(run))
+    head.append(f"  {done}/{run.task_count}  {took(run.started_at, run.finished_at, snapshot.now)}", style="dim")
+    counts = Text("  ").join(state(name, f"{name} {count}") for name, count in snapshot.counts.items())
+    bar = ProgressBar(total=max(run.task_count, 1), completed=done, width=40)
+    shown = sorted(snapshot.tasks, key=lambda row: (row.idx, row.map_index))
+    hidden = sum(snapshot.counts.values()) - len(shown)
+    more = [hint(f"and {noun(hidden, 'more task')}")] if hidden > 0 else []
+    return Group(head, bar, counts, task_table(shown, snapshot.now), *more)
+
+
+def lines_view(write: Callable[[str], object]) -> View:
+    """A line for each task that started, ended or waits for its retry since the last look."""
+    known: dict[tuple[int, int], tuple[str, int]] = {}
+
+    def view(snapshot: Snapshot) -> None:
+        for row in sorted(snapshot.tasks, key=lambda row: (row.finished_at or row.started_at or snapshot.now, row.idx)):
+            key, stand = (row.idx, row.map_index), (row.state, row.epoch)
+            if known.get(key) != stand and row.state not in ("waiting", "available"):
+                lasted = took(row.started_at, row.finished_at, snapshot.now) if row.finished_at else ""
+                note = task_note(row, snapshot.now) or ""
+                line = f"{snapshot.now.astimezone():%H:%M:%S} {plain(task_name(row))} {row.state} {lasted} {plain(note)}"
+                write(f"{' '.join(line.split())}\n")
+            known[key] = stand
+        sys.stdout.flush()
+
+    return view
+
+
+def conclude(watched: Watched) -> None:
+    """Say how the run ended, and leave with the status that means it."""
+    run, now = watched.last.run, watched.last.now
+    if not watched.is_over:
+        waited = took(run.created_at, None, now)
+        sys.stderr.write(
+            f"Run {run.run_id} of {run.dag} is still {run.state} after {waited}, and goes on."
+            f" Follow it with: evertick runs watch {run.run_id}\n"
+        )
+        raise typer.Exit(TIMED_OUT)
+    lasted = length((run.finished_at - run.started_at).total_seconds()) if run.started_at and run.finished_at else "0 s"
+    show(Text(f"Run {run.run_id} of {plain(run.dag)}: ").append(run_state(run)).append(f" in {lasted}"))
+    wrong = [row for row in watched.last.tasks if row.state in FAILED_TASK_STATES and row.state != "upstream_failed"]
+    for row in wrong[:_REASONS]:
+        show(Text(plain(f"  {task_name(row)}: {row.reason or row.state}"), style="red"))
+    if wrong and run.state == "failed":
+        show(hint(f"See why with: evertick tasks logs {run.run_id} {wrong[0].task}"))
+    raise typer.Exit(RUN_EXIT_STATUS[run.state])
+
+
+async def follow_dag(console: Console, url: str, dag_id: int) -> None:
+    """The newest runs of a DAG, until Ctrl-C."""
+    if not console.is_terminal:
+        await poll(url, _dag_lines(dag_id))
+        return
+    rows = max(console.height - 3, 5)
+    with Live(console=console, auto_refresh=False) as live:
+
+        async def look(conn: AsyncConnection) -> bool:
+            found = await runs.list_newest(conn, dag_id=dag_id, limit=rows)
+            live.update(run_table(found, await shards.read_clock(conn)), refresh=True)
+            return False
+
+        await poll(url, look)
+
+
+def _dag_lines(dag_id: int) -> Callable[[AsyncConnection], object]:
+    known: Counter[str] = Counter()
+    raise NotImplementedError

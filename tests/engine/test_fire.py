@@ -1,0 +1,219 @@
+"""fire: each due instant gives one run or one skip record, whoever fires and however often."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.domain.errors import NotLeader
+from evertick.engine.fire import fire
+from evertick.engine.pause import delete, pause, unpause
+from evertick.store import schedules, shards
+from evertick.store.db import Purpose, connect
+from tests.engine import invariants
+from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, start, value
+
+EVERY = "@every 10s"
+
+
+async def fire_times(conn: AsyncConnection) -> list[float]:
+    cursor = await conn.execute("select fire_at from run where fire_at is not null order by fire_at")
+    return [(row[0] - T0).total_seconds() for row in await cursor.fetchall()]
+
+
+@pytest.mark.requirement("R2", "R3", "M2", "F2")
+async def test_a_due_schedule_becomes_a_run_and_its_cursor_moves_with_it(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    epoch = await lead(conn)
+    await put(conn, make_dag("tick", {"a": []}, every=EVERY))
+    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).settled == 0
+    await set_clock(conn, later(10))
+    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).settled == 1
+    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).settled == 0
+    assert await fire_times(conn) == [10]
+    assert await value(conn, "select next_due from schedule_state") == later(20)
+    assert len(await (await Runner.join(conn)).claim()) == 1
+
+
+@pytest.mark.requirement("I7")
+async def test_after_downtime_the_latest_fires_and_the_rest_is_one_skip_record(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    epoch = await lead(conn)
+    await put(conn, make_dag("tick", {"a": []}, every=EVERY))
+    await set_clock(conn, later(3605))
+    await fire(conn, shard=0, epoch=epoch, batch=10)
+    assert await fire_times(conn) == [3600]
+    cursor = await conn.execute("select first_at, last_at, count, reason from skip_record")
+    assert await cursor.fetchall() == [(later(10), later(3590), 359, "misfire_latest")]
+
+
+@pytest.mark.requirement("I3", "E1")
+async def test_many_leaders_that_fire_at_once_make_one_run_per_instant(database: str) -> None:
+    """The election switched off: several connections all act with the valid epoch, and the schema alone must hold."""
+    async with await connect(database, purpose=Purpose.PLANNING) as conn:
+        await set_clock(conn, T0)
+        epoch = await lead(conn)
+        for number in range(40):
+            await put(conn, make_dag(f"tick{number}", {"a": []}, every=EVERY))
+    rivals = [await connect(database, purpose=Purpose.PLANNING) for _ in range(6)]
+    try:
+        for second in (10, 20, 30):
+            for rival in rivals:
+                await set_clock(rival, later(second))
+            await asyncio.gather(*(fire(rival, shard=0, epoch=epoch, batch=7 + n) for n, rival in enumerate(rivals)))
+            for _ in range(10):
+                await fire(rivals[0], shard=0, epoch=epoch, batch=100)
+        assert await value(rivals[0], "select count(*) from run") == 120
+        assert await value(rivals[0], "select count(distinct (schedule_id, fire_at)) from run") == 120
+        assert await value(rivals[0], "select count(*) from ready") == 120
+    finally:
+        for rival in rivals:
+            await rival.close()
+
+
+@pytest.mark.requirement("I2")
+async def test_a_paused_schedule_never_fires_and_goes_on_after_now(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    epoch = await lead(conn)
+    await put(conn, make_dag("tick", {"a": []}, every=EVERY))
+    await pause(conn, dag="tick", actor="ann")
+    await set_clock(conn, later(35))
+    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
+    await unpause(conn, dag="tick", actor="ann")
+    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
+    cursor = await conn.execute("select first_at, last_at, count, reason from skip_record")
+    assert await cursor.fetchall() == [(later(10), later(30), 3, "paused")]
+    await set_clock(conn, later(40))
+    await fire(conn, shard=0, epoch=epoch, batch=10)
+    assert await fire_times(conn) == [40]
+
+
+async def test_pausing_first_settles_what_was_due(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    await put(conn, make_dag("tick", {"a": []}, every=EVERY))
+    await set_clock(conn, later(12))
+    await pause(conn, dag="tick", actor="ann")
+    assert await fire_times(conn) == [10]
+
+
+@pytest.mark.requirement("I1", "I2", "S1", "S2")
+async def test_an_edit_settles_the_old_schedule_and_starts_the_new_one_from_now(conn: AsyncConnection) -> None:
+    await invariants.install(conn)
+    await set_clock(conn, T0)
+    epoch = await lead(conn)
+    await put(conn, make_dag("tick", {"a": []}, every=EVERY))
+    facts = "select coalesce(string_agg(r::text, ',' order by run_id), '') from run r where run_id = 1"
+    await set_clock(conn, later(12))
+    await put(conn, make_dag("tick", {"a": []}, every="@every 7s"))
+    assert await fire_times(conn) == [10]
+    fact = await value(conn, facts)
+    assert await value(conn, "select version from schedule") == 2
+    await set_clock(conn, later(30))
+    await fire(conn, shard=0, epoch=epoch, batch=10)
+    elapsed = timedelta(seconds=7)
+    expected = ((later(30) - later(0).replace(year=1970)) // elapsed) * elapsed + later(0).replace(year=1970) - T0
+    assert await fire_times(conn) == [10, expected.total_seconds()]
+    assert await value(conn, facts) == fact
+    assert await invariants.violations(conn) == []
+
+
+async def test_publishing_the_same_dag_again_keeps_version_and_cursor(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    dag = make_dag("tick", {"a": [], "b": ["a"]}, every=EVERY)
+    first = await put(conn, dag)
+    before = await value(conn, "select md5(string_agg(s::text, '')) from schedule_state s")
+    await set_clock(conn, later(4))
+    for _ in range(20):
+        assert await put(conn, dag) == first
+    assert await value(conn, "select count(*) from dag_version") == 1
+    assert await value(conn, "select md5(string_agg(s::text, '')) from schedule_state s") == before
+
+
+async def test_a_removed_schedule_stops_and_comes_back_under_the_same_id(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    epoch = await lead(conn)
+    await put(conn, make_dag("tick", {"a": []}, every=EVERY))
+    await put(conn, make_dag("tick", {"a": []}))
+    await set_clock(conn, later(100))
+    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
+    await put(conn, make_dag("tick", {"a": []}, every=EVERY))
+    assert await value(conn, "select count(*) from schedule") == 1
+    assert await value(conn, "select next_due from schedule_state") == later(110)
+    await delete(conn, dag="tick", actor="ann")
+    await set_clock(conn, later(200))
+    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
+
+
+async def test_a_run_keeps_the_version_it_started_with(conn: AsyncConnection) -> None:
+    old = await put(conn, make_dag("tick", {"a": [], "b": ["a"]}))
+    run = await start(conn, "tick")
+    new = await put(conn, make_dag("tick", {"a": [], "c": ["a"]}))
+    assert new != old
+    runner = await Runner.join(conn)
+    assert await runner.drain() == ["a", "b"]
+    assert await value(conn, "select version_id from run where run_id = %s", run) == old
+
+
+async def test_an_old_leader_can_change_nothing(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    old = await lead(conn)
+    await put(conn, make_dag("tick", {"a": []}, every=EVERY))
+    await set_clock(conn, later(10))
+    await conn.execute("update shard set lease_until = clock() - interval '1 s'")
+    new = await shards.take(conn, shard=0, owner="rival", seconds=5)
+    assert new == old + 1
+    with pytest.raises(NotLeader):
+        await fire(conn, shard=0, epoch=old, batch=10)
+    assert await fire_times(conn) == []
+    assert not await shards.renew(conn, shard=0, epoch=old, seconds=5)
+    assert await shards.take(conn, shard=0, owner="third", seconds=5) is None
+
+
+async def test_a_takeover_waits_for_the_old_leaders_open_transaction(database: str) -> None:
+    async with await connect(database, purpose=Purpose.PLANNING) as old, await connect(database, purpose=Purpose.PLANNING) as new:
+        epoch = await lead(old)
+        await old.execute("update shard set lease_until = clock() - interval '1 s'")
+        async with old.transaction():
+            await old.execute("select fence(0::smallint, %s)", [epoch])
+            taking = asyncio.create_task(shards.take(new, shard=0, owner="new", seconds=5))
+            probe = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
+            async with asyncio.timeout(5):
+                while await value(old, probe) == 0:
+                    pass
+            assert not taking.done()
+        assert await taking == epoch + 1
+
+
+async def test_a_schedule_that_cannot_be_read_is_quarantined_and_the_others_fire(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    epoch = await lead(conn)
+    for name in ("good", "bad", "fine"):
+        await put(conn, make_dag(name, {"a": []}, every=EVERY))
+    await conn.execute(
+        "update schedule c set spec = '{\"kind\": \"cron\", \"expression\": \"99 * * * *\"}' from dag d"
+        " where d.dag_id = c.dag_id and d.name = 'bad'"
+    )
+    await set_clock(conn, later(10))
+    done = await fire(conn, shard=0, epoch=epoch, batch=10)
+    assert (done.settled, len(done.quarantined)) == (2, 1)
+    shown = await schedules.list_all(conn, dag="bad")
+    assert shown[0].error is not None and "99" in shown[0].error
+
+
+async def test_a_row_that_the_database_refuses_is_found_by_halving(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    epoch = await lead(conn)
+    for number in range(9):
+        await put(conn, make_dag(f"d{number}", {"a": []}, every=EVERY))
+    await conn.execute(
+        "create function refuse() returns trigger language plpgsql as $$ begin if new.dag_id = 5 then"
+        " raise exception 'poison' using errcode = '23514'; end if; return new; end $$"
+    )
+    await conn.execute("create trigger poison before insert on run for each row execute function refuse()")
+    await set_clock(conn, later(10))
+    done = await fire(conn, shard=0, epoch=epoch, batch=100)
+    assert (done.settled, len(done.quarantined)) == (8, 1)
+    assert await value(conn, "select count(*) from run") == 8

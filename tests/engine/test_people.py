@@ -1,0 +1,243 @@
+"""cancel, clear, mark, pause and delete: explicit, recorded, and never two bodies of one task at once."""
+
+from __future__ import annotations
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.domain.attempt import TaskKey
+from evertick.domain.errors import Conflict, NotFound, UserError
+from evertick.domain.retry import RetryPolicy
+from evertick.engine.cancel import cancel
+from evertick.engine.clear import clear, select_tasks
+from evertick.engine.mark import mark
+from evertick.engine.pause import delete, pause, unpause
+from evertick.engine.promote import promote
+from evertick.engine.trigger import trigger
+from evertick.store import runs, tasks
+from tests.engine import invariants
+from tests.engine.world import (
+    T0,
+    Runner,
+    key_of,
+    later,
+    lead,
+    make_dag,
+    put,
+    run_state,
+    set_clock,
+    start,
+    states,
+    value,
+)
+
+CHAIN = {"a": [], "b": ["a"], "c": ["b"]}
+
+
+@pytest.fixture(autouse=True)
+async def watched(conn: AsyncConnection) -> object:
+    """Illegal moves raise at once; after each test nothing may be violated."""
+    await invariants.install(conn)
+    yield
+    assert await invariants.violations(conn) == []
+
+
+async def test_canceling_ends_what_has_not_started_and_asks_the_running_to_stop(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("chain", {"a": [], "b": ["a"], "other": []}))
+    run = await start(conn, "chain")
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim(1)
+    assert await cancel(conn, run_id=run, actor="ann") == 1
+    assert await states(conn, run) == {"a": "running", "b": "canceled", "other": "canceled"}
+    assert await run_state(conn, run) == "running"
+    await runner.finish(claim, "killed", reason="stop requested")
+    assert await states(conn, run) == {"a": "canceled", "b": "canceled", "other": "canceled"}
+    assert await run_state(conn, run) == "canceled"
+    assert await runner.claim() == []
+
+
+async def test_a_run_that_has_ended_cannot_be_canceled(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("one", {"a": []}))
+    run = await start(conn, "one")
+    await (await Runner.join(conn)).drain()
+    with pytest.raises(Conflict, match="already ended"):
+        await cancel(conn, run_id=run, actor="ann")
+    with pytest.raises(NotFound, match="no run 999"):
+        await cancel(conn, run_id=999, actor="ann")
+
+
+async def test_canceling_a_queued_run_ends_it_at_once(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("one", {"a": []}, max_active_runs=1))
+    await start(conn, "one")
+    second = await start(conn, "one")
+    assert await run_state(conn, second) == "queued"
+    await cancel(conn, run_id=second, actor="ann")
+    assert await run_state(conn, second) == "canceled"
+
+
+async def test_clearing_runs_a_task_and_what_follows_it_again(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("chain", CHAIN))
+    run = await start(conn, "chain")
+    runner = await Runner.join(conn)
+    await runner.drain({"b": "failed"})
+    chosen = await select_tasks(conn, run_id=run, only_failed=True)
+    assert [row.task for row in chosen] == ["b", "c"]
+    done = await clear(conn, run_id=run, chosen=chosen, actor="ann")
+    assert (done.reopened, done.asked) == (2, 0)
+    assert await states(conn, run) == {"a": "success", "b": "available", "c": "waiting"}
+    assert await run_state(conn, run) == "running"
+    assert await runner.drain() == ["b", "c"]
+    assert await run_state(conn, run) == "success"
+    history = await tasks.attempts(conn, TaskKey(run, 1, -1))
+    assert [(row.epoch, row.outcome) for row in history] == [(1, "failed"), (2, "success")]
+    entries = await runs.journal(conn, run_id=run)
+    assert [(entry.verb, entry.actor) for entry in entries] == [("clear", "ann")]
+
+
+async def test_clearing_one_task_leaves_its_finished_successors_alone(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("chain", CHAIN))
+    run = await start(conn, "chain")
+    runner = await Runner.join(conn)
+    await runner.drain()
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["a"]), actor="ann")
+    assert await runner.drain() == ["a"]
+    assert await run_state(conn, run) == "success"
+
+
+async def test_a_running_task_is_cleared_only_when_its_owner_confirms(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("one", {"a": []}))
+    run = await start(conn, "one")
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim()
+    done = await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="ann")
+    assert (done.reopened, done.asked) == (0, 1)
+    assert await runner.claim() == []
+    await runner.finish(claim, "killed")
+    (again,) = await runner.claim()
+    assert (again.epoch, again.attempt) == (2, 1)
+
+
+async def test_an_unknown_task_is_refused_with_the_name_that_was_meant(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("one", {"extract": []}))
+    run = await start(conn, "one")
+    with pytest.raises(NotFound, match="Did you mean 'extract'"):
+        await select_tasks(conn, run_id=run, names=["extrct"])
+
+
+async def test_marking_a_failed_task_lets_what_it_blocked_go_on(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("chain", CHAIN))
+    run = await start(conn, "chain")
+    runner = await Runner.join(conn)
+    await runner.drain({"a": "failed"})
+    assert await mark(conn, TaskKey(run, 0, -1), state="success", actor="ann") == "marked"
+    assert await states(conn, run) == {"a": "success", "b": "available", "c": "waiting"}
+    assert await runner.drain() == ["b", "c"]
+    assert await run_state(conn, run) == "success"
+
+
+async def test_marking_the_last_task_of_a_failed_run_judges_the_run_anew(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("one", {"a": []}))
+    run = await start(conn, "one")
+    await (await Runner.join(conn)).drain({"a": "failed"})
+    await mark(conn, TaskKey(run, 0, -1), state="success", actor="ann")
+    assert await run_state(conn, run) == "success"
+    await mark(conn, TaskKey(run, 0, -1), state="failed", actor="ann")
+    assert await run_state(conn, run) == "failed"
+
+
+async def test_marking_a_waiting_task_decides_its_successors(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("chain", CHAIN))
+    run = await start(conn, "chain")
+    await mark(conn, TaskKey(run, 1, -1), state="success", actor="ann")
+    assert await states(conn, run) == {"a": "available", "b": "success", "c": "available"}
+
+
+async def test_a_running_task_is_marked_when_its_owner_confirms(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("one", {"a": []}))
+    run = await start(conn, "one")
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim()
+    assert await mark(conn, key_of(claim), state="skipped", actor="ann") == "asked"
+    assert await states(conn, run) == {"a": "running"}
+    await runner.finish(claim, "killed")
+    assert await states(conn, run) == {"a": "skipped"}
+
+
+async def test_a_task_cannot_be_marked_running(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("one", {"a": []}))
+    run = await start(conn, "one")
+    with pytest.raises(UserError, match="cannot be marked 'running'"):
+        await mark(conn, TaskKey(run, 0, -1), state="running", actor="ann")
+    with pytest.raises(Conflict):
+        await mark(conn, TaskKey(run, 7, -1), state="success", actor="ann")
+
+
+async def test_a_paused_dag_offers_nothing_until_it_goes_on(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("chain", CHAIN))
+    run = await start(conn, "chain")
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim()
+    assert await pause(conn, dag="chain", actor="ann")
+    assert not await pause(conn, dag="chain", actor="ann")
+    await runner.finish(claim)
+    assert (await states(conn, run))["b"] == "pending"
+    assert await runner.claim() == []
+    held = (await trigger(conn, dag="chain", params={}, actor="ann")).run_id
+    assert await run_state(conn, held) == "queued"
+    assert await unpause(conn, dag="chain", actor="ann")
+    assert await runner.drain() == ["b", "a", "c", "b", "c"]
+    assert await run_state(conn, run) == await run_state(conn, held) == "success"
+
+
+async def test_pausing_takes_available_tasks_out_of_the_line(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("one", {"a": []}))
+    run = await start(conn, "one")
+    await pause(conn, dag="one", actor="ann")
+    assert await states(conn, run) == {"a": "pending"}
+    assert await value(conn, "select count(*) from ready") == 0
+
+
+async def test_a_retry_that_comes_due_while_its_dag_is_paused_waits_for_the_unpause(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    epoch = await lead(conn)
+    await put(conn, make_dag("one", {"a": []}, task_retry=RetryPolicy(retries=1)))
+    run = await start(conn, "one")
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim()
+    await runner.finish(claim, "failed", retry_in=5)
+    await pause(conn, dag="one", actor="ann")
+    await set_clock(conn, later(10))
+    assert (await promote(conn, shard=0, epoch=epoch, batch=10)).promoted == 0
+    assert await states(conn, run) == {"a": "pending"}
+    await unpause(conn, dag="one", actor="ann")
+    assert await states(conn, run) == {"a": "available"}
+
+
+async def test_limited_runs_start_one_after_the_other_oldest_first(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("one", {"a": []}, max_active_runs=1))
+    first, second, third = [await start(conn, "one") for _ in range(3)]
+    runner = await Runner.join(conn)
+    for run in (first, second, third):
+        assert await run_state(conn, run) == "running"
+        (claim,) = await runner.claim()
+        assert claim.run_id == run
+        await runner.finish(claim)
+
+
+async def test_a_deleted_dag_cannot_be_triggered_but_its_open_runs_go_on(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("chain", CHAIN))
+    run = await start(conn, "chain")
+    assert await delete(conn, dag="chain", actor="ann")
+    with pytest.raises(NotFound, match="no DAG 'chain'"):
+        await trigger(conn, dag="chain", params={}, actor="ann")
+    assert await (await Runner.join(conn)).drain() == ["a", "b", "c"]
+    assert await run_state(conn, run) == "success"
+
+
+@pytest.mark.requirement("M3", "F3")
+async def test_triggering_with_the_same_key_a_hundred_times_makes_one_run(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("one", {"a": []}))
+    made = [await trigger(conn, dag="one", params={}, actor="ann", key="nightly") for _ in range(100)]
+    assert len({each.run_id for each in made}) == 1
+    assert [each.is_new for each in made] == [True] + [False] * 99
+    assert await value(conn, "select count(*) from run") == 1

@@ -1,0 +1,240 @@
+"""On a database that has worked for a while: the hot statements use their index, and no verb reads what is over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, LiteralString, cast
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.domain.attempt import TaskKey
+from evertick.engine.cancel import cancel
+from evertick.engine.clear import clear, select_tasks
+from evertick.engine.extend import extend
+from evertick.engine.fire import fire
+from evertick.engine.mark import mark
+from evertick.engine.pause import pause, unpause
+from evertick.engine.promote import promote
+from evertick.engine.reap import bury, bury_silent
+from evertick.engine.reconcile import reconcile
+from evertick.store.db import Purpose, connect
+from evertick.store.statements import sql
+from tests.databases import Cluster, run
+from tests.engine.world import Runner, key_of, later, set_clock, start
+from tests.store.filling import BUSY, FRESH, Filling, fill
+
+HOT_TABLES = ["task", "ready", "lease", "timer", "run", "run_status", "schedule_state"]
+LEADER = 1
+
+Verb = Callable[[AsyncConnection], Awaitable[object]]
+
+
+def filled(cluster: Cluster, template: str, filling: Filling) -> Iterator[str]:
+    name = cluster.create(template)
+    url = cluster.database_url(name)
+
+    async def work() -> None:
+        async with await connect(url, purpose=Purpose.PLANNING) as conn:
+            assert await fill(conn, filling) == LEADER
+
+    run(work())
+    yield url
+    cluster.drop(name)
+
+
+@pytest.fixture(scope="module")
+def busy_database(cluster: Cluster, template: str) -> Iterator[str]:
+    """20,000 ended tasks, 2,000 in line, 5,000 schedules."""
+    yield from filled(cluster, template, BUSY)
+
+
+@pytest.fixture(scope="module")
+def fresh_database(cluster: Cluster, template: str) -> Iterator[str]:
+    """A hundredth of that."""
+    yield from filled(cluster, template, FRESH)
+
+
+@pytest.fixture
+async def busy(busy_database: str) -> AsyncIterator[AsyncConnection]:
+    """A connection as a runner has it."""
+    async with await connect(busy_database, purpose=Purpose.HOT) as conn:
+        await set_clock(conn, later(0))
+        yield conn
+
+
+# Plain statements -------------------------------------------------------------------------------------------
+
+TASK = {"run_id": 50, "idx": 0, "map_index": -1}
+CHUNK = json.dumps([{"r": 50, "i": 0, "m": -1, "e": 1, "seq": 10, "until": 20, "content": "x"}])
+
+# statement: with what, and the index that it must use
+PLANNED: dict[tuple[str, str], tuple[dict[str, object], str]] = {
+    ("schedules", "due"): ({"shard": 0, "batch": 100}, "schedule_due"),
+    ("schedules", "next_due"): ({"shard": 0}, "schedule_due"),
+    ("runners", "unburied"): ({}, "lease_pkey"),
+    ("logs", "append"): ({"session": 1, "chunks": CHUNK}, "lease_pkey"),
+}
+READ: dict[tuple[str, str], tuple[dict[str, object], str]] = {
+    ("runs", "find"): ({"run_id": 50}, "run_pkey"),
+    ("runs", "list"): ({"state": None, "limit": 50}, "run_pkey"),
+    ("runs", "list_of_dag"): ({"dag_id": 2, "state": None, "limit": 50}, "run_of_dag"),
+    ("tasks", "list_of_run"): ({"run_id": 50, "limit": 100}, "task_pkey"),
+    ("tasks", "attempts"): (TASK, "task_pkey"),
+    ("tasks", "result"): (TASK, "result_pkey"),
+    ("logs", "read"): ({**TASK, "epoch": 0, "seq": 0, "limit": 10}, "log_chunk_pkey"),
+    ("logs", "shipped_until"): ({**TASK, "epoch": 1}, "log_chunk_pkey"),
+}
+
+
+@pytest.mark.parametrize(("noun", "name"), [*PLANNED, *READ])
+async def test_a_hot_statement_uses_its_index(busy_database: str, noun: str, name: str) -> None:
+    params, index = (PLANNED | READ)[noun, name]
+    # What only reads plans freely: it must not need to be forced.
+    purpose = Purpose.READ if (noun, name) in READ else Purpose.PLANNING
+    async with await connect(busy_database, purpose=purpose) as conn:
+        nodes = list(nodes_of(await explain(conn, sql(noun, name), params)))
+    assert index in {node.get("Index Name") for node in nodes}
+    hot = [*HOT_TABLES, "result", "log_chunk", "attempt"]
+    assert [n["Relation Name"] for n in nodes if n["Node Type"] == "Seq Scan" and n["Relation Name"] in hot] == []
+
+
+@pytest.mark.requirement("H6")
+async def test_the_due_scan_reads_as_many_rows_as_are_due(busy: AsyncConnection) -> None:
+    await set_clock(busy, later(3620))
+    due = {"shard": 0, "batch": 100}
+    (scan,) = [
+        node
+        for node in nodes_of(await explain(busy, sql("schedules", "due"), due, ", analyze"))
+        if node.get("Index Name") == "schedule_due"
+    ]
+    assert scan["Actual Rows"] * scan["Actual Loops"] in range(1, 30)
+    assert scan.get("Rows Removed by Filter", 0) == 0
+
+
+async def explain(
+    conn: AsyncConnection, statement: str, params: dict[str, object], options: str = ""
+) -> dict[str, Any]:
+    query = cast(LiteralString, f"explain (format json{options}) {statement}")
+    row = await (await conn.execute(query, params, prepare=False)).fetchone()
+    assert row is not None
+    return cast("dict[str, Any]", row[0][0]["Plan"])
+
+
+def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes_of(child)
+
+
+# Verbs ------------------------------------------------------------------------------------------------------
+
+
+async def claims_and_finishes(conn: AsyncConnection) -> None:
+    runner = await Runner.join(conn)
+    claims = await runner.claim(5)
+    assert len(claims) == 5
+    await extend(conn, session=runner.session, held=[(key_of(claim), claim.epoch) for claim in claims])
+    ends = [(claim, "success", {"result": 1, "log": "x"}) for claim in claims[:3]]
+    more, refused = await runner.step([*ends, (claims[3], "failed", {"retry_in": 5})], free=4)
+    assert (len(more), refused) == (4, [])
+    await bury(conn, session=runner.session, reason="gone", infra_retries=3)
+
+
+async def fires(conn: AsyncConnection) -> None:
+    await set_clock(conn, later(3650))
+    done = await fire(conn, shard=0, epoch=LEADER, batch=10)
+    assert done.settled == 10
+
+
+async def promotes(conn: AsyncConnection) -> None:
+    await set_clock(conn, later(1e9))
+    assert (await promote(conn, shard=0, epoch=LEADER, batch=5)).promoted == 5
+
+
+async def triggers(conn: AsyncConnection) -> None:
+    await start(conn, "past", key="once")
+    await start(conn, "past", key="once")
+
+
+async def reaps(conn: AsyncConnection) -> None:
+    await bury_silent(conn, elapsed=1, lost_after=90, infra_retries=3)
+
+
+async def reconciles(conn: AsyncConnection) -> None:
+    await reconcile(conn, shard=0, epoch=LEADER, after=0, batch=20)
+
+
+async def people_ask(conn: AsyncConnection) -> None:
+    ended, opened = 50, await start(conn, "past")
+    await clear(conn, run_id=ended, chosen=await select_tasks(conn, run_id=ended), actor="me")
+    await mark(conn, TaskKey(opened, 0, -1), state="success", actor="me")
+    await cancel(conn, run_id=opened, actor="me")
+
+
+async def pauses(conn: AsyncConnection) -> None:
+    await pause(conn, dag="past", actor="me")
+    await unpause(conn, dag="past", actor="me")
+
+
+VERBS: list[Verb] = [claims_and_finishes, fires, promotes, triggers, reaps, reconciles, people_ask, pauses]
+
+
+@pytest.mark.requirement("H6")
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
+async def test_a_verb_never_reads_a_hot_table_from_end_to_end(busy: AsyncConnection, verb: Verb) -> None:
+    before = await sequential_scans(busy)
+    async with busy.transaction(force_rollback=True):
+        await verb(busy)
+    assert await sequential_scans(busy) == before
+
+
+async def test_reading_a_hot_table_from_end_to_end_would_be_noticed(busy: AsyncConnection) -> None:
+    before = await sequential_scans(busy)
+    await busy.execute("select count(*) from task where reason = 'nothing indexes this'")
+    assert (await sequential_scans(busy))["task"] == before["task"] + 1
+
+
+async def sequential_scans(conn: AsyncConnection) -> dict[str, int]:
+    await conn.execute("select pg_stat_force_next_flush()")
+    query = "select relname, seq_scan from pg_stat_user_tables where relname = any(%s)"
+    return dict(await (await conn.execute(query, [HOT_TABLES])).fetchall())
+
+
+# What a verb reads does not grow with what is over ----------------------------------------------------------
+
+STEP = sql("tasks", "step")
+
+
+async def blocks_of_a_step(url: str) -> int:
+    """Pages that finishing five tasks and claiming five others touches, once everything is planned and cached."""
+    async with await connect(url, purpose=Purpose.HOT) as conn:
+        async with conn.transaction(force_rollback=True):
+            await set_clock(conn, later(0))
+            runner = await Runner.join(conn)
+            for _ in range(2):
+                claims = await runner.claim(5)
+                await runner.step([(claim, "success", {}) for claim in claims])
+            claims = await runner.claim(5)
+            reports = json.dumps(
+                [{"r": c.run_id, "i": c.idx, "m": c.map_index, "e": c.epoch, "kind": "success"} for c in claims]
+            )
+            params = {
+                "session": runner.session,
+                "reports": reports,
+                "infra_retries": 3,
+                "queues": ["default"],
+                "free": 5,
+            }
+            plan = await explain(conn, STEP, params, ", analyze, buffers")
+            return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])
+
+
+@pytest.mark.requirement("H2")
+async def test_a_step_reads_as_little_after_a_long_history_as_after_a_short_one(
+    busy_database: str, fresh_database: str
+) -> None:
+    short, long = await blocks_of_a_step(fresh_database), await blocks_of_a_step(busy_database)
+    # A hundred times the rows add a level to a B-tree, not more.
+    assert long <= 1.5 * short + 50

@@ -1,0 +1,196 @@
+"""The SQL of the store, as text and as the database holds it: statements prepared and used, facts never updated, locks
+taken in order. That the hot ones use their index is in tests/store/test_plans.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import LiteralString, cast
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.store.migrate import migrations
+from evertick.store.statements import nouns, sql, statements
+from tests.source_tree import SOURCE, modules, places
+
+ALL = [(noun, name) for noun in nouns() for name in statements(noun)]
+
+
+@pytest.mark.parametrize("noun", nouns())
+async def test_every_statement_can_be_prepared(rollback_conn: AsyncConnection, noun: str) -> None:
+    for name, text in statements(noun).items():
+        await rollback_conn.execute(cast(LiteralString, f"prepare {noun}_{name} as {numbered(text)}"))
+
+
+def numbered(text: str) -> str:
+    """The statement with $1 where it says %(name)s, as psycopg sends it."""
+    order: dict[str, int] = {}
+
+    def place(match: re.Match[str]) -> str:
+        return f"${order.setdefault(match[1], len(order) + 1)}"
+
+    return re.sub(r"%\((\w+)\)s", place, text).replace("%%", "%")
+
+
+def references() -> Iterator[tuple[str, str]]:
+    """Every sql("noun", "name") in the program; the name may be one of two."""
+    for module in modules(SOURCE):
+        for place in places(module):
+            node = place.node
+            if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "sql":
+                continue
+            noun, name = node.args
+            for choice in [name.body, name.orelse] if isinstance(name, ast.IfExp) else [name]:
+                assert isinstance(noun, ast.Constant) and isinstance(choice, ast.Constant), (
+                    f"{place}: write the names out"
+                )
+                yield str(noun.value), str(choice.value)
+
+
+def test_every_statement_is_used_and_every_use_has_its_statement() -> None:
+    assert sorted(set(references())) == sorted(ALL)
+
+
+def test_every_list_has_a_limit() -> None:
+    endless = [
+        f"{noun}.{name}"
+        for noun, name in ALL
+        if re.search(r"\border by\b", sql(noun, name)) and not re.search(r"\blimit\b", sql(noun, name))
+    ]
+    assert endless == ["tasks.downstream"], "that one is bounded by the DAG's size; another needs a limit"
+
+
+# Functions --------------------------------------------------------------------------------------------------
+
+FUNCTIONS_QUERY = "select p.proname, p.prosrc from pg_proc p where p.pronamespace = 'evertick'::regnamespace"
+
+
+@pytest.fixture
+async def functions(rollback_conn: AsyncConnection) -> dict[str, str]:
+    """The body of every stored function, in small letters and without comments."""
+    rows = await (await rollback_conn.execute(FUNCTIONS_QUERY)).fetchall()
+    return {name: re.sub(r"--[^\n]*", "", source).lower() for name, source in rows}
+
+
+async def test_every_function_is_called(rollback_conn: AsyncConnection, functions: dict[str, str]) -> None:
+    views = "select string_agg(definition, ';') from pg_views where schemaname = 'evertick'"
+    (seen,) = await (await rollback_conn.execute(views)).fetchone() or ("",)
+    outside = " ".join([str(seen), *(sql(noun, name) for noun, name in ALL)])
+    for name in functions:
+        inside = " ".join(body for other, body in functions.items() if other != name)
+        assert re.search(rf"\b{name}\(", f"{outside} {inside}"), f"nothing calls {name}"
+
+
+async def test_there_are_no_triggers_and_no_foreign_keys(rollback_conn: AsyncConnection) -> None:
+    query = (
+        "select tgname from pg_trigger union all"
+        " select conname from pg_constraint where contype = 'f' and connamespace = 'evertick'::regnamespace"
+    )
+    assert await (await rollback_conn.execute(query)).fetchall() == []
+
+
+@pytest.mark.parametrize("table", ["task", "ready", "lease", "timer", "run", "run_status", "schedule_state", "runner"])
+async def test_a_hot_table_has_at_most_three_indexes(rollback_conn: AsyncConnection, table: str) -> None:
+    query = "select count(*) from pg_indexes where schemaname = 'evertick' and tablename = %s"
+    (count,) = await (await rollback_conn.execute(query, [table])).fetchone() or (0,)
+    # the fact of a run is written once, and each of its unique keys is an index
+    assert count <= (4 if table == "run" else 3)
+
+
+# Facts ------------------------------------------------------------------------------------------------------
+
+
+def changes_a_run_fact(text: str) -> bool:
+    """Whether an SQL text updates, replaces or deletes rows of `run`."""
+    plain = re.sub(r"--[^\n]*", "", text).lower()
+    if re.search(
+        r"\b(update|delete\s+from|truncate(\s+table)?|merge\s+into)\s+(only\s+)?(evertick\.)?run\b(?!_)", plain
+    ):
+        return True
+    return any(
+        re.search(r"\bdo\s+update\b", statement)
+        for statement in re.split(r";", plain)
+        if re.search(r"\binsert\s+into\s+(evertick\.)?run\b", statement)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("update run r set params = null", True),
+        ("with x as (update evertick.run set key = '1') select 1", True),
+        ("insert into run values (1) on conflict (run_id) do update set key = ''", True),
+        ("delete from run where run_id = 1", True),
+        ("update run_status set state = 'failed'", False),
+        ("insert into run values (1) on conflict do nothing; update dag set x = 1", False),
+        ("-- update run\nselect 1", False),
+    ],
+)
+def test_a_changed_fact_would_be_found(text: str, expected: bool) -> None:
+    assert changes_a_run_fact(text) is expected
+
+
+@pytest.mark.requirement("S1", "S2")
+async def test_nothing_updates_the_fact_of_a_run(functions: dict[str, str]) -> None:
+    texts = {**functions, **{f"{noun}.{name}": sql(noun, name) for noun, name in ALL}}
+    texts |= {migration.label: migration.script for migration in migrations()}
+    assert [name for name, text in texts.items() if changes_a_run_fact(text)] == []
+
+
+# Locks ------------------------------------------------------------------------------------------------------
+
+# claim takes no run lock: it skips locked rows of the line and waits for nothing but the task that it was handed.
+WITHOUT_RUN_LOCK = {"claim"}
+PLANNING = {"fire", "promote", "reconcile"}
+
+LOCKS_RUN = re.compile(
+    r"\b(from|join)\s+run_status\b.*\bfor\s+no\s+key\s+update\b|\b(update|insert\s+into)\s+run_status\b", re.S
+)
+WRITES_TASK = re.compile(r"\b(update|insert\s+into|delete\s+from)\s+task\b")
+CHECKS_FENCE = re.compile(r"\bpg_advisory_xact_lock(_shared)?\s*\(")
+
+
+def events(name: str, functions: dict[str, str], seen: tuple[str, ...] = ()) -> Iterator[str]:
+    """What a function does in the order of its text, and what the functions that it calls do: fence, lock, write."""
+    for statement in functions[name].split(";"):
+        called = [
+            other for other in functions if re.search(rf"\b{other}\s*\(", statement) and other not in (*seen, name)
+        ]
+        if CHECKS_FENCE.search(statement):
+            yield "fence"
+        if LOCKS_RUN.search(statement):
+            yield "lock"
+        for other in sorted(set(called) - WITHOUT_RUN_LOCK, key=statement.index):
+            yield from events(other, functions, (*seen, name))
+        if WRITES_TASK.search(statement):
+            yield "write"
+
+
+def entrances(functions: dict[str, str]) -> set[str]:
+    texts = [sql(noun, name) for noun, name in ALL]
+    return {name for name in functions if any(re.search(rf"\b{name}\(", text) for text in texts)}
+
+
+async def test_whatever_moves_a_task_has_locked_its_run_before(functions: dict[str, str]) -> None:
+    wrong = []
+    for name in entrances(functions) - WITHOUT_RUN_LOCK:
+        happens = list(events(name, functions))
+        if "write" in happens and "lock" not in happens[: happens.index("write")]:
+            wrong.append(name)
+    assert not wrong
+
+
+async def test_planning_passes_the_fence_before_anything_else(functions: dict[str, str]) -> None:
+    assert entrances(functions) >= PLANNING
+    assert [name for name in PLANNING if next(events(name, functions)) != "fence"] == []
+
+
+def test_a_write_before_the_lock_would_be_found() -> None:
+    functions = {
+        "verb": "perform inner(x); perform 1 from run_status r where true order by 1 for no key update",
+        "inner": "update task k set state = 'failed'",
+    }
+    assert list(events("verb", functions)) == ["write", "lock"]
