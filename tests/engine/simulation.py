@@ -216,12 +216,17 @@ class World:
             return
         owner, claim = self.dice.choice(tokens[-50:])
         sender = owner if same_session else self.dice.choice(self.runners)
-        if not same_session and any(c.run_id == claim.run_id and c.idx == claim.idx and c.epoch == claim.epoch and r is sender for r, c in self.held):
+        if not same_session and any(
+            c.run_id == claim.run_id and c.idx == claim.idx and c.epoch == claim.epoch and r is sender
+            for r, c in self.held
+        ):
             return
         before = await self._snapshot()
         await sender.step([(claim, self._outcome(), self._fields())])
         if await self._snapshot() != before:
-            raise Violation(f"seed {self.seed}, step {len(self.trace)}: V3 a stale report of {claim[:5]} changed something")
+            raise Violation(
+                f"seed {self.seed}, step {len(self.trace)}: V3 a stale report of {claim[:5]} changed something"
+            )
 
     async def _on_some_run(self, verb: Callable[[int], Awaitable[object]]) -> None:
         cursor = await self.conn.execute("select coalesce(max(run_id), 0) from run")
@@ -240,8 +245,21 @@ class World:
                 raise
 
     async def _snapshot(self) -> list[object]:
-        tables = ("task", "run_status", "lease", "ready", "timer", "result", "attempt", "schedule_state", "run", "log_chunk")
-        query = " union all ".join(f"select md5(coalesce(string_agg(x::text, ',' order by x::text), '')) from {t} x" for t in tables)
+        tables = (
+            "task",
+            "run_status",
+            "lease",
+            "ready",
+            "timer",
+            "result",
+            "attempt",
+            "schedule_state",
+            "run",
+            "log_chunk",
+        )
+        query = " union all ".join(
+            f"select md5(coalesce(string_agg(x::text, ',' order by x::text), '')) from {t} x" for t in tables
+        )
         cursor = await self.conn.execute(query)  # type: ignore[arg-type]
         return [row[0] for row in await cursor.fetchall()]
 

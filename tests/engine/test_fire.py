@@ -173,7 +173,10 @@ async def test_an_old_leader_can_change_nothing(conn: AsyncConnection) -> None:
 
 
 async def test_a_takeover_waits_for_the_old_leaders_open_transaction(database: str) -> None:
-    async with await connect(database, purpose=Purpose.PLANNING) as old, await connect(database, purpose=Purpose.PLANNING) as new:
+    async with (
+        await connect(database, purpose=Purpose.PLANNING) as old,
+        await connect(database, purpose=Purpose.PLANNING) as new,
+    ):
         epoch = await lead(old)
         await old.execute("update shard set lease_until = clock() - interval '1 s'")
         async with old.transaction():
@@ -193,7 +196,7 @@ async def test_a_schedule_that_cannot_be_read_is_quarantined_and_the_others_fire
     for name in ("good", "bad", "fine"):
         await put(conn, make_dag(name, {"a": []}, every=EVERY))
     await conn.execute(
-        "update schedule c set spec = '{\"kind\": \"cron\", \"expression\": \"99 * * * *\"}' from dag d"
+        'update schedule c set spec = \'{"kind": "cron", "expression": "99 * * * *"}\' from dag d'
         " where d.dag_id = c.dag_id and d.name = 'bad'"
     )
     await set_clock(conn, later(10))

@@ -14,7 +14,9 @@ from tests.engine.world import Runner, make_dag, put, run_state, start, states
 ENDED = {Decision.SKIP: "skipped", Decision.UPSTREAM_FAILED: "upstream_failed"}
 
 
-def model(shape: dict[str, list[str]], rules: dict[str, TriggerRule], outcomes: dict[str, str], order: list[str]) -> dict[str, str]:
+def model(
+    shape: dict[str, list[str]], rules: dict[str, TriggerRule], outcomes: dict[str, str], order: list[str]
+) -> dict[str, str]:
     """Each task ends on its own, in the order given; after each end whatever can be decided is."""
     final: dict[str, str] = {}
     started: set[str] = set()

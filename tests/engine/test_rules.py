@@ -20,7 +20,9 @@ def _grid() -> list[tuple[TriggerRule, UpstreamCounts]]:
                 continue
             success, failed, upstream_failed, skipped = ended
             for setups in range(total + 1):
-                for setup_success, setup_skipped in product(range(min(setups, success) + 1), range(min(setups, skipped) + 1)):
+                for setup_success, setup_skipped in product(
+                    range(min(setups, success) + 1), range(min(setups, skipped) + 1)
+                ):
                     if setup_success + setup_skipped <= setups:
                         cases.append(
                             (

@@ -88,9 +88,7 @@ class Runner:
         return cls(conn, session)
 
     async def claim(self, free: int = 100, queues: tuple[str, ...] = ("default",)) -> list[StepRow]:
-        done = await step(
-            self.conn, session=self.session, reports=[], queues=list(queues), free=free, infra_retries=3
-        )
+        done = await step(self.conn, session=self.session, reports=[], queues=list(queues), free=free, infra_retries=3)
         return done.claims
 
     async def finish(
@@ -128,10 +126,10 @@ def key_of(claim: StepRow) -> TaskKey:
 
 def end(claim: StepRow, kind: str, **fields: object) -> str:
     """A report as a runner sends it. `retry_in` and the like go in as they are."""
-    outcome = Outcome(key=key_of(claim), epoch=claim.epoch, kind=OutcomeKind(kind) if kind != "lost" else OutcomeKind.KILLED)
-    plain = json.loads(
-        report(outcome, policy=RetryPolicy(delay_seconds=0), attempt=claim.attempt)
+    outcome = Outcome(
+        key=key_of(claim), epoch=claim.epoch, kind=OutcomeKind(kind) if kind != "lost" else OutcomeKind.KILLED
     )
+    plain = json.loads(report(outcome, policy=RetryPolicy(delay_seconds=0), attempt=claim.attempt))
     return json.dumps({**plain, "kind": kind, **fields})
 
 

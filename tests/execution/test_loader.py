@@ -16,7 +16,7 @@ import pytest
 import evertick
 from evertick.authoring.resolve import find_task
 from evertick.domain.dag import from_json, structural_hash
-from evertick.execution.loader import ImportProblem, LoadedFile, load_file
+from evertick.execution.loader import ImportProblem, LoadedFile, find_duplicates, load_file
 from tests.waiting import eventually
 
 EXAMPLES = Path(evertick.__file__).parent / "examples"
@@ -176,10 +176,7 @@ async def test_processes_with_different_hash_seeds_give_one_hash(tmp_path: Path,
 
 async def load_with_seed(folder: Path, seed: int) -> dict[str, str]:
     """What the loading process would answer if its interpreter walked sets in another order."""
-    script = (
-        "import json, pathlib, sys; from evertick.execution.load_main import load;"
-        "print(json.dumps(load(pathlib.Path(sys.argv[1]), 'x.py')))"
-    )
+    script = "import json, sys, pathlib, evertick.execution.load_main as m; print(json.dumps(m.load(pathlib.Path(sys.argv[1]), 'x.py')))"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", script, str(folder)), env={"PYTHONHASHSEED": str(seed)}, stdout=subprocess.PIPE
     )
@@ -352,6 +349,13 @@ async def test_loading_leaves_no_descriptor_open(tmp_path: Path, write: Write) -
 
 def open_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+async def test_a_dag_that_two_files_have_is_found(tmp_path: Path, write: Write) -> None:
+    write("x.py", ONE_DAG)
+    write("y.py", ONE_DAG + "@dag\ndef own(): work()\n")
+    files = [await load_file(tmp_path, file) for file in ("y.py", "x.py")]
+    assert find_duplicates(files) == {"one": ("x.py", "y.py")}
 
 
 async def test_a_compiled_task_is_found_again_by_name(tmp_path: Path) -> None:

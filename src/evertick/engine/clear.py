@@ -34,7 +34,9 @@ async def select_tasks(
             hint = f" Did you mean {near[0]!r}?" if near else f" `evertick tasks list {run_id}` shows them."
             raise NotFound(f"Run {run_id} of {run.dag} has no task {name!r}.{hint}")
     if only_failed:
-        chosen = {row.idx for row in rows if row.idx in chosen and row.state in ("failed", "canceled", "upstream_failed")}
+        chosen = {
+            row.idx for row in rows if row.idx in chosen and row.state in ("failed", "canceled", "upstream_failed")
+        }
     if with_downstream or only_failed:
         chosen |= set(await tasks.downstream(conn, version_id=run.version_id, idxs=sorted(chosen)))
     return [row for row in rows if row.idx in chosen]

@@ -66,9 +66,7 @@ async def _settle(
     if not plans:
         return 0
     try:
-        return len(
-            await retry_on_deadlock(lambda: schedules.fire(conn, shard=shard, epoch=epoch, plans=plans))
-        )
+        return len(await retry_on_deadlock(lambda: schedules.fire(conn, shard=shard, epoch=epoch, plans=plans)))
     except psycopg.Error as error:
         if error.sqlstate == NOT_LEADER:
             raise NotLeader(f"epoch {epoch} of shard {shard} is over; nothing was fired") from error
@@ -82,9 +80,7 @@ async def _settle(
     return first + await _settle(conn, shard, epoch, plans[middle:], due, quarantined)
 
 
-async def _quarantine(
-    conn: AsyncConnection, schedule: DueSchedule, error: Exception, quarantined: list[int]
-) -> None:
+async def _quarantine(conn: AsyncConnection, schedule: DueSchedule, error: Exception, quarantined: list[int]) -> None:
     await schedules.quarantine(
         conn,
         schedule_id=schedule.schedule_id,

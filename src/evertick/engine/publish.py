@@ -36,9 +36,7 @@ async def publish(conn: AsyncConnection, *, spec: DagSpec, file: str, bundle_has
     return await retry_on_deadlock(once)
 
 
-async def plan_changed(
-    conn: AsyncConnection, dag: str, wanted: list[JsonObject], now: datetime
-) -> list[JsonObject]:
+async def plan_changed(conn: AsyncConnection, dag: str, wanted: list[JsonObject], now: datetime) -> list[JsonObject]:
     """Plans for what is due under schedules that `wanted` changes or no longer has."""
     kept = {str(each["name"]): each for each in wanted}
     plans = []

@@ -15,9 +15,7 @@ async def bury(conn: AsyncConnection, *, session: int, reason: str, infra_retrie
     )
 
 
-async def bury_silent(
-    conn: AsyncConnection, *, elapsed: float, lost_after: float, infra_retries: int
-) -> list[int]:
+async def bury_silent(conn: AsyncConnection, *, elapsed: float, lost_after: float, infra_retries: int) -> list[int]:
     """Add this tick's silence, bury who was silent for too long, and whatever a gone session still holds."""
     silent = await runners.listen_for_silence(conn, elapsed=elapsed, lost_after=lost_after)
     for session in silent:

@@ -15,9 +15,7 @@ from evertick.store.runs import Reconciled
 async def reconcile(conn: AsyncConnection, *, shard: int, epoch: int, after: int, batch: int) -> Reconciled:
     """Repair one slice. `last_run_id` is where the next slice starts; None means from the beginning."""
     try:
-        return await retry_on_deadlock(
-            lambda: runs.reconcile(conn, shard=shard, epoch=epoch, after=after, batch=batch)
-        )
+        return await retry_on_deadlock(lambda: runs.reconcile(conn, shard=shard, epoch=epoch, after=after, batch=batch))
     except psycopg.Error as error:
         if error.sqlstate == NOT_LEADER:
             raise NotLeader(f"epoch {epoch} of shard {shard} is over; nothing was reconciled") from error

@@ -23,9 +23,7 @@ async def trigger(
     """Create a run of the DAG's current version. On a paused DAG it waits until that is unpaused."""
     row, spec = await find_dag(conn, dag)
     checked = dict(check_params(spec.params, params))
-    made = await retry_on_deadlock(
-        lambda: runs.trigger(conn, dag_id=row.dag_id, params=checked, key=key, actor=actor)
-    )
+    made = await retry_on_deadlock(lambda: runs.trigger(conn, dag_id=row.dag_id, params=checked, key=key, actor=actor))
     if made is None:
         raise NotFound(f"DAG {dag!r} was removed while it was being triggered. Publish it again first.")
     return made

@@ -19,7 +19,7 @@ from evertick.execution.capture import SpoolWriter, capture_logging, finish_line
 from evertick.execution.linux import become_subreaper, die_with_parent, unblock_signals
 from evertick.execution.loaded import Loaded
 from evertick.execution.protocol import Frames, Report, Start, frame
-from evertick.execution.seat import RECEIVE_BYTES, ChildSeat, Wear, leave_no_process
+from evertick.execution.seat import REPORTED_EXIT_CODE, ChildSeat, Wear, leave_no_process, receive, send
 from evertick.execution.shell import become_shell
 
 
@@ -32,6 +32,16 @@ class Child:
         self._wear = Wear(seat)
         self._frames = Frames()
         self._messages: deque[list[Any]] = deque()
+
+    def leave_behind(self, control: int, runner_ends: list[int], siblings: list[ChildSeat]) -> None:
+        """Close what the fork copied but belongs to others."""
+        os.close(control)
+        for fd in runner_ends:
+            os.close(fd)
+        for sibling in siblings:
+            if sibling is not self._seat:
+                os.close(sibling.fd)
+                os.close(sibling.log_fd)
 
     def live(self, code: Loaded | Callable[[], Loaded]) -> NoReturn:
         """Until the runner hangs up or the one attempt is over. Does not return into the parent's code."""
@@ -47,7 +57,7 @@ class Child:
         except OSError:
             pass  # the runner is gone, and with it everybody who would want to hear of it
         finally:
-            os._exit(0)
+            os._exit(REPORTED_EXIT_CODE)
 
     def _settle_in(self) -> None:
         os.setsid()
@@ -64,12 +74,12 @@ class Child:
         loaded = load()
         capture_logging(self._seat.captured)
         message = ("loaded", loaded.failure, loaded.traceback, loaded.coroutine_tasks())
-        self._seat.sock.sendall(frame(message))
+        send(self._seat.fd, frame(message))
         return loaded
 
     def _next_message(self) -> list[Any] | None:
         while not self._messages:
-            received = self._seat.sock.recv(RECEIVE_BYTES)
+            received = receive(self._seat.fd)
             if not received:
                 return None
             self._messages.extend(self._frames.feed(received))
@@ -87,9 +97,9 @@ class Child:
             should_retire=start.is_single_use or self._wear.should_retire(report),
         )
         writer.dropped_bytes = 0
-        self._seat.sock.sendall(frame(report))
+        send(self._seat.fd, frame(report))
         if start.is_single_use:
-            os._exit(0)
+            os._exit(REPORTED_EXIT_CODE)
 
     def _run(self, start: Start, loaded: Loaded) -> Report:
         say = self._writer.write_text

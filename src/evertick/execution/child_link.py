@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
-from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 from evertick.domain.attempt import AttemptOrder, OutcomeKind
@@ -15,12 +15,33 @@ from evertick.execution.seat import RECEIVE_BYTES
 from evertick.execution.spool import AttemptLog
 
 
+class SpoolFolder:
+    """A session's spool. Files are removed in bulk: where a database syncs the same disk, one removal may wait for it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.stored: list[str] = []
+
+    def file(self, path: str, fd: int) -> SpoolFile:
+        return SpoolFile(self, path, fd)
+
+    def take_stored(self) -> list[str]:
+        stored, self.stored = self.stored, []
+        return stored
+
+
+def remove_files(paths: list[str]) -> None:
+    for path in paths:
+        Path(path).unlink(missing_ok=True)
+
+
 class SpoolFile:
     """A spool file and who still needs it. Its descriptor goes when nobody reads, the file when all of it is stored."""
 
-    __slots__ = ("_keepers", "_readers", "fd", "path")
+    __slots__ = ("_folder", "_keepers", "_readers", "fd", "path")
 
-    def __init__(self, path: str, fd: int) -> None:
+    def __init__(self, folder: SpoolFolder, path: str, fd: int) -> None:
+        self._folder = folder
         self.path = path
         self.fd = fd
         self._readers = 0
@@ -38,8 +59,7 @@ class SpoolFile:
     def stop_keeping(self) -> None:
         self._keepers -= 1
         if self._keepers == 0 and self.path:
-            with suppress(OSError):
-                os.unlink(self.path)  # noqa: PTH108  on the path of every attempt: a Path costs more than the call
+            self._folder.stored.append(self.path)
 
 
 class Attempt:

@@ -16,7 +16,7 @@ from evertick.execution.body import Say, await_body, context_of, report_of_error
 from evertick.execution.capture import SpoolWriter, finish_lines
 from evertick.execution.loaded import Loaded
 from evertick.execution.protocol import Frames, Report, Start, frame
-from evertick.execution.seat import RECEIVE_BYTES, ChildSeat, Wear, leave_no_process
+from evertick.execution.seat import REPORTED_EXIT_CODE, ChildSeat, Wear, leave_no_process, receive, send
 from evertick.execution.spool import coroutine_spool, open_spool
 
 
@@ -85,12 +85,12 @@ class _Server:
         async with asyncio.TaskGroup() as self._group:
             for message in messages:
                 self._accept(message)
-            loop.add_reader(self._seat.sock.fileno(), self._receive)
+            loop.add_reader(self._seat.fd, self._receive)
             await self._hung_up.wait()
-            os._exit(0)
+            os._exit(REPORTED_EXIT_CODE)
 
     def _receive(self) -> None:
-        received = self._seat.sock.recv(RECEIVE_BYTES)
+        received = receive(self._seat.fd)
         if not received:
             self._hung_up.set()
         for message in self._frames.feed(received):
@@ -145,7 +145,7 @@ class _Server:
 
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, []
-        self._seat.sock.sendall(b"".join(outbox))
+        send(self._seat.fd, b"".join(outbox))
 
 
 def _cancel(body: asyncio.Task[Any], context: TaskContext) -> None:

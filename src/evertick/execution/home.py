@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from pathlib import Path
 from typing import Any, Protocol
 
 from evertick.domain.attempt import Isolation, OutcomeKind
-from evertick.execution.child_link import Attempt, ChildLink
+from evertick.execution.child_link import Attempt, ChildLink, SpoolFolder
 from evertick.execution.limits import ExecutorLimits
 from evertick.execution.protocol import Report, read_report, start_frame
 from evertick.execution.spool import AttemptLog
@@ -28,7 +27,7 @@ class Host(Protocol):
 
 
 class BundleHome:
-    def __init__(self, host: Host, place: BundlePlace, file: str, spool: Path, limits: ExecutorLimits) -> None:
+    def __init__(self, host: Host, place: BundlePlace, file: str, spool: SpoolFolder, limits: ExecutorLimits) -> None:
         self._host = host
         self._limits = limits
         self._loop = asyncio.get_running_loop()

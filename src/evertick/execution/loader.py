@@ -11,7 +11,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,15 @@ async def load_file(
     )
     problem = ImportProblem(file=file, line=None, message=message, traceback=importing.said_last)
     return LoadedFile(file=file, closure=(file,), error=problem)
+
+
+def find_duplicates(files: Iterable[LoadedFile]) -> dict[str, tuple[str, ...]]:
+    """DAG names that more than one file has, with these files. The caller decides who may publish it."""
+    owners: defaultdict[str, list[str]] = defaultdict(list)
+    for loaded in files:
+        for dag in loaded.dags:
+            owners[dag.name].append(loaded.file)
+    return {name: tuple(sorted(files)) for name, files in owners.items() if len(files) > 1}
 
 
 def _read_answer(file: str, body: bytes) -> LoadedFile:
@@ -212,7 +222,7 @@ class _Importing:
 def _start(folder: Path, file: str, writer_fd: int, environment: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
     """`-P` keeps the folder's files from standing in for the library's; `-B` writes no byte code beside them.
 
-    One hash seed for all processes: a file that calls tasks in a loop over a set names them alike in each.
+    One hash seed for all processes: a file that calls tasks in a loop over a set names them alike wherever it is loaded.
     """
     command = ["/usr/bin/env", "PYTHONHASHSEED=0", sys.executable, "-P", "-B", "-m", "evertick.execution.load_main"]
     return subprocess.Popen(

@@ -16,7 +16,7 @@ from typing import Self
 from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import Conflict
 from evertick.execution import lines
-from evertick.execution.child_link import Attempt
+from evertick.execution.child_link import Attempt, SpoolFolder, remove_files
 from evertick.execution.exits import Exit, OomEvidence, explain_exit
 from evertick.execution.home import BundleHome
 from evertick.execution.limits import ExecutorLimits
@@ -47,7 +47,7 @@ class LocalExecutor:
         limits: ExecutorLimits | None = None,
     ) -> None:
         self._slots = slots
-        self._spool = session_folder(spool_dir, session)
+        self._spool = SpoolFolder(session_folder(spool_dir, session))
         self._resolve_bundle = resolve_bundle
         self._on_outcomes = on_outcomes
         self._limits = limits or ExecutorLimits()
@@ -56,7 +56,7 @@ class LocalExecutor:
         self._leaving: list[BundleHome] = []
         self._arriving: dict[Address, list[Attempt]] = {}
         self._outcomes: list[Outcome] = []
-        self._shipping = LogShipping(self._limits)
+        self._shipping = LogShipping(self._spool, self._limits)
         self._oom = OomEvidence()
         self._is_stopping = False
         self._is_empty = asyncio.Event()
@@ -134,6 +134,7 @@ class LocalExecutor:
         self._ticking.cancel()
         await self._close_homes()
         self._deliver()
+        await asyncio.to_thread(remove_files, self._spool.take_stored())
 
     def started(self, attempt: Attempt) -> None:
         attempt.started_at = self._loop.time()
@@ -241,6 +242,8 @@ class LocalExecutor:
         self._shipping.trim(self._attempts.values())
         for home in self._homes.values():
             home.stock.tick(now)
+        if stored := self._spool.take_stored():
+            self._loop.run_in_executor(None, remove_files, stored)
         self._leaving = [home for home in self._leaving if not home.stock.all_gone.is_set()]
 
     def _withdrawn(self) -> Iterable[Attempt]:

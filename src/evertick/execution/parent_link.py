@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evertick.execution.child_link import ChildLink, SpoolFile
+from evertick.execution.child_link import ChildLink, SpoolFolder
 from evertick.execution.kill import find_by_token, kill_tree
-from evertick.execution.parent import ParentPlan
+from evertick.execution.parent import BATCH, ParentPlan
 from evertick.execution.seat import ReuseLimits
 
 _CONTROL_BYTES = 64 * 1024
-_FDS_PER_CHILD = 2
+_MOST_FDS = 2 * BATCH
 _RETRY_SECONDS = 0.01
 _REAP_SECONDS = 0.2
 
@@ -43,8 +43,9 @@ class ParentEvents:
 class ParentLink:
     """One warm parent from its start until nothing of its process tree is left."""
 
-    def __init__(self, events: ParentEvents) -> None:
+    def __init__(self, events: ParentEvents, spool: SpoolFolder) -> None:
         self.events = events
+        self._spool = spool
         self.children: dict[int, ChildLink] = {}
         self.forking = 0
         self.is_ready = False
@@ -55,18 +56,18 @@ class ParentLink:
         self._requests: list[tuple[str, int]] = []
         self._errors: Path | None = None
 
-    def start(self, folder: Path, file: str, spool: Path, limits: ReuseLimits, *, imports_in_child: bool) -> None:
+    def start(self, folder: Path, file: str, limits: ReuseLimits, *, imports_in_child: bool) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         plan = ParentPlan(
             runner_pid=os.getpid(),
             folder=str(folder),
             file=file,
             imports_in_child=imports_in_child,
-            spool_prefix=str(spool / f"{self._token}-"),
+            spool_prefix=str(self._spool.path / f"{self._token}-"),
             token=self._token,
             limits=limits,
         )
-        self._errors = spool / f"{self._token}.err"
+        self._errors = self._spool.path / f"{self._token}.err"
         with theirs, self._errors.open("wb") as errors:
             # A fresh interpreter, so that none of the runner's threads, sockets and locks are copied into attempts.
             self._keeper = subprocess.Popen(
@@ -126,7 +127,7 @@ class ParentLink:
     def _receive(self) -> None:
         while True:
             try:
-                message, fds, _, _ = socket.recv_fds(self._control, _CONTROL_BYTES, _FDS_PER_CHILD)
+                message, fds, _, _ = socket.recv_fds(self._control, _CONTROL_BYTES, _MOST_FDS)
             except BlockingIOError:
                 return
             except OSError:
@@ -140,12 +141,13 @@ class ParentLink:
 
     def _hear(self, message: list[Any], fds: list[int]) -> None:
         match message:
-            case ["child", number, pid, path]:
-                self.forking -= 1
-                sock, spool = socket.socket(fileno=fds[0]), SpoolFile(path, fds[1])
-                link = ChildLink(self, number, pid, sock, spool, self.events.message)
-                self.children[number] = link
-                self.events.born(self, link)
+            case ["born", born]:
+                self.forking -= len(born)
+                for at, (number, pid, path) in enumerate(born):
+                    spool = self._spool.file(path, fds[2 * at + 1])
+                    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=fds[2 * at])
+                    self.children[number] = link = ChildLink(self, number, pid, sock, spool, self.events.message)
+                    self.events.born(self, link)
             case ["dead", announced]:
                 for number, status in announced:
                     link = self.children.pop(number)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import os
-import socket
 import threading
 import time
 from contextlib import suppress
@@ -16,6 +15,8 @@ from evertick.execution.kill import kill_tree
 from evertick.execution.protocol import Report
 
 RECEIVE_BYTES = 256 * 1024
+# How a child exits that has reported: its warm parent need not hurry to tell the runner.
+REPORTED_EXIT_CODE = 75
 _WEIGH_EVERY_ATTEMPTS = 20
 _LONGEST_GOODBYE_SECONDS = 0.2
 
@@ -47,15 +48,26 @@ class Cancellation:
 
 @dataclass(slots=True, kw_only=True)
 class ChildSeat:
-    """What a warm parent gives a child that it forks."""
+    """What a warm parent gives a child that it forks. Plain descriptors: objects around them would only be copied."""
 
-    sock: socket.socket
+    number: int
+    fd: int
     log_fd: int
     log_path: str
     parent_pid: int
     captured: Captured
     cancellation: Cancellation
     limits: ReuseLimits
+
+
+def receive(fd: int) -> bytes:
+    """What the runner sent; empty when it hung up."""
+    return os.read(fd, RECEIVE_BYTES)
+
+
+def send(fd: int, frames: bytes) -> None:
+    while frames:
+        frames = frames[os.write(fd, frames) :]
 
 
 class Wear:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from evertick.domain.attempt import TaskKey
 from evertick.execution import lines
-from evertick.execution.child_link import Attempt, SpoolFile
+from evertick.execution.child_link import Attempt, SpoolFolder
 from evertick.execution.limits import ExecutorLimits
 from evertick.execution.spool import AttemptLog, LogChunk, coroutine_spool
 
@@ -28,7 +28,8 @@ class LastLines(NamedTuple):
 
 
 class LogShipping:
-    def __init__(self, limits: ExecutorLimits) -> None:
+    def __init__(self, folder: SpoolFolder, limits: ExecutorLimits) -> None:
+        self._folder = folder
         self._limits = limits
         self._unread: dict[tuple[TaskKey, int], Attempt] = {}
         self._unstored: dict[tuple[TaskKey, int], Attempt] = {}
@@ -103,7 +104,7 @@ class LogShipping:
         if attempt.log is None and link is not None and link.is_shared:
             path = coroutine_spool(link.spool.path, attempt.number)
             with suppress(OSError):
-                attempt.spool = SpoolFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+                attempt.spool = self._folder.file(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
                 attempt.spool.acquire()
                 attempt.log = AttemptLog(attempt.spool.fd, 0, self._limits.log_cap)
         return attempt.log

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evertick.execution.child_link import ChildLink
+from evertick.execution.child_link import ChildLink, SpoolFolder
 from evertick.execution.limits import ExecutorLimits
+from evertick.execution.parent import BATCH
 from evertick.execution.parent_link import ParentEvents, ParentLink
 
 _FIRST_PAUSE_SECONDS = 0.25
@@ -45,7 +46,9 @@ class StockEvents:
 
 
 class Stock:
-    def __init__(self, place: BundlePlace, file: str, spool: Path, limits: ExecutorLimits, events: StockEvents) -> None:
+    def __init__(
+        self, place: BundlePlace, file: str, spool: SpoolFolder, limits: ExecutorLimits, events: StockEvents
+    ) -> None:
         self._place = place
         self._file = file
         self._spool = spool
@@ -89,7 +92,7 @@ class Stock:
             self._revive(waiting_count)
         elif parent.is_ready:
             missing = self._level + waiting_count - len(self._idle) - parent.forking
-            if missing > 0:
+            if missing >= (1 if waiting_count else min(BATCH, self._level // BATCH + 1)):
                 parent.fork(missing)
 
     def tick(self, now: float) -> None:
@@ -144,10 +147,11 @@ class Stock:
                 message=self._heard,
                 dead=self._dead,
                 gone=self._gone,
-            )
+            ),
+            self._spool,
         )
         limits = self._limits.reuse
-        parent.start(self._place.path, self._file, self._spool, limits, imports_in_child=self._imports_in_child)
+        parent.start(self._place.path, self._file, limits, imports_in_child=self._imports_in_child)
         self._parents.add(parent)
         self.all_gone.clear()
         return parent

@@ -41,9 +41,7 @@ class Link:
             self._conn = None
 
 
-async def keep_listening(
-    url: str, channels: list[Channel], on_wake: Callable[[Channel], None], *, log: Log
-) -> None:
+async def keep_listening(url: str, channels: list[Channel], on_wake: Callable[[Channel], None], *, log: Log) -> None:
     """Listen for ever. While the line is down nothing is lost: whoever waits polls."""
     failures = 0
     while True:
@@ -89,4 +87,3 @@ class Waker:
 
     async def close(self) -> None:
         await self._link.close()
-

@@ -86,8 +86,7 @@ class Publisher:
             batch = files[first : first + LOADS_AT_ONCE]
             prints = [self._fingerprint(file) for file in batch]
             loads = [
-                load_file(self._folder, file, timeout_seconds=timeout, environment=self._environment)
-                for file in batch
+                load_file(self._folder, file, timeout_seconds=timeout, environment=self._environment) for file in batch
             ]
             for file, before, loaded in zip(batch, prints, await asyncio.gather(*loads), strict=True):
                 if set(loaded.closure) - set(self._closures.get(file, ())):
@@ -193,8 +192,7 @@ def _visible(folder: Path) -> list[Path]:
     return [
         path
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
-        and not any(part.startswith((".", "__pycache__")) for part in path.relative_to(folder).parts)
+        if path.is_file() and not any(part.startswith((".", "__pycache__")) for part in path.relative_to(folder).parts)
     ]
 
 

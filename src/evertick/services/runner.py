@@ -98,9 +98,7 @@ class Runner:
             background = [group.create_task(self._waker.run()), group.create_task(self._run_logs())]
             if self._settings.notify:
                 channels = [Channel.READY, Channel.STOP]
-                background.append(
-                    group.create_task(keep_listening(self._url, channels, self._on_wake, log=self._log))
-                )
+                background.append(group.create_task(keep_listening(self._url, channels, self._on_wake, log=self._log)))
             await run_loop(self.tick, wake=self.wake, stop=self.stop, name="runner", log=self._log)
             await self._leave()
             for task in background:

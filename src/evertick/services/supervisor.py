@@ -54,7 +54,11 @@ class Supervisor:
     def __init__(self, settings: Settings, *, environment: Mapping[str, str], say: Print) -> None:
         self._settings, self._environment, self._say = settings, dict(environment), say
         self._postgres = None if settings.database_url else EmbeddedPostgres(settings.home)
-        self.children = [Child("scheduler", ["scheduler"]), Child("runner", ["runner"]), Child("publisher", ["publisher"])]
+        self.children = [
+            Child("scheduler", ["scheduler"]),
+            Child("runner", ["runner"]),
+            Child("publisher", ["publisher"]),
+        ]
         self.stop = asyncio.Event()
         self.url = settings.database_url or ""
 
