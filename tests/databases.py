@@ -40,8 +40,7 @@ class Cluster:
 
     def template(self) -> str:
         """The name of a database that has every migration, made once per server and set of migrations."""
-        checksums = "".join(migration.checksum for migration in migrations())
-        name = f"evertick_template_{hashlib.sha256(checksums.encode()).hexdigest()[:12]}"
+        name = template_name()
         with self.admin() as admin:
             admin.execute("select pg_advisory_lock(%s)", [_TEMPLATE_LOCK])
             if not admin.execute("select 1 from pg_database where datname = %s", [name]).fetchone():
@@ -70,6 +69,12 @@ class Cluster:
         run(_migrate(self.database_url(draft)))
         _let_sessions_end(admin, draft)
         admin.execute(SQL("alter database {} rename to {}").format(Identifier(draft), Identifier(name)))
+
+
+def template_name() -> str:
+    """One for each set of migrations, so that a server can be shared by programs that differ in them."""
+    checksums = "".join(migration.checksum for migration in migrations())
+    return f"evertick_template_{hashlib.sha256(checksums.encode()).hexdigest()[:12]}"
 
 
 @contextmanager

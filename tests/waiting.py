@@ -13,7 +13,9 @@ T = TypeVar("T")
 _PAUSE_SECONDS = 0.005
 
 
-async def eventually(predicate: Callable[[], Any], within_seconds: float = 10.0) -> Any:
+async def eventually(
+    predicate: Callable[[], Any], within_seconds: float = 10.0, *, pause_seconds: float = _PAUSE_SECONDS
+) -> Any:
     """Poll until `predicate`, sync or async, gives something true, and return that; fail after the deadline."""
     deadline = time.monotonic() + within_seconds
     while True:
@@ -22,7 +24,7 @@ async def eventually(predicate: Callable[[], Any], within_seconds: float = 10.0)
         if value:
             return value
         assert time.monotonic() < deadline, f"not within {within_seconds:g} s: {_text(predicate)}; last: {value!r}"
-        await asyncio.sleep(_PAUSE_SECONDS)
+        await asyncio.sleep(pause_seconds)
 
 
 def eventually_sync(predicate: Callable[[], T], within_seconds: float = 10.0) -> T:

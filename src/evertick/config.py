@@ -36,6 +36,7 @@ class Settings:
     stop_grace_seconds: float = 10.0
     notify: bool = True
     log: str = "text"
+    failpoint: str | None = None
 
     load_timeout_seconds: float = 30.0
     result_bytes: int = 1024 * 1024

@@ -30,10 +30,6 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="What can run
 _COLUMNS = ("DAG", "STATUS", "SCHEDULE", "NEXT RUN", "LAST RUN", "#TASKS", "TAGS")
 _MOST_SCHEDULES = 100_000
 
-app.command("show", epilog="Example: evertick dags show etl")(dag_page.show_dag)
-app.command("validate", epilog="Example: evertick dags validate dags/etl.py")(validate.validate)
-app.command("trigger", epilog="Example: evertick dags trigger etl --param rows=50 --wait")(trigger.trigger_dag)
-
 
 @app.command("list", epilog="Example: evertick dags list")
 def list_dags(limit: Limit = 1000, as_json: Json = False) -> None:
@@ -71,9 +67,16 @@ def list_dags(limit: Limit = 1000, as_json: Json = False) -> None:
         show(table(_COLUMNS, rows))
     else:
         folder = shown(read_settings().dags_folder)
-        show(hint(f"No DAGs yet. Put a Python file with an @dag into {folder}; `evertick dags validate FILE` checks it."))
+        show(
+            hint(f"No DAGs yet. Put a Python file with an @dag into {folder}; `evertick dags validate FILE` checks it.")
+        )
     for error in errors:
         show(Text(f"Broken: {dag_page.place_of(error)}", style="red"))
+
+
+app.command("show", epilog="Example: evertick dags show etl")(dag_page.show_dag)
+app.command("validate", epilog="Example: evertick dags validate dags/etl.py")(validate.validate)
+app.command("trigger", epilog="Example: evertick dags trigger etl --param rows=50 --wait")(trigger.trigger_dag)
 
 
 @app.command("pause", epilog="Example: evertick dags pause etl")

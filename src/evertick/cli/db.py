@@ -11,7 +11,7 @@ from rich.text import Text
 from evertick.cli.connection import database_url, telling
 from evertick.cli.documents import print_json
 from evertick.cli.options import Json, noun
-from evertick.cli.tables import facts, hint, show, state
+from evertick.cli.tables import Cell, facts, hint, show, state
 from evertick.cli.times import relative
 from evertick.config import read_settings
 from evertick.store import runners, shards
@@ -21,7 +21,9 @@ from evertick.store.shards import Leader
 
 SHARD = 0
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Bring the database up to date, or see how it stands.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Bring the database up to date, or see how it stands."
+)
 
 
 @app.command("migrate", epilog="Example: evertick db migrate")
@@ -82,9 +84,10 @@ async def _who(conn: AsyncConnection) -> tuple[Leader | None, int, str]:
 def _show_status(place: str, server: str, found: SchemaStatus, leader: str, live: int) -> None:
     newest = found.applied[-1].label if found.applied else "none"
     schema = state("success", f"current ({newest})") if found.is_current else state("failed", f"behind ({newest})")
-    show(facts({"Database": place, "PostgreSQL": server, "Schema": schema}))
+    values: dict[str, Cell] = {"Database": place, "PostgreSQL": server, "Schema": schema}
+    if found.is_current:
+        values |= {"Scheduler": leader, "Runners": noun(live, "runner") + " alive"}
+    show(facts(values))
     if found.pending:
         names = ", ".join(each.label for each in found.pending)
         show(hint(f"Pending: {names}. Apply them with: evertick db migrate"))
-    else:
-        show(facts({"Scheduler": leader, "Runners": noun(live, "runner") + " alive"}))

@@ -40,4 +40,3 @@ def foreseen(error: BaseException) -> EvertickError | None:
         found = [foreseen(each) for each in error.exceptions]
         return found[0] if all(found) else None
     return None
-

@@ -26,11 +26,11 @@ def took(started_at: datetime | None, finished_at: datetime | None, now: datetim
 
 
 def length(seconds: float) -> str:
-    """`350 ms`, `1.2 s`, `5 min 3 s`, `2 d 4 h`."""
+    """`350 ms`, `1.2 s`, `30 s`, `5 min 3 s`, `2 d 4 h`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.1f}".removesuffix(".0") + " s"
     whole = round(seconds)
     place = next(place for place, (size, _) in enumerate(_UNITS) if whole >= size)
     (size, unit), (next_size, next_unit) = _UNITS[place], _UNITS[place + 1]

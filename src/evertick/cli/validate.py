@@ -18,7 +18,7 @@ from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, noun
 from evertick.cli.tables import hint, show
 from evertick.cli.text import plain
-from evertick.config import read_settings
+from evertick.config import read_settings, user_environment
 from evertick.domain.errors import UserError
 from evertick.domain.schedule import describe
 from evertick.execution.loader import ImportProblem, LoadedDag, LoadedFile, find_duplicates, load_file
@@ -65,7 +65,7 @@ async def _load_all(folder: Path, files: Sequence[str], timeout_seconds: float) 
 
     async def load(file: str) -> LoadedFile:
         async with gate:
-            return await load_file(folder, file, timeout_seconds=timeout_seconds)
+            return await load_file(folder, file, timeout_seconds=timeout_seconds, environment=user_environment())
 
     return list(await asyncio.gather(*(load(file) for file in files)))
 

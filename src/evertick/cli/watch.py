@@ -6,7 +6,6 @@ A terminal gets one picture that is redrawn; a pipe gets a line for each change.
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,10 +19,10 @@ from rich.text import Text
 
 from evertick.cli.errors import RUN_EXIT_STATUS, TIMED_OUT
 from evertick.cli.options import noun
-from evertick.cli.poll import poll
+from evertick.cli.poll import Look, poll
 from evertick.cli.run_page import run_state, run_table, task_name, task_note, task_table
 from evertick.cli.tables import hint, show, state
-from evertick.cli.text import plain
+from evertick.cli.text import one_line, plain
 from evertick.cli.times import length, took
 from evertick.domain.states import FAILED_TASK_STATES, TERMINAL_RUN_STATES
 from evertick.engine.cancel import find_run
@@ -34,6 +33,7 @@ from evertick.store.tasks import TaskRow
 _MOST_LINES = 1000
 _LINES_AROUND_TABLE = 6
 _REASONS = 5
+_NEWEST_RUNS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +57,7 @@ class Watched:
 View = Callable[[Snapshot], None]
 
 
-async def follow(
-    url: str, run_id: int, *, view: View, most_tasks: int, within_seconds: float | None = None
-) -> Watched:
+async def follow(url: str, run_id: int, *, view: View, most_tasks: int, within_seconds: float | None = None) -> Watched:
     """Show a run to `view` again and again until it ends."""
     seen: list[Snapshot] = []
 
@@ -86,7 +84,7 @@ async def take_snapshot(conn: AsyncConnection, run_id: int, most_tasks: int) -> 
 async def follow_on(console: Console, url: str, run_id: int, *, within_seconds: float | None) -> Watched:
     """Follow a run in the way that fits the output."""
     if not console.is_terminal:
-        view = lines_view(sys.stdout.write)
+        view = lines_view(_write)
         return await follow(url, run_id, view=view, most_tasks=_MOST_LINES, within_seconds=within_seconds)
     rows = max(console.height - _LINES_AROUND_TABLE, 5)
     with Live(console=console, auto_refresh=False) as live:
@@ -117,17 +115,23 @@ def lines_view(write: Callable[[str], object]) -> View:
     known: dict[tuple[int, int], tuple[str, int]] = {}
 
     def view(snapshot: Snapshot) -> None:
-        for row in sorted(snapshot.tasks, key=lambda row: (row.finished_at or row.started_at or snapshot.now, row.idx)):
-            key, stand = (row.idx, row.map_index), (row.state, row.epoch)
-            if known.get(key) != stand and row.state not in ("waiting", "available"):
-                lasted = took(row.started_at, row.finished_at, snapshot.now) if row.finished_at else ""
-                note = task_note(row, snapshot.now) or ""
-                line = f"{snapshot.now.astimezone():%H:%M:%S} {plain(task_name(row))} {row.state} {lasted} {plain(note)}"
-                write(f"{' '.join(line.split())}\n")
-            known[key] = stand
-        sys.stdout.flush()
+        changed = [row for row in snapshot.tasks if known.get((row.idx, row.map_index)) != (row.state, row.epoch)]
+        for row in sorted(changed, key=lambda row: (_changed_at(row, snapshot.now), row.idx)):
+            known[row.idx, row.map_index] = (row.state, row.epoch)
+            if row.state not in ("waiting", "available"):
+                write(_line(row, snapshot.now))
 
     return view
+
+
+def _changed_at(row: TaskRow, now: datetime) -> datetime:
+    return row.finished_at or (row.started_at if row.state == "running" else None) or now
+
+
+def _line(row: TaskRow, now: datetime) -> str:
+    lasted = took(row.started_at, row.finished_at, now) if row.started_at and row.finished_at else ""
+    words = [plain(task_name(row)), row.state, lasted, one_line(task_note(row, now) or "")]
+    return f"{_changed_at(row, now).astimezone():%H:%M:%S} {' '.join(word for word in words if word)}\n"
 
 
 def conclude(watched: Watched) -> None:
@@ -150,10 +154,10 @@ def conclude(watched: Watched) -> None:
     raise typer.Exit(RUN_EXIT_STATUS[run.state])
 
 
-async def follow_dag(console: Console, url: str, dag_id: int) -> None:
-    """The newest runs of a DAG, until Ctrl-C."""
+async def follow_dag(console: Console, url: str, dag_id: int, *, within_seconds: float | None) -> None:
+    """The newest runs of a DAG, until Ctrl-C or the time is up."""
     if not console.is_terminal:
-        await poll(url, _dag_lines(dag_id))
+        await poll(url, _dag_lines(dag_id), within_seconds=within_seconds)
         return
     rows = max(console.height - 3, 5)
     with Live(console=console, auto_refresh=False) as live:
@@ -163,9 +167,25 @@ async def follow_dag(console: Console, url: str, dag_id: int) -> None:
             live.update(run_table(found, await shards.read_clock(conn)), refresh=True)
             return False
 
-        await poll(url, look)
+        await poll(url, look, within_seconds=within_seconds)
 
 
-def _dag_lines(dag_id: int) -> Callable[[AsyncConnection], object]:
-    known: Counter[str] = Counter()
-    raise NotImplementedError
+def _dag_lines(dag_id: int) -> Look:
+    known: dict[int, str] = {}
+
+    async def look(conn: AsyncConnection) -> bool:
+        now = await shards.read_clock(conn)
+        for run in reversed(await runs.list_newest(conn, dag_id=dag_id, limit=_NEWEST_RUNS)):
+            if known.get(run.run_id) != run.state:
+                at = (run.finished_at or run.started_at or run.created_at).astimezone()
+                lasted = f" {took(run.started_at, run.finished_at, now)}" if run.started_at and run.finished_at else ""
+                _write(f"{at:%H:%M:%S} run {run.run_id} {run.state}{lasted}\n")
+            known[run.run_id] = run.state
+        return False
+
+    return look
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(line)
+    sys.stdout.flush()

@@ -47,8 +47,8 @@ def _signal_name(number: int) -> str | None:
 class OomEvidence:
     """Watches the kernel's counters of out-of-memory kills, of our cgroup and of the machine."""
 
-    def __init__(self) -> None:
-        self._sources = _counter_files()
+    def __init__(self, sources: list[Path]) -> None:
+        self._sources = sources
         self._seen = self._count()
 
     def has_new(self) -> bool:
@@ -60,7 +60,8 @@ class OomEvidence:
         return sum(_oom_kills(source) for source in self._sources)
 
 
-def _counter_files() -> list[Path]:
+def oom_counters() -> list[Path]:
+    """Where the kernel counts such kills: for the machine, and for our cgroup of either version."""
     sources = [Path("/proc/vmstat")]
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():

@@ -50,8 +50,8 @@ def leftovers(spool_dir: Path, live_sessions: set[int]) -> Iterator[Leftover]:
     for folder in sorted(spool_dir.iterdir()):
         if folder.name in live or not folder.is_dir():
             continue
-        for path in sorted(folder.glob("*.log")):
-            found = list(_attempts_in(path))
+        for path in sorted(folder.iterdir()):
+            found = list(_attempts_in(path)) if path.suffix == ".log" else []
             if not found:
                 discard(path)
             yield from found
@@ -72,7 +72,7 @@ def _attempts_in(path: Path) -> Iterator[Leftover]:
             ends = [start for start, _ in headers[1:]] + [os.fstat(fd).st_size]
         finally:
             os.close(fd)
-        for (start, found), end in zip(headers, ends, strict=True):
+        for (start, found), end in zip(headers, ends, strict=False):
             yield Leftover(key=found.key, epoch=found.epoch, session=found.session, path=path, start=start, end=end)
 
 

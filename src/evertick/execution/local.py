@@ -10,14 +10,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import Conflict
 from evertick.execution import lines
 from evertick.execution.child_link import Attempt, SpoolFolder, remove_files
-from evertick.execution.exits import Exit, OomEvidence, explain_exit
+from evertick.execution.exits import Exit, OomEvidence, explain_exit, oom_counters
 from evertick.execution.home import BundleHome
 from evertick.execution.limits import ExecutorLimits
 from evertick.execution.protocol import Report
@@ -57,7 +56,7 @@ class LocalExecutor:
         self._arriving: dict[Address, list[Attempt]] = {}
         self._outcomes: list[Outcome] = []
         self._shipping = LogShipping(self._spool, self._limits)
-        self._oom = OomEvidence()
+        self._oom = OomEvidence(oom_counters())
         self._is_stopping = False
         self._is_empty = asyncio.Event()
 
@@ -67,11 +66,9 @@ class LocalExecutor:
         self._ticking = self._loop.call_later(_TICK_SECONDS, self._tick)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop(grace_seconds=0)
-        await self._group.__aexit__(kind, error, trace)
+        await self._group.__aexit__(None, None, None)
 
     @property
     def free_slots(self) -> int:

@@ -125,19 +125,17 @@ class WarmParent:
                 return
 
     def _obey(self) -> bool:
-        """Carry out one message of the runner. False when it hung up."""
-        message = self._control.recv(_CONTROL_BYTES)
-        if not message:
+        """Carry out all that the runner asks by now; the busier we are, the larger the batch. False when it hung up."""
+        to_fork = 0
+        with suppress(BlockingIOError):
+            while message := self._control.recv(_CONTROL_BYTES, socket.MSG_DONTWAIT):
+                for verb, argument in json.loads(message):
+                    if verb == "fork":
+                        to_fork += argument
+                    elif (pid := self._pids.get(argument)) is not None:
+                        _stop(verb, pid)
             return False
-        for verb, argument in json.loads(message):
-            if verb == "fork":
-                self._fork_many(argument)
-            elif (pid := self._pids.get(argument)) is not None:
-                if verb == "kill":
-                    kill_tree(pid)
-                elif verb == "term":
-                    with suppress(ProcessLookupError):
-                        os.killpg(pid, signal.SIGTERM)
+        self._fork_many(to_fork)
         return True
 
     def _fork_many(self, count: int) -> None:
@@ -240,6 +238,14 @@ class WarmParent:
 
     def _tell(self, message: list[Any]) -> None:
         self._control.send(json.dumps(message).encode())
+
+
+def _stop(verb: str, pid: int) -> None:
+    if verb == "kill":
+        kill_tree(pid)
+    else:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGTERM)
 
 
 def _obstacle_to_forking(control: socket.socket) -> str | None:

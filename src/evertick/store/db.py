@@ -15,6 +15,7 @@ import psycopg
 from psycopg import AsyncConnection, conninfo, errors
 
 from evertick.domain.errors import PostgresUnavailable
+from evertick.store import failpoints
 
 OLDEST_SERVER_VERSION = 150000
 
@@ -50,10 +51,13 @@ _EVERY_SESSION = {
     "tcp_user_timeout": "10000",
 }
 
-# The queue tables look empty to the planner half of the time; a plan made then must not be a sequential scan.
+# The queue tables look empty to the planner half of the time; a plan made then must not read all of a table once it has
+# grown. Every join of these connections is a few keys against an index, so the other kinds of join are never right.
 _STEADY_PLANS = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
 }
 
 _SESSION: dict[Purpose, dict[str, str]] = {
@@ -91,6 +95,7 @@ async def connect(url: str, *, purpose: Purpose) -> AsyncConnection:
             _conninfo(url, purpose),
             autocommit=True,
             prepare_threshold=0 if purpose is Purpose.HOT else 5,
+            cursor_factory=failpoints.cursor_class(),
         )
     except (psycopg.Error, OSError) as error:
         raise PostgresUnavailable(f"Cannot connect to PostgreSQL at {place}: {_reason(error, url)}") from None

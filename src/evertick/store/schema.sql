@@ -426,13 +426,10 @@ declare
     t timestamptz := clock();
 begin
     perform 1 from run_status s
-    where s.run_id in (select (x->>'r')::bigint from jsonb_array_elements(p_reports) x)
+    where s.run_id = any(array(select (x->>'r')::bigint from jsonb_array_elements(p_reports) x))
     order by s.run_id for no key update;
     with report as materialized (
-        select x.r as run_id, x.i as idx, x.m as map_index, x.e as epoch, x.kind, x.reason, x.result, x.exit_code,
-               x.retry_in, coalesce(x.no_retry, false) as no_retry, x.log, coalesce(x.seq, 0) as seq, coalesce(x.until, 0) as until
-        from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, kind text, reason text, result jsonb,
-             exit_code int, retry_in double precision, no_retry boolean, log text, seq bigint, until bigint)
+        select * from read_reports(p_reports)
     ), decided as (
         select x.*, k.attempt, k.losses, k.started_at, k.request, k.version_id,
                case when n.state = 'pending' and x.kind = 'lost'
@@ -712,9 +709,9 @@ declare
     t timestamptz := clock();
 begin
     perform fence(p_shard, p_epoch);
-    perform 1 from run_status r where r.run_id in (
+    perform 1 from run_status r where r.run_id = any(array(
         select w.run_id from timer w where w.shard = p_shard and w.due_at <= t
-        order by w.due_at limit p_limit) order by r.run_id for no key update;
+        order by w.due_at limit p_limit)) order by r.run_id for no key update;
     with come as (
         delete from timer w using (
             select x.shard, x.due_at, x.run_id, x.idx, x.map_index from timer x
@@ -783,6 +780,15 @@ begin
     end if;
 end $$;
 
+CREATE FUNCTION evertick.read_reports(p_reports jsonb) RETURNS TABLE(run_id bigint, idx integer, map_index integer, epoch integer, kind text, reason text, result jsonb, exit_code integer, retry_in double precision, no_retry boolean, log text, seq bigint, until bigint)
+    LANGUAGE sql ROWS 5
+    AS $$
+    select x.r, x.i, x.m, x.e, x.kind, x.reason, x.result, x.exit_code, x.retry_in, coalesce(x.no_retry, false), x.log,
+           coalesce(x.seq, 0), coalesce(x.until, 0)
+    from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, kind text, reason text, result jsonb,
+         exit_code int, retry_in double precision, no_retry boolean, log text, seq bigint, until bigint)
+$$;
+
 CREATE FUNCTION evertick.reconcile(p_shard smallint, p_epoch bigint, p_after bigint, p_limit integer, OUT last_run_id bigint, OUT repaired text[]) RETURNS record
     LANGUAGE plpgsql
     AS $$
@@ -829,16 +835,16 @@ begin
     n := recount_upstream(p_run_id, array(
         select k.idx from task k where k.run_id = p_run_id and k.state = 'waiting'));
     if n > 0 then
-        repairs := repairs || 'upstream_counter_drift';
+        repairs := array_append(repairs, 'upstream_counter_drift');
     end if;
     if exists (select 1 from task_spec s where s.version_id = status.version_id and s.starts_at_once
                and not exists (select 1 from task k where k.run_id = p_run_id and k.idx = s.idx)) then
-        repairs := repairs || 'run_without_tasks';
+        repairs := array_append(repairs, 'run_without_tasks');
         perform settle(start_runs(array[p_run_id]));
     else
         lost := decide_waiting(array[p_run_id]);
         if coalesce(cardinality(lost), 0) > 0 then
-            repairs := repairs || 'undecided_task';
+            repairs := array_append(repairs, 'undecided_task');
             perform settle(lost);
         end if;
     end if;
@@ -854,7 +860,7 @@ begin
     )
     select count(*) into n from missing;
     if n > 0 then
-        repairs := repairs || 'uncounted_upstream';
+        repairs := array_append(repairs, 'uncounted_upstream');
         perform recount_upstream(p_run_id, array(
             select k.idx from task k where k.run_id = p_run_id and k.state = 'waiting'));
         perform settle(decide_waiting(array[p_run_id]));
@@ -869,7 +875,7 @@ begin
                           and q.run_id = k.run_id and q.idx = k.idx and q.map_index = k.map_index)
         for update of k skip locked);
     if cardinality(lost) > 0 then
-        repairs := repairs || 'available_not_offered';
+        repairs := array_append(repairs, 'available_not_offered');
         perform offer(lost);
     end if;
 
@@ -881,14 +887,14 @@ begin
     on conflict do nothing;
     get diagnostics n = row_count;
     if n > 0 then
-        repairs := repairs || 'timer_missing';
+        repairs := array_append(repairs, 'timer_missing');
     end if;
 
     -- pending although nothing holds it
     n := release(array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
                        where k.run_id = p_run_id and k.state = 'pending' and k.not_before is null));
     if n > 0 then
-        repairs := repairs || 'pending_without_gate';
+        repairs := array_append(repairs, 'pending_without_gate');
     end if;
 
     -- running without a lease: nobody could ever report or lose it
@@ -898,16 +904,16 @@ begin
     on conflict do nothing;
     get diagnostics n = row_count;
     if n > 0 then
-        repairs := repairs || 'lease_missing';
+        repairs := array_append(repairs, 'lease_missing');
     end if;
 
     if recount_run(p_run_id) then
-        repairs := repairs || 'run_counter_drift';
+        repairs := array_append(repairs, 'run_counter_drift');
     end if;
     perform close_if_done(p_run_id);
     if found and exists (select 1 from run_status r where r.run_id = p_run_id and r.state <> 'running')
        and cardinality(repairs) = 0 then
-        repairs := repairs || 'run_not_closed';
+        repairs := array_append(repairs, 'run_not_closed');
     end if;
     if cardinality(repairs) > 0 then
         insert into journal (occurred_at, verb, actor, run_id, detail)
@@ -1162,7 +1168,7 @@ declare
     t timestamptz := clock();
 begin
     perform 1 from schedule_state s
-    where s.schedule_id in (select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x)
+    where s.schedule_id = any(array(select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x))
     order by s.schedule_id for no key update;
     with plan as (
         select * from jsonb_to_recordset(p_plans) as x(

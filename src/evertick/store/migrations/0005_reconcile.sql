@@ -19,16 +19,16 @@ begin
     n := recount_upstream(p_run_id, array(
         select k.idx from task k where k.run_id = p_run_id and k.state = 'waiting'));
     if n > 0 then
-        repairs := repairs || 'upstream_counter_drift';
+        repairs := array_append(repairs, 'upstream_counter_drift');
     end if;
     if exists (select 1 from task_spec s where s.version_id = status.version_id and s.starts_at_once
                and not exists (select 1 from task k where k.run_id = p_run_id and k.idx = s.idx)) then
-        repairs := repairs || 'run_without_tasks';
+        repairs := array_append(repairs, 'run_without_tasks');
         perform settle(start_runs(array[p_run_id]));
     else
         lost := decide_waiting(array[p_run_id]);
         if coalesce(cardinality(lost), 0) > 0 then
-            repairs := repairs || 'undecided_task';
+            repairs := array_append(repairs, 'undecided_task');
             perform settle(lost);
         end if;
     end if;
@@ -44,7 +44,7 @@ begin
     )
     select count(*) into n from missing;
     if n > 0 then
-        repairs := repairs || 'uncounted_upstream';
+        repairs := array_append(repairs, 'uncounted_upstream');
         perform recount_upstream(p_run_id, array(
             select k.idx from task k where k.run_id = p_run_id and k.state = 'waiting'));
         perform settle(decide_waiting(array[p_run_id]));
@@ -59,7 +59,7 @@ begin
                           and q.run_id = k.run_id and q.idx = k.idx and q.map_index = k.map_index)
         for update of k skip locked);
     if cardinality(lost) > 0 then
-        repairs := repairs || 'available_not_offered';
+        repairs := array_append(repairs, 'available_not_offered');
         perform offer(lost);
     end if;
 
@@ -71,14 +71,14 @@ begin
     on conflict do nothing;
     get diagnostics n = row_count;
     if n > 0 then
-        repairs := repairs || 'timer_missing';
+        repairs := array_append(repairs, 'timer_missing');
     end if;
 
     -- pending although nothing holds it
     n := release(array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
                        where k.run_id = p_run_id and k.state = 'pending' and k.not_before is null));
     if n > 0 then
-        repairs := repairs || 'pending_without_gate';
+        repairs := array_append(repairs, 'pending_without_gate');
     end if;
 
     -- running without a lease: nobody could ever report or lose it
@@ -88,16 +88,16 @@ begin
     on conflict do nothing;
     get diagnostics n = row_count;
     if n > 0 then
-        repairs := repairs || 'lease_missing';
+        repairs := array_append(repairs, 'lease_missing');
     end if;
 
     if recount_run(p_run_id) then
-        repairs := repairs || 'run_counter_drift';
+        repairs := array_append(repairs, 'run_counter_drift');
     end if;
     perform close_if_done(p_run_id);
     if found and exists (select 1 from run_status r where r.run_id = p_run_id and r.state <> 'running')
        and cardinality(repairs) = 0 then
-        repairs := repairs || 'run_not_closed';
+        repairs := array_append(repairs, 'run_not_closed');
     end if;
     if cardinality(repairs) > 0 then
         insert into journal (occurred_at, verb, actor, run_id, detail)

@@ -1,0 +1,44 @@
+"""Clearing tasks: first what would happen, then the question, then the deed. Shared by `runs clear` and `tasks clear`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import typer
+from rich.text import Text
+
+from evertick.cli.connection import actor, ask, change
+from evertick.cli.options import noun
+from evertick.cli.prompt import confirm
+from evertick.cli.run_page import task_table
+from evertick.cli.tables import hint, show
+from evertick.domain.states import TERMINAL_TASK_STATES, TaskState
+from evertick.engine.clear import clear, select_tasks
+from evertick.store.wake import Channel
+
+_AFFECTED = TERMINAL_TASK_STATES | {TaskState.QUEUED, TaskState.RUNNING}
+_SHOWN = 50
+
+
+def clear_tasks(
+    run_id: int, names: Sequence[str], *, only_failed: bool, downstream: bool, yes: bool, dry_run: bool
+) -> None:
+    chosen, now = ask(
+        lambda conn: select_tasks(conn, run_id=run_id, names=names, only_failed=only_failed, with_downstream=downstream)
+    )
+    affected = [row for row in chosen if row.state in _AFFECTED]
+    if not affected:
+        what = "no failed task" if only_failed else "nothing that has started"
+        show(hint(f"There is nothing to clear: run {run_id} has {what} among these."))
+        return
+    show(task_table(affected[:_SHOWN], now))
+    if len(affected) > _SHOWN:
+        show(hint(f"and {noun(len(affected) - _SHOWN, 'more task')}"))
+    if dry_run:
+        show(hint(f"{noun(len(affected), 'task')} would run again; nothing was changed."))
+        raise typer.Exit
+    confirm(f"Run {noun(len(affected), 'task')} of run {run_id} again?", yes=yes)
+    done = change(lambda conn: clear(conn, run_id=run_id, chosen=affected, actor=actor()), Channel.READY, Channel.STOP)
+    stopping = f"; {noun(done.asked, 'running task')} will be stopped first" if done.asked else ""
+    show(Text(f"Cleared {noun(done.reopened + done.asked, 'task')} of run {run_id}{stopping}."))
+    show(hint(f"Follow it with: evertick runs watch {run_id}"))

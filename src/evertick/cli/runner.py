@@ -1,0 +1,25 @@
+"""`evertick runner`: one runner in this process."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from evertick.cli.serve import serve
+from evertick.config import read_settings
+from evertick.services.runner import Runner
+
+app = typer.Typer(add_completion=False)
+
+Queues = Annotated[str | None, typer.Option("--queues", metavar="A,B", help="The queues that it serves.")]
+Slots = Annotated[int | None, typer.Option("--slots", help="How many tasks it runs at once.")]
+Name = Annotated[str | None, typer.Option("--id", metavar="NAME", help="What it is called; host and pid if left out.")]
+
+
+@app.command(epilog="Example: evertick runner --queues default,gpu --slots 8 --id gpu-1")
+def runner(queues: Queues = None, slots: Slots = None, name: Name = None) -> None:
+    """Run one runner: it claims tasks and executes them, each in a process of its own."""
+    served = None if queues is None else tuple(part.strip() for part in queues.split(",") if part.strip())
+    settings = read_settings(runner_queues=served, runner_slots=slots, runner_id=name)
+    serve("runner", settings, lambda url, log: Runner(settings, url=url, log=log))

@@ -1,0 +1,134 @@
+"""`evertick runs`: what ran, what runs, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+from psycopg import AsyncConnection
+from rich.text import Text
+
+from evertick.cli import clearing
+from evertick.cli.connection import actor, ask, change, database_url
+from evertick.cli.documents import document, print_json
+from evertick.cli.options import Downstream, DryRun, Json, Limit, Run, Timeout, Yes, noun, run_number, seconds_of
+from evertick.cli.run_page import run_document, run_facts, run_table, task_table
+from evertick.cli.tables import Cell, console, heading, hint, show, table
+from evertick.cli.times import relative
+from evertick.cli.watch import conclude, follow_dag, follow_on
+from evertick.config import read_settings
+from evertick.domain.states import RunState
+from evertick.engine import cancel as verb
+from evertick.engine.cancel import find_run
+from evertick.engine.trigger import find_dag
+from evertick.store import dags, runs, tasks
+from evertick.store.runs import JournalEntry, RunRow
+from evertick.store.tasks import TaskRow
+from evertick.store.wake import Channel
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="What ran and what runs.")
+
+DagFilter = Annotated[str | None, typer.Argument(metavar="[DAG]", help="Only runs of this DAG.")]
+StateFilter = Annotated[RunState | None, typer.Option("--state", "-s", help="Only runs in this state.")]
+RunOrDag = Annotated[str, typer.Argument(metavar="RUN|DAG", help="A run's number, or a DAG's name for all its runs.")]
+Reason = Annotated[str | None, typer.Option("--reason", help="Why, for the record.")]
+TaskNames = Annotated[
+    list[str] | None, typer.Option("--task", "-t", metavar="TASK", help="Only this task; give it once for each.")
+]
+OnlyFailed = Annotated[bool, typer.Option("--failed", help="Only what failed or was canceled, and what comes after.")]
+
+_MOST_TASKS = 1000
+
+
+@app.command("list", epilog="Example: evertick runs list etl --state failed")
+def list_runs(dag: DagFilter = None, state: StateFilter = None, limit: Limit = 20, as_json: Json = False) -> None:
+    """List runs, newest first."""
+
+    async def read(conn: AsyncConnection) -> tuple[list[RunRow], list[str]]:
+        dag_id = await _dag_id(conn, dag) if dag is not None else None
+        found = await runs.list_newest(conn, dag_id=dag_id, state=state, limit=limit)
+        return found, [] if found else await dags.names(conn)
+
+    (found, names), now = ask(read)
+    if as_json:
+        print_json({"runs": [run_document(row) for row in found]})
+    elif found:
+        show(run_table(found, now))
+    elif state is not None:
+        show(hint(f"No run{f' of {dag}' if dag else ''} is {state} now."))
+    elif names:
+        show(hint(f"No runs yet. Start one with: evertick dags trigger {dag or names[0]}"))
+    else:
+        show(hint("No runs and no DAGs yet. `evertick dags list` says where to put a DAG file."))
+
+
+@app.command("show", epilog="Example: evertick runs show 12")
+def show_run(run: Run, as_json: Json = False) -> None:
+    """Show one run: its facts, its tasks, and what people did to it."""
+    run_id = run_number(run)
+
+    async def read(conn: AsyncConnection) -> tuple[RunRow, list[TaskRow], list[JournalEntry]]:
+        row = await find_run(conn, run_id)
+        listed = await tasks.list_of_run(conn, run_id=run_id, limit=_MOST_TASKS)
+        return row, listed, await runs.journal(conn, run_id=run_id)
+
+    (row, listed, journal), now = ask(read)
+    if as_json:
+        deeds = [document(entry) for entry in journal]
+        print_json({"run": run_document(row), "tasks": [document(task) for task in listed], "journal": deeds})
+        return
+    show(run_facts(row, now), heading("Tasks"), task_table(listed, now))
+    if row.task_count > _MOST_TASKS:
+        show(hint(f"The first {_MOST_TASKS:,} tasks; all of them: evertick tasks list {run_id} --limit 100000"))
+    if journal:
+        names = {task.idx: task.task for task in listed}
+        rows: list[list[Cell]] = []
+        for each in journal:
+            task = names.get(each.idx) if each.idx is not None else None
+            rows.append([relative(each.occurred_at, now), each.verb, task, each.actor])
+        show(heading("What was done to it"), table(("WHEN", "WHAT", "TASK", "BY"), rows))
+
+
+@app.command("watch", epilog="Example: evertick runs watch 12, or: evertick runs watch heartbeat")
+def watch(run: RunOrDag, timeout: Timeout = None) -> None:
+    """Follow a run until it ends (exit status as `dags trigger --wait`), or all runs of a DAG until Ctrl-C."""
+    within_seconds = seconds_of(timeout)
+    if run.isdecimal():
+        row, _ = ask(lambda conn: find_run(conn, run_number(run)))
+        url = database_url(read_settings())
+        conclude(asyncio.run(follow_on(console(), url, row.run_id, within_seconds=within_seconds)))
+    (found, _), _ = ask(lambda conn: find_dag(conn, run))
+    asyncio.run(follow_dag(console(), database_url(read_settings()), found.dag_id, within_seconds=within_seconds))
+
+
+@app.command("cancel", epilog='Example: evertick runs cancel 12 --reason "wrong parameters"')
+def cancel(run: Run, reason: Reason = None) -> None:
+    """Cancel a run: what has not started ends now, what runs is stopped."""
+    run_id = run_number(run)
+    asked = change(
+        lambda conn: verb.cancel(conn, run_id=run_id, actor=actor(), reason=reason), Channel.STOP, Channel.READY
+    )
+    stopping = f"{noun(asked, 'running task')} will stop within a moment." if asked else "Nothing was running."
+    show(Text(f"Canceled run {run_id}. {stopping}"))
+
+
+@app.command("clear", epilog="Example: evertick runs clear 12 --failed")
+def clear(
+    run: Run,
+    task: TaskNames = None,
+    failed: OnlyFailed = False,
+    downstream: Downstream = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Run tasks of a run again: all of them, those named, or what failed. Shows them and asks first."""
+    clearing.clear_tasks(
+        run_number(run), task or [], only_failed=failed, downstream=downstream, yes=yes, dry_run=dry_run
+    )
+
+
+async def _dag_id(conn: AsyncConnection, name: str) -> int:
+    """Also of a deleted DAG: its history stays."""
+    row = await dags.find(conn, name)
+    return row.dag_id if row else (await find_dag(conn, name))[0].dag_id

@@ -1,0 +1,107 @@
+"""`evertick up`: everything on this machine with one command, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evertick.cli.connection import shown, telling
+from evertick.cli.options import noun
+from evertick.config import Settings, environment_for, read_settings
+from evertick.domain.errors import InvalidSettings
+from evertick.services.events import configure
+from evertick.services.postgres_home import holder_of
+from evertick.services.supervisor import Supervisor
+from evertick.store.db import where
+
+app = typer.Typer(add_completion=False)
+
+_EXAMPLES = Path(__file__).parents[1] / "examples"
+
+HomeOption = Annotated[Path | None, typer.Option("--home", help="Where the embedded database and the logs live.")]
+UrlOption = Annotated[
+    str | None, typer.Option("--database-url", metavar="URL", help="Use this PostgreSQL instead of the embedded one.")
+]
+Dags = Annotated[Path | None, typer.Option("--dags", metavar="FOLDER", help="Where your DAG files are.")]
+Slots = Annotated[int | None, typer.Option("--slots", help="How many tasks run at once.")]
+
+
+@app.command(epilog="Example: evertick up --dags ./dags")
+def up(home: HomeOption = None, database_url: UrlOption = None, dags: Dags = None, slots: Slots = None) -> None:
+    """Start everything: an embedded PostgreSQL, a scheduler, a runner, and a publisher for your DAGs.
+
+    A child that dies is started again. Ctrl-C stops all of it cleanly; a second Ctrl-C stops it at once.
+    """
+    settings = read_settings(home=home, database_url=database_url, dags_folder=dags, runner_slots=slots)
+    configure(service="evertick", as_json=False)
+    # Where another one runs already there is nothing to announce; the supervisor says who holds the home.
+    if settings.database_url or holder_of(settings.home) is None:
+        _say(banner(settings, put_examples(settings.dags_folder)))
+    asyncio.run(_supervise(settings))
+
+
+def put_examples(folder: Path) -> list[str]:
+    """Make the folder with the example DAGs in it, unless it exists. The names of what was put there."""
+    if folder.exists():
+        if not folder.is_dir():
+            raise InvalidSettings(f"{folder} is not a folder. Name a folder for DAG files with --dags.")
+        return []
+    folder.mkdir(parents=True)
+    examples = sorted(_EXAMPLES.glob("*.py"))
+    for example in examples:
+        shutil.copy(example, folder / example.name)
+    return [example.name for example in examples]
+
+
+def banner(settings: Settings, copied: list[str]) -> str:
+    """Where everything is, and what to try next."""
+    examples = f" (new, with {noun(len(copied), 'example')}: {', '.join(copied)})" if copied else ""
+    place = where(settings.database_url) if settings.database_url else f"embedded, in {shown(settings.home)}"
+    program = "evertick" if shutil.which("evertick") else sys.argv[0]
+    if settings.home != Settings().home and not settings.database_url:
+        program = f"EVERTICK_HOME={settings.home.absolute()} {program}"
+    dag = "etl" if (settings.dags_folder / "etl.py").exists() else "DAG"
+    lines = [
+        f"DAGs      {shown(settings.dags_folder)}{examples}",
+        f"Home      {shown(settings.home)}",
+        f"Database  {place}",
+        "Try in another terminal" + (", with EVERTICK_DATABASE_URL set:" if settings.database_url else ":"),
+        f"  {program} dags list",
+        f"  {program} runs list",
+        f"  {program} dags trigger {dag} --wait",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+async def _supervise(settings: Settings) -> None:
+    supervisor = Supervisor(settings, environment=environment_for(settings), say=_say)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, _stop, supervisor)
+    with telling(settings.database_url or ""):
+        await supervisor.run()
+
+
+def _stop(supervisor: Supervisor) -> None:
+    """The first time everything may end in peace; the second time the children are killed."""
+    if supervisor.stop.is_set():
+        for child in supervisor.children:
+            if child.process is not None and child.process.returncode is None:
+                with suppress(ProcessLookupError):
+                    child.process.kill()
+    supervisor.stop.set()
+
+
+def _say(line: str) -> None:
+    # Nobody may be reading any more; the work goes on.
+    with suppress(OSError):
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()

@@ -1,0 +1,60 @@
+"""Work is linear in edges: ten times the tasks cost at most twelve times as much, for fan-out and fan-in.
+
+Measured as processor time of the server's process, because the machine is shared and a wall clock would see the others.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.store.db import Purpose, connect
+from tests.engine.world import Runner, make_dag, put, start, states
+
+_USER_TICKS, _SYSTEM_TICKS = 11, 12
+
+
+def _processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) / os.sysconf("SC_CLK_TCK")
+
+
+async def _spend(conn: AsyncConnection, name: str, runner: Runner, times: int) -> float:
+    """What one run costs the server, from its trigger to its end, in batches of 200."""
+    before = _processor_seconds(conn.info.backend_pid)
+    for _ in range(times):
+        run = await start(conn, name)
+        claims = await runner.claim(200)
+        while claims:
+            claims, refused = await runner.step([(claim, "success", {}) for claim in claims], free=200)
+            assert refused == []
+    spent = _processor_seconds(conn.info.backend_pid) - before
+    assert set((await states(conn, run)).values()) == {"success"}
+    return spent / times
+
+
+@pytest.mark.serial
+async def test_fan_out_and_fan_in_cost_in_proportion_to_their_edges(database: str) -> None:
+    async with await connect(database, purpose=Purpose.HOT) as conn:
+        runner = await Runner.join(conn)
+        for size in (1_000, 10_000):
+            middle = {f"m{i}": ["first"] for i in range(size)}
+            await put(conn, make_dag(f"fan{size}", {"first": [], **middle, "last": list(middle)}))
+        await _spend(conn, "fan1000", runner, 1)
+        small = await _spend(conn, "fan1000", runner, 8)
+        large = await _spend(conn, "fan10000", runner, 2)
+    assert large / small <= 12, f"{large:.2f} s for 10,000 tasks, {small:.2f} s for 1,000"
+
+
+async def test_a_cascade_over_ten_thousand_tasks_is_one_step(conn: AsyncConnection) -> None:
+    shape = {"first": [], **{f"t{i}": ["first" if i == 0 else f"t{(i - 1) // 10}"] for i in range(10_000)}}
+    await put(conn, make_dag("tree", shape))
+    run = await start(conn, "tree")
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim()
+    assert await runner.finish(claim, "failed") == []
+    found = await states(conn, run)
+    assert (found.pop("first"), set(found.values())) == ("failed", {"upstream_failed"})

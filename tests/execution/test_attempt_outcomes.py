@@ -1,0 +1,169 @@
+"""How an attempt ends, told apart by cause, in real processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evertick.domain.attempt import Isolation, OutcomeKind, TaskKey
+from tests.execution.executor_rig import dag_of, log_text, rig
+
+ENDINGS = dag_of(
+    "def fine():\n    return {'rows': [1, 2]}",
+    "def skips():\n    raise Skip('nothing new')",
+    "def raises():\n    raise ValueError('no such file')",
+    "def gives_up():\n    raise Fail('wrong password')",
+    "def later():\n    raise RetryAfter(30, 'throttled')",
+    "def leaves():\n    sys.exit(3)",
+    "def leaves_well():\n    sys.exit(0)",
+    "def leaves_with_words():\n    sys.exit('cannot go on')",
+    "def vanishes():\n    os._exit(4)",
+    "def crashes():\n    os.kill(os.getpid(), signal.SIGSEGV)",
+    "def is_killed():\n    os.kill(os.getpid(), signal.SIGKILL)",
+    "def hungry():\n    raise MemoryError()",
+    "def unencodable():\n    return {'a': {1, 2}}",
+    "def too_large():\n    return 'x' * 2_000_000",
+    "def dirty():\n    return 'a\\x00b'",
+    "def unprintable():\n    class E(Exception):\n        def __str__(self): raise RuntimeError\n    raise E",
+)
+
+EXPECTED = {
+    "fine": (OutcomeKind.SUCCESS, None),
+    "skips": (OutcomeKind.SKIPPED, "nothing new"),
+    "raises": (OutcomeKind.FAILED, "ValueError: no such file"),
+    "gives_up": (OutcomeKind.FAILED, "wrong password"),
+    "later": (OutcomeKind.FAILED, "throttled"),
+    "leaves": (OutcomeKind.FAILED, "exited with code 3"),
+    "leaves_well": (OutcomeKind.SUCCESS, None),
+    "leaves_with_words": (OutcomeKind.FAILED, "exited with code 1: cannot go on"),
+    "vanishes": (OutcomeKind.FAILED, "exited with code 4 before the task returned"),
+    "crashes": (OutcomeKind.FAILED, "killed by SIGSEGV"),
+    "is_killed": (OutcomeKind.FAILED, "killed by SIGKILL (possibly out of memory)"),
+    "hungry": (OutcomeKind.FAILED, "out of memory: MemoryError"),
+    "dirty": (OutcomeKind.SUCCESS, None),
+    "unprintable": (OutcomeKind.FAILED, "E: (its message cannot be shown)"),
+}
+
+
+@pytest.mark.requirement("B10")
+@pytest.mark.parametrize("isolation", Isolation)
+async def test_every_ending_is_told_apart(tmp_path: Path, isolation: Isolation) -> None:
+    async with rig(tmp_path, ENDINGS, slots=len(EXPECTED)) as it:
+        orders = {task: it.order(task, isolation=isolation) for task in EXPECTED}
+        it.start(*orders.values())
+        outcomes = {task: await it.outcome(order) for task, order in orders.items()}
+        assert {task: (outcome.kind, outcome.reason) for task, outcome in outcomes.items()} == EXPECTED
+        assert outcomes["fine"].result_json == '{"rows":[1,2]}'
+        assert outcomes["gives_up"].no_retry and not outcomes["raises"].no_retry
+        assert outcomes["later"].retry_after_seconds == 30
+        assert [outcomes[task].exit_code for task in ("leaves", "vanishes", "crashes")] == [3, 4, -11]
+        assert outcomes["dirty"].result_json == '"a�b"'
+        assert "characters of the result (NUL or lone surrogates)" in log_text(outcomes["dirty"])[0]
+
+
+async def test_a_result_that_cannot_be_stored_fails_the_task_with_the_reason(tmp_path: Path) -> None:
+    async with rig(tmp_path, ENDINGS) as it:
+        unencodable = await it.run("unencodable")
+        assert unencodable.kind is OutcomeKind.FAILED
+        assert "result['a'] is of type set" in (unencodable.reason or "")
+        too_large = await it.run("too_large")
+        assert too_large.kind is OutcomeKind.FAILED
+        assert "result too large: str of 2,000,002 bytes" in (too_large.reason or "")
+
+
+async def test_a_result_as_large_as_allowed_arrives_whole(tmp_path: Path) -> None:
+    async with rig(tmp_path, dag_of("def big():\n    return 'x' * 1_000_000")) as it:
+        assert len(await it.result("big")) == 1_000_000
+
+
+async def test_large_inputs_arrive_whole(tmp_path: Path) -> None:
+    source = "from evertick import *\n@task\ndef a(): ...\n@task\ndef b(x): return len(x)\n@dag\ndef d(): b(a())\n"
+    async with rig(tmp_path, source) as it:
+        assert await it.result("b", inputs_json=json.dumps({"a": "y" * 3_000_000})) == 3_000_000
+
+
+async def test_the_traceback_in_the_log_shows_the_users_frames_only(tmp_path: Path) -> None:
+    async with rig(tmp_path, dag_of("def raises():\n    {}['missing']")) as it:
+        text = log_text(await it.run("raises"))
+        assert text[0] == "ERROR Traceback (most recent call last):"
+        assert "d.py" in text[1] and "in raises" in text[1]
+        assert text[-1] == "ERROR KeyError: 'missing'"
+        assert not any("body.py" in line for line in text)
+
+
+async def test_an_unknown_task_fails_with_what_to_do(tmp_path: Path) -> None:
+    async with rig(tmp_path, dag_of("def a():\n    return 1")) as it:
+        outcome = await it.run("b")
+        assert outcome.kind is OutcomeKind.FAILED
+        assert "DAG 'd' has no task 'b'" in (outcome.reason or "")
+
+
+async def test_a_task_sees_its_context(tmp_path: Path) -> None:
+    source = dag_of(
+        "def seen(context: TaskContext = None):\n    c = current_context()\n"
+        "    return [c.run_id, c.dag, c.task, c.map_index, c.attempt, c.epoch, c.idempotency_key,"
+        " c.fire_at.isoformat(), c.params['day'], c.is_cancelled(), context is c]"
+    )
+    async with rig(tmp_path, source) as it:
+        key = TaskKey(41, 2, 6)
+        fields = {"key": key, "epoch": 9, "attempt": 3, "fire_at": "2025-01-02T03:04:05+00:00"}
+        for isolation in Isolation:
+            seen = await it.result("seen", params_json='{"day":"mon"}', isolation=isolation, **fields)
+            expected = [41, "d", "seen", 6, 3, 9, "evertick-41-2-6", "2025-01-02T03:04:05+00:00", "mon", False, True]
+            assert seen == expected
+
+
+SHELL = """
+from evertick import *
+@task
+def up(): ...
+@dag
+def d():
+    shell("sh", "unused", env={"FROM_UP": up()})
+"""
+
+
+async def test_a_shell_task_runs_its_command_with_its_context_in_the_environment(tmp_path: Path) -> None:
+    command = 'echo "$EVERTICK_RUN_ID $EVERTICK_TASK $EVERTICK_ATTEMPT $EVERTICK_EPOCH $EVERTICK_IDEMPOTENCY_KEY"; '
+    command += 'echo "$EVERTICK_FIRE_AT $EVERTICK_PARAMS $EVERTICK_INPUTS $FROM_UP"; cat; echo >&2 oops'
+    async with rig(tmp_path, SHELL) as it:
+        outcome = await it.run(
+            "sh",
+            key=TaskKey(5, 1, -1),
+            command=command,
+            fire_at="2025-01-02T03:04:05+00:00",
+            params_json='{"a":1}',
+            inputs_json='{"up":[2]}',
+            isolation=Isolation.WARM,
+        )
+        assert (outcome.kind, outcome.result_json, outcome.exit_code) == (OutcomeKind.SUCCESS, None, 0)
+        assert log_text(outcome) == [
+            "RAW 5 sh 1 1 evertick-5-1--1",
+            'RAW 2025-01-02T03:04:05+00:00 {"a":1} {"up":[2]} [2]',
+            "RAW oops",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("exit 3", "exited with code 3"),
+        ("false; echo not reached", "exited with code 1"),
+        ("false | cat", "exited with code 1"),
+        ("kill -SEGV $$", "killed by SIGSEGV"),
+        ("sh -c 'kill -9 $$'; echo x", "exited with code 137 (a command in it was killed by SIGKILL)"),
+    ],
+)
+async def test_a_shell_task_fails_as_its_command_does(tmp_path: Path, command: str, reason: str) -> None:
+    async with rig(tmp_path, SHELL) as it:
+        outcome = await it.run("sh", command=command)
+        assert (outcome.kind, outcome.reason) == (OutcomeKind.FAILED, reason)
+
+
+async def test_a_shell_task_with_too_large_inputs_fails_and_says_so(tmp_path: Path) -> None:
+    async with rig(tmp_path, SHELL) as it:
+        outcome = await it.run("sh", command="true", inputs_json=json.dumps({"up": "x" * 4_000_000}))
+        assert outcome.kind is OutcomeKind.FAILED
+        assert "Argument list too long" in (outcome.reason or "")

@@ -1,0 +1,261 @@
+"""One small workload, played to its end while a service is killed at a chosen commit boundary and started again.
+
+`python -m tests.system.boundaries` kills at every execution of every statement; the tests take a share of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psycopg import AsyncConnection
+
+from tests.databases import Cluster, own_cluster
+from tests.engine import invariants
+from tests.system.processes import Installation, Service
+from tests.system.work import (
+    SMALL,
+    Published,
+    effects,
+    executed_twice,
+    loaded,
+    publish_work,
+    schedule_now,
+    start_run,
+)
+from tests.waiting import eventually
+
+FIRES = 4
+TRIGGERED = ("chain", "diamond", "branch")
+SERVICES = ("scheduler", "runner")
+AT_ONCE = 5
+
+# By (DAG, which of its runs, task): state, attempt and result. What an interrupted run must end up with as well.
+Outcome = dict[tuple[str, int, str], tuple[Any, ...]]
+Counts = dict[str, Counter[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where a service is killed. `earlier` is where a service was killed before, for what only a recovery executes.
+
+    With `is_certified` a dead runner is certified so at once, as `evertick up` does; otherwise its silence tells.
+    """
+
+    service: str
+    statement: str
+    when: str
+    number: int = 1
+    earlier: Site | None = None
+    is_certified: bool = True
+
+    def __str__(self) -> str:
+        before = f"{self.earlier} then " if self.earlier else ""
+        return f"{before}{self.service} {self.when} {self.statement} #{self.number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Where the plays take place."""
+
+    cluster: Cluster
+    template: str
+    work: Published
+    folder: Path
+
+
+class Play:
+    """One run of the workload in a database of its own."""
+
+    def __init__(self, stage: Stage, installation: Installation, site: Site | None) -> None:
+        self._stage, self._installation, self._site = stage, installation, site
+        self._services: dict[str, Service] = {}
+        self._is_certified = site is None or site.is_certified
+
+    async def run(self, record: Path | None = None) -> Outcome:
+        there = self._installation
+        await invariants.install(there.conn)
+        await publish_work(there.conn, self._stage.work, only=TRIGGERED)
+        for dag in TRIGGERED:
+            await start_run(there.conn, dag, key="once")
+        instants = await schedule_now(there.conn, self._stage.work, "pulse", every=0.3, times=FIRES)
+        for kind in SERVICES:
+            self._launch(kind, record)
+        await eventually(self._has_ended, 30, pause_seconds=0.03)
+        for kind, service in self._services.items():
+            code = await service.terminate()
+            assert code in (0, -signal.SIGKILL), f"the {kind} ended with {code}"
+        await eventually(lambda: not there.strays(), 5)
+        fired = await there.rows("select fire_at from run where fire_at is not null order by 1")
+        assert [row[0] for row in fired] == instants, "a fire is missing or was made up"
+        assert await invariants.violations(there.conn) == []
+        await self._check_effects()
+        return await outcome(there.conn)
+
+    def _launch(self, kind: str, record: Path | None = None) -> None:
+        failpoint = None
+        for number, site in enumerate(_in_order(self._site)):
+            marker = self._installation.folder / f"marker-{number}"
+            if site.service == kind and not marker.exists():
+                failpoint = f"{site.statement}:{site.when}:{site.number}@{marker}"
+                break
+        self._services[kind] = self._installation.launch(
+            kind, failpoint=failpoint, runner_id="r0", record=record and record.with_suffix(f".{kind}")
+        )
+
+    async def _has_ended(self) -> bool:
+        """Whether every run is over. Meanwhile be the supervisor of services that were killed."""
+        for kind, service in list(self._services.items()):
+            if not service.is_alive:
+                assert service.exit_code == -signal.SIGKILL, f"the {kind} ended by itself: {service.exit_code}"
+                if kind == "runner":
+                    await eventually(lambda: not self._installation.strays(), 5)
+                    if self._is_certified:
+                        await self._installation.certify_deaths()
+                self._launch(kind)
+        query = "select count(*) filter (where state in ('queued', 'running')), count(*) from run_status"
+        ((still_open, total),) = await self._installation.rows(query)
+        return still_open == 0 and total == FIRES + len(TRIGGERED)
+
+    async def _check_effects(self) -> None:
+        found = effects(self._installation.effects_file)
+        assert executed_twice(found) == []
+        names = await self._installation.rows("select run_id, task, state from tasks where attempt > 0")
+        for run_id, task, state in names:
+            done = {each.what for each in found if (each.run_id, each.task) == (run_id, task)}
+            assert "begin" in done, f"{task} of run {run_id} is {state} and never ran"
+            assert "end" in done or state != "success", f"{task} of run {run_id} never got to its end"
+
+    def was_hit(self) -> bool:
+        return all((self._installation.folder / f"marker-{n}").exists() for n, _ in enumerate(_in_order(self._site)))
+
+
+async def outcome(conn: AsyncConnection) -> Outcome:
+    cursor = await conn.execute(
+        "select t.dag, dense_rank() over (partition by t.dag order by t.run_id), t.task, t.state, t.attempt, v.value,"
+        " s.state from tasks t join run_status s on s.run_id = t.run_id"
+        " left join result v on v.run_id = t.run_id and v.idx = t.idx"
+    )
+    return {(dag, number, task): tuple(rest) for dag, number, task, *rest in await cursor.fetchall()}
+
+
+async def play(stage: Stage, site: Site | None, record: Path | None = None) -> tuple[Outcome, bool]:
+    """How it ended, and whether the service was killed where it should be."""
+    name = stage.cluster.create(stage.template)
+    try:
+        async with Installation(stage.cluster.database_url(name), stage.folder / name) as installation:
+            played = Play(stage, installation, site)
+            try:
+                return await played.run(record), played.was_hit()
+            except AssertionError as error:
+                raise AssertionError(f"{site}: {error}\n{installation.logs()}") from error
+    finally:
+        stage.cluster.drop(name)
+
+
+async def rehearse(stage: Stage) -> tuple[Outcome, Counts]:
+    """The uninterrupted play, and how often each service executed which statement."""
+    record = stage.folder / "record"
+    expected, _ = await play(stage, None, record)
+    return expected, {kind: Counter(record.with_suffix(f".{kind}").read_text().split()) for kind in SERVICES}
+
+
+async def failures(stage: Stage, sites: Iterable[Site], expected: Outcome) -> tuple[list[str], list[Site]]:
+    """Play every site, several at once. Returns what went wrong, and which sites were reached."""
+    wrong: list[str] = []
+    reached: list[Site] = []
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(site: Site) -> None:
+        async with room:
+            try:
+                found, was_hit = await play(stage, site)
+            except AssertionError as error:
+                wrong.append(str(error))
+                return
+        if was_hit:
+            reached.append(site)
+        if found != expected:
+            difference = {key: (expected.get(key), found.get(key)) for key in expected.keys() | found.keys()}
+            wrong.append(f"{site}: {({key: pair for key, pair in difference.items() if pair[0] != pair[1]})}")
+
+    async with asyncio.TaskGroup() as group:
+        for site in sites:
+            group.create_task(one(site))
+    return wrong, reached
+
+
+def every_site(counts: Counts, kind: str) -> Iterator[Site]:
+    """Every execution of every statement that an undisturbed service makes, and of those that only a recovery makes."""
+    for statement, count in counts[kind].items():
+        for number in range(1, count + 1):
+            for when in ("before", "after"):
+                yield Site(service=kind, statement=statement, when=when, number=number)
+    yield from recovery_sites(kind)
+
+
+def recovery_sites(kind: str) -> Iterator[Site]:
+    mid_task = Site(service="runner", statement="logs.append", when="after")
+    for when in ("before", "after"):
+        if kind == "runner":
+            yield Site(service="runner", statement="logs.shipped_until", when=when, earlier=mid_task)
+        else:
+            yield Site(
+                service="scheduler", statement="runners.bury", when=when, earlier=mid_task, is_certified=False
+            )
+
+
+def chosen_sites(counts: Counts, kind: str, dice: random.Random) -> Iterator[Site]:
+    """Each statement before and after, once early and, if it is executed often, once somewhere later."""
+    for statement, count in counts[kind].items():
+        for when in ("before", "after"):
+            yield Site(service=kind, statement=statement, when=when)
+            if statement in ("tasks.step", "schedules.fire"):
+                # By the load of the machine a play may have fewer executions than the rehearsal had.
+                for number in dice.sample(range(2, max(count // 2, 3)), k=min(3, max(count // 2 - 2, 1))):
+                    yield Site(service=kind, statement=statement, when=when, number=number)
+    yield from recovery_sites(kind)
+
+
+def main() -> int:
+    """The full sweep."""
+    options = argparse.ArgumentParser(description=main.__doc__)
+    options.add_argument("--only", default="", help="statements whose name contains this")
+    only = options.parse_args().only
+    with tempfile.TemporaryDirectory() as folder, own_cluster(Path(folder) / "home") as cluster:
+        stage = Stage(
+            cluster=cluster,
+            template=cluster.template(),
+            work=loaded(SMALL, Path(folder) / "dags"),
+            folder=Path(folder),
+        )
+        return asyncio.run(_sweep(stage, only))
+
+
+async def _sweep(stage: Stage, only: str) -> int:
+    expected, counts = await rehearse(stage)
+    wrong: list[str] = []
+    for kind in SERVICES:
+        sites = [site for site in every_site(counts, kind) if only in site.statement]
+        found, reached = await failures(stage, sites, expected)
+        print(f"{kind}: {len(sites)} places to be killed at, {len(reached)} reached, {len(found)} failures", flush=True)
+        wrong += found
+    print("\n\n".join(wrong))
+    return 1 if wrong else 0
+
+
+def _in_order(site: Site | None) -> list[Site]:
+    return [] if site is None else [*_in_order(site.earlier), site]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

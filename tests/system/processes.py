@@ -1,0 +1,194 @@
+"""Real service processes for tests: start, kill, freeze and stop them, wait for what they say, leave none behind."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from psycopg import AsyncConnection
+
+from evertick.config import Settings, environment_for
+from evertick.engine.reap import bury
+from evertick.execution.kill import find_by_token, kill_tree
+from evertick.services.whoami import is_provably_gone
+from evertick.store import runners
+from evertick.store.db import Purpose, connect
+from evertick.store.wake import Channel, notify
+from tests.system.service import RECORD_VARIABLE, serve
+from tests.waiting import eventually
+
+Event = dict[str, Any]
+
+# Small enough that a fault and its repair take a second, large enough for a busy machine.
+QUICK: dict[str, Any] = {
+    "tick_seconds": 0.1,
+    "leader_lease_seconds": 1.0,
+    "heartbeat_seconds": 0.3,
+    "lost_after_seconds": 2.0,
+    "stop_grace_seconds": 5.0,
+    "runner_slots": 4,
+}
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["tests.system.service"])
+
+
+class Service:
+    """One process and its log."""
+
+    def __init__(self, kind: str, environment: dict[str, str], log: Path) -> None:
+        self.kind, self.log, self.environment = kind, log, environment
+        self._process: ForkServerProcess = _FORKS.Process(target=serve, args=(kind, environment, str(log)))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.exitcode
+
+    def events(self, name: str | None = None, **fields: object) -> list[Event]:
+        return [
+            event
+            for event in _events_in(self.log)
+            if (name is None or event.get("event") == name) and all(event.get(k) == v for k, v in fields.items())
+        ]
+
+    async def saw(self, name: str, *, within_seconds: float = 15.0, **fields: object) -> Event:
+        """Wait until it has said so; returns what it said first."""
+
+        def found() -> Event | None:
+            said = self.events(name, **fields)
+            assert said or self.is_alive, f"the {self.kind} ended ({self.exit_code}) without {name}:\n{self.tail()}"
+            return said[0] if said else None
+
+        first: Event = await eventually(found, within_seconds)
+        return first
+
+    async def ended(self, within_seconds: float = 15.0) -> int:
+        """Wait until it is gone; returns its exit code, negative for a signal."""
+        await eventually(lambda: not self.is_alive, within_seconds)
+        assert self.exit_code is not None
+        return self.exit_code
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    async def kill(self) -> None:
+        """kill -9, as the kernel or a person would."""
+        self.signal(signal.SIGKILL)
+        await self.ended()
+
+    async def terminate(self, within_seconds: float = 15.0) -> int:
+        self.signal(signal.SIGTERM)
+        return await self.ended(within_seconds)
+
+    def tail(self, lines: int = 15) -> str:
+        with suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return "(no log)"
+
+
+class Installation:
+    """A database, a home, and the services that work on them. Leaving the block ends every process of theirs."""
+
+    def __init__(self, url: str, folder: Path, **settings: Any) -> None:
+        self.url, self.folder = url, folder
+        self._settings = {**QUICK, **settings}
+        self._services: list[Service] = []
+        self._token = uuid.uuid4().hex
+        self.effects_file = folder / "effects"
+        self.conn: AsyncConnection
+
+    async def __aenter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.effects_file.touch()
+        self.conn = await connect(self.url, purpose=Purpose.PLANNING)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.conn.close()
+        for service in self._services:
+            if service.is_alive:
+                service.signal(signal.SIGKILL)
+                await service.ended()
+        with suppress(AssertionError):
+            await eventually(lambda: not self.strays(), within_seconds=5)
+        strays = self.strays()
+        for pid in strays:
+            kill_tree(pid)
+        assert error is not None or not strays, f"processes were left behind: {strays}"
+
+    def settings(self, **changes: Any) -> Settings:
+        chosen = {**self._settings, **changes}
+        return Settings(database_url=self.url, home=self.folder / "home", log="json", **chosen)
+
+    async def start(self, kind: str, *, record: Path | None = None, **settings: Any) -> Service:
+        """Start a service and wait until it is at work."""
+        service = self.launch(kind, record=record, **settings)
+        await service.saw({"runner": "started", "scheduler": "lead"}[kind])
+        return service
+
+    def launch(self, kind: str, *, record: Path | None = None, **settings: Any) -> Service:
+        environment = environment_for(self.settings(**settings), self._environment())
+        if record is not None:
+            environment[RECORD_VARIABLE] = str(record)
+        log = self.folder / f"{kind}-{len(self._services)}.log"
+        service = Service(kind, environment, log)
+        self._services.append(service)
+        return service
+
+    def logs(self) -> str:
+        """What the services said last, for the message of a test that failed."""
+        return "\n".join(f"--- {service.log.name}\n{service.tail()}" for service in self._services)
+
+    def strays(self) -> list[int]:
+        """Processes that services started and that are still there. They carry our token in their environment."""
+        return find_by_token(self._token)
+
+    async def certify_deaths(self) -> list[int]:
+        """What `evertick up` does when a runner died: its processes must be gone; then it is buried."""
+        buried = []
+        for runner in await runners.live(self.conn):
+            if is_provably_gone(runner):
+                reason = f"agent_lost: runner {runner.runner_id} died"
+                await bury(self.conn, session=runner.session, reason=reason, infra_retries=3)
+                buried.append(runner.session)
+        await notify(self.conn, Channel.READY)
+        return buried
+
+    async def value(self, query: str, *params: object) -> Any:
+        cursor = await self.conn.execute(query, params)  # type: ignore[arg-type]
+        row = await cursor.fetchone()
+        return None if row is None else row[0]
+
+    async def rows(self, query: str, *params: object) -> list[tuple[Any, ...]]:
+        cursor = await self.conn.execute(query, params)  # type: ignore[arg-type]
+        return await cursor.fetchall()
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("EVERTICK_", "PYTHON"))}
+        return {**kept, "EFFECTS": str(self.effects_file), "EVERTICK_TEST_TOKEN": self._token}
+
+
+def _events_in(log: Path) -> Iterator[Event]:
+    if not log.exists():
+        return
+    for line in log.read_text(errors="replace").splitlines():
+        with suppress(ValueError):
+            yield json.loads(line)

@@ -1,0 +1,83 @@
+"""One service in a process of its own, as the tests start it. Its settings come from the environment, as for users.
+
+The interpreter is forked from a server that has the program imported, so that a test that restarts services a hundred
+times does not spend its time on imports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from psycopg import AsyncCursor
+
+from evertick.config import Settings, read_settings
+from evertick.execution.linux import die_with_parent
+from evertick.services import events
+from evertick.services.publisher import Publisher
+from evertick.services.runner import Runner
+from evertick.services.scheduler import Scheduler
+from evertick.store import failpoints
+from evertick.store.statements import nouns, statements
+
+RECORD_VARIABLE = "EVERTICK_TEST_RECORD"
+
+_NAMES = {text: f"{noun}.{name}" for noun in nouns() for name, text in statements(noun).items()}
+
+
+def serve(kind: str, environment: Mapping[str, str], log_path: str) -> None:
+    """Be that service until SIGTERM. Events go to the log as JSON; whatever else is printed goes there, too."""
+    die_with_parent(signal.SIGKILL, os.getppid())
+    log_file = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log_file, 1)
+    os.dup2(log_file, 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115  for the process's life
+    sys.stderr = sys.stdout
+    settings = read_settings()
+    failpoints.arm(settings.failpoint)
+    if record := os.environ.get(RECORD_VARIABLE):
+        failpoints.install(recording(Path(record)))
+    asyncio.run(_serve(kind, settings))
+
+
+async def _serve(kind: str, settings: Settings) -> None:
+    log = events.configure(service=kind, as_json=True)
+    url = settings.database_url
+    assert url is not None
+    service: Scheduler | Runner | Publisher
+    match kind:
+        case "scheduler":
+            service = Scheduler(settings, url=url, owner=f"scheduler-{os.getpid()}", log=log)
+        case "runner":
+            service = Runner(settings, url=url, log=log)
+        case "publisher":
+            service = Publisher(settings, url=url, log=log)
+        case _:
+            raise ValueError(kind)
+
+    def stop() -> None:
+        service.stop.set()
+        service.wake.set()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
+    await service.run()
+
+
+def recording(path: Path) -> type[AsyncCursor[Any]]:
+    """Cursors that note the name of every statement of `store/sql` that they execute."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    class RecordingCursor(AsyncCursor[Any]):
+        async def execute(self, query: Any, params: Any = None, **options: Any) -> Self:
+            if isinstance(query, str) and query in _NAMES:
+                os.write(file, f"{_NAMES[query]}\n".encode())
+            return await super().execute(query, params, **options)
+
+    return RecordingCursor

@@ -1,0 +1,34 @@
+"""kill -9 of the scheduler and of a runner at every commit boundary: the outcome equals an uninterrupted run.
+
+Which statements there are to be killed at is found out by listening to an uninterrupted run, so a new one is covered.
+`make boundaries` kills at every execution of each.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.databases import Cluster
+from tests.system.boundaries import SERVICES, Stage, chosen_sites, failures, rehearse
+from tests.system.work import SMALL, loaded
+
+
+@pytest.fixture
+def stage(cluster: Cluster, template: str, tmp_path: Path) -> Stage:
+    return Stage(cluster=cluster, template=template, work=loaded(SMALL, tmp_path / "dags"), folder=tmp_path)
+
+
+@pytest.mark.requirement("A3", "I3", "I4", "I5", "K1", "M2", "F2", "M3", "F3", "M4", "F4", "M5", "F5")
+@pytest.mark.parametrize("kind", SERVICES)
+async def test_a_service_that_is_killed_at_a_commit_boundary_changes_nothing(stage: Stage, kind: str) -> None:
+    seed = int(os.environ.get("EVERTICK_TEST_SEED") or random.randrange(10**6))
+    expected, counts = await rehearse(stage)
+    sites = list(chosen_sites(counts, kind, random.Random(seed)))
+    wrong, reached = await failures(stage, sites, expected)
+    assert not wrong, f"EVERTICK_TEST_SEED={seed} chooses the same places:\n" + "\n\n".join(wrong)
+    missed = {(site.statement, site.when) for site in sites} - {(site.statement, site.when) for site in reached}
+    assert not missed, f"nobody was killed there: {missed}"

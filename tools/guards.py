@@ -1,0 +1,267 @@
+"""Finds the guards in the store's SQL: what must be true, unique or locked before a statement changes anything.
+
+Each guard can be taken out of the text, one at a time, so that some test must go red. Reads text; runs nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+STORE = Path(__file__).parents[1] / "src" / "evertick" / "store"
+
+# What joins rows to each other is no guard: without it a statement would not mean anything.
+KEYS = {
+    "run_id",
+    "idx",
+    "map_index",
+    "version_id",
+    "dag_id",
+    "schedule_id",
+    "shard",
+    "src",
+    "dst",
+    "queue",
+    "rank",
+    "seq",
+}
+KEYS |= {"name", "file", "hash", "bundle_hash", "key"}
+# The word that names a guard, the most telling one first.
+TELLING = ["state", "epoch", "session", "request", "paused", "gone_at", "lease_until", "next_due", "version", "error"]
+TELLING += ["not_before", "due_at", "deleted_at", "cancel_requested", "open_tasks", "finished_at", "beat"]
+# Pure decisions: a table of their own is their test.
+NO_GUARDS = frozenset({"decide", "state_after", "clock"})
+# Statements that only read, but that something is done about.
+DECIDING = frozenset({"schedules.due", "schedules.next_due", "runners.unburied", "schedules.of_dag"})
+
+_TOKEN = re.compile(r"--[^\n]*|'(?:[^']|'')*'|\$\$|%\(\w+\)s|[A-Za-z_]\w*|\d+|\s+|.", re.S)
+_FUNCTION = re.compile(r"create function (\w+)\(.*?\$\$(.*?)\$\$", re.S)
+_TABLE = re.compile(r"create table (\w+) \((.*?)\n\)", re.S)
+_STATEMENT = re.compile(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", re.S | re.M)
+_CLAUSE_ENDS = {"group", "order", "limit", "returning", "union", "having", "loop", "then", "on", ";"}
+_LOCKS = (["for", "update"], ["for", "no"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """One guard, and the text of its file without it. `name` stays the same while the statement around it changes."""
+
+    name: str
+    kind: str
+    file: str
+    owner: str
+    line: int
+    start: int
+    end: int
+    instead: str
+
+    def removed_from(self, text: str) -> str:
+        return text[: self.start] + self.instead + text[self.end :]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    text: str
+    start: int
+    end: int
+    depth: int
+
+
+def find_guards(store: Path = STORE) -> list[Guard]:
+    """Every guard of every migration and statement, in the order of the files."""
+    found: list[Guard] = []
+    for path in sorted((store / "migrations").glob("*.sql")):
+        found += _of_migration(path.read_text(encoding="utf-8"), f"migrations/{path.name}")
+    for path in sorted((store / "sql").glob("*.sql")):
+        found += _of_statements(path.read_text(encoding="utf-8"), path.stem)
+    return _numbered(found)
+
+
+def _of_migration(text: str, file: str) -> Iterator[Guard]:
+    for match in _TABLE.finditer(text):
+        yield from _of_table(Code(text, file, match[1], match.start(2), match.end(2)))
+    for match in re.finditer(r"create (unique )index \w+ on (\w+)", text):
+        yield Code(text, file, match[2]).guard("unique", match.start(1), match.end(), f"index on {match[2]}")
+    for match in _FUNCTION.finditer(text):
+        if match[1] not in NO_GUARDS:
+            yield from _of_code(Code(text, file, match[1], match.start(2), match.end(2)))
+
+
+def _of_statements(text: str, noun: str) -> Iterator[Guard]:
+    for match in _STATEMENT.finditer(text):
+        owner = f"{noun}.{match[1]}"
+        if owner in DECIDING or re.search(r"\b(insert into|update|delete from)\b|advisory", match[2]):
+            yield from _of_code(Code(text, f"sql/{noun}.sql", owner, match.start(2), match.end(2)))
+
+
+class Code:
+    """A stretch of SQL, as words and signs, that belongs to one function, statement or table."""
+
+    def __init__(self, text: str, file: str, owner: str, start: int = 0, end: int = 0) -> None:
+        self.text, self.file, self.owner, self.start, self.end = text, file, owner, start, end
+        self.tokens = tokenize(text, start, end)
+
+    def guard(self, kind: str, start: int, end: int, instead: str) -> Guard:
+        gone = " ".join(self.text[start:end].split())
+        return Guard(
+            name=f"{self.owner}: {gone[:110]}",
+            kind=kind,
+            file=self.file,
+            owner=self.owner,
+            line=self.text.count("\n", 0, start) + 1,
+            start=start,
+            end=end,
+            instead=instead,
+        )
+
+    def words(self, position: int, count: int) -> list[str]:
+        return [token.text for token in self.tokens[max(0, position) : position + count]]
+
+
+def _of_table(code: Code) -> Iterator[Guard]:
+    """A constraint makes way for one that allows everything, a column's own for the one that it has anyway."""
+    keys = re.compile(r"(?<=\s)(unique|primary key) \([^)]*\)")
+    for found in keys.finditer(code.text, code.start, code.end):
+        yield code.guard("unique", found.start(), found.end(), "check (true)")
+    for found in re.compile(r"(?<=\s)(unique|(?<!identity )primary key)(?=,?\n)").finditer(
+        code.text, code.start, code.end
+    ):
+        yield code.guard("unique", found.start(), found.end(), "not null")
+    for found in re.compile(r"\bcheck (?=\()").finditer(code.text, code.start, code.end):
+        yield code.guard("check", found.start(), _closing(code.text, found.end()), "check (true)")
+
+
+def _of_code(code: Code) -> Iterator[Guard]:
+    for position, token in enumerate(code.tokens):
+        match token.text:
+            case "where" if not _is_no_condition(code, position):
+                yield from _of_where(code, position)
+            case "for":
+                yield from _of_lock(code, position)
+            case "conflict":
+                yield _of_conflict(code, position)
+            case "if" if "found" in code.words(position, 3):
+                start, end = code.tokens[position + 1].start, _then(code, position).start
+                yield code.guard("found", start, end, "false ")
+            case "when" if code.words(position - 1, 1) != ["exit"]:
+                yield from _of_case(code, position)
+            case "pg_advisory_xact_lock" | "pg_advisory_xact_lock_shared":
+                end = _closing(code.text, token.end)
+                yield code.guard("lock", token.start, end, "num_nulls" + code.text[token.end : end])
+            case _:
+                continue
+
+
+def _is_no_condition(code: Code, position: int) -> bool:
+    """`filter (where …)` counts, and `on conflict (…) where …` names an index."""
+    if code.words(position - 2, 2) == ["filter", "("]:
+        return True
+    depth = code.tokens[position].depth
+    level = [token.text for token in code.tokens[:position] if token.depth == depth]
+    return level[-3:] == ["conflict", "(", ")"]
+
+
+def _of_where(code: Code, position: int) -> Iterator[Guard]:
+    for part in conjuncts(code, position):
+        if not _joins_keys(part):
+            yield code.guard(_kind(part), part[0].start, part[-1].end, "true")
+
+
+def _of_lock(code: Code, position: int) -> Iterator[Guard]:
+    """Without the lock, and with a lock that waits instead of passing by."""
+    lock = re.compile(r"for (no key )?update( of \w+)?(?P<skip> skip locked)?")
+    found = lock.match(code.text, code.tokens[position].start)
+    if found is not None:
+        yield code.guard("lock", found.start(), found.end(), "")
+    if found is not None and found["skip"]:
+        yield code.guard("lock", found.start("skip"), found.end(), "")
+
+
+def _of_conflict(code: Code, position: int) -> Guard:
+    """From ON CONFLICT to the end of its statement, or to what it returns."""
+    on = code.tokens[position - 1]
+    end = code.tokens[-1].end
+    for token in code.tokens[position + 1 :]:
+        if token.depth < on.depth or (token.depth == on.depth and token.text in (";", "returning")):
+            end = token.start
+            break
+    return code.guard("unique", on.start, end, "")
+
+
+def _of_case(code: Code, position: int) -> Iterator[Guard]:
+    """WHEN a state, a request or a pause THEN: without it the case falls through to the next."""
+    end = _then(code, position).start
+    part = [token for token in code.tokens[position + 1 :] if token.end <= end]
+    if _kind(part) in ("state", "request", "paused", "cancel_requested"):
+        yield code.guard(_kind(part), part[0].start, part[-1].end, "false")
+
+
+def conjuncts(code: Code, position: int) -> list[list[Token]]:
+    """What stands between the ANDs of the WHERE at `position`; one part where an OR binds them."""
+    depth, cases, has_or = code.tokens[position].depth, 0, False
+    parts: list[list[Token]] = [[]]
+    for place, token in enumerate(code.tokens[position + 1 :], position + 1):
+        is_level = token.depth == depth
+        ends = is_level and (token.text in _CLAUSE_ENDS or code.words(place, 2) in _LOCKS)
+        if token.depth < depth or ends:
+            break
+        cases += {"case": 1, "end": -1}.get(token.text, 0)
+        if is_level and not cases and token.text == "and":
+            parts.append([])
+            continue
+        has_or = has_or or (is_level and not cases and token.text == "or")
+        parts[-1].append(token)
+    return [[token for part in parts for token in part]] if has_or else [part for part in parts if part]
+
+
+def tokenize(text: str, start: int, end: int) -> list[Token]:
+    """The words and signs between two offsets, without comments and spaces. A bracket is as deep as what is around it."""
+    tokens, depth = [], 0
+    for match in _TOKEN.finditer(text, start, end):
+        word = match[0]
+        depth -= word == ")"
+        if not word.isspace() and not word.startswith("--"):
+            tokens.append(Token(word.lower(), match.start(), match.end(), depth))
+        depth += word == "("
+    return tokens
+
+
+def _joins_keys(part: list[Token]) -> bool:
+    """`k.run_id = p.run_id`, `idx = any(…)`, `run_id in (…)`: says which rows, not whether."""
+    words = [token.text for token in part]
+    place = 2 if words[1:2] == ["."] else 0
+    return words[place] in KEYS and words[place + 1 : place + 2] in (["="], ["in"])
+
+
+def _kind(part: list[Token]) -> str:
+    words = {token.text for token in part}
+    return next((word for word in TELLING if word in words), "condition")
+
+
+def _then(code: Code, position: int) -> Token:
+    depth = code.tokens[position].depth
+    return next(token for token in code.tokens[position:] if token.text == "then" and token.depth == depth)
+
+
+def _closing(text: str, opening: int) -> int:
+    """The offset after the bracket that closes the first one from `opening` on."""
+    depth = 0
+    for match in _TOKEN.finditer(text, opening):
+        depth += {"(": 1, ")": -1}.get(match[0], 0)
+        if depth == 0 and match[0] == ")":
+            return match.end()
+    raise ValueError(f"a bracket is never closed: {text[opening : opening + 40]!r}")
+
+
+def _numbered(guards: list[Guard]) -> list[Guard]:
+    """The second guard of the same words in one statement is #2."""
+    seen: Counter[str] = Counter()
+    named = []
+    for guard in guards:
+        seen[guard.name] += 1
+        count = seen[guard.name]
+        named.append(guard if count == 1 else replace(guard, name=f"{guard.name} #{count}"))
+    return named
