@@ -244,7 +244,7 @@ class World:
             if isinstance(error, Violation):
                 raise
 
-    async def _snapshot(self) -> list[object]:
+    async def _snapshot(self) -> list[tuple[str, str]]:
         tables = (
             "task",
             "run_status",
@@ -258,10 +258,10 @@ class World:
             "log_chunk",
         )
         query = " union all ".join(
-            f"select md5(coalesce(string_agg(x::text, ',' order by x::text), '')) from {t} x" for t in tables
+            f"select '{t}', md5(coalesce(string_agg(x::text, ',' order by x::text), '')) from {t} x" for t in tables
         )
         cursor = await self.conn.execute(query)  # type: ignore[arg-type]
-        return [row[0] for row in await cursor.fetchall()]
+        return sorted(await cursor.fetchall())
 
     def _outcome(self) -> str:
         return self.dice.choices(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ import pytest
 from evertick.domain.attempt import Isolation, OutcomeKind
 from evertick.domain.errors import Conflict
 from evertick.execution.kill import children_of
-from tests.execution.executor_rig import dag_of, dead, eventually, rig, text_of
+from evertick.execution.limits import ExecutorLimits
+from tests.execution.executor_rig import Rig, dag_of, dead, is_alive, rig, text_of
+from tests.waiting import eventually, eventually_sync
 
 COUNTING = "import os\nfrom evertick import *\nseen = []\n" + (
     "@task\ndef count():\n    seen.append(1)\n    return [len(seen), os.getpid()]\n@dag\ndef d(): count()\n"
@@ -71,13 +74,13 @@ async def test_more_attempts_than_free_slots_are_refused_and_none_is_started(tmp
 
 @pytest.mark.requirement("K8")
 async def test_no_more_bodies_run_at_once_than_there_are_slots(tmp_path: Path) -> None:
-    source = dag_of(
-        "def note():\n    path = f'{os.environ[\"HOME_DIR\"]}/{os.getpid()}'\n    open(path, 'w').close()\n"
-        "    running = len(os.listdir(os.environ['HOME_DIR']))\n    os.unlink(path)\n    return running"
-    )
     home = tmp_path / "home"
     home.mkdir()
-    source = source.replace('os.environ["HOME_DIR"]', str(home)).replace("os.environ['HOME_DIR']", repr(str(home)))
+    source = dag_of(
+        "def note():\n    path = f'{HOME}/{os.getpid()}'\n    open(path, 'w').close()\n"
+        "    running = len(os.listdir(HOME))\n    os.unlink(path)\n    return running"
+    )
+    source = f"HOME = {str(home)!r}\n{source}"
     async with rig(tmp_path, source, slots=3) as it:
         most = 0
         for isolation in (Isolation.PROCESS, Isolation.WARM) * 5:
@@ -89,18 +92,24 @@ async def test_no_more_bodies_run_at_once_than_there_are_slots(tmp_path: Path) -
 
 
 async def test_outcomes_that_arrive_together_are_delivered_together(tmp_path: Path) -> None:
-    source = dag_of("def meets():\n    open(GATE).read(1)\n    return 1").replace("GATE", repr(str(tmp_path / "gate")))
-    os.mkfifo(tmp_path / "gate")
-    async with rig(tmp_path, source, slots=4) as it:
-        orders = [it.order("meets", isolation=Isolation.WARM) for _ in range(4)]
+    notes = tmp_path / "notes"
+    note = "def note():\n    open(f'{NOTES}{os.getpid()}', 'w').close()"
+    async with rig(tmp_path, f"NOTES = {str(notes)!r}\n{dag_of(note)}", limits=ExecutorLimits(min_stock=4)) as it:
+        await it.run("note")
+        (home,) = it.executor._homes.values()
+        await eventually(lambda: len(home.stock._idle) >= 4)
+        it.batches.clear()
+        orders = [it.order("note") for _ in range(4)]
         it.start(*orders)
-        await eventually(lambda: all(a.link is not None for a in it.executor._attempts.values()))
-        gate = await asyncio.to_thread(os.open, tmp_path / "gate", os.O_WRONLY)
-        os.write(gate, b"1234")
+        eventually_sync(lambda: reports_are_in(it))
         for order in orders:
             await it.outcome(order)
-        os.close(gate)
-        assert sum(map(len, it.batches)) == 4
+        assert [len(batch) for batch in it.batches] == [4]
+
+
+def reports_are_in(it: Rig) -> bool:
+    socks = [attempt.link.sock for attempt in it.executor._attempts.values() if attempt.link]
+    return len(select.select(socks, [], [], 0)[0]) == len(socks)
 
 
 @pytest.mark.requirement("K1")
@@ -149,7 +158,7 @@ async def test_a_crash_takes_the_background_processes_along(tmp_path: Path) -> N
         outcome = await it.run("crashes")
         assert outcome.reason == "killed by SIGSEGV"
         pid = int(outcome.log.split()[-1])
-        assert not Path(f"/proc/{pid}").exists()
+        assert not is_alive(pid)
 
 
 async def test_hundreds_of_attempts_leave_no_process_descriptor_or_file_behind(tmp_path: Path) -> None:
@@ -162,7 +171,7 @@ async def test_hundreds_of_attempts_leave_no_process_descriptor_or_file_behind(t
                 for order in orders:
                     await it.outcome(order)
             await eventually(lambda: len(list(it.spool_dir.rglob("*.log"))) < 40)
-            fds.append(len(os.listdir("/proc/self/fd")))
+            fds.append(len(list(Path("/proc/self/fd").iterdir())))
         assert fds[1] <= fds[0] + 16
         (keeper,) = children_of(os.getpid())
         (parent,) = children_of(keeper)

@@ -20,14 +20,25 @@ class SpoolFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.stored: list[str] = []
+        self._kept: set[str] = set()
+        self._stored: list[str] = []
 
     def file(self, path: str, fd: int) -> SpoolFile:
+        self._kept.add(path)
         return SpoolFile(self, path, fd)
 
+    def is_stored(self, path: str) -> None:
+        self._kept.discard(path)
+        self._stored.append(path)
+
     def take_stored(self) -> list[str]:
-        stored, self.stored = self.stored, []
+        stored, self._stored = self._stored, []
         return stored
+
+    def abandon(self, prefix: str) -> None:
+        """Files of a warm parent that is gone and that nobody heard of."""
+        unknown = (str(path) for path in self.path.glob(f"{prefix}*"))
+        self._stored += [path for path in unknown if path not in self._kept]
 
 
 def remove_files(paths: list[str]) -> None:
@@ -59,7 +70,7 @@ class SpoolFile:
     def stop_keeping(self) -> None:
         self._keepers -= 1
         if self._keepers == 0 and self.path:
-            self._folder.stored.append(self.path)
+            self._folder.is_stored(self.path)
 
 
 class Attempt:

@@ -119,7 +119,7 @@ class WarmParent:
             if deaths in ready:
                 os.read(deaths, 4096)
             self._bury()
-            if not ready or len(self._dead) >= BATCH:
+            if self._announce_by is None and (not ready or len(self._dead) >= BATCH):
                 self._announce()
             if self._control.fileno() in ready and not self._obey():
                 return

@@ -54,7 +54,6 @@ class ParentLink:
         self.started_at = self._loop.time()
         self._token = secrets.token_hex(8)
         self._requests: list[tuple[str, int]] = []
-        self._errors: Path | None = None
 
     def start(self, folder: Path, file: str, limits: ReuseLimits, *, imports_in_child: bool) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -67,8 +66,7 @@ class ParentLink:
             token=self._token,
             limits=limits,
         )
-        self._errors = self._spool.path / f"{self._token}.err"
-        with theirs, self._errors.open("wb") as errors:
+        with theirs, (self._spool.path / f"{self._token}.err").open("wb") as errors:
             # A fresh interpreter, so that none of the runner's threads, sockets and locks are copied into attempts.
             self._keeper = subprocess.Popen(
                 [sys.executable, "-P", "-m", "evertick.execution.parent_main", str(theirs.fileno()), plan.to_json()],
@@ -176,8 +174,7 @@ class ParentLink:
         for link in self.children.values():
             link.hang_up()
         self.children.clear()
-        if self._errors is not None:
-            self._errors.unlink(missing_ok=True)
+        self._spool.abandon(self._token)
 
 
 def _ended(code: int) -> str:

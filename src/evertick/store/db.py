@@ -58,6 +58,8 @@ _STEADY_PLANS = {
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
+    # Before PostgreSQL 18 a plan that is "off" counts as very dear, and a dear plan is given parallel workers.
+    "max_parallel_workers_per_gather": "0",
 }
 
 _SESSION: dict[Purpose, dict[str, str]] = {
