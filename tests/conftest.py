@@ -19,7 +19,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.store.db import Purpose, connect
-from tests.databases import Cluster, own_cluster
+from tests.databases import Cluster, own_cluster, quick_folder
 from tests.external_postgres import external_cluster
 
 _CLUSTER: pytest.StashKey[Cluster] = pytest.StashKey()
@@ -124,5 +124,5 @@ def _cluster_of(config: pytest.Config) -> Cluster:
 def _start(config: pytest.Config) -> Cluster:
     stack = ExitStack()
     config.add_cleanup(stack.close)
-    home = stack.enter_context(tempfile.TemporaryDirectory(prefix="evertick-test-"))
+    home = stack.enter_context(tempfile.TemporaryDirectory(prefix="evertick-test-", dir=quick_folder()))
     return stack.enter_context(own_cluster(Path(home) / "home"))

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.databases import Cluster, template_name
 
 from evertick.store.statements import statements
-from tests.databases import Cluster, template_name
 
 LONGEST_JOB_SECONDS = 120.0
 QUIET = ["-q", "--tb=no", "--no-header", "--no-summary", "-p", "no:xdist", "-p", "no:cacheprovider"]

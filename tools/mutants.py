@@ -30,7 +30,7 @@ from rich.table import Table
 ROOT = Path(__file__).parents[1]
 sys.path[0] = str(ROOT)
 
-from tests.databases import own_cluster  # noqa: E402  the line above makes this importable
+from tests.databases import own_cluster, quick_folder  # noqa: E402  the line above makes this importable
 from tools.guards import Guard, find_guards  # noqa: E402
 
 KNOWN = Path(__file__).with_name("mutants_known.toml")
@@ -182,7 +182,7 @@ def report(console: Console, fates: list[Fate], *, is_whole: bool) -> bool:
 def hunt(console: Console, options: argparse.Namespace, guards: list[Guard]) -> list[Fate]:
     tests = options.tests or TESTS
     with ExitStack() as stack:
-        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evertick-mutants-")))
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evertick-mutants-", dir=quick_folder())))
         url = options.url or stack.enter_context(own_cluster(home / "postgres")).url
         count = min(WORKERS, len(guards))
         workers = [Worker(home / f"worker-{number}", url, tests) for number in range(count)]

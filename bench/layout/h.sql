@@ -26,7 +26,7 @@ create table task (
     check (state <> 'running' or (session is not null and epoch > 0 and started_at is not null)),
     check (not_before is null or state = 'pending'),
     check (finished_at is not null or state not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))
-) with (fillfactor = 70);
+) with (fillfactor = 50);
 
 create table ready (
     queue     text not null,
@@ -167,9 +167,10 @@ begin
             insert into task as k (run_id, idx, version_id, state, finished_at, n_success, n_failed, n_upstream_failed,
                                    n_skipped, n_setup_success, n_setup_skipped)
             select h.run_id, h.dst, h.version_id, n.state, case when n.state = 'upstream_failed' then t end,
-                   h.success, h.failed, 0, 0, 0, 0
+                   c.success, c.failed, c.zero, c.zero, c.zero, c.zero
             from hit h join task_spec s on s.version_id = h.version_id and s.idx = h.dst
             cross join lateral (select decide(s.upstream_total, h.success, h.failed) as state) n
+            left join lateral (select h.success, h.failed, 0 as zero where n.state = 'waiting') c on true
             order by h.run_id, h.dst
             on conflict (run_id, idx, map_index) do update set
                 n_success = k.n_success + excluded.n_success,

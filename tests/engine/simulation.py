@@ -117,7 +117,7 @@ class World:
         for verb in (
             lambda: fire(self.conn, shard=0, epoch=old, batch=100),
             lambda: promote(self.conn, shard=0, epoch=old, batch=100),
-            lambda: reconcile(self.conn, shard=0, epoch=old, after=0, batch=100),
+            lambda: reconcile(self.conn, shard=0, epoch=old, after=(0, 0), batch=100),
         ):
             try:
                 await verb()
@@ -133,7 +133,7 @@ class World:
         await promote(self.conn, shard=0, epoch=self.epochs[-1], batch=self.dice.choice([1, 100]))
 
     async def reconcile(self) -> None:
-        done = await reconcile(self.conn, shard=0, epoch=self.epochs[-1], after=0, batch=1000)
+        done = await reconcile(self.conn, shard=0, epoch=self.epochs[-1], after=(0, 0), batch=1000)
         if done.repaired:
             raise Violation(f"seed {self.seed}, step {len(self.trace)}: reconcile found {done.repaired}")
 

@@ -17,8 +17,8 @@ DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
 
 async def repair(conn: AsyncConnection) -> list[str]:
     epoch = await lead(conn)
-    done = await reconcile(conn, shard=0, epoch=epoch, after=0, batch=100)
-    assert (await reconcile(conn, shard=0, epoch=epoch, after=0, batch=100)).repaired == []
+    done = await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=100)
+    assert (await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=100)).repaired == []
     assert await invariants.violations(conn) == []
     return done.repaired
 
@@ -134,12 +134,12 @@ async def test_reconciling_goes_through_all_runs_slice_by_slice(conn: AsyncConne
     await put(conn, make_dag("one", {"a": []}))
     made = [await start(conn, "one") for _ in range(5)]
     await conn.execute("delete from ready")
-    epoch, after, slices = await lead(conn), 0, 0
+    epoch, after, slices = await lead(conn), (0, 0), 0
     while True:
         done = await reconcile(conn, shard=0, epoch=epoch, after=after, batch=2)
         slices += 1
-        if done.last_run_id is None:
+        if done.last == (0, 0):
             break
-        after = done.last_run_id
+        after = done.last
     assert slices == 3
     assert len(await (await Runner.join(conn)).claim()) == len(made)

@@ -13,7 +13,7 @@ import pytest
 from evertick.domain.attempt import Isolation, OutcomeKind
 from evertick.execution.kill import children_of, find_by_token, kill_tree
 from evertick.execution.limits import ExecutorLimits
-from tests.execution.executor_rig import Rig, dag_of, dead, is_alive, rig, text_of
+from tests.execution.executor_rig import Rig, dag_of, is_alive, rig, text_of
 from tests.waiting import eventually
 
 # A family: a child that ignores SIGTERM, one in its own session, and a double-forked grandchild; all told to a file.
@@ -231,8 +231,3 @@ def test_a_tree_that_is_gone_is_no_error() -> None:
     kill_tree(pid)
     assert children_of(pid) == []
     assert find_by_token(json.dumps({"no": "such token"})) == []
-
-
-async def test_a_dead_pid_is_waited_for(tmp_path: Path) -> None:
-    async with rig(tmp_path, dag_of("def who():\n    return os.getpid()")) as it:
-        await dead(await it.result("who"))

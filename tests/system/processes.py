@@ -85,7 +85,8 @@ class Service:
         return self.exit_code
 
     def signal(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
     async def kill(self) -> None:
         """kill -9, as the kernel or a person would."""

@@ -27,9 +27,9 @@ def took(started_at: datetime | None, finished_at: datetime | None, now: datetim
 
 def length(seconds: float) -> str:
     """`350 ms`, `1.2 s`, `30 s`, `5 min 3 s`, `2 d 4 h`."""
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f}".removesuffix(".0") + " s"
     whole = round(seconds)
     place = next(place for place, (size, _) in enumerate(_UNITS) if whole >= size)

@@ -88,6 +88,7 @@ def _schedule_row(spec: DagSpec, index: int, now: datetime) -> JsonObject:
     schedule = spec.schedules[index]
     first = next_after(schedule.spec, now)
     window = spec.catchup_window_seconds
+    at = schedule.spec.at
     return {
         "name": schedule.name,
         "spec": spec_json(schedule.spec),
@@ -95,4 +96,5 @@ def _schedule_row(spec: DagSpec, index: int, now: datetime) -> JsonObject:
         "misfire": spec.misfire,
         "window_seconds": DEFAULT_WINDOW_SECONDS if window is None else window,
         "next_due": first.isoformat() if first else None,
+        "passed": at.isoformat() if at is not None and at <= now else None,
     }

@@ -12,8 +12,8 @@ from evertick.store.db import retry_on_deadlock
 from evertick.store.runs import Reconciled
 
 
-async def reconcile(conn: AsyncConnection, *, shard: int, epoch: int, after: int, batch: int) -> Reconciled:
-    """Repair one slice. `last_run_id` is where the next slice starts; None means from the beginning."""
+async def reconcile(conn: AsyncConnection, *, shard: int, epoch: int, after: tuple[int, int], batch: int) -> Reconciled:
+    """Repair one slice. `last` is where the next slice starts; (0, 0) is the beginning."""
     try:
         return await retry_on_deadlock(lambda: runs.reconcile(conn, shard=shard, epoch=epoch, after=after, batch=batch))
     except psycopg.Error as error:

@@ -19,6 +19,9 @@ from evertick.store.db import retry_on_deadlock
 from evertick.store.tasks import StepRow
 
 
+MOST_REASON_CHARACTERS = 4000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
     """What was claimed, which reports came from an attempt that is no longer ours, and whether others could work too."""
@@ -62,7 +65,7 @@ def report(outcome: Outcome, *, policy: RetryPolicy, attempt: int) -> str:
     fields: dict[str, object] = {"r": key.run_id, "i": key.idx, "m": key.map_index, "e": outcome.epoch}
     fields["kind"] = outcome.kind.value
     if outcome.reason is not None:
-        fields["reason"] = outcome.reason[:4000]
+        fields["reason"] = _storable(outcome.reason[:MOST_REASON_CHARACTERS])
     if outcome.exit_code is not None:
         fields["exit_code"] = outcome.exit_code
     if outcome.kind in (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.KILLED):
@@ -75,6 +78,11 @@ def report(outcome: Outcome, *, policy: RetryPolicy, attempt: int) -> str:
     if outcome.result_json is None:
         return text
     return f'{text[:-1]}, "result": {outcome.result_json}}}'
+
+
+def _storable(text: str) -> str:
+    """PostgreSQL's text holds neither NUL nor half a surrogate pair, and exceptions carry both."""
+    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
 def _retry_in(outcome: Outcome, policy: RetryPolicy, attempt: int) -> float:

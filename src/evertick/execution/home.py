@@ -113,8 +113,11 @@ class BundleHome:
     def _heard(self, link: ChildLink, message: list[Any]) -> None:
         report = read_report(message)
         attempt = link.running.get(report.number)
-        if attempt is None or (attempt.verdict is not None and not link.is_shared):
-            return  # it is being killed: only its death counts
+        if attempt is None:
+            return
+        if attempt.verdict is not None and not link.is_shared:
+            link.hang_up()  # it was told to stop: only its death counts, which this hastens
+            return
         del link.running[report.number]
         link.is_worn = link.is_worn or report.should_retire
         if not link.is_shared:

@@ -20,7 +20,7 @@ from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import EvertickError, PostgresUnavailable
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.extend import Extended, Held
-from evertick.engine.step import report, step
+from evertick.engine.step import Stepped, report, step
 from evertick.execution.limits import ExecutorLimits
 from evertick.execution.local import LocalExecutor
 from evertick.execution.spool import LogCap, LogChunk
@@ -116,14 +116,7 @@ class Runner:
             return self._settings.tick_seconds
         self._is_stepping = True
         try:
-            done = await step(
-                await self._hot.get(),
-                session=self.session,
-                reports=[self._report(outcome) for outcome in ended],
-                queues=list(self._settings.runner_queues),
-                free=free,
-                infra_retries=self._settings.infra_retries,
-            )
+            done = await self._step(ended, free)
         except BaseException:
             # The outcome of the commit is unknown; sending the same reports again is harmless.
             self._ended = ended + self._ended
@@ -140,6 +133,35 @@ class Runner:
         if any(outcome.kind in _MAY_RETRY for outcome in ended):
             self._waker.wake(Channel.PLAN)
         return 0.0 if self._ended else self._settings.tick_seconds
+
+    async def _step(self, ended: list[Outcome], free: int) -> Stepped:
+        """One round trip. If the database refuses a report, the others must not wait for it: halve until it is alone."""
+        try:
+            return await step(
+                await self._hot.get(),
+                session=self.session,
+                reports=[self._report(outcome) for outcome in ended],
+                queues=list(self._settings.runner_queues),
+                free=free,
+                infra_retries=self._settings.infra_retries,
+            )
+        except psycopg.Error as error:
+            if not ended or isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
+                raise
+            self._log.error("report_refused", reports=len(ended), error=error)
+            if len(ended) == 1:
+                reason = f"its outcome could not be stored: {error}".splitlines()[0]
+                plain = Outcome(key=ended[0].key, epoch=ended[0].epoch, kind=OutcomeKind.FAILED, reason=reason)
+                if ended == [plain]:
+                    raise
+                return await self._step([plain], free)
+        middle = len(ended) // 2
+        first, second = await self._step(ended[:middle], 0), await self._step(ended[middle:], free)
+        return Stepped(
+            claims=second.claims,
+            refused=first.refused + second.refused,
+            has_more=first.has_more or second.has_more,
+        )
 
     async def _register(self) -> None:
         settings = self._settings

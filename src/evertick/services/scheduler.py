@@ -40,7 +40,7 @@ class Scheduler:
         self._epoch: int | None = None
         self._renewed_at = 0.0
         self._swept_at = 0.0
-        self._reconciled_up_to = 0
+        self._reconciled_up_to = (0, 0)
         self.wake = asyncio.Event()
         self.stop = asyncio.Event()
 
@@ -146,7 +146,7 @@ class Scheduler:
             after=self._reconciled_up_to,
             batch=self._settings.reconcile_batch,
         )
-        self._reconciled_up_to = done.last_run_id or 0
+        self._reconciled_up_to = done.last
         if done.repaired:
             self._log.warning("reconcile", repaired=sorted(set(done.repaired)), count=len(done.repaired))
             self._waker.wake(Channel.READY)

@@ -46,8 +46,14 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
+    last_dag_id: int | None
     last_run_id: int | None
     repaired: list[str]
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """Where the next slice starts."""
+        return (self.last_dag_id or 0, self.last_run_id or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +94,8 @@ async def newest_of_each_dag(conn: AsyncConnection, *, limit: int = 1000) -> lis
     return await all_rows(conn, sql("runs", "newest_of_each_dag"), {"limit": limit}, RunRow)
 
 
-async def reconcile(conn: AsyncConnection, *, shard: int, epoch: int, after: int, batch: int) -> Reconciled:
-    values = {"shard": shard, "epoch": epoch, "after": after, "batch": batch}
+async def reconcile(conn: AsyncConnection, *, shard: int, epoch: int, after: tuple[int, int], batch: int) -> Reconciled:
+    values = {"shard": shard, "epoch": epoch, "after_dag": after[0], "after_run": after[1], "batch": batch}
     row = await one_row(conn, sql("runs", "reconcile"), values, Reconciled)
     assert row is not None
     return row

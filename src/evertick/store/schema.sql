@@ -237,7 +237,7 @@ begin
 end $$;
 
 CREATE FUNCTION evertick.clock() RETURNS timestamp with time zone
-    LANGUAGE sql
+    LANGUAGE sql STABLE
     AS $$
     select coalesce(nullif(current_setting('evertick.now', true), '')::timestamptz, clock_timestamp())
 $$;
@@ -789,30 +789,33 @@ CREATE FUNCTION evertick.read_reports(p_reports jsonb) RETURNS TABLE(run_id bigi
          exit_code int, retry_in double precision, no_retry boolean, log text, seq bigint, until bigint)
 $$;
 
-CREATE FUNCTION evertick.reconcile(p_shard smallint, p_epoch bigint, p_after bigint, p_limit integer, OUT last_run_id bigint, OUT repaired text[]) RETURNS record
+CREATE FUNCTION evertick.reconcile(p_shard smallint, p_epoch bigint, p_after_dag integer, p_after_run bigint, p_limit integer, OUT last_dag_id integer, OUT last_run_id bigint, OUT repaired text[]) RETURNS record
     LANGUAGE plpgsql
     AS $$
 declare
-    r bigint;
+    r record;
     seen int := 0;
 begin
     perform fence(p_shard, p_epoch);
     repaired := '{}';
     for r in
-        select s.run_id from run_status s join dag d on d.dag_id = s.dag_id
-        where s.state = 'running' and s.run_id > p_after and d.shard = p_shard
-        order by s.run_id limit p_limit
+        select s.dag_id, s.run_id from run_status s join dag d on d.dag_id = s.dag_id
+        where s.state in ('queued', 'running') and s.state = 'running' and d.shard = p_shard
+          and (s.dag_id, s.state, s.run_id) > (p_after_dag, 'running'::run_state, p_after_run)
+        order by s.dag_id, s.state, s.run_id limit p_limit
     loop
-        repaired := repaired || reconcile_run(r);
-        last_run_id := r;
+        repaired := repaired || reconcile_run(r.run_id);
+        last_dag_id := r.dag_id;
+        last_run_id := r.run_id;
         seen := seen + 1;
     end loop;
     if seen < p_limit then
+        last_dag_id := null;
         last_run_id := null;
+        perform admit_runs(array(
+            select d.dag_id from dag d where d.shard = p_shard and not d.paused and exists (
+                select 1 from run_status q where q.dag_id = d.dag_id and q.state = 'queued') limit 100));
     end if;
-    perform admit_runs(array(
-        select distinct q.dag_id from run_status q join dag d on d.dag_id = q.dag_id
-        where q.state = 'queued' and d.shard = p_shard and not d.paused limit 100));
 end $$;
 
 CREATE FUNCTION evertick.reconcile_run(p_run_id bigint) RETURNS text[]
@@ -1266,7 +1269,8 @@ declare
 begin
     with wanted as (
         select * from jsonb_to_recordset(p_schedules) as x(name text, spec jsonb, params jsonb, misfire text,
-                                                           window_seconds double precision, next_due timestamptz)
+                                                           window_seconds double precision, next_due timestamptz,
+                                                           passed timestamptz)
     ), changed as (
         insert into schedule as c (dag_id, name, version, spec, params, misfire, window_seconds, changed_by, changed_at)
         select p_dag_id, w.name, 1, w.spec, w.params, w.misfire, w.window_seconds, p_actor, t from wanted w
@@ -1276,6 +1280,12 @@ begin
             where c.deleted_at is not null or (c.spec, c.params, c.misfire, c.window_seconds)
                   is distinct from (excluded.spec, excluded.params, excluded.misfire, excluded.window_seconds)
         returning c.schedule_id, c.name, c.version
+    ), missed as (
+        -- a one-time schedule whose time was over before anybody knew of it
+        insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
+        select c.schedule_id, w.passed, w.passed, 1, 'past_when_published', t
+        from changed c join wanted w on w.name = c.name where w.passed is not null
+        on conflict (schedule_id, first_at) do nothing
     )
     insert into schedule_state as s (schedule_id, shard, version, next_due, paused)
     select c.schedule_id, d.shard, c.version, w.next_due, d.paused

@@ -121,30 +121,34 @@ begin
     return found;
 end $$;
 
--- One bounded slice of the running runs after p_after, in order of id. Returns where to go on (null: start over).
-create function reconcile(p_shard smallint, p_epoch bigint, p_after bigint, p_limit int,
-                          out last_run_id bigint, out repaired text[]) language plpgsql as $$
+-- One bounded slice of the running runs, in the order of the index of open runs, so that history costs nothing. Returns
+-- where to go on; nothing means from the beginning, and then queued runs that were passed over are admitted, too.
+create function reconcile(p_shard smallint, p_epoch bigint, p_after_dag int, p_after_run bigint, p_limit int,
+                          out last_dag_id int, out last_run_id bigint, out repaired text[]) language plpgsql as $$
 declare
-    r bigint;
+    r record;
     seen int := 0;
 begin
     perform fence(p_shard, p_epoch);
     repaired := '{}';
     for r in
-        select s.run_id from run_status s join dag d on d.dag_id = s.dag_id
-        where s.state = 'running' and s.run_id > p_after and d.shard = p_shard
-        order by s.run_id limit p_limit
+        select s.dag_id, s.run_id from run_status s join dag d on d.dag_id = s.dag_id
+        where s.state in ('queued', 'running') and s.state = 'running' and d.shard = p_shard
+          and (s.dag_id, s.state, s.run_id) > (p_after_dag, 'running'::run_state, p_after_run)
+        order by s.dag_id, s.state, s.run_id limit p_limit
     loop
-        repaired := repaired || reconcile_run(r);
-        last_run_id := r;
+        repaired := repaired || reconcile_run(r.run_id);
+        last_dag_id := r.dag_id;
+        last_run_id := r.run_id;
         seen := seen + 1;
     end loop;
     if seen < p_limit then
+        last_dag_id := null;
         last_run_id := null;
+        perform admit_runs(array(
+            select d.dag_id from dag d where d.shard = p_shard and not d.paused and exists (
+                select 1 from run_status q where q.dag_id = d.dag_id and q.state = 'queued') limit 100));
     end if;
-    perform admit_runs(array(
-        select distinct q.dag_id from run_status q join dag d on d.dag_id = q.dag_id
-        where q.state = 'queued' and d.shard = p_shard and not d.paused limit 100));
 end $$;
 
 -- What people read: one row per task of each run, the ones without a row included.

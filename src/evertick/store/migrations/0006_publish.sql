@@ -7,7 +7,7 @@ create function lock_schedules(p_name text) returns void language sql as $$
 $$;
 
 -- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, starts_paused, tasks: [...], edges: [[src, dst]],
--- inputs: [[idx, src]], schedules: [{name, spec, params, misfire, window_seconds, next_due}]}.
+-- inputs: [[idx, src]], schedules: [{name, spec, params, misfire, window_seconds, next_due, passed}]}.
 -- p_settle: what is due under schedules that this changes or removes (see settle_schedules): it is settled first.
 create function publish_dag(p_dag jsonb, p_settle jsonb, p_actor text, out out_dag_id int, out out_version_id int, out is_new boolean)
 language plpgsql as $$
@@ -62,7 +62,8 @@ declare
 begin
     with wanted as (
         select * from jsonb_to_recordset(p_schedules) as x(name text, spec jsonb, params jsonb, misfire text,
-                                                           window_seconds double precision, next_due timestamptz)
+                                                           window_seconds double precision, next_due timestamptz,
+                                                           passed timestamptz)
     ), changed as (
         insert into schedule as c (dag_id, name, version, spec, params, misfire, window_seconds, changed_by, changed_at)
         select p_dag_id, w.name, 1, w.spec, w.params, w.misfire, w.window_seconds, p_actor, t from wanted w
@@ -72,6 +73,12 @@ begin
             where c.deleted_at is not null or (c.spec, c.params, c.misfire, c.window_seconds)
                   is distinct from (excluded.spec, excluded.params, excluded.misfire, excluded.window_seconds)
         returning c.schedule_id, c.name, c.version
+    ), missed as (
+        -- a one-time schedule whose time was over before anybody knew of it
+        insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
+        select c.schedule_id, w.passed, w.passed, 1, 'past_when_published', t
+        from changed c join wanted w on w.name = c.name where w.passed is not null
+        on conflict (schedule_id, first_at) do nothing
     )
     insert into schedule_state as s (schedule_id, shard, version, next_due, paused)
     select c.schedule_id, d.shard, c.version, w.next_due, d.paused

@@ -36,6 +36,13 @@ with watched as (
 select session from watched where silent_seconds > %(lost_after)s::double precision
 
 -- name: unburied
--- Leases of sessions that are gone: a claim that slipped in while its runner was being buried.
-select distinct l.session from lease l left join runner r on r.session = l.session
- where r.session is null or r.gone_at is not null limit 100
+-- Sessions that hold leases although they are gone: a claim that slipped in while its runner was being buried. Steps from
+-- session to session through the index, because there are few of them and many leases.
+with recursive holder as (
+    (select session from lease order by session limit 1)
+    union all
+    select (select l.session from lease l where l.session > h.session order by l.session limit 1)
+      from holder h where h.session is not null
+)
+select h.session from holder h left join runner r on r.session = h.session
+ where h.session is not null and (r.session is null or r.gone_at is not null) limit 100

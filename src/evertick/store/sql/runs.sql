@@ -39,7 +39,8 @@ select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key
  where d.deleted_at is null order by d.name limit %(limit)s
 
 -- name: reconcile
-select last_run_id, repaired from reconcile(%(shard)s::smallint, %(epoch)s::bigint, %(after)s::bigint, %(batch)s::int)
+select last_dag_id, last_run_id, repaired
+  from reconcile(%(shard)s::smallint, %(epoch)s::bigint, %(after_dag)s::int, %(after_run)s::bigint, %(batch)s::int)
 
 -- name: journal
 select occurred_at, verb, actor, idx, map_index, detail from journal where run_id = %(run_id)s order by entry_id limit %(limit)s

@@ -1,0 +1,128 @@
+"""`evertick tasks logs`: what was written, safe to look at, and while it grows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.store import logs
+from evertick.store.logs import NewChunk
+from evertick.store.tasks import StepRow
+from tests.cli.conftest import Cli
+from tests.engine.world import Runner, key_of, make_dag, put, start
+from tests.waiting import eventually
+
+MICROS = 1_900_000_000_123_456
+
+
+@pytest.fixture
+async def runner(conn: AsyncConnection) -> Runner:
+    await put(conn, make_dag("etl", {"extract": []}))
+    await start(conn, "etl")
+    return await Runner.join(conn)
+
+
+async def _write(runner: Runner, claim: StepRow, *lines: str, seq: int = 0) -> None:
+    content = "".join(f"{MICROS} {line}\n" for line in lines)
+    chunk = NewChunk(key=key_of(claim), epoch=claim.epoch, seq=seq, until=seq + 1, content=content)
+    await logs.append(runner.conn, session=runner.session, chunks=[chunk])
+
+
+async def test_a_silent_task_says_that_it_wrote_nothing(cli: Cli, runner: Runner) -> None:
+    ran = await cli("tasks", "logs", 1, "extract")
+    assert (ran.status, "has written nothing yet" in ran.out) == (0, True)
+    assert (await cli.json("tasks", "logs", 1, "extract"))["lines"] == []
+
+
+async def test_lines_are_shown_with_time_level_and_text(cli: Cli, runner: Runner) -> None:
+    (claim,) = await runner.claim()
+    await _write(runner, claim, "INFO hello  world", "ERROR oh no")
+    first, second = (await cli("tasks", "logs", 1, "extract")).out.splitlines()
+    assert first.split(" ", 1)[0].endswith(":20.123")
+    assert first.endswith("INFO     hello  world")
+    assert second.endswith("ERROR    oh no")
+
+
+async def test_programs_get_every_line_as_it_was(cli: Cli, runner: Runner) -> None:
+    (claim,) = await runner.claim()
+    await _write(runner, claim, "OUT a\x1b[2Jb")
+    (line,) = (await cli.json("tasks", "logs", 1, "extract"))["lines"]
+    assert line == {
+        "epoch": 1,
+        "at": "2030-03-17T17:46:40.123456Z",
+        "level": "OUT",
+        "text": "a\x1b[2Jb",
+        "is_late": False,
+    }
+
+
+async def test_a_pipe_gets_plain_text(cli: Cli, runner: Runner) -> None:
+    (claim,) = await runner.claim()
+    await _write(runner, claim, "OUT \x1b[31mred\x1b[0m \x1b]0;owned\x07done")
+    assert (await cli("tasks", "logs", 1, "extract")).out.endswith("OUT      red done\n")
+
+
+async def test_a_terminal_keeps_colours_and_nothing_else(cli: Cli, runner: Runner, colours: Callable[[], None]) -> None:
+    (claim,) = await runner.claim()
+    await _write(runner, claim, "ERROR \x1b[31mred\x1b[2J \x1b]0;owned\x07done")
+    colours()
+    out = (await cli("tasks", "logs", 1, "extract")).out
+    assert "\x1b[31mERROR" in out
+    assert out.endswith("\x1b[31mred done\x1b[0m\n")
+
+
+async def test_attempts_follow_each_other_and_one_can_be_picked(cli: Cli, runner: Runner) -> None:
+    (first,) = await runner.claim()
+    await _write(runner, first, "OUT one")
+    await runner.finish(first, "lost")
+    (second,) = await runner.claim()
+    await _write(runner, second, "OUT two")
+    out = (await cli("tasks", "logs", 1, "extract")).out.splitlines()
+    assert [line.split()[-1] for line in out] == ["one", "---", "two"]
+    assert (await cli("tasks", "logs", 1, "extract", "--attempt", 1)).out.split()[-1] == "one"
+    assert (await cli("tasks", "logs", 1, "extract", "--attempt", 2)).out.split()[-1] == "two"
+    assert "has 2 attempts" in await cli.refused("tasks", "logs", 1, "extract", "--attempt", 3)
+
+
+async def test_lines_that_came_late_say_so(cli: Cli, runner: Runner) -> None:
+    (claim,) = await runner.claim()
+    await runner.finish(claim)
+    await _write(runner, claim, "OUT after the end")
+    assert (await cli("tasks", "logs", 1, "extract")).out.endswith("after the end (late)\n")
+
+
+async def test_a_long_log_is_read_to_its_end(cli: Cli, runner: Runner) -> None:
+    (claim,) = await runner.claim()
+    for seq in range(450):
+        await _write(runner, claim, f"OUT line {seq}", seq=seq)
+    lines = (await cli("tasks", "logs", 1, "extract")).out.splitlines()
+    assert [int(line.split()[-1]) for line in lines] == list(range(450))
+
+
+async def test_following_shows_new_lines_until_the_task_ends(
+    cli: Cli, runner: Runner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (claim,) = await runner.claim()
+    await _write(runner, claim, "OUT first")
+    following = asyncio.create_task(cli("tasks", "logs", 1, "extract", "-f"))
+    seen = ""
+
+    def has_first() -> bool:
+        nonlocal seen
+        seen += capsys.readouterr().out
+        return "first" in seen
+
+    await eventually(has_first)
+    assert not following.done()
+    await _write(runner, claim, "OUT second", seq=1)
+    await runner.finish(claim)
+    ran = await following
+    assert ran.status == 0
+    assert ran.out.split()[-1] == "second"
+
+
+async def test_following_and_one_document_exclude_each_other(cli: Cli, runner: Runner) -> None:
+    assert "leave out --follow" in await cli.refused("tasks", "logs", 1, "extract", "-f", "--json")

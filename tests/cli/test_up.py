@@ -1,0 +1,60 @@
+"""`evertick up`, as far as it goes without starting anything: folders, banner, refusals, and what children inherit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evertick.cli.up import banner, put_examples
+from evertick.config import Settings, environment_for, read_settings
+from evertick.services.postgres_home import Home, HomeLock
+from tests.cli.conftest import Cli
+
+
+def test_a_missing_folder_is_made_with_the_examples(nowhere: Path) -> None:
+    copied = put_examples(Path("dags"))
+    assert {"etl.py", "heartbeat.py", "report.py"} <= set(copied)
+    assert sorted(path.name for path in Path("dags").iterdir()) == copied
+    text = banner(Settings(), copied)
+    assert "./dags (new, with " in text
+    assert "dags trigger etl --wait" in text
+    assert "embedded, in ./.evertick" in text
+
+
+def test_an_existing_folder_is_left_alone(nowhere: Path) -> None:
+    Path("dags").mkdir()
+    assert put_examples(Path("dags")) == []
+    assert list(Path("dags").iterdir()) == []
+    assert "dags trigger DAG --wait" in banner(Settings(), [])
+
+
+def test_the_banner_says_how_to_reach_another_home_and_hides_the_password(nowhere: Path) -> None:
+    assert f"EVERTICK_HOME={nowhere}/there" in banner(Settings(home=Path("there")), [])
+    text = banner(Settings(database_url="postgresql://anna:s3cret@db:5432/shop"), [])
+    assert "db:5432 (database shop)" in text
+    assert "s3cret" not in text
+
+
+async def test_a_second_one_says_who_holds_the_home(cli_without_database: Cli, nowhere: Path) -> None:
+    home = Home(nowhere / ".evertick")
+    home.prepare()
+    lock = HomeLock(home)
+    await lock.acquire()
+    try:
+        said = await cli_without_database.refused("up", status=1)
+    finally:
+        lock.release()
+    assert "is held by process" in said
+    assert not (nowhere / "dags").exists()
+
+
+async def test_what_cannot_be_a_folder_is_refused(cli_without_database: Cli, nowhere: Path) -> None:
+    (nowhere / "file").write_text("")
+    assert "is not a folder" in await cli_without_database.refused("up", "--dags", "file")
+    assert "Not a directory" in await cli_without_database.refused("up", "--dags", "file/below", status=1)
+
+
+def test_children_get_the_settings_of_the_command_line() -> None:
+    settings = Settings(home=Path("h"), runner_slots=3, runner_queues=("a", "b"), notify=False, runner_id="me")
+    environment = environment_for(settings, {"PATH": "/bin", "EVERTICK_RUNNER_SLOTS": "99"})
+    assert environment["PATH"] == "/bin"
+    assert read_settings(environment) == settings

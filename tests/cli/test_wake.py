@@ -1,0 +1,59 @@
+"""After a change those who must act on it are woken; without NOTIFY the change is made all the same."""
+
+from __future__ import annotations
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.store.db import Purpose, connect
+from evertick.store.wake import Channel
+from tests.cli.conftest import Cli
+from tests.engine.world import Runner, make_dag, put, start
+
+READY, STOP, PLAN = Channel.READY, Channel.STOP, Channel.PLAN
+
+
+@pytest.mark.parametrize(
+    ("command", "woken"),
+    [
+        (["dags", "trigger", "etl"], {READY}),
+        (["dags", "pause", "etl"], {PLAN}),
+        (["dags", "unpause", "etl"], {PLAN, READY}),
+        (["dags", "delete", "etl", "--yes"], {PLAN}),
+        (["runs", "cancel", "1"], {STOP, READY}),
+        (["runs", "clear", "1", "--yes"], {READY, STOP}),
+        (["tasks", "mark", "1", "b", "failed"], {READY, STOP}),
+    ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
+)
+async def test_a_change_wakes_those_who_act_on_it(
+    cli: Cli, conn: AsyncConnection, database: str, command: list[str], woken: set[Channel]
+) -> None:
+    await _world(conn)
+    async with await connect(database, purpose=Purpose.LISTEN) as listener:
+        for channel in Channel:
+            await listener.execute(f"listen {channel.value}")
+        assert (await cli(*command)).status == 0
+        heard = {Channel(message.channel) async for message in listener.notifies(timeout=5, stop_after=len(woken))}
+    assert heard == woken
+
+
+async def test_with_wake_ups_switched_off_none_is_sent(
+    cli: Cli, conn: AsyncConnection, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _world(conn)
+    monkeypatch.setenv("EVERTICK_NOTIFY", "off")
+    async with await connect(database, purpose=Purpose.LISTEN) as listener:
+        await listener.execute("listen evertick_ready")
+        assert (await cli("dags", "trigger", "etl")).status == 0
+        await listener.execute("select pg_notify('evertick_ready', 'mine')")
+        assert [message.payload async for message in listener.notifies(timeout=5, stop_after=1)] == ["mine"]
+
+
+async def _world(conn: AsyncConnection) -> None:
+    """A run with an ended and a running task, of a DAG with a schedule."""
+    await put(conn, make_dag("etl", {"a": [], "b": []}, every="@every 1h"))
+    await start(conn, "etl")
+    runner = await Runner.join(conn)
+    first, _ = await runner.claim()
+    await runner.finish(first)
