@@ -46,7 +46,7 @@ from rich.table import Table
 
 from evertick.services.postgres import EmbeddedPostgres
 
-_LIST_TIMES, _CLAIM_TIMES = 20, 200
+_LIST_TIMES, _CLAIM_TIMES = 20, 100
 _TABLES, _VACUUM = "tables", "vacuum afterwards"
 _HELD, _HELD_CURSOR = "claim past dead rows", "claim past dead rows, with a cursor"
 # Bytes are logical without page images; vacuum runs when the measurement says so, not in the middle of it.
@@ -76,13 +76,22 @@ class Figures:
     def median(self, variant: Variant, scenario: str, unit: str) -> float:
         return statistics.median(self._samples[variant.name, scenario, unit])
 
-    def as_json(self) -> str:
-        rows = [
-            {"layout": name, "scenario": scenario, "unit": unit, "median": round(statistics.median(samples), 3),
-             "min": round(min(samples), 3), "max": round(max(samples), 3), "rounds": len(samples)}
+    def ratio(self, variant: Variant, scenario: str, unit: str) -> float:
+        """How it compares with the variant that it is measured against, round by round: a busy round hits both."""
+        mine, theirs = (self._samples[name, scenario, unit] for name in (variant.name, variant.against))
+        return statistics.median(one / other for one, other in zip(mine, theirs, strict=True))
+
+    def rows(self) -> list[dict[str, object]]:
+        return [
+            {
+                "layout": name,
+                "scenario": scenario,
+                "unit": unit,
+                "median": round(statistics.median(samples), 3),
+                "samples": [round(sample, 3) for sample in samples],
+            }
             for (name, scenario, unit), samples in self._samples.items()
-        ]  # fmt: skip
-        return json.dumps(rows, indent=1)
+        ]
 
 
 def claim_one_by_one(conn: Connection, from_seq: int) -> dict[str, float]:
@@ -225,9 +234,9 @@ def show(figures: Figures, size: Size, console: Console) -> None:
     work = Table(title="per task (list: per listing): server CPU us | wall us, client included | WAL bytes")
     work.add_column("")
     for variant in VARIANTS:
-        work.add_column(variant.name, justify="right")
+        work.add_column(f"{variant.name} (CPU against {variant.against})", justify="right")
     for name in (*(scenario.name for scenario in scenarios(0)), _VACUUM):
-        work.add_row(name, *(_cell(figures, variant, name, "cpu_us", "wall_us", "wal_bytes") for variant in VARIANTS))
+        work.add_row(name, *(_work_cell(figures, variant, name) for variant in VARIANTS))
     console.print(work)
     tables = Table(title=f"the tables that hold tasks; claims past {size.dead:,} dead rows: server CPU us | wall us")
     for heading in ("", "HOT updates", "dead rows per task", "single claim", "with a cursor"):
@@ -239,9 +248,14 @@ def show(figures: Figures, size: Size, console: Console) -> None:
     console.print(tables)
 
 
+def _work_cell(figures: Figures, variant: Variant, scenario: str) -> str:
+    ratio = figures.ratio(variant, scenario, "cpu_us")
+    return f"x{ratio:.2f}  {_cell(figures, variant, scenario, 'cpu_us', 'wall_us', 'wal_bytes')}"
+
+
 def _cell(figures: Figures, variant: Variant, scenario: str, *units: str) -> str:
-    return " | ".join(f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
-                      for value in (figures.median(variant, scenario, unit) for unit in units))  # fmt: skip
+    medians = (figures.median(variant, scenario, unit) for unit in units)
+    return " | ".join(f"{value:,.1f}" if value < 100 else f"{value:,.0f}" for value in medians)
 
 
 async def main() -> None:
@@ -263,7 +277,7 @@ async def main() -> None:
         finally:
             await server.stop()
     if options.json:
-        print(figures.as_json())
+        print(json.dumps(figures.rows(), indent=1))
     else:
         show(figures, size, console)
 

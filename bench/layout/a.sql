@@ -79,8 +79,7 @@ declare
 begin
     perform lock_runs(p_reports);
     with report as materialized (
-        select x.r, x.i, x.m, x.e, case x.kind when 'success' then 'success' else 'pending' end::task_state as state
-        from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, kind text)
+        select * from read_reports(p_reports)
     ), moved as (
         update task k
         set state = x.state,

@@ -1,5 +1,6 @@
 -- B: one table per state, a move is a delete and an insert; waiting has no row, only its counters (from two upstreams on).
--- What a task carries through its life (epoch, attempt, losses) travels with it from table to table.
+-- What a task carries through its life (epoch, attempt, losses) travels with it from table to table. Rows are deleted by
+-- place (ctid): joined by key, a plan made while the table is empty compares every row with every report once it has grown.
 
 create table ready (
     queue      text not null,
@@ -73,6 +74,7 @@ create table dep (
     run_id            bigint not null,
     idx               int not null,
     map_index         int not null default -1,
+    version_id        int not null,
     n_success         int not null,
     n_failed          int not null,
     n_upstream_failed int not null,
@@ -111,11 +113,11 @@ returns table (run_id bigint, idx int, map_index int, epoch int) language plpgsq
 begin
     return query
     with picked as materialized (
-        select r.queue, r.rank, r.seq from ready r
+        select r.ctid as place from ready r
         where r.queue = 'default' and (r.rank, r.seq) >= (0, p_from_seq)
         order by r.rank, r.seq limit p_free for update skip locked
     ), taken as (
-        delete from ready r using picked p where r.queue = p.queue and r.rank = p.rank and r.seq = p.seq
+        delete from ready r where r.ctid = any(array(select p.place from picked p))
         returning r.run_id, r.idx, r.map_index, r.version_id, r.epoch, r.attempt, r.losses
     )
     insert into running as k (run_id, idx, map_index, version_id, epoch, attempt, losses, session, started_at)
@@ -131,12 +133,19 @@ declare
 begin
     perform lock_runs(p_reports);
     with report as materialized (
-        select x.r, x.i, x.m, x.e, case x.kind when 'success' then 'success' else 'pending' end::task_state as state
-        from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, kind text)
-    ), freed as (
-        delete from running k using report x
-        where k.run_id = x.r and k.idx = x.i and k.map_index = x.m and k.epoch = x.e and k.session = p_session
-        returning k.*, x.state
+        select * from read_reports(p_reports)
+    ), taken as (
+        delete from running k where k.ctid = any(array(
+            select h.place from report x cross join lateral (
+                select k.ctid as place from running k
+                where k.run_id = x.r and k.idx = x.i and k.map_index = x.m and k.epoch = x.e and k.session = p_session
+                offset 0) h))
+        returning k.*
+    ), freed as materialized (
+        -- a hashed lookup; a join would compare each row with each report
+        select t.*, case when (t.run_id, t.idx, t.map_index) in (select x.r, x.i, x.m from report x where x.state = 'pending')
+                         then 'pending' else 'success' end::task_state as state
+        from taken t
     ), past as (
         insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, started_at, finished_at)
         select f.run_id, f.idx, f.map_index, f.epoch, f.attempt, p_session, 'failed', f.started_at, t
@@ -173,9 +182,9 @@ begin
             from unnest(frontier) e join edge g on g.version_id = e.version_id and g.src = e.idx
             group by e.run_id, g.dst, e.version_id
         ), counted as (
-            insert into dep as k (run_id, idx, n_success, n_failed, n_upstream_failed, n_skipped, n_setup_success,
-                                  n_setup_skipped, is_decided)
-            select h.run_id, h.dst, h.success, h.failed, 0, 0, 0, 0,
+            insert into dep as k (run_id, idx, version_id, n_success, n_failed, n_upstream_failed, n_skipped,
+                                  n_setup_success, n_setup_skipped, is_decided)
+            select h.run_id, h.dst, h.version_id, h.success, h.failed, 0, 0, 0, 0,
                    decide(s.upstream_total, h.success, h.failed) <> 'waiting'
             from hit h join task_spec s on s.version_id = h.version_id and s.idx = h.dst and s.upstream_total > 1
             order by h.run_id, h.dst
@@ -184,13 +193,11 @@ begin
                 n_failed = k.n_failed + excluded.n_failed,
                 is_decided = (select decide(s.upstream_total, k.n_success + excluded.n_success,
                                             k.n_failed + excluded.n_failed) <> 'waiting'
-                              from run_status r join task_spec s on s.version_id = r.version_id
-                              where r.run_id = k.run_id and s.idx = k.idx)
+                              from task_spec s where s.version_id = k.version_id and s.idx = k.idx)
             where not k.is_decided
-            returning k.run_id, k.idx, k.n_success, k.n_failed, k.is_decided
+            returning k.run_id, k.idx, k.version_id, k.n_failed, k.is_decided
         ), decided as (
-            select c.run_id, c.idx, h.version_id, decide(0, 0, c.n_failed) as state
-            from counted c join hit h on h.run_id = c.run_id and h.dst = c.idx where c.is_decided
+            select c.run_id, c.idx, c.version_id, decide(0, 0, c.n_failed) as state from counted c where c.is_decided
             union all
             select h.run_id, h.dst, h.version_id, decide(1, h.success, h.failed)
             from hit h join task_spec s on s.version_id = h.version_id and s.idx = h.dst and s.upstream_total = 1
@@ -234,10 +241,10 @@ declare
     parked_runs bigint[];
 begin
     with picked as materialized (
-        select r.queue, r.rank, r.seq from ready r where r.queue = 'default'
+        select r.ctid as place from ready r where r.queue = 'default'
         order by r.rank, r.seq limit p_count for update skip locked
     ), taken as (
-        delete from ready r using picked p where r.queue = p.queue and r.rank = p.rank and r.seq = p.seq returning r.*
+        delete from ready r where r.ctid = any(array(select p.place from picked p)) returning r.*
     ), moved as (
         insert into parked (run_id, idx, map_index, version_id, epoch, attempt, losses)
         select t.run_id, t.idx, t.map_index, t.version_id, t.epoch, t.attempt, t.losses from taken t

@@ -1,5 +1,6 @@
 -- H: the task's own row is the truth and is found by its key alone, so that its updates can stay on their page (HOT);
--- ready, lease and timer are small companions that say in which order, for whom and when.
+-- ready, lease and timer are small companions that say in which order, for whom and when. Their rows are deleted by place
+-- (ctid): joined by key, a plan made while the table is empty compares every row with every report once it has grown.
 
 create table task (
     run_id            bigint not null,
@@ -93,11 +94,11 @@ returns table (run_id bigint, idx int, map_index int, epoch int) language plpgsq
 begin
     return query
     with picked as materialized (
-        select r.queue, r.rank, r.seq, r.run_id, r.idx, r.map_index from ready r
+        select r.ctid as place, r.run_id, r.idx, r.map_index from ready r
         where r.queue = 'default' and (r.rank, r.seq) >= (0, p_from_seq)
         order by r.rank, r.seq limit p_free for update skip locked
     ), taken as (
-        delete from ready r using picked p where r.queue = p.queue and r.rank = p.rank and r.seq = p.seq
+        delete from ready r where r.ctid = any(array(select p.place from picked p))
     ), moved as (
         update task k
         set state = 'running', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_session,
@@ -119,11 +120,13 @@ declare
 begin
     perform lock_runs(p_reports);
     with report as materialized (
-        select x.r, x.i, x.m, x.e, case x.kind when 'success' then 'success' else 'pending' end::task_state as state
-        from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, kind text)
+        select * from read_reports(p_reports)
     ), freed as (
-        delete from lease l using report x
-        where l.session = p_session and l.run_id = x.r and l.idx = x.i and l.map_index = x.m and l.epoch = x.e
+        delete from lease l where l.ctid = any(array(
+            select h.place from report x cross join lateral (
+                select l.ctid as place from lease l
+                where l.session = p_session and l.run_id = x.r and l.idx = x.i and l.map_index = x.m and l.epoch = x.e
+                offset 0) h))
     ), moved as (
         update task k
         set state = x.state,
@@ -167,10 +170,9 @@ begin
             insert into task as k (run_id, idx, version_id, state, finished_at, n_success, n_failed, n_upstream_failed,
                                    n_skipped, n_setup_success, n_setup_skipped)
             select h.run_id, h.dst, h.version_id, n.state, case when n.state = 'upstream_failed' then t end,
-                   c.success, c.failed, c.zero, c.zero, c.zero, c.zero
+                   h.success, h.failed, 0, 0, 0, 0
             from hit h join task_spec s on s.version_id = h.version_id and s.idx = h.dst
             cross join lateral (select decide(s.upstream_total, h.success, h.failed) as state) n
-            left join lateral (select h.success, h.failed, 0 as zero where n.state = 'waiting') c on true
             order by h.run_id, h.dst
             on conflict (run_id, idx, map_index) do update set
                 n_success = k.n_success + excluded.n_success,
@@ -223,9 +225,10 @@ declare
     parked bigint[];
 begin
     with picked as materialized (
-        select * from ready r where r.queue = 'default' order by r.rank, r.seq limit p_count for update skip locked
+        select r.ctid as place, r.run_id, r.idx, r.map_index from ready r where r.queue = 'default'
+        order by r.rank, r.seq limit p_count for update skip locked
     ), taken as (
-        delete from ready r using picked p where r.queue = p.queue and r.rank = p.rank and r.seq = p.seq
+        delete from ready r where r.ctid = any(array(select p.place from picked p))
     ), moved as (
         update task k set state = 'pending' from picked p
         where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index and k.state = 'available'

@@ -4,17 +4,18 @@
 
 -- name: lock
 select 1 from run_status s
-where s.run_id in (select (x->>'r')::bigint from jsonb_array_elements(%(reports)s::jsonb) x)
+where s.run_id = any(array(select (x->>'r')::bigint from jsonb_array_elements(%(reports)s::jsonb) x))
 order by s.run_id for no key update
 
 -- name: finish
 with report as materialized (
-    select x.r, x.i, x.m, x.e, case x.kind when 'success' then 'success' else 'pending' end::task_state as state,
-           clock_timestamp() as t
-    from jsonb_to_recordset(%(reports)s::jsonb) as x(r bigint, i int, m int, e int, kind text)
+    select x.*, clock_timestamp() as t from read_reports(%(reports)s::jsonb) x
 ), freed as (
-    delete from lease l using report x
-    where l.session = %(session)s and l.run_id = x.r and l.idx = x.i and l.map_index = x.m and l.epoch = x.e
+    delete from lease l where l.ctid = any(array(
+        select h.place from report x cross join lateral (
+            select l.ctid as place from lease l
+            where l.session = %(session)s and l.run_id = x.r and l.idx = x.i and l.map_index = x.m and l.epoch = x.e
+            offset 0) h))
 ), moved as (
     update task k
     set state = x.state,
@@ -66,11 +67,11 @@ where r.run_id = p.run_id and r.state = 'running'
 
 -- name: claim
 with picked as materialized (
-    select r.queue, r.rank, r.seq, r.run_id, r.idx, r.map_index from ready r
+    select r.ctid as place, r.run_id, r.idx, r.map_index from ready r
     where r.queue = 'default' and (r.rank, r.seq) >= (0, 0)
     order by r.rank, r.seq limit %(free)s for update skip locked
 ), taken as (
-    delete from ready r using picked p where r.queue = p.queue and r.rank = p.rank and r.seq = p.seq
+    delete from ready r where r.ctid = any(array(select p.place from picked p))
 ), moved as (
     update task k
     set state = 'running', epoch = k.epoch + 1, attempt = k.attempt + 1, session = %(session)s,

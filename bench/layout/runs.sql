@@ -27,7 +27,7 @@ create table attempt (
 create function lock_runs(p_reports jsonb) returns void language plpgsql as $$
 begin
     perform 1 from run_status s
-    where s.run_id in (select (x->>'r')::bigint from jsonb_array_elements(p_reports) x)
+    where s.run_id = any(array(select (x->>'r')::bigint from jsonb_array_elements(p_reports) x))
     order by s.run_id for no key update;
 end $$;
 

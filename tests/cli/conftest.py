@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,16 @@ class Ran:
     @property
     def json(self) -> Any:
         return json.loads(self.out)
+
+
+async def run_program(*arguments: object) -> Ran:
+    """The same in a process of its own, which inherits the environment."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "evertick.cli.main", *map(str, arguments), stdout=PIPE, stderr=PIPE
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return Ran(process.returncode, out.decode(), err.decode())
 
 
 class Cli:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -84,12 +81,8 @@ async def test_the_status_tells_programs_where_the_schema_stands(cli: Cli) -> No
 
 async def test_a_newer_schema_is_refused_by_every_command(cli: Cli, conn: AsyncConnection) -> None:
     await conn.execute("insert into migration (number, name, checksum) values (9999, 'future', 'x')")
-    for command in (["runs", "list"], ["dags", "pause", "x"], ["db", "status"], ["db", "migrate"], ["scheduler"]):
-        ran = subprocess.run(
-            [sys.executable, "-m", "evertick.cli.main", *command], env=os.environ, capture_output=True, text=True
-        )
-        assert ran.returncode == 4, command
-        assert "newer than this program" in ran.stderr
+    for command in (["runs", "list"], ["dags", "pause", "x"], ["db", "status"], ["db", "migrate"]):
+        assert "newer than this program" in await cli.refused(*command, status=4)
 
 
 async def test_a_statement_that_postgres_refuses_is_one_line(cli: Cli, conn: AsyncConnection) -> None:

@@ -41,7 +41,7 @@ async def test_lines_are_shown_with_time_level_and_text(cli: Cli, runner: Runner
     (claim,) = await runner.claim()
     await _write(runner, claim, "INFO hello  world", "ERROR oh no")
     first, second = (await cli("tasks", "logs", 1, "extract")).out.splitlines()
-    assert first.split(" ", 1)[0].endswith(":20.123")
+    assert first.split(" ", 1)[0].endswith(":46:40.123")
     assert first.endswith("INFO     hello  world")
     assert second.endswith("ERROR    oh no")
 

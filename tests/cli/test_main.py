@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 import signal
-import subprocess
 import sys
+from asyncio.subprocess import PIPE
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 import typer
@@ -18,9 +17,7 @@ from evertick.cli.main import COMMANDS
 from evertick.domain.errors import Conflict, EvertickError, NotFound
 from evertick.domain.states import TERMINAL_RUN_STATES
 from tests.cli.conftest import Cli
-from tests.engine.world import make_dag, put
-
-_HEAVY = {"psycopg", "rich.table", "structlog", "evertick.services", "evertick.store.db", "asyncio"}
+from tests.engine.world import make_dag, put, start
 
 
 def _commands() -> list[tuple[str, ...]]:
@@ -47,14 +44,12 @@ async def test_each_command_teaches_with_an_example(cli_without_database: Cli, c
     assert f"evertick {' '.join(command)}" in " ".join(ran.out.split("Example:")[1].split())
 
 
-def test_help_loads_nothing_that_only_commands_need() -> None:
-    program = (
-        "import sys; from evertick.cli.main import main; before = set(sys.modules); main(['--version']); "
-        "print(*sys.modules)"
-    )
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+async def test_only_what_a_command_needs_is_loaded() -> None:
+    program = "import sys; from evertick.cli.main import main; main(['--version']); print(*sys.modules)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=PIPE)
+    loaded = (await process.communicate())[0].decode().split()
     assert "typer" in loaded
-    assert not {"psycopg", "structlog", "evertick.services", "evertick.store.db", "rich.table"} & set(loaded)
+    assert not {"psycopg", "structlog", "evertick.services", "evertick.store", "rich.table"} & set(loaded)
 
 
 async def test_the_version_is_told(cli_without_database: Cli) -> None:
@@ -69,7 +64,7 @@ async def test_nothing_to_do_shows_the_help(cli_without_database: Cli) -> None:
 
 
 async def test_a_mistyped_command_is_suggested(cli_without_database: Cli) -> None:
-    assert "Did you mean 'runs'?" in await cli_without_database.refused("run")
+    assert "Did you mean 'schedules', 'scheduler'?" in await cli_without_database.refused("schedule")
     assert "Try `evertick runs --help`" in await cli_without_database.refused("runs", "lits")
 
 
@@ -97,25 +92,25 @@ def test_an_error_in_a_task_group_is_still_ours_unless_a_fault_is_beside_it() ->
     assert foreseen(ExceptionGroup("", [ours, ZeroDivisionError()])) is None
 
 
-async def test_ctrl_c_ends_a_watch_quietly(conn: AsyncConnection, database: str, nowhere: Path) -> None:
+async def test_ctrl_c_ends_a_watch_quietly(cli: Cli, conn: AsyncConnection) -> None:
     await put(conn, make_dag("pulse", {"a": []}))
-    await conn.execute("select trigger_run(1, '{}', null, 'test')")
-    command = [sys.executable, "-m", "evertick.cli.main", "runs", "watch", "pulse"]
-    env = {**os.environ, "EVERTICK_DATABASE_URL": database}
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
-        assert watching.stdout is not None
-        assert "run 1 running" in watching.stdout.readline()
-        watching.send_signal(signal.SIGINT)
-        assert watching.wait(10) == 130
-        assert watching.stderr is not None
-        assert watching.stderr.read() == ""
+    run = await start(conn, "pulse")
+    watching = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "evertick.cli.main", "runs", "watch", "pulse", stdout=PIPE, stderr=PIPE
+    )
+    assert watching.stdout is not None
+    assert f"run {run} running" in (await watching.stdout.readline()).decode()
+    watching.send_signal(signal.SIGINT)
+    _, errors = await watching.communicate()
+    assert (watching.returncode, errors) == (130, b"")
 
 
-async def test_a_reader_that_leaves_early_causes_no_noise(conn: AsyncConnection, database: str) -> None:
-    await put(conn, make_dag("many", {f"t{n}": [] for n in range(2000)}))
-    await conn.execute("select trigger_run(1, '{}', null, 'test')")
-    command = f"{sys.executable} -m evertick.cli.main tasks list 1 --limit 2000 | head -1"
-    env = {**os.environ, "EVERTICK_DATABASE_URL": database}
-    ran = subprocess.run(command, shell=True, env=env, capture_output=True, text=True, check=True)
-    assert ran.stdout.startswith("TASK")
-    assert ran.stderr == ""
+async def test_a_reader_that_leaves_early_causes_no_noise(cli: Cli, conn: AsyncConnection) -> None:
+    await put(conn, make_dag("many", {f"{'t' * 200}{n}": [] for n in range(500)}))
+    run = await start(conn, "many")
+    listing = await asyncio.create_subprocess_shell(
+        f"{sys.executable} -m evertick.cli.main tasks list {run} --limit 500 | head -1", stdout=PIPE, stderr=PIPE
+    )
+    out, errors = await listing.communicate()
+    assert out.startswith(b"TASK")
+    assert errors == b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Callable
 
 import pytest
@@ -86,6 +87,19 @@ async def test_watching_an_ended_run_tells_how_it_ended(cli: Cli, failed: int) -
     assert "Run 1 of etl: failed" in ran.out
 
 
+async def test_watching_programs_get_one_document_at_the_end(cli: Cli, failed: int) -> None:
+    ran = await cli("runs", "watch", failed, "--json")
+    assert (ran.status, ran.json["run"]["state"], len(ran.json["tasks"])) == (1, "failed", 3)
+    assert "name a run by its number" in await cli.refused("runs", "watch", "etl", "--json")
+
+
+async def test_watching_a_dag_ends_when_the_time_is_up(cli: Cli, failed: int, colours: Callable[[], None]) -> None:
+    ran = await cli("runs", "watch", "etl", "--timeout", "0.1")
+    assert (ran.status, f"run {failed} failed" in ran.out) == (0, True)
+    colours()
+    assert "etl" in (await cli("runs", "watch", "etl", "--timeout", "0.1")).out
+
+
 async def test_a_terminal_gets_a_picture_that_is_redrawn(
     cli: Cli, conn: AsyncConnection, colours: Callable[[], None]
 ) -> None:
@@ -107,7 +121,7 @@ async def test_the_picture_of_a_large_run_shows_what_matters_and_counts_the_rest
     first, *_, last = await runner.claim()
     await runner.finish(first, "failed")
     await runner.finish(last)
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))
+    console = Console(width=100, record=True, file=io.StringIO())
     console.print(picture(await take_snapshot(conn, run, 99)))
     text = console.export_text()
     assert "2/100" in text
@@ -147,6 +161,23 @@ async def test_a_clear_runs_what_failed_again(cli: Cli, conn: AsyncConnection, f
     ran = await cli("runs", "clear", failed, "--failed", "--yes")
     assert "Cleared 2 tasks of run 1" in ran.out
     assert await states(conn, failed) == {"extract": "success", "transform": "available", "load": "waiting"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "after"), [("y\n", 0, "running"), ("n\n", 1, "failed"), ("", 130, "failed")]
+)
+async def test_somebody_at_a_terminal_is_asked(
+    cli: Cli, conn: AsyncConnection, failed: int, monkeypatch: pytest.MonkeyPatch, answer: str, status: int, after: str
+) -> None:
+    class Keyboard(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stdin", Keyboard(answer))
+    ran = await cli("runs", "clear", failed, "--failed")
+    assert ran.status == status
+    assert "Run 2 tasks of run 1 again?" in ran.out
+    assert await run_state(conn, failed) == after
 
 
 async def test_a_clear_of_a_named_task_takes_what_follows_if_asked(

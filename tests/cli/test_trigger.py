@@ -36,9 +36,15 @@ async def _waited(cli: Cli, conn: AsyncConnection, outcomes: dict[str, str], *op
 
 async def test_a_run_is_started_and_the_way_to_follow_it_told(cli: Cli, conn: AsyncConnection) -> None:
     await put(conn, make_dag("etl", CHAIN))
+    await Runner.join(conn)
     ran = await cli("dags", "trigger", "etl")
     assert ran.status == 0
     assert ran.out.splitlines() == ["Started run 1 of etl.", "Follow it with: evertick runs watch 1"]
+
+
+async def test_without_a_runner_it_says_why_nothing_happens(cli: Cli, conn: AsyncConnection) -> None:
+    await put(conn, make_dag("etl", CHAIN))
+    assert "No runner is alive, so nothing runs yet" in (await cli("dags", "trigger", "etl")).out
 
 
 async def test_parameters_come_as_pairs_and_as_json(cli: Cli, conn: AsyncConnection) -> None:

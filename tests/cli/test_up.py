@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from evertick.cli.up import banner, put_examples
 from evertick.config import Settings, environment_for, read_settings
 from evertick.services.postgres_home import Home, HomeLock
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, run_program
 
 
 def test_a_missing_folder_is_made_with_the_examples(nowhere: Path) -> None:
@@ -25,6 +26,7 @@ def test_an_existing_folder_is_left_alone(nowhere: Path) -> None:
     assert put_examples(Path("dags")) == []
     assert list(Path("dags").iterdir()) == []
     assert "dags trigger DAG --wait" in banner(Settings(), [])
+    assert "./dags (empty: put a DAG file there)" in banner(Settings(), [])
 
 
 def test_the_banner_says_how_to_reach_another_home_and_hides_the_password(nowhere: Path) -> None:
@@ -34,16 +36,17 @@ def test_the_banner_says_how_to_reach_another_home_and_hides_the_password(nowher
     assert "s3cret" not in text
 
 
-async def test_a_second_one_says_who_holds_the_home(cli_without_database: Cli, nowhere: Path) -> None:
+async def test_a_second_one_says_who_holds_the_home(nowhere: Path) -> None:
     home = Home(nowhere / ".evertick")
     home.prepare()
     lock = HomeLock(home)
     await lock.acquire()
     try:
-        said = await cli_without_database.refused("up", status=1)
+        ran = await run_program("up")
     finally:
         lock.release()
-    assert "is held by process" in said
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err.startswith(f"Error: {nowhere}/.evertick is held by process {os.getpid()}")
     assert not (nowhere / "dags").exists()
 
 

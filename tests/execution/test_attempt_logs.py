@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -129,22 +131,28 @@ async def test_a_full_spool_costs_the_log_but_not_the_task(tmp_path: Path) -> No
         moved.rename(folder)
 
 
+@contextmanager
+def mounted(folder: Path, size: str) -> Iterator[None]:
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("this machine does not let tests mount")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
 @pytest.mark.requirement("N19")
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 async def test_a_disk_that_fills_up_while_a_task_logs_marks_the_log(tmp_path: Path) -> None:
-    small = tmp_path / "spool"
-    small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], capture_output=True).returncode:
-        pytest.skip("this machine does not let tests mount")
-    try:
+    with mounted(tmp_path / "spool", size="1m"):
         source = dag_of("def talks():\n    for n in range(50_000): print('line', n)\n    return n")
         async with rig(tmp_path, source, limits=ExecutorLimits(inline_log_bytes=4_000_000)) as it:
             outcome = await it.run("talks")
             assert outcome.kind is OutcomeKind.SUCCESS
             assert "bytes dropped (spool disk full) …" in outcome.log.decode().splitlines()[-1]
             assert (await it.run("talks")).kind is OutcomeKind.SUCCESS
-    finally:
-        subprocess.run(["umount", "-l", small], check=True)
 
 
 DRIVER = """
@@ -181,10 +189,8 @@ LINGERING = dag_of(
 @pytest.mark.parametrize("killed", ["runner", "keeper", "warm parent"])
 async def test_nothing_survives_a_killed_runner_but_its_logs(tmp_path: Path, killed: str) -> None:
     """The runner's death takes all; so does its warm parent's or keeper's, whose attempts it then reports."""
-    folder, spool = tmp_path / "dags", tmp_path / "spool"
-    folder.mkdir()
-    (folder / "d.py").write_text(LINGERING)
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, folder, spool], stderr=subprocess.PIPE)
+    spool = tmp_path / "spool"
+    driver = drive(tmp_path / "dags", spool)
     try:
         pids = await eventually(lambda: pids_in(spool), within_seconds=DEADLINE_SECONDS)
         keeper = parent_of(parent_of(pids[0]))
@@ -200,6 +206,12 @@ async def test_nothing_survives_a_killed_runner_but_its_logs(tmp_path: Path, kil
     for leftover in found.values():
         assert (leftover.epoch, leftover.session) == (3, 11)
         assert b" OUT kids " in b"".join(chunk.content for chunk in leftover.chunks())
+
+
+def drive(folder: Path, spool: Path) -> subprocess.Popen[bytes]:
+    folder.mkdir()
+    (folder / "d.py").write_text(LINGERING)
+    return subprocess.Popen([sys.executable, "-c", DRIVER, folder, spool], stderr=subprocess.PIPE)
 
 
 def pids_in(spool: Path) -> list[int]:

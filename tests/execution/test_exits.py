@@ -13,7 +13,7 @@ from evertick.execution.exits import OomEvidence, explain_exit
 @pytest.mark.parametrize(
     ("status", "has_oom", "reason", "code"),
     [
-        (3 << 8, False, "exited with code 3 before the task returned", 3),
+        (3 << 8, False, "exited with code 3", 3),
         (signal.SIGSEGV, False, "killed by SIGSEGV", -11),
         (signal.SIGKILL, False, "killed by SIGKILL (possibly out of memory)", -9),
         (signal.SIGKILL, True, "out of memory: killed by SIGKILL (the kernel's out-of-memory killer ran)", -9),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 from pathlib import Path
 
 from evertick.domain.attempt import Isolation, OutcomeKind
@@ -49,21 +47,12 @@ async def test_a_warm_process_that_grows_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_sync_attempts_share_no_process_at_the_same_time(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "gate")
-    source = dag_of("def waits():\n    open(GATE).read()\n    return os.getpid()")
-    async with rig(tmp_path, f"GATE = {str(tmp_path / 'gate')!r}\n{source}", slots=3) as it:
-        orders = [it.order("waits", isolation=WARM) for _ in range(3)]
+    meets = "def meets():\n    open(f'{HERE}{os.getpid()}', 'w').close()\n"
+    meets += "    while len(glob.glob(HERE + '*')) < 3: os.sched_yield()\n    return os.getpid()"
+    async with rig(tmp_path, f"import glob\nHERE = {str(tmp_path / 'here')!r}\n{dag_of(meets)}", slots=3) as it:
+        orders = [it.order("meets", isolation=WARM) for _ in range(3)]
         it.start(*orders)
-        await eventually(lambda: all(attempt.link for attempt in it.executor._attempts.values()))
-        gates = [await asyncio.to_thread(os.open, tmp_path / "gate", os.O_WRONLY)]
-        pids = set()
-        while len(pids) < 3:
-            os.close(gates.pop())
-            outcomes = [outcome for batch in it.batches for outcome in batch]
-            pids = {json.loads(outcome.result_json or "") for outcome in outcomes}
-            if len(outcomes) < 3:
-                gates.append(await asyncio.to_thread(os.open, tmp_path / "gate", os.O_WRONLY))
-        assert len(pids) == 3
+        assert len({(await it.outcome(order)).result_json for order in orders}) == 3
 
 
 MEETING = """

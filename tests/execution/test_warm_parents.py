@@ -41,8 +41,8 @@ async def test_an_import_error_fails_every_order_with_its_reason_and_traceback(t
     ("source", "reason"),
     [
         ("import sys\nsys.exit(3)", "d.py cannot be imported: SystemExit: 3"),
-        ("import os\nos._exit(3)", "the process that imports d.py ended: it exited with code 3"),
-        ("import os\nos.kill(os.getpid(), 11)", "the process that imports d.py ended: it was killed by SIGSEGV"),
+        ("import os\nos._exit(3)", "the process that imports d.py ended: exited with code 3"),
+        ("import os\nos.kill(os.getpid(), 11)", "the process that imports d.py ended: killed by SIGSEGV"),
         ("import signal\nwhile True: signal.pause()", "d.py was not imported within 0.4 s"),
     ],
 )
@@ -52,7 +52,7 @@ async def test_an_import_that_ends_the_process_or_hangs_is_no_hang(tmp_path: Pat
             it.uses_threads = uses_threads
             outcome = await it.run("a")
             assert outcome.kind is OutcomeKind.FAILED
-            assert reason.split(" ended: ")[-1].removeprefix("it ") in (outcome.reason or "")
+            assert outcome.reason == reason
 
 
 async def test_a_bundle_that_cannot_be_fetched_is_no_fault_of_the_task(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ async def test_a_crashed_warm_parent_is_reported_and_replaced(tmp_path: Path) ->
         await it.chunk_with(waits, "ready")
         os.kill(parent, signal.SIGKILL)
         lost = await it.outcome(waits)
-        assert (lost.kind, lost.reason) == (OutcomeKind.KILLED, "its warm parent ended: it was killed by SIGKILL")
+        assert (lost.kind, lost.reason) == (OutcomeKind.KILLED, "its warm parent ended: killed by SIGKILL")
         assert (await it.result("who"))[1] != parent
         assert not is_alive(pid)
 
@@ -93,7 +93,7 @@ async def test_orphans_of_a_killed_keeper_are_found_and_killed(tmp_path: Path) -
         (keeper,) = children_of(os.getpid())
         os.kill(keeper, signal.SIGKILL)
         lost = await it.outcome(order)
-        assert lost.reason == "its warm parent ended: it was killed by SIGKILL"
+        assert lost.reason == "its warm parent ended: killed by SIGKILL"
         await dead(kid)
         await eventually(lambda: children_of(os.getpid()) == [])
 

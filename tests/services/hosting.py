@@ -31,9 +31,7 @@ class Said:
         )
 
     def events(self, name: str, **fields: object) -> list[Event]:
-        return [
-            event for event in self.all if event["event"] == name and fields.items() <= event.items()
-        ]
+        return [event for event in self.all if event["event"] == name and fields.items() <= event.items()]
 
     async def saw(self, name: str, *, within_seconds: float = 10.0, **fields: object) -> Event:
         await eventually(lambda: self.events(name, **fields), within_seconds)

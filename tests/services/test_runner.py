@@ -11,18 +11,25 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.domain.attempt import TaskKey
+from evertick.engine.extend import Extended
 from evertick.services.runner import Runner
 from evertick.store.db import Purpose, connect
 from tests.engine import invariants
 from tests.engine.world import run_state, value
 from tests.services.hosting import Said, armed, hosted, quick
-from tests.system.work import SMALL, Published, effects, executed_twice, loaded, publish_work, start_run
+from tests.system.work import LONG, SMALL, Published, effects, executed_twice, let_go, loaded, publish_work, start_run
 from tests.waiting import eventually
 
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Published:
     return loaded(SMALL, tmp_path_factory.mktemp("dags"))
+
+
+@pytest.fixture(scope="session")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return loaded(LONG, tmp_path_factory.mktemp("dags"))
 
 
 @pytest.fixture
@@ -169,7 +176,7 @@ async def test_a_lost_connection_costs_nothing_but_a_moment(
         await cut_everybody_off(there)
         second = await start_run(there, "chain")
         assert await ended(there, second) == "success"
-    assert {pair for pair in (await tries(there, second)).values()} == {(1, 1)}
+    assert set((await tries(there, second)).values()) == {(1, 1)}
 
 
 async def cut_everybody_off(conn: AsyncConnection) -> None:
@@ -179,21 +186,36 @@ async def cut_everybody_off(conn: AsyncConnection) -> None:
     )
 
 
-async def test_a_runner_that_leaves_reports_what_ends_meanwhile(
-    database: str, tmp_path: Path, there: AsyncConnection
+async def test_a_runner_that_leaves_reports_each_attempt_as_it_ends(
+    database: str, tmp_path: Path, there: AsyncConnection, long: Published, effects_file: Path
 ) -> None:
     """Others can go on with what follows while the slowest attempt uses up its grace."""
+    await publish_work(there, long, only=["holding"])
     said = Said()
     runner = make_runner(database, tmp_path, said, stop_grace_seconds=30.0)
     async with hosted(runner):
-        await said.saw("started")
-        run_id = await start_run(there, "chain")
-        # `three` lasts half a second; `branch` comes beside it, so that something ends while it goes on.
-        await eventually(lambda: value(there, "select count(*) > 0 from tasks where task = 'three' and state = 'running'"))
+        slow, quick_one = await start_run(there, "holding"), await start_run(there, "chain")
+        await eventually(
+            lambda: value(there, "select count(*) = 2 from tasks where state = 'running' and task in ('hold', 'three')")
+        )
         runner.stop.set()
         runner.wake.set()
-        assert await ended(there, run_id) == "success"
+        assert await ended(there, quick_one) == "success"
+        assert await run_state(there, slow) == "running"
+        let_go(effects_file)
+    assert await value(there, "select state from tasks where task = 'hold'") == "success"
     assert await value(there, "select gone_reason from runner") == "stopped"
+
+
+async def test_an_unknown_claim_is_given_back_once_however_often_the_heartbeat_names_it(
+    database: str, tmp_path: Path
+) -> None:
+    """Two reports of one attempt in one batch would count it twice."""
+    runner = make_runner(database, tmp_path, Said())
+    reply = Extended(is_gone=False, lost=[], stop=[], unknown=[(TaskKey(1, 0, -1), 7)])
+    for _ in range(3):
+        runner._on_extended(reply)
+    assert [(outcome.key, outcome.epoch) for outcome in runner._ended] == reply.unknown
 
 
 def test_a_failpoint_is_not_there_unless_it_is_armed(database: str) -> None:

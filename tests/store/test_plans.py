@@ -163,7 +163,7 @@ async def reaps(conn: AsyncConnection) -> None:
 
 
 async def reconciles(conn: AsyncConnection) -> None:
-    await reconcile(conn, shard=0, epoch=LEADER, after=0, batch=20)
+    await reconcile(conn, shard=0, epoch=LEADER, after=(0, 0), batch=20)
 
 
 async def people_ask(conn: AsyncConnection) -> None:

@@ -140,7 +140,7 @@ VERBS: dict[str, tuple[Verb, Chains]] = {
     "pause": (lambda s: pause(s.conn, dag="chain", actor="me"), {T.AVAILABLE: [T.PENDING]}),
     "unpause": (unpauses, {T.PENDING: [T.AVAILABLE]}),
     "reconcile": (
-        lambda s: reconcile(s.conn, shard=0, epoch=s.leader, after=0, batch=10),
+        lambda s: reconcile(s.conn, shard=0, epoch=s.leader, after=(0, 0), batch=10),
         {T.WAITING: [T.AVAILABLE], T.PENDING: [T.AVAILABLE]},
     ),
 }

@@ -186,7 +186,7 @@ async def failures(stage: Stage, sites: Iterable[Site], expected: Outcome) -> tu
             reached.append(site)
         if found != expected:
             difference = {key: (expected.get(key), found.get(key)) for key in expected.keys() | found.keys()}
-            wrong.append(f"{site}: {({key: pair for key, pair in difference.items() if pair[0] != pair[1]})}")
+            wrong.append(f"{site}: { ({key: pair for key, pair in difference.items() if pair[0] != pair[1]}) }")
 
     async with asyncio.TaskGroup() as group:
         for site in sites:
@@ -209,9 +209,7 @@ def recovery_sites(kind: str) -> Iterator[Site]:
         if kind == "runner":
             yield Site(service="runner", statement="logs.shipped_until", when=when, earlier=mid_task)
         else:
-            yield Site(
-                service="scheduler", statement="runners.bury", when=when, earlier=mid_task, is_certified=False
-            )
+            yield Site(service="scheduler", statement="runners.bury", when=when, earlier=mid_task, is_certified=False)
 
 
 def chosen_sites(counts: Counts, kind: str, dice: random.Random) -> Iterator[Site]:

@@ -24,6 +24,7 @@ from evertick.store import runners
 from evertick.store.db import Purpose, connect
 from evertick.store.wake import Channel, notify
 from tests.system.service import RECORD_VARIABLE, serve
+from tests.system.work import Effect, effects
 from tests.waiting import eventually
 
 Event = dict[str, Any]
@@ -181,6 +182,28 @@ class Installation:
     async def rows(self, query: str, *params: object) -> list[tuple[Any, ...]]:
         cursor = await self.conn.execute(query, params)  # type: ignore[arg-type]
         return await cursor.fetchall()
+
+    async def begun(self, task: str, *, epoch: int = 1, within_seconds: float = 15.0) -> Effect:
+        """Wait until the body of that attempt has begun."""
+
+        def found() -> Effect | None:
+            return next((e for e in self.effects() if (e.task, e.epoch, e.what) == (task, epoch, "begin")), None)
+
+        begin: Effect = await eventually(found, within_seconds)
+        return begin
+
+    def effects(self) -> list[Effect]:
+        return effects(self.effects_file)
+
+    async def ended(self, run_id: int, within_seconds: float = 30.0) -> str:
+        """Wait until the run is over; returns how it ended."""
+
+        async def state() -> str | None:
+            found = await self.value("select state::text from run_status where run_id = %s", run_id)
+            return None if found in ("queued", "running") else str(found)
+
+        last: str = await eventually(state, within_seconds, pause_seconds=0.01)
+        return last
 
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("EVERTICK_", "PYTHON"))}

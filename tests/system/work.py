@@ -26,8 +26,8 @@ from evertick.execution.bundle import Bundle, pack
 from evertick.execution.loader import load_file
 from evertick.store import dags, shards
 
-_HEAD = '''
-import os, pathlib, time
+_HEAD = """
+import fcntl, os, pathlib, time
 from evertick import Skip, TaskContext, current_context, dag, shell, task
 
 EFFECTS = os.environ.get("EFFECTS", "")
@@ -41,7 +41,7 @@ def note(what):
 def until(name):
     while not pathlib.Path(EFFECTS + "-" + name).exists():
         time.sleep(0.01)
-'''
+"""
 
 # Results, a fan-out and fan-in with a retry, a skipped branch, and a schedule (which `publish_work` makes start now).
 SMALL = (
@@ -106,9 +106,15 @@ LONG = (
     + '''
 @task
 def hold():
+    """Until it is told to go on, all epochs or only this one. Notes if another body of its task is at work."""
+    lock = open(f"{EFFECTS}-lock", "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        note("overlap")
     note("begin")
     print("holding", flush=True)
-    until("go")
+    until("go", f"go{current_context().epoch}")
     note("end")
     return "held"
 
@@ -245,6 +251,11 @@ async def schedule_now(
 
 async def start_run(conn: AsyncConnection, dag: str, key: str | None = None) -> int:
     return (await trigger(conn, dag=dag, params={}, actor="test", key=key)).run_id
+
+
+def let_go(effects_file: Path, name: str = "go") -> None:
+    """Let the tasks end that hold on until told."""
+    Path(f"{effects_file}-{name}").touch()
 
 
 class Effect(NamedTuple):

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import typer
-from rich.text import Text
 
 from evertick.cli.connection import actor, ask, change
 from evertick.cli.options import noun
 from evertick.cli.prompt import confirm
 from evertick.cli.run_page import task_table
-from evertick.cli.tables import hint, show
+from evertick.cli.tables import hint, line, show
 from evertick.domain.states import TERMINAL_TASK_STATES, TaskState
 from evertick.engine.clear import clear, select_tasks
 from evertick.store.wake import Channel
@@ -40,5 +39,5 @@ def clear_tasks(
     confirm(f"Run {noun(len(affected), 'task')} of run {run_id} again?", yes=yes)
     done = change(lambda conn: clear(conn, run_id=run_id, chosen=affected, actor=actor()), Channel.READY, Channel.STOP)
     stopping = f"; {noun(done.asked, 'running task')} will be stopped first" if done.asked else ""
-    show(Text(f"Cleared {noun(done.reopened + done.asked, 'task')} of run {run_id}{stopping}."))
+    show(line(f"Cleared {noun(done.reopened + done.asked, 'task')} of run {run_id}{stopping}."))
     show(hint(f"Follow it with: evertick runs watch {run_id}"))

@@ -7,13 +7,11 @@ from datetime import datetime
 
 from psycopg import AsyncConnection
 from rich.table import Table
-from rich.text import Text
 
 from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import DagName, Json
-from evertick.cli.tables import Cell, facts, heading, hint, show, state, table
-from evertick.cli.text import plain
+from evertick.cli.tables import Cell, facts, heading, hint, line, show, state, table
 from evertick.cli.times import clock, length, relative
 from evertick.domain.dag import DagSpec, TaskSpec
 from evertick.domain.retry import RetryPolicy
@@ -44,8 +42,8 @@ def show_dag(dag: DagName, as_json: Json = False) -> None:
         return
     _show_facts(row, spec)
     if error:
-        note = Text(f"Its file cannot be loaded now, so version {row.number} goes on: ", style="bold red")
-        show(note.append(plain(place_of(error)), style="red"))
+        note = line(f"Its file cannot be loaded now, so version {row.number} goes on: ", "bold red")
+        show(note.append_text(line(place_of(error), "red")))
     _show_schedules(row, planned, now)
     if spec.params:
         show(heading("Parameters"), _params(spec))
@@ -85,7 +83,7 @@ def place_of(error: ImportErrorRow) -> str:
 def _show_facts(row: DagRow, spec: DagSpec) -> None:
     why = f"runs in fresh interpreters because importing it starts threads: {row.uses_threads}"
     values: dict[str, Cell] = {
-        "DAG": Text(row.name, style="bold"),
+        "DAG": line(row.name, "bold"),
         "About": spec.description,
         "Status": state("paused") if row.paused else state("success", "on"),
         "Version": f"{row.number}, published {clock(row.created_at)}",
@@ -111,7 +109,7 @@ def _show_schedules(row: DagRow, planned: list[ListedSchedule], now: datetime) -
 
 def _next_text(row: ListedSchedule, now: datetime) -> Cell:
     if row.error:
-        return state("failed", plain(row.error))
+        return state("failed", row.error)
     if row.paused:
         return state("paused")
     fires = fires_of(row, _FIRES)

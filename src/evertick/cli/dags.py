@@ -11,7 +11,7 @@ from evertick.cli.connection import actor, ask, change, shown
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import DagName, Json, Limit, Yes, noun
 from evertick.cli.prompt import confirm
-from evertick.cli.tables import Cell, hint, show, state, table
+from evertick.cli.tables import Cell, hint, line, show, state, table
 from evertick.cli.times import relative
 from evertick.config import read_settings
 from evertick.domain.errors import UserError
@@ -65,13 +65,15 @@ def list_dags(limit: Limit = 1000, as_json: Json = False) -> None:
             next_run = "-" if row.paused else relative(due, now)
             rows.append([row.name, _status(row, broken), words, next_run, went, _task_count(row), _tags(row)])
         show(table(_COLUMNS, rows))
+        if len(found) == limit:
+            show(hint(f"The first {limit:,} DAGs; see more with --limit"))
     else:
         folder = shown(read_settings().dags_folder)
         show(
             hint(f"No DAGs yet. Put a Python file with an @dag into {folder}; `evertick dags validate FILE` checks it.")
         )
     for error in errors:
-        show(Text(f"Broken: {dag_page.place_of(error)}", style="red"))
+        show(line(f"Broken: {dag_page.place_of(error)}", "red"))
 
 
 app.command("show", epilog="Example: evertick dags show etl")(dag_page.show_dag)
@@ -83,7 +85,7 @@ app.command("trigger", epilog="Example: evertick dags trigger etl --param rows=5
 def pause(dag: DagName) -> None:
     """Stop a DAG: its schedules skip (on record), and what has not started waits. Running tasks go on."""
     changed = change(lambda conn: verbs.pause(conn, dag=dag, actor=actor()), Channel.PLAN)
-    show(Text(f"{dag} is paused." if changed else f"{dag} was paused already."))
+    show(line(f"{dag} is paused." if changed else f"{dag} was paused already."))
     show(hint(f"Let it go on with: evertick dags unpause {dag}"))
 
 
@@ -91,7 +93,7 @@ def pause(dag: DagName) -> None:
 def unpause(dag: DagName) -> None:
     """Let a paused DAG go on: waiting tasks now, its schedules with their next fire."""
     changed = change(lambda conn: verbs.unpause(conn, dag=dag, actor=actor()), Channel.PLAN, Channel.READY)
-    show(Text(f"{dag} goes on." if changed else f"{dag} was not paused."))
+    show(line(f"{dag} goes on." if changed else f"{dag} was not paused."))
 
 
 @app.command("delete", epilog="Example: evertick dags delete old_report --yes")
@@ -101,7 +103,7 @@ def delete(dag: DagName, yes: Yes = False) -> None:
     confirm(f"Delete {dag} with {noun(len(spec.schedules), 'schedule')}? Its history stays.", yes=yes)
     if not change(lambda conn: verbs.delete(conn, dag=dag, actor=actor()), Channel.PLAN):
         raise UserError(f"{dag} was deleted by somebody else just now.")
-    show(Text(f"Deleted {dag}."), hint(f"Remove {row.file} from the DAGs folder too, or it is published again."))
+    show(line(f"Deleted {dag}."), hint(f"Remove {row.file} from the DAGs folder too, or it is published again."))
 
 
 def _status(row: DagRow, broken: dict[str, ImportErrorRow]) -> Text:

@@ -6,12 +6,11 @@ import asyncio
 
 import typer
 from psycopg import AsyncConnection
-from rich.text import Text
 
 from evertick.cli.connection import database_url, telling
 from evertick.cli.documents import print_json
 from evertick.cli.options import Json, noun
-from evertick.cli.tables import Cell, facts, hint, show, state
+from evertick.cli.tables import Cell, facts, hint, line, show, state
 from evertick.cli.times import relative
 from evertick.config import read_settings
 from evertick.store import runners, shards
@@ -38,8 +37,8 @@ def migrate_database() -> None:
 
     applied = asyncio.run(apply())
     for label in applied:
-        show(Text(f"Applied {label}"))
-    show(Text(f"The database at {where(url)} is up to date.", style="green"))
+        show(line(f"Applied {label}"))
+    show(line(f"The database at {where(url)} is up to date.", "green"))
 
 
 @app.command("status", epilog="Example: evertick db status --json")

@@ -81,11 +81,10 @@ async def _find(conn: AsyncConnection, run_id: int, task: str, attempt: int | No
 
 async def _print_new(conn: AsyncConnection, reader: _Reader, printer: _Printer) -> bool:
     """Print what came since the last look. Whether the task has ended is read first: what it wrote is there by then."""
-    rows = await tasks.list_of_run(conn, run_id=reader.key.run_id, limit=100_000)
-    has_ended = all(row.state in TERMINAL_TASK_STATES for row in rows if (row.idx, row.map_index) == reader.key[1:])
+    row = await tasks.find(conn, reader.key)
     await reader.read(conn)
     printer.print(reader.take())
-    return has_ended
+    return row is None or row.state in TERMINAL_TASK_STATES
 
 
 class _Reader:
@@ -114,7 +113,7 @@ class _Printer:
 
     def __init__(self) -> None:
         out = console()
-        self._is_terminal, self._has_colour = out.is_terminal, out.is_terminal and not out.no_color
+        self._has_colour = out.is_terminal and out.color_system is not None and not out.no_color
         self._epoch: int | None = None
         self.has_printed = False
 

@@ -114,8 +114,7 @@ def _refuse_usage(error: typer.TyperException) -> int:
 
 
 def _say(message: str) -> None:
-    label = "\x1b[1;31mError:\x1b[0m" if sys.stderr.isatty() else "Error:"
-    sys.stderr.write(f"{label} {message}\n")
+    sys.stderr.write(f"Error: {message}\n")
 
 
 if __name__ == "__main__":

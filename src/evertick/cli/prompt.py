@@ -16,4 +16,5 @@ def confirm(question: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise UserError(f"{question} Nobody can answer here: add --yes to go on.")
     if not typer.confirm(question):
+        typer.echo("Nothing was changed.")
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evertick.cli.documents import document
-from evertick.cli.tables import Cell, facts, state, table
+from evertick.cli.tables import Cell, facts, line, state, table
 from evertick.cli.times import clock, relative, took
 from evertick.store.runs import RunRow
 from evertick.store.tasks import TaskRow
@@ -35,7 +35,7 @@ def run_state(row: RunRow) -> Text:
 def run_facts(row: RunRow, now: datetime) -> Table:
     params = ", ".join(f"{name}={value!r}" for name, value in row.params.items())
     values: Mapping[str, Cell] = {
-        "Run": Text(f"{row.run_id}", style="bold"),
+        "Run": line(f"{row.run_id}", "bold"),
         "DAG": f"{row.dag}, version {row.version}",
         "State": run_state(row),
         "Reason": row.reason,

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
 from psycopg import AsyncConnection
-from rich.text import Text
 
 from evertick.cli import clearing
-from evertick.cli.connection import actor, ask, change, database_url
+from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Downstream, DryRun, Json, Limit, Run, Timeout, Yes, noun, run_number, seconds_of
 from evertick.cli.run_page import run_document, run_facts, run_table, task_table
-from evertick.cli.tables import Cell, console, heading, hint, show, table
+from evertick.cli.tables import Cell, heading, hint, line, show, table
 from evertick.cli.times import relative
-from evertick.cli.watch import conclude, follow_dag, follow_on
-from evertick.config import read_settings
+from evertick.cli.watch import wait_for_document, wait_for_end, watch_dag
+from evertick.domain.errors import UserError
 from evertick.domain.states import RunState
 from evertick.engine import cancel as verb
 from evertick.engine.cancel import find_run
@@ -91,15 +89,18 @@ def show_run(run: Run, as_json: Json = False) -> None:
 
 
 @app.command("watch", epilog="Example: evertick runs watch 12, or: evertick runs watch heartbeat")
-def watch(run: RunOrDag, timeout: Timeout = None) -> None:
+def watch(run: RunOrDag, timeout: Timeout = None, as_json: Json = False) -> None:
     """Follow a run until it ends (exit status as `dags trigger --wait`), or all runs of a DAG until Ctrl-C."""
     within_seconds = seconds_of(timeout)
     if run.isdecimal():
         row, _ = ask(lambda conn: find_run(conn, run_number(run)))
-        url = database_url(read_settings())
-        conclude(asyncio.run(follow_on(console(), url, row.run_id, within_seconds=within_seconds)))
+        if as_json:
+            wait_for_document(row.run_id, within_seconds=within_seconds)
+        wait_for_end(row.run_id, within_seconds=within_seconds)
+    if as_json:
+        raise UserError("--json prints one document when a run has ended: name a run by its number.")
     (found, _), _ = ask(lambda conn: find_dag(conn, run))
-    asyncio.run(follow_dag(console(), database_url(read_settings()), found.dag_id, within_seconds=within_seconds))
+    watch_dag(found.dag_id, within_seconds=within_seconds)
 
 
 @app.command("cancel", epilog='Example: evertick runs cancel 12 --reason "wrong parameters"')
@@ -110,7 +111,7 @@ def cancel(run: Run, reason: Reason = None) -> None:
         lambda conn: verb.cancel(conn, run_id=run_id, actor=actor(), reason=reason), Channel.STOP, Channel.READY
     )
     stopping = f"{noun(asked, 'running task')} will stop within a moment." if asked else "Nothing was running."
-    show(Text(f"Canceled run {run_id}. {stopping}"))
+    show(line(f"Canceled run {run_id}. {stopping}"))
 
 
 @app.command("clear", epilog="Example: evertick runs clear 12 --failed")

@@ -13,7 +13,6 @@ from evertick.cli.dag_page import fires_of, schedule_document
 from evertick.cli.documents import print_json
 from evertick.cli.options import Json, Limit
 from evertick.cli.tables import Cell, heading, hint, show, state, table
-from evertick.cli.text import plain
 from evertick.cli.times import relative
 from evertick.domain.errors import UserError
 from evertick.domain.schedule import ScheduleSpec, describe, next_after, parse_schedule
@@ -55,6 +54,8 @@ def list_schedules(dag: DagFilter = None, limit: Limit = 200, as_json: Json = Fa
         words, last = describe(read_spec(each.spec)), relative(each.last_fired, now)
         rows.append([each.dag, each.name, _status(each), words, _next(each, now), last, each.error])
     show(table(("DAG", "NAME", "STATUS", "WHEN", "NEXT", "LAST", "ERROR"), rows))
+    if len(found) == limit:
+        show(hint(f"The first {limit:,} schedules; see more with --limit"))
 
 
 @app.command("next", epilog="Example: evertick schedules next --cron '30 6 * * MON-FRI' --tz Europe/Berlin -n 3")
@@ -102,7 +103,7 @@ def _show_fires(
 ) -> None:
     show(hint(describe(spec)))
     if error:
-        show(state("failed", plain(error)))
+        show(state("failed", error))
     elif paused:
         show(state("paused", "paused: it fires nothing until its DAG is unpaused"))
     elif not fires:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import typer
 
-from evertick.cli.connection import database_url, refuse_pending
+from evertick.cli.connection import database_url, refuse_pending, telling
 from evertick.config import Settings
 from evertick.domain.errors import SchemaMismatch
 from evertick.services.events import Log, configure
@@ -53,7 +53,8 @@ async def _serve(url: str, make: Make, log: Log) -> bool:
         loop.add_signal_handler(number, stop)
     await _wait_for_schema(url, service, log)
     if not asked.is_set():
-        await service.run()
+        with telling(url):
+            await service.run()
     return asked.is_set()
 
 

@@ -56,16 +56,20 @@ def show(*parts: RenderableType) -> None:
 
 
 def state(name: str, shown: str | None = None) -> Text:
-    return Text(shown or name, style=STATE_STYLES.get(name, ""))
+    return line(shown or name, STATE_STYLES.get(name, ""))
+
+
+def line(text: str, style: str = "") -> Text:
+    return Text(plain(text), style=style)
 
 
 def hint(text: str) -> Text:
     """What to do next."""
-    return Text(plain(text), style="dim")
+    return line(text, "dim")
 
 
 def heading(text: str) -> Text:
-    return Text(f"\n{plain(text)}", style="bold")
+    return line(f"\n{text}", "bold")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
@@ -91,4 +95,4 @@ def facts(rows: Mapping[str, Cell]) -> Table:
 
 
 def _cell(value: Cell) -> Text:
-    return value if isinstance(value, Text) else Text("-" if value is None else plain(str(value)))
+    return value if isinstance(value, Text) else line("-" if value is None else str(value))

@@ -9,14 +9,13 @@ from typing import Annotated
 import typer
 from psycopg import AsyncConnection
 from rich.table import Table
-from rich.text import Text
 
 from evertick.cli import clearing, logs
 from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Downstream, DryRun, Json, Limit, Run, Task, Yes, run_number
 from evertick.cli.run_page import attempt_text, task_name, task_note, task_table
-from evertick.cli.tables import Cell, facts, heading, hint, show, state, table
+from evertick.cli.tables import Cell, facts, heading, hint, line, show, state, table
 from evertick.cli.times import clock, relative, took
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import Conflict
@@ -103,14 +102,14 @@ def mark(run: Run, task: Task, ended: MarkState) -> None:
 
     answers = change(write, Channel.READY, Channel.STOP)
     if "asked" in answers:
-        show(Text(f"{task} of run {run_id} runs: it is being stopped, and will then be {ended}."))
+        show(line(f"{task} of run {run_id} runs: it is being stopped, and will then be {ended}."))
     else:
-        show(Text(f"Marked {task} of run {run_id} as {ended}."))
+        show(line(f"Marked {task} of run {run_id} as {ended}."))
 
 
 def _facts(run_id: int, row: TaskRow, now: datetime, result: object) -> Table:
     values: dict[str, Cell] = {
-        "Task": Text(task_name(row), style="bold"),
+        "Task": line(task_name(row), "bold"),
         "Run": run_id,
         "State": state(row.state),
         "Note": task_note(row, now),

@@ -63,8 +63,10 @@ def put_examples(folder: Path) -> list[str]:
 def banner(settings: Settings, copied: list[str]) -> str:
     """Where everything is, and what to try next."""
     examples = f" (new, with {noun(len(copied), 'example')}: {', '.join(copied)})" if copied else ""
+    if not any(settings.dags_folder.glob("**/*.py")):
+        examples = " (empty: put a DAG file there)"
     place = where(settings.database_url) if settings.database_url else f"embedded, in {shown(settings.home)}"
-    program = "evertick" if shutil.which("evertick") else sys.argv[0]
+    program = _program()
     if settings.home != Settings().home and not settings.database_url:
         program = f"EVERTICK_HOME={settings.home.absolute()} {program}"
     dag = "etl" if (settings.dags_folder / "etl.py").exists() else "DAG"
@@ -81,11 +83,20 @@ def banner(settings: Settings, copied: list[str]) -> str:
     return "\n".join(lines)
 
 
+def _program() -> str:
+    """How to call this program from another terminal, in the same folder."""
+    if shutil.which("evertick"):
+        return "evertick"
+    return sys.argv[0] if not sys.argv[0].endswith(".py") else f"{sys.executable} -m evertick.cli.main"
+
+
 async def _supervise(settings: Settings) -> None:
     supervisor = Supervisor(settings, environment=environment_for(settings), say=_say)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, _stop, supervisor)
+        # Under nohup the terminal may go and the work goes on.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, _stop, supervisor)
     with telling(settings.database_url or ""):
         await supervisor.run()
 

@@ -6,18 +6,18 @@ Each file is loaded in a process of its own, as publishing does; its code never 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from evertick.cli.dag_page import upstream_of
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, noun
-from evertick.cli.tables import hint, show
-from evertick.cli.text import plain
+from evertick.cli.tables import hint, line, show
 from evertick.config import read_settings, user_environment
 from evertick.domain.errors import UserError
 from evertick.domain.schedule import describe
@@ -39,7 +39,7 @@ def validate(path: PathArgument, as_json: Json = False) -> None:
         for file in loaded:
             _show_file(folder, file)
         for name, owners in duplicates.items():
-            show(Text(f"DAG {plain(name)} is defined in more than one file: {', '.join(owners)}.", style="red"))
+            show(line(f"DAG {name} is defined in more than one file: {', '.join(owners)}.", "red"))
     if problems or duplicates:
         raise typer.Exit(2)
 
@@ -78,16 +78,16 @@ def _problem(loaded: LoadedFile) -> ImportProblem | None:
 
 def _show_file(folder: Path, loaded: LoadedFile) -> None:
     if problem := _problem(loaded):
-        show(Text(plain(f"{folder.name}/{problem}"), style="red"))
+        show(line(str(replace(problem, file=os.path.relpath(folder / problem.file))), "red"))
         if problem.traceback:
             show(hint(problem.traceback.rstrip()))
         return
     for dag in loaded.dags:
         words = "; ".join(describe(each.spec) for each in dag.spec.schedules) or "by hand"
         count = noun(len(dag.spec.tasks), "task")
-        show(Text("ok ", style="green").append(plain(f"{loaded.file}: {dag.name}, {count}, {words}"), style="default"))
+        show(line(f"ok {loaded.file}: {dag.name}, {count}, {words}", "green"))
         for task, upstream in upstream_of(dag.spec).items():
-            show(Text(plain(f"     {task}" + (f"  after {', '.join(upstream)}" if upstream else ""))))
+            show(line(f"     {task}" + (f"  after {', '.join(upstream)}" if upstream else "")))
     if loaded.uses_threads:
         names = ", ".join(loaded.uses_threads)
         show(hint(f"   runs in fresh interpreters because importing it starts threads: {names}"))

@@ -5,25 +5,29 @@ A terminal gets one picture that is redrawn; a pipe gets a line for each change.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NoReturn
 
 import typer
 from psycopg import AsyncConnection
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.text import Text
 
+from evertick.cli.connection import database_url
+from evertick.cli.documents import document, print_json
 from evertick.cli.errors import RUN_EXIT_STATUS, TIMED_OUT
 from evertick.cli.options import noun
 from evertick.cli.poll import Look, poll
-from evertick.cli.run_page import run_state, run_table, task_name, task_note, task_table
-from evertick.cli.tables import hint, show, state
+from evertick.cli.run_page import run_document, run_state, run_table, task_name, task_note, task_table
+from evertick.cli.tables import console, hint, line, show, state
 from evertick.cli.text import one_line, plain
 from evertick.cli.times import length, took
+from evertick.config import read_settings
 from evertick.domain.states import FAILED_TASK_STATES, TERMINAL_RUN_STATES
 from evertick.engine.cancel import find_run
 from evertick.store import runs, shards, tasks
@@ -31,6 +35,7 @@ from evertick.store.runs import RunRow
 from evertick.store.tasks import TaskRow
 
 _MOST_LINES = 1000
+_MOST_DOCUMENTED = 10_000
 _LINES_AROUND_TABLE = 6
 _REASONS = 5
 _NEWEST_RUNS = 20
@@ -81,28 +86,43 @@ async def take_snapshot(conn: AsyncConnection, run_id: int, most_tasks: int) -> 
     )
 
 
-async def follow_on(console: Console, url: str, run_id: int, *, within_seconds: float | None) -> Watched:
-    """Follow a run in the way that fits the output."""
-    if not console.is_terminal:
-        view = lines_view(_write)
-        return await follow(url, run_id, view=view, most_tasks=_MOST_LINES, within_seconds=within_seconds)
-    rows = max(console.height - _LINES_AROUND_TABLE, 5)
-    with Live(console=console, auto_refresh=False) as live:
-        return await follow(
-            url,
-            run_id,
-            view=lambda snapshot: live.update(picture(snapshot), refresh=True),
-            most_tasks=rows,
-            within_seconds=within_seconds,
+def wait_for_end(run_id: int, *, within_seconds: float | None) -> NoReturn:
+    """Show a run until it ends, in the way that fits the output, and leave with the status that means how."""
+    url, out = database_url(read_settings()), console()
+    if not out.is_terminal:
+        following = follow(url, run_id, view=lines_view(_write), most_tasks=_MOST_LINES, within_seconds=within_seconds)
+        conclude(asyncio.run(following))
+    rows = max(out.height - _LINES_AROUND_TABLE, 5)
+    with Live(console=out, auto_refresh=False) as live:
+        watched = asyncio.run(
+            follow(
+                url,
+                run_id,
+                view=lambda snapshot: live.update(picture(snapshot), refresh=True),
+                most_tasks=rows,
+                within_seconds=within_seconds,
+            )
         )
+    conclude(watched)
+
+
+def wait_for_document(run_id: int, *, within_seconds: float | None, **more: object) -> NoReturn:
+    """Say nothing until a run has ended, and then everything in one document."""
+    url = database_url(read_settings())
+    watched = asyncio.run(
+        follow(url, run_id, view=lambda _: None, most_tasks=_MOST_DOCUMENTED, within_seconds=within_seconds)
+    )
+    tasks = [document(task) for task in sorted(watched.last.tasks, key=lambda row: (row.idx, row.map_index))]
+    print_json({**more, "run": run_document(watched.last.run), "tasks": tasks})
+    raise typer.Exit(RUN_EXIT_STATUS[watched.last.run.state] if watched.is_over else TIMED_OUT)
 
 
 def picture(snapshot: Snapshot) -> RenderableType:
     """The whole run on one screen: a bar, the counts, and its tasks in order."""
     run, done = snapshot.run, snapshot.run.task_count - snapshot.run.open_tasks
-    head = Text(f"Run {run.run_id} of {plain(run.dag)}  ").append(run_state(run))
+    head = line(f"Run {run.run_id} of {run.dag}  ").append(run_state(run))
     head.append(f"  {done}/{run.task_count}  {took(run.started_at, run.finished_at, snapshot.now)}", style="dim")
-    counts = Text("  ").join(state(name, f"{name} {count}") for name, count in snapshot.counts.items())
+    counts = line("  ").join(state(name, f"{name} {count}") for name, count in snapshot.counts.items())
     bar = ProgressBar(total=max(run.task_count, 1), completed=done, width=40)
     shown = sorted(snapshot.tasks, key=lambda row: (row.idx, row.map_index))
     hidden = sum(snapshot.counts.values()) - len(shown)
@@ -134,7 +154,7 @@ def _line(row: TaskRow, now: datetime) -> str:
     return f"{_changed_at(row, now).astimezone():%H:%M:%S} {' '.join(word for word in words if word)}\n"
 
 
-def conclude(watched: Watched) -> None:
+def conclude(watched: Watched) -> NoReturn:
     """Say how the run ended, and leave with the status that means it."""
     run, now = watched.last.run, watched.last.now
     if not watched.is_over:
@@ -145,29 +165,30 @@ def conclude(watched: Watched) -> None:
         )
         raise typer.Exit(TIMED_OUT)
     lasted = length((run.finished_at - run.started_at).total_seconds()) if run.started_at and run.finished_at else "0 s"
-    show(Text(f"Run {run.run_id} of {plain(run.dag)}: ").append(run_state(run)).append(f" in {lasted}"))
+    show(line(f"Run {run.run_id} of {run.dag}: ").append(run_state(run)).append(f" in {lasted}"))
     wrong = [row for row in watched.last.tasks if row.state in FAILED_TASK_STATES and row.state != "upstream_failed"]
     for row in wrong[:_REASONS]:
-        show(Text(plain(f"  {task_name(row)}: {row.reason or row.state}"), style="red"))
+        show(line(f"  {task_name(row)}: {row.reason or row.state}", "red"))
     if wrong and run.state == "failed":
         show(hint(f"See why with: evertick tasks logs {run.run_id} {wrong[0].task}"))
     raise typer.Exit(RUN_EXIT_STATUS[run.state])
 
 
-async def follow_dag(console: Console, url: str, dag_id: int, *, within_seconds: float | None) -> None:
+def watch_dag(dag_id: int, *, within_seconds: float | None) -> None:
     """The newest runs of a DAG, until Ctrl-C or the time is up."""
-    if not console.is_terminal:
-        await poll(url, _dag_lines(dag_id), within_seconds=within_seconds)
+    url, out = database_url(read_settings()), console()
+    if not out.is_terminal:
+        asyncio.run(poll(url, _dag_lines(dag_id), within_seconds=within_seconds))
         return
-    rows = max(console.height - 3, 5)
-    with Live(console=console, auto_refresh=False) as live:
+    rows = max(out.height - 3, 5)
+    with Live(console=out, auto_refresh=False) as live:
 
         async def look(conn: AsyncConnection) -> bool:
             found = await runs.list_newest(conn, dag_id=dag_id, limit=rows)
             live.update(run_table(found, await shards.read_clock(conn)), refresh=True)
             return False
 
-        await poll(url, look, within_seconds=within_seconds)
+        asyncio.run(poll(url, look, within_seconds=within_seconds))
 
 
 def _dag_lines(dag_id: int) -> Look:

@@ -24,9 +24,7 @@ def explain_exit(wait_status: int, *, has_oom_evidence: bool, is_shell: bool = F
     if is_shell and code > 128 and (name := _signal_name(code - 128)):
         detail = f"; {OUT_OF_MEMORY}" if has_oom_evidence and code == 128 + signal.SIGKILL else ""
         return Exit(f"exited with code {code} (a command in it was killed by {name}{detail})", code)
-    if is_shell:
-        return Exit(f"exited with code {code}", code)
-    return Exit(f"exited with code {code} before the task returned", code)
+    return Exit(f"exited with code {code}", code)
 
 
 def _by_signal(number: int, has_oom_evidence: bool) -> str:

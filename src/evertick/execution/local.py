@@ -16,7 +16,7 @@ from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import Conflict
 from evertick.execution import lines
 from evertick.execution.child_link import Attempt, SpoolFolder, remove_files
-from evertick.execution.exits import Exit, OomEvidence, explain_exit, oom_counters
+from evertick.execution.exits import OomEvidence, explain_exit, oom_counters
 from evertick.execution.home import BundleHome
 from evertick.execution.limits import ExecutorLimits
 from evertick.execution.protocol import Report
@@ -149,11 +149,10 @@ class LocalExecutor:
         if is_shell and wait_status == 0:
             self._end(attempt, Report(attempt.number, OutcomeKind.SUCCESS, exit_code=0, log_end=None))
             return
-        ended = Exit("", 0)
-        if attempt.verdict is None:
-            ended = explain_exit(wait_status, has_oom_evidence=self._oom.has_new(), is_shell=is_shell)
-        report = Report(attempt.number, OutcomeKind.FAILED, ended.reason, exit_code=ended.exit_code, log_end=None)
-        self._end(attempt, report)
+        reason, code = explain_exit(wait_status, has_oom_evidence=self._oom.has_new(), is_shell=is_shell)
+        if code >= 0 and not is_shell:
+            reason += " before the task returned"
+        self._end(attempt, Report(attempt.number, OutcomeKind.FAILED, reason, exit_code=code, log_end=None))
 
     def lost(self, attempt: Attempt, kind: OutcomeKind, reason: str, log_text: str = "") -> None:
         """It never started, or ended through no doing of its own."""

@@ -102,7 +102,7 @@ class WarmParent:
         coroutine_tasks = self._loaded.coroutine_tasks()
         if coroutine_tasks:
             import evertick.execution.coroutines  # noqa: F401  once here instead of in every child
-        self._tell(["ready", coroutine_tasks])
+        self._tell(["ready", os.getpid(), coroutine_tasks])
         return True
 
     def _serve(self) -> None:

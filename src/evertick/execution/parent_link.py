@@ -52,6 +52,7 @@ class ParentLink:
         self.is_retiring = False
         self._loop = asyncio.get_running_loop()
         self.started_at = self._loop.time()
+        self._pid = 0
         self._token = secrets.token_hex(8)
         self._requests: list[tuple[str, int]] = []
 
@@ -104,7 +105,8 @@ class ParentLink:
         found = find_by_token(self._token)
         for pid in found:
             kill_tree(pid)
-        self._loop.call_later(_REAP_SECONDS, _reap, found)
+        adopted = [self._pid, *found, *(link.pid for link in self.children.values())]
+        self._loop.call_later(_REAP_SECONDS, _reap, adopted)
 
     def _request(self, verb: str, argument: int) -> None:
         """Requests of one turn of the loop leave together."""
@@ -152,7 +154,8 @@ class ParentLink:
                     link.receive()
                     self.events.dead(self, link, status)
                     link.hang_up()
-            case ["ready", coroutine_tasks]:
+            case ["ready", pid, coroutine_tasks]:
+                self._pid = pid
                 self.is_ready = True
                 self.events.ready(self, coroutine_tasks)
             case ["broken", reason, traceback]:
@@ -181,16 +184,16 @@ def _ended(code: int) -> str:
     """How a warm parent ended, from its keeper's exit code."""
     number = code - 128 if code > 128 else -code
     if code == 0:
-        return "it was stopped"
+        return "stopped"
     if number <= 0:
-        return f"it exited with code {code}"
+        return f"exited with code {code}"
     with suppress(ValueError):
-        return f"it was killed by {signal.Signals(number).name}"
-    return f"it was killed by signal {number}"
+        return f"killed by {signal.Signals(number).name}"
+    return f"killed by signal {number}"
 
 
 def _reap(pids: list[int]) -> None:
-    """A runner that adopts orphans must also bury those that it killed."""
-    for pid in pids:
+    """A runner that adopts orphans must also bury them. Only by pid: other children are none of our business."""
+    for pid in filter(None, pids):
         with suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)

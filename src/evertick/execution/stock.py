@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evertick.execution.child_link import ChildLink, SpoolFolder
+from evertick.execution.exits import explain_exit
 from evertick.execution.limits import ExecutorLimits
 from evertick.execution.parent import BATCH
 from evertick.execution.parent_link import ParentEvents, ParentLink
@@ -105,8 +106,8 @@ class Stock:
         if now - self._last_miss_at > self._limits.stock_decay_seconds and self._level > self._limits.min_stock:
             self._last_miss_at = now
             self._level -= 1
-            if len(self._idle) > self._level:
-                self._idle.pop().hang_up()
+        if len(self._idle) > self._level:
+            self._idle.pop().hang_up()
 
     def close(self) -> None:
         """Stop the warm parents and everything below them, for good."""
@@ -233,9 +234,12 @@ class Stock:
         self.coroutine_tasks |= {(dag, task) for dag, task in coroutine_tasks}
         self._shelve(link)
 
-    def _dead(self, _parent: ParentLink, link: ChildLink, status: int) -> None:
+    def _dead(self, parent: ParentLink, link: ChildLink, status: int) -> None:
         if link in self._idle:
             self._idle.remove(link)
+        if not link.is_loaded and not parent.is_retiring:
+            how = explain_exit(status, has_oom_evidence=False).reason
+            self._fail(parent, LoadFailure(f"the process that imports {self._file} ended: {how}"))
         self._events.dead(link, status)
 
     def _gone(self, parent: ParentLink, how: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from evertick.engine.extend import Extended, Held, extend
 from evertick.services.events import Log
 from evertick.services.link import Link
-from evertick.services.loop import run_loop
+from evertick.services.loop import LONGEST_BACK_OFF_SECONDS, run_loop
 from evertick.store.db import Purpose
 
 
@@ -63,5 +63,13 @@ class Heartbeat:
             self._on_reply(await extend(conn, session=self._session, held=self._held()))
             return self._seconds
 
-        await run_loop(beat, wake=self._wake, stop=self._stop, name="heartbeat", log=self._log)
+        # After an outage the first beat must not be later than a beat ever is.
+        await run_loop(
+            beat,
+            wake=self._wake,
+            stop=self._stop,
+            name="heartbeat",
+            log=self._log,
+            longest_back_off=min(self._seconds, LONGEST_BACK_OFF_SECONDS),
+        )
         await link.close()

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TypeVar
 
 import psycopg
 
@@ -17,10 +18,20 @@ from evertick.domain.errors import PostgresUnavailable
 from evertick.services.events import Log
 
 LONGEST_BACK_OFF_SECONDS = 5.0
+# What passes by itself: the database is away, or a connection broke.
+UNREACHABLE = (psycopg.OperationalError, psycopg.InterfaceError, PostgresUnavailable)
+
+T = TypeVar("T")
 
 
 async def run_loop(
-    tick: Callable[[], Awaitable[float]], *, wake: asyncio.Event, stop: asyncio.Event, name: str, log: Log
+    tick: Callable[[], Awaitable[float]],
+    *,
+    wake: asyncio.Event,
+    stop: asyncio.Event,
+    name: str,
+    log: Log,
+    longest_back_off: float = LONGEST_BACK_OFF_SECONDS,
 ) -> None:
     """Tick until `stop` is set. A failing tick is logged, and tried again after a growing, jittered pause."""
     failures = 0
@@ -32,15 +43,30 @@ async def run_loop(
             if failures:
                 log.info("recovered", loop=name, after_failures=failures)
             failures = 0
-        except (psycopg.OperationalError, psycopg.InterfaceError, PostgresUnavailable, OSError) as error:
+        except (*UNREACHABLE, OSError) as error:
             failures += 1
-            delay = back_off(failures)
+            delay = min(back_off(failures), longest_back_off)
             log.warning("unreachable", loop=name, error=error, retry_in=delay)
         except Exception as error:
             failures += 1
-            delay = back_off(failures)
+            delay = min(back_off(failures), longest_back_off)
             log.error("tick_failed", loop=name, error=error, seconds=time.monotonic() - started, retry_in=delay)
         await _wait(wake, stop, delay)
+
+
+async def keep_trying(work: Callable[[], Awaitable[T]], *, stop: asyncio.Event, name: str, log: Log) -> T:
+    """What `work` gives once the database can be reached; for what a service cannot go on without. Raises at `stop`."""
+    failures = 0
+    while True:
+        try:
+            return await work()
+        except UNREACHABLE as error:
+            if stop.is_set():
+                raise
+            failures += 1
+            delay = back_off(failures)
+            log.warning("unreachable", loop=name, error=error, retry_in=delay)
+        await _wait(stop, stop, delay)
 
 
 def back_off(failures: int) -> float:

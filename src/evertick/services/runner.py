@@ -28,19 +28,22 @@ from evertick.execution.stock import BundlePlace
 from evertick.services.events import Log
 from evertick.services.heartbeat import Heartbeat
 from evertick.services.link import Link, Waker, keep_listening
-from evertick.services.loop import back_off, run_loop
-from evertick.services.shipping import ship, ship_leftovers
+from evertick.services.loop import keep_trying, run_loop
+from evertick.services.reporting import tell
+from evertick.services.shipping import LogService, ship
 from evertick.services.versions import Versions, order, unpacked
 from evertick.services.whoami import new_runner
 from evertick.store import runners
 from evertick.store.db import Purpose
+from evertick.store.runners import NewRunner
 from evertick.store.tasks import StepRow
 from evertick.store.wake import Channel
 
 MOST_REPORTS = 500
-LOG_SECONDS = 0.2
-IDLE_SECONDS = 60.0
-CANCEL_GRACE_SECONDS = 5.0
+TELL_AGAIN_SECONDS = 5.0
+ASK_AGAIN_SECONDS = 0.2
+# A canceled body is gone within a second of the command (DESIGN, States); this is what it has to tidy up.
+CANCEL_GRACE_SECONDS = 0.5
 
 
 @dataclass(slots=True)
@@ -68,7 +71,6 @@ class Runner:
         self._is_leaving = False
         self._was_buried = False
         self.wake, self.stop = asyncio.Event(), asyncio.Event()
-        self._log_wake = asyncio.Event()
         self._executor = LocalExecutor(
             slots=settings.runner_slots,
             spool_dir=settings.spool_folder,
@@ -78,6 +80,9 @@ class Runner:
             limits=ExecutorLimits(
                 log_cap=LogCap(head_bytes=settings.log_head_bytes, tail_bytes=settings.log_tail_bytes)
             ),
+        )
+        self._logs = LogService(
+            url, spool=settings.spool_folder, session=self.session, poll=self._executor.poll_logs, log=log
         )
 
     async def run(self) -> None:
@@ -95,7 +100,9 @@ class Runner:
         heartbeat.start()
         self._heartbeat = heartbeat
         async with self._executor, asyncio.TaskGroup() as group:
-            background = [group.create_task(self._waker.run()), group.create_task(self._run_logs())]
+            background = [
+                group.create_task(work) for work in (self._waker.run(), self._logs.run(), self._logs.run_late())
+            ]
             if self._settings.notify:
                 channels = [Channel.READY, Channel.STOP]
                 background.append(group.create_task(keep_listening(self._url, channels, self._on_wake, log=self._log)))
@@ -116,70 +123,66 @@ class Runner:
             return self._settings.tick_seconds
         self._is_stepping = True
         try:
-            done = await self._step(ended, free)
+            told = await tell(self._send, ended, free, log=self._log)
         except BaseException:
             # The outcome of the commit is unknown; sending the same reports again is harmless.
             self._ended = ended + self._ended
             raise
         finally:
             self._is_stepping = False
-        self._forget(ended)
-        if done.claims:
-            await self._start(done.claims)
+        done = told.stepped
+        # Before anything is awaited: a heartbeat that comes between must not take these for claims whose reply was lost.
+        self._hold(done.claims)
+        self._forget([outcome for outcome in ended if outcome not in told.unstored])
+        if told.unstored:
+            asyncio.get_running_loop().call_later(TELL_AGAIN_SECONDS, self._tell_again, told.unstored)
         if done.has_more:
             self._waker.wake(Channel.READY)
-        if done.refused:
-            await self._drop(done.refused, ended)
         if any(outcome.kind in _MAY_RETRY for outcome in ended):
             self._waker.wake(Channel.PLAN)
+        if done.refused:
+            await self._drop(done.refused, ended)
+        if done.claims:
+            await self._start(done.claims)
         return 0.0 if self._ended else self._settings.tick_seconds
 
-    async def _step(self, ended: list[Outcome], free: int) -> Stepped:
-        """One round trip. If the database refuses a report, the others must not wait for it: halve until it is alone."""
-        try:
-            return await step(
-                await self._hot.get(),
-                session=self.session,
-                reports=[self._report(outcome) for outcome in ended],
-                queues=list(self._settings.runner_queues),
-                free=free,
-                infra_retries=self._settings.infra_retries,
-            )
-        except psycopg.Error as error:
-            if not ended or isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
-                raise
-            self._log.error("report_refused", reports=len(ended), error=error)
-            if len(ended) == 1:
-                reason = f"its outcome could not be stored: {error}".splitlines()[0]
-                plain = Outcome(key=ended[0].key, epoch=ended[0].epoch, kind=OutcomeKind.FAILED, reason=reason)
-                if ended == [plain]:
-                    raise
-                return await self._step([plain], free)
-        middle = len(ended) // 2
-        first, second = await self._step(ended[:middle], 0), await self._step(ended[middle:], free)
-        return Stepped(
-            claims=second.claims,
-            refused=first.refused + second.refused,
-            has_more=first.has_more or second.has_more,
+    async def _send(self, ended: list[Outcome], free: int) -> Stepped:
+        return await step(
+            await self._hot.get(),
+            session=self.session,
+            reports=[self._report(outcome) for outcome in ended],
+            queues=list(self._settings.runner_queues),
+            free=free,
+            infra_retries=self._settings.infra_retries,
         )
+
+    def _tell_again(self, outcomes: list[Outcome]) -> None:
+        self._ended += outcomes
+        self.wake.set()
 
     async def _register(self) -> None:
         settings = self._settings
         settings.spool_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         runner = new_runner(self.session, settings.runner_id, settings.runner_queues, settings.runner_slots)
-        conn = await self._side.get()
-        await runners.register(conn, runner)
-        await ship_leftovers(conn, spool=settings.spool_folder, session=self.session, log=self._log)
+        await keep_trying(lambda: self._join(runner), stop=self.stop, name="register", log=self._log)
         self._log.info("started", runner=runner.runner_id, session=self.session, slots=runner.slots)
 
-    async def _start(self, claims: list[StepRow]) -> None:
+    async def _join(self, runner: NewRunner) -> None:
+        await runners.register(await self._side.get(), runner)
+
+    def _hold(self, claims: list[StepRow]) -> None:
         now = time.monotonic()
+        for claim in claims:
+            held = _Attempt(claim.epoch, claim.attempt, RetryPolicy(), f"task {claim.idx}", now)
+            self._attempts[TaskKey(claim.run_id, claim.idx, claim.map_index)] = held
+        self._active += len(claims)
+
+    async def _start(self, claims: list[StepRow]) -> None:
         orders: list[AttemptOrder] = []
+        trouble: Exception | None = None
         for claim in claims:
             key = TaskKey(claim.run_id, claim.idx, claim.map_index)
-            held = _Attempt(claim.epoch, claim.attempt, RetryPolicy(), f"task {claim.idx}", now)
-            self._attempts[key] = held
-            self._active += 1
+            held = self._attempts[key]
             try:
                 version = self._versions.known(claim.version_id) or await self._versions.fetch(
                     await self._side.get(), claim.version_id
@@ -187,11 +190,21 @@ class Runner:
                 orders.append(order(claim, version, self.session))
                 task = version.spec.tasks[claim.idx]
                 held.policy, held.label = task.retry, f"{version.spec.name}.{task.name}"
+            except (psycopg.Error, PostgresUnavailable, OSError) as error:
+                # No fault of the task's: it goes back, and so that this does not go round and round, we pause.
+                trouble = error
+                self._ended_early(key, claim.epoch, OutcomeKind.GIVEN_BACK, error)
             except (EvertickError, IndexError, ValueError) as error:
-                reason = f"{type(error).__name__}: {error}"
-                self._on_outcomes([Outcome(key=key, epoch=claim.epoch, kind=OutcomeKind.FAILED, reason=reason)])
+                self._ended_early(key, claim.epoch, OutcomeKind.FAILED, error)
         self._executor.start_many(orders)
-        self._log_wake.set()
+        self._logs.is_busy = True
+        self._logs.wake.set()
+        if trouble is not None:
+            raise trouble
+
+    def _ended_early(self, key: TaskKey, epoch: int, kind: OutcomeKind, error: Exception) -> None:
+        self._active -= 1
+        self._ended.append(Outcome(key=key, epoch=epoch, kind=kind, reason=f"{type(error).__name__}: {error}"))
 
     def _on_outcomes(self, outcomes: list[Outcome]) -> None:
         """The executor calls this on our loop when attempts have ended and their processes are gone."""
@@ -202,8 +215,9 @@ class Runner:
             self._active -= 1
             self._ended.append(outcome)
         self.wake.set()
+        self._logs.is_busy = self._active > 0
         if not self._active:
-            self._log_wake.set()
+            self._logs.wake.set()
 
     def _report(self, outcome: Outcome) -> str:
         held = self._attempts.get(outcome.key)
@@ -253,10 +267,12 @@ class Runner:
         for key, epoch in reply.stop:
             if self._holds(key, epoch):
                 self._executor.kill(key, epoch, "stop requested", grace_seconds=CANCEL_GRACE_SECONDS)
-        unknown = [(key, epoch) for key, epoch in reply.unknown if not self._holds(key, epoch)]
+        # Given back once, however often a heartbeat asks before that is stored.
+        known = {(outcome.key, outcome.epoch) for outcome in self._ended}
+        unknown = [held for held in reply.unknown if held not in known and not self._holds(*held)]
         if unknown and self._is_stepping:
             # The reply that is on its way may carry them; ask again once it is here.
-            asyncio.get_running_loop().call_later(LOG_SECONDS, self._heartbeat.beat_now)
+            asyncio.get_running_loop().call_later(ASK_AGAIN_SECONDS, self._heartbeat.beat_now)
         elif unknown:
             self._log.warning("claim_reply_lost", attempts=len(unknown))
             back = OutcomeKind.GIVEN_BACK
@@ -273,41 +289,27 @@ class Runner:
         else:
             self.wake.set()
 
-    async def _run_logs(self) -> None:
-        link = Link(self._url, Purpose.PLANNING)
-        unsent: list[LogChunk] = []
-
-        async def ship_new() -> float:
-            # Polling again tells the executor that the last chunks are stored, so they go first.
-            if not unsent:
-                unsent.extend(self._executor.poll_logs())
-            if not unsent:
-                return LOG_SECONDS if self._active else IDLE_SECONDS
-            await ship(await link.get(), session=self.session, chunks=unsent)
-            unsent.clear()
-            return LOG_SECONDS
-
-        try:
-            await run_loop(ship_new, wake=self._log_wake, stop=asyncio.Event(), name="logs", log=self._log)
-        finally:
-            await link.close()
-
     async def _place(self, bundle: str, file: str) -> BundlePlace:
-        failures = 0
-        while True:
-            try:
-                path, uses_threads = await unpacked(await self._side.get(), bundle, self._settings.bundles_folder)
-                return BundlePlace(path=path, uses_threads=uses_threads)
-            except (psycopg.OperationalError, psycopg.InterfaceError, PostgresUnavailable) as error:
-                failures += 1
-                self._log.warning("unreachable", loop="bundles", error=error)
-                await asyncio.sleep(back_off(failures))
+        async def find() -> BundlePlace:
+            path, uses_threads = await unpacked(await self._side.get(), bundle, self._settings.bundles_folder)
+            return BundlePlace(path=path, uses_threads=uses_threads)
+
+        return await keep_trying(find, stop=self.stop, name="bundles", log=self._log)
 
     async def _leave(self) -> None:
-        """Let attempts end within the grace, stop the rest, report everything, and say goodbye."""
+        """Let attempts end within the grace, stop the rest, report everything as it ends, and say goodbye."""
         self._is_leaving = True
         grace = 0.0 if self._was_buried else self._settings.stop_grace_seconds
-        await self._executor.stop(grace)
+        is_over = asyncio.Event()
+
+        async def stop_attempts() -> None:
+            await self._executor.stop(grace)
+            is_over.set()
+            self.wake.set()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stop_attempts())
+            await run_loop(self.tick, wake=self.wake, stop=is_over, name="runner", log=self._log)
         try:
             async with asyncio.timeout(5):
                 while self._ended:

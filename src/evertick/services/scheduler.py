@@ -67,6 +67,10 @@ class Scheduler:
             self._epoch = None
             self._log.warning("deposed", error=error)
             return 0.0
+        except BaseException:
+            # Whatever silence there was meanwhile, nobody watched it (V8): counting starts anew.
+            self._swept_at = 0.0
+            raise
 
     async def _leads(self, conn: AsyncConnection) -> bool:
         """Whether this replica leads, renewing or taking the lease as needed."""

@@ -4,6 +4,8 @@ while the database is away the lines wait in their spool files.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from psycopg import AsyncConnection
@@ -11,10 +13,59 @@ from psycopg import AsyncConnection
 from evertick.execution.leftovers import discard, leftovers
 from evertick.execution.spool import LogChunk
 from evertick.services.events import Log
+from evertick.services.link import Link
+from evertick.services.loop import run_loop
 from evertick.store import logs, runners
+from evertick.store.db import Purpose
 from evertick.store.logs import NewChunk
 
 CHUNKS_PER_STATEMENT = 50
+LOG_SECONDS = 0.2
+IDLE_SECONDS = 60.0
+
+
+class LogService:
+    """A runner's logs, on connections of their own. `is_busy` while attempts run; `wake` when that changes."""
+
+    def __init__(self, url: str, *, spool: Path, session: int, poll: Callable[[], list[LogChunk]], log: Log) -> None:
+        self._url, self._spool, self._session, self._poll, self._log = url, spool, session, poll, log
+        self._unsent: list[LogChunk] = []
+        self.is_busy = False
+        self.wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Ship what attempts say, until canceled."""
+        link = Link(self._url, Purpose.PLANNING)
+        try:
+            await run_loop(
+                lambda: self._ship_new(link), wake=self.wake, stop=asyncio.Event(), name="logs", log=self._log
+            )
+        finally:
+            await link.close()
+
+    async def run_late(self) -> None:
+        """Ship what dead runners left, once. Not on the way to the first claim: that may be gigabytes."""
+        link, is_over = Link(self._url, Purpose.PLANNING), asyncio.Event()
+
+        async def ship_late() -> float:
+            await ship_leftovers(await link.get(), spool=self._spool, session=self._session, log=self._log)
+            is_over.set()
+            return 0.0
+
+        try:
+            await run_loop(ship_late, wake=asyncio.Event(), stop=is_over, name="late_logs", log=self._log)
+        finally:
+            await link.close()
+
+    async def _ship_new(self, link: Link) -> float:
+        # Polling again tells the executor that the last chunks are stored, so they go first.
+        if not self._unsent:
+            self._unsent = self._poll()
+        if not self._unsent:
+            return LOG_SECONDS if self.is_busy else IDLE_SECONDS
+        await ship(await link.get(), session=self._session, chunks=self._unsent)
+        self._unsent = []
+        return LOG_SECONDS
 
 
 def stored(chunk: LogChunk) -> NewChunk:

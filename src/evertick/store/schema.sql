@@ -278,7 +278,7 @@ begin
             state = case when r.open_tasks > p.n then r.state
                          when r.cancel_requested then 'canceled'
                          when r.failed_leaves + p.bad > 0 then 'failed'
-                         else 'success' end::run_state
+                         else 'success' end
         from per_run p
         where r.run_id = p.run_id and r.state in ('queued', 'running')
         returning r.dag_id, r.state
@@ -292,49 +292,49 @@ end $$;
 CREATE FUNCTION evertick.decide(rule evertick.trigger_rule, total integer, success integer, failed integer, upstream_failed integer, skipped integer, setup_total integer, setup_success integer, setup_skipped integer) RETURNS evertick.decision
     LANGUAGE sql IMMUTABLE
     AS $$
-    select case when total = 0 then 'run' else case rule
-        when 'always' then 'run'
+    select case when total = 0 then 'run'::decision else case rule
+        when 'always' then 'run'::decision
         when 'all_success' then case
-            when failed + upstream_failed > 0 then 'upstream_failed'
+            when failed + upstream_failed > 0 then 'upstream_failed'::decision
             when skipped > 0 then 'skip'
             when success >= total then 'run' else 'wait' end
         when 'all_failed' then case
-            when success + skipped > 0 then 'skip'
+            when success + skipped > 0 then 'skip'::decision
             when failed + upstream_failed >= total then 'run' else 'wait' end
         when 'all_done' then case
-            when success + failed + upstream_failed + skipped >= total then 'run' else 'wait' end
+            when success + failed + upstream_failed + skipped >= total then 'run'::decision else 'wait' end
         when 'all_done_min_one_success' then case
-            when skipped > 0 then 'skip'
+            when skipped > 0 then 'skip'::decision
             when success + failed + upstream_failed < total then 'wait'
             when success > 0 then 'run' else 'upstream_failed' end
         when 'all_done_setup_success' then case
-            when success + failed + upstream_failed + skipped < total then 'wait'
+            when success + failed + upstream_failed + skipped < total then 'wait'::decision
             when setup_total = 0 or setup_success > 0 then 'run'
             when setup_skipped >= setup_total then 'skip' else 'upstream_failed' end
         when 'one_success' then case
-            when success > 0 then 'run'
+            when success > 0 then 'run'::decision
             when success + failed + upstream_failed + skipped < total then 'wait'
             when skipped >= total then 'skip' else 'upstream_failed' end
         when 'one_failed' then case
-            when failed + upstream_failed > 0 then 'run'
+            when failed + upstream_failed > 0 then 'run'::decision
             when success + skipped >= total then 'skip' else 'wait' end
         when 'one_done' then case
-            when success + failed > 0 then 'run'
+            when success + failed > 0 then 'run'::decision
             when upstream_failed + skipped >= total then 'skip' else 'wait' end
         when 'none_failed' then case
-            when failed + upstream_failed > 0 then 'upstream_failed'
+            when failed + upstream_failed > 0 then 'upstream_failed'::decision
             when success + skipped >= total then 'run' else 'wait' end
         when 'none_failed_min_one_success' then case
-            when failed + upstream_failed > 0 then 'upstream_failed'
+            when failed + upstream_failed > 0 then 'upstream_failed'::decision
             when skipped >= total then 'skip'
             when success + skipped >= total then 'run' else 'wait' end
         when 'none_skipped' then case
-            when skipped > 0 then 'skip'
+            when skipped > 0 then 'skip'::decision
             when success + failed + upstream_failed >= total then 'run' else 'wait' end
         when 'all_skipped' then case
-            when success + failed + upstream_failed > 0 then 'skip'
+            when success + failed + upstream_failed > 0 then 'skip'::decision
             when skipped >= total then 'run' else 'wait' end
-    end end::decision
+    end end
 $$;
 
 CREATE FUNCTION evertick.decide_waiting(p_run_ids bigint[]) RETURNS evertick.ended[]
@@ -420,6 +420,7 @@ CREATE FUNCTION evertick.finish(p_session bigint, p_reports jsonb, p_infra_retri
     LANGUAGE plpgsql
     AS $$
 declare
+    moved_now ended[];
     ended_now ended[];
     again ended[];
     cleared ended[];
@@ -441,16 +442,17 @@ begin
         join task k on k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
         join task_spec s on s.version_id = k.version_id and s.idx = k.idx
         cross join lateral (select case
-            when k.request = 'mark_success' then 'success'
+            when k.request = 'mark_success' then 'success'::task_state
             when k.request = 'mark_failed' then 'failed'
             when k.request = 'mark_skipped' then 'skipped'
-            when x.kind in ('success', 'skipped') then x.kind
+            when x.kind = 'success' then 'success'
+            when x.kind = 'skipped' then 'skipped'
             when k.request in ('cancel', 'clear') then 'canceled'
             when x.kind = 'given_back' then 'pending'
             when x.kind = 'lost' then
-                case when s.rerun_on_loss and k.losses < p_infra_retries then 'pending' else 'failed' end
+                case when s.rerun_on_loss and k.losses < p_infra_retries then 'pending'::task_state else 'failed' end
             when x.no_retry or k.attempt >= s.max_attempts then 'failed'
-            else 'pending' end::task_state as state) n
+            else 'pending' end as state) n
     ), freed as (
         delete from lease l using report x
         where l.session = p_session and l.run_id = x.run_id and l.idx = x.idx and l.map_index = x.map_index
@@ -495,18 +497,21 @@ begin
         where m.not_before is not null
         on conflict do nothing
     )
-    select
-        array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
-            filter (where m.state <> 'pending' and m.request is distinct from 'clear'),
-        array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
-            filter (where m.state = 'pending' and m.not_before is null),
-        array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.request = 'clear'),
-        array_agg(row(x.run_id, x.idx, x.map_index, x.epoch, 'failed')::ended) filter (where m.run_id is null and not exists (
-            select 1 from task k where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
-              and k.epoch = x.epoch and k.session = p_session and k.state <> 'running'))
-    into ended_now, again, cleared, refused
-    from report x left join moved m
-      on m.run_id = x.run_id and m.idx = x.idx and m.map_index = x.map_index and m.epoch = x.epoch;
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
+               filter (where m.state <> 'pending' and m.request is distinct from 'clear'),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
+               filter (where m.state = 'pending' and m.not_before is null),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.request = 'clear')
+    into moved_now, ended_now, again, cleared from moved m;
+    if coalesce(cardinality(moved_now), 0) < jsonb_array_length(p_reports) then
+        select array_agg(row(x.run_id, x.idx, x.map_index, x.epoch, 'failed')::ended) into refused
+        from read_reports(p_reports) x
+        where not exists (select 1 from unnest(moved_now) m
+                          where m.run_id = x.run_id and m.idx = x.idx and m.map_index = x.map_index)
+          and not exists (select 1 from task k where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
+                          and k.epoch = x.epoch and k.session = p_session and k.state <> 'running');
+    end if;
     offered := settle(ended_now);
     if again is not null then
         offered := offered + release(again);
@@ -643,7 +648,7 @@ begin
     with opened as (
         insert into run_status (run_id, dag_id, version_id, state, open_tasks, started_at)
         select r.run_id, r.dag_id, r.version_id,
-               case when d.paused or d.max_active_runs is not null then 'queued' else 'running' end::run_state,
+               case when d.paused or d.max_active_runs is not null then 'queued'::run_state else 'running' end,
                v.task_count,
                case when d.paused or d.max_active_runs is not null then null else t end
         from run r join dag d on d.dag_id = r.dag_id join dag_version v on v.version_id = r.version_id
@@ -720,7 +725,7 @@ begin
           and w.map_index = x.map_index
         returning w.run_id, w.idx, w.map_index, w.due_at
     ), moved as (
-        update task k set state = case when d.paused then 'pending' else 'available' end::task_state, not_before = null
+        update task k set state = case when d.paused then 'pending'::task_state else 'available' end, not_before = null
         from come c
         join run_status r on r.run_id = c.run_id
         join dag d on d.dag_id = r.dag_id
@@ -1122,7 +1127,7 @@ begin
             join task_spec s on s.version_id = h.version_id and s.idx = h.dst
             join run_status r on r.run_id = h.run_id
             join dag d on d.dag_id = r.dag_id
-            cross join lateral (select case when r.state <> 'running' then 'waiting' else state_after(decide(
+            cross join lateral (select case when r.state <> 'running' then 'waiting'::task_state else state_after(decide(
                 s.rule, s.upstream_total, h.success, h.failed, h.upstream_failed, h.skipped,
                 s.setup_total, h.setup_success, h.setup_skipped), d.paused) end as state) n
             order by h.run_id, h.dst
@@ -1138,7 +1143,7 @@ begin
                     from task_spec s
                     join run_status r on r.run_id = k.run_id
                     join dag d on d.dag_id = r.dag_id
-                    cross join lateral (select case when r.state <> 'running' then 'waiting' else state_after(decide(
+                    cross join lateral (select case when r.state <> 'running' then 'waiting'::task_state else state_after(decide(
                         s.rule, s.upstream_total,
                         coalesce(k.n_success, 0) + excluded.n_success,
                         coalesce(k.n_failed, 0) + excluded.n_failed,
@@ -1233,9 +1238,9 @@ end $$;
 CREATE FUNCTION evertick.state_after(d evertick.decision, is_held boolean) RETURNS evertick.task_state
     LANGUAGE sql IMMUTABLE
     AS $$
-    select case d when 'run' then case when is_held then 'pending' else 'available' end
+    select case d when 'run' then case when is_held then 'pending'::task_state else 'available' end
                   when 'skip' then 'skipped' when 'upstream_failed' then 'upstream_failed'
-                  else 'waiting' end::task_state
+                  else 'waiting' end
 $$;
 
 CREATE FUNCTION evertick.step(p_session bigint, p_reports jsonb, p_infra_retries integer, p_queues text[], p_free integer) RETURNS SETOF evertick.step_row

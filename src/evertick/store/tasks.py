@@ -131,6 +131,10 @@ async def list_of_run(conn: AsyncConnection, *, run_id: int, limit: int = 1000) 
     return await all_rows(conn, sql("tasks", "list_of_run"), {"run_id": run_id, "limit": limit}, TaskRow)
 
 
+async def find(conn: AsyncConnection, key: TaskKey) -> TaskRow | None:
+    return await one_row(conn, sql("tasks", "find"), key._asdict(), TaskRow)
+
+
 async def liveliest_of_run(conn: AsyncConnection, *, run_id: int, limit: int) -> list[TaskRow]:
     return await all_rows(conn, sql("tasks", "liveliest_of_run"), {"run_id": run_id, "limit": limit}, TaskRow)
 

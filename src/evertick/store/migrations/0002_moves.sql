@@ -12,59 +12,60 @@ create function clock() returns timestamptz language sql stable as $$
     select coalesce(nullif(current_setting('evertick.now', true), '')::timestamptz, clock_timestamp())
 $$;
 
+-- Literals are typed where a CASE begins: a text that is cast at the end goes through the type's input function per row.
 -- When a task may start, given how its upstream ended. The twin of domain/trigger_rules.py; a test compares both.
 create function decide(rule trigger_rule, total int, success int, failed int, upstream_failed int, skipped int,
                        setup_total int, setup_success int, setup_skipped int)
 returns decision language sql immutable as $$
-    select case when total = 0 then 'run' else case rule
-        when 'always' then 'run'
+    select case when total = 0 then 'run'::decision else case rule
+        when 'always' then 'run'::decision
         when 'all_success' then case
-            when failed + upstream_failed > 0 then 'upstream_failed'
+            when failed + upstream_failed > 0 then 'upstream_failed'::decision
             when skipped > 0 then 'skip'
             when success >= total then 'run' else 'wait' end
         when 'all_failed' then case
-            when success + skipped > 0 then 'skip'
+            when success + skipped > 0 then 'skip'::decision
             when failed + upstream_failed >= total then 'run' else 'wait' end
         when 'all_done' then case
-            when success + failed + upstream_failed + skipped >= total then 'run' else 'wait' end
+            when success + failed + upstream_failed + skipped >= total then 'run'::decision else 'wait' end
         when 'all_done_min_one_success' then case
-            when skipped > 0 then 'skip'
+            when skipped > 0 then 'skip'::decision
             when success + failed + upstream_failed < total then 'wait'
             when success > 0 then 'run' else 'upstream_failed' end
         when 'all_done_setup_success' then case
-            when success + failed + upstream_failed + skipped < total then 'wait'
+            when success + failed + upstream_failed + skipped < total then 'wait'::decision
             when setup_total = 0 or setup_success > 0 then 'run'
             when setup_skipped >= setup_total then 'skip' else 'upstream_failed' end
         when 'one_success' then case
-            when success > 0 then 'run'
+            when success > 0 then 'run'::decision
             when success + failed + upstream_failed + skipped < total then 'wait'
             when skipped >= total then 'skip' else 'upstream_failed' end
         when 'one_failed' then case
-            when failed + upstream_failed > 0 then 'run'
+            when failed + upstream_failed > 0 then 'run'::decision
             when success + skipped >= total then 'skip' else 'wait' end
         when 'one_done' then case
-            when success + failed > 0 then 'run'
+            when success + failed > 0 then 'run'::decision
             when upstream_failed + skipped >= total then 'skip' else 'wait' end
         when 'none_failed' then case
-            when failed + upstream_failed > 0 then 'upstream_failed'
+            when failed + upstream_failed > 0 then 'upstream_failed'::decision
             when success + skipped >= total then 'run' else 'wait' end
         when 'none_failed_min_one_success' then case
-            when failed + upstream_failed > 0 then 'upstream_failed'
+            when failed + upstream_failed > 0 then 'upstream_failed'::decision
             when skipped >= total then 'skip'
             when success + skipped >= total then 'run' else 'wait' end
         when 'none_skipped' then case
-            when skipped > 0 then 'skip'
+            when skipped > 0 then 'skip'::decision
             when success + failed + upstream_failed >= total then 'run' else 'wait' end
         when 'all_skipped' then case
-            when success + failed + upstream_failed > 0 then 'skip'
+            when success + failed + upstream_failed > 0 then 'skip'::decision
             when skipped >= total then 'run' else 'wait' end
-    end end::decision
+    end end
 $$;
 
 create function state_after(d decision, is_held boolean) returns task_state language sql immutable as $$
-    select case d when 'run' then case when is_held then 'pending' else 'available' end
+    select case d when 'run' then case when is_held then 'pending'::task_state else 'available' end
                   when 'skip' then 'skipped' when 'upstream_failed' then 'upstream_failed'
-                  else 'waiting' end::task_state
+                  else 'waiting' end
 $$;
 
 -- Puts the given available tasks in line, and says how many, so that the caller knows whether to wake somebody.
@@ -196,7 +197,7 @@ begin
             join task_spec s on s.version_id = h.version_id and s.idx = h.dst
             join run_status r on r.run_id = h.run_id
             join dag d on d.dag_id = r.dag_id
-            cross join lateral (select case when r.state <> 'running' then 'waiting' else state_after(decide(
+            cross join lateral (select case when r.state <> 'running' then 'waiting'::task_state else state_after(decide(
                 s.rule, s.upstream_total, h.success, h.failed, h.upstream_failed, h.skipped,
                 s.setup_total, h.setup_success, h.setup_skipped), d.paused) end as state) n
             order by h.run_id, h.dst
@@ -212,7 +213,7 @@ begin
                     from task_spec s
                     join run_status r on r.run_id = k.run_id
                     join dag d on d.dag_id = r.dag_id
-                    cross join lateral (select case when r.state <> 'running' then 'waiting' else state_after(decide(
+                    cross join lateral (select case when r.state <> 'running' then 'waiting'::task_state else state_after(decide(
                         s.rule, s.upstream_total,
                         coalesce(k.n_success, 0) + excluded.n_success,
                         coalesce(k.n_failed, 0) + excluded.n_failed,
@@ -256,7 +257,7 @@ begin
             state = case when r.open_tasks > p.n then r.state
                          when r.cancel_requested then 'canceled'
                          when r.failed_leaves + p.bad > 0 then 'failed'
-                         else 'success' end::run_state
+                         else 'success' end
         from per_run p
         where r.run_id = p.run_id and r.state in ('queued', 'running')
         returning r.dag_id, r.state

@@ -59,7 +59,7 @@ begin
     with opened as (
         insert into run_status (run_id, dag_id, version_id, state, open_tasks, started_at)
         select r.run_id, r.dag_id, r.version_id,
-               case when d.paused or d.max_active_runs is not null then 'queued' else 'running' end::run_state,
+               case when d.paused or d.max_active_runs is not null then 'queued'::run_state else 'running' end,
                v.task_count,
                case when d.paused or d.max_active_runs is not null then null else t end
         from run r join dag d on d.dag_id = r.dag_id join dag_version v on v.version_id = r.version_id
@@ -172,7 +172,7 @@ begin
           and w.map_index = x.map_index
         returning w.run_id, w.idx, w.map_index, w.due_at
     ), moved as (
-        update task k set state = case when d.paused then 'pending' else 'available' end::task_state, not_before = null
+        update task k set state = case when d.paused then 'pending'::task_state else 'available' end, not_before = null
         from come c
         join run_status r on r.run_id = c.run_id
         join dag d on d.dag_id = r.dag_id
@@ -255,6 +255,7 @@ $$;
 create function finish(p_session bigint, p_reports jsonb, p_infra_retries int,
                        out refused ended[], out offered int) language plpgsql as $$
 declare
+    moved_now ended[];
     ended_now ended[];
     again ended[];
     cleared ended[];
@@ -276,16 +277,17 @@ begin
         join task k on k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
         join task_spec s on s.version_id = k.version_id and s.idx = k.idx
         cross join lateral (select case
-            when k.request = 'mark_success' then 'success'
+            when k.request = 'mark_success' then 'success'::task_state
             when k.request = 'mark_failed' then 'failed'
             when k.request = 'mark_skipped' then 'skipped'
-            when x.kind in ('success', 'skipped') then x.kind
+            when x.kind = 'success' then 'success'
+            when x.kind = 'skipped' then 'skipped'
             when k.request in ('cancel', 'clear') then 'canceled'
             when x.kind = 'given_back' then 'pending'
             when x.kind = 'lost' then
-                case when s.rerun_on_loss and k.losses < p_infra_retries then 'pending' else 'failed' end
+                case when s.rerun_on_loss and k.losses < p_infra_retries then 'pending'::task_state else 'failed' end
             when x.no_retry or k.attempt >= s.max_attempts then 'failed'
-            else 'pending' end::task_state as state) n
+            else 'pending' end as state) n
     ), freed as (
         delete from lease l using report x
         where l.session = p_session and l.run_id = x.run_id and l.idx = x.idx and l.map_index = x.map_index
@@ -330,18 +332,21 @@ begin
         where m.not_before is not null
         on conflict do nothing
     )
-    select
-        array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
-            filter (where m.state <> 'pending' and m.request is distinct from 'clear'),
-        array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
-            filter (where m.state = 'pending' and m.not_before is null),
-        array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.request = 'clear'),
-        array_agg(row(x.run_id, x.idx, x.map_index, x.epoch, 'failed')::ended) filter (where m.run_id is null and not exists (
-            select 1 from task k where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
-              and k.epoch = x.epoch and k.session = p_session and k.state <> 'running'))
-    into ended_now, again, cleared, refused
-    from report x left join moved m
-      on m.run_id = x.run_id and m.idx = x.idx and m.map_index = x.map_index and m.epoch = x.epoch;
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
+               filter (where m.state <> 'pending' and m.request is distinct from 'clear'),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
+               filter (where m.state = 'pending' and m.not_before is null),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.request = 'clear')
+    into moved_now, ended_now, again, cleared from moved m;
+    if coalesce(cardinality(moved_now), 0) < jsonb_array_length(p_reports) then
+        select array_agg(row(x.run_id, x.idx, x.map_index, x.epoch, 'failed')::ended) into refused
+        from read_reports(p_reports) x
+        where not exists (select 1 from unnest(moved_now) m
+                          where m.run_id = x.run_id and m.idx = x.idx and m.map_index = x.map_index)
+          and not exists (select 1 from task k where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
+                          and k.epoch = x.epoch and k.session = p_session and k.state <> 'running');
+    end if;
     offered := settle(ended_now);
     if again is not null then
         offered := offered + release(again);

@@ -1,8 +1,10 @@
 -- Runners: who is alive, by their own heartbeat and by our watching.
 
 -- name: register
+-- Again after a lost reply is harmless: a session is drawn once per start.
 insert into runner (session, runner_id, host, boot_id, pid_namespace, pid, pid_started, queues, slots, started_at)
 values (%(session)s, %(runner_id)s, %(host)s, %(boot_id)s, %(pid_namespace)s, %(pid)s, %(pid_started)s, %(queues)s, %(slots)s, clock())
+on conflict (session) do nothing
 
 -- name: bury
 select bury(%(session)s::bigint, %(reason)s::text, %(infra_retries)s::int)

@@ -23,6 +23,11 @@ select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priorit
        request
   from tasks where run_id = %(run_id)s order by idx, map_index limit %(limit)s
 
+-- name: find
+select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at, finished_at, exit_code, reason,
+       request
+  from tasks where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s
+
 -- name: liveliest_of_run
 -- What somebody who watches a large run wants to see first: what runs, what went wrong, what comes next.
 select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at, finished_at, exit_code, reason,

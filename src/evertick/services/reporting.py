@@ -1,0 +1,64 @@
+"""Stores how attempts ended, in one round trip with the claim of new ones. Never lets one report hold up the others (V11).
+
+What the database refuses as it stands is stored as a failure with the reason; what it refuses even so is tried again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+import psycopg
+
+from evertick.domain.attempt import Outcome, OutcomeKind
+from evertick.engine.step import Stepped
+from evertick.services.events import Log
+
+# Sends these reports, and claims as much as that is free.
+Send = Callable[[list[Outcome], int], Awaitable[Stepped]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the database answered, and which outcomes it would not take."""
+
+    stepped: Stepped
+    unstored: list[Outcome]
+
+
+async def tell(send: Send, ended: list[Outcome], free: int, *, log: Log) -> Told:
+    """One round trip; if the database refuses it, halve until what it refuses stands alone.
+
+    Raises when the trouble is not in the reports. Sending them again is harmless then.
+    """
+    try:
+        return Told(stepped=await send(ended, free), unstored=[])
+    except psycopg.Error as error:
+        if not ended or isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+            raise
+        log.error("report_refused", reports=len(ended), error=error)
+        if len(ended) == 1:
+            return await _tell_plainly(send, ended[0], free, str(error), log=log)
+    middle = len(ended) // 2
+    first, second = await tell(send, ended[:middle], 0, log=log), await tell(send, ended[middle:], free, log=log)
+    return Told(
+        stepped=Stepped(
+            claims=second.stepped.claims,
+            refused=first.stepped.refused + second.stepped.refused,
+            has_more=first.stepped.has_more or second.stepped.has_more,
+        ),
+        unstored=first.unstored + second.unstored,
+    )
+
+
+async def _tell_plainly(send: Send, outcome: Outcome, free: int, error: str, *, log: Log) -> Told:
+    reason = f"its outcome could not be stored: {error}".splitlines()[0]
+    plain = Outcome(key=outcome.key, epoch=outcome.epoch, kind=OutcomeKind.FAILED, reason=reason)
+    try:
+        return Told(stepped=await send([plain], free), unstored=[])
+    except psycopg.Error as again:
+        if isinstance(again, psycopg.OperationalError | psycopg.InterfaceError):
+            raise
+        log.error("report_refused", run=outcome.key.run_id, task=outcome.key.idx, error=again)
+    # If the trouble is not this report, then this fails as well and nothing was decided.
+    return replace(await tell(send, [], free, log=log), unstored=[outcome])

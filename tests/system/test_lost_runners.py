@@ -1,0 +1,149 @@
+"""Runners that are killed, frozen or told to stop, each with a task in hand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+
+import pytest
+
+from tests.system.processes import Installation, Service
+from tests.system.work import Effect, let_go, start_run
+from tests.waiting import eventually
+
+
+async def two_runners(there: Installation) -> dict[str, Service]:
+    return {name: await there.start("runner", runner_id=name) for name in ("r1", "r2")}
+
+
+def is_running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def tries(there: Installation, task: str) -> tuple[int, int, str]:
+    """Epoch, attempt and state of a task."""
+    ((epoch, attempt, state),) = await there.rows("select epoch, attempt, state::text from tasks where task = %s", task)
+    return epoch, attempt, state
+
+
+@pytest.mark.requirement("K4", "M4", "F4", "B2", "D7")
+async def test_a_killed_runners_task_runs_again_elsewhere_once_its_death_is_certified(there: Installation) -> None:
+    runners = await two_runners(there)
+    run_id = await start_run(there.conn, "holding")
+    first = await there.begun("hold")
+    await runners.pop(first.runner).kill()
+    await eventually(lambda: not is_running(first.pid), 2)
+    assert await there.certify_deaths()
+    second = await there.begun("hold", epoch=2)
+    assert second.runner in runners
+    let_go(there.effects_file)
+    assert await there.ended(run_id) == "success"
+    assert await tries(there, "hold") == (2, 1, "success"), "a loss is not one of the user's attempts"
+    assert not [each for each in there.effects() if each.what == "overlap"]
+    history = await there.rows("select epoch, outcome, reason from attempt")
+    assert [(epoch, outcome) for epoch, outcome, _ in history] == [(1, "lost")]
+    assert "agent_lost" in history[0][2]
+
+
+@pytest.mark.requirement("K4", "K3", "F4")
+async def test_without_a_certificate_silence_tells_and_never_too_early(there: Installation) -> None:
+    await there.start("scheduler")
+    runners = await two_runners(there)
+    run_id = await start_run(there.conn, "holding")
+    first = await there.begun("hold")
+    killed_at = time.monotonic_ns()
+    await runners.pop(first.runner).kill()
+    second = await there.begun("hold", epoch=2)
+    seconds = (second.nanoseconds - killed_at) / 1e9
+    settings = there.settings()
+    # Its last heartbeat may be that much older than its death.
+    assert seconds > settings.lost_after_seconds - settings.heartbeat_seconds
+    let_go(there.effects_file)
+    assert await there.ended(run_id) == "success"
+    assert await tries(there, "hold") == (2, 1, "success")
+
+
+async def lose_by_freezing(there: Installation) -> tuple[Service, Effect, Service]:
+    """A frozen runner, the attempt that it lost, and the runner that has the task now."""
+    await there.start("scheduler")
+    frozen = await there.start("runner", runner_id="r1")
+    await start_run(there.conn, "holding")
+    first = await there.begun("hold")
+    frozen.signal(signal.SIGSTOP)
+    other = await there.start("runner", runner_id="r2")
+    assert (await there.begun("hold", epoch=2)).runner == "r2"
+    return frozen, first, other
+
+
+@pytest.mark.requirement("F8", "I5", "M5", "K9")
+async def test_a_frozen_runner_that_wakes_up_with_a_result_is_refused(there: Installation) -> None:
+    """Its child went on and finished: N08 (a)."""
+    frozen, first, _ = await lose_by_freezing(there)
+    let_go(there.effects_file, "go1")
+    await eventually(lambda: [e for e in there.effects() if (e.epoch, e.what) == (1, "end")])
+    frozen.signal(signal.SIGCONT)
+    await frozen.saw("lease_lost")
+    assert await frozen.ended() == 0
+    assert await tries(there, "hold") == (2, 1, "running"), "the stale report changed nothing"
+    assert await there.value("select count(*) from result") == 0
+    let_go(there.effects_file)
+    assert await there.ended(first.run_id) == "success"
+    assert await there.rows("select epoch, value from result where idx = 0") == [(2, "held")]
+    assert len([e for e in there.effects() if e.task == "after"]) == 1
+
+
+@pytest.mark.requirement("F8", "K2", "K9")
+@pytest.mark.parametrize("is_child_frozen", [False, True])
+async def test_a_frozen_runner_that_wakes_up_stops_the_body_it_lost(there: Installation, is_child_frozen: bool) -> None:
+    """N08: the child is killed within two seconds and never gets to its end."""
+    frozen, first, _ = await lose_by_freezing(there)
+    if is_child_frozen:
+        os.kill(first.pid, signal.SIGSTOP)
+    frozen.signal(signal.SIGCONT)
+    if is_child_frozen:
+        with suppress(ProcessLookupError):
+            os.kill(first.pid, signal.SIGCONT)
+    await eventually(lambda: not is_running(first.pid), 2)
+    assert (await frozen.saw("buried"))["level"] == "error"
+    assert await frozen.ended() == 0
+    let_go(there.effects_file)
+    assert await there.ended(first.run_id) == "success"
+    assert [(e.epoch, e.what) for e in there.effects() if e.what == "end" and e.task == "hold"] == [(2, "end")]
+
+
+@pytest.mark.requirement("K4")
+async def test_a_runner_that_is_told_to_stop_lets_its_task_end_within_the_grace(there: Installation) -> None:
+    runner = await there.start("runner", runner_id="r1", stop_grace_seconds=20.0)
+    run_id = await start_run(there.conn, "holding")
+    await there.begun("hold")
+    runner.signal(signal.SIGTERM)
+    let_go(there.effects_file)
+    assert await runner.ended() == 0
+    assert await tries(there, "hold") == (1, 1, "success")
+    await there.start("runner", runner_id="r2")
+    assert await there.ended(run_id) == "success"
+    assert await there.value("select gone_reason from runner where runner_id = 'r1'") == "stopped"
+
+
+@pytest.mark.requirement("K4")
+async def test_a_task_that_outlasts_the_grace_is_given_back_and_runs_elsewhere(there: Installation) -> None:
+    leaving = await there.start("runner", runner_id="r1", stop_grace_seconds=0.3)
+    run_id = await start_run(there.conn, "holding")
+    first = await there.begun("hold")
+    await there.start("runner", runner_id="r2")
+    asked_at = time.monotonic()
+    assert await leaving.terminate() == 0
+    assert time.monotonic() - asked_at < 5
+    assert not is_running(first.pid)
+    assert (await there.begun("hold", epoch=2)).runner == "r2"
+    let_go(there.effects_file)
+    assert await there.ended(run_id) == "success"
+    assert await tries(there, "hold") == (2, 1, "success")
+    assert not [each for each in there.effects() if each.what == "overlap"]
+    assert await there.rows("select outcome from attempt") == [("given_back",)]

@@ -1,0 +1,103 @@
+"""`make test`: format, lint, types, then every test: the parallel ones, then those that need the machine to themselves.
+
+Prints what pytest prints, the total, and as its last lines the ten slowest tests. Arguments go to pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+LONGEST_SECONDS = 600
+SLOWEST = 10
+NO_TESTS = 5  # pytest's word for "nothing was selected"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One command of the run. `report` is where pytest writes how long each test took."""
+
+    name: str
+    command: list[str]
+    report: Path | None = None
+
+
+def stages(folder: Path, arguments: list[str]) -> list[Stage]:
+    sources = [name for name in ("src", "tests", "tools", "bench") if (ROOT / name).is_dir()]
+    parallel, serial = folder / "parallel.xml", folder / "serial.xml"
+    pytest = [sys.executable, "-m", "pytest", *arguments]
+    together = ["-n", "2", "--dist", "worksteal", "-m", "not serial", f"--junit-xml={parallel}"]
+    return [
+        Stage(name="format", command=[str(BIN / "ruff"), "format", "--check", *sources]),
+        Stage(name="lint", command=[str(BIN / "ruff"), "check", *sources]),
+        Stage(name="types", command=[str(BIN / "mypy")]),
+        Stage(name="tests", command=[*pytest, *together], report=parallel),
+        Stage(name="tests on their own", command=[*pytest, "-m", "serial", f"--junit-xml={serial}"], report=serial),
+    ]
+
+
+def child_environment() -> dict[str, str]:
+    """What the children see: byte code is kept, whatever the caller's shell says, and no colour where nobody looks."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    if environment.get("CI") == "true":
+        environment |= {"NO_COLOR": "1", "PY_COLORS": "0"}
+    return environment
+
+
+def run(stage: Stage) -> bool:
+    """Whether it went well."""
+    print(f"== {stage.name}", flush=True)
+    code = subprocess.run(stage.command, cwd=ROOT, env=child_environment()).returncode
+    return code == 0 or (stage.report is not None and code == NO_TESTS)
+
+
+def slowest(reports: list[Path], count: int = SLOWEST) -> list[tuple[float, str]]:
+    """The tests that took longest, set-up and tear-down included."""
+    cases = [case for report in reports if report.exists() for case in ET.parse(report).iter("testcase")]
+    named = [(float(case.get("time", 0)), f"{case.get('classname')}::{case.get('name')}") for case in cases]
+    return sorted(named, reverse=True)[:count]
+
+
+def totals(reports: list[Path]) -> str:
+    """All tests together, in pytest's own words."""
+    suites = [suite for report in reports if report.exists() for suite in ET.parse(report).iter("testsuite")]
+    count = {
+        name: sum(int(suite.get(name, 0)) for suite in suites) for name in ("tests", "failures", "errors", "skipped")
+    }
+    passed = count["tests"] - count["failures"] - count["errors"] - count["skipped"]
+    words = [
+        (count["failures"], "failed"),
+        (passed, "passed"),
+        (count["skipped"], "skipped"),
+        (count["errors"], "errors"),
+    ]
+    return ", ".join(f"{number} {word}" for number, word in words if number or word == "passed")
+
+
+def main(arguments: list[str]) -> int:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="evertick-tests-") as folder:
+        todo = stages(Path(folder), arguments)
+        failed = [stage.name for stage in todo if not run(stage)]
+        found = slowest([stage.report for stage in todo if stage.report])
+        counts = totals([stage.report for stage in todo if stage.report])
+    seconds = time.monotonic() - began
+    print(f"\n{'FAILED: ' + ', '.join(failed) if failed else 'All good'}: {counts} in {seconds:.2f}s")
+    if seconds > LONGEST_SECONDS:
+        print(f"WARNING: that is more than {LONGEST_SECONDS} s. A slow test is a bug of its own: start with these.")
+    print(f"The {len(found)} slowest tests:")
+    for took, name in found:
+        print(f"{took:8.2f} s  {name}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
