@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from tests.databases import Cluster, template_name
 
@@ -26,7 +27,7 @@ QUIET = ["-q", "--tb=no", "--no-header", "--no-summary", "-p", "no:xdist", "-p",
 
 @dataclass(slots=True)
 class Verdict:
-    """What the tests said. `red` names those that failed, `broken` the first that could not even be set up."""
+    """What the tests said. `red` names those that failed; `broken` is why there is no database to run them on."""
 
     red: list[str] = field(default_factory=list)
     broken: str | None = None
@@ -51,8 +52,6 @@ class Recorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         seconds = self.verdict.seconds
         seconds[report.nodeid] = seconds.get(report.nodeid, 0.0) + report.duration
-        if report.failed and report.when == "setup":
-            self.verdict.broken = self.verdict.broken or report.nodeid
         if report.failed:
             self.verdict.red.append(report.nodeid)
 
@@ -92,6 +91,11 @@ def run_tests(job: dict[str, Any], url: str, paths: list[str]) -> Verdict:
     os.environ["EVERTICK_TEST_URL"] = url
     statements.cache_clear()
     recorder = Recorder(job["first"], job["skip"], job["seconds"])
+    try:
+        Cluster(url=url).template()
+    except psycopg.Error as error:
+        recorder.verdict.broken = str(error)
+        return recorder.verdict
     pytest.main([*QUIET, *(["-x"] if job["stops"] else []), *paths], plugins=[recorder])
     if job["has_own_template"]:
         Cluster(url=url).drop(template_name())

@@ -1,11 +1,20 @@
-"""Evertick: a workflow and job scheduler that never dies and is on time. These are the names that DAG files import."""
+"""Evertick: a workflow and job scheduler that never dies and is on time. These are the names that DAG files import.
 
-from evertick.authoring.context import TaskContext, current_context
-from evertick.authoring.dag import dag
-from evertick.authoring.draft import task_group
-from evertick.authoring.signals import Fail, RetryAfter, Skip
-from evertick.authoring.task import shell, task
-from evertick.domain.params import Param
+They are found when they are first used: every service and command imports this package, and few of them write DAGs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from evertick.authoring.context import TaskContext, current_context
+    from evertick.authoring.dag import dag
+    from evertick.authoring.draft import task_group
+    from evertick.authoring.signals import Fail, RetryAfter, Skip
+    from evertick.authoring.task import shell, task
+    from evertick.domain.params import Param
 
 __all__ = [
     "Fail",
@@ -19,3 +28,21 @@ __all__ = [
     "task",
     "task_group",
 ]
+
+_PLACES = {
+    "evertick.authoring.context": ("TaskContext", "current_context"),
+    "evertick.authoring.dag": ("dag",),
+    "evertick.authoring.draft": ("task_group",),
+    "evertick.authoring.signals": ("Fail", "RetryAfter", "Skip"),
+    "evertick.authoring.task": ("shell", "task"),
+    "evertick.domain.params": ("Param",),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _PLACES.items():
+        if name in names:
+            found: object = getattr(import_module(module), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module 'evertick' has no attribute {name!r}; it has {', '.join(__all__)}")

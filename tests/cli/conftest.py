@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Callable
@@ -66,8 +67,9 @@ class Cli:
 @pytest.fixture
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working folder, and no setting from outside."""
-    for name in ("EVERTICK_DATABASE_URL", "EVERTICK_HOME", "EVERTICK_DAGS_FOLDER", "EVERTICK_NOTIFY", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("EVERTICK_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

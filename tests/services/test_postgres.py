@@ -184,7 +184,9 @@ async def test_a_killed_server_is_restarted_with_every_committed_row(home: Path)
 async def test_a_backend_that_outlives_its_killed_server_does_not_stop_the_restart(home: Path) -> None:
     async with supervised(home) as server:
         busy = await psycopg.AsyncConnection.connect(server.url, autocommit=True)
-        looping = asyncio.ensure_future(busy.execute("do $$ begin loop end loop; end $$"))
+        # Not for ever: if this test is killed, the backend must not stay behind on somebody's machine.
+        loop = "declare t timestamptz := clock_timestamp() + interval '1 min'; begin while clock_timestamp() < t loop end loop; end"
+        looping = asyncio.ensure_future(busy.execute(f"do $$ {loop} $$"))
         backend = psutil.Process(busy.info.backend_pid)
         await eventually(lambda: "DO" in " ".join(backend.cmdline()))
         killed = server.pid

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.databases import Cluster
 from tests.engine import invariants
+from tests.system.boundaries import Stage
 from tests.system.processes import Installation
-from tests.system.work import LONG, Published, executed_twice, loaded, publish_work
+from tests.system.work import LONG, SMALL, Published, executed_twice, loaded, publish_work
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +27,8 @@ async def there(database: str, tmp_path: Path, long: Published) -> AsyncIterator
         yield installation
         assert await invariants.violations(installation.conn) == []
         assert executed_twice(installation.effects()) == []
+
+
+@pytest.fixture
+def stage(cluster: Cluster, template: str, tmp_path: Path) -> Stage:
+    return Stage(cluster=cluster, template=template, work=loaded(SMALL, tmp_path / "dags"), folder=tmp_path)

@@ -17,6 +17,7 @@ from typing import Any, Self
 from psycopg import AsyncConnection
 
 from evertick.config import Settings, environment_for
+from evertick.domain.errors import PostgresUnavailable
 from evertick.engine.reap import bury
 from evertick.execution.kill import find_by_token, kill_tree
 from evertick.services.whoami import is_provably_gone
@@ -136,6 +137,19 @@ class Installation:
             kill_tree(pid)
         assert error is not None or not strays, f"processes were left behind: {strays}"
 
+    async def reconnect(self) -> None:
+        """After the database was away."""
+        await self.conn.close()
+
+        async def try_to() -> bool:
+            try:
+                self.conn = await connect(self.url, purpose=Purpose.PLANNING)
+            except PostgresUnavailable:
+                return False
+            return True
+
+        await eventually(try_to, 30, pause_seconds=0.05)
+
     def settings(self, **changes: Any) -> Settings:
         chosen = {**self._settings, **changes}
         return Settings(database_url=self.url, home=self.folder / "home", log="json", **chosen)
@@ -208,6 +222,14 @@ class Installation:
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("EVERTICK_", "PYTHON"))}
         return {**kept, "EFFECTS": str(self.effects_file), "EVERTICK_TEST_TOKEN": self._token}
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and not merely waiting to be buried."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _events_in(log: Path) -> Iterator[Event]:

@@ -8,18 +8,10 @@ from __future__ import annotations
 
 import os
 import random
-from pathlib import Path
 
 import pytest
 
-from tests.databases import Cluster
 from tests.system.boundaries import SERVICES, Stage, chosen_sites, failures, rehearse
-from tests.system.work import SMALL, loaded
-
-
-@pytest.fixture
-def stage(cluster: Cluster, template: str, tmp_path: Path) -> Stage:
-    return Stage(cluster=cluster, template=template, work=loaded(SMALL, tmp_path / "dags"), folder=tmp_path)
 
 
 @pytest.mark.requirement("A3", "I3", "I4", "I5", "K1", "M2", "F2", "M3", "F3", "M4", "F4", "M5", "F5")

@@ -9,21 +9,13 @@ from contextlib import suppress
 
 import pytest
 
-from tests.system.processes import Installation, Service
+from tests.system.processes import Installation, Service, is_running
 from tests.system.work import Effect, let_go, start_run
 from tests.waiting import eventually
 
 
 async def two_runners(there: Installation) -> dict[str, Service]:
     return {name: await there.start("runner", runner_id=name) for name in ("r1", "r2")}
-
-
-def is_running(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 async def tries(there: Installation, task: str) -> tuple[int, int, str]:

@@ -38,8 +38,8 @@ def note(what):
     with open(EFFECTS, "ab", buffering=0) as file:
         file.write(line.encode() + b"\\n")
 
-def until(name):
-    while not pathlib.Path(EFFECTS + "-" + name).exists():
+def until(*names):
+    while not any(pathlib.Path(EFFECTS + "-" + name).exists() for name in names):
         time.sleep(0.01)
 """
 
@@ -155,6 +155,15 @@ def quick():
 @dag
 def single():
     quick()
+
+@dag
+def again():
+    @task(retries=1, retry_delay=0.2)
+    def fail_once():
+        note("begin")
+        if current_context().attempt == 1:
+            raise ConnectionError("the first time")
+    fail_once()
 
 @dag
 def warm():

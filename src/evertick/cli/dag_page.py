@@ -22,7 +22,6 @@ from evertick.store import dags, schedules
 from evertick.store.dags import DagRow, ImportErrorRow
 from evertick.store.schedules import ListedSchedule
 
-RUN_INTERNALS = ("version_id", "failed_leaves")
 _FIRES = 3
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime
+
 import typer
 from psycopg import AsyncConnection
-from rich.text import Text
 
 from evertick.cli import dag_page, trigger, validate
 from evertick.cli.connection import actor, ask, change, shown
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import DagName, Json, Limit, Yes, noun
 from evertick.cli.prompt import confirm
+from evertick.cli.run_page import run_document
 from evertick.cli.tables import Cell, hint, line, show, state, table
 from evertick.cli.times import relative
 from evertick.config import read_settings
@@ -56,15 +59,7 @@ def list_dags(limit: Limit = 1000, as_json: Json = False) -> None:
         print_json({"dags": listed, "import_errors": [document(error, without=["detail"]) for error in errors]})
         return
     if found:
-        rows: list[list[Cell]] = []
-        for row in found:
-            run = last.get(row.name)
-            went = state(run.state, f"{run.state} {relative(run.finished_at or run.created_at, now)}") if run else None
-            due = min((each.next_due for each in plans[row.name] if each.next_due), default=None)
-            words = "; ".join(describe(read_spec(each.spec)) for each in plans[row.name]) or "by hand"
-            next_run = "-" if row.paused else relative(due, now)
-            rows.append([row.name, _status(row, broken), words, next_run, went, _task_count(row), _tags(row)])
-        show(table(_COLUMNS, rows))
+        show(table(_COLUMNS, [_row(row, plans[row.name], last.get(row.name), broken, now) for row in found]))
         if len(found) == limit:
             show(hint(f"The first {limit:,} DAGs; see more with --limit"))
     else:
@@ -106,10 +101,15 @@ def delete(dag: DagName, yes: Yes = False) -> None:
     show(line(f"Deleted {dag}."), hint(f"Remove {row.file} from the DAGs folder too, or it is published again."))
 
 
-def _status(row: DagRow, broken: dict[str, ImportErrorRow]) -> Text:
-    if row.file in broken:
-        return state("broken")
-    return state("paused") if row.paused else state("success", "on")
+def _row(
+    row: DagRow, plans: list[ListedSchedule], last: RunRow | None, broken: Mapping[str, object], now: datetime
+) -> list[Cell]:
+    status = state("broken") if row.file in broken else state("paused") if row.paused else state("success", "on")
+    words = "; ".join(describe(read_spec(each.spec)) for each in plans) or "by hand"
+    due = min((each.next_due for each in plans if each.next_due), default=None)
+    next_run = "-" if row.paused else relative(due, now)
+    went = state(last.state, f"{last.state} {relative(last.finished_at or last.created_at, now)}") if last else None
+    return [row.name, status, words, next_run, went, _task_count(row), _tags(row)]
 
 
 def _task_count(row: DagRow) -> int:
@@ -135,6 +135,6 @@ def _listed(
         "tags": spec.get("tags", []),
         "task_count": _task_count(row),
         "schedules": [dag_page.schedule_document(each) for each in plans],
-        "last_run": document(last, without=dag_page.RUN_INTERNALS) if last else None,
+        "last_run": run_document(last) if last else None,
         "import_error": document(error, without=["detail"]) if error else None,
     }

@@ -11,12 +11,10 @@ from evertick.cli.connection import database_url, telling
 from evertick.cli.documents import print_json
 from evertick.cli.options import Json, noun
 from evertick.cli.tables import Cell, facts, hint, line, show, state
-from evertick.cli.times import relative
 from evertick.config import read_settings
 from evertick.store import runners, shards
 from evertick.store.db import Purpose, connect, where
 from evertick.store.migrate import SchemaStatus, migrate, status
-from evertick.store.shards import Leader
 
 SHARD = 0
 
@@ -46,16 +44,15 @@ def show_status(as_json: Json = False) -> None:
     """Where the database is, whether its schema is current, who leads, and how many runners live."""
     url = database_url(read_settings())
 
-    async def look() -> tuple[str, SchemaStatus, Leader | None, int, str]:
+    async def look() -> tuple[str, SchemaStatus, str | None, int]:
         with telling(url):
             async with await connect(url, purpose=Purpose.READ) as conn:
                 found = await status(conn)
-                leader, live, since = await _who(conn) if found.is_current else (None, 0, "-")
+                leader, live = await _who(conn) if found.is_current else (None, 0)
                 version = conn.info.server_version
-                return f"{version // 10000}.{version % 10000}", found, leader, live, since
+                return f"{version // 10000}.{version % 10000}", found, leader, live
 
-    server, found, leader, live, since = asyncio.run(look())
-    owner = leader.owner if leader and leader.is_live else None
+    server, found, leader, live = asyncio.run(look())
     if as_json:
         print_json(
             {
@@ -64,20 +61,20 @@ def show_status(as_json: Json = False) -> None:
                 "is_current": found.is_current,
                 "applied": [{"migration": each.label, "applied_at": each.applied_at} for each in found.applied],
                 "pending": [each.label for each in found.pending],
-                "leader": owner,
+                "leader": leader,
                 "runners": live,
             }
         )
     else:
-        _show_status(where(url), server, found, f"{owner} (lease: {since})" if owner else "nobody", live)
+        _show_status(where(url), server, found, leader or "nobody leads", live)
     if found.pending:
         raise typer.Exit(1)
 
 
-async def _who(conn: AsyncConnection) -> tuple[Leader | None, int, str]:
+async def _who(conn: AsyncConnection) -> tuple[str | None, int]:
+    """Who leads, and how many runners are alive."""
     leader = await shards.leader(conn, shard=SHARD)
-    until = relative(leader.lease_until, await shards.read_clock(conn)) if leader else "-"
-    return leader, len(await runners.live(conn)), until
+    return leader.owner if leader and leader.is_live else None, len(await runners.live(conn))
 
 
 def _show_status(place: str, server: str, found: SchemaStatus, leader: str, live: int) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from evertick.cli.text import plain
+from evertick.cli.text import one_line, plain
 
 Cell: TypeAlias = "str | int | Text | None"
 
@@ -79,7 +79,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
         is_number = column.startswith("#")
         made.add_column(column.removeprefix("#"), justify="right" if is_number else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(_cell(each) for each in row))
+        made.add_row(*(_cell(one_line(each) if isinstance(each, str) else each) for each in row))
     return made
 
 

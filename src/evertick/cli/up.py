@@ -17,7 +17,7 @@ from evertick.cli.options import noun
 from evertick.config import Settings, environment_for, read_settings
 from evertick.domain.errors import InvalidSettings
 from evertick.services.events import configure
-from evertick.services.postgres_home import holder_of
+from evertick.services.postgres_home import Home, holder_of
 from evertick.services.supervisor import Supervisor
 from evertick.store.db import where
 
@@ -97,7 +97,7 @@ async def _supervise(settings: Settings) -> None:
         # Under nohup the terminal may go and the work goes on.
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, _stop, supervisor)
-    with telling(settings.database_url or ""):
+    with telling(settings.database_url or Home(settings.home).url):
         await supervisor.run()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from typing import TextIO
 
 import structlog
@@ -37,7 +38,7 @@ def render_for_people(_: WrappedLogger, __: str, event: EventDict) -> str:
 def render_line(event: dict[str, object], *, is_colored: bool) -> str:
     """The same event that JSON carries, for a terminal."""
     level, name = str(event.get("level", "info")), str(event.get("event", ""))
-    clock = str(event.get("timestamp", ""))[11:19]
+    clock = _local_clock(str(event.get("timestamp", "")))
     fields = " ".join(f"{key}={_short(value)}" for key, value in event.items() if key not in _HIDDEN)
     text = f"{event['message']} {fields}".strip() if "message" in event else fields
     tone = {"error": _RED, "critical": _RED, "warning": _YELLOW}.get(level, "")
@@ -48,6 +49,14 @@ def render_line(event: dict[str, object], *, is_colored: bool) -> str:
     return (
         f"{_DIM}{clock}{_END} {_CYAN}{event.get('service', ''):<10}{_END} {tone}{name:<10}{_END if tone else ''} {text}"
     ).rstrip()
+
+
+def _local_clock(stamp: str) -> str:
+    """The reader's wall clock, as in every table of the command line."""
+    try:
+        return datetime.fromisoformat(stamp).astimezone().strftime("%H:%M:%S")
+    except ValueError:
+        return stamp[:8]
 
 
 def _short(value: object) -> str:

@@ -173,7 +173,7 @@ class Supervisor:
                 process.kill()
 
     def _event(self, service: str, event: str, *, level: str = "info", **fields: object) -> None:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line = {"service": service, "event": event, "timestamp": stamp, "level": level, **fields}
         self._say(render_line(line, is_colored=sys.stdout.isatty()))
 

@@ -1,0 +1,311 @@
+"""Guards of attempts: who may claim, report, extend and be buried, and what each leaves alone. One test per guard.
+
+`make mutants` removes each guard and expects one of these, or another test, to go red.
+"""
+
+from __future__ import annotations
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.domain.attempt import TaskKey
+from evertick.domain.retry import RetryPolicy
+from evertick.engine.cancel import cancel
+from evertick.engine.clear import clear, select_tasks
+from evertick.engine.extend import extend
+from evertick.engine.mark import mark
+from evertick.engine.pause import pause
+from evertick.engine.promote import promote
+from evertick.engine.reap import bury
+from evertick.store import logs, runners, runs
+from evertick.store.logs import NewChunk
+from tests.engine.world import Runner, key_of, later, lead, make_dag, put, run_state, set_clock, start, states, value
+
+ONE = {"a": []}
+THREE = {"a": [], "b": [], "c": []}
+CHAIN = {"a": [], "b": ["a"]}
+RETRIED = RetryPolicy(retries=3, delay_seconds=0)
+
+
+@pytest.fixture
+async def conn(rollback_conn: AsyncConnection) -> AsyncConnection:
+    """One connection is enough here, so nothing is committed."""
+    return rollback_conn
+
+
+async def one_task(conn: AsyncConnection, **options: object) -> int:
+    await put(conn, make_dag("one", ONE, **options))
+    return await start(conn, "one")
+
+
+# claim ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("K11")
+async def test_claim_gives_nothing_to_a_session_that_never_joined(conn: AsyncConnection) -> None:
+    await one_task(conn)
+    await Runner.join(conn)
+    assert await Runner(conn, session=999_999).claim() == []
+
+
+async def test_claim_gives_nothing_to_a_runner_that_is_gone(conn: AsyncConnection) -> None:
+    await one_task(conn)
+    runner, _other = await Runner.join(conn), await Runner.join(conn)
+    await bury(conn, session=runner.session, reason="gone", infra_retries=3)
+    assert await runner.claim() == []
+
+
+@pytest.mark.requirement("K8")
+async def test_claim_takes_no_more_than_there_is_room_for_over_all_queues(conn: AsyncConnection) -> None:
+    queues = {"a": {"queue": "x"}, "b": {"queue": "y"}, "c": {"queue": "y"}}
+    await put(conn, make_dag("three", THREE, per_task=queues))
+    await start(conn, "three")
+    runner = await Runner.join(conn)
+    assert len(await runner.claim(2, queues=("x", "y"))) == 2
+    assert len(await runner.claim(2, queues=("x", "y"))) == 1
+
+
+# finish --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("F8")
+async def test_finish_by_another_session_leaves_the_owners_lease(conn: AsyncConnection) -> None:
+    await one_task(conn)
+    owner, other = await Runner.join(conn), await Runner.join(conn)
+    (claim,) = await owner.claim()
+    await other.finish(claim)
+    assert await value(conn, "select session from lease") == owner.session
+
+
+@pytest.mark.requirement("F8")
+async def test_finish_of_an_old_epoch_leaves_the_lease_of_the_new_one(conn: AsyncConnection) -> None:
+    await one_task(conn)
+    runner = await Runner.join(conn)
+    (old,) = await runner.claim()
+    await runner.finish(old, "given_back")
+    (new,) = await runner.claim()
+    assert await runner.finish(old) == [(key_of(old), old.epoch)]
+    assert await value(conn, "select epoch from lease") == new.epoch
+
+
+@pytest.mark.requirement("F5")
+async def test_finish_refuses_what_was_reported_about_an_attempt_before_the_one_that_ended(
+    conn: AsyncConnection,
+) -> None:
+    await one_task(conn)
+    runner = await Runner.join(conn)
+    (old,) = await runner.claim()
+    await runner.finish(old, "given_back")
+    (new,) = await runner.claim()
+    await runner.finish(new)
+    assert await runner.finish(new) == []
+    assert await runner.finish(old) == [(key_of(old), old.epoch)]
+
+
+@pytest.mark.requirement("F5")
+async def test_finish_refuses_another_session_also_when_the_attempt_has_ended(conn: AsyncConnection) -> None:
+    await one_task(conn)
+    runner, other = await Runner.join(conn), await Runner.join(conn)
+    (claim,) = await runner.claim()
+    await runner.finish(claim)
+    assert await other.finish(claim) == [(key_of(claim), claim.epoch)]
+
+
+async def test_finish_keeps_only_superseded_attempts_as_history(conn: AsyncConnection) -> None:
+    await one_task(conn, task_retry=RETRIED)
+    runner = await Runner.join(conn)
+    (first,) = await runner.claim()
+    await runner.finish(first, "failed")
+    (second,) = await runner.claim()
+    await runner.finish(second)
+    assert await value(conn, "select array_agg(epoch) from attempt") == [first.epoch]
+
+
+async def test_finish_keeps_a_result_only_of_a_success(conn: AsyncConnection) -> None:
+    await one_task(conn)
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim()
+    await runner.finish(claim, "failed", no_retry=True, result=1)
+    assert await value(conn, "select count(*) from result") == 0
+
+
+async def test_finish_takes_a_log_that_was_shipped_already_once(conn: AsyncConnection) -> None:
+    await one_task(conn)
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim()
+    chunk = NewChunk(key=key_of(claim), epoch=claim.epoch, seq=0, until=5, content="first")
+    await logs.append(conn, session=runner.session, chunks=[chunk])
+    await runner.finish(claim, log="again", seq=0, until=5)
+    assert await value(conn, "select array_agg(content) from log_chunk") == ["first"]
+
+
+async def test_finish_waits_longer_with_every_loss(conn: AsyncConnection) -> None:
+    run = await one_task(conn)
+    leader = await lead(conn)
+    await set_clock(conn, later(0))
+    waits = []
+    for _ in range(3):
+        runner = await Runner.join(conn)
+        await runner.claim()
+        await bury(conn, session=runner.session, reason="gone", infra_retries=5)
+        waits.append(await value(conn, "select extract(epoch from not_before - clock())::int from task"))
+        await set_clock(conn, later(1000 * len(waits)))
+        await promote(conn, shard=0, epoch=leader, batch=10)
+    assert waits == [None, 5, 10]
+    assert await states(conn, run) == {"a": "available"}
+
+
+@pytest.mark.parametrize("marked", ["success", "failed", "skipped"])
+@pytest.mark.parametrize("reported", ["success", "failed", "killed"])
+async def test_finish_ends_a_marked_task_as_it_was_marked(conn: AsyncConnection, marked: str, reported: str) -> None:
+    run = await one_task(conn, task_retry=RETRIED)
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim()
+    await mark(conn, key_of(claim), state=marked, actor="me")
+    await runner.finish(claim, reported)
+    assert await states(conn, run) == {"a": marked}
+
+
+async def test_finish_cancels_what_was_asked_to_stop_instead_of_retrying_it(conn: AsyncConnection) -> None:
+    run = await one_task(conn, task_retry=RETRIED)
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim()
+    await cancel(conn, run_id=run, actor="me")
+    await runner.finish(claim, "killed")
+    assert (await states(conn, run), await run_state(conn, run)) == ({"a": "canceled"}, "canceled")
+
+
+async def test_finish_of_a_retry_that_was_timed_for_the_same_instant_before_finds_its_timer(
+    conn: AsyncConnection,
+) -> None:
+    run = await one_task(conn, task_retry=RETRIED)
+    runner = await Runner.join(conn)
+    await set_clock(conn, later(0))
+    (claim,) = await runner.claim()
+    await runner.finish(claim, "failed", retry_in=5)
+    await cancel(conn, run_id=run, actor="me")
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="me")
+    (again,) = await runner.claim()
+    await runner.finish(again, "failed", retry_in=5)
+    assert await states(conn, run) == {"a": "pending"}
+
+
+async def test_giving_back_to_a_paused_dag_leaves_the_task_pending(conn: AsyncConnection) -> None:
+    run = await one_task(conn)
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim()
+    await pause(conn, dag="one", actor="me")
+    await runner.finish(claim, "given_back")
+    assert await states(conn, run) == {"a": "pending"}
+
+
+# extend --------------------------------------------------------------------------------------------------------------
+
+
+async def test_extend_is_the_heartbeat_of_one_runner_only(conn: AsyncConnection) -> None:
+    mine, other = await Runner.join(conn), await Runner.join(conn)
+    await extend(conn, session=mine.session, held=[])
+    beats = "select array_agg(beat order by session) from runner where session = any(%s)"
+    assert await value(conn, beats, [mine.session, other.session]) == [1, 0]
+
+
+async def test_extend_asks_to_stop_nothing_that_nobody_wants_stopped(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("three", THREE))
+    await start(conn, "three")
+    mine, other = await Runner.join(conn), await Runner.join(conn)
+    (claim,) = await mine.claim(1)
+    await other.claim()
+    reply = await extend(conn, session=mine.session, held=[(key_of(claim), claim.epoch)])
+    assert (reply.lost, reply.stop, reply.unknown, reply.is_gone) == ([], [], [], False)
+
+
+async def test_extend_tells_a_buried_runner_that_it_is_gone(conn: AsyncConnection) -> None:
+    mine, _other = await Runner.join(conn), await Runner.join(conn)
+    await bury(conn, session=mine.session, reason="gone", infra_retries=3)
+    assert (await extend(conn, session=mine.session, held=[])).is_gone
+    assert await value(conn, "select beat from runner where session = %s", mine.session) == 0
+
+
+# the end of a runner -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("A8")
+async def test_bury_takes_from_the_one_that_is_gone_and_from_nobody_else(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("three", THREE))
+    await start(conn, "three")
+    gone, alive = await Runner.join(conn), await Runner.join(conn)
+    await gone.claim(1)
+    await alive.claim(1)
+    assert await bury(conn, session=gone.session, reason="gone", infra_retries=3) == 1
+    assert [runner.session for runner in await runners.live(conn)] == [alive.session]
+    assert await value(conn, "select array_agg(session) from lease") == [alive.session]
+
+
+async def test_burying_twice_keeps_the_first_reason(conn: AsyncConnection) -> None:
+    runner = await Runner.join(conn)
+    for reason in ("first", "second"):
+        await bury(conn, session=runner.session, reason=reason, infra_retries=3)
+    await runners.leave(conn, runner.session)
+    assert await value(conn, "select gone_reason from runner where session = %s", runner.session) == "first"
+
+
+async def test_leaving_is_of_one_runner_only(conn: AsyncConnection) -> None:
+    gone, alive = await Runner.join(conn), await Runner.join(conn)
+    await runners.leave(conn, gone.session)
+    assert [runner.session for runner in await runners.live(conn)] == [alive.session]
+
+
+@pytest.mark.requirement("K3")
+async def test_silence_is_counted_only_of_the_living_and_told_only_past_the_threshold(conn: AsyncConnection) -> None:
+    silent, beating, gone = [await Runner.join(conn) for _ in range(3)]
+    await runners.leave(conn, gone.session)
+    told = []
+    for _ in range(4):
+        await extend(conn, session=beating.session, held=[])
+        told.append(await runners.listen_for_silence(conn, elapsed=1, lost_after=2.5))
+    assert told == [[], [], [silent.session], [silent.session]]
+    assert await value(conn, "select silent_seconds from runner where session = %s", gone.session) == 0
+
+
+async def test_leases_of_sessions_that_are_gone_are_found_and_no_others(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("three", THREE))
+    await start(conn, "three")
+    gone, alive = await Runner.join(conn), await Runner.join(conn)
+    await gone.claim(1)
+    await alive.claim(1)
+    await runners.leave(conn, gone.session)
+    await conn.execute("insert into lease values (999999, 1, 0, -1, 1)")
+    assert sorted(await runners.unburied(conn)) == [gone.session, 999_999]
+
+
+# logs ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("F8")
+async def test_log_lines_are_late_unless_the_session_holds_that_very_attempt(conn: AsyncConnection) -> None:
+    await one_task(conn)
+    owner, other = await Runner.join(conn), await Runner.join(conn)
+    (claim,) = await owner.claim()
+
+    async def append(session: int, epoch: int, seq: int) -> None:
+        chunk = NewChunk(key=key_of(claim), epoch=epoch, seq=seq, until=seq + 1, content="x")
+        await logs.append(conn, session=session, chunks=[chunk, chunk])
+
+    await append(owner.session, claim.epoch, 0)
+    await append(other.session, claim.epoch, 1)
+    await append(owner.session, claim.epoch + 1, 2)
+    assert await value(conn, "select array_agg(is_late order by seq) from log_chunk") == [False, True, True]
+
+
+async def test_triggering_a_dag_that_has_no_version_makes_nothing(conn: AsyncConnection) -> None:
+    dag_id = await value(conn, "insert into dag (name, file) values ('empty', 'f.py') returning dag_id")
+    assert await runs.trigger(conn, dag_id=int(str(dag_id)), params={}, key=None, actor="me") is None
+
+
+async def test_a_task_key_of_another_map_index_is_another_task(conn: AsyncConnection) -> None:
+    run = await one_task(conn)
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim()
+    stranger = claim._replace(map_index=3)
+    assert await runner.finish(stranger) == [(TaskKey(run, 0, 3), claim.epoch)]
+    assert await states(conn, run) == {"a": "running"}

@@ -1,0 +1,90 @@
+"""Schedulers that die: one leads at a time, and every fire has exactly one run whoever makes it."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import pytest
+
+from evertick.domain.dag import NamedSchedule
+from evertick.domain.misfire import MisfirePolicy
+from evertick.domain.schedule import parse_schedule
+from evertick.engine.publish import publish
+from evertick.store import shards
+from tests.system.processes import Installation, Service
+from tests.system.work import Published, schedule_now
+from tests.waiting import eventually
+
+
+async def fires(there: Installation) -> list[datetime]:
+    return [row[0] for row in await there.rows("select fire_at from run where fire_at is not null order by 1")]
+
+
+async def leader_of(there: Installation, schedulers: list[Service]) -> Service:
+    owner = await there.value("select owner from shard")
+    return next(each for each in schedulers if owner == f"scheduler-{each.pid}")
+
+
+@pytest.mark.requirement("I3", "A10", "A4", "I7", "F2")
+async def test_when_the_leader_is_killed_another_takes_over_and_every_fire_happens_once(
+    there: Installation, long: Published
+) -> None:
+    schedulers = [await there.start("scheduler")]
+    schedulers += [there.launch("scheduler") for _ in range(2)]
+    instants = await schedule_now(there.conn, long, "single", every=0.1, times=40)
+    for _ in range(2):
+        leader = await leader_of(there, schedulers)
+        await leader.saw("fire")
+        await leader.kill()
+        schedulers.remove(leader)
+        successor = await eventually(lambda: next((each for each in schedulers if each.events("lead")), None))
+        await successor.saw("fire")
+    await eventually(lambda: there.value("select count(*) >= %s from run", len(instants)))
+    assert await fires(there) == instants
+    assert await there.value("select epoch from shard") == 3
+    assert len([event for each in schedulers for event in each.events("lead")]) == 1, "the others stood by"
+
+
+@pytest.mark.requirement("A10", "A4", "I3")
+async def test_a_leader_that_was_frozen_writes_nothing_after_its_successor(
+    there: Installation, long: Published
+) -> None:
+    first = await there.start("scheduler")
+    second = there.launch("scheduler")
+    instants = await schedule_now(there.conn, long, "single", every=0.1, times=40)
+    await first.saw("fire")
+    first.signal(signal.SIGSTOP)
+    await second.saw("lead")
+    before = len(first.events("fire"))
+    await second.saw("fire")
+    first.signal(signal.SIGCONT)
+    await first.saw("deposed")
+    await eventually(lambda: there.value("select count(*) >= %s from run", len(instants)))
+    assert await fires(there) == instants
+    assert len(first.events("fire")) == before
+
+
+@pytest.mark.requirement("I3", "M2", "F2", "I7")
+async def test_a_scheduler_that_is_killed_while_it_fires_a_hundred_schedules_misses_none(
+    there: Installation, long: Published
+) -> None:
+    start_at = await shards.read_clock(there.conn) + timedelta(seconds=0.5)
+    every = parse_schedule(
+        timedelta(seconds=0.25), start_at=start_at, anchor_at=start_at, end_at=start_at + timedelta(seconds=1.9)
+    )
+    spec = next(each for each in long.specs if each.name == "single")
+    schedules = tuple(NamedSchedule(name=f"s{number:03}", spec=every) for number in range(100))
+    spec = replace(spec, schedules=schedules, misfire=MisfirePolicy.ALL)
+    await publish(there.conn, spec=spec, file=long.file, bundle_hash=long.bundle.hash, actor="test")
+    # In small chunks, so that a kill comes between two of them.
+    for _ in range(4):
+        scheduler = await there.start("scheduler", fire_batch=7)
+        await scheduler.saw("fire")
+        await scheduler.kill()
+    await there.start("scheduler")
+    await eventually(lambda: there.value("select count(*) >= 800 from run"), 20)
+    counts = await there.rows("select schedule_id, count(*), count(distinct fire_at) from run group by 1")
+    assert len(counts) == 100
+    assert {row[1:] for row in counts} == {(8, 8)}

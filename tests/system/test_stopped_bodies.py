@@ -1,0 +1,83 @@
+"""Somebody presses a button while a task runs: its whole process tree is gone before anything else happens."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from evertick.domain.attempt import TaskKey
+from evertick.engine.cancel import cancel
+from evertick.engine.clear import clear, select_tasks
+from evertick.engine.mark import mark
+from evertick.store.wake import Channel, notify
+from tests.system.processes import Installation, is_running
+from tests.system.work import Effect, let_go, start_run
+from tests.waiting import eventually
+
+LONGEST_STOP_SECONDS = 1.0
+
+
+async def start_family(there: Installation) -> tuple[int, list[Effect]]:
+    """A body with a grandchild in a session of its own that ignores SIGTERM. Returns the run, and both processes."""
+    await there.start("runner", runner_id="r1")
+    run_id = await start_run(there.conn, "family")
+    await eventually(lambda: {"begin", "hidden"} <= {each.what for each in there.effects()})
+    return run_id, there.effects()
+
+
+async def seconds_until_gone(there: Installation, members: list[Effect]) -> float:
+    """Wake the runner as the command would, and measure until no member of the family is left."""
+    asked_at = time.monotonic()
+    await notify(there.conn, Channel.STOP)
+    await eventually(lambda: not any(is_running(each.pid) for each in members))
+    return time.monotonic() - asked_at
+
+
+@pytest.mark.serial
+@pytest.mark.requirement("K2")
+async def test_cancel_stops_the_whole_process_tree_within_a_second(there: Installation) -> None:
+    run_id, members = await start_family(there)
+    assert await cancel(there.conn, run_id=run_id, actor="test") == 1
+    seconds = await seconds_until_gone(there, members)
+    assert await there.ended(run_id) == "canceled"
+    print(f"canceled processes were gone after {seconds * 1000:.0f} ms")
+    assert seconds < LONGEST_STOP_SECONDS
+    assert not [each for each in there.effects() if each.what == "end"]
+
+
+@pytest.mark.requirement("K2")
+async def test_a_running_task_that_is_marked_moves_when_its_body_is_gone(there: Installation) -> None:
+    run_id, members = await start_family(there)
+    assert await mark(there.conn, TaskKey(run_id, 0, -1), state="success", actor="test") == "asked"
+    assert await there.value("select state::text from task") == "running"
+    await seconds_until_gone(there, members)
+    assert await there.ended(run_id) == "success"
+
+
+@pytest.mark.requirement("K1", "K2")
+async def test_clear_of_a_running_task_never_gives_it_two_bodies(there: Installation) -> None:
+    for name in ("r1", "r2"):
+        await there.start("runner", runner_id=name)
+    run_id = await start_run(there.conn, "holding")
+    for epoch in range(1, 5):
+        await there.begun("hold", epoch=epoch)
+        chosen = await select_tasks(there.conn, run_id=run_id, names=["hold"])
+        assert (await clear(there.conn, run_id=run_id, chosen=chosen, actor="test")).asked == 1
+        await notify(there.conn, Channel.STOP)
+    await there.begun("hold", epoch=5)
+    let_go(there.effects_file)
+    assert await there.ended(run_id) == "success"
+    holds = [each for each in there.effects() if each.task == "hold"]
+    assert [each for each in holds if each.what == "overlap"] == []
+    assert [each.epoch for each in holds if each.what == "end"] == [5]
+
+
+@pytest.mark.requirement("K2")
+async def test_without_wake_ups_the_heartbeat_brings_the_request(there: Installation) -> None:
+    await there.start("runner", runner_id="r1", notify=False)
+    run_id = await start_run(there.conn, "holding")
+    first = await there.begun("hold")
+    await cancel(there.conn, run_id=run_id, actor="test")
+    await eventually(lambda: not is_running(first.pid), 5)
+    assert await there.ended(run_id) == "canceled"

@@ -1,0 +1,144 @@
+"""`evertick up` as a person uses it: one command, everything restarted when it dies, nothing left when it stops."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from evertick.execution.kill import children_of, find_by_token, kill_tree
+from evertick.services.postgres_home import holder_of
+from tests.waiting import eventually_sync
+
+QUICK = """
+from evertick import dag, task
+
+@task
+def beat():
+    print("beat")
+
+@dag(schedule="@every 1s")
+def quick():
+    beat()
+"""
+
+
+class Up:
+    """One `evertick up` in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.token = folder, uuid.uuid4().hex
+        self._output = (folder / "output.txt").open("w+")
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("EVERTICK_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "evertick.cli.main", "up"],
+            cwd=folder,
+            env={**environment, "TEST_TOKEN": self.token},
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "output.txt").read_text()
+
+    def wait_for(self, pattern: str, times: int = 1, within_seconds: float = 30.0) -> None:
+        def seen() -> bool:
+            assert self.process.poll() is None, self.output
+            return len(re.findall(pattern, self.output)) >= times
+
+        eventually_sync(seen, within_seconds)
+
+    def finished_runs(self) -> int:
+        holder = holder_of(self.folder / ".evertick")
+        assert holder is not None
+        with psycopg.connect(holder.url) as conn:
+            row = conn.execute("select count(*) from evertick.run_status where state = 'success'").fetchone()
+            return int(row[0]) if row else 0
+
+    def wait_for_more_runs(self) -> None:
+        """Scheduling and running both work now."""
+        before = [-1]
+
+        def grown() -> bool:
+            try:
+                now = self.finished_runs()
+            except (psycopg.Error, AssertionError):
+                return False
+            if before[0] < 0:
+                before[0] = now
+            return now >= before[0] + 2
+
+        eventually_sync(grown, within_seconds=40.0)
+
+    def child(self, command: str) -> int:
+        for pid in children_of(self.process.pid):
+            if command in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
+                return pid
+        raise AssertionError(f"no {command} among the children")
+
+    def leftovers(self) -> list[int]:
+        return [pid for pid in find_by_token(self.token) if pid != os.getpid()]
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for pid in self.leftovers():
+            kill_tree(pid)
+        self._output.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "a place"
+    (made / "dags").mkdir(parents=True)
+    (made / "dags" / "quick.py").write_text(QUICK)
+    return made
+
+
+@pytest.fixture
+def up(folder: Path) -> Iterator[Up]:
+    running = Up(folder)
+    yield running
+    running.end()
+
+
+@pytest.mark.requirement("A9")
+def test_up_fires_runs_survives_every_death_and_stops_clean(up: Up) -> None:
+    up.wait_for("Evertick is up")
+    up.wait_for_more_runs()
+    for number, name in enumerate(("scheduler", "runner", "publisher"), 1):
+        os.kill(up.child(f"evertick.cli.main {name}"), signal.SIGKILL)
+        up.wait_for(" died ", times=number)
+        up.wait_for_more_runs()
+    os.kill(up.child("postgres"), signal.SIGKILL)
+    up.wait_for_more_runs()
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(timeout=30) == 0
+    eventually_sync(lambda: not up.leftovers(), within_seconds=10.0)
+    assert "Traceback" not in up.output
+
+
+def test_a_killed_up_takes_everything_with_it_and_the_next_one_goes_on(up: Up, folder: Path) -> None:
+    up.wait_for("Evertick is up")
+    up.wait_for_more_runs()
+    up.process.kill()
+    up.process.wait()
+    eventually_sync(lambda: not up.leftovers(), within_seconds=20.0)
+    again = Up(folder)
+    try:
+        again.wait_for("Evertick is up")
+        again.wait_for_more_runs()
+        assert "Traceback" not in again.output
+    finally:
+        again.end()
