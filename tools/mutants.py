@@ -29,9 +29,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
-sys.path[0] = str(ROOT)
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
 
-from tests.databases import own_cluster, quick_folder  # noqa: E402  the line above makes this importable
+from tests.databases import own_cluster, quick_folder  # noqa: E402  the lines above make this importable
 from tools.guards import Guard, find_guards  # noqa: E402
 
 KNOWN = Path(__file__).with_name("mutants_known.toml")

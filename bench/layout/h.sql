@@ -59,17 +59,7 @@ create table timer (
 
 create view listing as select run_id, idx, map_index, state, epoch, attempt from task;
 
-create function offer(p_tasks ended[]) returns void language plpgsql as $$
-begin
-    insert into ready (queue, rank, run_id, idx, map_index)
-    select s.queue, s.rank, t.run_id, t.idx, t.map_index
-    from unnest(p_tasks) t join task_spec s on s.version_id = t.version_id and s.idx = t.idx
-    order by s.rank, t.run_id, t.idx, t.map_index;
-end $$;
-
 create function open_runs(p_version int, p_count int) returns void language plpgsql as $$
-declare
-    moved ended[];
 begin
     with opened as (
         insert into run_status (dag_id, version_id, state, open_tasks, started_at)
@@ -82,10 +72,12 @@ begin
         select o.run_id, s.idx, p_version, 'available'
         from opened o join task_spec s on s.version_id = p_version and s.upstream_total = 0
         on conflict (run_id, idx, map_index) do nothing
-        returning run_id, idx, map_index, version_id, state
+        returning run_id, idx, map_index, version_id
     )
-    select array_agg(row(run_id, idx, map_index, version_id, state)::ended) into moved from entering;
-    perform offer(moved);
+    insert into ready (queue, rank, run_id, idx, map_index)
+    select s.queue, s.rank, e.run_id, e.idx, e.map_index
+    from entering e join task_spec s on s.version_id = e.version_id and s.idx = e.idx
+    order by s.rank, e.run_id, e.idx, e.map_index;
 end $$;
 
 create function claim(p_session bigint, p_free int, p_from_seq bigint)
@@ -202,7 +194,7 @@ end $$;
 
 create function promote() returns bigint language plpgsql as $$
 declare
-    due ended[];
+    promoted bigint;
 begin
     with come as (
         delete from timer w where w.shard = 0 and w.due_at <= clock_timestamp()
@@ -212,11 +204,14 @@ begin
         from come c
         where k.run_id = c.run_id and k.idx = c.idx and k.map_index = c.map_index
           and k.state = 'pending' and k.not_before = c.due_at
-        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+        returning k.run_id, k.idx, k.map_index, k.version_id
     )
-    select array_agg(row(run_id, idx, map_index, version_id, state)::ended) into due from moved;
-    perform offer(due);
-    return coalesce(cardinality(due), 0);
+    insert into ready (queue, rank, run_id, idx, map_index)
+    select s.queue, s.rank, m.run_id, m.idx, m.map_index
+    from moved m join task_spec s on s.version_id = m.version_id and s.idx = m.idx
+    order by s.rank, m.run_id, m.idx, m.map_index;
+    get diagnostics promoted = row_count;
+    return promoted;
 end $$;
 
 -- Un-admission: the first p_count in line go back behind their gate.
@@ -239,16 +234,16 @@ begin
 end $$;
 
 create function admit(p_run_ids bigint[]) returns void language plpgsql as $$
-declare
-    freed ended[];
 begin
     with moved as (
         update task k set state = 'available' from unnest(p_run_ids) p(run_id)
         where k.run_id = p.run_id and k.state = 'pending' and k.not_before is null
-        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+        returning k.run_id, k.idx, k.map_index, k.version_id
     )
-    select array_agg(row(run_id, idx, map_index, version_id, state)::ended) into freed from moved;
-    perform offer(freed);
+    insert into ready (queue, rank, run_id, idx, map_index)
+    select s.queue, s.rank, m.run_id, m.idx, m.map_index
+    from moved m join task_spec s on s.version_id = m.version_id and s.idx = m.idx
+    order by s.rank, m.run_id, m.idx, m.map_index;
 end $$;
 
 create function low_water() returns bigint language sql as $$

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import DagSpec, structural_hash, to_json
+from evertick.domain.dag import DagSpec, NamedSchedule, structural_hash, to_json
 from evertick.domain.params import check_params
 from evertick.domain.schedule import next_after
 from evertick.domain.states import TriggerRule
@@ -29,7 +29,7 @@ async def publish(conn: AsyncConnection, *, spec: DagSpec, file: str, bundle_has
 
     async def once() -> Published:
         now = await shards.read_clock(conn)
-        wanted = [_schedule_row(spec, index, now) for index in range(len(spec.schedules))]
+        wanted = [schedule_row(spec, schedule, now) for schedule in spec.schedules]
         settle = await plan_changed(conn, spec.name, wanted, now)
         return await dags.publish(conn, dag={**row, "schedules": wanted}, settle=settle, actor=actor)
 
@@ -84,8 +84,8 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str) -> JsonObject:
     }
 
 
-def _schedule_row(spec: DagSpec, index: int, now: datetime) -> JsonObject:
-    schedule = spec.schedules[index]
+def schedule_row(spec: DagSpec, schedule: NamedSchedule, now: datetime) -> JsonObject:
+    """One schedule of the DAG as the tables hold it, starting after `now`."""
     first = next_after(schedule.spec, now)
     window = spec.catchup_window_seconds
     at = schedule.spec.at

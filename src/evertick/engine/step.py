@@ -18,7 +18,6 @@ from evertick.store import tasks
 from evertick.store.db import retry_on_deadlock
 from evertick.store.tasks import StepRow
 
-
 MOST_REASON_CHARACTERS = 4000
 
 

@@ -93,3 +93,25 @@ async def list_all(conn: AsyncConnection, *, dag: str | None = None, limit: int 
 
 async def skips(conn: AsyncConnection, *, schedule_id: int, limit: int = 50) -> list[Skip]:
     return await all_rows(conn, sql("schedules", "skips"), {"schedule_id": schedule_id, "limit": limit}, Skip)
+
+
+async def put(
+    conn: AsyncConnection,
+    *,
+    dag_id: int,
+    schedule: JsonObject,
+    expected: int | None,
+    request: str | None,
+    settle: list[JsonObject],
+    actor: str,
+) -> int | None:
+    """The schedule's new version, or None if it was not at the expected one."""
+    params = {
+        "dag_id": dag_id,
+        "schedule": Jsonb(schedule),
+        "expected": expected,
+        "request": request,
+        "settle": Jsonb(settle),
+        "actor": actor,
+    }
+    return cast("int | None", await one_value(conn, sql("schedules", "put"), params))

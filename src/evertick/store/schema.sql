@@ -785,6 +785,43 @@ begin
     end if;
 end $$;
 
+CREATE FUNCTION evertick.put_schedule(p_dag_id integer, p_schedule jsonb, p_expected integer, p_request text, p_settle jsonb, p_actor text) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    put int;
+    id int;
+    t timestamptz := clock();
+begin
+    perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
+    select c.version into put from schedule c
+    where c.dag_id = p_dag_id and c.name = p_schedule->>'name' and c.request = p_request and c.deleted_at is null;
+    if found then
+        return put;
+    end if;
+    perform settle_schedules(p_settle);
+    insert into schedule as c (dag_id, name, version, spec, params, misfire, window_seconds, origin, request, changed_by, changed_at)
+    select p_dag_id, p_schedule->>'name', 1, p_schedule->'spec', p_schedule->'params', p_schedule->>'misfire',
+           (p_schedule->>'window_seconds')::double precision, 'user', p_request, p_actor, t
+    where coalesce(p_expected, 0) = 0 or exists (
+        select 1 from schedule x where x.dag_id = p_dag_id and x.name = p_schedule->>'name')
+    on conflict (dag_id, name) do update
+        set version = c.version + 1, spec = excluded.spec, params = excluded.params, misfire = excluded.misfire,
+            window_seconds = excluded.window_seconds, origin = 'user', request = p_request, changed_by = p_actor,
+            changed_at = t, deleted_at = null
+        where p_expected is null or p_expected = case when c.deleted_at is null then c.version else 0 end
+    returning c.version, c.schedule_id into put, id;
+    if put is null then
+        return null;
+    end if;
+    insert into schedule_state as s (schedule_id, shard, version, next_due, paused)
+    select id, d.shard, put, (p_schedule->>'next_due')::timestamptz, d.paused from dag d where d.dag_id = p_dag_id
+    on conflict (schedule_id) do update set version = excluded.version, next_due = excluded.next_due, error = null;
+    insert into journal (occurred_at, verb, actor, dag_id, detail)
+    values (t, 'put_schedule', p_actor, p_dag_id, p_schedule || jsonb_build_object('version', put));
+    return put;
+end $$;
+
 CREATE FUNCTION evertick.read_reports(p_reports jsonb) RETURNS TABLE(run_id bigint, idx integer, map_index integer, epoch integer, kind text, reason text, result jsonb, exit_code integer, retry_in double precision, no_retry boolean, log text, seq bigint, until bigint)
     LANGUAGE sql ROWS 5
     AS $$
@@ -1282,8 +1319,8 @@ begin
         on conflict (dag_id, name) do update
             set version = c.version + 1, spec = excluded.spec, params = excluded.params, misfire = excluded.misfire,
                 window_seconds = excluded.window_seconds, changed_by = p_actor, changed_at = t, deleted_at = null
-            where c.deleted_at is not null or (c.spec, c.params, c.misfire, c.window_seconds)
-                  is distinct from (excluded.spec, excluded.params, excluded.misfire, excluded.window_seconds)
+            where c.origin = 'code' and (c.deleted_at is not null or (c.spec, c.params, c.misfire, c.window_seconds)
+                  is distinct from (excluded.spec, excluded.params, excluded.misfire, excluded.window_seconds))
         returning c.schedule_id, c.name, c.version
     ), missed as (
         -- a one-time schedule whose time was over before anybody knew of it
@@ -1299,7 +1336,7 @@ begin
 
     with removed as (
         update schedule c set deleted_at = t, version = c.version + 1, changed_by = p_actor, changed_at = t
-        where c.dag_id = p_dag_id and c.deleted_at is null
+        where c.dag_id = p_dag_id and c.deleted_at is null and (c.origin = 'code' or p_schedules = '[]')
           and c.name not in (select x->>'name' from jsonb_array_elements(p_schedules) x)
         returning c.schedule_id, c.version
     )
@@ -1635,9 +1672,12 @@ CREATE TABLE evertick.schedule (
     params jsonb NOT NULL,
     misfire text NOT NULL,
     window_seconds double precision NOT NULL,
+    origin text DEFAULT 'code'::text NOT NULL,
+    request text,
     changed_by text NOT NULL,
     changed_at timestamp with time zone NOT NULL,
     deleted_at timestamp with time zone,
+    CONSTRAINT schedule_origin_check CHECK ((origin = ANY (ARRAY['code'::text, 'user'::text]))),
     CONSTRAINT schedule_version_check CHECK ((version > 0))
 );
 

@@ -110,6 +110,8 @@ create table schedule (
     params      jsonb not null,
     misfire     text not null,
     window_seconds double precision not null,
+    origin      text not null default 'code' check (origin in ('code', 'user')),
+    request     text,
     changed_by  text not null,
     changed_at  timestamptz not null,
     deleted_at  timestamptz,

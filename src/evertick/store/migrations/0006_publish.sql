@@ -55,7 +55,7 @@ begin
 end $$;
 
 -- Schedules are declared: what is absent is removed, what is the same keeps its cursor, what changed starts anew from now
--- under a higher version. A schedule's id is stable per (dag, name).
+-- under a higher version. A schedule's id is stable per (dag, name). What somebody put by hand is not the code's to change.
 create function sync_schedules(p_dag_id int, p_schedules jsonb, p_actor text) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
@@ -70,8 +70,8 @@ begin
         on conflict (dag_id, name) do update
             set version = c.version + 1, spec = excluded.spec, params = excluded.params, misfire = excluded.misfire,
                 window_seconds = excluded.window_seconds, changed_by = p_actor, changed_at = t, deleted_at = null
-            where c.deleted_at is not null or (c.spec, c.params, c.misfire, c.window_seconds)
-                  is distinct from (excluded.spec, excluded.params, excluded.misfire, excluded.window_seconds)
+            where c.origin = 'code' and (c.deleted_at is not null or (c.spec, c.params, c.misfire, c.window_seconds)
+                  is distinct from (excluded.spec, excluded.params, excluded.misfire, excluded.window_seconds))
         returning c.schedule_id, c.name, c.version
     ), missed as (
         -- a one-time schedule whose time was over before anybody knew of it
@@ -87,11 +87,50 @@ begin
 
     with removed as (
         update schedule c set deleted_at = t, version = c.version + 1, changed_by = p_actor, changed_at = t
-        where c.dag_id = p_dag_id and c.deleted_at is null
+        where c.dag_id = p_dag_id and c.deleted_at is null and (c.origin = 'code' or p_schedules = '[]')
           and c.name not in (select x->>'name' from jsonb_array_elements(p_schedules) x)
         returning c.schedule_id, c.version
     )
     update schedule_state s set next_due = null, version = r.version from removed r where s.schedule_id = r.schedule_id;
+end $$;
+
+-- Creates or changes one schedule by compare-and-set (V12). p_schedule: as in publish_dag. p_expected: the version that the
+-- caller has seen, 0 for none, null for any. p_request makes a repeated request one change. Returns the schedule's version,
+-- or null when somebody else was first.
+create function put_schedule(p_dag_id int, p_schedule jsonb, p_expected int, p_request text, p_settle jsonb, p_actor text)
+returns int language plpgsql as $$
+declare
+    put int;
+    id int;
+    t timestamptz := clock();
+begin
+    perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
+    select c.version into put from schedule c
+    where c.dag_id = p_dag_id and c.name = p_schedule->>'name' and c.request = p_request and c.deleted_at is null;
+    if found then
+        return put;
+    end if;
+    perform settle_schedules(p_settle);
+    insert into schedule as c (dag_id, name, version, spec, params, misfire, window_seconds, origin, request, changed_by, changed_at)
+    select p_dag_id, p_schedule->>'name', 1, p_schedule->'spec', p_schedule->'params', p_schedule->>'misfire',
+           (p_schedule->>'window_seconds')::double precision, 'user', p_request, p_actor, t
+    where coalesce(p_expected, 0) = 0 or exists (
+        select 1 from schedule x where x.dag_id = p_dag_id and x.name = p_schedule->>'name')
+    on conflict (dag_id, name) do update
+        set version = c.version + 1, spec = excluded.spec, params = excluded.params, misfire = excluded.misfire,
+            window_seconds = excluded.window_seconds, origin = 'user', request = p_request, changed_by = p_actor,
+            changed_at = t, deleted_at = null
+        where p_expected is null or p_expected = case when c.deleted_at is null then c.version else 0 end
+    returning c.version, c.schedule_id into put, id;
+    if put is null then
+        return null;
+    end if;
+    insert into schedule_state as s (schedule_id, shard, version, next_due, paused)
+    select id, d.shard, put, (p_schedule->>'next_due')::timestamptz, d.paused from dag d where d.dag_id = p_dag_id
+    on conflict (schedule_id) do update set version = excluded.version, next_due = excluded.next_due, error = null;
+    insert into journal (occurred_at, verb, actor, dag_id, detail)
+    values (t, 'put_schedule', p_actor, p_dag_id, p_schedule || jsonb_build_object('version', put));
+    return put;
 end $$;
 
 -- Removes a DAG from planning: its schedules end, its history stays. What is due is settled first; open runs go on with

@@ -36,3 +36,7 @@ select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.la
 -- name: skips
 select first_at, last_at, count, reason, recorded_at from skip_record
  where schedule_id = %(schedule_id)s order by first_at desc limit %(limit)s
+
+-- name: put
+-- Null: somebody else changed it first.
+select put_schedule(%(dag_id)s::int, %(schedule)s::jsonb, %(expected)s::int, %(request)s::text, %(settle)s::jsonb, %(actor)s::text)
