@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,10 +116,10 @@ async def test_only_a_scan_that_finds_the_file_gone_removes_its_dags(
     await publisher.tick()
     assert await names(conn) == ["first"]
     away = folder.with_name("away")
-    os.rename(folder, away)
+    folder.rename(away)
     await publisher.tick()
     assert await names(conn) == ["first"]
-    os.rename(away, folder)
+    away.rename(folder)
     await publisher.tick()
     assert await names(conn) == ["first"]
 
