@@ -1,6 +1,7 @@
--- A: one table for everything; the state decides what is in which index, as in River and Oban. The indexes are partial,
--- which is the shape's best form: only available rows are in the claim index, only timed ones in the timer index. There is
--- none by owner (River has none either): it tempted the planner into reading all of a session's rows for each one it ends.
+-- A: one table for everything; the state decides what is in which index, as in River and Oban. The indexes are
+-- partial, which is the shape's best form: only available rows are in the claim index, only timed ones in the timer
+-- index. There is none by owner (River has none either): it tempted the planner into reading all of a session's rows
+-- for each one that it ends.
 
 create sequence line;
 

@@ -1,6 +1,7 @@
--- B: one table per state, a move is a delete and an insert; waiting has no row, only its counters (from two upstreams on).
--- What a task carries through its life (epoch, attempt, losses) travels with it from table to table. Rows are deleted by
--- place (ctid): joined by key, a plan made while the table is empty compares every row with every report once it has grown.
+-- B: one table per state, a move is a delete and an insert; waiting has no row, only its counters (from two upstreams
+-- on). What a task carries through its life (epoch, attempt, losses) travels with it from table to table. Rows are
+-- deleted by place (ctid): joined by key, a plan made while the table is empty compares every row with every report
+-- once it has grown.
 
 create table ready (
     queue      text not null,
@@ -121,7 +122,8 @@ begin
         returning r.run_id, r.idx, r.map_index, r.version_id, r.epoch, r.attempt, r.losses
     )
     insert into running as k (run_id, idx, map_index, version_id, epoch, attempt, losses, session, started_at)
-    select t.run_id, t.idx, t.map_index, t.version_id, t.epoch + 1, t.attempt + 1, t.losses, p_session, clock_timestamp()
+    select t.run_id, t.idx, t.map_index, t.version_id, t.epoch + 1, t.attempt + 1, t.losses, p_session,
+           clock_timestamp()
     from taken t
     returning k.run_id, k.idx, k.map_index, k.epoch;
 end $$;
@@ -143,7 +145,8 @@ begin
         returning k.*
     ), freed as materialized (
         -- a hashed lookup; a join would compare each row with each report
-        select t.*, case when (t.run_id, t.idx, t.map_index) in (select x.r, x.i, x.m from report x where x.state = 'pending')
+        select t.*, case when (t.run_id, t.idx, t.map_index) in (
+                             select x.r, x.i, x.m from report x where x.state = 'pending')
                          then 'pending' else 'success' end::task_state as state
         from taken t
     ), past as (
@@ -157,8 +160,10 @@ begin
         from freed f where f.state = 'pending'
         on conflict do nothing
     ), moved as (
-        insert into done (run_id, idx, map_index, version_id, state, epoch, attempt, losses, session, started_at, finished_at)
-        select f.run_id, f.idx, f.map_index, f.version_id, f.state, f.epoch, f.attempt, f.losses, f.session, f.started_at, t
+        insert into done (run_id, idx, map_index, version_id, state, epoch, attempt, losses, session, started_at,
+                          finished_at)
+        select f.run_id, f.idx, f.map_index, f.version_id, f.state, f.epoch, f.attempt, f.losses, f.session,
+               f.started_at, t
         from freed f where f.state <> 'pending'
         returning run_id, idx, map_index, version_id, state
     )
@@ -209,7 +214,8 @@ begin
             order by s.rank, d.run_id, d.idx
         ), blocked as (
             insert into done (run_id, idx, map_index, version_id, state, epoch, attempt, losses, finished_at)
-            select d.run_id, d.idx, -1, d.version_id, d.state, 0, 0, 0, t from decided d where d.state = 'upstream_failed'
+            select d.run_id, d.idx, -1, d.version_id, d.state, 0, 0, 0, t
+            from decided d where d.state = 'upstream_failed'
             on conflict (run_id, idx, map_index) do nothing
             returning run_id, idx, map_index, version_id, state
         )

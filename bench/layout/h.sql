@@ -1,6 +1,7 @@
 -- H: the task's own row is the truth and is found by its key alone, so that its updates can stay on their page (HOT);
--- ready, lease and timer are small companions that say in which order, for whom and when. Their rows are deleted by place
--- (ctid): joined by key, a plan made while the table is empty compares every row with every report once it has grown.
+-- ready, lease and timer are small companions that say in which order, for whom and when. Their rows are deleted by
+-- place (ctid): joined by key, a plan made while the table is empty compares every row with every report once it has
+-- grown.
 
 create table task (
     run_id            bigint not null,

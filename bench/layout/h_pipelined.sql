@@ -1,6 +1,6 @@
--- The step of H as three prepared statements that a client sends as one pipeline: BEGIN, these, COMMIT. A statement cannot
--- use what the one before it returned without the client in between, so everything that follows from a finish is in the
--- second one. It can take one level: a skip or failure that cascades needs another statement for each further level.
+-- The step of H as three prepared statements that a client sends as one pipeline: BEGIN, these, COMMIT. A statement
+-- cannot use what the one before it returned without the client in between, so everything that follows from a finish is
+-- in the second one. It can take one level: a skip or failure that cascades needs a statement for each further level.
 
 -- name: lock
 select 1 from run_status s

@@ -1,4 +1,5 @@
--- What all three layouts share: the plan, the decision, and the words. Version 1 is a DAG of one task, 2 a chain, 3 a fan.
+-- What all three layouts share: the plan, the decision, and the words. Version 1 is a DAG of one task, 2 a chain,
+-- 3 a fan.
 
 create type task_state as enum (
     'waiting', 'pending', 'available', 'queued', 'running', 'deferred',
@@ -23,11 +24,12 @@ create table edge (
 
 -- all_success, the rule of nearly every task. The other rules differ in this function alone.
 create function decide(total int, success int, failed int) returns task_state language sql immutable as $$
-    select case when failed > 0 then 'upstream_failed' when success >= total then 'available' else 'waiting' end::task_state
+    select case when failed > 0 then 'upstream_failed' when success >= total then 'available'
+                else 'waiting' end::task_state
 $$;
 
--- The reports as rows. ROWS is far too low on purpose, and the function volatile so that it is not inlined: with the usual
--- estimate of 100 the planner reads whole tables that look small when the plan is made, and keeps doing so.
+-- The reports as rows. ROWS is far too low on purpose, and the function volatile so that it is not inlined: with the
+-- usual estimate of 100 the planner reads whole tables that look small when the plan is made, and keeps doing so.
 create function read_reports(p_reports jsonb) returns table (r bigint, i int, m int, e int, state task_state)
 rows 5 language sql volatile as $$
     select x.r, x.i, x.m, x.e, case x.kind when 'success' then 'success' else 'pending' end::task_state

@@ -167,3 +167,23 @@ async def test_a_shell_task_with_too_large_inputs_fails_and_says_so(tmp_path: Pa
         outcome = await it.run("sh", command="true", inputs_json=json.dumps({"up": "x" * 4_000_000}))
         assert outcome.kind is OutcomeKind.FAILED
         assert "Argument list too long" in (outcome.reason or "")
+
+
+@pytest.mark.parametrize("isolation", Isolation)
+@pytest.mark.parametrize("prefix", ["", "async "])
+async def test_a_copy_that_the_body_forks_reports_nothing(tmp_path: Path, isolation: Isolation, prefix: str) -> None:
+    source = dag_of(f"{prefix}def forks():\n    pid = os.fork()\n    if pid: os.waitpid(pid, 0)\n    return pid > 0")
+    async with rig(tmp_path, source) as it:
+        assert [await it.result("forks", isolation=isolation) for _ in range(3)] == [True] * 3
+
+
+async def test_garbage_on_the_socket_ends_the_attempt_and_nothing_else(tmp_path: Path) -> None:
+    garbage = (
+        "def garbage():\n    for fd in map(int, os.listdir('/proc/self/fd')):\n"
+        "        if os.path.exists(f'/proc/self/fd/{fd}') and 'socket' in os.readlink(f'/proc/self/fd/{fd}'):\n"
+        "            os.write(fd, b'\\0\\0\\0\\4oops')\n    while True: signal.pause()"
+    )
+    async with rig(tmp_path, dag_of(garbage, "def fine(): pass")) as it:
+        outcome = await it.run("garbage")
+        assert outcome.kind is OutcomeKind.FAILED
+        assert (await it.run("fine")).kind is OutcomeKind.SUCCESS

@@ -70,11 +70,15 @@ async def test_changed_code_is_a_new_version_of_the_dags_that_use_it(
     conn: AsyncConnection, publisher: Publisher, write: Callable[..., None], folder: Path
 ) -> None:
     write("one.py", "first")
-    (folder / "other.py").write_text("from evertick import dag, task\n@task\ndef t(): ...\n@dag\ndef other():\n    t()\n")
+    (folder / "other.py").write_text(
+        "from evertick import dag, task\n@task\ndef t(): ...\n@dag\ndef other():\n    t()\n"
+    )
     await publisher.tick()
     (folder / "shared_values.py").write_text("VALUE = 2222\n")
     await publisher.tick()
-    cursor = await conn.execute("select d.name, max(v.number) from dag d join dag_version v using (dag_id) group by 1 order by 1")
+    cursor = await conn.execute(
+        "select d.name, max(v.number) from dag d join dag_version v using (dag_id) group by 1 order by 1"
+    )
     assert await cursor.fetchall() == [("first", 2), ("other", 1)]
 
 

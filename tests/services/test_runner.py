@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from psycopg import AsyncConnection
 
@@ -216,11 +214,3 @@ async def test_an_unknown_claim_is_given_back_once_however_often_the_heartbeat_n
     for _ in range(3):
         runner._on_extended(reply)
     assert [(outcome.key, outcome.epoch) for outcome in runner._ended] == reply.unknown
-
-
-def test_a_failpoint_is_not_there_unless_it_is_armed(database: str) -> None:
-    async def kind() -> type:
-        async with await connect(database, purpose=Purpose.PLANNING) as plain:
-            return type(plain.cursor())
-
-    assert asyncio.run(kind()) is psycopg.AsyncCursor

@@ -97,7 +97,8 @@ class Play:
         await eventually(lambda: not there.strays(), 5)
         fired = await there.rows("select fire_at from run where fire_at is not null order by 1")
         assert [row[0] for row in fired] == instants, "a fire is missing or was made up"
-        assert await invariants.violations(there.conn) == []
+        broken = await invariants.violations(there.conn)
+        assert not broken, broken
         await self._check_effects()
         return await outcome(there.conn)
 
@@ -128,7 +129,7 @@ class Play:
 
     async def _check_effects(self) -> None:
         found = effects(self._installation.effects_file)
-        assert executed_twice(found) == []
+        assert not executed_twice(found), f"executed twice: {executed_twice(found)}"
         names = await self._installation.rows("select run_id, task, state from tasks where attempt > 0")
         for run_id, task, state in names:
             done = {each.what for each in found if (each.run_id, each.task) == (run_id, task)}

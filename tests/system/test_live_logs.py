@@ -43,7 +43,7 @@ async def test_lines_are_visible_soon_while_the_task_runs(there: Installation) -
     assert ordered[-1] < LONGEST_DELAY_SECONDS
 
 
-@pytest.mark.requirement("V3", "F8")
+@pytest.mark.requirement("F8")
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_lines_survive_the_death_of_their_runner_and_are_stored_once(there: Installation, when: str) -> None:
     """Killed when it is about to ship them, or when it has and does not know."""

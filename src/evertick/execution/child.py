@@ -8,6 +8,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -30,22 +32,16 @@ class Child:
         self._seat = seat
         self._writer = SpoolWriter(seat.log_fd)
         self._wear = Wear(seat)
+        self._pid = 0
         self._frames = Frames()
         self._messages: deque[list[Any]] = deque()
 
-    def leave_behind(self, control: int, runner_ends: list[int], siblings: list[ChildSeat]) -> None:
-        """Close what the fork copied but belongs to others."""
-        os.close(control)
-        for fd in runner_ends:
-            os.close(fd)
-        for sibling in siblings:
-            if sibling is not self._seat:
-                os.close(sibling.fd)
-                os.close(sibling.log_fd)
-
-    def live(self, code: Loaded | Callable[[], Loaded]) -> NoReturn:
+    def live(self, code: Loaded | Callable[[], Loaded], others_fds: list[int]) -> NoReturn:
         """Until the runner hangs up or the one attempt is over. Does not return into the parent's code."""
         try:
+            for fd in others_fds:
+                if fd not in (self._seat.fd, self._seat.log_fd):
+                    os.close(fd)
             self._settle_in()
             loaded = code if isinstance(code, Loaded) else self._load(code)
             self._rehearse()
@@ -54,9 +50,11 @@ class Child:
                     _serve_coroutines(self._seat, loaded, [message, *self._messages])
                     break
                 self._attempt(Start._make(message), loaded)
-        except OSError:
+        except (BrokenPipeError, ConnectionResetError):
             pass  # the runner is gone, and with it everybody who would want to hear of it
         finally:
+            if (error := sys.exception()) is not None:
+                self._writer.write_text("ERROR", "".join(traceback.format_exception(error)))
             os._exit(REPORTED_EXIT_CODE)
 
     def _settle_in(self) -> None:
@@ -66,6 +64,7 @@ class Child:
         os.dup2(self._seat.log_fd, 1)
         os.dup2(self._seat.log_fd, 2)
         self._seat.captured.writer = self._writer
+        self._pid = os.getpid()
         gc.enable()
         unblock_signals()
 
@@ -89,6 +88,8 @@ class Child:
         writer = self._writer
         writer.append(lines.header(start.run_id, start.idx, start.map_index, start.epoch, start.session))
         report = self._run(start, loaded)
+        if os.getpid() != self._pid:
+            os._exit(0)  # a copy that the body forked and let run on: only the original reports
         finish_lines()
         leave_no_process()
         report = report._replace(

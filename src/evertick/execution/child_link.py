@@ -201,7 +201,16 @@ class ChildLink:
             if not received:
                 self._close()
                 return
-            for message in self._frames.feed(received):
+            try:
+                messages = self._frames.feed(received)
+            except (
+                ValueError,
+                StopIteration,
+            ):  # user code wrote into our socket: nothing from there can be trusted any more
+                self._close()
+                self.parent.kill(self)
+                return
+            for message in messages:
                 self._on_message(self, message)
             if len(received) < RECEIVE_BYTES:
                 return

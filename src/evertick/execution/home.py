@@ -90,11 +90,23 @@ class BundleHome:
         if order.isolation is Isolation.PROCESS or order.command is not None:
             return self.stock.take()
         if (order.dag, order.task) in self.stock.coroutine_tasks:
-            if self._shared is None and (link := self.stock.take()) is not None:
-                link.is_shared = True
-                self._shared = link
-            return self._shared
-        return self._warm.pop() if self._warm else self.stock.take()
+            return self._find_shared_child()
+        while self._warm:
+            link = self._warm.pop()
+            if not link.parent.is_retiring:
+                return link
+            link.hang_up()
+        return self.stock.take()
+
+    def _find_shared_child(self) -> ChildLink | None:
+        link = self._shared
+        if link is None or link.parent.is_retiring:
+            self._shared = self.stock.take()
+            if self._shared is not None:
+                self._shared.is_shared = True
+            if link is not None and not link.running:
+                link.hang_up()
+        return self._shared
 
     def _start_in(self, link: ChildLink, attempt: Attempt) -> None:
         link.last_number += 1
@@ -164,7 +176,8 @@ class BundleHome:
 
     def _fail_waiting(self, failure: LoadFailure) -> None:
         for attempt in self.withdraw():
-            self._host.lost(attempt, OutcomeKind.FAILED, failure.reason, failure.traceback)
+            kind = OutcomeKind.KILLED if failure.is_ours else OutcomeKind.FAILED
+            self._host.lost(attempt, kind, failure.reason, failure.traceback)
 
     def _kill_after(self, attempt: Attempt, seconds: float) -> None:
         attempt.timer = self._loop.call_later(seconds, self._kill, attempt)

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -49,7 +50,8 @@ class LocalExecutor:
         self._spool = SpoolFolder(session_folder(spool_dir, session))
         self._resolve_bundle = resolve_bundle
         self._on_outcomes = on_outcomes
-        self._limits = limits or ExecutorLimits()
+        chosen = limits or ExecutorLimits()
+        self._limits = replace(chosen, max_stock=max(chosen.min_stock, min(chosen.max_stock, slots)))
         self._attempts: dict[Name, Attempt] = {}
         self._homes: dict[Address, BundleHome] = {}
         self._leaving: list[BundleHome] = []
@@ -92,7 +94,8 @@ class LocalExecutor:
         by_address: dict[Address, list[Attempt]] = {}
         for order in orders:
             attempt = Attempt(order)
-            self._attempts[order.key, order.epoch] = attempt
+            if self._attempts.setdefault((order.key, order.epoch), attempt) is not attempt:
+                raise Conflict(f"attempt {order.key} epoch {order.epoch} is already running here")
             by_address.setdefault((order.bundle, order.file), []).append(attempt)
         for address, attempts in by_address.items():
             if (home := self._homes.get(address)) is not None:

@@ -75,16 +75,15 @@ class WarmParent:
         self._has_orphans = False
 
     def run(self, keeper_pid: int) -> NoReturn:
-        """Never returns; exits when the runner hangs up, and the keeper then kills what is left."""
-        try:
-            die_with_parent(signal.SIGKILL, keeper_pid)
-            become_subreaper()
+        """Exits when the runner hangs up, and the keeper then kills what is left."""
+        die_with_parent(signal.SIGKILL, keeper_pid)
+        become_subreaper()
+        with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
-            capture_streams(self._captured)
-            if self._load():
-                self._serve()
-        finally:
-            os._exit(0)
+        capture_streams(self._captured)
+        if self._load():
+            self._serve()
+        os._exit(0)
 
     def _load(self) -> bool:
         """Import the code and say how that went. False when nothing can be forked from here."""
@@ -176,20 +175,21 @@ class WarmParent:
     def _fork_batch(self, seats: list[ChildSeat], runner_ends: list[int]) -> None:
         """Nothing but forks in the loop: after each one, every page that this process touches is copied (3 µs)."""
         children = [Child(seat) for seat in seats]
+        fds = [self._control.fileno(), *runner_ends, *(fd for seat in seats for fd in (seat.fd, seat.log_fd))]
+        code = self._load_in_child if self._plan.imports_in_child else self._loaded
         pids = []
         for child in children:
             pid = os.fork()
             if pid == 0:
-                child.leave_behind(self._control.fileno(), runner_ends, seats)
-                child.live(self._load_in_child if self._plan.imports_in_child else self._loaded)
+                child.live(code, fds)
             pids.append(pid)
-        fds: list[int] = []
+        passed: list[int] = []
         for seat, pid, runner_end in zip(seats, pids, runner_ends, strict=True):
             self._numbers[pid] = seat.number
             self._pids[seat.number] = pid
-            fds += runner_end, seat.log_fd
+            passed += runner_end, seat.log_fd
         born = [(seat.number, pid, seat.log_path) for seat, pid in zip(seats, pids, strict=True)]
-        socket.send_fds(self._control, [json.dumps(["born", born]).encode()], fds)
+        socket.send_fds(self._control, [json.dumps(["born", born]).encode()], passed)
 
     def _load_in_child(self) -> Loaded:
         return load(self._plan.folder, self._plan.file)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evertick.execution import lines
 from evertick.execution.child_link import ChildLink, SpoolFolder
 from evertick.execution.kill import find_by_token, kill_tree
 from evertick.execution.parent import BATCH, ParentPlan
@@ -35,6 +36,7 @@ class ParentEvents:
     broken: Callable[[ParentLink, str, str], None]
     unforkable: Callable[[ParentLink, str], None]
     born: Callable[[ParentLink, ChildLink], None]
+    unborn: Callable[[ParentLink, str], None]
     message: Callable[[ChildLink, list[Any]], None]
     dead: Callable[[ParentLink, ChildLink, int], None]
     gone: Callable[[ParentLink, str], None]
@@ -162,8 +164,9 @@ class ParentLink:
                 self.events.broken(self, reason, traceback)
             case ["unforkable", reason]:
                 self.events.unforkable(self, reason)
-            case ["unborn", count, _]:
+            case ["unborn", count, reason]:
                 self.forking -= count
+                self.events.unborn(self, reason)
 
     def _wait_for_keeper(self) -> None:
         """The socket closes an instant before the keeper is gone."""
@@ -173,11 +176,17 @@ class ParentLink:
         code = self._keeper.returncode
         if code < 0:
             self.destroy()
-        self.events.gone(self, _ended(code))
+        self.events.gone(self, _ended(code) + self._last_words(code))
         for link in self.children.values():
             link.hang_up()
         self.children.clear()
         self._spool.abandon(self._token)
+
+    def _last_words(self, code: int) -> str:
+        """What it said when it ended by itself and not well: our own mistake, most likely."""
+        path = self._spool.path / f"{self._token}.err"
+        said = lines.shipped(path.read_bytes()[-2000:], 0) if 0 < code < 128 and path.exists() else b""
+        return f"; it said: {said.decode().splitlines()[-1].split(' ', 2)[2]}" if said else ""
 
 
 def _ended(code: int) -> str:

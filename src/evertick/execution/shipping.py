@@ -14,7 +14,7 @@ from evertick.execution.child_link import Attempt, SpoolFolder
 from evertick.execution.limits import ExecutorLimits
 from evertick.execution.spool import AttemptLog, LogChunk, coroutine_spool
 
-_SHIPPED_AFTER_SECONDS = 0.2
+_SHIPPED_AFTER_SECONDS = 0.1
 # Reading and checking 1 MiB takes about 10 ms of the runner's loop.
 _WINDOWS_PER_POLL = 16
 

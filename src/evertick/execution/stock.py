@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,8 +32,11 @@ class BundlePlace(NamedTuple):
 
 
 class LoadFailure(NamedTuple):
+    """Why no child can be had. `is_ours`: through no fault of the bundle."""
+
     reason: str
     traceback: str = ""
+    is_ours: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,7 @@ class Stock:
         self._failure: LoadFailure | None = None
         self._pause_seconds = 0.0
         self._paused_until = 0.0
+        self._barren_since: float | None = None
         self._revival: asyncio.TimerHandle | None = None
         self._is_closed = False
         self.all_gone = asyncio.Event()
@@ -102,7 +107,8 @@ class Stock:
             self._watch(parent, now)
         current = self._parent
         if current is not None and current.is_ready and now - current.started_at > self._limits.parent_age_seconds:
-            self._successor = self._successor or self._spawn()
+            with suppress(OSError):
+                self._successor = self._successor or self._spawn()
         if now - self._last_miss_at > self._limits.stock_decay_seconds and self._level > self._limits.min_stock:
             self._last_miss_at = now
             self._level -= 1
@@ -128,15 +134,27 @@ class Stock:
             return
         if pause <= 0:
             self._failure = None
-            self._parent = self._spawn()
+            self._start_parent()
         elif self._failure is not None:
             self._events.failed(self._failure)
-        elif self._revival is None:
-            self._revival = self._loop.call_later(pause, self._wake_up)
+        else:
+            self._wake_up_after(pause)
+
+    def _wake_up_after(self, seconds: float) -> None:
+        if self._revival is None:
+            self._revival = self._loop.call_later(seconds, self._wake_up)
 
     def _wake_up(self) -> None:
         self._revival = None
         self._events.available()
+
+    def _start_parent(self) -> None:
+        try:
+            self._parent = self._spawn()
+        except OSError as error:
+            self._failure = LoadFailure(f"no warm parent could be started: {error}", is_ours=True)
+            self._pause()
+            self._events.failed(self._failure)
 
     def _spawn(self) -> ParentLink:
         parent = ParentLink(
@@ -145,6 +163,7 @@ class Stock:
                 broken=self._broken,
                 unforkable=self._unforkable,
                 born=self._born,
+                unborn=self._unborn,
                 message=self._heard,
                 dead=self._dead,
                 gone=self._gone,
@@ -185,7 +204,7 @@ class Stock:
     def _unforkable(self, parent: ParentLink, _reason: str) -> None:
         self._imports_in_child = True
         self._drop(parent)
-        self._parent = self._spawn()
+        self._start_parent()
 
     def _broken(self, parent: ParentLink, reason: str, traceback: str) -> None:
         self._fail(parent, LoadFailure(reason, traceback))
@@ -209,7 +228,17 @@ class Stock:
         self._pause_seconds = min(_LONGEST_PAUSE_SECONDS, self._pause_seconds * 2 or _FIRST_PAUSE_SECONDS)
         self._paused_until = self._loop.time() + self._pause_seconds
 
+    def _unborn(self, _parent: ParentLink, reason: str) -> None:
+        """No memory, processes or descriptors left: try again, but not for ever."""
+        now = self._loop.time()
+        self._barren_since = self._barren_since or now
+        if now - self._barren_since > self._limits.load_seconds:
+            self._events.failed(LoadFailure(f"no process could be forked: {reason}", is_ours=True))
+        else:
+            self._wake_up_after(_FIRST_PAUSE_SECONDS)
+
     def _born(self, _parent: ParentLink, link: ChildLink) -> None:
+        self._barren_since = None
         if not self._imports_in_child:
             self._shelve(link)
 

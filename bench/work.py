@@ -1,0 +1,127 @@
+"""Work for a house, and the times that the bodies of its tasks stamped. Submitting is one call, so it is never the limit."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.house import House, NotMeasured
+from evertick.store import dags
+from evertick.store.wake import Channel, notify
+
+_LONGEST_WORK_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One body: when it started and ended by its own clock, in seconds since 1970."""
+
+    run_id: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What one piece of work left behind, in the order in which the bodies started."""
+
+    submitted: float
+    run_ids: list[int]
+    spans: list[Span]
+
+    @property
+    def wall(self) -> float:
+        """From the start of the first body to the end of the last."""
+        return max(span.end for span in self.spans) - self.spans[0].start
+
+    @property
+    def per_second(self) -> float:
+        return len(self.spans) / self.wall
+
+    @property
+    def per_second_since_submit(self) -> float:
+        return len(self.spans) / (max(span.end for span in self.spans) - self.submitted)
+
+    @property
+    def gaps(self) -> list[float]:
+        """In a chain: from the end of each body to the start of its successor's."""
+        return [after.start - before.end for before, after in zip(self.spans, self.spans[1:], strict=False)]
+
+
+async def submit(house: House, dag: str, count: int) -> list[int]:
+    """Create and open that many runs in one transaction, as firing does, and wake the runners."""
+    row = await dags.find(house.conn, dag)
+    if row is None or row.version_id is None:
+        raise NotMeasured(f"DAG {dag} is not published")
+    async with house.conn.transaction():
+        cursor = await house.conn.execute(
+            """with made as (
+                   insert into run (dag_id, version_id, kind, params, triggered_by, created_at)
+                   select %s, %s, 'manual', '{}', 'bench', clock() from generate_series(1, %s) returning run_id)
+               select array_agg(run_id order by run_id) from made""",
+            [row.dag_id, row.version_id, count],
+        )
+        found = await cursor.fetchone()
+        assert found is not None
+        await house.conn.execute("select open_runs(%s)", [found[0]])
+    await notify(house.conn, Channel.READY)
+    return list(found[0])
+
+
+async def until_over(house: House, dag: str) -> None:
+    """Wait until no run of the DAG is open: one probe of a small index, so that looking costs nothing."""
+    row = await dags.find(house.conn, dag)
+    assert row is not None
+
+    async def is_over() -> bool:
+        cursor = await house.conn.execute(
+            "select 1 from run_status where dag_id = %s and state in ('queued', 'running') limit 1", [row.dag_id]
+        )
+        return await cursor.fetchone() is None
+
+    await house.until(is_over, f"all runs of {dag} are over", within_seconds=_LONGEST_WORK_SECONDS, pause_seconds=0.03)
+
+
+async def spans(house: House, run_ids: Sequence[int]) -> list[Span]:
+    """What the bodies of these runs stamped. Every task must have succeeded: a failed one did not do the work."""
+    cursor = await house.conn.execute(
+        "select count(*) from run_status where run_id = any(%s) and state <> 'success'", [list(run_ids)]
+    )
+    failed = await cursor.fetchone()
+    if failed is None or failed[0]:
+        raise NotMeasured(f"{failed[0] if failed else 'unknown'} of {len(run_ids)} runs did not succeed")
+    cursor = await house.conn.execute(
+        "select run_id, (value->>0)::float8, (value->>1)::float8 from result where run_id = any(%s) order by 2, 3",
+        [list(run_ids)],
+    )
+    return [Span(*row) for row in await cursor.fetchall()]
+
+
+async def run(house: House, dag: str, count: int = 1) -> Done:
+    """That many runs at once, from the submission to the last stamp."""
+    submitted = time.time()
+    run_ids = await submit(house, dag, count)
+    await until_over(house, dag)
+    return Done(submitted=submitted, run_ids=run_ids, spans=await spans(house, run_ids))
+
+
+async def rows_per_task(house: House, run_ids: Sequence[int]) -> dict[str, float]:
+    """How much of log, result and history the database holds for each task of these runs."""
+    tables = {"log": "log_chunk", "result": "result", "history": "attempts"}
+    cursor = await house.conn.execute("select count(*) from task where run_id = any(%s)", [list(run_ids)])
+    row = await cursor.fetchone()
+    tasks = row[0] if row else 0
+    found = {}
+    for name, table in tables.items():
+        cursor = await house.conn.execute(f"select count(*) from {table} where run_id = any(%s)", [list(run_ids)])
+        row = await cursor.fetchone()
+        found[name] = round(row[0] / tasks, 3) if row and tasks else math.nan
+    return found
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The nearest rank: one of the values, never a figure in between."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
