@@ -5,10 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEED ?=
+ONLY ?=
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test check format requirements mutants simulate clean lock
+.PHONY: help up test check format requirements mutants simulate bench profile bench-peers clean lock
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,6 +47,15 @@ mutants: $(STAMP) ## remove each guard of each statement, one at a time; some te
 
 simulate: $(STAMP) ## a million random steps against the invariants (SEED=n repeats one)
 	@$(BIN)/python -m tests.engine.simulation --steps 1000000 $(if $(SEED),--seed $(SEED))
+
+bench: $(STAMP) ## measure it (ONLY=chain,hop ROUNDS=5 SLOTS=8); keeps bench/latest.json
+	@$(BIN)/python -m bench.run $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SLOTS),--slots $(SLOTS))
+
+profile: $(STAMP) ## where the time of a task goes (ONLY=chain|fan|singles|idle ISOLATION=warm|process)
+	@$(BIN)/python -m bench.profile $(if $(ONLY),--only $(ONLY)) $(if $(ISOLATION),--isolation $(ISOLATION)) $(if $(SLOTS),--slots $(SLOTS))
+
+bench-peers: $(STAMP) ## other engines on the same work, each in its own environment (ONLY=celery)
+	@$(BIN)/python -m bench.peers.run $(if $(ONLY),--only $(ONLY))
 
 lock: ## pin every dependency again, with hashes
 	@$(BIN)/pip install -q pip-tools && $(BIN)/pip-compile -q --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-header --extra dev -o requirements.lock pyproject.toml

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.house import House, NotMeasured
+
 from evertick.store import dags
 from evertick.store.wake import Channel, notify
 
@@ -105,6 +106,12 @@ async def run(house: House, dag: str, count: int = 1) -> Done:
     run_ids = await submit(house, dag, count)
     await until_over(house, dag)
     return Done(submitted=submitted, run_ids=run_ids, spans=await spans(house, run_ids))
+
+
+async def warm_up(house: House) -> None:
+    """The first run of a bundle loads its code and starts its processes; that is the cost of a publish, not of a task."""
+    for isolation in ("process", "warm"):
+        await run(house, f"single_{isolation}", 10 * house.runners)
 
 
 async def rows_per_task(house: House, run_ids: Sequence[int]) -> dict[str, float]:

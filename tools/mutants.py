@@ -207,11 +207,14 @@ def hunt(console: Console, options: argparse.Namespace, guards: list[Guard]) -> 
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         progress = stack.enter_context(Progress(*columns, console=console, disable=not console.is_terminal))
         task = progress.add_task("hunting", total=len(guards))
-        fates = []
+        fates: list[Fate] = []
+        known = known_survivors()
         for fate in party.run(guards):
             fates.append(fate)
             survivors = sum(each.survived for each in fates)
             progress.update(task, advance=1, description=f"hunting, {survivors} survivors")
+            if fate.survived and fate.guard.name not in known:
+                console.print(f"survived: {fate.guard.name}", markup=False, highlight=False)
             if not console.is_terminal and len(fates) % 25 == 0:
                 console.print(f"{len(fates)} of {len(guards)}, {survivors} survivors")
         return fates

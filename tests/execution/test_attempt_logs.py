@@ -146,8 +146,8 @@ def mounted(folder: Path, size: str) -> Iterator[None]:
 @pytest.mark.requirement("N19")
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 async def test_a_disk_that_fills_up_while_a_task_logs_marks_the_log(tmp_path: Path) -> None:
-    with mounted(tmp_path / "spool", size="1m"):
-        source = dag_of("def talks():\n    for n in range(50_000): print('line', n)\n    return n")
+    with mounted(tmp_path / "spool", size="600k"):
+        source = dag_of("def talks():\n    for n in range(25_000): print('line', n)\n    return n")
         async with rig(tmp_path, source, limits=ExecutorLimits(inline_log_bytes=4_000_000)) as it:
             outcome = await it.run("talks")
             assert outcome.kind is OutcomeKind.SUCCESS

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from evertick.domain.attempt import Isolation, OutcomeKind, TaskKey
 from tests.execution.executor_rig import dag_of, log_text, rig
+from tests.waiting import eventually_sync
 
 ENDINGS = dag_of(
     "def fine():\n    return {'rows': [1, 2]}",
@@ -187,3 +193,54 @@ async def test_garbage_on_the_socket_ends_the_attempt_and_nothing_else(tmp_path:
         outcome = await it.run("garbage")
         assert outcome.kind is OutcomeKind.FAILED
         assert (await it.run("fine")).kind is OutcomeKind.SUCCESS
+
+
+MEMORY_CGROUPS = {Path("/sys/fs/cgroup/memory"): "memory.limit_in_bytes", Path("/sys/fs/cgroup"): "memory.max"}
+
+HUNGRY = dag_of("def hungry():\n    kept = []\n    while True: kept.append(bytearray(10_000_000))", "def fine(): pass")
+
+OOM_DRIVER = """
+import asyncio, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from tests.execution.executor_rig import rig
+async def main(folder, source):
+    async with rig(Path(folder), source) as it:
+        print((await it.run("hungry")).reason)
+        print((await it.run("fine")).kind)
+asyncio.run(main(*sys.argv[2:]))
+"""
+
+
+@contextmanager
+def little_memory() -> Iterator[Path]:
+    """A cgroup of 200 MB; skips where tests may not make one."""
+    for root, limit in MEMORY_CGROUPS.items():
+        group = root / f"evertick-test-{os.getpid()}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / limit).write_text("200000000")
+            yield group
+            return
+        except FileNotFoundError:
+            continue
+        finally:
+            group.rmdir()
+    pytest.skip("this machine does not let tests make a memory cgroup")
+
+
+@pytest.mark.requirement("B10", "N10")
+def test_a_task_over_the_memory_limit_fails_by_name_and_no_other_with_it(tmp_path: Path) -> None:
+    here = Path(__file__).parents[2]
+    with little_memory() as group:
+        arguments = [sys.executable, "-c", OOM_DRIVER, str(here), str(tmp_path), HUNGRY]
+        enter = ["sh", "-c", f'echo $$ > "{group}/cgroup.procs" && exec "$@"', "sh"]
+        said = subprocess.run(enter + arguments, capture_output=True, text=True, timeout=30)
+        eventually_sync(lambda: not (group / "cgroup.procs").read_text())
+    assert said.stdout.splitlines() == [
+        "out of memory: killed by SIGKILL (the kernel's out-of-memory killer ran)",
+        "success",
+    ], said.stderr

@@ -68,6 +68,8 @@ async def test_more_attempts_than_free_slots_are_refused_and_none_is_started(tmp
             it.executor.start_many([it.order("fine"), it.order("fine")])
         assert it.executor.held() == [(first.key, 1)]
         assert it.executor.free_slots == 1
+        with pytest.raises(Conflict, match="cannot be started again"):
+            it.executor.start_many([first])
         await it.run("fine")
         assert it.executor.free_slots == 1
 

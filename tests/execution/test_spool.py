@@ -148,3 +148,12 @@ def test_the_spool_is_private(tmp_path: Path) -> None:
     os.close(open_spool(str(folder / "x.log")))
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / "x.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_somebody_truncated_ends_the_reading(spool: int) -> None:
+    os.write(spool, numbered(0, 10))
+    log = AttemptLog(spool, 0, LogCap())
+    log.close(100_000)
+    assert len(everything(log).splitlines()) == 10
+    log.next_lines()
+    assert log.pending_bytes == 0

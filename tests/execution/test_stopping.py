@@ -14,7 +14,7 @@ from evertick.domain.attempt import Isolation, OutcomeKind
 from evertick.execution.kill import children_of, find_by_token, kill_tree
 from evertick.execution.limits import ExecutorLimits
 from tests.execution.executor_rig import Rig, dag_of, is_alive, rig, text_of
-from tests.waiting import eventually
+from tests.waiting import eventually, eventually_sync
 
 # A family: a child that ignores SIGTERM, one in its own session, and a double-forked grandchild; all told to a file.
 STUBBORN = """
@@ -217,9 +217,8 @@ def test_a_tree_is_killed_by_walking_it(tmp_path: Path) -> None:
     while written.count(b" ") < 3:
         written += os.read(read_end, 100)
     assert sorted(children_of(root)) == sorted(map(int, written.split()))
-    kill_tree(root, spare_root=True)
-    assert is_alive(root)
     kill_tree(root)
+    eventually_sync(lambda: not any(is_alive(pid) for pid in map(int, written.split())))
     assert os.waitstatus_to_exitcode(os.waitpid(root, 0)[1]) == -signal.SIGKILL
 
 

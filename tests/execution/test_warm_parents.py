@@ -73,6 +73,16 @@ async def test_a_bundle_that_cannot_be_fetched_is_no_fault_of_the_task(tmp_path:
         assert outcome.reason == "bundle bundle-1 could not be fetched: no route to the store"
 
 
+async def test_a_bundle_can_be_made_ready_before_its_first_attempt(tmp_path: Path) -> None:
+    async with rig(tmp_path, dag_of(WHO)) as it:
+        it.executor.prepare("bundle-1", "d.py")
+        it.executor.prepare("bundle-1", "d.py")
+        (home,) = await eventually(lambda: it.executor._homes.values())
+        await eventually(lambda: len(home.stock._idle) == 2)
+        waiting = {link.pid for link in home.stock._idle}
+        assert (await it.result("who"))[0] in waiting
+
+
 async def test_a_crashed_warm_parent_is_reported_and_replaced(tmp_path: Path) -> None:
     async with rig(tmp_path, dag_of(WHO, WAITS)) as it:
         pid, parent = await it.result("who")
@@ -136,6 +146,34 @@ async def test_an_import_error_in_each_process_fails_the_order(tmp_path: Path) -
         assert outcome.reason == "d.py cannot be imported: RuntimeError: no licence"
 
 
+@pytest.mark.parametrize("imports_in_child", [False, True])
+async def test_a_process_that_the_import_starts_is_no_orphan(tmp_path: Path, imports_in_child: bool) -> None:
+    source = "import subprocess\nhelper = subprocess.Popen(['sleep', '1000'])\n"
+    looks = "def looks():\n    subprocess.Popen(['sleep', '1000'])\n    return helper.pid"
+    async with rig(tmp_path, source + dag_of(looks)) as it:
+        it.uses_threads = imports_in_child
+        pid = await it.result("looks", isolation=Isolation.WARM)
+        assert await it.result("looks", isolation=Isolation.WARM) == pid
+        assert (await it.run("looks")).kind is OutcomeKind.SUCCESS
+        assert is_alive(pid)
+    assert not is_alive(pid)
+
+
+async def test_a_failing_import_of_one_process_leaves_the_others_alone(tmp_path: Path) -> None:
+    breaks = f"import os\nif os.path.exists({str(tmp_path / 'broken')!r}): raise ValueError('now broken')\n"
+    async with rig(tmp_path, breaks + dag_of(WAITS, WHO), limits=ExecutorLimits(min_stock=1)) as it:
+        it.uses_threads = True
+        waits = it.order("waits")
+        it.start(waits)
+        await it.chunk_with(waits, "ready")
+        (tmp_path / "broken").touch()
+        outcomes = [await it.run("who") for _ in range(3)]
+        assert outcomes[-1].reason == "d.py cannot be imported: ValueError: now broken"
+        assert it.executor.held() == [(waits.key, 1)]
+        it.executor.kill(waits.key, 1, "enough")
+        assert (await it.outcome(waits)).reason == "enough"
+
+
 async def test_an_old_warm_parent_is_replaced_without_disturbing_what_runs(tmp_path: Path) -> None:
     limits = ExecutorLimits(parent_age_seconds=0.5)
     async with rig(tmp_path, dag_of(WHO, WAITS), limits=limits) as it:
@@ -152,6 +190,16 @@ async def test_an_old_warm_parent_is_replaced_without_disturbing_what_runs(tmp_p
         await dead(old)
 
 
+async def test_a_replacement_that_cannot_be_loaded_leaves_the_old_one_in_place(tmp_path: Path) -> None:
+    async with rig(tmp_path, dag_of(WHO), limits=ExecutorLimits(parent_age_seconds=0.3)) as it:
+        _, old = await it.result("who")
+        (it.folder / "d.py").write_text("broken(")
+        stock = it.executor._homes["bundle-1", "d.py"].stock
+        await eventually(lambda: stock._successor)
+        await eventually(lambda: stock._successor is None)
+        assert (await it.result("who"))[1] == old
+
+
 async def test_the_warm_parent_used_longest_ago_makes_room(tmp_path: Path) -> None:
     async with rig(tmp_path, dag_of(WHO, WAITS), limits=ExecutorLimits(max_parents=2)) as it:
         waits = replace(it.order("waits"), bundle="busy")
@@ -166,13 +214,13 @@ async def test_the_warm_parent_used_longest_ago_makes_room(tmp_path: Path) -> No
 
 
 async def test_the_stock_grows_with_demand_and_shrinks_without(tmp_path: Path) -> None:
-    limits = ExecutorLimits(min_stock=1, max_stock=6, stock_decay_seconds=0.01)
+    limits = ExecutorLimits(min_stock=1, max_stock=3, stock_decay_seconds=0.01)
     async with rig(tmp_path, dag_of(WHO), slots=8, limits=limits) as it:
         await it.result("who")
         stock = it.executor._homes["bundle-1", "d.py"].stock
         orders = [it.order("who") for _ in range(8)]
         it.start(*orders)
-        assert stock._level == 6
+        assert stock._level == 3
         for order in orders:
             await it.outcome(order)
         await eventually(lambda: stock._level == 1 and len(stock._idle) == 1)
@@ -182,7 +230,7 @@ async def test_the_runner_does_not_grow_over_hundreds_of_attempts(tmp_path: Path
     async with rig(tmp_path, dag_of(WHO), slots=8) as it:
         weights = []
         for _ in range(3):
-            for _ in range(20):
+            for _ in range(12):
                 orders = [it.order("who", isolation=isolation) for isolation in (*Isolation,) * 4]
                 it.start(*orders)
                 for order in orders:

@@ -21,6 +21,7 @@ from evertick.services.scheduler import Scheduler
 from evertick.store import shards
 from tests.engine.world import Runner, make_dag, put, start, states, value
 from tests.services.hosting import Said, armed, hosted, quick
+from tests.system.work import start_with
 from tests.waiting import eventually
 
 # No tick comes to help within these tests.
@@ -52,7 +53,9 @@ async def publish_every(
         make_dag(dag, {"a": []}), schedules=(NamedSchedule(name="main", spec=spec),), misfire=MisfirePolicy.ALL
     )
     await put(conn, make_dag(f"{dag}_bundle", {"a": []}))
-    await publish(conn, spec=made, file=f"{dag}.py", bundle_hash="b", actor="test")
+    async with conn.transaction():
+        await publish(conn, spec=made, file=f"{dag}.py", bundle_hash="b", actor="test")
+        await start_with(conn, dag, first)
     return instants
 
 

@@ -169,9 +169,22 @@ class Installation:
         self._services.append(service)
         return service
 
-    def logs(self) -> str:
-        """What the services said last, for the message of a test that failed."""
-        return "\n".join(f"--- {service.log.name}\n{service.tail()}" for service in self._services)
+    async def diagnosis(self) -> str:
+        """What a person would look at first when a test did not end well."""
+        tasks = (
+            "select run_id, task, state::text, epoch, session, request, not_before from tasks where finished_at is null"
+        )
+        activity = (
+            "select application_name, state, wait_event_type, wait_event, clock_timestamp() - query_start, left(query, 80)"
+            " from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+        )
+        lines = [f"clock: {await self.value('select clock()')}"]
+        for query in (tasks, activity, "select * from schedule_state", "select * from shard", "select * from runner"):
+            lines += [str(row) for row in await self.rows(query)]
+        for service in self._services:
+            state = process_state(service.pid) if service.is_alive else f"ended with {service.exit_code}"
+            lines.append(f"--- {service.log.name} ({service.pid}: {state})\n{service.tail()}")
+        return "\n".join(lines)
 
     def strays(self) -> list[int]:
         """Processes that services started and that are still there. They carry our token in their environment."""
@@ -226,10 +239,15 @@ class Installation:
 
 def is_running(pid: int) -> bool:
     """Whether a process is there and not merely waiting to be buried."""
+    return process_state(pid) not in ("", "Z", "X")
+
+
+def process_state(pid: int) -> str:
+    """The kernel's letter for it; empty when there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return ""
 
 
 def _events_in(log: Path) -> Iterator[Event]:

@@ -19,7 +19,6 @@ from psycopg import AsyncCursor
 from evertick.config import Settings, read_settings
 from evertick.execution.linux import die_with_parent
 from evertick.services import events
-from evertick.services.publisher import Publisher
 from evertick.services.runner import Runner
 from evertick.services.scheduler import Scheduler
 from evertick.store import failpoints
@@ -51,14 +50,12 @@ async def _serve(kind: str, settings: Settings) -> None:
     log = events.configure(service=kind, as_json=True)
     url = settings.database_url
     assert url is not None
-    service: Scheduler | Runner | Publisher
+    service: Scheduler | Runner
     match kind:
         case "scheduler":
             service = Scheduler(settings, url=url, owner=f"scheduler-{os.getpid()}", log=log)
         case "runner":
             service = Runner(settings, url=url, log=log)
-        case "publisher":
-            service = Publisher(settings, url=url, log=log)
         case _:
             raise ValueError(kind)
 

@@ -54,8 +54,8 @@ async def test_without_a_certificate_silence_tells_and_never_too_early(there: In
     second = await there.begun("hold", epoch=2)
     seconds = (second.nanoseconds - killed_at) / 1e9
     settings = there.settings()
-    # Its last heartbeat may be that much older than its death.
-    assert seconds > settings.lost_after_seconds - settings.heartbeat_seconds
+    # On a busy machine its last heartbeat may be that much older than its death.
+    assert seconds > settings.lost_after_seconds - 3 * settings.heartbeat_seconds
     let_go(there.effects_file)
     assert await there.ended(run_id) == "success"
     assert await tries(there, "hold") == (2, 1, "success")

@@ -18,6 +18,7 @@ from evertick.authoring.resolve import BoundTask
 from evertick.execution import lines
 from evertick.execution.body import context_of, report_of_error, run_body
 from evertick.execution.capture import SpoolWriter, capture_logging, finish_lines
+from evertick.execution.kill import children_of
 from evertick.execution.linux import become_subreaper, die_with_parent, unblock_signals
 from evertick.execution.loaded import Loaded
 from evertick.execution.protocol import Frames, Report, Start, frame
@@ -33,6 +34,7 @@ class Child:
         self._writer = SpoolWriter(seat.log_fd)
         self._wear = Wear(seat)
         self._pid = 0
+        self._spared: frozenset[int] = frozenset()
         self._frames = Frames()
         self._messages: deque[list[Any]] = deque()
 
@@ -47,7 +49,7 @@ class Child:
             self._rehearse()
             while (message := self._next_message()) is not None:
                 if message[0] == "join":
-                    _serve_coroutines(self._seat, loaded, [message, *self._messages])
+                    _serve_coroutines(self._seat, loaded, self._spared, [message, *self._messages])
                     break
                 self._attempt(Start._make(message), loaded)
         except (BrokenPipeError, ConnectionResetError):
@@ -72,6 +74,7 @@ class Child:
         """Import here what cannot be forked. The runner uses this child only when it knows how that went."""
         loaded = load()
         capture_logging(self._seat.captured)
+        self._spared = frozenset(children_of(self._pid))
         message = ("loaded", loaded.failure, loaded.traceback, loaded.coroutine_tasks())
         send(self._seat.fd, frame(message))
         return loaded
@@ -91,7 +94,7 @@ class Child:
         if os.getpid() != self._pid:
             os._exit(0)  # a copy that the body forked and let run on: only the original reports
         finish_lines()
-        leave_no_process()
+        leave_no_process(self._spared)
         report = report._replace(
             log_end=os.fstat(writer.fd).st_size,
             log_trouble=writer.trouble(),
@@ -123,17 +126,16 @@ class Child:
         context = context_of(start, self._seat.cancellation.for_next_attempt())
         report = run_body(start, BoundTask(name="", function=dict), context, self._writer.write_text)
         finish_lines()
-        leave_no_process()
         frame(report._replace(log_end=os.fstat(self._writer.fd).st_size, log_trouble=self._writer.trouble()))
 
 
 # asyncio is imported only where it is needed: it doubles the memory that each fork has to copy (1.1 ms against 0.5 ms).
 
 
-def _serve_coroutines(seat: ChildSeat, loaded: Loaded, messages: list[list[Any]]) -> None:
+def _serve_coroutines(*everything: Any) -> None:
     from evertick.execution.coroutines import serve_coroutines
 
-    serve_coroutines(seat, loaded, messages)
+    serve_coroutines(*everything)
 
 
 def _run_alone(*attempt: Any) -> Report:

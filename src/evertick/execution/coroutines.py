@@ -35,9 +35,9 @@ def run_alone(start: Start, bound: BoundTask, context: TaskContext, say: Say) ->
         return report_of_error(start.number, error, say)
 
 
-def serve_coroutines(seat: ChildSeat, loaded: Loaded, messages: list[list[Any]]) -> None:
+def serve_coroutines(seat: ChildSeat, loaded: Loaded, spared: frozenset[int], messages: list[list[Any]]) -> None:
     """Run every order that arrives as a coroutine beside the others, until the runner hangs up."""
-    asyncio.run(_Server(seat, loaded).serve(messages))
+    asyncio.run(_Server(seat, loaded, spared).serve(messages))
 
 
 class _Spool(SpoolWriter):
@@ -70,8 +70,9 @@ class _Spool(SpoolWriter):
 
 
 class _Server:
-    def __init__(self, seat: ChildSeat, loaded: Loaded) -> None:
+    def __init__(self, seat: ChildSeat, loaded: Loaded, spared: frozenset[int]) -> None:
         self._seat = seat
+        self._spared = spared
         self._loaded = loaded
         self._wear = Wear(seat)
         self._pid = os.getpid()
@@ -124,7 +125,7 @@ class _Server:
         self._take_raw_output(spool)
         del self._running[start.number]
         if not self._running:
-            leave_no_process()
+            leave_no_process(self._spared)
         size = spool.close()
         self._send(report._replace(log_end=size, log_trouble=spool.trouble()))
 

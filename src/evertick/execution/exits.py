@@ -59,8 +59,8 @@ class OomEvidence:
 
 
 def oom_counters() -> list[Path]:
-    """Where the kernel counts such kills: for the machine, and for our cgroup of either version."""
-    sources = [Path("/proc/vmstat")]
+    """Where the kernel counts such kills: for our cgroup, of either version; without one, for the machine."""
+    sources = []
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -68,7 +68,7 @@ def oom_counters() -> list[Path]:
                 sources.append(Path(f"/sys/fs/cgroup{path}/memory.events"))
             elif "memory" in controllers.split(","):
                 sources.append(Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control"))
-    return sources
+    return [source for source in sources if source.exists()] or [Path("/proc/vmstat")]
 
 
 def _oom_kills(source: Path) -> int:

@@ -10,10 +10,11 @@ from collections import deque
 from typing import Any, Protocol
 
 from evertick.domain.attempt import Isolation, OutcomeKind
-from evertick.execution.child_link import Attempt, ChildLink, SpoolFolder
+from evertick.execution.child_link import Attempt, ChildLink
 from evertick.execution.limits import ExecutorLimits
 from evertick.execution.protocol import Report, read_report, start_frame
 from evertick.execution.spool import AttemptLog
+from evertick.execution.spool_files import SpoolFolder
 from evertick.execution.stock import BundlePlace, LoadFailure, Stock, StockEvents
 
 
@@ -70,6 +71,12 @@ class BundleHome:
             self._kill_after(attempt, grace_seconds)
         else:
             self._kill(attempt)
+
+    def tick(self, now: float) -> None:
+        """Warm children that nobody has used for long leave, one at a time."""
+        self.stock.tick(now)
+        if self._warm and now - self.last_used_at > self._limits.warm_idle_seconds:
+            self._warm.pop(0).hang_up()
 
     def withdraw(self) -> list[Attempt]:
         """The orders that have not started, which now never will."""

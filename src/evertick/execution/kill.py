@@ -7,13 +7,12 @@ import signal
 from contextlib import suppress
 
 
-def kill_tree(root: int, *, spare_root: bool = False) -> None:
-    """Kill `root` and every descendant. With `spare_root` the root itself is left running."""
-    members = _freeze(root, spare_root=spare_root)
+def kill_tree(root: int) -> None:
+    """Kill a process and every descendant."""
+    members = _freeze(root)
     try:
         for pid in reversed(members):
-            if not (spare_root and pid == root):
-                _send(members[pid], signal.SIGKILL)
+            _send(members[pid], signal.SIGKILL)
     finally:
         for pidfd in members.values():
             os.close(pidfd)
@@ -45,22 +44,22 @@ def find_by_token(token: str) -> list[int]:
     return found
 
 
-def _freeze(root: int, *, spare_root: bool) -> dict[int, int]:
+def _freeze(root: int) -> dict[int, int]:
     """Stop the tree from the root down until a whole pass finds nobody new. Gives pid → pidfd, parents first."""
     members: dict[int, int] = {}
-    _adopt(root, members, stop=not spare_root)
+    _adopt(root, members)
     before = -1
     while before != len(members):
         before = len(members)
         for pid in list(members):
             for child in children_of(pid):
                 if child not in members:
-                    _adopt(child, members, stop=True)
+                    _adopt(child, members)
     return members
 
 
-def _adopt(pid: int, members: dict[int, int], *, stop: bool) -> None:
-    """Pin a process by pidfd before looking at it: the pid may have been reused since it was listed."""
+def _adopt(pid: int, members: dict[int, int]) -> None:
+    """Pin a process by pidfd before looking at it: the pid may have been reused since it was listed. Then stop it."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
@@ -69,8 +68,7 @@ def _adopt(pid: int, members: dict[int, int], *, stop: bool) -> None:
         os.close(pidfd)
         return
     members[pid] = pidfd
-    if stop:
-        _send(pidfd, signal.SIGSTOP)
+    _send(pidfd, signal.SIGSTOP)
 
 
 def _send(pidfd: int, signum: signal.Signals) -> None:

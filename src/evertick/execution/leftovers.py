@@ -32,12 +32,10 @@ class Leftover:
         try:
             log = AttemptLog(fd, self.start, cap or LogCap(), shipped_until=shipped_until)
             log.close(self.end)
-            offset = log.offset
             while log.pending_bytes > 0:
-                content = log.next_lines()
-                if content:
-                    yield LogChunk(key=self.key, epoch=self.epoch, offset=offset, end=log.offset, content=content)
                 offset = log.offset
+                if content := log.next_lines():
+                    yield LogChunk(key=self.key, epoch=self.epoch, offset=offset, end=log.offset, content=content)
         finally:
             os.close(fd)
 

@@ -17,6 +17,8 @@ class ExecutorLimits:
     min_stock: int = 2
     max_stock: int = 32
     stock_decay_seconds: float = 5.0
+    warm_idle_seconds: float = 30.0
+    fetch_seconds: float = 600.0
     load_seconds: float = 60.0
     kill_confirm_seconds: float = 3.0
     coroutine_grace_seconds: float = 1.0

@@ -16,13 +16,14 @@ from typing import Self
 from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import Conflict
 from evertick.execution import lines
-from evertick.execution.child_link import Attempt, SpoolFolder, remove_files
+from evertick.execution.child_link import Attempt
 from evertick.execution.exits import OomEvidence, explain_exit, oom_counters
 from evertick.execution.home import BundleHome
 from evertick.execution.limits import ExecutorLimits
 from evertick.execution.protocol import Report
 from evertick.execution.shipping import LogShipping
 from evertick.execution.spool import LogChunk, session_folder
+from evertick.execution.spool_files import SpoolFolder, remove_files
 from evertick.execution.stock import BundlePlace
 
 _TICK_SECONDS = 0.25
@@ -56,6 +57,7 @@ class LocalExecutor:
         self._homes: dict[Address, BundleHome] = {}
         self._leaving: list[BundleHome] = []
         self._arriving: dict[Address, list[Attempt]] = {}
+        self._moving: list[asyncio.Task[None]] = []
         self._outcomes: list[Outcome] = []
         self._shipping = LogShipping(self._spool, self._limits)
         self._oom = OomEvidence(oom_counters())
@@ -82,20 +84,16 @@ class LocalExecutor:
 
     def start_many(self, orders: list[AttemptOrder]) -> None:
         """Start these now. More than there are free slots is the caller's mistake, and none is started."""
-        if len(orders) > self.free_slots or self._is_stopping:
-            raise Conflict(
-                f"cannot start {len(orders)} attempts: {self.free_slots} of {self._slots} slots are free"
-                + (
-                    " and the executor is stopping"
-                    if self._is_stopping
-                    else "; claim no more than there are free slots"
-                )
-            )
+        if self._is_stopping:
+            raise Conflict("the executor is stopping and starts no more attempts")
+        if len(orders) > self.free_slots:
+            free = f"{self.free_slots} of {self._slots} slots are free"
+            raise Conflict(f"cannot start {len(orders)} attempts: {free}; claim no more than there are free slots")
+        if any((order.key, order.epoch) in self._attempts for order in orders):
+            raise Conflict("an attempt that runs here cannot be started again")
         by_address: dict[Address, list[Attempt]] = {}
         for order in orders:
-            attempt = Attempt(order)
-            if self._attempts.setdefault((order.key, order.epoch), attempt) is not attempt:
-                raise Conflict(f"attempt {order.key} epoch {order.epoch} is already running here")
+            self._attempts[order.key, order.epoch] = attempt = Attempt(order)
             by_address.setdefault((order.bundle, order.file), []).append(attempt)
         for address, attempts in by_address.items():
             if (home := self._homes.get(address)) is not None:
@@ -103,8 +101,13 @@ class LocalExecutor:
             elif (arriving := self._arriving.get(address)) is not None:
                 arriving += attempts
             else:
-                self._arriving[address] = attempts
-                self._group.create_task(self._move_in(address))
+                self._expect(address, attempts)
+
+    def prepare(self, bundle: str, file: str) -> None:
+        """Have a bundle's processes ready before its first attempt, which then starts as fast as any other."""
+        address = bundle, file
+        if address not in self._homes and address not in self._arriving and not self._is_stopping:
+            self._expect(address, [])
 
     def kill(self, key: TaskKey, epoch: int, reason: str, grace_seconds: float = 0.0) -> None:
         """End an attempt and its whole process tree, which its outcome then confirms. A grace first asks it to stop."""
@@ -125,6 +128,8 @@ class LocalExecutor:
     async def stop(self, grace_seconds: float) -> None:
         """Give back what has not started, let the rest end within the grace, kill what does not; leave no process."""
         self._is_stopping = True
+        for task in self._moving:
+            task.cancel()
         for attempt in list(self._withdrawn()):
             self.lost(attempt, OutcomeKind.GIVEN_BACK, _STOPPED)
         await self._wait_until_empty(grace_seconds)
@@ -208,23 +213,25 @@ class LocalExecutor:
         if attempt in self._arriving.get(address, ()):
             self._arriving[address].remove(attempt)
             self.lost(attempt, kind, reason)
-        else:
-            self._homes[address].stop(attempt, grace_seconds)
+        elif (home := self._homes.get(address)) is not None:
+            home.stop(attempt, grace_seconds)
+
+    def _expect(self, address: Address, attempts: list[Attempt]) -> None:
+        self._arriving[address] = attempts
+        self._moving.append(self._group.create_task(self._move_in(address)))
 
     async def _move_in(self, address: Address) -> None:
         """Find the bundle's code and start what waits for it."""
         try:
-            place = await asyncio.wait_for(self._resolve_bundle(*address), self._limits.load_seconds)
+            place = await asyncio.wait_for(self._resolve_bundle(*address), self._limits.fetch_seconds)
         except Exception as error:
             why = str(error) or type(error).__name__
             for attempt in self._arriving.pop(address):
                 self.lost(attempt, OutcomeKind.KILLED, f"bundle {address[0]} could not be fetched: {why}")
             return
-        attempts = self._arriving.pop(address)
-        if not self._is_stopping:
-            self._make_room()
-            self._homes[address] = home = BundleHome(self, place, address[1], self._spool, self._limits)
-            home.start(attempts)
+        self._make_room()
+        self._homes[address] = home = BundleHome(self, place, address[1], self._spool, self._limits)
+        home.start(self._arriving.pop(address))
 
     def _make_room(self) -> None:
         """Warm parents are few: the one that was used longest ago goes, unless it is at work."""
@@ -240,10 +247,11 @@ class LocalExecutor:
         self._ticking = self._loop.call_later(_TICK_SECONDS, self._tick)
         self._shipping.trim(self._attempts.values())
         for home in self._homes.values():
-            home.stock.tick(now)
+            home.tick(now)
         if stored := self._spool.take_stored():
             self._loop.run_in_executor(None, remove_files, stored)
         self._leaving = [home for home in self._leaving if not home.stock.all_gone.is_set()]
+        self._moving = [task for task in self._moving if not task.done()]
 
     def _withdrawn(self) -> Iterable[Attempt]:
         for attempts in self._arriving.values():

@@ -73,6 +73,8 @@ class WarmParent:
         self._dead: list[tuple[int, int]] = []
         self._announce_by: float | None = None
         self._has_orphans = False
+        self._deaths = signal_fd({signal.SIGCHLD})
+        self._spared: frozenset[int] = frozenset()
 
     def run(self, keeper_pid: int) -> NoReturn:
         """Exits when the runner hangs up, and the keeper then kills what is left."""
@@ -96,6 +98,7 @@ class WarmParent:
                 self._tell(["unforkable", obstacle])
                 return False
             capture_logging(self._captured)
+            self._spared = frozenset(children_of(os.getpid()))
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._cancellation)
         coroutine_tasks = self._loaded.coroutine_tasks()
@@ -105,18 +108,17 @@ class WarmParent:
         return True
 
     def _serve(self) -> None:
-        deaths = signal_fd({signal.SIGCHLD})
         poll = select.poll()
         poll.register(self._control.fileno(), select.POLLIN)
-        poll.register(deaths, select.POLLIN)
+        poll.register(self._deaths, select.POLLIN)
         gc.collect()
         gc.freeze()
         gc.disable()
         while True:
             is_hurried = self._has_orphans or self._announce_by is not None
             ready = dict(poll.poll(_BURIAL_POLL_MS if is_hurried else _LAZY_POLL_MS if self._dead else _IDLE_POLL_MS))
-            if deaths in ready:
-                os.read(deaths, 4096)
+            if self._deaths in ready:
+                os.read(self._deaths, 4096)
             self._bury()
             if self._announce_by is None and (not ready or len(self._dead) >= BATCH):
                 self._announce()
@@ -175,7 +177,8 @@ class WarmParent:
     def _fork_batch(self, seats: list[ChildSeat], runner_ends: list[int]) -> None:
         """Nothing but forks in the loop: after each one, every page that this process touches is copied (3 µs)."""
         children = [Child(seat) for seat in seats]
-        fds = [self._control.fileno(), *runner_ends, *(fd for seat in seats for fd in (seat.fd, seat.log_fd))]
+        fds = [self._control.fileno(), self._deaths, *runner_ends]
+        fds += [fd for seat in seats for fd in (seat.fd, seat.log_fd)]
         code = self._load_in_child if self._plan.imports_in_child else self._loaded
         pids = []
         for child in children:
@@ -224,7 +227,8 @@ class WarmParent:
             self._announce()
 
     def _kill_orphans(self) -> None:
-        orphans = [pid for pid in children_of(os.getpid()) if pid not in self._numbers]
+        known = self._numbers.keys() | self._spared
+        orphans = [pid for pid in children_of(os.getpid()) if pid not in known]
         for orphan in orphans:
             kill_tree(orphan)
         self._has_orphans = bool(orphans)

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from evertick.execution import lines
-from evertick.execution.child_link import ChildLink, SpoolFolder
+from evertick.execution.child_link import ChildLink
 from evertick.execution.kill import find_by_token, kill_tree
 from evertick.execution.parent import BATCH, ParentPlan
 from evertick.execution.seat import ReuseLimits
+from evertick.execution.spool_files import SpoolFolder
 
 _CONTROL_BYTES = 64 * 1024
 _MOST_FDS = 2 * BATCH
@@ -152,10 +153,10 @@ class ParentLink:
                     self.events.born(self, link)
             case ["dead", announced]:
                 for number, status in announced:
-                    link = self.children.pop(number)
-                    link.receive()
-                    self.events.dead(self, link, status)
-                    link.hang_up()
+                    if (gone := self.children.pop(number, None)) is not None:
+                        gone.receive()
+                        self.events.dead(self, gone, status)
+                        gone.hang_up()
             case ["ready", pid, coroutine_tasks]:
                 self._pid = pid
                 self.is_ready = True

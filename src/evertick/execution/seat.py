@@ -6,12 +6,11 @@ import _thread
 import os
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 
 from evertick.domain.attempt import OutcomeKind
 from evertick.execution.capture import Captured
-from evertick.execution.kill import kill_tree
+from evertick.execution.kill import children_of, kill_tree
 from evertick.execution.protocol import Report
 
 RECEIVE_BYTES = 256 * 1024
@@ -92,19 +91,26 @@ class Wear:
         return weight - self._first_weight > limits.growth_bytes or spooled > limits.spool_bytes
 
 
-def leave_no_process() -> None:
-    """Kill what the body started and left running. Costs 1 µs when there is nothing, and never waits long."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            continue
-    except ChildProcessError:
-        return
-    with suppress(ChildProcessError):
-        kill_tree(os.getpid(), spare_root=True)
-        give_up_at = time.monotonic() + _LONGEST_GOODBYE_SECONDS
-        while time.monotonic() < give_up_at:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.001)
+def leave_no_process(spared: frozenset[int]) -> None:
+    """Kill what the body started and left running. Costs 1 µs when there is nothing, and never waits long.
+
+    Orphans of orphans become children of this process, so looking again finds them. What the import started is spared.
+    """
+    give_up_at = 0.0
+    while True:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            return
+        strangers = [pid for pid in children_of(os.getpid()) if pid not in spared]
+        now = time.monotonic()
+        give_up_at = give_up_at or now + _LONGEST_GOODBYE_SECONDS
+        if not strangers or now > give_up_at:
+            return
+        for pid in strangers:
+            kill_tree(pid)
+        time.sleep(0.001)
 
 
 def _resident_bytes() -> int:

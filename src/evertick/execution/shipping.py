@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from evertick.domain.attempt import TaskKey
 from evertick.execution import lines
-from evertick.execution.child_link import Attempt, SpoolFolder
+from evertick.execution.child_link import Attempt
 from evertick.execution.limits import ExecutorLimits
 from evertick.execution.spool import AttemptLog, LogChunk, coroutine_spool
+from evertick.execution.spool_files import SpoolFolder
 
 _SHIPPED_AFTER_SECONDS = 0.1
 # Reading and checking 1 MiB takes about 10 ms of the runner's loop.

@@ -78,6 +78,9 @@ class AttemptLog:
             raw = self._read_lines(self._head_end(size), limit)
             if raw or self._end is None or self._cursor >= size:
                 return lines.shipped(raw, now_micros)
+            if size - self._cursor <= self._cap.tail_bytes:
+                self._cursor = size  # the file is shorter than was said: somebody truncated it
+                return b""
             note = self._skip_middle(size, now_micros)
         return note + lines.shipped(self._read_lines(size, limit), now_micros)
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evertick.execution.child_link import ChildLink, SpoolFolder
+from evertick.execution.child_link import ChildLink
 from evertick.execution.exits import explain_exit
 from evertick.execution.limits import ExecutorLimits
 from evertick.execution.parent import BATCH
 from evertick.execution.parent_link import ParentEvents, ParentLink
+from evertick.execution.spool_files import SpoolFolder
 
 _FIRST_PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 15.0
@@ -76,6 +77,7 @@ class Stock:
         self.all_gone = asyncio.Event()
         self.all_gone.set()
         self.coroutine_tasks: set[tuple[str, str]] = set()
+        self._start_parent()
 
     @property
     def has_work(self) -> bool:
@@ -177,15 +179,17 @@ class Stock:
         return parent
 
     def _watch(self, parent: ParentLink, now: float) -> None:
-        if not parent.is_ready and now - parent.started_at > self._limits.load_seconds:
-            self._fail(parent, LoadFailure(f"{self._file} was not imported within {self._limits.load_seconds:g} s"))
-        elif parent.is_retiring and not parent.has_work:
+        patience = self._limits.load_seconds
+        slowest = min((link.born_at for link in parent.children.values() if not link.is_loaded), default=now)
+        if not parent.is_ready:
+            slowest = parent.started_at
+        if parent.is_retiring and not parent.has_work:
             parent.terminate()
+        elif not parent.is_retiring and now - slowest > patience:
+            self._fail(parent, LoadFailure(f"{self._file} was not imported within {patience:g} s"))
         for link in parent.children.values():
             if link.hung_up_at is not None and now - link.hung_up_at > _LONGEST_GOODBYE_SECONDS:
                 parent.kill(link)
-            elif self._imports_in_child and not link.is_loaded and now - link.born_at > self._limits.load_seconds:
-                self._fail(parent, LoadFailure(f"{self._file} was not imported within {self._limits.load_seconds:g} s"))
 
     def _ready(self, parent: ParentLink, coroutine_tasks: list[list[str]]) -> None:
         self.coroutine_tasks = {(dag, task) for dag, task in coroutine_tasks}
@@ -210,19 +214,26 @@ class Stock:
         self._fail(parent, LoadFailure(reason, traceback))
 
     def _fail(self, parent: ParentLink, failure: LoadFailure) -> None:
+        is_current = parent is self._parent
         self._drop(parent)
+        if not is_current:
+            return
         self._failure = failure
         self._pause()
         self._events.failed(failure)
 
     def _drop(self, parent: ParentLink) -> None:
-        parent.is_ready = parent.is_retiring = True
+        """Expect nothing more of it. What still runs in it may end; `tick` sees to the rest."""
+        parent.is_ready = True
         if parent is self._parent:
             self._parent = None
         if parent is self._successor:
             self._successor = None
+            if self._parent is not None:  # it works, and stays in place for as long again
+                self._parent.started_at = self._loop.time()
         self._retire(parent)
-        parent.terminate()
+        if not parent.has_work:
+            parent.terminate()
 
     def _pause(self) -> None:
         self._pause_seconds = min(_LONGEST_PAUSE_SECONDS, self._pause_seconds * 2 or _FIRST_PAUSE_SECONDS)
@@ -272,11 +283,11 @@ class Stock:
         self._events.dead(link, status)
 
     def _gone(self, parent: ParentLink, how: str) -> None:
-        was_ready = parent.is_ready
+        is_load_failure = parent is self._parent and not parent.is_ready
         self._parents.discard(parent)
-        if parent in (self._parent, self._successor):
-            self._drop(parent)
+        if parent is self._parent:
             self._pause()
+        self._drop(parent)
         for link in parent.children.values():
             if link in self._idle:
                 self._idle.remove(link)
@@ -284,6 +295,6 @@ class Stock:
             self._events.lost(link, f"its warm parent ended: {how}")
         if not self._parents:
             self.all_gone.set()
-        if not was_ready:
+        if is_load_failure:
             self._failure = LoadFailure(f"the process that imports {self._file} ended: {how}")
         self._events.available()

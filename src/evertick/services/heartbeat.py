@@ -41,15 +41,25 @@ class Heartbeat:
 
     def beat_now(self) -> None:
         """From any thread."""
-        if self._loop is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._wake.set)
+        self._tell(self._wake.set)
 
     def stop(self) -> None:
+        if self._tell(self._end):
+            self._thread.join(timeout=5)
+
+    def _tell(self, what: Callable[[], None]) -> bool:
+        """Whether its loop will hear it: before it runs and once it is over nobody does."""
         if self._loop is None:
-            return
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._loop.call_soon_threadsafe(self._wake.set)
-        self._thread.join(timeout=5)
+            return False
+        try:
+            self._loop.call_soon_threadsafe(what)
+        except RuntimeError:
+            return False
+        return True
+
+    def _end(self) -> None:
+        self._stop.set()
+        self._wake.set()
 
     def _run(self) -> None:
         asyncio.run(self._beat_until_stopped())

@@ -185,10 +185,10 @@ begin
         exit when wanted <= 0;
         return query
         with picked as materialized (
-            select r.queue, r.rank, r.seq, r.run_id, r.idx, r.map_index from ready r
+            select r.ctid as place, r.rank, r.seq, r.run_id, r.idx, r.map_index from ready r
             where r.queue = q order by r.rank, r.seq limit wanted for update skip locked
         ), taken as (
-            delete from ready r using picked p where r.queue = p.queue and r.rank = p.rank and r.seq = p.seq
+            delete from ready r where r.ctid = any(array(select p.place from picked p))
         ), moved as (
             update task k
             set state = 'running', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_session,
@@ -454,9 +454,11 @@ begin
             when x.no_retry or k.attempt >= s.max_attempts then 'failed'
             else 'pending' end as state) n
     ), freed as (
-        delete from lease l using report x
-        where l.session = p_session and l.run_id = x.run_id and l.idx = x.idx and l.map_index = x.map_index
-          and l.epoch = x.epoch
+        delete from lease l where l.ctid = any(array(
+            select h.ctid from report x cross join lateral (
+                select y.ctid from lease y
+                where y.session = p_session and y.run_id = x.run_id and y.idx = x.idx and y.map_index = x.map_index
+                  and y.epoch = x.epoch offset 0) h))
     ), moved as (
         update task k
         set state = d.state,
@@ -710,19 +712,17 @@ CREATE FUNCTION evertick.promote(p_shard smallint, p_epoch bigint, p_limit integ
     LANGUAGE plpgsql
     AS $$
 declare
+    locked bigint[];
     due ended[];
     t timestamptz := clock();
 begin
     perform fence(p_shard, p_epoch);
-    perform 1 from run_status r where r.run_id = any(array(
-        select w.run_id from timer w where w.shard = p_shard and w.due_at <= t
-        order by w.due_at limit p_limit)) order by r.run_id for no key update;
+    locked := array(select w.run_id from timer w where w.shard = p_shard and w.due_at <= t order by w.due_at limit p_limit);
+    perform 1 from run_status r where r.run_id = any(locked) order by r.run_id for no key update;
     with come as (
-        delete from timer w using (
-            select x.shard, x.due_at, x.run_id, x.idx, x.map_index from timer x
-            where x.shard = p_shard and x.due_at <= t order by x.due_at limit p_limit) x
-        where w.shard = x.shard and w.due_at = x.due_at and w.run_id = x.run_id and w.idx = x.idx
-          and w.map_index = x.map_index
+        delete from timer w where w.ctid = any(array(
+            select x.ctid from timer x
+            where x.shard = p_shard and x.due_at <= t and x.run_id = any(locked) order by x.due_at limit p_limit))
         returning w.run_id, w.idx, w.map_index, w.due_at
     ), moved as (
         update task k set state = case when d.paused then 'pending'::task_state else 'available' end, not_before = null
@@ -1153,6 +1153,10 @@ begin
             from unnest(frontier) e
             join task_spec s on s.version_id = e.version_id and s.idx = e.idx
             join edge g on g.version_id = e.version_id and g.src = e.idx
+            -- A task that waits no more is not touched: "on conflict" would lock its row even so, and a claim that
+            -- holds another such row and wants this one would be a deadlock.
+            where not exists (select 1 from task p where p.run_id = e.run_id and p.idx = g.dst and p.map_index = -1
+                              and p.state <> 'waiting')
             group by e.run_id, g.dst, e.version_id
         ), counted as (
             insert into task as k (run_id, idx, version_id, state, finished_at, n_success, n_failed,
@@ -1434,7 +1438,7 @@ CREATE TABLE evertick.task (
     CONSTRAINT task_check2 CHECK (((not_before IS NULL) OR (state = 'pending'::evertick.task_state))),
     CONSTRAINT task_check3 CHECK (((finished_at IS NOT NULL) OR (state <> ALL (ARRAY['success'::evertick.task_state, 'failed'::evertick.task_state, 'skipped'::evertick.task_state, 'canceled'::evertick.task_state, 'upstream_failed'::evertick.task_state]))))
 )
-WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_insert_scale_factor='0.05');
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_insert_scale_factor='0.05');
 
 CREATE VIEW evertick.attempts AS
  SELECT k.run_id,

@@ -205,7 +205,7 @@ create table task (
     check (request is null or state in ('queued', 'running')),
     check (not_before is null or state = 'pending'),
     check (finished_at is not null or state not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))
-) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.05);
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.05);
 
 -- Available tasks in the order in which they are claimed.
 create table ready (

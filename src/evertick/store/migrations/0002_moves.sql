@@ -186,6 +186,10 @@ begin
             from unnest(frontier) e
             join task_spec s on s.version_id = e.version_id and s.idx = e.idx
             join edge g on g.version_id = e.version_id and g.src = e.idx
+            -- A task that waits no more is not touched: "on conflict" would lock its row even so, and a claim that
+            -- holds another such row and wants this one would be a deadlock.
+            where not exists (select 1 from task p where p.run_id = e.run_id and p.idx = g.dst and p.map_index = -1
+                              and p.state <> 'waiting')
             group by e.run_id, g.dst, e.version_id
         ), counted as (
             insert into task as k (run_id, idx, version_id, state, finished_at, n_success, n_failed,

@@ -157,19 +157,17 @@ end $$;
 create function promote(p_shard smallint, p_epoch bigint, p_limit int, out promoted int, out next_due timestamptz)
 language plpgsql as $$
 declare
+    locked bigint[];
     due ended[];
     t timestamptz := clock();
 begin
     perform fence(p_shard, p_epoch);
-    perform 1 from run_status r where r.run_id = any(array(
-        select w.run_id from timer w where w.shard = p_shard and w.due_at <= t
-        order by w.due_at limit p_limit)) order by r.run_id for no key update;
+    locked := array(select w.run_id from timer w where w.shard = p_shard and w.due_at <= t order by w.due_at limit p_limit);
+    perform 1 from run_status r where r.run_id = any(locked) order by r.run_id for no key update;
     with come as (
-        delete from timer w using (
-            select x.shard, x.due_at, x.run_id, x.idx, x.map_index from timer x
-            where x.shard = p_shard and x.due_at <= t order by x.due_at limit p_limit) x
-        where w.shard = x.shard and w.due_at = x.due_at and w.run_id = x.run_id and w.idx = x.idx
-          and w.map_index = x.map_index
+        delete from timer w where w.ctid = any(array(
+            select x.ctid from timer x
+            where x.shard = p_shard and x.due_at <= t and x.run_id = any(locked) order by x.due_at limit p_limit))
         returning w.run_id, w.idx, w.map_index, w.due_at
     ), moved as (
         update task k set state = case when d.paused then 'pending'::task_state else 'available' end, not_before = null
@@ -193,7 +191,8 @@ create type step_row as (
     fire_at timestamptz, params text, inputs text);
 
 -- Claims up to p_free available tasks of the queues. MATERIALIZED, because a plan that ran the locking subquery twice
--- would lock more than it takes.
+-- would lock more than it takes. Rows are deleted by their place, here and in finish: joined by key, a plan that was made
+-- while the table was empty compares each with each (measured: 4 to 13 times slower with 3,000 in line).
 create function claim(p_session bigint, p_queues text[], p_free int) returns setof step_row language plpgsql as $$
 declare
     wanted int := p_free;
@@ -209,10 +208,10 @@ begin
         exit when wanted <= 0;
         return query
         with picked as materialized (
-            select r.queue, r.rank, r.seq, r.run_id, r.idx, r.map_index from ready r
+            select r.ctid as place, r.rank, r.seq, r.run_id, r.idx, r.map_index from ready r
             where r.queue = q order by r.rank, r.seq limit wanted for update skip locked
         ), taken as (
-            delete from ready r using picked p where r.queue = p.queue and r.rank = p.rank and r.seq = p.seq
+            delete from ready r where r.ctid = any(array(select p.place from picked p))
         ), moved as (
             update task k
             set state = 'running', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_session,
@@ -289,9 +288,11 @@ begin
             when x.no_retry or k.attempt >= s.max_attempts then 'failed'
             else 'pending' end as state) n
     ), freed as (
-        delete from lease l using report x
-        where l.session = p_session and l.run_id = x.run_id and l.idx = x.idx and l.map_index = x.map_index
-          and l.epoch = x.epoch
+        delete from lease l where l.ctid = any(array(
+            select h.ctid from report x cross join lateral (
+                select y.ctid from lease y
+                where y.session = p_session and y.run_id = x.run_id and y.idx = x.idx and y.map_index = x.map_index
+                  and y.epoch = x.epoch offset 0) h))
     ), moved as (
         update task k
         set state = d.state,

@@ -1,0 +1,108 @@
+"""What every measurement is given: the server, the sizes, the raw loop of the same round, and a way to say how far it is."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.figures import Figure, Goal, median
+from bench.figures import Settings as Facts
+from bench.house import House, Launcher, Server, as_installed
+from bench.raw import BATCHES, RawLoop
+from bench.work import rows_per_task
+
+from evertick.config import Settings
+
+ISOLATIONS = ("process", "warm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much of everything one run of the bench does. Rounds are interleaved: each does all that is compared."""
+
+    rounds: int = 5
+    raw_seconds: float = 0.7
+    chains: int = 5
+    singles: Mapping[str, int]
+    triggers: int = 500
+    schedules: int = 10_000
+    notice_seconds: float = 3.0
+    big: int = 10_000
+    fires: int = 200
+    submits: int = 200
+    commands: int = 5
+    idle_seconds: float = 60.0
+    settle_seconds: float = 5.0
+    runners: tuple[int, ...] = (1, 2, 4, 8)
+    history: int = 2_000_000
+    soak_minutes: float = 60.0
+
+
+FULL = Size(singles={"process": 5_000, "warm": 5_000})
+QUICK = Size(
+    rounds=1,
+    raw_seconds=0.05,
+    chains=1,
+    singles={"process": 40, "warm": 100},
+    triggers=10,
+    schedules=50,
+    notice_seconds=1.5,
+    big=60,
+    fires=4,
+    submits=4,
+    commands=1,
+    idle_seconds=1.0,
+    settle_seconds=0.2,
+    runners=(2,),
+    history=2_000,
+    soak_minutes=0.02,
+)
+
+Raw = dict[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """One run of the bench. `slots` is None where the product's default is measured."""
+
+    server: Server
+    folder: Path
+    size: Size
+    slots: int | None
+    raw: RawLoop
+    say: Callable[[str], None]
+
+    def rounds(self) -> Iterator[int]:
+        for number in range(1, self.size.rounds + 1):
+            self.say(f"round {number} of {self.size.rounds}")
+            yield number
+
+    def raw_now(self) -> Raw:
+        return {batch: self.raw.cycles_per_second(batch, self.size.raw_seconds) for batch in BATCHES}
+
+    def house(self, name: str, *, runners: int = 1, launcher: Launcher = as_installed) -> House:
+        """An installation on the database of that name, which must exist."""
+        url, folder = self.server.url_of(name), self.folder / name
+        return House(url=url, folder=folder, slots=self.slots, runners=runners, launcher=launcher)
+
+    async def facts(self, house: House, isolation: str, run_ids: Sequence[int]) -> Facts:
+        """The settings that belong to figures of these runs."""
+        return {
+            "isolation": isolation,
+            "slots": self.slots or Settings().runner_slots,
+            "rows_per_task": await rows_per_task(house, run_ids),
+            "rounds": self.size.rounds,
+        }
+
+
+def throughput(
+    name: str, about: str, samples: Sequence[float], raw: Sequence[Raw], *, goal: Goal | None, facts: Facts
+) -> Figure:
+    """Tasks per second, and beside it the ratio to what the raw loop did in the same round."""
+    ratios = {
+        f"batch {batch}": statistics.median(mine / bare[batch] for mine, bare in zip(samples, raw, strict=True))
+        for batch in BATCHES
+    }
+    return replace(median(name, about, "tasks/s", samples, goal, facts), ratio_to_raw=ratios)

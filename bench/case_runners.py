@@ -1,0 +1,89 @@
+"""More runners on one PostgreSQL: throughput must not fall, and hardly any claim may come back empty."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.case import Bench, Raw, throughput
+from bench.counted import read_events
+from bench.figures import Figure, at_least, at_most, median
+from bench.house import Launcher, NotMeasured, as_installed
+from bench.work import Done, run, warm_up
+
+_DATABASE = "bench_runners"
+DATABASES = (_DATABASE,)
+
+
+async def runners(bench: Bench) -> list[Figure]:
+    """Each round does every number of runners once, with the default slots each."""
+    rates, wasted, raws = defaultdict(list), defaultdict(list), defaultdict(list)
+    facts = {}
+    await bench.server.make(_DATABASE)
+    for number in bench.rounds():
+        for count in bench.size.runners:
+            bench.say(f"round {number} of {bench.size.rounds}, {count} runners")
+            folder = bench.folder / f"counts-{number}-{count}"
+            folder.mkdir()
+            async with bench.house(_DATABASE, runners=count, launcher=counting_runners(folder)) as house:
+                await warm_up(house)
+                raws[count].append(bench.raw_now())
+                done = await run(house, "single_warm", bench.size.singles["warm"])
+                facts[count] = await bench.facts(house, "warm", done.run_ids)
+            rates[count].append(done.per_second)
+            wasted[count].append(wasted_share(folder, done))
+    return _figures(bench, rates, wasted, raws, facts)
+
+
+def counting_runners(folder: Path) -> Launcher:
+    """Runners that count their steps; everything else as installed."""
+
+    def launch(service: str, number: int) -> Sequence[str]:
+        if service != "runner":
+            return as_installed(service, number)
+        return (sys.executable, "-m", "bench.counted", str(folder / f"{number}.json"), service)
+
+    return launch
+
+
+def wasted_share(folder: Path, done: Done) -> float:
+    """Of the steps that asked for work while there was some: those that carried no report and came back empty.
+
+    A step that carries reports is needed anyway, so an empty claim in it costs nothing.
+    """
+    first, last = done.spans[0].start, done.spans[-1].start
+    events = [event for path in folder.glob("*.json") for event in read_events(path)]
+    steps = [event for event in events if event.free and first <= event.at <= last]
+    if not steps:
+        raise NotMeasured("the runners' steps were not counted: is `tasks.step` still the statement that claims?")
+    return 100 * sum(not step.has_reports and step.rows == 0 for step in steps) / len(steps)
+
+
+def _figures(
+    bench: Bench,
+    rates: dict[int, list[float]],
+    wasted: dict[int, list[float]],
+    raws: dict[int, list[Raw]],
+    facts: dict[int, dict[str, object]],
+) -> list[Figure]:
+    tasks = f"{bench.size.singles['warm']:,} one-task runs"
+    found = [
+        throughput(
+            f"runners.{count}", f"{tasks}, runners: {count}", rates[count], raws[count], goal=None, facts=facts[count]
+        )
+        for count in rates
+    ]
+    first, *more = rates
+    # "Does not fall" can only be seen as far as two equal measurements agree, which is about 5 %.
+    for count in more:
+        ratios = [many / one for many, one in zip(rates[count], rates[first], strict=True)]
+        about = f"throughput of {count} runners ÷ that of {first}"
+        found.append(median(f"runners.{count}.ratio", about, "ratio", ratios, at_least(0.95), facts[count]))
+    about = "steps that asked for work while there was some and got none"
+    found += [
+        median(f"runners.{count}.wasted", f"{about}, runners: {count}", "%", each, at_most(5), facts[count])
+        for count, each in wasted.items()
+    ]
+    return found

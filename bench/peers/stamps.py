@@ -1,0 +1,64 @@
+"""The body that every engine runs, and the file in which it stamps its times. Standard library only: it runs everywhere.
+
+Does what the bodies of bench/dags do. Each line of the file is a label, the start and the end in seconds since 1970.
+"""
+
+import json
+import os
+import statistics
+import time
+
+CHAIN, WIDTH = 40, 100
+
+
+def fib(number):
+    return number if number < 2 else fib(number - 1) + fib(number - 2)
+
+
+def body(label):
+    """One task. Writing the stamps comes after the end, and one write is never torn."""
+    started = time.time()
+    print("fib(10) =", fib(10))
+    line = f"{label} {started!r} {time.time()!r}\n".encode()
+    file = os.open(os.environ["PEER_STAMPS"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(file, line)
+    os.close(file)
+
+
+def stamped(label):
+    """All (start, end) under a label, in the order of their starts."""
+    try:
+        with open(os.environ["PEER_STAMPS"]) as file:
+            lines = [line.split() for line in file]
+    except FileNotFoundError:
+        return []
+    return sorted((float(start), float(end)) for name, start, end in lines if name == label)
+
+
+def wait_for(label, count, within_seconds):
+    """The stamps under a label once there are that many."""
+    deadline = time.monotonic() + within_seconds
+    while len(found := stamped(label)) < count:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"only {len(found)} of {count} bodies of {label} ran within {within_seconds} s")
+        time.sleep(0.05)
+    return found
+
+
+def wall(spans):
+    return max(end for _, end in spans) - spans[0][0]
+
+
+def chain_figures(spans):
+    """Wall clock of a chain, and the median from the end of a body to the start of the next."""
+    gaps = [after[0] - before[1] for before, after in zip(spans, spans[1:])]
+    return {"chain_s": wall(spans), "gap_ms": 1000 * statistics.median(gaps)}
+
+
+def late_figures(lates):
+    return {"late_ms": 1000 * statistics.median(lates)} if lates else {}
+
+
+def tell(**figures):
+    """The last line of a script: what it measured."""
+    print("MEASURED " + json.dumps(figures), flush=True)

@@ -1,0 +1,62 @@
+"""Procrastinate: independent jobs, and a schedule with seconds. It has no graphs. `python with_procrastinate.py [tuned]`."""
+
+import os
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+
+import procrastinate
+import stamps
+
+SINGLES = 600
+TICKS = 5
+
+app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=os.environ["PEER_URL"]))
+
+
+@app.task(name="light")
+def light(label):
+    stamps.body(label)
+
+
+@app.periodic(cron="* * * * * */5")
+@app.task(name="tick")
+def tick(timestamp):
+    stamps.body(f"tick-{timestamp}")
+
+
+def measure():
+    with app.open():
+        light.defer(label="warm-up")
+        stamps.wait_for("warm-up", 1, 60)
+        light.batch_defer(*({"label": "single"} for _ in range(SINGLES)))
+    spans = stamps.wait_for("single", SINGLES, 90)
+    return {"runs_per_s": SINGLES / stamps.wall(spans)}
+
+
+def lates():
+    """How late the bodies of the instants to come are."""
+    now = int(time.time())
+    due = [now - now % 5 + 5 * number for number in range(1, TICKS + 1)]
+    return [stamps.wait_for(f"tick-{instant}", 1, 60)[0][0] - instant for instant in due]
+
+
+def main():
+    program = [sys.executable, "-m", "procrastinate", "--app=with_procrastinate.app"]
+    here = os.path.dirname(os.path.abspath(__file__))
+    environment = {**os.environ, "PYTHONPATH": here}
+    subprocess.run([*program, "schema", "--apply"], check=True, cwd=here, env=environment)
+    options = ["--concurrency=4"] if sys.argv[1:] == ["tuned"] else []
+    worker = subprocess.Popen([*program, "worker", *options], cwd=here, env=environment)
+    try:
+        figures = measure()
+        figures |= stamps.late_figures(lates())
+    finally:
+        worker.terminate()
+        worker.wait(30)
+    stamps.tell(version=version("procrastinate"), **figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The tables of a profile, for people: everything divided by the number of tasks. Only prints."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from bench.counters import HOT_TABLES
+from bench.figures import number
+from bench.stacks import Cost
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from bench.profile import Profile
+
+_FUNCTIONS = 18
+
+
+def show(console: Console, seen: Profile, only: str, isolation: str, how: str) -> None:
+    per = seen.unit
+    rate = f"{seen.tasks:,} tasks, {number(seen.tasks / seen.seconds)}/s" if seen.tasks else "no task"
+    console.print(f"[bold]{only}, {isolation}[/]: {number(seen.seconds)} s, {rate}. Everything below is per {per}.\n")
+    _show_costs(console, seen)
+    _show_statements_sent(console, seen)
+    _show_stored_functions(console, seen)
+    _show_tables(console, seen)
+    _show_dead(console, seen)
+    for service, costs in seen.functions.items():
+        _show_functions(console, seen, f"Python in the {service}, by {how}", costs)
+
+
+def show_statements(console: Console, seen: Profile) -> None:
+    """What pg_stat_statements saw, calls inside stored functions included."""
+    rows = [
+        [
+            f"{1000 * each.milliseconds / seen.amount:.1f}",
+            number(each.calls / seen.amount),
+            f"{1000 * each.milliseconds / max(each.calls, 1):.1f}",
+            number(each.rows / seen.amount),
+            number(each.wal_bytes / seen.amount),
+            number(each.blocks / seen.amount),
+            escape(" ".join(each.text.split())[:200]),
+        ]
+        for each in seen.statements
+    ]
+    title = "Statements by pg_stat_statements, those inside functions included (an outer one contains its inner ones)"
+    heads = [f"µs/{seen.unit}", f"calls/{seen.unit}", "µs/call", "rows", "WAL bytes", "blocks", "statement"]
+    _print(console, title, heads, rows)
+
+
+def _show_costs(console: Console, seen: Profile) -> None:
+    rows = [[name, f"{1e6 * seconds / seen.amount:.0f} µs"] for name, seconds in seen.cpu.items()]
+    rows.append(["all processes", f"{1e6 * sum(seen.cpu.values()) / seen.amount:.0f} µs"])
+    wall = f"{1e6 * seen.seconds / seen.amount:.0f} µs"
+    sent = sum(len(events) for events in seen.events.values())
+    wal = {name: seen.after.wal[name] - seen.before.wal[name] for name in seen.after.wal}
+    rows += [
+        ["wall clock", wall],
+        ["round trips (statements sent by runner and scheduler)", number(sent / seen.amount)],
+        ["transactions", number((seen.after.transactions - seen.before.transactions) / seen.amount)],
+        ["WAL", f"{(seen.after.wal_bytes - seen.before.wal_bytes) / seen.amount:,.0f} bytes"],
+        ["WAL records", number(wal["wal_records"] / seen.amount)],
+        ["full-page images", number(wal["wal_fpi"] / seen.amount)],
+    ]
+    _print(console, "Costs", ["what", f"per {seen.unit}"], rows)
+
+
+def _show_statements_sent(console: Console, seen: Profile) -> None:
+    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0])
+    for service, events in seen.events.items():
+        for event in events:
+            row = sums[service, event.name]
+            row[0] += 1
+            row[1] += event.seconds
+            row[2] += max(event.rows, 0)
+    rows = [
+        [service, escape(name), number(calls / seen.amount), f"{1e3 * seconds / calls:.2f}", number(found / calls)]
+        for (service, name), (calls, seconds, found) in sorted(sums.items(), key=lambda item: -item[1][1])
+    ]
+    _print(console, "Statements sent", ["by", "statement", f"per {seen.unit}", "ms each", "rows each"], rows)
+
+
+def _show_stored_functions(console: Console, seen: Profile) -> None:
+    rows = []
+    for name, after in seen.after.functions.items():
+        before = seen.before.functions.get(name, dict.fromkeys(after, 0.0))
+        if calls := after["calls"] - before["calls"]:
+            own, total = after["self_time"] - before["self_time"], after["total_time"] - before["total_time"]
+            rows.append(
+                (
+                    own,
+                    [
+                        name,
+                        number(calls / seen.amount),
+                        _micro(own, seen),
+                        _micro(total, seen),
+                        f"{1000 * total / calls:.0f}",
+                    ],
+                )
+            )
+    shown = [row for _, row in sorted(rows, key=lambda row: -row[0])]
+    heads = ["function", f"calls/{seen.unit}", f"own µs/{seen.unit}", f"total µs/{seen.unit}", "µs/call"]
+    _print(console, "Stored functions (the server's own timing)", heads, shown)
+
+
+def _micro(milliseconds: float, seen: Profile) -> str:
+    return f"{1000 * milliseconds / seen.amount:.1f}"
+
+
+def _show_tables(console: Console, seen: Profile) -> None:
+    rows = []
+    for name, after in sorted(seen.after.tables.items()):
+        before: Mapping[str, float] = seen.before.tables.get(name, dict.fromkeys(after, 0.0))
+        moved = {key: after[key] - before[key] for key in after}
+        if not (moved["n_tup_ins"] or moved["n_tup_upd"] or moved["n_tup_del"]):
+            continue
+        hot = f"{100 * moved['n_tup_hot_upd'] / moved['n_tup_upd']:.0f} %" if moved["n_tup_upd"] else ""
+        counts = [number(moved[key] / seen.amount) for key in ("n_tup_ins", "n_tup_upd", "n_tup_del")]
+        scans = [number(moved[key] / seen.amount) for key in ("idx_scan", "seq_scan")]
+        rows.append([name, *counts, hot, *scans, f"{moved['vacuums']:.0f}", number(moved["bytes"] / seen.amount)])
+    heads = [
+        "table",
+        "inserts",
+        "updates",
+        "deletes",
+        "HOT",
+        "index scans",
+        "seq scans",
+        "vacuums in all",
+        "bytes grown",
+    ]
+    _print(console, f"Rows per {seen.unit}", heads, rows)
+
+
+def _show_dead(console: Console, seen: Profile) -> None:
+    names = [name for name in HOT_TABLES if any(counts.get(name) for _, counts in seen.dead)]
+    rows = [[f"{at:.1f}", *(f"{counts.get(name, 0):,}" for name in names)] for at, counts in seen.dead]
+    _print(console, "Dead rows over time", ["s", *names], rows)
+
+
+def _show_functions(console: Console, seen: Profile, title: str, costs: Sequence[Cost]) -> None:
+    rows = [
+        [f"{1e6 * cost.own / seen.amount:.1f}", f"{1e6 * cost.total / seen.amount:.1f}", escape(cost.function)]
+        for cost in costs[:_FUNCTIONS]
+        if cost.own
+    ]
+    _print(console, title, [f"own µs/{seen.unit}", f"total µs/{seen.unit}", "function"], rows)
+
+
+def _print(console: Console, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if not rows:
+        return
+    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
+    texts = {"what", "by", "statement", "function", "table"}
+    for head in heads:
+        table.add_column(head, justify="left" if head in texts else "right", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print()

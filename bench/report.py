@@ -1,0 +1,109 @@
+"""Writes the tables of docs/performance.md from the kept figures, so that no figure is ever typed by hand.
+
+`python -m bench.report`. Touches only what stands between its marks, and says so where nothing was measured yet.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bench.figures import LATEST, Figure, number, read, shared_settings, short_settings
+from bench.house import ROOT
+
+PAGE = ROOT / "docs" / "performance.md"
+PEERS = Path(__file__).with_name("peers.json")
+
+_NOT_MEASURED = "*Not measured yet: run `{}`, which fills this in.*"
+# What a workload is called in peers.json, its heading, and whether less is better.
+WORKLOADS = {
+    "chain_s": ("40 in sequence, s", True),
+    "gap_ms": ("median gap, ms", True),
+    "fan_s": ("1 → 100 → 1, s", True),
+    "runs_per_s": ("one-task runs/s", False),
+    "late_ms": ("schedule late, ms", True),
+}
+
+
+def refresh(page: Path = PAGE, latest: Path = LATEST, peers: Path = PEERS) -> None:
+    """Write the page anew from what is kept now."""
+    page.write_text(rendered(page.read_text(encoding="utf-8"), latest, peers), encoding="utf-8")
+
+
+def rendered(text: str, latest: Path = LATEST, peers: Path = PEERS) -> str:
+    """The page's text with its tables as the kept figures give them."""
+    text = _between(text, "figures", figures_section(read(latest)))
+    kept = json.loads(peers.read_text(encoding="utf-8")) if peers.exists() else None
+    return _between(text, "peers", peers_section(kept))
+
+
+def figures_section(figures: Sequence[Figure]) -> str:
+    if not figures:
+        return _NOT_MEASURED.format("make bench")
+    heads = ["figure", "work", "value", "goal", "met", "min … max", "÷ raw 1 \\| 100", "settings"]
+    rows = [
+        [
+            f"`{figure.name}`",
+            figure.about,
+            "not measured" if figure.value is None else f"**{number(figure.value)}** {figure.unit}",
+            str(figure.goal or ""),
+            {True: "✓", False: "✗", None: ""}[figure.met],
+            f"{number(min(figure.samples))} … {number(max(figure.samples))}" if len(figure.samples) > 1 else "",
+            " \\| ".join(number(ratio) for ratio in figure.ratio_to_raw.values()),
+            figure.problem or short_settings(figure.settings),
+        ]
+        for figure in figures
+    ]
+    runs = {str(figure.settings.get("measured_at")): shared_settings(figure.settings) for figure in figures}
+    dates = [f"- measured at {at}: {shared}" for at, shared in sorted(runs.items())]
+    return f"{_table(heads, rows)}\n\n" + "\n".join(dates)
+
+
+def peers_section(kept: Mapping[str, object] | None) -> str:
+    if kept is None:
+        return _NOT_MEASURED.format("make bench-peers")
+    rows = kept["rows"]
+    assert isinstance(rows, list)
+    heads = ["engine", *(head for head, _ in WORKLOADS.values()), "notes"]
+    table = _table(heads, [[str(row["engine"]), *peer_cells(row, rows), str(row.get("note") or "")] for row in rows])
+    settings = kept["settings"]
+    assert isinstance(settings, Mapping)
+    return f"{table}\n\n- measured at {settings.get('measured_at')}: {shared_settings(settings)}"
+
+
+def peer_cells(row: Mapping[str, object], rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Each figure of one engine, and how many times better Evertick was in the same run, at its default isolation."""
+    if row.get("problem"):
+        return [f"NOT RUN: {row['problem']}", *[""] * (len(WORKLOADS) - 1)]
+    ours = next((each for each in rows if each.get("is_reference")), {})
+    found = []
+    for name, (_, is_less_better) in WORKLOADS.items():
+        value, mine = row.get(name), ours.get(name)
+        if not isinstance(value, int | float):
+            found.append("–")
+        elif row.get("is_reference") or not isinstance(mine, int | float) or not mine or not value:
+            found.append(number(value))
+        else:
+            found.append(f"{number(value)} (×{number(value / mine if is_less_better else mine / value)})")
+    return found
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _between(text: str, mark: str, content: str) -> str:
+    first, last = f"<!-- {mark}: written by bench/report.py -->", f"<!-- end of {mark} -->"
+    before, found, rest = text.partition(first)
+    _, ended, after = rest.partition(last)
+    if not found or not ended:
+        raise SystemExit(f"{PAGE.relative_to(ROOT)} lacks the marks {first} and {last}: put them where the table belongs.")
+    return f"{before}{first}\n{content}\n{last}{after}"
+
+
+if __name__ == "__main__":
+    refresh()
+    sys.exit(0)
