@@ -31,8 +31,8 @@ LONG_TICKS: dict[str, Any] = {
     "heartbeat_seconds": 10.0,
     "lost_after_seconds": 90.0,
 }
-# What an idle machine does in 3 ms and a busy one may take this long for.
-LATE_SECONDS = 0.5
+# An idle machine takes 3 ms. A busy one may take longer, but not as long as a pause after a failure.
+LATE_SECONDS = 2.0
 
 
 def make_scheduler(settings: Settings, said: Said, owner: str = "one") -> Scheduler:
@@ -81,6 +81,7 @@ async def all_fired(conn: AsyncConnection, dag: str, instants: list[datetime]) -
     return [late for _, late in rows]
 
 
+@pytest.mark.serial
 @pytest.mark.requirement("R2", "R3", "A2")
 async def test_it_sleeps_until_the_next_due_instant_and_not_until_the_tick(
     database: str, conn: AsyncConnection, tmp_path: Path
@@ -92,7 +93,7 @@ async def test_it_sleeps_until_the_next_due_instant_and_not_until_the_tick(
         await conn.execute("select pg_notify('evertick_plan', '')")
         late = await all_fired(conn, "pulse", instants)
     print(f"late by {max(late) * 1000:.1f} ms at most")
-    assert max(late) < LATE_SECONDS
+    assert max(late) < 0.25
     assert len(said.events("fire")) >= 2, "it did not fire them all in one go"
 
 

@@ -14,7 +14,7 @@ from evertick.domain.schedule import parse_schedule
 from evertick.engine.publish import publish
 from evertick.store import shards
 from tests.system.processes import Installation, Service
-from tests.system.work import Published, schedule_now
+from tests.system.work import Published, schedule_now, start_with
 from tests.waiting import eventually
 
 
@@ -77,7 +77,9 @@ async def test_a_scheduler_that_is_killed_while_it_fires_a_hundred_schedules_mis
     spec = next(each for each in long.specs if each.name == "single")
     schedules = tuple(NamedSchedule(name=f"s{number:03}", spec=every) for number in range(100))
     spec = replace(spec, schedules=schedules, misfire=MisfirePolicy.ALL)
-    await publish(there.conn, spec=spec, file=long.file, bundle_hash=long.bundle.hash, actor="test")
+    async with there.conn.transaction():
+        await publish(there.conn, spec=spec, file=long.file, bundle_hash=long.bundle.hash, actor="test")
+        await start_with(there.conn, "single", start_at)
     # In small chunks, so that a kill comes between two of them.
     for _ in range(4):
         scheduler = await there.start("scheduler", fire_batch=7)
