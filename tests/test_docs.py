@@ -279,7 +279,7 @@ def test_the_figures_in_the_text_are_those_of_the_code() -> None:
     first, retries = howto["first-dag"], howto["retries-and-timeouts"]
     policy, reuse = retry.RetryPolicy(), ReuseLimits()
     claims = [
-        ("at most 1 MiB", first, result.DEFAULT_RESULT_BYTES == 2**20 == Settings().result_bytes),
+        ("at most 1 MiB", first, result.DEFAULT_RESULT_BYTES == 2**20),
         ("within five seconds", first, publisher.RESCAN_SECONDS == 5),
         ("at most ten seconds late", first, misfire.ON_TIME_SECONDS == 10),
         ("50 ms at the least", first, schedule.parse_schedule("@every 50ms").every_seconds == 0.05),

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from importlib.metadata import version
 
 import procrastinate
@@ -23,7 +22,7 @@ def light(label):
 @app.periodic(cron="* * * * * */5")
 @app.task(name="tick")
 def tick(timestamp):
-    stamps.body(f"tick-{timestamp}")
+    stamps.tick(timestamp)
 
 
 def measure():
@@ -35,13 +34,6 @@ def measure():
     return {"runs_per_s": SINGLES / stamps.wall(spans)}
 
 
-def lates():
-    """How late the bodies of the instants to come are."""
-    now = int(time.time())
-    due = [now - now % 5 + 5 * number for number in range(1, TICKS + 1)]
-    return [stamps.wait_for(f"tick-{instant}", 1, 60)[0][0] - instant for instant in due]
-
-
 def main():
     program = [sys.executable, "-m", "procrastinate", "--app=with_procrastinate.app"]
     here = os.path.dirname(os.path.abspath(__file__))
@@ -51,7 +43,7 @@ def main():
     worker = subprocess.Popen([*program, "worker", *options], cwd=here, env=environment)
     try:
         figures = measure()
-        figures |= stamps.late_figures(lates())
+        figures |= stamps.late_figures(TICKS, 60)
     finally:
         worker.terminate()
         worker.wait(30)

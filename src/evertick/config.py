@@ -39,7 +39,6 @@ class Settings:
     failpoint: str | None = None
 
     load_timeout_seconds: float = 30.0
-    result_bytes: int = 1024 * 1024
     log_head_bytes: int = 4 * 1024 * 1024
     log_tail_bytes: int = 1024 * 1024
 
@@ -88,7 +87,6 @@ _LOWEST: dict[str, float] = {
     "infra_retries": 0,
     "stop_grace_seconds": 0,
     "load_timeout_seconds": 0.1,
-    "result_bytes": 1024,
     "log_head_bytes": 4096,
     "log_tail_bytes": 4096,
 }

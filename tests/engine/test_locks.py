@@ -29,7 +29,9 @@ async def test_a_claim_and_a_finish_that_meet_on_early_starters_both_go_through(
     conns = [await connect(database, purpose=Purpose.HOT) for _ in range(4)]
     watch, holder, finishing, claiming = conns
     try:
-        await put(watch, make_dag("meet", shape, per_task={"t": {**early, "priority": 1}, "u": {**early, "priority": 9}}))
+        await put(
+            watch, make_dag("meet", shape, per_task={"t": {**early, "priority": 1}, "u": {**early, "priority": 9}})
+        )
         await start(watch, "meet")
         runner = await Runner.join(watch)
         p, q = await runner.claim(2)

@@ -176,7 +176,10 @@ async def test_processes_with_different_hash_seeds_give_one_hash(tmp_path: Path,
 
 async def load_with_seed(folder: Path, seed: int) -> dict[str, str]:
     """What the loading process would answer if its interpreter walked sets in another order."""
-    script = "import json, sys, pathlib, evertick.execution.load_main as m; print(json.dumps(m.load(pathlib.Path(sys.argv[1]), 'x.py')))"
+    script = (
+        "import json, sys, pathlib, evertick.execution.load_main as m;"
+        " print(json.dumps(m.load(pathlib.Path(sys.argv[1]), 'x.py')))"
+    )
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", script, str(folder)), env={"PYTHONHASHSEED": str(seed)}, stdout=subprocess.PIPE
     )

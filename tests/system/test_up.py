@@ -19,10 +19,13 @@ from evertick.services.postgres_home import holder_of
 from tests.waiting import eventually_sync
 
 QUICK = """
+import os
 from evertick import dag, task
 
 @task
 def beat():
+    # Tasks must not learn how to reach the database: the runs of this test would all fail.
+    assert "EVERTICK_DATABASE_URL" not in os.environ
     print("beat")
 
 @dag(schedule="@every 1s")

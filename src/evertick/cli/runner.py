@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from evertick.cli.serve import serve
-from evertick.config import read_settings
+from evertick.config import read_settings, user_environment
 from evertick.services.runner import Runner
 
 app = typer.Typer(add_completion=False)
@@ -22,4 +22,4 @@ def runner(queues: Queues = None, slots: Slots = None, name: Name = None) -> Non
     """Run one runner: it claims tasks and executes them, each in a process of its own."""
     served = None if queues is None else tuple(part.strip() for part in queues.split(",") if part.strip())
     settings = read_settings(runner_queues=served, runner_slots=slots, runner_id=name)
-    serve("runner", settings, lambda url, log: Runner(settings, url=url, log=log))
+    serve("runner", settings, lambda url, log: Runner(settings, url=url, log=log, environment=user_environment()))

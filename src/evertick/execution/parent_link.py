@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +59,15 @@ class ParentLink:
         self._token = secrets.token_hex(8)
         self._requests: list[tuple[str, int]] = []
 
-    def start(self, folder: Path, file: str, limits: ReuseLimits, *, imports_in_child: bool) -> None:
+    def start(
+        self,
+        folder: Path,
+        file: str,
+        limits: ReuseLimits,
+        *,
+        imports_in_child: bool,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         plan = ParentPlan(
             runner_pid=os.getpid(),
@@ -79,6 +87,8 @@ class ParentLink:
                 stderr=errors,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
+                # The loader's seed: a DAG that loops over a set must name its tasks here as it did there.
+                env=None if environment is None else {**environment, "PYTHONHASHSEED": "0"},
             )
         self._control = ours
         ours.setblocking(False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +26,14 @@ _LONGEST_GOODBYE_SECONDS = 1.0
 
 
 class BundlePlace(NamedTuple):
-    """Where a bundle's code lies. One whose import starts threads is imported in each process, never forked."""
+    """Where a bundle's code lies. One whose import starts threads is imported in each process, never forked.
+
+    `environment` is what its code sees of the environment; None is all of the runner's.
+    """
 
     path: Path
     uses_threads: bool
+    environment: Mapping[str, str] | None = None
 
 
 class LoadFailure(NamedTuple):
@@ -173,7 +177,13 @@ class Stock:
             self._spool,
         )
         limits = self._limits.reuse
-        parent.start(self._place.path, self._file, limits, imports_in_child=self._imports_in_child)
+        parent.start(
+            self._place.path,
+            self._file,
+            limits,
+            imports_in_child=self._imports_in_child,
+            environment=self._place.environment,
+        )
         self._parents.add(parent)
         self.all_gone.clear()
         return parent

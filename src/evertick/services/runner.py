@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -58,9 +58,10 @@ class _Attempt:
 
 
 class Runner:
-    def __init__(self, settings: Settings, *, url: str, log: Log) -> None:
+    def __init__(self, settings: Settings, *, url: str, log: Log, environment: Mapping[str, str] | None = None) -> None:
+        """`environment` is what tasks can see of the environment; None is all of it."""
         self.session = secrets.randbits(63)
-        self._settings, self._url, self._log = settings, url, log
+        self._settings, self._url, self._log, self._environment = settings, url, log, environment
         self._hot, self._side = Link(url, Purpose.HOT), Link(url, Purpose.PLANNING)
         self._waker = Waker(url, is_enabled=settings.notify)
         self._versions = Versions()
@@ -292,7 +293,7 @@ class Runner:
     async def _place(self, bundle: str, file: str) -> BundlePlace:
         async def find() -> BundlePlace:
             path, uses_threads = await unpacked(await self._side.get(), bundle, self._settings.bundles_folder)
-            return BundlePlace(path=path, uses_threads=uses_threads)
+            return BundlePlace(path=path, uses_threads=uses_threads, environment=self._environment)
 
         return await keep_trying(find, stop=self.stop, name="bundles", log=self._log)
 
