@@ -184,7 +184,7 @@ async def _profile(options: argparse.Namespace, console: Console) -> int:
             return 0
         inside = folder / "system"
         try:
-            server = await stack.enter_async_context(system_postgres(inside))
+            server = await stack.enter_async_context(system_postgres(inside, preload="pg_stat_statements"))
             with console.status("the same load on a PostgreSQL with pg_stat_statements"):
                 seen = await Profiling(options, server, inside, program=program).run()
         except NotMeasured as error:

@@ -1,4 +1,4 @@
-"""A PostgreSQL of the operating system, for its pg_stat_statements: the embedded one is built without extensions.
+"""A PostgreSQL of the operating system, for its extensions: the embedded one is built without them.
 
 Runs in a folder of ours, durably, for as long as a block lasts. Never touches a server that is there already.
 """
@@ -22,8 +22,6 @@ from evertick.store.database import answers
 
 _READY_SECONDS = 30.0
 _SETTINGS = {
-    "shared_preload_libraries": "pg_stat_statements",
-    "pg_stat_statements.max": "5000",
     "listen_addresses": "",
     "fsync": "on",
     "synchronous_commit": "on",
@@ -42,16 +40,17 @@ def programs() -> Path | None:
 
 
 @asynccontextmanager
-async def system_postgres(folder: Path) -> AsyncIterator[Server]:
-    """A fresh server with pg_stat_statements loaded."""
+async def system_postgres(folder: Path, *, preload: str = "") -> AsyncIterator[Server]:
+    """A fresh server; `preload` names a library that must be there when it starts."""
     where = programs()
     if where is None:
-        raise NotMeasured("no PostgreSQL with pg_stat_statements is installed; EVERTICK_DATABASE_URL can name one")
+        raise NotMeasured("no PostgreSQL is installed; EVERTICK_DATABASE_URL can name one")
     data, sockets = folder / "data", folder / "sockets"
     for directory in (data, sockets):
         directory.mkdir(parents=True, mode=0o700)
     await asyncio.to_thread(_initdb, where, data)
-    options = [part for name, value in _SETTINGS.items() for part in ("-c", f"{name}={value}")]
+    settings = {**_SETTINGS, "shared_preload_libraries": preload}
+    options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
     with (folder / "postgres.log").open("wb") as log:
         server = await asyncio.create_subprocess_exec(
             *launch_command(data, signal.SIGINT, [where / "postgres", "-D", data, "-k", sockets, *options]),

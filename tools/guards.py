@@ -28,7 +28,7 @@ KEYS = {
     "rank",
     "seq",
 }
-KEYS |= {"name", "file", "hash", "bundle_hash", "key"}
+KEYS |= {"name", "file", "hash", "bundle_hash", "key", "ctid"}
 # The word that names a guard, the most telling one first.
 TELLING = ["state", "epoch", "session", "request", "paused", "gone_at", "lease_until", "next_due", "version", "error"]
 TELLING += ["not_before", "due_at", "deleted_at", "cancel_requested", "open_tasks", "finished_at", "beat"]
@@ -41,7 +41,7 @@ _TOKEN = re.compile(r"--[^\n]*|'(?:[^']|'')*'|\$\$|%\(\w+\)s|[A-Za-z_]\w*|\d+|\s
 _FUNCTION = re.compile(r"create function (\w+)\(.*?\$\$(.*?)\$\$", re.S)
 _TABLE = re.compile(r"create table (\w+) \((.*?)\n\)", re.S)
 _STATEMENT = re.compile(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", re.S | re.M)
-_CLAUSE_ENDS = {"group", "order", "limit", "returning", "union", "having", "loop", "then", "on", ";"}
+_CLAUSE_ENDS = {"group", "order", "limit", "returning", "union", "having", "loop", "then", "on", "offset", ";"}
 _LOCKS = (["for", "update"], ["for", "no"])
 
 
@@ -205,7 +205,7 @@ def conjuncts(code: Code, position: int) -> list[list[Token]]:
     parts: list[list[Token]] = [[]]
     for place, token in enumerate(code.tokens[position + 1 :], position + 1):
         is_level = token.depth == depth
-        ends = is_level and (token.text in _CLAUSE_ENDS or code.words(place, 2) in _LOCKS)
+        ends = is_level and not cases and (token.text in _CLAUSE_ENDS or code.words(place, 2) in _LOCKS)
         if token.depth < depth or ends:
             break
         cases += {"case": 1, "end": -1}.get(token.text, 0)

@@ -1,6 +1,8 @@
 """`make mutants`: removes each guard of the store's SQL, one at a time; some test must go red for each.
 
-python tools/mutants.py [ONLY] [--tests PATH ...] [--json FILE] [--list]     survivors are explained in mutants_known.toml
+python tools/mutants.py [ONLY] [--tests PATH ...] [--json FILE] [--again FILE] [--list]
+
+Survivors are explained in mutants_known.toml; one without a reason, or a reason without a survivor, is a failure.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import os
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -161,8 +164,8 @@ class Hunt:
 
 def known_survivors(path: Path = KNOWN) -> dict[str, str]:
     """The guards that no test needs, each with the reason."""
-    entries = tomllib.loads(path.read_text(encoding="utf-8")).get("survivor", []) if path.exists() else []
-    return {entry["guard"]: entry["reason"] for entry in entries}
+    entries = tomllib.loads(path.read_text(encoding="utf-8"))["survivors"]
+    return {guard: entry["reason"] for entry in entries for guard in entry["guards"]}
 
 
 def report(console: Console, fates: list[Fate], *, is_whole: bool) -> bool:
@@ -229,6 +232,7 @@ def main(arguments: list[str]) -> int:
         "--tests", nargs="+", help="which tests (default: those of the engine that are quick, and two of the store)"
     )
     parser.add_argument("--json", type=Path, help="write what became of each mutant to this file")
+    parser.add_argument("--again", type=Path, help="only those that such a file does not call killed")
     parser.add_argument("--list", action="store_true", help="only say which guards there are")
     parser.add_argument("--url", help="a PostgreSQL server to use instead of starting one")
     options = parser.parse_args(arguments)
@@ -236,12 +240,17 @@ def main(arguments: list[str]) -> int:
     console = Console(force_terminal=False if plain else None, width=None if sys.stdout.isatty() else 160)
     found = find_guards()
     guards = [guard for guard in found if options.only in f"{guard.name} {guard.kind} {guard.file}"]
+    if options.again:
+        killed = {fate["guard"] for fate in json.loads(options.again.read_text()) if fate["killed_by"]}
+        guards = [guard for guard in guards if guard.name not in killed]
     if options.list or not guards:
         for guard in guards:
             console.print(f"{guard.kind:<16}{guard.name}", markup=False)
         console.print(f"{len(guards)} guards." if guards else f"No guard has {options.only!r} in it: see --list.")
         return 0 if guards else 2
     began = time.monotonic()
+    # A terminated hunt must take its server and its workers with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     fates = hunt(console, options, guards)
     is_right = report(console, fates, is_whole=len(guards) == len(found) and not options.tests)
     console.print(f"{time.monotonic() - began:.0f} s in all.")

@@ -1,4 +1,4 @@
-"""Guards of attempts: who may claim, report, extend and be buried, and what each leaves alone. One test per guard.
+"""Guards of attempts: who may claim and report, and what each leaves alone. One test per guard.
 
 `make mutants` removes each guard and expects one of these, or another test, to go red.
 """
@@ -12,12 +12,11 @@ from evertick.domain.attempt import TaskKey
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.cancel import cancel
 from evertick.engine.clear import clear, select_tasks
-from evertick.engine.extend import extend
 from evertick.engine.mark import mark
 from evertick.engine.pause import pause
 from evertick.engine.promote import promote
 from evertick.engine.reap import bury
-from evertick.store import logs, runners, runs
+from evertick.store import logs, runs
 from evertick.store.logs import NewChunk
 from tests.engine.world import Runner, key_of, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
@@ -199,102 +198,7 @@ async def test_giving_back_to_a_paused_dag_leaves_the_task_pending(conn: AsyncCo
     assert await states(conn, run) == {"a": "pending"}
 
 
-# extend --------------------------------------------------------------------------------------------------------------
-
-
-async def test_extend_is_the_heartbeat_of_one_runner_only(conn: AsyncConnection) -> None:
-    mine, other = await Runner.join(conn), await Runner.join(conn)
-    await extend(conn, session=mine.session, held=[])
-    beats = "select array_agg(beat order by session) from runner where session = any(%s)"
-    assert await value(conn, beats, [mine.session, other.session]) == [1, 0]
-
-
-async def test_extend_asks_to_stop_nothing_that_nobody_wants_stopped(conn: AsyncConnection) -> None:
-    await put(conn, make_dag("three", THREE))
-    await start(conn, "three")
-    mine, other = await Runner.join(conn), await Runner.join(conn)
-    (claim,) = await mine.claim(1)
-    await other.claim()
-    reply = await extend(conn, session=mine.session, held=[(key_of(claim), claim.epoch)])
-    assert (reply.lost, reply.stop, reply.unknown, reply.is_gone) == ([], [], [], False)
-
-
-async def test_extend_tells_a_buried_runner_that_it_is_gone(conn: AsyncConnection) -> None:
-    mine, _other = await Runner.join(conn), await Runner.join(conn)
-    await bury(conn, session=mine.session, reason="gone", infra_retries=3)
-    assert (await extend(conn, session=mine.session, held=[])).is_gone
-    assert await value(conn, "select beat from runner where session = %s", mine.session) == 0
-
-
-# the end of a runner -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.requirement("A8")
-async def test_bury_takes_from_the_one_that_is_gone_and_from_nobody_else(conn: AsyncConnection) -> None:
-    await put(conn, make_dag("three", THREE))
-    await start(conn, "three")
-    gone, alive = await Runner.join(conn), await Runner.join(conn)
-    await gone.claim(1)
-    await alive.claim(1)
-    assert await bury(conn, session=gone.session, reason="gone", infra_retries=3) == 1
-    assert [runner.session for runner in await runners.live(conn)] == [alive.session]
-    assert await value(conn, "select array_agg(session) from lease") == [alive.session]
-
-
-async def test_burying_twice_keeps_the_first_reason(conn: AsyncConnection) -> None:
-    runner = await Runner.join(conn)
-    for reason in ("first", "second"):
-        await bury(conn, session=runner.session, reason=reason, infra_retries=3)
-    await runners.leave(conn, runner.session)
-    assert await value(conn, "select gone_reason from runner where session = %s", runner.session) == "first"
-
-
-async def test_leaving_is_of_one_runner_only(conn: AsyncConnection) -> None:
-    gone, alive = await Runner.join(conn), await Runner.join(conn)
-    await runners.leave(conn, gone.session)
-    assert [runner.session for runner in await runners.live(conn)] == [alive.session]
-
-
-@pytest.mark.requirement("K3")
-async def test_silence_is_counted_only_of_the_living_and_told_only_past_the_threshold(conn: AsyncConnection) -> None:
-    silent, beating, gone = [await Runner.join(conn) for _ in range(3)]
-    await runners.leave(conn, gone.session)
-    told = []
-    for _ in range(4):
-        await extend(conn, session=beating.session, held=[])
-        told.append(await runners.listen_for_silence(conn, elapsed=1, lost_after=2.5))
-    assert told == [[], [], [silent.session], [silent.session]]
-    assert await value(conn, "select silent_seconds from runner where session = %s", gone.session) == 0
-
-
-async def test_leases_of_sessions_that_are_gone_are_found_and_no_others(conn: AsyncConnection) -> None:
-    await put(conn, make_dag("three", THREE))
-    await start(conn, "three")
-    gone, alive = await Runner.join(conn), await Runner.join(conn)
-    await gone.claim(1)
-    await alive.claim(1)
-    await runners.leave(conn, gone.session)
-    await conn.execute("insert into lease values (999999, 1, 0, -1, 1)")
-    assert sorted(await runners.unburied(conn)) == [gone.session, 999_999]
-
-
-# logs ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.requirement("F8")
-async def test_log_lines_are_late_unless_the_session_holds_that_very_attempt(conn: AsyncConnection) -> None:
-    await one_task(conn)
-    owner, other = await Runner.join(conn), await Runner.join(conn)
-    (claim,) = await owner.claim()
-
-    async def append(session: int, epoch: int, seq: int) -> None:
-        chunk = NewChunk(key=key_of(claim), epoch=epoch, seq=seq, until=seq + 1, content="x")
-        await logs.append(conn, session=session, chunks=[chunk, chunk])
-
-    await append(owner.session, claim.epoch, 0)
-    await append(other.session, claim.epoch, 1)
-    await append(owner.session, claim.epoch + 1, 2)
-    assert await value(conn, "select array_agg(is_late order by seq) from log_chunk") == [False, True, True]
+# what there is not ------------------------------------------------------------------------------------------------
 
 
 async def test_triggering_a_dag_that_has_no_version_makes_nothing(conn: AsyncConnection) -> None:

@@ -1,10 +1,6 @@
-"""Guards of planning: leadership, firing, promoting, publishing, and each unique key. One test per guard; see
-test_guards.py.
-"""
+"""Guards of planning: leadership, promoting, repairing, and each unique key. One test per guard; see test_guards.py."""
 
 from __future__ import annotations
-
-from datetime import datetime
 
 import psycopg
 import pytest
@@ -14,17 +10,14 @@ from evertick.domain.errors import Conflict
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.cancel import cancel
 from evertick.engine.clear import clear, select_tasks
-from evertick.engine.fire import fire
 from evertick.engine.pause import pause
 from evertick.engine.promote import promote
 from evertick.engine.reconcile import reconcile
-from evertick.store import dags, schedules, shards
-from evertick.store.schedules import DagSchedule
+from evertick.store import dags, shards
+from tests.engine.plans import ONE, fire_plan, plan, scheduled
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
-ONE = {"a": []}
 RETRIED = RetryPolicy(retries=3, delay_seconds=0)
-JsonObject = dict[str, object]
 
 
 @pytest.fixture
@@ -58,109 +51,6 @@ async def test_who_has_resigned_cannot_renew(conn: AsyncConnection) -> None:
 async def test_a_lease_that_lasts_is_not_taken(conn: AsyncConnection) -> None:
     await lead(conn)
     assert await shards.take(conn, shard=0, owner="other", seconds=5) is None
-
-
-# fire ----------------------------------------------------------------------------------------------------------------
-
-
-async def scheduled(conn: AsyncConnection) -> tuple[int, DagSchedule]:
-    """A leader, and a schedule that is due every minute from T0 + 60 s on."""
-    await set_clock(conn, later(0))
-    await put(conn, make_dag("one", ONE, every="@every 60s"))
-    (schedule,) = await schedules.of_dag(conn, dag="one")
-    return await lead(conn), schedule
-
-
-def plan(schedule: DagSchedule, **changes: object) -> JsonObject:
-    fields = {
-        "schedule_id": schedule.schedule_id,
-        "version": schedule.version,
-        "expected": schedule.next_due,
-        "fires": [later(60)],
-        "last_fire": later(60),
-        "skipped": {"first_at": later(1), "last_at": later(2), "count": 2, "reason": "test"},
-        "next_due": later(120),
-        **changes,
-    }
-
-    def text(field: object) -> object:
-        if isinstance(field, datetime):
-            return field.isoformat()
-        if isinstance(field, dict):
-            return {name: text(inner) for name, inner in field.items()}
-        return [text(inner) for inner in field] if isinstance(field, list) else field
-
-    return {name: text(field) for name, field in fields.items()}
-
-
-async def fire_plan(conn: AsyncConnection, epoch: int, *plans: JsonObject) -> int:
-    return len(await schedules.fire(conn, shard=0, epoch=epoch, plans=list(plans)))
-
-
-async def nothing_fired(conn: AsyncConnection) -> bool:
-    counts = "select (select count(*) from run) + (select count(*) from skip_record)"
-    return await value(conn, counts) == 0
-
-
-@pytest.mark.requirement("M2")
-async def test_a_plan_is_carried_out_once(conn: AsyncConnection) -> None:
-    epoch, schedule = await scheduled(conn)
-    assert await fire_plan(conn, epoch, plan(schedule)) == 1
-    assert await fire_plan(conn, epoch, plan(schedule, fires=[later(90)])) == 0
-    assert await value(conn, "select array_agg(fire_at) from run") == [later(60)]
-
-
-@pytest.mark.requirement("I1")
-async def test_a_plan_for_another_version_changes_nothing(conn: AsyncConnection) -> None:
-    epoch, schedule = await scheduled(conn)
-    assert await fire_plan(conn, epoch, plan(schedule, version=schedule.version + 1)) == 0
-    assert await nothing_fired(conn)
-
-
-@pytest.mark.requirement("I2")
-@pytest.mark.parametrize("change", ["paused = true", "error = 'broken'"])
-async def test_a_plan_for_a_schedule_that_is_held_meanwhile_changes_nothing(conn: AsyncConnection, change: str) -> None:
-    epoch, schedule = await scheduled(conn)
-    await conn.execute(f"update schedule_state set {change}")  # type: ignore[arg-type]
-    assert await fire_plan(conn, epoch, plan(schedule)) == 0
-    assert await nothing_fired(conn)
-
-
-@pytest.mark.requirement("I3", "F3")
-async def test_an_instant_that_has_its_run_gets_no_second_one(conn: AsyncConnection) -> None:
-    epoch, schedule = await scheduled(conn)
-    await fire_plan(conn, epoch, plan(schedule))
-    again = plan(schedule, expected=later(120), fires=[later(60), later(120)], next_due=later(180))
-    assert await fire_plan(conn, epoch, again) == 1
-    assert await value(conn, "select array_agg(fire_at order by fire_at) from run") == [later(60), later(120)]
-    assert await value(conn, "select count(*) from skip_record") == 1
-
-
-@pytest.mark.requirement("I2")
-@pytest.mark.parametrize("change", ["paused = true", "error = 'broken'", "next_due = null"])
-async def test_what_is_held_is_neither_due_nor_next(conn: AsyncConnection, change: str) -> None:
-    await scheduled(conn)
-    await set_clock(conn, later(100))
-    assert len(await schedules.due(conn, shard=0, batch=10)) == 1
-    await conn.execute(f"update schedule_state set {change}")  # type: ignore[arg-type]
-    assert await schedules.due(conn, shard=0, batch=10) == []
-    assert await schedules.next_due(conn, shard=0) == (None, later(100))
-
-
-async def test_what_is_not_due_yet_does_not_fire(conn: AsyncConnection) -> None:
-    epoch, _ = await scheduled(conn)
-    await set_clock(conn, later(59.9))
-    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).settled == 0
-    assert await nothing_fired(conn)
-
-
-async def test_a_quarantine_is_of_the_version_that_could_not_be_planned_and_keeps_its_first_reason(
-    conn: AsyncConnection,
-) -> None:
-    _, schedule = await scheduled(conn)
-    for version, reason in [(schedule.version + 1, "other"), (schedule.version, "first"), (schedule.version, "second")]:
-        await schedules.quarantine(conn, schedule_id=schedule.schedule_id, version=version, error=reason)
-    assert await value(conn, "select error from schedule_state") == "first"
 
 
 # promote -------------------------------------------------------------------------------------------------------------
@@ -197,34 +87,6 @@ async def test_promote_goes_by_the_time_that_the_task_waits_for_now(conn: AsyncC
     assert await states(conn, run) == {"a": "pending"}
     await set_clock(conn, later(10))
     assert (await promote(conn, shard=0, epoch=epoch, batch=10)).promoted == 1
-
-
-# publish -------------------------------------------------------------------------------------------------------------
-
-
-async def test_publishing_without_a_schedule_twice_removes_it_once(conn: AsyncConnection) -> None:
-    await scheduled(conn)
-    for _ in range(2):
-        await put(conn, make_dag("one", ONE))
-    assert await value(conn, "select version from schedule") == 2
-    assert await schedules.of_dag(conn, dag="one") == []
-
-
-async def test_a_one_time_schedule_that_was_over_twice_is_one_skip(conn: AsyncConnection) -> None:
-    await set_clock(conn, later(1000))
-    once = f"@once {later(0).isoformat()}"
-    for every in (once, None, once):
-        await put(conn, make_dag("one", ONE, every=every))
-    assert await value(conn, "select array_agg(first_at) from skip_record") == [later(0)]
-
-
-async def test_an_import_error_that_stays_the_same_keeps_its_time(conn: AsyncConnection) -> None:
-    for seconds in (0, 10):
-        await set_clock(conn, later(seconds))
-        await dags.put_import_error(conn, file="f.py", line=1, message="bad", detail="")
-    assert await value(conn, "select occurred_at from import_error") == later(0)
-    await dags.put_import_error(conn, file="f.py", line=2, message="bad", detail="")
-    assert await value(conn, "select occurred_at from import_error") == later(10)
 
 
 # reconcile -----------------------------------------------------------------------------------------------------------
@@ -280,7 +142,7 @@ KEYED = [
     "skip_record",
     "run_status",
 ]
-KEYED += ["task", "lease", "timer", "attempt", "result", "log_chunk", "runner", "import_error"]
+KEYED += ["task", "ready", "lease", "timer", "attempt", "result", "log_chunk", "runner", "import_error"]
 
 
 @pytest.fixture
@@ -289,10 +151,10 @@ async def full(conn: AsyncConnection) -> AsyncConnection:
     epoch, schedule = await scheduled(conn)
     await fire_plan(conn, epoch, plan(schedule))
     await put(conn, make_dag("two", {"a": [], "b": ["a"]}, per_task={"b": {"inputs": ("a",)}}, task_retry=RETRIED))
-    await start(conn, "two", key="k")
-    await start(conn, "two")
+    for key in ("k", None, None):
+        await start(conn, "two", key=key)
     runner = await Runner.join(conn)
-    one, two, _three = await runner.claim()
+    one, two, _three = await runner.claim(3)
     await runner.step([(one, "success", {"result": 1, "log": "x"}), (two, "failed", {"retry_in": 5})])
     await dags.put_import_error(conn, file="f.py", line=1, message="bad", detail="")
     return conn

@@ -132,7 +132,7 @@ POISON = {
 HARMLESS = {"a window without end"}
 
 
-@pytest.mark.requirement("I2", "A1")
+@pytest.mark.requirement("N22", "V11", "I2", "A1")
 async def test_a_schedule_that_cannot_be_planned_is_quarantined_and_the_others_fire_on_time(
     database: str, conn: AsyncConnection, tmp_path: Path
 ) -> None:
@@ -166,7 +166,7 @@ async def test_a_schedule_that_cannot_be_planned_is_quarantined_and_the_others_f
     assert len(said.events("quarantine")) == wanted, "each is told once"
 
 
-@pytest.mark.requirement("A1")
+@pytest.mark.requirement("N22", "V11", "A1")
 async def test_a_schedule_whose_run_the_database_refuses_is_quarantined_alone(
     database: str, conn: AsyncConnection, tmp_path: Path
 ) -> None:
@@ -230,7 +230,7 @@ async def test_firing_that_fails_stops_neither_retries_nor_reaping(
     assert held.epoch == 1
 
 
-@pytest.mark.requirement("A10")
+@pytest.mark.requirement("N04", "A10")
 @pytest.mark.parametrize("statement", ["schedules.fire", "tasks.promote", "shards.renew", "shards.take"])
 async def test_a_connection_that_breaks_in_a_step_costs_a_moment(
     database: str, conn: AsyncConnection, tmp_path: Path, statement: str
@@ -267,7 +267,7 @@ async def test_a_scheduler_that_was_deposed_fires_nothing_more(
     assert len(said.events("lead")) == 2
 
 
-@pytest.mark.requirement("K3", "A7")
+@pytest.mark.requirement("K3", "A7", "V8")
 async def test_silence_that_nobody_watched_does_not_count(database: str, conn: AsyncConnection, tmp_path: Path) -> None:
     """The scheduler was cut off for longer than the threshold: that is no reason to give up a runner."""
     runner = await Runner.join(conn)

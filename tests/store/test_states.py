@@ -175,7 +175,7 @@ NONSENSE = {
     "waiting for a time while in line": "update task set not_before = clock()",
     "ended without a time": "update task set state = 'success', finished_at = null",
     "less than no attempt": "update task set attempt = -1",
-    "more ended tasks than there are": "update run_status set open_tasks = -1",
+    "more ended tasks than there are": "update run_status set state = 'queued', open_tasks = -1",
     "fewer than no failures": "update run_status set failed_leaves = -1",
     "a run that ended with open tasks": "update run_status set state = 'success', finished_at = clock()",
     "a run that ended without a time": "update run_status set state = 'success', open_tasks = 0",
@@ -184,6 +184,7 @@ NONSENSE = {
     "a rank outside the scale": "update task_spec set priority = 10",
     "a limit that lets nothing run": "update dag set max_active_runs = 0",
     "a schedule without a version": "update schedule set version = 0",
+    "a schedule from nowhere": "update schedule set origin = 'elsewhere'",
     "a skip of nothing": "insert into skip_record values (1, clock(), clock(), 0, 'x', clock())",
 }
 

@@ -162,6 +162,7 @@ class Installation:
 
     def launch(self, kind: str, *, record: Path | None = None, **settings: Any) -> Service:
         environment = environment_for(self.settings(**settings), self._environment())
+        environment["RUNNER_NAME"] = str(settings.get("runner_id"))
         if record is not None:
             environment[RECORD_VARIABLE] = str(record)
         log = self.folder / f"{kind}-{len(self._services)}.log"
@@ -234,7 +235,7 @@ class Installation:
 
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("EVERTICK_", "PYTHON"))}
-        return {**kept, "EFFECTS": str(self.effects_file), "EVERTICK_TEST_TOKEN": self._token}
+        return {**kept, "EFFECTS": str(self.effects_file), "TEST_TOKEN": self._token}
 
 
 def is_running(pid: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from psycopg import AsyncCursor
 
-from evertick.config import Settings, read_settings
+from evertick.config import Settings, read_settings, user_environment
 from evertick.execution.linux import die_with_parent
 from evertick.services import events
 from evertick.services.runner import Runner
@@ -55,7 +55,7 @@ async def _serve(kind: str, settings: Settings) -> None:
         case "scheduler":
             service = Scheduler(settings, url=url, owner=f"scheduler-{os.getpid()}", log=log)
         case "runner":
-            service = Runner(settings, url=url, log=log)
+            service = Runner(settings, url=url, log=log, environment=user_environment())
         case _:
             raise ValueError(kind)
 

@@ -27,7 +27,7 @@ async def leader_of(there: Installation, schedulers: list[Service]) -> Service:
     return next(each for each in schedulers if owner == f"scheduler-{each.pid}")
 
 
-@pytest.mark.requirement("I3", "A10", "A4", "I7", "F2")
+@pytest.mark.requirement("N01", "I3", "A10", "A4", "I7", "F2", "V1")
 async def test_when_the_leader_is_killed_another_takes_over_and_every_fire_happens_once(
     there: Installation, long: Published
 ) -> None:
@@ -47,7 +47,7 @@ async def test_when_the_leader_is_killed_another_takes_over_and_every_fire_happe
     assert len([event for each in schedulers for event in each.events("lead")]) == 1, "the others stood by"
 
 
-@pytest.mark.requirement("A10", "A4", "I3")
+@pytest.mark.requirement("N02", "A10", "A4", "I3")
 async def test_a_leader_that_was_frozen_writes_nothing_after_its_successor(
     there: Installation, long: Published
 ) -> None:
@@ -66,7 +66,7 @@ async def test_a_leader_that_was_frozen_writes_nothing_after_its_successor(
     assert len(first.events("fire")) == before
 
 
-@pytest.mark.requirement("I3", "M2", "F2", "I7")
+@pytest.mark.requirement("N01", "I3", "M2", "F2", "I7", "V1")
 async def test_a_scheduler_that_is_killed_while_it_fires_a_hundred_schedules_misses_none(
     there: Installation, long: Published
 ) -> None:

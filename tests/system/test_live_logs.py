@@ -43,7 +43,7 @@ async def test_lines_are_visible_soon_while_the_task_runs(there: Installation) -
     assert ordered[-1] < LONGEST_DELAY_SECONDS
 
 
-@pytest.mark.requirement("F8")
+@pytest.mark.requirement("V3")
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_lines_survive_the_death_of_their_runner_and_are_stored_once(there: Installation, when: str) -> None:
     """Killed when it is about to ship them, or when it has and does not know."""
@@ -71,7 +71,7 @@ def spooled(there: Installation, *, alive: int) -> bool:
     return len(list((there.folder / "home" / "spool").iterdir())) == alive
 
 
-@pytest.mark.requirement("A1")
+@pytest.mark.requirement("N34", "A1")
 async def test_a_task_that_floods_its_log_harms_nobody(there: Installation) -> None:
     runner = await there.start("runner", runner_id="r1", log_head_bytes=500_000, log_tail_bytes=100_000)
     run_id = await start_run(there.conn, "flood")

@@ -24,7 +24,7 @@ async def tries(there: Installation, task: str) -> tuple[int, int, str]:
     return epoch, attempt, state
 
 
-@pytest.mark.requirement("K4", "M4", "F4", "B2", "D7")
+@pytest.mark.requirement("N07", "K4", "M4", "F4", "B2", "D7")
 async def test_a_killed_runners_task_runs_again_elsewhere_once_its_death_is_certified(there: Installation) -> None:
     runners = await two_runners(there)
     run_id = await start_run(there.conn, "holding")
@@ -43,7 +43,7 @@ async def test_a_killed_runners_task_runs_again_elsewhere_once_its_death_is_cert
     assert "agent_lost" in history[0][2]
 
 
-@pytest.mark.requirement("K4", "K3", "F4")
+@pytest.mark.requirement("N07", "K4", "K3", "F4", "A7", "V8")
 async def test_without_a_certificate_silence_tells_and_never_too_early(there: Installation) -> None:
     await there.start("scheduler")
     runners = await two_runners(there)
@@ -73,7 +73,7 @@ async def lose_by_freezing(there: Installation) -> tuple[Service, Effect, Servic
     return frozen, first, other
 
 
-@pytest.mark.requirement("F8", "I5", "M5", "K9")
+@pytest.mark.requirement("N08", "F8", "I5", "M5", "K9", "V3")
 async def test_a_frozen_runner_that_wakes_up_with_a_result_is_refused(there: Installation) -> None:
     """Its child went on and finished: N08 (a)."""
     frozen, first, _ = await lose_by_freezing(there)
@@ -90,7 +90,7 @@ async def test_a_frozen_runner_that_wakes_up_with_a_result_is_refused(there: Ins
     assert len([e for e in there.effects() if e.task == "after"]) == 1
 
 
-@pytest.mark.requirement("F8", "K2", "K9")
+@pytest.mark.requirement("N08", "F8", "K2", "K9")
 @pytest.mark.parametrize("is_child_frozen", [False, True])
 async def test_a_frozen_runner_that_wakes_up_stops_the_body_it_lost(there: Installation, is_child_frozen: bool) -> None:
     """N08: the child is killed within two seconds and never gets to its end."""

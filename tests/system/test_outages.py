@@ -60,7 +60,7 @@ async def trigger_until_acknowledged(there: Installation, key: str) -> int:
             await there.reconnect()
 
 
-@pytest.mark.requirement("K10", "M3", "F3", "I7", "B9")
+@pytest.mark.requirement("N12", "K10", "M3", "F3", "I7", "B9")
 async def test_postgres_is_killed_under_load_and_nothing_is_lost(
     mortal: MortalPostgres, mortal_there: Installation, long: Published
 ) -> None:
@@ -126,7 +126,7 @@ async def test_services_that_are_started_while_the_database_is_away_wait_for_it(
     assert await there.ended(await start_run(there.conn, "single")) == "success"
 
 
-@pytest.mark.requirement("M3", "F3")
+@pytest.mark.requirement("N17", "M3", "F3")
 async def test_a_trigger_whose_answer_was_lost_is_the_same_run_when_it_is_sent_again(
     there: Installation,
 ) -> None:
@@ -143,7 +143,7 @@ async def test_a_trigger_whose_answer_was_lost_is_the_same_run_when_it_is_sent_a
     assert await there.value("select count(*) from run") == 1
 
 
-@pytest.mark.requirement("M2", "F2", "M5", "F5", "I3")
+@pytest.mark.requirement("N17", "M2", "F2", "M5", "F5", "I3")
 async def test_an_answer_that_is_lost_after_the_commit_changes_nothing(stage: Stage) -> None:
     """N17: what was committed is not done again, and what was not is."""
     expected, _ = await rehearse(stage)

@@ -35,7 +35,7 @@ async def seconds_until_gone(there: Installation, members: list[Effect]) -> floa
 
 
 @pytest.mark.serial
-@pytest.mark.requirement("K2")
+@pytest.mark.requirement("N11", "K2")
 async def test_cancel_stops_the_whole_process_tree_within_a_second(there: Installation) -> None:
     run_id, members = await start_family(there)
     assert await cancel(there.conn, run_id=run_id, actor="test") == 1

@@ -34,7 +34,7 @@ EFFECTS = os.environ.get("EFFECTS", "")
 
 def note(what):
     c = current_context()
-    line = f"{c.run_id},{c.task},{c.epoch},{what},{time.monotonic_ns()},{os.environ['EVERTICK_RUNNER_ID']},{os.getpid()}"
+    line = f"{c.run_id},{c.task},{c.epoch},{what},{time.monotonic_ns()},{os.environ['RUNNER_NAME']},{os.getpid()}"
     with open(EFFECTS, "ab", buffering=0) as file:
         file.write(line.encode() + b"\\n")
 
