@@ -9,7 +9,7 @@ ONLY ?=
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test check format requirements mutants simulate bench profile bench-peers clean lock
+.PHONY: help up test check format requirements mutants simulate boundaries bench profile bench-peers clean lock
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -44,6 +44,9 @@ requirements: $(STAMP) ## which requirement ids have a test, and which have none
 
 mutants: $(STAMP) ## remove each guard of each statement, one at a time; some test must go red
 	@$(BIN)/python tools/mutants.py $(ONLY)
+
+boundaries: $(STAMP) ## kill services at every execution of every statement (ONLY=tasks.step picks some)
+	@$(BIN)/python -m tests.system.boundaries $(if $(ONLY),--only $(ONLY))
 
 simulate: $(STAMP) ## a million random steps against the invariants (SEED=n repeats one)
 	@$(BIN)/python -m tests.engine.simulation --steps 1000000 $(if $(SEED),--seed $(SEED))

@@ -146,7 +146,7 @@ async def test_a_background_process_neither_delays_the_outcome_nor_survives_it(t
             await it.result("leaves", isolation=isolation)
             started_at = loop.time()
             pids = await it.result("leaves", isolation=isolation)
-            assert loop.time() - started_at < 1
+            assert loop.time() - started_at < 20
             for pid in pids:
                 await dead(pid)
 

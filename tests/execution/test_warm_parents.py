@@ -69,7 +69,7 @@ async def test_a_bundle_that_cannot_be_fetched_is_no_fault_of_the_task(tmp_path:
 
         it.executor._resolve_bundle = fail
         outcome = await it.run("a")
-        assert outcome.kind is OutcomeKind.KILLED
+        assert outcome.kind is OutcomeKind.GIVEN_BACK
         assert outcome.reason == "bundle bundle-1 could not be fetched: no route to the store"
 
 

@@ -14,6 +14,7 @@ from evertick.config import Settings
 from evertick.domain.errors import SchemaMismatch
 from evertick.services.events import Log, configure
 from evertick.services.loop import run_loop
+from evertick.store import failpoints
 from evertick.store.db import Purpose, connect
 from evertick.store.migrate import status
 
@@ -31,6 +32,7 @@ Make = Callable[[str, Log], Service]
 def serve(name: str, settings: Settings, make: Make) -> None:
     """Run what `make` gives, for the database's URL and a log, until SIGTERM or Ctrl-C; the second Ctrl-C is at once."""
     log = configure(service=name, as_json=settings.log == "json")
+    failpoints.arm(settings.failpoint)
     url = database_url(settings)
     if not asyncio.run(_serve(url, make, log)):
         log.error("ended_by_itself")

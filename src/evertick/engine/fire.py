@@ -18,6 +18,8 @@ from evertick.store.db import retry_on_deadlock
 from evertick.store.schedules import DueSchedule
 
 NOT_LEADER = "EV001"
+# What one row can be guilty of. Anything else is wrong with the database or the program, and no schedule's fault.
+POISON = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.RaiseException)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,7 @@ async def _settle(
     except psycopg.Error as error:
         if error.sqlstate == NOT_LEADER:
             raise NotLeader(f"epoch {epoch} of shard {shard} is over; nothing was fired") from error
-        if isinstance(error, psycopg.OperationalError) or error.sqlstate is None:
+        if not isinstance(error, POISON):
             raise
         if len(plans) == 1:
             await _quarantine(conn, due[int(str(plans[0]["schedule_id"]))], error, quarantined)

@@ -6,6 +6,7 @@ Whether an attempt may be retried is the database's decision; how long to wait i
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from evertick.store.db import retry_on_deadlock
 from evertick.store.tasks import StepRow
 
 MOST_REASON_CHARACTERS = 4000
+LONGEST_RETRY_SECONDS = 10 * 365 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,7 @@ def _storable(text: str) -> str:
 
 
 def _retry_in(outcome: Outcome, policy: RetryPolicy, attempt: int) -> float:
-    if outcome.retry_after_seconds is not None:
-        return max(outcome.retry_after_seconds, 0.0)
+    asked = outcome.retry_after_seconds
+    if asked is not None and math.isfinite(asked):
+        return min(max(asked, 0.0), LONGEST_RETRY_SECONDS)
     return delay_before(policy, max(attempt, 1), random.random())

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind, TaskKey
-from evertick.domain.errors import Conflict
+from evertick.domain.errors import Conflict, EvertickError
 from evertick.execution import lines
 from evertick.execution.child_link import Attempt
 from evertick.execution.exits import OomEvidence, explain_exit, oom_counters
@@ -226,8 +226,10 @@ class LocalExecutor:
             place = await asyncio.wait_for(self._resolve_bundle(*address), self._limits.fetch_seconds)
         except Exception as error:
             why = str(error) or type(error).__name__
+            # Code that does not exist is the version's fault; code that cannot be reached is nobody's.
+            kind = OutcomeKind.FAILED if isinstance(error, EvertickError) else OutcomeKind.GIVEN_BACK
             for attempt in self._arriving.pop(address):
-                self.lost(attempt, OutcomeKind.KILLED, f"bundle {address[0]} could not be fetched: {why}")
+                self.lost(attempt, kind, f"bundle {address[0]} could not be fetched: {why}")
             return
         self._make_room()
         self._homes[address] = home = BundleHome(self, place, address[1], self._spool, self._limits)

@@ -16,6 +16,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psycopg
 
@@ -181,10 +182,18 @@ class Supervisor:
 def _kill_strays(known: set[int]) -> None:
     """Processes that a dead runner left behind come to us, because we are a subreaper. They hold its attempts' bodies."""
     for pid in children_of(os.getpid()):
-        if pid not in known:
+        if pid not in known and not _is_of_the_house(pid):
             kill_tree(pid)
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+
+
+def _is_of_the_house(pid: int) -> bool:
+    """A service or a PostgreSQL that is just being started, and that nobody has entered in the list yet."""
+    with suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"evertick.cli" in command or b"postgres" in command or b"evertick\0up" in command
+    return True
 
 
 def _die_with(parent_pid: int) -> Callable[[], None]:
