@@ -131,7 +131,7 @@ async def test_a_task_that_outlasts_the_grace_is_given_back_and_runs_elsewhere(t
     await there.start("runner", runner_id="r2")
     asked_at = time.monotonic()
     assert await leaving.terminate() == 0
-    assert time.monotonic() - asked_at < 5
+    assert time.monotonic() - asked_at < 20
     assert not is_running(first.pid)
     assert (await there.begun("hold", epoch=2)).runner == "r2"
     let_go(there.effects_file)
