@@ -11,10 +11,14 @@ import argparse
 import asyncio
 import random
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 
 from psycopg import AsyncConnection
 from psycopg.errors import RaiseException
@@ -35,6 +39,7 @@ from evertick.engine.reconcile import reconcile
 from evertick.store import shards
 from evertick.store.db import Purpose, connect
 from evertick.store.tasks import StepRow
+from tests.databases import Cluster, own_cluster
 from tests.engine import invariants
 from tests.engine.world import T0, Runner, key_of, make_dag, put, set_clock, start
 
@@ -309,9 +314,15 @@ async def run_episode(url: str, seed: int, steps: int = STEPS_PER_EPISODE) -> Co
         return world.did
 
 
-def main() -> None:
-    from tests.databases import own_cluster
+def _episode(cluster: Cluster, template: str, seed: int) -> Counter[str]:
+    name = cluster.create(template)
+    try:
+        return asyncio.run(run_episode(cluster.database_url(name), seed))
+    finally:
+        cluster.drop(name)
 
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=None, help="repeat this one episode")
@@ -320,17 +331,17 @@ def main() -> None:
     episodes = 1 if options.seed is not None else max(1, options.steps // STEPS_PER_EPISODE)
     total: Counter[str] = Counter()
     began = time.monotonic()
-    import tempfile
-    from pathlib import Path
-
-    with tempfile.TemporaryDirectory() as folder, own_cluster(Path(folder) / "postgres") as cluster:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        own_cluster(Path(folder) / "postgres") as cluster,
+        ProcessPoolExecutor() as workers,
+    ):
         template = cluster.template()
-        for number in range(episodes):
-            name = cluster.create(template)
-            total += asyncio.run(run_episode(cluster.database_url(name), first + number))
-            cluster.drop(name)
+        seeds = range(first, first + episodes)
+        for seed, did in zip(seeds, workers.map(partial(_episode, cluster, template), seeds), strict=True):
+            total += did
             rate = sum(total.values()) / (time.monotonic() - began)
-            print(f"\r{sum(total.values()):,} steps, seed {first + number}, {rate:.0f}/s", end="", file=sys.stderr)
+            print(f"\r{sum(total.values()):,} steps, seed {seed}, {rate:.0f}/s", end="", file=sys.stderr)
     print(f"\n{sum(total.values()):,} steps from seed {first}, no violation.")
     for name, count in total.most_common():
         print(f"  {name:<20}{count:>10,}")
