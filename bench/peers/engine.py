@@ -58,8 +58,8 @@ ENGINES = {
         Engine(
             name="prefect",
             title="Prefect",
-            # Its server does not start with newer releases, which its own bounds allow.
-            packages=["prefect", "asyncpg", "fastapi<0.145"],
+            # Its server does not work with newer releases of these, which its own bounds allow.
+            packages=["prefect", "asyncpg", "fastapi<0.145", "sqlalchemy<2.1"],
             note="tasks of a flow share one process; a process per flow run",
             tuned="polls every second, 8 flow runs at once",
         ),

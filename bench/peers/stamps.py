@@ -7,6 +7,8 @@ import json
 import os
 import statistics
 import time
+from itertools import pairwise
+from pathlib import Path
 
 CHAIN, WIDTH = 40, 100
 
@@ -28,8 +30,7 @@ def body(label):
 def stamped(label):
     """All (start, end) under a label, in the order of their starts."""
     try:
-        with open(os.environ["PEER_STAMPS"]) as file:
-            lines = [line.split() for line in file]
+        lines = _lines()
     except FileNotFoundError:
         return []
     return sorted((float(start), float(end)) for name, start, end in lines if name == label)
@@ -51,7 +52,7 @@ def wall(spans):
 
 def chain_figures(spans):
     """Wall clock of a chain, and the median from the end of a body to the start of the next."""
-    gaps = [after[0] - before[1] for before, after in zip(spans, spans[1:])]
+    gaps = [after[0] - before[1] for before, after in pairwise(spans)]
     return {"chain_s": wall(spans), "gap_ms": 1000 * statistics.median(gaps)}
 
 
@@ -69,9 +70,12 @@ def late_figures(count, within_seconds):
 
 
 def _lates():
-    with open(os.environ["PEER_STAMPS"]) as file:
-        lines = [line.split() for line in file if line.startswith("tick-")]
-    return [float(start) - float(label.removeprefix("tick-")) for label, start, _ in lines]
+    ticks = [(label, start) for label, start, _ in _lines() if label.startswith("tick-")]
+    return [float(start) - float(label.removeprefix("tick-")) for label, start in ticks]
+
+
+def _lines():
+    return [line.split() for line in Path(os.environ["PEER_STAMPS"]).read_text().splitlines()]
 
 
 def tell(**figures):

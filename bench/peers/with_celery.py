@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import celery
 import stamps
@@ -14,7 +15,7 @@ TUNED = ["--concurrency=4", "-Ofair", "--without-gossip", "--without-mingle", "-
 
 app = celery.Celery("with_celery", broker=os.environ["PEER_REDIS"], backend=os.environ["PEER_REDIS"])
 app.conf.beat_schedule = {"minute": {"task": "with_celery.light", "schedule": crontab(), "args": ("tick",)}}
-app.conf.beat_schedule_filename = os.path.join(os.environ["PEER_FOLDER"], "beat")
+app.conf.beat_schedule_filename = str(Path(os.environ["PEER_FOLDER"]) / "beat")
 
 
 @app.task
@@ -38,7 +39,7 @@ def measure():
 def main():
     celery_program = [sys.executable, "-m", "celery", "-A", "with_celery"]
     options = TUNED if sys.argv[1:] == ["tuned"] else []
-    here = os.path.dirname(os.path.abspath(__file__))
+    here = Path(__file__).parent
     worker = subprocess.Popen([*celery_program, "worker", *options], cwd=here)
     beat = subprocess.Popen([*celery_program, "beat"], cwd=here)
     try:

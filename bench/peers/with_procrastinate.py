@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import procrastinate
 import stamps
@@ -36,8 +37,8 @@ def measure():
 
 def main():
     program = [sys.executable, "-m", "procrastinate", "--app=with_procrastinate.app"]
-    here = os.path.dirname(os.path.abspath(__file__))
-    environment = {**os.environ, "PYTHONPATH": here}
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": str(here)}
     subprocess.run([*program, "schema", "--apply"], check=True, cwd=here, env=environment)
     options = ["--concurrency=4"] if sys.argv[1:] == ["tuned"] else []
     worker = subprocess.Popen([*program, "worker", *options], cwd=here, env=environment)

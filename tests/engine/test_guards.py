@@ -110,6 +110,16 @@ async def test_finish_refuses_another_session_also_when_the_attempt_has_ended(co
     assert await other.finish(claim) == [(key_of(claim), claim.epoch)]
 
 
+async def test_finish_refuses_only_what_is_stale_of_the_reports_that_come_together(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("three", THREE))
+    await start(conn, "three")
+    runner = await Runner.join(conn)
+    one, two, three = await runner.claim()
+    stale = three._replace(epoch=9)
+    _, refused = await runner.step([(one, "given_back", {}), (two, "success", {}), (stale, "success", {})])
+    assert refused == [(key_of(stale), 9)]
+
+
 async def test_finish_keeps_only_superseded_attempts_as_history(conn: AsyncConnection) -> None:
     await one_task(conn, task_retry=RETRIED)
     runner = await Runner.join(conn)

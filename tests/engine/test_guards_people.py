@@ -56,7 +56,9 @@ async def test_clear_reopens_only_what_has_ended(conn: AsyncConnection) -> None:
 async def test_what_cannot_run_when_it_is_cleared_ends_again_and_is_not_put_in_line(conn: AsyncConnection) -> None:
     await put(conn, make_dag("chain", CHAIN))
     run = await start(conn, "chain")
-    await (await Runner.join(conn)).drain({"a": "failed"})
+    runner = await Runner.join(conn)
+    (a,) = await runner.claim()
+    await runner.finish(a, "failed", no_retry=True)
     assert await value(conn, "select count(*) from ready") == 0
     await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["b"]), actor="me")
     assert (await states(conn, run))["b"] == "upstream_failed"
