@@ -67,27 +67,31 @@ def peers_section(kept: Mapping[str, object] | None) -> str:
     rows = kept["rows"]
     assert isinstance(rows, list)
     heads = ["engine", *(head for head, _ in WORKLOADS.values()), "notes"]
-    table = _table(heads, [[str(row["engine"]), *peer_cells(row, rows), str(row.get("note") or "")] for row in rows])
+    table = _table(heads, [[str(row["engine"]), *peer_cells(row, rows), peer_note(row)] for row in rows])
     settings = kept["settings"]
     assert isinstance(settings, Mapping)
     return f"{table}\n\n- measured at {settings.get('measured_at')}: {shared_settings(settings)}"
 
 
 def peer_cells(row: Mapping[str, object], rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Each figure of one engine, and how many times better Evertick was in the same run, at its default isolation."""
+    """Each figure of one engine, and how many times better Evertick was in the same run, in each of its isolations."""
     if row.get("problem"):
-        return [f"NOT RUN: {row['problem']}", *[""] * (len(WORKLOADS) - 1)]
-    ours = next((each for each in rows if each.get("is_reference")), {})
+        return ["NOT RUN", *["–"] * (len(WORKLOADS) - 1)]
+    references = [] if row.get("is_reference") else [each for each in rows if each.get("is_reference")]
     found = []
     for name, (_, is_less_better) in WORKLOADS.items():
-        value, mine = row.get(name), ours.get(name)
+        value = row.get(name)
         if not isinstance(value, int | float):
             found.append("–")
-        elif row.get("is_reference") or not isinstance(mine, int | float) or not mine or not value:
-            found.append(number(value))
-        else:
-            found.append(f"{number(value)} (×{number(value / mine if is_less_better else mine / value)})")
+            continue
+        ours = [mine for each in references if isinstance(mine := each.get(name), int | float) and mine and value]
+        times = [f"×{number(value / mine if is_less_better else mine / value)}" for mine in ours]
+        found.append(f"{number(value)} ({', '.join(times)})" if times else number(value))
     return found
+
+
+def peer_note(row: Mapping[str, object]) -> str:
+    return str(row.get("problem") or row.get("note") or "").replace(f"{ROOT}/", "").replace("|", "/")
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -100,7 +104,9 @@ def _between(text: str, mark: str, content: str) -> str:
     before, found, rest = text.partition(first)
     _, ended, after = rest.partition(last)
     if not found or not ended:
-        raise SystemExit(f"{PAGE.relative_to(ROOT)} lacks the marks {first} and {last}: put them where the table belongs.")
+        raise SystemExit(
+            f"{PAGE.relative_to(ROOT)} lacks the marks {first} and {last}: put them where the table belongs."
+        )
     return f"{before}{first}\n{content}\n{last}{after}"
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from typing import LiteralString, cast
 
 import pytest
 from psycopg import AsyncConnection
@@ -22,7 +21,7 @@ ALL = [(noun, name) for noun in nouns() for name in statements(noun)]
 @pytest.mark.parametrize("noun", nouns())
 async def test_every_statement_can_be_prepared(rollback_conn: AsyncConnection, noun: str) -> None:
     for name, text in statements(noun).items():
-        await rollback_conn.execute(cast(LiteralString, f"prepare {noun}_{name} as {numbered(text)}"))
+        await rollback_conn.execute(f"prepare {noun}_{name} as {numbered(text)}")
 
 
 def numbered(text: str) -> str:

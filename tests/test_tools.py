@@ -124,9 +124,7 @@ def hunt(cluster: Cluster, tmp_path: Path, only: str, tests: str) -> tuple[int, 
 
 def test_a_finish_without_its_epoch_is_killed_and_the_program_as_it_is_passes(cluster: Cluster, tmp_path: Path) -> None:
     code, fates, said = hunt(cluster, tmp_path, "finish: k.epoch = d.epoch", "tests/engine/test_flow.py")
-    assert [fate["killed_by"] for fate in fates] == [
-        "tests/engine/test_flow.py::test_a_report_of_an_old_epoch_or_session_changes_nothing"
-    ]
+    assert [str(fate["killed_by"]).partition("::")[0] for fate in fates] == ["tests/engine/test_flow.py"]
     assert "left out" not in said, "a test is red without any mutation"
     assert code == 0
 

@@ -68,7 +68,7 @@ ENGINES = {
             title="DBOS",
             packages=["dbos"],
             note="a library: everything in one process; children and runs through its queue",
-            tuned="polls every 0.05 s, 8 workflows at once",
+            tuned="polls every 0.05 s",
         ),
         Engine(
             name="procrastinate",

@@ -71,11 +71,15 @@ def _means(first: Row, last: Row) -> Row:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    shown = Table(title="The same work (× = how many times better Evertick was)", title_justify="left", show_edge=False)
+    shown = Table(
+        title="The same work. In brackets: how many times better Evertick was, with a process per task and with reused ones",
+        title_justify="left",
+        show_edge=False,
+    )
     for head in ("engine", *(head for head, _ in report.WORKLOADS.values()), "notes"):
         shown.add_column(head, justify="left" if head in ("engine", "notes") else "right")
     for row in rows:
-        shown.add_row(str(row["engine"]), *report.peer_cells(row, rows), str(row.get("note") or ""))
+        shown.add_row(str(row["engine"]), *report.peer_cells(row, rows), report.peer_note(row))
     return shown
 
 

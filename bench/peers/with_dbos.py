@@ -9,7 +9,7 @@ from dbos import DBOS, DBOSConfig
 
 SINGLES = 300
 TICKS = 5
-TUNED = {"polling_interval_sec": 0.05, "worker_concurrency": 8}
+TUNED = {"polling_interval_sec": 0.05}
 
 DBOS(config=DBOSConfig(name="peer", system_database_url=os.environ["PEER_URL"], run_admin_server=False))
 

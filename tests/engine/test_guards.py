@@ -20,8 +20,8 @@ from evertick.store import logs, runs
 from evertick.store.logs import NewChunk
 from tests.engine.world import Runner, key_of, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
-ONE = {"a": []}
-THREE = {"a": [], "b": [], "c": []}
+ONE: dict[str, list[str]] = {"a": []}
+THREE: dict[str, list[str]] = {"a": [], "b": [], "c": []}
 CHAIN = {"a": [], "b": ["a"]}
 RETRIED = RetryPolicy(retries=3, delay_seconds=0)
 

@@ -16,7 +16,7 @@ from evertick.engine.pause import delete, pause, unpause
 from evertick.store import dags, runs, schedules, tasks
 from tests.engine.world import Runner, key_of, later, make_dag, put, run_state, set_clock, start, states, value
 
-ONE = {"a": []}
+ONE: dict[str, list[str]] = {"a": []}
 CHAIN = {"a": [], "b": ["a"], "c": ["b"]}
 RETRIED = RetryPolicy(retries=3, delay_seconds=0)
 
@@ -228,7 +228,12 @@ async def test_a_skip_that_is_on_record_is_not_recorded_twice_by_an_unpause(conn
     row, (schedule,) = await dags.find(conn, "one"), await schedules.of_dag(conn, dag="one")
     assert row is not None
     skipped = {"first_at": later(60).isoformat(), "last_at": later(60).isoformat(), "count": 1, "reason": "paused"}
-    cursor = {"schedule_id": schedule.schedule_id, "version": 1, "next_due": None, "skipped": skipped}
+    cursor: dict[str, object] = {
+        "schedule_id": schedule.schedule_id,
+        "version": 1,
+        "next_due": None,
+        "skipped": skipped,
+    }
     for paused in (True, False, True, False):
         cursors = [] if paused else [cursor]
         await dags.pause(conn, dag_id=row.dag_id, paused=paused, settle=[], cursors=cursors, actor="me")

@@ -164,7 +164,7 @@ async def full(conn: AsyncConnection) -> AsyncConnection:
 async def test_a_row_that_is_there_cannot_be_there_twice(full: AsyncConnection, table: str) -> None:
     assert await value(full, f"select count(*) from {table}")
     with pytest.raises(psycopg.errors.UniqueViolation):
-        await full.execute(f"insert into {table} overriding system value select * from {table}")  # type: ignore[arg-type]
+        await full.execute(f"insert into {table} overriding system value select * from {table}")
 
 
 # The id is the database's own here; what must be unique is the rest.
@@ -182,7 +182,7 @@ NAMED = {
 @pytest.mark.parametrize("table", NAMED)
 async def test_a_name_that_is_taken_cannot_be_taken_twice(full: AsyncConnection, table: str) -> None:
     with pytest.raises(psycopg.errors.UniqueViolation):
-        await full.execute(f"insert into {table} {NAMED[table]} from {table}")  # type: ignore[arg-type]
+        await full.execute(f"insert into {table} {NAMED[table]} from {table}")
 
 
 async def test_an_ended_run_is_told_apart_from_one_that_never_was(conn: AsyncConnection) -> None:

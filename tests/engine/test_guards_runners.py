@@ -13,8 +13,8 @@ from evertick.store.logs import NewChunk
 from evertick.store.runners import NewRunner
 from tests.engine.world import Runner, key_of, make_dag, put, start, value
 
-ONE = {"a": []}
-THREE = {"a": [], "b": [], "c": []}
+ONE: dict[str, list[str]] = {"a": []}
+THREE: dict[str, list[str]] = {"a": [], "b": [], "c": []}
 CHAIN = {"a": [], "b": ["a"]}
 RETRIED = RetryPolicy(retries=3, delay_seconds=0)
 

@@ -51,7 +51,7 @@ async def test_a_plan_for_another_version_changes_nothing(conn: AsyncConnection)
 @pytest.mark.parametrize("change", ["paused = true", "error = 'broken'"])
 async def test_a_plan_for_a_schedule_that_is_held_meanwhile_changes_nothing(conn: AsyncConnection, change: str) -> None:
     epoch, schedule = await scheduled(conn)
-    await conn.execute(f"update schedule_state set {change}")  # type: ignore[arg-type]
+    await conn.execute(f"update schedule_state set {change}")
     assert await fire_plan(conn, epoch, plan(schedule)) == 0
     assert await nothing_fired(conn)
 
@@ -82,7 +82,7 @@ async def test_what_is_held_is_neither_due_nor_next(conn: AsyncConnection, chang
     await scheduled(conn)
     await set_clock(conn, later(100))
     assert len(await schedules.due(conn, shard=0, batch=10)) == 1
-    await conn.execute(f"update schedule_state set {change}")  # type: ignore[arg-type]
+    await conn.execute(f"update schedule_state set {change}")
     assert await schedules.due(conn, shard=0, batch=10) == []
     assert await schedules.next_due(conn, shard=0) == (None, later(100))
 

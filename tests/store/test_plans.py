@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, LiteralString, cast
+from typing import Any, cast
 
 import pytest
 from psycopg import AsyncConnection
@@ -66,7 +66,7 @@ async def busy(busy_database: str) -> AsyncIterator[AsyncConnection]:
 
 # Plain statements -------------------------------------------------------------------------------------------
 
-TASK = {"run_id": 50, "idx": 0, "map_index": -1}
+TASK: dict[str, object] = {"run_id": 50, "idx": 0, "map_index": -1}
 CHUNK = json.dumps([{"r": 50, "i": 0, "m": -1, "e": 1, "seq": 10, "until": 20, "content": "x"}])
 
 # statement: with what, and the index that it must use
@@ -103,7 +103,7 @@ async def test_a_hot_statement_uses_its_index(busy_database: str, noun: str, nam
 @pytest.mark.requirement("H6")
 async def test_the_due_scan_reads_as_many_rows_as_are_due(busy: AsyncConnection) -> None:
     await set_clock(busy, later(3620))
-    due = {"shard": 0, "batch": 100}
+    due: dict[str, object] = {"shard": 0, "batch": 100}
     (scan,) = [
         node
         for node in nodes_of(await explain(busy, sql("schedules", "due"), due, ", analyze"))
@@ -116,7 +116,7 @@ async def test_the_due_scan_reads_as_many_rows_as_are_due(busy: AsyncConnection)
 async def explain(
     conn: AsyncConnection, statement: str, params: dict[str, object], options: str = ""
 ) -> dict[str, Any]:
-    query = cast(LiteralString, f"explain (format json{options}) {statement}")
+    query = f"explain (format json{options}) {statement}"
     row = await (await conn.execute(query, params, prepare=False)).fetchone()
     assert row is not None
     return cast("dict[str, Any]", row[0][0]["Plan"])

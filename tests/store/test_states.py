@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
+from typing import Any
 
 import psycopg
 import pytest
@@ -76,7 +77,7 @@ ENDED = sorted(TERMINAL_TASK_STATES)
 UNSTARTED = [T.WAITING, T.PENDING, T.AVAILABLE, T.DEFERRED]
 
 
-def reports(kind: str, **fields: object) -> Verb:
+def reports(kind: str, **fields: Any) -> Verb:
     return lambda subject: subject.runner.finish(subject.claim, kind, **fields)
 
 
@@ -194,4 +195,4 @@ async def test_the_database_refuses_a_row_that_makes_no_sense(rollback_conn: Asy
     await put(rollback_conn, make_dag("one", {"a": []}, every="@daily"))
     await start(rollback_conn, "one")
     with pytest.raises(psycopg.errors.CheckViolation):
-        await rollback_conn.execute(NONSENSE[nonsense])  # type: ignore[arg-type]
+        await rollback_conn.execute(NONSENSE[nonsense])

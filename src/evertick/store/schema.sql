@@ -375,7 +375,7 @@ begin
         return false;
     end if;
     perform settle_schedules(p_settle);
-    perform sync_schedules(p_dag_id, '[]', p_actor);
+    perform sync_schedules(p_dag_id, '[]', true, p_actor);
     update dag d set deleted_at = clock() where d.dag_id = p_dag_id and d.deleted_at is null;
     insert into journal (occurred_at, verb, actor, dag_id, detail) values (clock(), 'delete', p_actor, p_dag_id, '{}');
     return true;
@@ -778,7 +778,7 @@ begin
     update dag d set version_id = out_version_id, max_active_runs = (p_dag->>'max_active_runs')::int
     where d.dag_id = out_dag_id
       and (d.version_id, d.max_active_runs) is distinct from (out_version_id, (p_dag->>'max_active_runs')::int);
-    perform sync_schedules(out_dag_id, p_dag->'schedules', p_actor);
+    perform sync_schedules(out_dag_id, p_dag->'schedules', false, p_actor);
     if is_new then
         insert into journal (occurred_at, verb, actor, dag_id, detail)
         values (t, 'publish', p_actor, out_dag_id, jsonb_build_object('version_id', out_version_id, 'hash', p_dag->>'hash'));
@@ -1307,7 +1307,7 @@ begin
     end if;
 end $$;
 
-CREATE FUNCTION evertick.sync_schedules(p_dag_id integer, p_schedules jsonb, p_actor text) RETURNS void
+CREATE FUNCTION evertick.sync_schedules(p_dag_id integer, p_schedules jsonb, p_removes_all boolean, p_actor text) RETURNS void
     LANGUAGE plpgsql
     AS $$
 declare
@@ -1340,7 +1340,7 @@ begin
 
     with removed as (
         update schedule c set deleted_at = t, version = c.version + 1, changed_by = p_actor, changed_at = t
-        where c.dag_id = p_dag_id and c.deleted_at is null and (c.origin = 'code' or p_schedules = '[]')
+        where c.dag_id = p_dag_id and c.deleted_at is null and (c.origin = 'code' or p_removes_all)
           and c.name not in (select x->>'name' from jsonb_array_elements(p_schedules) x)
         returning c.schedule_id, c.version
     )

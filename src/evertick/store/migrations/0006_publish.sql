@@ -47,7 +47,7 @@ begin
     update dag d set version_id = out_version_id, max_active_runs = (p_dag->>'max_active_runs')::int
     where d.dag_id = out_dag_id
       and (d.version_id, d.max_active_runs) is distinct from (out_version_id, (p_dag->>'max_active_runs')::int);
-    perform sync_schedules(out_dag_id, p_dag->'schedules', p_actor);
+    perform sync_schedules(out_dag_id, p_dag->'schedules', false, p_actor);
     if is_new then
         insert into journal (occurred_at, verb, actor, dag_id, detail)
         values (t, 'publish', p_actor, out_dag_id, jsonb_build_object('version_id', out_version_id, 'hash', p_dag->>'hash'));
@@ -56,7 +56,7 @@ end $$;
 
 -- Schedules are declared: what is absent is removed, what is the same keeps its cursor, what changed starts anew from now
 -- under a higher version. A schedule's id is stable per (dag, name). What somebody put by hand is not the code's to change.
-create function sync_schedules(p_dag_id int, p_schedules jsonb, p_actor text) returns void language plpgsql as $$
+create function sync_schedules(p_dag_id int, p_schedules jsonb, p_removes_all boolean, p_actor text) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
 begin
@@ -87,7 +87,7 @@ begin
 
     with removed as (
         update schedule c set deleted_at = t, version = c.version + 1, changed_by = p_actor, changed_at = t
-        where c.dag_id = p_dag_id and c.deleted_at is null and (c.origin = 'code' or p_schedules = '[]')
+        where c.dag_id = p_dag_id and c.deleted_at is null and (c.origin = 'code' or p_removes_all)
           and c.name not in (select x->>'name' from jsonb_array_elements(p_schedules) x)
         returning c.schedule_id, c.version
     )
@@ -143,7 +143,7 @@ begin
         return false;
     end if;
     perform settle_schedules(p_settle);
-    perform sync_schedules(p_dag_id, '[]', p_actor);
+    perform sync_schedules(p_dag_id, '[]', true, p_actor);
     update dag d set deleted_at = clock() where d.dag_id = p_dag_id and d.deleted_at is null;
     insert into journal (occurred_at, verb, actor, dag_id, detail) values (clock(), 'delete', p_actor, p_dag_id, '{}');
     return true;

@@ -1,0 +1,106 @@
+"""The instruments: a smoke test of every measurement, which asserts no time, and what is done with the figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bench import report
+from bench.figures import Figure, at_least, at_most, median, read, write
+from bench.run import IN_ONE_HOUSE, NOT_QUICK, ON_THEIR_OWN
+from bench.stacks import from_samples
+from bench.work import percentile
+
+ROOT = Path(__file__).parents[1]
+
+
+def bench(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("EVERTICK_")}
+    command = [sys.executable, "-m", "bench.run", "--quick", "--out", str(out), *arguments]
+    return subprocess.run(command, cwd=ROOT, env=inherited, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("only", ["", "idle,runners,history"], ids=["in one house", "on their own"])
+def test_every_figure_can_be_measured(tmp_path: Path, only: str) -> None:
+    done = bench(tmp_path / "figures.json", *(["--only", only] if only else []))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "figures.json").read_text())
+    assert {row["name"].split(".")[0] for row in rows} == set(only.split(",") if only else IN_ONE_HOUSE)
+    for row in rows:
+        assert {"name", "value", "unit", "goal", "met", "settings"} <= set(row)
+        assert row["value"] is not None, row
+        assert row["settings"]["fsync"] == "on"
+        assert row["settings"]["synchronous_commit"] == "on"
+        if row["settings"].get("isolation"):
+            assert row["settings"]["rows_per_task"] == {"log": 1.0, "result": 1.0, "history": 1.0}
+
+
+def test_the_smoke_test_and_its_other_half_leave_out_only_what_takes_an_hour() -> None:
+    assert NOT_QUICK == set(ON_THEIR_OWN)
+    assert set(ON_THEIR_OWN) - {"idle", "runners", "history"} == {"soak"}
+
+
+def test_a_name_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    done = bench(tmp_path / "figures.json", "--only", "chian")
+    assert done.returncode == 2
+    assert "chian" in done.stderr
+    assert "chain" in done.stderr
+    assert not (tmp_path / "figures.json").exists()
+
+
+def test_a_run_of_some_figures_keeps_the_others(tmp_path: Path) -> None:
+    kept = tmp_path / "figures.json"
+    chain = median("chain.warm", "a chain", "s", [0.2, 0.1, 0.3], at_most(0.15), {"fsync": "on"})
+    write([chain, Figure(name="hop.p50", about="a hop", unit="ms", value=1.0)], kept)
+    write([Figure(name="hop.p99", about="a hop", unit="ms", value=2.0)], kept)
+    assert [figure.name for figure in read(kept)] == ["chain.warm", "hop.p99"]
+    assert read(kept)[0].value == 0.2
+    assert read(kept)[0].settings == {"fsync": "on"}
+
+
+@pytest.mark.parametrize(
+    ("goal", "value", "met"),
+    [(at_most(1), 1.0, True), (at_most(1), 1.01, False), (at_least(500), 500.0, True), (at_least(500), None, False)],
+)
+def test_a_goal_is_met_on_its_own_side_and_never_by_what_was_not_measured(goal, value, met) -> None:  # type: ignore[no-untyped-def]
+    assert Figure(name="x", about="x", unit="s", value=value, goal=goal).met is met
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    values = [float(number) for number in range(1, 101)]
+    assert percentile(values, 0.5) == 50
+    assert percentile(values, 0.99) == 99
+    assert percentile([7.0], 0.99) == 7
+
+
+def test_samples_of_one_function_count_together_whatever_the_line(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.write_text(
+        "main (a/cli.py:3);work (b/step.py:10) 30\nmain (a/cli.py:3);work (b/step.py:12) 10\nmain (a/cli.py:4) 5\n"
+    )
+    first, second = from_samples(raw)
+    assert (first.function, first.own, first.total) == ("work (b/step.py)", 0.2, 0.2)
+    assert (second.function, second.own, second.total) == ("main (a/cli.py)", 0.025, 0.225)
+
+
+def test_no_figure_of_the_page_is_typed_by_hand() -> None:
+    text = report.PAGE.read_text(encoding="utf-8")
+    assert report.rendered(text) == text, "run `python -m bench.report`"
+
+
+def test_an_engine_that_did_not_run_is_listed_with_its_reason_and_the_others_with_their_ratios() -> None:
+    rows = [
+        {"engine": "Evertick, process", "is_reference": True, "chain_s": 0.1, "runs_per_s": 500},
+        {"engine": "Evertick, warm", "is_reference": True, "chain_s": 0.05, "runs_per_s": 5000},
+        {"engine": "Slow", "chain_s": 40, "runs_per_s": 5, "note": "a process per task"},
+        {"engine": "Absent", "problem": "there is no wheel"},
+    ]
+    page = report.peers_section({"settings": {"measured_at": "now"}, "rows": rows})
+    assert "| Evertick, process | 0.1 | – | – | 500 | – |" in page
+    assert "| Slow | 40 (×400, ×800) | – | – | 5 (×100, ×1,000) | – | a process per task |" in page
+    assert "| Absent | NOT RUN |" in page
+    assert "there is no wheel" in page
