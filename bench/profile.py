@@ -32,8 +32,9 @@ DATABASE = "bench_profile"
 WATCHED = ("runner", "scheduler")
 SAMPLES = 10
 DEAREST = 25
-# A session tells the server what it has counted at most once a second, and the services do something every second.
-STATISTICS_SECONDS = 2.2
+# A session tells the server what it has counted at its next statement, but at most once a second. Scheduler and runner
+# say something every second, the publisher every five.
+SETTLE_SECONDS, STATISTICS_SECONDS = 6.0, 2.2
 
 Load = Callable[[House, str], Awaitable[int]]
 
@@ -89,7 +90,7 @@ class Profiling:
         async with house:
             await warm_up(house)
             await LOADS[self._options.only](house, self._options.isolation)
-            await asyncio.sleep(STATISTICS_SECONDS)
+            await asyncio.sleep(SETTLE_SECONDS)
             if has_statements:
                 counters.reset_statements(url)
             sampling = asyncio.create_task(self._sample_stacks(house))
@@ -108,7 +109,7 @@ class Profiling:
             seconds=seconds,
             before=before,
             after=after,
-            cpu={name: cpu_after[name] - cpu_before[name] for name in cpu_after},
+            cpu={name: max(0.0, cpu_after[name] - cpu_before[name]) for name in cpu_after},
             events={name: self._events(name, began, began + seconds) for name in WATCHED},
             functions={name: self._functions(name) for name in WATCHED},
             dead=dead,

@@ -165,7 +165,9 @@ async def _redis(place: Path, *, is_needed: bool) -> AsyncIterator[str]:
     if not is_needed:
         yield ""
         return
-    program = shutil.which("redis-server") or await asyncio.to_thread(_install_redis)
+    program = shutil.which("redis-server")
+    if program is None:
+        program = await asyncio.to_thread(_install_redis)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

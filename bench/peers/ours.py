@@ -61,4 +61,4 @@ async def _late(house: House) -> float:
              from run r join result v on v.run_id = r.run_id where r.dag_id = %s order by r.fire_at offset 1""",
         [row.dag_id],
     )
-    return 1000 * statistics.median([found[0] for found in await cursor.fetchall()])
+    return 1000 * statistics.median(float(found[0]) for found in await cursor.fetchall())

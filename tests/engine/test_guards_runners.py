@@ -11,7 +11,7 @@ from evertick.engine.reap import bury
 from evertick.store import logs, runners
 from evertick.store.logs import NewChunk
 from evertick.store.runners import NewRunner
-from tests.engine.world import Runner, key_of, make_dag, put, start, value
+from tests.engine.world import Runner, key_of, make_dag, put, start, states, value
 
 ONE: dict[str, list[str]] = {"a": []}
 THREE: dict[str, list[str]] = {"a": [], "b": [], "c": []}
@@ -60,7 +60,6 @@ async def test_extend_tells_a_buried_runner_that_it_is_gone(conn: AsyncConnectio
 # the end of a runner -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("A8")
 async def test_bury_takes_from_the_one_that_is_gone_and_from_nobody_else(conn: AsyncConnection) -> None:
     await put(conn, make_dag("three", THREE))
     await start(conn, "three")
@@ -72,10 +71,13 @@ async def test_bury_takes_from_the_one_that_is_gone_and_from_nobody_else(conn: A
     assert await value(conn, "select array_agg(session) from lease") == [alive.session]
 
 
-async def test_burying_twice_keeps_the_first_reason(conn: AsyncConnection) -> None:
+@pytest.mark.requirement("A8")
+async def test_who_buries_second_changes_nothing(conn: AsyncConnection) -> None:
+    run = await one_task(conn)
     runner = await Runner.join(conn)
-    for reason in ("first", "second"):
-        await bury(conn, session=runner.session, reason=reason, infra_retries=3)
+    await runner.claim()
+    held = [await bury(conn, session=runner.session, reason=reason, infra_retries=3) for reason in ("first", "second")]
+    assert (held, await states(conn, run)) == ([1, 0], {"a": "available"})
     await runners.leave(conn, runner.session)
     assert await value(conn, "select gone_reason from runner where session = %s", runner.session) == "first"
 
@@ -104,6 +106,13 @@ async def test_leaving_is_of_one_runner_only(conn: AsyncConnection) -> None:
 
 
 @pytest.mark.requirement("K3")
+async def test_silence_that_nobody_watched_counts_for_two_seconds_at_most(conn: AsyncConnection) -> None:
+    runner = await Runner.join(conn)
+    for elapsed in (0, 1000):
+        assert await runners.listen_for_silence(conn, elapsed=elapsed, lost_after=2.5) == []
+    assert await value(conn, "select silent_seconds from runner where session = %s", runner.session) == 2
+
+
 async def test_silence_is_counted_only_of_the_living_and_told_only_past_the_threshold(conn: AsyncConnection) -> None:
     silent, beating, gone = [await Runner.join(conn) for _ in range(3)]
     await runners.leave(conn, gone.session)

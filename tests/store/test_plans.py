@@ -231,7 +231,6 @@ async def blocks_of_a_step(url: str) -> int:
             return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])
 
 
-@pytest.mark.requirement("H2")
 async def test_a_step_reads_as_little_after_a_long_history_as_after_a_short_one(
     busy_database: str, fresh_database: str
 ) -> None:
