@@ -48,7 +48,7 @@ def child_environment() -> dict[str, str]:
     """What the children see: byte code is kept, whatever the caller's shell says, and no colour where nobody looks."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     if environment.get("CI") == "true":
-        environment |= {"NO_COLOR": "1", "PY_COLORS": "0"}
+        environment |= {"NO_COLOR": "1"}
     return environment
 
 

@@ -90,6 +90,7 @@ def colours(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Calling this makes the output count as a terminal."""
 
     def turn_on() -> None:
+        monkeypatch.delenv("NO_COLOR", raising=False)
         monkeypatch.setenv("FORCE_COLOR", "1")
         monkeypatch.setenv("COLUMNS", "100")
         monkeypatch.setenv("LINES", "30")
