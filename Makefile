@@ -43,7 +43,7 @@ requirements: $(STAMP) ## which requirement ids have a test, and which have none
 	@$(BIN)/python tools/requirements.py
 
 mutants: $(STAMP) ## remove each guard of each statement, one at a time; some test must go red
-	@$(BIN)/python tools/mutants.py $(ONLY)
+	@$(BIN)/python tools/mutants.py $(if $(ONLY),"$(ONLY)")
 
 boundaries: $(STAMP) ## kill services at every execution of every statement (ONLY=tasks.step picks some)
 	@$(BIN)/python -m tests.system.boundaries $(if $(ONLY),--only $(ONLY))

@@ -1,6 +1,6 @@
 """`make mutants`: removes each guard of the store's SQL, one at a time; some test must go red for each.
 
-python tools/mutants.py [ONLY] [--tests PATH ...] [--json FILE] [--again FILE] [--list]
+python tools/mutants.py [ONLY] [--tests PATH ...] [--json FILE] [--again FILE] [--skip-known] [--list]
 
 Survivors are explained in mutants_known.toml; one without a reason, or a reason without a survivor, is a failure.
 """
@@ -233,6 +233,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--json", type=Path, help="write what became of each mutant to this file")
     parser.add_argument("--again", type=Path, help="only those that such a file does not call killed")
+    parser.add_argument("--skip-known", action="store_true", help="do not try again what is known to survive")
     parser.add_argument("--list", action="store_true", help="only say which guards there are")
     parser.add_argument("--url", help="a PostgreSQL server to use instead of starting one")
     options = parser.parse_args(arguments)
@@ -243,6 +244,8 @@ def main(arguments: list[str]) -> int:
     if options.again:
         killed = {fate["guard"] for fate in json.loads(options.again.read_text()) if fate["killed_by"]}
         guards = [guard for guard in guards if guard.name not in killed]
+    if options.skip_known:
+        guards = [guard for guard in guards if guard.name not in known_survivors()]
     if options.list or not guards:
         for guard in guards:
             console.print(f"{guard.kind:<16}{guard.name}", markup=False)
