@@ -73,16 +73,6 @@ async def test_a_bundle_that_cannot_be_fetched_is_no_fault_of_the_task(tmp_path:
         assert outcome.reason == "bundle bundle-1 could not be fetched: no route to the store"
 
 
-async def test_a_bundle_can_be_made_ready_before_its_first_attempt(tmp_path: Path) -> None:
-    async with rig(tmp_path, dag_of(WHO)) as it:
-        it.executor.prepare("bundle-1", "d.py")
-        it.executor.prepare("bundle-1", "d.py")
-        (home,) = await eventually(lambda: it.executor._homes.values())
-        await eventually(lambda: len(home.stock._idle) == 2)
-        waiting = {link.pid for link in home.stock._idle}
-        assert (await it.result("who"))[0] in waiting
-
-
 async def test_a_crashed_warm_parent_is_reported_and_replaced(tmp_path: Path) -> None:
     async with rig(tmp_path, dag_of(WHO, WAITS)) as it:
         pid, parent = await it.result("who")

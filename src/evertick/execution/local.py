@@ -103,12 +103,6 @@ class LocalExecutor:
             else:
                 self._expect(address, attempts)
 
-    def prepare(self, bundle: str, file: str) -> None:
-        """Have a bundle's processes ready before its first attempt, which then starts as fast as any other."""
-        address = bundle, file
-        if address not in self._homes and address not in self._arriving and not self._is_stopping:
-            self._expect(address, [])
-
     def kill(self, key: TaskKey, epoch: int, reason: str, grace_seconds: float = 0.0) -> None:
         """End an attempt and its whole process tree, which its outcome then confirms. A grace first asks it to stop."""
         if (attempt := self._attempts.get((key, epoch))) is not None:

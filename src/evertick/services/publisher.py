@@ -15,7 +15,7 @@ import watchfiles
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
-from evertick.domain.errors import EvertickError, InvalidDag, UserError
+from evertick.domain.errors import InvalidDag, UserError
 from evertick.engine.pause import delete
 from evertick.engine.publish import publish
 from evertick.execution.bundle import Bundle, pack
@@ -194,18 +194,3 @@ def _visible(folder: Path) -> list[Path]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not any(part.startswith((".", "__pycache__")) for part in path.relative_to(folder).parts)
     ]
-
-
-async def publish_once(conn: AsyncConnection, folder: Path, file: str, *, timeout_seconds: float) -> LoadedFile:
-    """Load and publish one file now, for commands and tests. Raises for a file that cannot be loaded."""
-    loaded = await load_file(folder, file, timeout_seconds=timeout_seconds)
-    if loaded.error is not None:
-        raise InvalidDag(str(loaded.error))
-    bundle = pack(folder, file, loaded.closure)
-    threads = ", ".join(loaded.uses_threads) or None
-    await dags.put_bundle(conn, bundle_hash=bundle.hash, file=file, archive=bundle.archive, uses_threads=threads)
-    for dag in loaded.dags:
-        await publish(conn, spec=dag.spec, file=file, bundle_hash=bundle.hash, actor=_ACTOR)
-    if not loaded.dags:
-        raise EvertickError(f"{file} defines no DAG. Decorate a function with @dag.")
-    return loaded
