@@ -258,6 +258,7 @@ declare
     ended_now ended[];
     again ended[];
     cleared ended[];
+    retried jsonb;
     t timestamptz := clock();
 begin
     perform 1 from run_status s
@@ -312,11 +313,6 @@ begin
           and k.state = 'running' and k.epoch = d.epoch and k.session = p_session
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, k.not_before, d.kind, d.reason,
                   d.result, d.request, d.exit_code, d.attempt, d.started_at, d.log, d.seq, d.until
-    ), past as (
-        insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
-        select m.run_id, m.idx, m.map_index, m.epoch, m.attempt, p_session, m.kind, m.reason, m.exit_code, m.started_at, t
-        from moved m where m.state = 'pending'
-        on conflict (run_id, idx, map_index, epoch) do nothing
     ), kept as (
         insert into result (run_id, idx, map_index, epoch, value)
         select m.run_id, m.idx, m.map_index, m.epoch, m.result from moved m
@@ -326,20 +322,18 @@ begin
         insert into log_chunk (run_id, idx, map_index, epoch, seq, until, content)
         select m.run_id, m.idx, m.map_index, m.epoch, m.seq, m.until, m.log from moved m where m.log is not null
         on conflict (run_id, idx, map_index, epoch, seq) do nothing
-    ), timed as (
-        insert into timer (shard, due_at, run_id, idx, map_index)
-        select g.shard, m.not_before, m.run_id, m.idx, m.map_index
-        from moved m join run_status r on r.run_id = m.run_id join dag g on g.dag_id = r.dag_id
-        where m.not_before is not null
-        on conflict do nothing
     )
     select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended),
            array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
                filter (where m.state <> 'pending' and m.request is distinct from 'clear'),
            array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
                filter (where m.state = 'pending' and m.not_before is null),
-           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.request = 'clear')
-    into moved_now, ended_now, again, cleared from moved m;
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.request = 'clear'),
+           jsonb_agg(to_jsonb(m) - array['result', 'log']) filter (where m.state = 'pending')
+    into moved_now, ended_now, again, cleared, retried from moved m;
+    if retried is not null then
+        perform remember(p_session, retried);
+    end if;
     if coalesce(cardinality(moved_now), 0) < jsonb_array_length(p_reports) then
         select array_agg(row(x.run_id, x.idx, x.map_index, x.epoch, 'failed')::ended) into refused
         from read_reports(p_reports) x
@@ -355,6 +349,24 @@ begin
     if cleared is not null then
         offered := offered + reopen(cleared);
     end if;
+end $$;
+
+-- Attempts that are not their task's last: they become history, and the ones that have to wait get their timer. Apart from
+-- finish, because a statement pays for every table it names, and most attempts are the last.
+create function remember(p_session bigint, p_retried jsonb) returns void language plpgsql as $$
+begin
+    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
+    select m.run_id, m.idx, m.map_index, m.epoch, m.attempt, p_session, m.kind, m.reason, m.exit_code, m.started_at, clock()
+    from jsonb_to_recordset(p_retried) as m(run_id bigint, idx int, map_index int, epoch int, attempt smallint, kind text,
+         reason text, exit_code int, started_at timestamptz)
+    on conflict (run_id, idx, map_index, epoch) do nothing;
+    insert into timer (shard, due_at, run_id, idx, map_index)
+    select g.shard, m.not_before, m.run_id, m.idx, m.map_index
+    from jsonb_to_recordset(p_retried) as m(run_id bigint, idx int, map_index int, not_before timestamptz)
+    join run_status r on r.run_id = m.run_id
+    join dag g on g.dag_id = r.dag_id
+    where m.not_before is not null
+    on conflict do nothing;
 end $$;
 
 -- Pending tasks that nothing holds any more become available at once, unless their DAG is paused.
