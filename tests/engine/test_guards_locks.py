@@ -96,7 +96,7 @@ async def finishes(scene: Scene) -> None:
 
 def running(run: int) -> StepRow:
     """The claim of the task that runs in one of the runs."""
-    return StepRow("claim", run, 1, -1, 1, 1, 1, None, "{}", None)
+    return StepRow("claim", run, 1, -1, 1, 1, 1, None, "{}", None, 0, 1)
 
 
 async def promotes(scene: Scene) -> None:

@@ -226,6 +226,7 @@ async def blocks_of_a_step(url: str) -> int:
                 "infra_retries": 3,
                 "queues": ["default"],
                 "free": 5,
+                "low": None,
             }
             plan = await explain(conn, STEP, params, ", analyze, buffers")
             return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from psycopg import AsyncConnection
 
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.domain.retry import RetryPolicy, delay_before
+from evertick.engine.claim_cursor import ClaimCursor
 from evertick.store import tasks
 from evertick.store.db import retry_on_deadlock
 from evertick.store.tasks import StepRow
@@ -40,9 +42,15 @@ async def step(
     queues: list[str],
     free: int,
     infra_retries: int,
+    cursor: ClaimCursor | None = None,
 ) -> Stepped:
-    """`reports` are made by `report`. Sending a report again after a lost reply is harmless."""
+    """`reports` are made by `report`. Sending a report again after a lost reply is harmless.
+
+    `cursor` must be one that was made for this many queues, and is told what was found.
+    """
     reports_json = f"[{','.join(reports)}]" if reports else None
+    now = time.monotonic()
+    low = cursor.begin(now) if cursor is not None and free > 0 else None
     rows = await retry_on_deadlock(
         lambda: tasks.step(
             conn,
@@ -51,10 +59,14 @@ async def step(
             infra_retries=infra_retries,
             queues=queues,
             free=free,
+            low=low,
         )
     )
+    claims = [row for row in rows if row.kind == "claim"]
+    if cursor is not None and free > 0:
+        cursor.learn(claims, wanted=free, now=now)
     return Stepped(
-        claims=[row for row in rows if row.kind == "claim"],
+        claims=claims,
         refused=[(TaskKey(row.run_id, row.idx, row.map_index), row.epoch) for row in rows if row.kind == "refused"],
         has_more=any(row.kind == "more" for row in rows),
     )

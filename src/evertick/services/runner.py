@@ -19,6 +19,7 @@ from evertick.config import Settings
 from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import EvertickError, PostgresUnavailable
 from evertick.domain.retry import RetryPolicy
+from evertick.engine.claim_cursor import ClaimCursor
 from evertick.engine.extend import Extended, Held
 from evertick.engine.step import Stepped, report, step
 from evertick.execution.limits import ExecutorLimits
@@ -65,6 +66,7 @@ class Runner:
         self._hot, self._side = Link(url, Purpose.HOT), Link(url, Purpose.PLANNING)
         self._waker = Waker(url, is_enabled=settings.notify)
         self._versions = Versions()
+        self._cursor = ClaimCursor(len(settings.runner_queues))
         self._attempts: dict[TaskKey, _Attempt] = {}
         self._active = 0
         self._ended: list[Outcome] = []
@@ -155,6 +157,7 @@ class Runner:
             queues=list(self._settings.runner_queues),
             free=free,
             infra_retries=self._settings.infra_retries,
+            cursor=self._cursor,
         )
 
     def _tell_again(self, outcomes: list[Outcome]) -> None:

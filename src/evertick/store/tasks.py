@@ -15,6 +15,9 @@ from evertick.store.statements import sql
 
 JsonObject = dict[str, object]
 
+# Priorities 9 to 0 as ranks 0 to 9: in each queue a line for each.
+RANKS = 10
+
 
 class StepRow(NamedTuple):
     """A claim, a refused report, or word that more is ready. A tuple, because thousands pass per second."""
@@ -29,6 +32,8 @@ class StepRow(NamedTuple):
     fire_at: datetime | None
     params: str
     inputs: str | None
+    place: int
+    seq: int
 
 
 class ExtendRow(NamedTuple):
@@ -97,14 +102,19 @@ async def step(
     infra_retries: int,
     queues: list[str],
     free: int,
+    low: list[int] | None = None,
 ) -> list[StepRow]:
-    """`reports_json` is the array that the SQL function `finish` describes, or None when nothing ended."""
+    """`reports_json` is the array that the SQL function `finish` describes, or None when nothing ended.
+
+    `low` says for each rank of each queue where in line to begin (`claim`); None is at the head.
+    """
     params = {
         "session": session,
         "reports": reports_json,
         "infra_retries": infra_retries,
         "queues": queues,
         "free": free,
+        "low": low,
     }
     cursor = await conn.execute(sql("tasks", "step"), params, prepare=True)
     return [StepRow(*row) for row in await cursor.fetchall()]

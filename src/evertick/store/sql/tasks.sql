@@ -5,8 +5,9 @@ select promoted, next_due from promote(%(shard)s::smallint, %(epoch)s::bigint, %
 
 -- name: step
 -- The one hot statement: what ended is recorded and what is free is claimed, in one round trip and one commit.
-select kind, run_id, idx, map_index, epoch, attempt, version_id, fire_at, params, inputs
-  from step(%(session)s::bigint, %(reports)s::jsonb, %(infra_retries)s::int, %(queues)s::text[], %(free)s::int)
+select kind, run_id, idx, map_index, epoch, attempt, version_id, fire_at, params, inputs, place, seq
+  from step(%(session)s::bigint, %(reports)s::jsonb, %(infra_retries)s::int, %(queues)s::text[], %(free)s::int,
+            %(low)s::bigint[])
 
 -- name: extend
 select kind, run_id, idx, map_index, epoch from extend(%(session)s::bigint, %(held)s::jsonb)
