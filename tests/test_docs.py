@@ -189,7 +189,7 @@ def test_the_page_of_commands_has_every_command_and_every_option() -> None:
 # Settings ---------------------------------------------------------------------------------------------------
 
 SETTING_ROW = re.compile(r"^\| `EVERTICK_(\w+)` \|([^|]*)\|([^|]*)\|", re.MULTILINE)
-COMPUTED = {"runner_slots": "2 × CPUs, at least 4"}
+COMPUTED = {"runner_slots": "4 × CPUs, at least 32"}
 
 
 def default_text(name: str, value: object) -> str:
@@ -210,7 +210,7 @@ def test_the_page_of_settings_has_every_setting_with_its_default() -> None:
     defaults = Settings()
     expected = {each.name: default_text(each.name, getattr(defaults, each.name)) for each in fields(Settings)}
     assert {name: default for name, (default, _) in setting_rows().items()} == expected
-    assert defaults.runner_slots == max(4, 2 * (os.cpu_count() or 2))
+    assert defaults.runner_slots == max(32, 4 * (os.cpu_count() or 1))
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(Settings) if each.type in ("int", "float")])

@@ -28,7 +28,7 @@ class Settings:
     reconcile_batch: int = 200
 
     runner_id: str | None = None
-    runner_slots: int = field(default_factory=lambda: max(4, 2 * (os.cpu_count() or 2)))
+    runner_slots: int = field(default_factory=lambda: max(32, 4 * (os.cpu_count() or 1)))
     runner_queues: tuple[str, ...] = ("default",)
     heartbeat_seconds: float = 10.0
     lost_after_seconds: float = 90.0
