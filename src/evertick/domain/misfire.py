@@ -75,9 +75,10 @@ def plan_fires(
     oldest = now - timedelta(seconds=max(window, ON_TIME_SECONDS))
     if policy is MisfirePolicy.ALL:
         return _fire_all(spec, next_due, now, oldest, limit)
-    last = latest_between(spec, next_due, now) or next_due
-    following = next_after(spec, last)
-    is_behind = last > next_due
+    last, following = next_due, next_after(spec, next_due)
+    if is_behind := following is not None and following <= now:
+        last = latest_between(spec, next_due, now) or next_due
+        following = next_after(spec, last)
     if last < oldest:
         skipped = _skip(spec, next_due, last, SkipReason.OUTSIDE_WINDOW)
         return FirePlan(fires=(), skipped=skipped, next_due=following)

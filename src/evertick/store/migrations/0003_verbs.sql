@@ -109,40 +109,39 @@ begin
     perform 1 from schedule_state s
     where s.schedule_id = any(array(select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x))
     order by s.schedule_id for no key update;
-    with plan as (
-        select * from jsonb_to_recordset(p_plans) as x(
-            schedule_id int, version int, expected timestamptz, next_due timestamptz, last_fire timestamptz)
+    -- Every row is found by its key. "is not true", because the index of what is due fits "not paused" as well, and a plan
+    -- that was made while there were few schedules takes it and compares each with each (measured: 80 ms for a thousand).
+    with plan as materialized (
+        select * from jsonb_to_recordset(p_plans) as x(schedule_id int, version int, expected timestamptz,
+            next_due timestamptz, last_fire timestamptz, fires jsonb, skipped jsonb)
     ), moved as (
         update schedule_state s
         set next_due = p.next_due, last_fired = coalesce(p.last_fire, s.last_fired)
         from plan p
         where s.schedule_id = p.schedule_id and s.version = p.version and s.next_due = p.expected
-          and not s.paused and s.error is null
-        returning s.schedule_id
-    )
-    select array_agg(moved.schedule_id) into won from moved;
-    if won is null then
-        return '{}';
-    end if;
-    with created as (
+          and s.paused is not true and s.error is null
+        returning s.schedule_id, p.fires, p.skipped
+    ), created as (
         insert into run as r (dag_id, version_id, kind, schedule_id, fire_at, params, triggered_by, created_at)
-        select d.dag_id, d.version_id, 'scheduled', c.schedule_id, f.fire_at::timestamptz, c.params, 'schedule', t
-        from jsonb_array_elements(p_plans) x
-        cross join lateral jsonb_array_elements_text(x->'fires') f(fire_at)
-        join schedule c on c.schedule_id = (x->>'schedule_id')::int
-        join dag d on d.dag_id = c.dag_id
-        where c.schedule_id = any(won) and d.deleted_at is null
-        order by f.fire_at::timestamptz, c.schedule_id
+        select d.dag_id, d.version_id, 'scheduled', m.schedule_id, f.fire_at::timestamptz, c.params, 'schedule', t
+        from moved m
+        cross join lateral (select * from schedule c where c.schedule_id = m.schedule_id offset 0) c
+        cross join lateral (select * from dag d where d.dag_id = c.dag_id offset 0) d
+        cross join lateral jsonb_array_elements_text(m.fires) f(fire_at)
+        where d.deleted_at is null
+        order by f.fire_at::timestamptz, m.schedule_id
         on conflict (schedule_id, fire_at) where schedule_id is not null do nothing
         returning r.run_id
+    ), passed as (
+        insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
+        select m.schedule_id, k.first_at, k.last_at, k.count, k.reason, t
+        from moved m
+        cross join lateral jsonb_to_record(m.skipped)
+            as k(first_at timestamptz, last_at timestamptz, count bigint, reason text)
+        where jsonb_typeof(m.skipped) = 'object'
+        on conflict (schedule_id, first_at) do nothing
     )
-    select array_agg(created.run_id) into made from created;
-    insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
-    select (x->>'schedule_id')::int, k.first_at, k.last_at, k.count, k.reason, t
-    from jsonb_array_elements(p_plans) x
-    cross join lateral jsonb_to_record(x->'skipped') as k(first_at timestamptz, last_at timestamptz, count bigint, reason text)
-    where (x->>'schedule_id')::int = any(won) and jsonb_typeof(x->'skipped') = 'object'
-    on conflict (schedule_id, first_at) do nothing;
+    select array(select m.schedule_id from moved m), array(select c.run_id from created c) into won, made;
     perform open_runs(made);
     return won;
 end $$;
