@@ -9,7 +9,7 @@ ONLY ?=
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test check format requirements mutants simulate boundaries bench profile bench-peers clean lock
+.PHONY: help up test check format requirements mutants simulate boundaries chaos bench profile bench-peers clean lock
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -51,6 +51,9 @@ boundaries: $(STAMP) ## kill services at every execution of every statement (ONL
 simulate: $(STAMP) ## a million random steps against the invariants (SEED=n repeats one)
 	@$(BIN)/python -m tests.engine.simulation --steps 1000000 $(if $(SEED),--seed $(SEED))
 
+chaos: $(STAMP) ## break everything and prove that nothing is lost (SCENARIO=N13 FULL=1 SEED=n CHAOS_MINUTES=60)
+	@$(BIN)/python -m tests.chaos.run $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(FULL),--full) $(if $(SEED),--seed $(SEED)) $(if $(CHAOS_MINUTES),--minutes $(CHAOS_MINUTES))
+
 bench: $(STAMP) ## measure it (ONLY=chain,hop ROUNDS=5 SLOTS=8); keeps bench/latest.json
 	@$(BIN)/python -m bench.run $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SLOTS),--slots $(SLOTS))
 
@@ -61,7 +64,7 @@ bench-peers: $(STAMP) ## other engines on the same work, each in its own environ
 	@$(BIN)/python -m bench.peers.run $(if $(ONLY),--only $(ONLY))
 
 lock: ## pin every dependency again, with hashes
-	@$(BIN)/pip install -q pip-tools && $(BIN)/pip-compile -q --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-header --extra dev -o requirements.lock pyproject.toml
+	@$(BIN)/pip install -q pip-tools && $(BIN)/pip-compile -q --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-header --extra dev --extra otel -o requirements.lock pyproject.toml
 
 clean: ## forget the virtual environment
 	rm -rf $(VENV)

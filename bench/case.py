@@ -82,10 +82,19 @@ class Bench:
     def raw_now(self) -> Raw:
         return {batch: self.raw.cycles_per_second(batch, self.size.raw_seconds) for batch in BATCHES}
 
-    def house(self, name: str, *, runners: int = 1, launcher: Launcher = as_installed) -> House:
-        """An installation on the database of that name, which must exist."""
+    def house(
+        self,
+        name: str,
+        *,
+        runners: int = 1,
+        launcher: Launcher = as_installed,
+        settings: Mapping[str, str] | None = None,
+    ) -> House:
+        """An installation on the database of that name, which must exist. `settings` are those that differ."""
         url, folder = self.server.url_of(name), self.folder / name
-        return House(url=url, folder=folder, slots=self.slots, runners=runners, launcher=launcher)
+        return House(
+            url=url, folder=folder, slots=self.slots, runners=runners, launcher=launcher, settings=settings or {}
+        )
 
     async def facts(self, house: House, isolation: str, run_ids: Sequence[int]) -> Facts:
         """The settings that belong to figures of these runs."""

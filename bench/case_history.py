@@ -1,4 +1,4 @@
-"""Whether age makes it slower: beside a database full of history, and after a long time of load."""
+"""Whether age makes it slower: beside a database full of history, while that is deleted, and after a long time of load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from bench.case import ISOLATIONS, Bench
 from bench.figures import Figure, Settings, at_least, at_most, median
-from bench.house import House
+from bench.house import House, NotMeasured
 from bench.work import percentile, run, warm_up
 from psycopg import AsyncConnection
 
@@ -19,6 +19,8 @@ _YOUNG, _OLD = "bench_young", "bench_old"
 DATABASES = (_YOUNG, _OLD)
 _CHUNK_TASKS = 100_000
 _CHAIN = 40
+# What is put there as history is a day old.
+_KEPT, _DELETED = {"EVERTICK_RETENTION_DAYS": "0"}, {"EVERTICK_RETENTION_DAYS": "0.5"}
 
 # Finished work as the engine leaves it: the run, its state, and a task, a result and a log chunk for each of its tasks.
 _FILL = """
@@ -44,7 +46,7 @@ async def history(bench: Bench) -> list[Figure]:
     """The same work in a new database and in one with millions of finished tasks."""
 
     async def age(house: House) -> str:
-        await _fill(bench, house)
+        await _fill(bench, house, bench.size.history)
         return f"with {bench.size.history:,} finished tasks"
 
     return await _compare(bench, "history", age)
@@ -58,6 +60,50 @@ async def soak(bench: Bench) -> list[Figure]:
         return f"after {bench.size.soak_minutes:g} minutes of load ({tasks:,} tasks)"
 
     return await _compare(bench, "soak", age)
+
+
+async def retention(bench: Bench) -> list[Figure]:
+    """The same work while the leader deletes old runs, and without that, in turn."""
+    await bench.server.make(_OLD)
+    ratios: dict[str, list[float]] = defaultdict(list)
+    speeds: list[float] = []
+    async with bench.house(_OLD, settings=_KEPT) as house:
+        await _fill(bench, house, bench.size.history)
+        await warm_up(house)
+        for number in bench.rounds():
+            taken = {}
+            for setting in (_DELETED, _KEPT) if number % 2 else (_KEPT, _DELETED):
+                await house.restart("scheduler", setting)
+                if setting is _DELETED:
+                    await _until_deleting(house)
+                before, began = await _deleted(house), time.monotonic()
+                taken[setting is _DELETED] = await _probe(bench, house)
+                if setting is _DELETED:
+                    speeds.append((await _deleted(house) - before) / (time.monotonic() - began))
+            for name, value in taken[True].items():
+                ratios[name].append(value / taken[False][name])
+        facts = {each: await _facts(bench, house, each) for each in ISOLATIONS}
+    if min(speeds) == 0:
+        raise NotMeasured("nothing was deleted in one of the rounds: there was not enough history")
+    deleted = median("retention.deleted", "old runs deleted meanwhile", "runs/s", speeds)
+    return [*_figures("retention", "while old runs are deleted", ratios, facts), deleted]
+
+
+async def _deleted(house: House) -> int:
+    cursor = await house.conn.execute(
+        "select coalesce(sum((detail->>'runs')::bigint), 0) from journal where verb = 'prune'"
+    )
+    row = await cursor.fetchone()
+    return int(row[0]) if row else 0
+
+
+async def _until_deleting(house: House) -> None:
+    before = await _deleted(house)
+
+    async def goes_on() -> bool:
+        return await _deleted(house) > before
+
+    await house.until(goes_on, "old runs are deleted")
 
 
 async def _compare(bench: Bench, case: str, age: Callable[[House], Awaitable[str]]) -> list[Figure]:
@@ -110,12 +156,12 @@ def _figures(case: str, condition: str, samples: dict[str, list[float]], facts: 
     ]
 
 
-async def _fill(bench: Bench, house: House) -> None:
+async def _fill(bench: Bench, house: House, tasks: int) -> None:
     """Half of the tasks in one-task runs, half in chains of forty; then vacuumed, as autovacuum would in time."""
     async with await AsyncConnection.connect(house.url, autocommit=True, options="-c search_path=evertick") as conn:
         filled = 0
-        while filled < bench.size.history:
-            chunk = min(_CHUNK_TASKS, bench.size.history - filled)
+        while filled < tasks:
+            chunk = min(_CHUNK_TASKS, tasks - filled)
             for name, length in (("single_warm", 1), ("chain_warm", _CHAIN)):
                 row = await dags.find(house.conn, name)
                 assert row is not None
@@ -124,7 +170,7 @@ async def _fill(bench: Bench, house: House) -> None:
                     _FILL, {"dag": row.dag_id, "version": row.version_id, "runs": runs, "last": length - 1}
                 )
             filled += chunk
-            bench.say(f"filling: {filled:,} of {bench.size.history:,} finished tasks")
+            bench.say(f"filling: {filled:,} of {tasks:,} finished tasks")
         bench.say("filling: vacuum")
         await conn.execute("vacuum analyze run, run_status, task, result, log_chunk")
         await conn.execute("checkpoint")

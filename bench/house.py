@@ -13,10 +13,11 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import DEVNULL, STDOUT, Process
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import psycopg
@@ -117,10 +118,12 @@ class House:
         slots: int | None = None,
         runners: int = 1,
         launcher: Launcher = as_installed,
+        settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.url, self.folder, self.runners = url, folder, runners
         self._dags, self._launcher = folder / "dags", launcher
-        self._slots = {} if slots is None else {"EVERTICK_RUNNER_SLOTS": str(slots)}
+        slots_setting = {} if slots is None else {"EVERTICK_RUNNER_SLOTS": str(slots)}
+        self._settings = {**slots_setting, **settings}
         self.services: dict[str, Process] = {}
         self.conn: AsyncConnection
 
@@ -140,6 +143,14 @@ class House:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stop()
+
+    async def restart(self, service: str, settings: Mapping[str, str]) -> None:
+        """The same again with other settings; for a scheduler, until it leads."""
+        self.services[service].terminate()
+        await self.services[service].wait()
+        self._settings |= settings
+        self.services[service] = await self._start(service)
+        await self.until(self._leads, "the scheduler leads")
 
     async def publish(self, file: str, expected: Sequence[str], **replaced: str) -> None:
         """Drop a file of bench/dags into the watched folder, with some of its text replaced; wait for its DAGs."""
@@ -194,7 +205,7 @@ class House:
             "EVERTICK_DAGS_FOLDER": str(self._dags),
             "EVERTICK_LOG": "json",
             "EVERTICK_RUNNER_ID": service,
-            **self._slots,
+            **self._settings,
         }
         parent = os.getpid()
         with (self.folder / f"{service}.log").open("wb") as log:

@@ -43,6 +43,7 @@ ON_THEIR_OWN: dict[str, Alone] = {
     "idle": case_idle.idle,
     "runners": case_runners.runners,
     "history": case_history.history,
+    "retention": case_history.retention,
     "soak": case_history.soak,
 }
 # Only when asked for: an hour, or more than a smoke test may take.

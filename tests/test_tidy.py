@@ -34,7 +34,8 @@ ENVIRONMENT_READERS = {
 # module.function: why whatever is raised must be caught there
 CATCH_ALL = {
     "services/loop.run_loop": "the loop outlives every tick",
-    "services/scheduler.Scheduler._step": "one step that fails must not stop the others (A12)",
+    "services/contained.Step.attempt": "one step that fails must not stop the others (A12)",
+    "services/http_port.HttpPort._answer": "the outermost of an HTTP port: whoever asks gets a 500, the port stays open",
     "execution/body.run_body": "the attempt: whatever the task raises is its outcome",
     "execution/body.await_body": "the attempt: whatever the task raises is its outcome",
     "execution/body.described": "the text of a user's exception is user code",
@@ -54,6 +55,7 @@ LATE_IMPORTS = {
     "execution/child._serve_coroutines": "asyncio doubles what each fork copies",
     "execution/child._run_alone": "asyncio doubles what each fork copies",
     "execution/parent.WarmParent._load": "asyncio doubles what each fork copies",
+    "execution/parent_main._hold": "only the keeper needs it, and each fork would map three libraries more",
 }
 
 

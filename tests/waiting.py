@@ -38,6 +38,11 @@ def eventually_sync(predicate: Callable[[], T], within_seconds: float = 10.0) ->
         time.sleep(_PAUSE_SECONDS)
 
 
+async def elapse(seconds: float) -> None:
+    """Let time pass, where the time itself is what is tested: how long a fault lasts. Never to wait for something."""
+    await asyncio.sleep(seconds)
+
+
 def _text(predicate: Callable[[], object]) -> str:
     try:
         return inspect.getsource(predicate).strip()

@@ -35,7 +35,7 @@ TELLING += ["not_before", "due_at", "deleted_at", "cancel_requested", "open_task
 # Pure decisions: a table of their own is their test.
 NO_GUARDS = frozenset({"decide", "state_after", "clock"})
 # Statements that only read, but that something is done about.
-DECIDING = frozenset({"schedules.due", "schedules.next_due", "runners.unburied", "schedules.of_dag"})
+DECIDING = frozenset({"schedules.due", "schedules.next_due", "schedules.of_dag", "runs.orphans"})
 
 _TOKEN = re.compile(r"--[^\n]*|'(?:[^']|'')*'|\$\$|%\(\w+\)s|[A-Za-z_]\w*|\d+|\s+|.", re.S)
 _FUNCTION = re.compile(r"create function (\w+)\(.*?\$\$(.*?)\$\$", re.S)

@@ -44,7 +44,7 @@ LONG = {"test_simulation.py", "test_scale.py", "test_contract.py"}
 TESTS = sorted(
     f"tests/engine/{path.name}" for path in (ROOT / "tests/engine").glob("test_*.py") if path.name not in LONG
 )
-TESTS += ["tests/store/test_states.py", "tests/store/test_migrate.py"]
+TESTS += ["tests/store/test_states.py", "tests/store/test_migrate.py", "tests/store/test_cluster.py"]
 WORKERS = 2
 SLOW_SECONDS = 2.0
 

@@ -26,8 +26,14 @@ class Settings:
     fire_batch: int = 1000
     promote_batch: int = 1000
     reconcile_batch: int = 200
+    reconcile_seconds: float = 30.0
+    step_seconds: float = 5.0
+    orphan_after_seconds: float = 300.0
+    max_active_retries: int | None = None
+    retention_days: float = 90.0
 
     runner_id: str | None = None
+    runner_name: str | None = None
     runner_slots: int = field(default_factory=lambda: max(32, 4 * (os.cpu_count() or 1)))
     runner_queues: tuple[str, ...] = ("default",)
     heartbeat_seconds: float = 10.0
@@ -36,6 +42,10 @@ class Settings:
     stop_grace_seconds: float = 10.0
     notify: bool = True
     log: str = "text"
+    health: bool = True
+    health_host: str = "127.0.0.1"
+    health_port: int | None = None
+    otlp_endpoint: str | None = None
     failpoint: str | None = None
 
     load_timeout_seconds: float = 30.0
@@ -44,10 +54,15 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, lowest in _LOWEST.items():
-            if getattr(self, name) < lowest:
-                raise InvalidSettings(f"{_variable(name)}={getattr(self, name)} is too small: the lowest is {lowest}.")
+            value = getattr(self, name)
+            if value is not None and value < lowest:
+                raise InvalidSettings(f"{_variable(name)}={value} is too small: the lowest is {lowest}.")
         if self.log not in _LOG_FORMATS:
             raise InvalidSettings(f"EVERTICK_LOG={self.log!r} is unknown: use {' or '.join(_LOG_FORMATS)}.")
+        if self.health_port is not None and self.health_port > _LARGEST_PORT:
+            raise InvalidSettings(
+                f"EVERTICK_HEALTH_PORT={self.health_port} is no port: the largest is {_LARGEST_PORT}."
+            )
         if not self.runner_queues:
             raise InvalidSettings("EVERTICK_RUNNER_QUEUES is empty: name at least one queue, for instance 'default'.")
         if self.lost_after_seconds < 3 * self.heartbeat_seconds:
@@ -59,6 +74,11 @@ class Settings:
             raise InvalidSettings(
                 f"EVERTICK_TICK_SECONDS={self.tick_seconds} must be below "
                 f"EVERTICK_LOST_AFTER_SECONDS={self.lost_after_seconds}: silence is watched once per tick."
+            )
+        if self.orphan_after_seconds < 2 * self.reconcile_seconds:
+            raise InvalidSettings(
+                f"EVERTICK_ORPHAN_AFTER_SECONDS={self.orphan_after_seconds} must be at least twice "
+                f"EVERTICK_RECONCILE_SECONDS={self.reconcile_seconds}: a run is looked at once per round."
             )
         if self.leader_lease_seconds < 3 * self.tick_seconds:
             raise InvalidSettings(
@@ -76,16 +96,22 @@ class Settings:
 
 
 _LOG_FORMATS = ("text", "json")
+_LARGEST_PORT = 65_535
 
 _LOWEST: dict[str, float] = {
     "tick_seconds": 0.01,
     "fire_batch": 1,
     "promote_batch": 1,
     "reconcile_batch": 1,
+    "reconcile_seconds": 0.01,
+    "step_seconds": 0.1,
+    "max_active_retries": 1,
+    "retention_days": 0,
     "runner_slots": 1,
     "heartbeat_seconds": 0.05,
     "infra_retries": 0,
     "stop_grace_seconds": 0,
+    "health_port": 0,
     "load_timeout_seconds": 0.1,
     "log_head_bytes": 4096,
     "log_tail_bytes": 4096,
@@ -101,9 +127,16 @@ def read_settings(environment: Mapping[str, str] | None = None, **overrides: obj
         raw = env.get(_variable(name))
         if raw:
             values[name] = _parse(name, raw)
+    if "otlp_endpoint" not in values and (collector := _standard_collector(env)):
+        values["otlp_endpoint"] = collector
     values.update({name: value for name, value in overrides.items() if value is not None})
     settings = Settings(**values)  # type: ignore[arg-type]
     return settings
+
+
+def _standard_collector(env: Mapping[str, str]) -> str | None:
+    """Where the variables of OpenTelemetry itself say that traces go."""
+    return env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None
 
 
 def environment_for(settings: Settings, environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -130,7 +163,7 @@ def _parse(name: str, raw: str) -> object:
     kind = Settings.__annotations__[name]
     try:
         match kind:
-            case "int":
+            case "int" | "int | None":
                 return int(raw)
             case "float":
                 return float(raw)
@@ -143,4 +176,5 @@ def _parse(name: str, raw: str) -> object:
             case _:
                 return raw
     except (ValueError, KeyError):
-        raise InvalidSettings(f"{_variable(name)}={raw!r} is not a {kind}.") from None
+        wanted = kind.removesuffix(" | None")
+        raise InvalidSettings(f"{_variable(name)}={raw!r} is not a {wanted}.") from None

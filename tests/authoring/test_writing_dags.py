@@ -171,6 +171,7 @@ def test_every_task_option_reaches_the_spec() -> None:
         retry_max_delay="1h30m",
         retry_jitter=0.1,
         timeout="90s",
+        queue_timeout=timedelta(minutes=2),
         queue="gpu",
         priority=9,
         trigger_rule="all_done",
@@ -191,6 +192,7 @@ def test_every_task_option_reaches_the_spec() -> None:
             retries=4, delay_seconds=60.0, backoff=Backoff.EXPONENTIAL, max_delay_seconds=5400.0, jitter=0.1
         ),
         timeout_seconds=90.0,
+        queue_timeout_seconds=120.0,
         queue="gpu",
         priority=9,
         trigger_rule=TriggerRule.ALL_DONE,
@@ -244,6 +246,7 @@ def test_every_dag_option_reaches_the_spec() -> None:
         params={"n": Param(1, minimum=0), "plain": "x"},
         tags={"b", "a"},
         max_active_runs=3,
+        run_timeout="1h",
         paused=True,
     )
     def anything() -> None:
@@ -252,6 +255,7 @@ def test_every_dag_option_reaches_the_spec() -> None:
     spec: DagSpec = anything().spec
     assert (spec.name, spec.description, spec.tags, spec.max_active_runs) == ("named", "All of it", ("a", "b"), 3)
     assert (spec.misfire, spec.catchup_window_seconds, spec.starts_paused) == (MisfirePolicy.ALL, 7200.0, True)
+    assert spec.run_timeout_seconds == 3600.0
     assert [param.name for param in spec.params] == ["n", "plain"]
     (schedule,) = spec.schedules
     assert (schedule.name, schedule.spec.timezone, spec.timezone) == ("default", "Europe/Berlin", "Europe/Berlin")
@@ -361,6 +365,8 @@ def test_a_wrong_task_option_is_refused_where_it_is_written(options: dict[str, A
         ({"params": {"when": datetime(2030, 1, 1, tzinfo=UTC)}}, "param 'when'"),
         ({"params": ["a"]}, "must be a dict"),
         ({"max_active_runs": "3"}, "whole number"),
+        ({"run_timeout": "soon"}, "run_timeout is 'soon'"),
+        ({"run_timeout": -1}, "0 or more"),
         ({"misfire": "never"}, "one of skip, latest, all"),
         ({"catchup_window": -1}, "0 or more"),
         ({"paused": "yes"}, "True or False"),

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.domain.failover import Server
 from evertick.services.postgres_home import Home, HomeLock
+from evertick.store import cluster
 from evertick.store.migrate import migrations
 from tests.cli.conftest import Cli
 
@@ -77,6 +79,22 @@ async def test_the_status_tells_programs_where_the_schema_stands(cli: Cli) -> No
     assert found["pending"] == []
     assert found["applied"][0]["migration"] == "0001_tables"
     assert (found["leader"], found["runners"]) == (None, 0)
+
+
+@pytest.mark.requirement("N14", "V10")
+async def test_the_status_shows_a_failover_and_what_it_cost(cli: Cli, conn: AsyncConnection) -> None:
+    first, second = Server(system_id=7, timeline=1), Server(system_id=7, timeline=2)
+    mark = await cluster.mark(conn, first, actor="test")
+    assert mark is not None
+    assert "Failover" not in (await cli("db", "status")).out
+    await cluster.mark(conn, second, actor="test")
+    await cluster.report_loss(conn, first, lost_until=mark.lsn + 1, actor="test")
+    shown = (await cli("db", "status")).out
+    assert "to timeline 2 at " in shown
+    assert "acknowledged writes of timeline 1 after " in shown
+    found = (await cli.json("db", "status"))["timelines"]
+    assert [(each["system_id"], each["timeline"]) for each in found] == [("7", 2), ("7", 1)]
+    assert found[1]["lost_until"] is not None
 
 
 async def test_a_newer_schema_is_refused_by_every_command(cli: Cli, conn: AsyncConnection) -> None:

@@ -1,4 +1,4 @@
-"""`evertick schedules`: list and next; and `evertick runners`."""
+"""`evertick schedules`: list and next."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from tests.cli.conftest import Cli
-from tests.engine.world import Runner, make_dag, put, start
+from tests.engine.world import make_dag, put
 
 
 async def test_without_schedules_the_list_teaches_how_to_give_one(cli: Cli, conn: AsyncConnection) -> None:
@@ -82,19 +82,3 @@ async def test_an_expression_that_has_ended_says_so(cli_without_database: Cli) -
 )
 async def test_bad_input_is_refused_clearly(cli_without_database: Cli, arguments: list[str], words: str) -> None:
     assert words in await cli_without_database.refused("schedules", "next", *arguments)
-
-
-async def test_without_a_runner_the_list_says_that_nothing_can_run(cli: Cli) -> None:
-    assert "No runner is alive" in (await cli("runners", "list")).out
-    assert await cli.json("runners", "list") == {"runners": []}
-
-
-async def test_runners_are_listed_with_how_busy_they_are(cli: Cli, conn: AsyncConnection) -> None:
-    await put(conn, make_dag("etl", {"a": [], "b": []}))
-    await start(conn, "etl")
-    runner = await Runner.join(conn)
-    await runner.claim()
-    line = (await cli("runners", "list")).out.splitlines()[1]
-    assert line.split()[:5] == [f"r{runner.session}", "h", "1", "default", "2/100"]
-    (found,) = (await cli.json("runners", "list"))["runners"]
-    assert (found["session"], found["busy"], found["slots"]) == (str(runner.session), 2, 100)

@@ -16,6 +16,7 @@ from typing import Any
 
 from psycopg import AsyncConnection
 
+from evertick.engine.drain import drain
 from evertick.engine.reap import bury
 from evertick.store import dags, runners, shards
 from tests.waiting import eventually
@@ -87,14 +88,25 @@ async def test_a_runner_serves_what_it_was_told_and_says_goodbye(
     assert await runners.live(conn) == []
 
 
-async def test_a_buried_runner_leaves_with_a_status_that_asks_for_a_restart(
+async def test_a_buried_runner_goes_on_under_a_new_session(
+    conn: AsyncConnection, database: str, tmp_path: Path
+) -> None:
+    async with service(database, tmp_path, "runner") as process:
+        old = (await event(process, "started"))["session"]
+        await bury(conn, session=int(old, 16), reason="agent_lost: test", infra_retries=3)
+        assert (await event(process, "buried"))["session"] == old
+        assert (await event(process, "started"))["session"] != old
+        assert await ended(process, signal.SIGTERM) == 0
+
+
+async def test_a_dismissed_runner_ends_with_a_status_that_asks_for_no_restart(
     conn: AsyncConnection, database: str, tmp_path: Path
 ) -> None:
     async with service(database, tmp_path, "runner") as process:
         session = (await event(process, "started"))["session"]
-        await bury(conn, session=session, reason="agent_lost: test", infra_retries=3)
-        await event(process, "ended_by_itself")
-        assert await process.wait() == 1
+        await drain(conn, sessions=[int(session, 16)], actor="test", then_leave=True)
+        await event(process, "dismissed")
+        assert await process.wait() == 0
 
 
 async def test_a_publisher_publishes_the_folder_it_was_told(

@@ -11,7 +11,8 @@ from evertick.domain.params import ParamSpec, ParamType
 from evertick.engine.cancel import cancel
 from evertick.store import runs
 from tests.cli.conftest import Cli, Ran
-from tests.engine.world import Runner, make_dag, put
+from tests.engine.world import Runner, make_dag, put, value
+from tests.services.hosting import armed
 from tests.waiting import eventually
 
 CHAIN = {"extract": [], "load": ["extract"]}
@@ -77,6 +78,44 @@ async def test_bad_input_starts_nothing_and_says_what_is_wrong(
     await put(conn, make_dag("etl", CHAIN, params=PARAMS))
     assert words in await cli.refused("dags", "trigger", "etl", *options)
     assert await runs.list_newest(conn) == []
+
+
+@pytest.mark.requirement("N17", "M3", "F3")
+async def test_a_trigger_whose_answer_is_lost_is_made_again_and_is_one_run(cli: Cli, conn: AsyncConnection) -> None:
+    await put(conn, make_dag("etl", CHAIN))
+    await Runner.join(conn)
+    with armed("runs.trigger:drop_reply:1"):
+        ran = await cli("dags", "trigger", "etl")
+    assert (ran.status, ran.err) == (0, "The answer of the database was lost; asking again.\n")
+    assert ran.out.splitlines()[0] == "Started run 1 of etl."
+    assert await value(conn, "select count(*) from run") == 1
+
+
+@pytest.mark.requirement("N17")
+async def test_a_trigger_that_is_never_answered_says_how_to_repeat_it_safely(
+    cli: Cli, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put(conn, make_dag("etl", CHAIN))
+    monkeypatch.setattr("evertick.cli.connection.ASK_AGAIN_SECONDS", ())
+    with armed("runs.trigger:drop_reply:1"):
+        ran = await cli("dags", "trigger", "etl")
+    assert ran.status == 4
+    assert "it is not known whether this was done" in ran.err
+    key = ran.err.strip().rpartition(" ")[2]
+    again = await cli.json("dags", "trigger", "etl", "--key", key)
+    assert (again["is_new"], again["run"]["run_id"]) == (False, 1)
+
+
+@pytest.mark.requirement("N17")
+async def test_a_change_without_a_key_whose_answer_is_lost_is_not_made_again(cli: Cli, conn: AsyncConnection) -> None:
+    await put(conn, make_dag("etl", CHAIN))
+    await cli("dags", "trigger", "etl")
+    with armed("runs.cancel:drop_reply:1"):
+        said = await cli.refused("runs", "cancel", "1", status=4)
+    assert "was lost" in said and "Look before you repeat it" in said
+    assert await value(conn, "select count(*) from journal where verb = 'cancel'") == 1
+    with armed("runs.cancel:error:1"):
+        assert "Look before you repeat it" in await cli.refused("runs", "cancel", "1", status=4)
 
 
 async def test_the_same_key_is_the_same_run(cli: Cli, conn: AsyncConnection) -> None:

@@ -19,6 +19,7 @@ def test_a_missing_folder_is_made_with_the_examples(nowhere: Path) -> None:
     assert "./dags (new, with " in text
     assert "dags trigger etl --wait" in text
     assert "embedded, in ./.evertick" in text
+    assert "http://127.0.0.1:8790/monitor/health" in banner(Settings(), copied, "http://127.0.0.1:8790")
 
 
 def test_an_existing_folder_is_left_alone(nowhere: Path) -> None:

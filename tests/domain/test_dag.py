@@ -260,6 +260,9 @@ def changed_task(**fields: object) -> DagSpec:
         ({"priority": True}, "priority is True"),
         ({"priority": "5"}, "'a'.priority"),
         ({"timeout_seconds": 0}, "timeout is 0"),
+        ({"queue_timeout_seconds": 0}, "queue_timeout is 0"),
+        ({"queue_timeout_seconds": 1e12}, "at most ten years"),
+        ({"queue_timeout_seconds": "1h"}, "'a'.queue_timeout_seconds"),
         ({"timeout_seconds": float("nan")}, "timeout is nan"),
         ({"timeout_seconds": "1h"}, "'a'.timeout_seconds"),
         ({"queue": "two words"}, "queue 'two words'"),
@@ -279,6 +282,11 @@ def test_a_task_with_a_bad_field_is_named(fields: dict[str, object], expected: s
 def test_a_name_cannot_be_both_a_task_and_a_group() -> None:
     tasks = (TaskSpec(name="g"), TaskSpec(name="g.h.x", group="g.h"))
     assert "for a task and for a group: g;" in refusal(DagSpec(name="d", tasks=tasks))
+
+
+@pytest.mark.parametrize("limit", [0, -1, True, "3", float("inf"), float("nan"), 1e12])
+def test_a_run_timeout_must_be_a_time_that_ends(limit: object) -> None:
+    assert "run_timeout" in refusal(dag_of("a", run_timeout_seconds=limit))
 
 
 @pytest.mark.parametrize("limit", [0, -1, True, 2.5, "3"])

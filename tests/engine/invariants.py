@@ -35,6 +35,8 @@ create or replace function violations() returns setof text language sql as $$
     select format('pending until a time without a timer: %s', (k.run_id, k.idx)) from task k
     where k.state = 'pending' and k.not_before is not null and not exists (
         select 1 from timer w where w.due_at = k.not_before and w.run_id = k.run_id and w.idx = k.idx)
+      and not exists (select 1 from retry_line l where l.due_at = k.not_before and l.run_id = k.run_id and l.idx = k.idx)
+      and not exists (select 1 from quarantine q where q.kind = 'run' and q.subject_id = k.run_id)
     union all
     -- V7: the counters are what the tasks say, and nothing left to run means closed
     select format('V7 run %s is %s with %s open, the tasks say %s open and %s failed leaves, not %s',

@@ -25,6 +25,7 @@ from psycopg.errors import RaiseException
 
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotLeader, UserError
+from evertick.domain.retention import Pace
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.states import TriggerRule
 from evertick.engine.cancel import cancel
@@ -34,10 +35,12 @@ from evertick.engine.fire import fire
 from evertick.engine.mark import mark
 from evertick.engine.pause import delete, pause, unpause
 from evertick.engine.promote import promote
+from evertick.engine.prune import Kind, Remains, prune_kind, prune_runs, sweep
 from evertick.engine.reap import bury
 from evertick.engine.reconcile import reconcile
 from evertick.store import shards
 from evertick.store.db import Purpose, connect
+from evertick.store.prune import Mandate
 from evertick.store.tasks import StepRow
 from tests.databases import Cluster, own_cluster
 from tests.engine import invariants
@@ -122,6 +125,13 @@ class World:
         for verb in (
             lambda: fire(self.conn, shard=0, epoch=old, batch=100),
             lambda: promote(self.conn, shard=0, epoch=old, batch=100),
+            lambda: prune_runs(
+                self.conn,
+                Mandate(shard=0, epoch=old, before=self.now, actor="sim"),
+                after=0,
+                pace=Pace(),
+                now=self.now,
+            ),
             lambda: reconcile(self.conn, shard=0, epoch=old, after=(0, 0), batch=100),
         ):
             try:
@@ -135,7 +145,25 @@ class World:
         self.epochs.append(await self._take_over())
 
     async def promote(self) -> None:
-        await promote(self.conn, shard=0, epoch=self.epochs[-1], batch=self.dice.choice([1, 100]))
+        bound = self.dice.choice([None, None, 1, 3])
+        await promote(
+            self.conn, shard=0, epoch=self.epochs[-1], batch=self.dice.choice([1, 100]), max_active_retries=bound
+        )
+
+    async def prune(self) -> None:
+        """What is over goes, however young; its remains sometimes later."""
+        before, pace = (
+            self.now - timedelta(seconds=self.dice.choice([0, 5, 30])),
+            Pace(batch=self.dice.choice([1, 100])),
+        )
+        mandate = Mandate(shard=0, epoch=self.epochs[-1], before=before, actor="sim")
+        done = await prune_runs(self.conn, mandate, after=0, pace=pace, now=self.now)
+        swept = await sweep(self.conn, mandate, Remains.RUN, after=0, pace=pace)
+        await prune_kind(self.conn, mandate, Kind.VERSIONS, pace=pace)
+        if done.refused or swept.refused:
+            raise Violation(
+                f"seed {self.seed}, step {len(self.trace)}: could not prune {done.refused or swept.refused}"
+            )
 
     async def reconcile(self) -> None:
         done = await reconcile(self.conn, shard=0, epoch=self.epochs[-1], after=(0, 0), batch=1000)
@@ -256,6 +284,8 @@ class World:
             "lease",
             "ready",
             "timer",
+            "retry_line",
+            "retry_slot",
             "result",
             "attempt",
             "schedule_state",
@@ -285,6 +315,7 @@ ACTIONS: dict[str, tuple[Callable[[World], Awaitable[None]], int]] = {
     "fire_as_old_leader": (World.fire_as_old_leader, 1),
     "take_over": (World.take_over, 1),
     "promote": (World.promote, 8),
+    "prune": (World.prune, 1),
     "reconcile": (World.reconcile, 3),
     "claim": (World.claim, 30),
     "finish": (World.finish, 40),

@@ -99,11 +99,6 @@ def running(run: int) -> StepRow:
     return StepRow("claim", run, 1, -1, 1, 1, 1, None, "{}", None, 0, 1)
 
 
-async def promotes(scene: Scene) -> None:
-    await set_clock(scene.actor, later(6))
-    assert (await promote(scene.actor, shard=0, epoch=scene.leader, batch=10)).promoted == 2
-
-
 async def clears(scene: Scene) -> None:
     run = scene.runs[0]
     await clear(scene.actor, run_id=run, chosen=await select_tasks(scene.actor, run_id=run), actor="me")
@@ -129,7 +124,7 @@ async def republishes(scene: Scene) -> None:
     await put(scene.actor, make_dag("busy", ONE, every="@every 30s"))
 
 
-@pytest.mark.parametrize("verb", [finishes, promotes, clears, marks, cancels], ids=lambda verb: verb.__name__)
+@pytest.mark.parametrize("verb", [finishes, clears, marks, cancels], ids=lambda verb: verb.__name__)
 async def test_a_verb_locks_the_run_before_it_touches_a_task(scene: Scene, verb: Verb) -> None:
     await waits_untouching(scene, held=FIRST_RUN, verb=verb, untouched=TASKS)
 
@@ -163,19 +158,6 @@ async def test_deleting_locks_the_dag_before_it_ends_the_schedules(scene: Scene)
     await waits_untouching(scene, held=held, verb=deletes, untouched="select from schedule")
 
 
-async def test_schedules_are_locked_in_the_order_of_their_ids(scene: Scene) -> None:
-    await put(scene.actor, make_dag("other", ONE, every="@every 60s"))
-    (first,), (second,) = [await schedules.of_dag(scene.actor, dag=name) for name in ("busy", "other")]
-
-    async def fires(scene: Scene) -> None:
-        plans = [plan(second), plan(first)]
-        assert len(await schedules.fire(scene.actor, shard=0, epoch=scene.leader, plans=plans)) == 2
-
-    held: LiteralString = "select from schedule_state where schedule_id = 1 for no key update"
-    untouched: LiteralString = "select from schedule_state where schedule_id = 2"
-    await waits_untouching(scene, held=held, verb=fires, untouched=untouched)
-
-
 # What is passed by ----------------------------------------------------------------------------------------------------
 
 
@@ -203,17 +185,44 @@ async def test_pausing_and_unpausing_do_not_wait_for_runs_that_are_over(scene: S
         assert await unpause(scene.actor, dag="busy", actor="me")
 
 
-@pytest.mark.requirement("E1")
-async def test_promoting_does_not_wait_for_a_run_that_is_not_due(scene: Scene) -> None:
-    await scene.actor.execute("update timer set due_at = due_at + interval '1 hour' where run_id = 1")
-    await scene.actor.execute(
-        "update task set not_before = not_before + interval '1 hour' where run_id = 1 and idx = 2"
-    )
+@pytest.mark.requirement("E1", "V11")
+async def test_promoting_passes_by_a_run_that_somebody_works_on(scene: Scene) -> None:
+    """Also when the run that is passed by has the earlier timer, and only one may be taken."""
     await set_clock(scene.actor, later(6))
     await scene.actor.execute(PATIENCE)
     async with scene.holder.transaction():
         await scene.holder.execute(FIRST_RUN)
-        assert (await promote(scene.actor, shard=0, epoch=scene.leader, batch=10)).promoted == 1
+        done = await promote(scene.actor, shard=0, epoch=scene.leader, batch=1)
+        assert (done.promoted, done.next_due) == (1, later(5))
+    states_then = [(await states(scene.actor, run))["retried"] for run in scene.runs]
+    assert states_then == ["pending", "available"]
+    assert (await promote(scene.actor, shard=0, epoch=scene.leader, batch=1)).promoted == 1
+
+
+@pytest.mark.requirement("E1", "V11")
+async def test_letting_retries_in_passes_by_a_run_that_somebody_works_on(scene: Scene) -> None:
+    await set_clock(scene.actor, later(6))
+    await promote(scene.actor, shard=0, epoch=scene.leader, batch=10, max_active_retries=0)
+    assert await value(scene.actor, "select count(*) from retry_line") == 2
+    await scene.actor.execute(PATIENCE)
+    async with scene.holder.transaction():
+        await scene.holder.execute(FIRST_RUN)
+        done = await promote(scene.actor, shard=0, epoch=scene.leader, batch=1)
+    assert (done.promoted, done.has_line) == (1, True)
+    assert [(await states(scene.actor, run))["retried"] for run in scene.runs] == ["pending", "available"]
+
+
+@pytest.mark.requirement("E1", "V11")
+async def test_firing_passes_by_a_schedule_that_somebody_changes(scene: Scene) -> None:
+    await put(scene.actor, make_dag("other", ONE, every="@every 60s"))
+    (first,), (second,) = [await schedules.of_dag(scene.actor, dag=name) for name in ("busy", "other")]
+    await scene.actor.execute(PATIENCE)
+    plans = [plan(first), plan(second)]
+    async with scene.holder.transaction():
+        await scene.holder.execute("select from schedule_state where schedule_id = 1 for no key update")
+        won = await schedules.fire(scene.actor, shard=0, epoch=scene.leader, plans=plans)
+    assert won == [second.schedule_id]
+    assert await schedules.fire(scene.actor, shard=0, epoch=scene.leader, plans=plans) == [first.schedule_id]
 
 
 @pytest.mark.requirement("E1")

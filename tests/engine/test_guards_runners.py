@@ -105,36 +105,6 @@ async def test_leaving_is_of_one_runner_only(conn: AsyncConnection) -> None:
     assert [runner.session for runner in await runners.live(conn)] == [alive.session]
 
 
-@pytest.mark.requirement("K3")
-async def test_silence_that_nobody_watched_counts_for_two_seconds_at_most(conn: AsyncConnection) -> None:
-    runner = await Runner.join(conn)
-    for elapsed in (0, 1000):
-        assert await runners.listen_for_silence(conn, elapsed=elapsed, lost_after=2.5) == []
-    assert await value(conn, "select silent_seconds from runner where session = %s", runner.session) == 2
-
-
-async def test_silence_is_counted_only_of_the_living_and_told_only_past_the_threshold(conn: AsyncConnection) -> None:
-    silent, beating, gone = [await Runner.join(conn) for _ in range(3)]
-    await runners.leave(conn, gone.session)
-    told = []
-    for _ in range(4):
-        await extend(conn, session=beating.session, held=[])
-        told.append(await runners.listen_for_silence(conn, elapsed=1, lost_after=2.5))
-    assert told == [[], [], [silent.session], [silent.session]]
-    assert await value(conn, "select silent_seconds from runner where session = %s", gone.session) == 0
-
-
-async def test_leases_of_sessions_that_are_gone_are_found_and_no_others(conn: AsyncConnection) -> None:
-    await put(conn, make_dag("three", THREE))
-    await start(conn, "three")
-    gone, alive = await Runner.join(conn), await Runner.join(conn)
-    await gone.claim(1)
-    await alive.claim(1)
-    await runners.leave(conn, gone.session)
-    await conn.execute("insert into lease values (999999, 1, 0, -1, 1)")
-    assert sorted(await runners.unburied(conn)) == [gone.session, 999_999]
-
-
 # logs ----------------------------------------------------------------------------------------------------------------
 
 

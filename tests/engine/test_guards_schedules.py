@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from psycopg import AsyncConnection
 
@@ -97,9 +99,17 @@ async def test_what_is_not_due_yet_does_not_fire(conn: AsyncConnection) -> None:
 async def test_a_quarantine_is_of_the_version_that_could_not_be_planned_and_keeps_its_first_reason(
     conn: AsyncConnection,
 ) -> None:
-    _, schedule = await scheduled(conn)
-    for version, reason in [(schedule.version + 1, "other"), (schedule.version, "first"), (schedule.version, "second")]:
-        await schedules.quarantine(conn, schedule_id=schedule.schedule_id, version=version, error=reason)
+    epoch, _ = await scheduled(conn)
+    await set_clock(conn, later(60))
+    (due,) = await schedules.due(conn, shard=0, batch=10)
+    told = []
+    for version, reason in [(due.version + 1, "other"), (due.version, "first"), (due.version, "second")]:
+        told.append(
+            await schedules.set_aside(
+                conn, shard=0, epoch=epoch, due=replace(due, version=version), reason=reason, is_tried_again=True
+            )
+        )
+    assert told == [False, True, False]
     assert await value(conn, "select error from schedule_state") == "first"
 
 

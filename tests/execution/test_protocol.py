@@ -49,3 +49,9 @@ def test_a_report_arrives_as_it_was_sent() -> None:
     report = Report(3, OutcomeKind.FAILED, "ValueError: ü", exit_code=2, retry_after_seconds=1.5, log_end=99)
     (message,) = Frames().feed(frame(report))
     assert read_report(message) == report
+
+
+def test_frames_know_when_a_message_is_cut() -> None:
+    frames, whole = Frames(), frame(["x" * 1000])
+    assert frames.feed(whole[:500]) == [] and frames.is_cut
+    assert frames.feed(whole[500:]) == [["x" * 1000]] and not frames.is_cut

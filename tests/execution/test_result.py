@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from enum import StrEnum
 
 import pytest
 
+from evertick.execution.fast_json import json_encoder
 from evertick.execution.result import encode_result
 
 
@@ -55,3 +57,23 @@ def test_a_value_that_contains_itself_is_refused() -> None:
     for _ in range(5000):
         deep = [deep]
     assert "nested too deeply" in (encode_result(deep).refusal or "")
+
+
+class Named(StrEnum):
+    ONE = "one"
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, 1, -2.5, 'ü\n"', [], {}, [1, [2.0, {"a": None}]], {"k": (1,)}, Named.ONE]
+)
+def test_the_quick_encoder_writes_what_the_library_writes(value: object) -> None:
+    assert json_encoder(allow_nan=True)(value) == json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+@pytest.mark.parametrize("refused", [[float("nan")], [[object()]], {"a": {1}}])
+def test_the_quick_encoder_goes_on_after_a_refusal(refused: object) -> None:
+    encode = json_encoder(allow_nan=False)
+    for _ in range(3):
+        with pytest.raises((TypeError, ValueError)):
+            encode(refused)
+        assert encode([{"a": [1.5]}]) == '[{"a":[1.5]}]'

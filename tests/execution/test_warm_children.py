@@ -150,3 +150,14 @@ async def test_a_leftover_process_of_coroutines_dies_when_none_is_left(tmp_path:
     source = dag_of("async def leaves():\n    return subprocess.Popen(['sleep', '1000']).pid")
     async with rig(tmp_path, source) as it:
         await dead(await it.result("leaves", isolation=WARM))
+
+
+async def test_many_large_orders_for_coroutines_arrive_whole_however_they_are_cut(tmp_path: Path) -> None:
+    """The first of them wakes the process up, and the last of what it reads then is a part of one."""
+    source = "from evertick import *\n@task\ndef makes(): pass\n@task\nasync def takes(text): return len(text)\n"
+    source += "@dag\ndef d(): takes(makes())\n"
+    async with rig(tmp_path, source, slots=40) as it:
+        inputs = json.dumps({"makes": "x" * 50_000})
+        orders = [it.order("takes", isolation=WARM, inputs_json=inputs) for _ in range(40)]
+        it.start(*orders)
+        assert {(await it.outcome(order)).result_json for order in orders} == {"50000"}

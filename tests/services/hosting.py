@@ -46,6 +46,7 @@ def quick(url: str, folder: Path, **changes: Any) -> Settings:
     chosen: dict[str, Any] = {
         "tick_seconds": 0.1,
         "leader_lease_seconds": 1.0,
+        "reconcile_seconds": 0.1,
         "heartbeat_seconds": 0.1,
         "lost_after_seconds": 5.0,
         "stop_grace_seconds": 2.0,

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from evertick.domain.errors import PostgresUnavailable
-from evertick.services.loop import LONGEST_BACK_OFF_SECONDS, back_off, keep_trying, run_loop
+from evertick.services.loop import LONGEST_BACK_OFF_SECONDS, back_off, come_back_within, keep_trying, run_loop
 from tests.services.hosting import Said
 from tests.waiting import eventually
 
@@ -46,6 +46,9 @@ class Looped:
         (psycopg.InterfaceError("closed"), "unreachable"),
         (PostgresUnavailable("nobody there"), "unreachable"),
         (OSError("no route"), "unreachable"),
+        (psycopg.errors.DiskFull("no space"), "unreachable"),
+        (psycopg.errors.LockNotAvailable("locked"), "unreachable"),
+        (psycopg.errors.ReadOnlySqlTransaction("for now"), "unreachable"),
         (ZeroDivisionError("a bug"), "tick_failed"),
         (psycopg.errors.UndefinedTable("poison"), "tick_failed"),
     ],
@@ -119,7 +122,21 @@ async def test_a_loop_that_must_not_be_late_never_pauses_longer_than_it_may() ->
         group.create_task(looped.run(longest_back_off=0.01))
         await eventually(lambda: looped.ticks == 13, 5)
         looped.end()
-    assert max(float(said["retry_in"]) for said in looped.said.events("unreachable")) <= 0.01
+    pauses = {float(said["retry_in"]) for said in looped.said.events("unreachable")}
+    assert max(pauses) <= 0.01
+    assert len(pauses) > 6, "also a short pause is spread"
+
+
+@pytest.mark.requirement("K10", "N13")
+def test_no_loop_of_a_process_comes_back_later_than_after_half_a_heartbeat() -> None:
+    try:
+        come_back_within(0.4)
+        assert all(0.1 <= back_off(20) <= 0.2 for _ in range(100))
+        assert len({back_off(20) for _ in range(20)}) > 1
+        come_back_within(1000.0)
+        assert all(back_off(20) <= LONGEST_BACK_OFF_SECONDS for _ in range(100))
+    finally:
+        come_back_within(2 * LONGEST_BACK_OFF_SECONDS)
 
 
 async def test_what_cannot_be_done_without_is_tried_until_it_works_or_the_service_is_stopped() -> None:

@@ -10,7 +10,8 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.domain.attempt import TaskKey
-from evertick.engine.extend import Extended
+from evertick.services import metrics
+from evertick.services.holding import Holding
 from evertick.services.runner import Runner
 from evertick.store.db import Purpose, connect
 from tests.engine import invariants
@@ -84,6 +85,27 @@ async def test_a_claim_whose_reply_was_lost_is_given_back_and_runs_again(
     assert await row.fetchall() == [("given_back", "claim_reply_lost")]
 
 
+@pytest.mark.requirement("A14", "V10")
+async def test_what_a_runner_does_is_counted(database: str, tmp_path: Path, there: AsyncConnection) -> None:
+    names = ("claims_total", "claims_lost_total", "hop_latency_seconds_count", "runner_slots", "attempts_running")
+
+    def figures() -> dict[str, float]:
+        found = {name: metrics.REGISTRY.get_sample_value(f"evertick_{name}") or 0.0 for name in names}
+        ends = metrics.REGISTRY.get_sample_value("evertick_attempts_finished_total", {"outcome": "success"})
+        return {**found, "success": ends or 0.0}
+
+    before, run_id = figures(), await start_run(there, "chain")
+    with armed("tasks.step:drop_reply:1"):
+        async with hosted(make_runner(database, tmp_path, Said())):
+            assert await ended(there, run_id) == "success"
+    after = figures()
+    grown = {name: after[name] - before[name] for name in after}
+    # The reply of the first claim was lost, so nobody counted that one; the task was claimed again.
+    assert (grown["claims_total"], grown["claims_lost_total"], grown["success"]) == (3, 1, 3)
+    assert grown["hop_latency_seconds_count"] == 2
+    assert (after["runner_slots"], after["attempts_running"]) == (4, 0)
+
+
 @pytest.mark.requirement("N17", "M5", "F5")
 @pytest.mark.parametrize("fault", ["drop_reply", "error"])
 @pytest.mark.parametrize("number", [2, 3, 4])
@@ -139,6 +161,13 @@ async def test_a_runner_that_cannot_register_tries_again(
         async with hosted(make_runner(database, tmp_path, said)):
             assert await said.saw("started")
     assert await value(there, "select count(*) from runner where gone_reason = 'stopped'") == 1
+
+
+async def test_a_runner_that_never_reached_the_database_stops_when_it_is_told(tmp_path: Path) -> None:
+    said = Said()
+    async with hosted(make_runner("postgresql://127.0.0.1:1/nowhere", tmp_path, said)):
+        await said.saw("unreachable", loop="register")
+    assert said.events("left_without_goodbye")
 
 
 @pytest.mark.requirement("V11")
@@ -203,12 +232,9 @@ async def test_a_runner_that_leaves_reports_each_attempt_as_it_ends(
     assert await value(there, "select gone_reason from runner") == "stopped"
 
 
-async def test_an_unknown_claim_is_given_back_once_however_often_the_heartbeat_names_it(
-    database: str, tmp_path: Path
-) -> None:
+def test_an_unknown_claim_is_given_back_once_however_often_the_heartbeat_names_it() -> None:
     """Two reports of one attempt in one batch would count it twice."""
-    runner = make_runner(database, tmp_path, Said())
-    reply = Extended(is_gone=False, lost=[], stop=[], unknown=[(TaskKey(1, 0, -1), 7)])
-    for _ in range(3):
-        runner._on_extended(reply)
-    assert [(outcome.key, outcome.epoch) for outcome in runner._ended] == reply.unknown
+    holding = Holding(slots=4)
+    unknown = [(TaskKey(1, 0, -1), 7)]
+    assert [holding.give_back(unknown, "claim_reply_lost") for _ in range(3)] == [1, 0, 0]
+    assert [(outcome.key, outcome.epoch) for outcome in holding.take_ended(100)[0]] == unknown

@@ -112,6 +112,15 @@ async def test_it_sleeps_until_the_next_retry_is_due(database: str, conn: AsyncC
         await eventually(lambda: value(conn, "select count(*) from task where state = 'available'"), 5)
 
 
+async def retry_soon(conn: AsyncConnection) -> None:
+    """Something for `promote` to do in a moment."""
+    await put(conn, make_dag("flaky", {"a": []}, per_task={"a": {"retry": retries(1)}}))
+    await start(conn, "flaky")
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim()
+    await runner.finish(claim, "failed", retry_in=0.1)
+
+
 def retries(count: int) -> RetryPolicy:
     return RetryPolicy(retries=count, delay_seconds=0)
 
@@ -201,6 +210,7 @@ BREAKAGES = {
 async def test_a_step_that_fails_does_not_stop_firing(
     database: str, conn: AsyncConnection, tmp_path: Path, step: str
 ) -> None:
+    await retry_soon(conn)
     await conn.execute(BREAKAGES[step])  # type: ignore[arg-type]
     said = Said()
     async with hosted(make_scheduler(quick(database, tmp_path), said)):
@@ -231,11 +241,12 @@ async def test_firing_that_fails_stops_neither_retries_nor_reaping(
 
 
 @pytest.mark.requirement("N04", "A10")
-@pytest.mark.parametrize("statement", ["schedules.fire", "tasks.promote", "shards.renew", "shards.take"])
+@pytest.mark.parametrize("statement", ["schedules.fire", "tasks.promote", "shards.look", "shards.stand_by"])
 async def test_a_connection_that_breaks_in_a_step_costs_a_moment(
     database: str, conn: AsyncConnection, tmp_path: Path, statement: str
 ) -> None:
     """N04."""
+    await retry_soon(conn)
     said = Said()
     with armed(f"{statement}:error:1"):
         async with hosted(make_scheduler(quick(database, tmp_path), said)):
@@ -274,7 +285,7 @@ async def test_silence_that_nobody_watched_does_not_count(database: str, conn: A
     said = Said()
     scheduler = make_scheduler(quick(database, tmp_path, lost_after_seconds=1.0), said)
     await scheduler.tick()
-    with armed("schedules.due:error:1"):
+    with armed("shards.look:error:1"):
         await conn.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database()"
             " and pid <> pg_backend_pid()"
@@ -288,4 +299,4 @@ async def test_silence_that_nobody_watched_does_not_count(database: str, conn: A
         await scheduler.tick()
     assert await value(conn, "select silent_seconds < 1 from runner where session = %s", runner.session)
     assert said.events("agent_lost") == []
-    await scheduler._resign()
+    await scheduler.close()

@@ -7,9 +7,14 @@ import asyncio
 import psycopg
 import pytest
 from psycopg import AsyncConnection, conninfo
+from psycopg.sql import SQL, Identifier
 
 from evertick.domain.errors import PostgresUnavailable
-from evertick.store.db import Purpose, connect, refuse_old_server, retry_on_deadlock, where
+from evertick.store import cluster as clusters
+from evertick.store.address import where
+from evertick.store.db import Purpose, connect, refuse_old_server, retry_on_deadlock
+from evertick.store.line import Line
+from tests.databases import Cluster
 from tests.external_postgres import PASSWORD
 
 SECRET = "s3cret/word"
@@ -156,3 +161,19 @@ async def test_any_other_error_is_not_tried_again() -> None:
     with pytest.raises(psycopg.errors.UniqueViolation):
         await retry_on_deadlock(wrong)
     assert tries == 1
+
+
+async def test_every_server_tells_an_ordinary_role_who_it_is(any_cluster: Cluster, any_postgres: str) -> None:
+    with any_cluster.admin() as admin:
+        admin.execute(SQL("create role {} login password 'plain'").format(Identifier("plain")))
+        try:
+            url = conninfo.make_conninfo(any_postgres, user="plain", password="plain")
+            async with await connect(url, purpose=Purpose.READ) as conn:
+                sight = await clusters.look(conn)
+                assert isinstance(conn, Line)
+                assert conn.server == sight.server
+        finally:
+            admin.execute(SQL("drop role {}").format(Identifier("plain")))
+    assert sight.untold is None
+    assert sight.server is not None and sight.server.timeline == 1
+    assert not sight.is_standby

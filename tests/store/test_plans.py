@@ -10,6 +10,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.domain.attempt import TaskKey
+from evertick.domain.retention import Pace
 from evertick.engine.cancel import cancel
 from evertick.engine.clear import clear, select_tasks
 from evertick.engine.extend import extend
@@ -17,9 +18,13 @@ from evertick.engine.fire import fire
 from evertick.engine.mark import mark
 from evertick.engine.pause import pause, unpause
 from evertick.engine.promote import promote
-from evertick.engine.reap import bury, bury_silent
+from evertick.engine.prune import Kind, Remains, prune_kind, prune_runs, sweep
+from evertick.engine.reap import bury, reap_orphan, reap_runner
 from evertick.engine.reconcile import reconcile
+from evertick.engine.time_out import time_out_run, time_out_waits
+from evertick.store import runners, shards
 from evertick.store.db import Purpose, connect
+from evertick.store.prune import Mandate
 from evertick.store.statements import sql
 from tests.databases import Cluster, run
 from tests.engine.world import Runner, key_of, later, set_clock, start
@@ -71,14 +76,18 @@ CHUNK = json.dumps([{"r": 50, "i": 0, "m": -1, "e": 1, "seq": 10, "until": 20, "
 
 # statement: with what, and the index that it must use
 PLANNED: dict[tuple[str, str], tuple[dict[str, object], str]] = {
-    ("schedules", "due"): ({"shard": 0, "batch": 100}, "schedule_due"),
+    ("schedules", "due"): ({"shard": 0, "batch": 100, "passed_over": []}, "schedule_due"),
     ("schedules", "next_due"): ({"shard": 0}, "schedule_due"),
-    ("runners", "unburied"): ({}, "lease_pkey"),
     ("logs", "append"): ({"session": 1, "chunks": CHUNK}, "lease_pkey"),
+    ("prune", "walk_runs"): ({"shard": 0, "after": 100, "batch": 50}, "run_pkey"),
+    ("prune", "walk_journal"): ({"after": 0, "batch": 50}, "journal_pkey"),
+    ("upkeep", "is_behind"): ({"shard": 0, "line": 1000}, "schedule_due"),
 }
 READ: dict[tuple[str, str], tuple[dict[str, object], str]] = {
     ("runs", "find"): ({"run_id": 50}, "run_pkey"),
     ("runs", "list"): ({"state": None, "limit": 50}, "run_pkey"),
+    ("prune", "run_at_or_above"): ({"id": 50}, "run_pkey"),
+    ("prune", "newest_run_id"): ({}, "run_pkey"),
     ("runs", "list_of_dag"): ({"dag_id": 2, "state": None, "limit": 50}, "run_of_dag"),
     ("tasks", "list_of_run"): ({"run_id": 50, "limit": 100}, "task_pkey"),
     ("tasks", "attempts"): (TASK, "task_pkey"),
@@ -103,7 +112,7 @@ async def test_a_hot_statement_uses_its_index(busy_database: str, noun: str, nam
 @pytest.mark.requirement("H6")
 async def test_the_due_scan_reads_as_many_rows_as_are_due(busy: AsyncConnection) -> None:
     await set_clock(busy, later(3620))
-    due: dict[str, object] = {"shard": 0, "batch": 100}
+    due: dict[str, object] = {"shard": 0, "batch": 100, "passed_over": []}
     (scan,) = [
         node
         for node in nodes_of(await explain(busy, sql("schedules", "due"), due, ", analyze"))
@@ -158,12 +167,32 @@ async def triggers(conn: AsyncConnection) -> None:
     await start(conn, "past", key="once")
 
 
+async def looks(conn: AsyncConnection) -> None:
+    seen = await shards.look(conn, shard=0, epoch=LEADER, lost_after=90, seconds=5, elapsed=1)
+    assert seen.troubles == []
+
+
 async def reaps(conn: AsyncConnection) -> None:
-    await bury_silent(conn, elapsed=1, lost_after=90, infra_retries=3)
+    runner = await Runner.join(conn)
+    await runner.claim(5)
+    await runners.leave(conn, runner.session)
+    done = await reap_runner(conn, shard=0, epoch=LEADER, session=runner.session, lost_after=90, infra_retries=3)
+    assert done.reaped == 5
+    await reap_orphan(conn, shard=0, epoch=LEADER, run_id=50, orphan_after=300)
+
+
+async def times_out(conn: AsyncConnection) -> None:
+    run = await start(conn, "past")
+    await conn.execute("update dag_version set run_timeout = 1")
+    await conn.execute("update dag set has_run_timeout = true")
+    await conn.execute("update ready set expires_at = clock() where queue = 'default' and run_id <> %s", [run])
+    await set_clock(conn, later(5))
+    assert await time_out_run(conn, shard=0, epoch=LEADER, run_id=run) == 0
+    assert (await time_out_waits(conn, shard=0, epoch=LEADER, batch=10)).failed == 10
 
 
 async def reconciles(conn: AsyncConnection) -> None:
-    await reconcile(conn, shard=0, epoch=LEADER, after=(0, 0), batch=20)
+    await reconcile(conn, shard=0, epoch=LEADER, after=(0, 0), batch=20, counts_line=False)
 
 
 async def people_ask(conn: AsyncConnection) -> None:
@@ -178,7 +207,29 @@ async def pauses(conn: AsyncConnection) -> None:
     await unpause(conn, dag="past", actor="me")
 
 
-VERBS: list[Verb] = [claims_and_finishes, fires, promotes, triggers, reaps, reconciles, people_ask, pauses]
+async def prunes(conn: AsyncConnection) -> None:
+    await set_clock(conn, later(1e7))
+    given, pace = Mandate(shard=0, epoch=LEADER, before=later(1e6), actor="test"), Pace(batch=10)
+    done = await prune_runs(conn, given, after=0, pace=pace, now=later(1e7))
+    assert (done.pruned, done.is_end) == (10, False)
+    assert (await sweep(conn, given, Remains.RUN, after=0, pace=pace)).rows == pace.rows
+    for kind in (Kind.SKIP_RECORDS, Kind.RUNNERS, Kind.VERSIONS, Kind.BUNDLES):
+        await prune_kind(conn, given, kind, pace=pace)
+
+
+VERBS: list[Verb] = [
+    claims_and_finishes,
+    looks,
+    fires,
+    promotes,
+    triggers,
+    reaps,
+    times_out,
+    reconciles,
+    people_ask,
+    pauses,
+    prunes,
+]
 
 
 @pytest.mark.requirement("H6")
@@ -237,4 +288,35 @@ async def test_a_step_reads_as_little_after_a_long_history_as_after_a_short_one(
 ) -> None:
     short, long = await blocks_of_a_step(fresh_database), await blocks_of_a_step(busy_database)
     # A hundred times the rows add a level to a B-tree, not more.
+    assert long <= 1.5 * short + 50
+
+
+async def blocks_of_pruning(url: str) -> int:
+    """Pages that deleting five runs and what hung on them touches, from the middle of the history."""
+    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+        async with conn.transaction(force_rollback=True):
+            await set_clock(conn, later(1e7))
+            named = {"shard": 0, "epoch": LEADER, "before": later(1e6), "actor": "test", "entry": None, "rows": 100}
+            blocks = 0
+            for first in (20, 30, 40):
+                ids = list(range(first, first + 5))
+                plans = [
+                    await explain(
+                        conn, sql("prune", "walk_runs"), {"shard": 0, "after": first - 1, "batch": 5}, ANALYZED
+                    ),
+                    await explain(conn, sql("prune", "prune_runs"), {**named, "ids": ids}, ANALYZED),
+                    await explain(conn, sql("prune", "sweep_runs"), {**named, "ids": ids}, ANALYZED),
+                ]
+                blocks = sum(int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"]) for plan in plans)
+                assert plans[0]["Actual Rows"] == 5
+            return blocks
+
+
+ANALYZED = ", analyze, buffers"
+
+
+async def test_pruning_reads_as_little_in_a_long_history_as_in_a_short_one(
+    busy_database: str, fresh_database: str
+) -> None:
+    short, long = await blocks_of_pruning(fresh_database), await blocks_of_pruning(busy_database)
     assert long <= 1.5 * short + 50

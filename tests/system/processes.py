@@ -18,10 +18,8 @@ from psycopg import AsyncConnection
 
 from evertick.config import Settings, environment_for
 from evertick.domain.errors import PostgresUnavailable
-from evertick.engine.reap import bury
 from evertick.execution.kill import find_by_token, kill_tree
-from evertick.services.whoami import is_provably_gone
-from evertick.store import runners
+from evertick.services.neighbours import certify_deaths
 from evertick.store.db import Purpose, connect
 from evertick.store.wake import Channel, notify
 from tests.system.service import RECORD_VARIABLE, serve
@@ -34,6 +32,7 @@ Event = dict[str, Any]
 QUICK: dict[str, Any] = {
     "tick_seconds": 0.1,
     "leader_lease_seconds": 1.0,
+    "reconcile_seconds": 0.1,
     "heartbeat_seconds": 0.3,
     "lost_after_seconds": 2.0,
     "stop_grace_seconds": 5.0,
@@ -193,14 +192,18 @@ class Installation:
 
     async def certify_deaths(self) -> list[int]:
         """What `evertick up` does when a runner died: its processes must be gone; then it is buried."""
-        buried = []
-        for runner in await runners.live(self.conn):
-            if is_provably_gone(runner):
-                reason = f"agent_lost: runner {runner.runner_id} died"
-                await bury(self.conn, session=runner.session, reason=reason, infra_retries=3)
-                buried.append(runner.session)
+        buried = await certify_deaths(self.conn, infra_retries=3)
         await notify(self.conn, Channel.READY)
-        return buried
+        return [each.runner.session for each in buried]
+
+    async def kill_all(self, kind: str) -> None:
+        for service in self._services:
+            if service.kind == kind and service.is_alive:
+                await service.kill()
+
+    async def move_elsewhere(self) -> None:
+        """From now on the runners seem to be on another machine, where nobody here can see their processes."""
+        await self.conn.execute("update runner set host = 'elsewhere'")
 
     async def value(self, query: str, *params: object) -> Any:
         cursor = await self.conn.execute(query, params)  # type: ignore[arg-type]

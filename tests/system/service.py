@@ -19,6 +19,7 @@ from psycopg import AsyncCursor
 from evertick.config import Settings, read_settings, user_environment
 from evertick.execution.linux import die_with_parent
 from evertick.services import events
+from evertick.services.loop import come_back_within
 from evertick.services.runner import Runner
 from evertick.services.scheduler import Scheduler
 from evertick.store import failpoints
@@ -41,6 +42,7 @@ def serve(kind: str, environment: Mapping[str, str], log_path: str) -> None:
     sys.stderr = sys.stdout
     settings = read_settings()
     failpoints.arm(settings.failpoint)
+    come_back_within(settings.heartbeat_seconds)
     if record := os.environ.get(RECORD_VARIABLE):
         failpoints.install(recording(Path(record)))
     asyncio.run(_serve(kind, settings))
@@ -60,6 +62,8 @@ async def _serve(kind: str, settings: Settings) -> None:
             raise ValueError(kind)
 
     def stop() -> None:
+        if service.stop.is_set() and isinstance(service, Runner):
+            service.stop_now()
         service.stop.set()
         service.wake.set()
 

@@ -24,29 +24,11 @@ async def tries(there: Installation, task: str) -> tuple[int, int, str]:
     return epoch, attempt, state
 
 
-@pytest.mark.requirement("N07", "K4", "M4", "F4", "B2", "D7")
-async def test_a_killed_runners_task_runs_again_elsewhere_once_its_death_is_certified(there: Installation) -> None:
-    runners = await two_runners(there)
-    run_id = await start_run(there.conn, "holding")
-    first = await there.begun("hold")
-    await runners.pop(first.runner).kill()
-    await eventually(lambda: not is_running(first.pid), 2)
-    assert await there.certify_deaths()
-    second = await there.begun("hold", epoch=2)
-    assert second.runner in runners
-    let_go(there.effects_file)
-    assert await there.ended(run_id) == "success"
-    assert await tries(there, "hold") == (2, 1, "success"), "a loss is not one of the user's attempts"
-    assert not [each for each in there.effects() if each.what == "overlap"]
-    history = await there.rows("select epoch, outcome, reason from attempt")
-    assert [(epoch, outcome) for epoch, outcome, _ in history] == [(1, "lost")]
-    assert "agent_lost" in history[0][2]
-
-
 @pytest.mark.requirement("N07", "K4", "K3", "F4", "A7", "V8")
 async def test_without_a_certificate_silence_tells_and_never_too_early(there: Installation) -> None:
     await there.start("scheduler")
     runners = await two_runners(there)
+    await there.move_elsewhere()
     run_id = await start_run(there.conn, "holding")
     first = await there.begun("hold")
     killed_at = time.monotonic_ns()
@@ -81,7 +63,7 @@ async def test_a_frozen_runner_that_wakes_up_with_a_result_is_refused(there: Ins
     await eventually(lambda: [e for e in there.effects() if (e.epoch, e.what) == (1, "end")])
     frozen.signal(signal.SIGCONT)
     await frozen.saw("lease_lost")
-    assert await frozen.ended() == 0
+    await frozen.saw("stopped", reason="buried")
     assert await tries(there, "hold") == (2, 1, "running"), "the stale report changed nothing"
     assert await there.value("select count(*) from result") == 0
     let_go(there.effects_file)
@@ -102,11 +84,30 @@ async def test_a_frozen_runner_that_wakes_up_stops_the_body_it_lost(there: Insta
         with suppress(ProcessLookupError):
             os.kill(first.pid, signal.SIGCONT)
     await eventually(lambda: not is_running(first.pid), 2)
-    assert (await frozen.saw("buried"))["level"] == "error"
-    assert await frozen.ended() == 0
+    buried = await frozen.saw("buried")
+    assert buried["level"] == "error"
     let_go(there.effects_file)
     assert await there.ended(first.run_id) == "success"
     assert [(e.epoch, e.what) for e in there.effects() if e.what == "end" and e.task == "hold"] == [(2, "end")]
+
+
+@pytest.mark.requirement("N08", "F8", "K9", "K5")
+async def test_a_buried_runner_that_wakes_up_goes_on_under_a_new_session(there: Installation) -> None:
+    frozen, first, other = await lose_by_freezing(there)
+    frozen.signal(signal.SIGCONT)
+    old = (await frozen.saw("buried"))["session"]
+    started = await eventually(lambda: [e for e in frozen.events("started") if e["session"] != old])
+    assert started[0]["runner"] == "r1"
+    assert frozen.is_alive
+    let_go(there.effects_file)
+    assert await there.ended(first.run_id) == "success"
+    assert await other.terminate() == 0
+    run_id = await start_run(there.conn, "single")
+    assert await there.ended(run_id) == "success"
+    assert [e.runner for e in there.effects() if e.run_id == run_id] == ["r1", "r1"]
+    assert await frozen.terminate() == 0
+    gone = await there.rows("select gone_reason from runner where runner_id = 'r1' order by started_at")
+    assert gone == [("agent_lost: no heartbeat for 2 s",), ("stopped",)]
 
 
 @pytest.mark.requirement("K4")

@@ -152,9 +152,9 @@ async def test_an_answer_that_is_lost_after_the_commit_changes_nothing(stage: St
         ("runner", "tasks.extend", (2,)),
         ("runner", "logs.append", (1,)),
         ("scheduler", "schedules.fire", (1, 2)),
-        ("scheduler", "tasks.promote", (2,)),
-        ("scheduler", "shards.take", (1,)),
-        ("scheduler", "shards.renew", (2,)),
+        ("scheduler", "tasks.promote", (1,)),
+        ("scheduler", "shards.stand_by", (1,)),
+        ("scheduler", "shards.look", (2, 5)),
         ("scheduler", "runs.reconcile", (2,)),
     ]
     sites = [

@@ -145,3 +145,20 @@ def test_a_killed_up_takes_everything_with_it_and_the_next_one_goes_on(up: Up, f
         assert "Traceback" not in again.output
     finally:
         again.end()
+
+
+def test_a_runner_that_was_dismissed_is_not_started_again_and_a_killed_one_is_proven_dead(up: Up, folder: Path) -> None:
+    up.wait_for("Evertick is up")
+    up.wait_for_more_runs()
+    os.kill(up.child("evertick.cli.main runner"), signal.SIGKILL)
+    up.wait_for(" bury ")
+    up.wait_for_more_runs()
+    command = [sys.executable, "-m", "evertick.cli.main", "runners", "drain", "--all", "--stop", "--wait"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("EVERTICK_")}
+    drained = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    assert "Nothing runs there any more" in drained.stdout
+    up.wait_for("drained and told to stop")
+    assert up.output.count(" died ") == 1
+    up.process.send_signal(signal.SIGTERM)
+    assert up.process.wait(timeout=30) == 0
+    assert "Traceback" not in up.output

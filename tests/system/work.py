@@ -128,6 +128,19 @@ def holding():
     after(hold())
 
 @dag
+def only_once():
+    @task(rerun_on_loss=False)
+    def once():
+        note("begin")
+        until("go")
+    once() >> after.override(name="tidy_up")(1)
+
+@dag
+def careful():
+    """May not run beside its successor, not even while its runner is frozen or cut off."""
+    after(hold.override(on_lost_contact="stop")())
+
+@dag
 def family():
     @task
     def parent():

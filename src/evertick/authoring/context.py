@@ -52,6 +52,11 @@ def current_context() -> TaskContext:
         ) from None
 
 
+def enter(context: TaskContext) -> None:
+    """Make `context` the current one, until another is."""
+    _running.set(context)
+
+
 @contextmanager
 def entered(context: TaskContext) -> Iterator[TaskContext]:
     """Make `context` the current one within the block."""

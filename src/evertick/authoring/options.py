@@ -32,6 +32,7 @@ class TaskOptions(TypedDict, total=False):
     retry_max_delay: Seconds | None
     retry_jitter: float
     timeout: Seconds | None
+    queue_timeout: Seconds | None
     queue: str
     priority: int
     trigger_rule: TriggerRule | str
@@ -137,6 +138,7 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "retry_max_delay": ("max_delay_seconds", _read_cap),
     "retry_jitter": ("jitter", _read_jitter),
     "timeout": ("timeout_seconds", _read_cap),
+    "queue_timeout": ("queue_timeout_seconds", _read_cap),
     "queue": ("queue", read_text),
     "priority": ("priority", read_count),
     "trigger_rule": ("trigger_rule", read_choice(TriggerRule)),

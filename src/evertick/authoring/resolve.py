@@ -40,8 +40,8 @@ class BoundTask:
 
         A function with a parameter named `context` gets the current one, which must be entered before.
         """
-        args = tuple(_filled(value, inputs) for value in self.args)
-        kwargs = {name: _filled(value, inputs) for name, value in self.kwargs.items()}
+        args = tuple(_filled(value, inputs) for value in self.args) if self.args else ()
+        kwargs = {name: _filled(value, inputs) for name, value in self.kwargs.items()} if self.kwargs else {}
         if self.wants_context:
             kwargs["context"] = current_context()
         return args, kwargs

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
@@ -18,12 +19,16 @@ import psycopg
 from psycopg import AsyncConnection
 
 from evertick.config import Settings, read_settings
-from evertick.domain.errors import EvertickError, PostgresUnavailable, SchemaMismatch
+from evertick.domain.errors import AnswerLost, EvertickError, PostgresUnavailable, SchemaMismatch
 from evertick.services.postgres_home import holder_of
-from evertick.store.db import Purpose, connect, where
+from evertick.store.address import where
+from evertick.store.db import Purpose, connect
 from evertick.store.migrate import SchemaStatus, status
 from evertick.store.shards import read_clock
 from evertick.store.wake import Channel, notify
+
+# How long a failover or a restart usually takes, in steps.
+ASK_AGAIN_SECONDS = (0.1, 0.5, 1.0, 2.0, 3.0)
 
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
@@ -39,20 +44,59 @@ def ask(work: Work[T]) -> tuple[T, datetime]:
     return asyncio.run(read())
 
 
-def change(work: Work[T], *wake: Channel) -> T:
-    """What a change gives. Afterwards those who should act on it are woken."""
+def change(work: Work[T], *wake: Channel, is_keyed: bool = False) -> T:
+    """What a change gives. Afterwards those who should act on it are woken.
+
+    With `is_keyed` the work carries a key that makes it one change however often it is done. Only then is it done again
+    when its answer was lost; otherwise people are told to look.
+    """
     settings = read_settings()
+    url = database_url(settings)
 
     async def write() -> T:
-        async with opened(database_url(settings), Purpose.PLANNING) as conn:
-            done = await work(conn)
+        async with opened(url, Purpose.PLANNING) as conn:
+            with unsure(conn, url):
+                done = await work(conn)
             # A wake-up only shortens a wait: the change is done, whether it arrives or not.
             with suppress(psycopg.Error):
                 for channel in wake if settings.notify else ():
                     await notify(conn, channel)
             return done
 
-    return asyncio.run(write())
+    return asyncio.run(_until_answered(write) if is_keyed else write())
+
+
+async def _until_answered(write: Callable[[], Awaitable[T]]) -> T:
+    lost: AnswerLost | None = None
+    for pause_seconds in (*ASK_AGAIN_SECONDS, None):
+        try:
+            return await write()
+        except PostgresUnavailable as error:
+            if isinstance(error, AnswerLost):
+                lost = error
+            # One that never got as far as asking is told as it is.
+            if lost is None:
+                raise
+        if pause_seconds is not None:
+            sys.stderr.write("The answer of the database was lost; asking again.\n")
+            await asyncio.sleep(pause_seconds)
+    assert lost is not None
+    raise lost
+
+
+@contextmanager
+def unsure(conn: AsyncConnection, url: str) -> Iterator[None]:
+    """A connection that breaks within the block leaves open whether the change was made, and that is said."""
+    try:
+        yield
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        if not (conn.closed or conn.broken):
+            raise
+        why = str(error).splitlines()[0]
+        raise AnswerLost(
+            f"The answer of PostgreSQL at {where(url)} was lost ({why}), so it is not known whether this was done."
+            " Look before you repeat it."
+        ) from None
 
 
 def database_url(settings: Settings) -> str:

@@ -15,8 +15,8 @@ from evertick.cli.tables import Cell, facts, heading, hint, line, show, state, t
 from evertick.cli.times import clock, length, relative
 from evertick.domain.dag import DagSpec, TaskSpec
 from evertick.domain.retry import RetryPolicy
-from evertick.domain.schedule import describe, next_after
-from evertick.engine.plan import read_spec
+from evertick.domain.schedule import next_after
+from evertick.engine.plan import UNPLANNABLE, in_words, read_spec
 from evertick.engine.trigger import find_dag
 from evertick.store import dags, schedules
 from evertick.store.dags import DagRow, ImportErrorRow
@@ -53,7 +53,7 @@ def show_dag(dag: DagName, as_json: Json = False) -> None:
 def schedule_document(row: ListedSchedule, fires: list[datetime] | None = None) -> dict[str, object]:
     found: dict[str, object] = {
         "name": row.name,
-        "schedule": describe(read_spec(row.spec)),
+        "schedule": in_words(row.spec),
         "spec": row.spec,
         "misfire": row.misfire,
         "is_paused": row.paused,
@@ -68,9 +68,13 @@ def fires_of(row: ListedSchedule, count: int) -> list[datetime]:
     """The next fires, from where the schedule stands; none while it is paused or in error."""
     if row.paused or row.error or row.next_due is None:
         return []
-    spec, fires = read_spec(row.spec), [row.next_due]
-    while len(fires) < count and (following := next_after(spec, fires[-1])) is not None:
-        fires.append(following)
+    fires = [row.next_due]
+    try:
+        spec = read_spec(row.spec)
+        while len(fires) < count and (following := next_after(spec, fires[-1])) is not None:
+            fires.append(following)
+    except UNPLANNABLE:
+        return []  # nobody has tried to fire it yet
     return fires
 
 
@@ -89,6 +93,7 @@ def _show_facts(row: DagRow, spec: DagSpec) -> None:
         "File": row.file,
         "Tags": ", ".join(spec.tags) or None,
         "Active runs": f"at most {spec.max_active_runs}" if spec.max_active_runs else None,
+        "Time per run": f"at most {length(spec.run_timeout_seconds)}" if spec.run_timeout_seconds else None,
         "Isolation": why if row.uses_threads else None,
     }
     show(facts(values))
@@ -99,10 +104,7 @@ def _show_schedules(row: DagRow, planned: list[ListedSchedule], now: datetime) -
     if not planned:
         show(hint(f"None: it runs by hand, with `evertick dags trigger {row.name}`."))
         return
-    rows = [
-        [each.name, describe(read_spec(each.spec)), _next_text(each, now), relative(each.last_fired, now)]
-        for each in planned
-    ]
+    rows = [[each.name, in_words(each.spec), _next_text(each, now), relative(each.last_fired, now)] for each in planned]
     show(table(("NAME", "WHEN", "NEXT", "LAST"), rows))
 
 
@@ -162,6 +164,7 @@ def _document(
         "file": row.file,
         "tags": spec.tags,
         "max_active_runs": spec.max_active_runs,
+        "run_timeout_seconds": spec.run_timeout_seconds,
         "uses_threads": row.uses_threads,
         "import_error": document(error) if error else None,
         "schedules": [schedule_document(each, fires_of(each, _FIRES)) for each in planned],

@@ -18,10 +18,9 @@ from evertick.cli.tables import Cell, hint, line, show, state, table
 from evertick.cli.times import relative
 from evertick.config import read_settings
 from evertick.domain.errors import UserError
-from evertick.domain.schedule import describe
 from evertick.engine import pause as verbs
-from evertick.engine.plan import read_spec
-from evertick.engine.trigger import find_dag
+from evertick.engine.plan import in_words
+from evertick.engine.trigger import find_dag_row
 from evertick.store import dags, runs, schedules
 from evertick.store.dags import DagRow, ImportErrorRow
 from evertick.store.runs import RunRow
@@ -94,8 +93,9 @@ def unpause(dag: DagName) -> None:
 @app.command("delete", epilog="Example: evertick dags delete old_report --yes")
 def delete(dag: DagName, yes: Yes = False) -> None:
     """Take a DAG out of planning. Its history stays, and its open runs go on."""
-    (row, spec), _ = ask(lambda conn: find_dag(conn, dag))
-    confirm(f"Delete {dag} with {noun(len(spec.schedules), 'schedule')}? Its history stays.", yes=yes)
+    row, _ = ask(lambda conn: find_dag_row(conn, dag))
+    planned, _ = ask(lambda conn: schedules.list_all(conn, dag=dag))
+    confirm(f"Delete {dag} with {noun(len(planned), 'schedule')}? Its history stays.", yes=yes)
     if not change(lambda conn: verbs.delete(conn, dag=dag, actor=actor()), Channel.PLAN):
         raise UserError(f"{dag} was deleted by somebody else just now.")
     show(line(f"Deleted {dag}."), hint(f"Remove {row.file} from the DAGs folder too, or it is published again."))
@@ -105,7 +105,7 @@ def _row(
     row: DagRow, plans: list[ListedSchedule], last: RunRow | None, broken: Mapping[str, object], now: datetime
 ) -> list[Cell]:
     status = state("broken") if row.file in broken else state("paused") if row.paused else state("success", "on")
-    words = "; ".join(describe(read_spec(each.spec)) for each in plans) or "by hand"
+    words = "; ".join(in_words(each.spec) for each in plans) or "by hand"
     due = min((each.next_due for each in plans if each.next_due), default=None)
     next_run = "-" if row.paused else relative(due, now)
     went = state(last.state, f"{last.state} {relative(last.finished_at or last.created_at, now)}") if last else None

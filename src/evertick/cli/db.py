@@ -1,26 +1,36 @@
-"""`evertick db`: the database as a whole. Migrates it, and tells how it stands."""
+"""`evertick db`: the database as a whole. Migrates it, prunes it, and tells how it stands."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import typer
 from psycopg import AsyncConnection
 
 from evertick.cli.connection import database_url, telling
-from evertick.cli.documents import print_json
+from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, noun
+from evertick.cli.prune import prune_database
 from evertick.cli.tables import Cell, facts, hint, line, show, state
+from evertick.cli.times import relative
 from evertick.config import read_settings
-from evertick.store import runners, shards
-from evertick.store.db import Purpose, connect, where
+from evertick.domain.retention import Dated
+from evertick.store import cluster, prune, runners, shards, upkeep
+from evertick.store.address import where
+from evertick.store.cluster import Timeline
+from evertick.store.db import Purpose, connect
 from evertick.store.migrate import SchemaStatus, migrate, status
+from evertick.store.upkeep import TableSize
 
 SHARD = 0
+_LARGEST = 3
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Bring the database up to date, or see how it stands."
 )
+app.command("prune", epilog="Example: evertick db prune --older-than 30d --dry-run")(prune_database)
 
 
 @app.command("migrate", epilog="Example: evertick db migrate")
@@ -39,51 +49,107 @@ def migrate_database() -> None:
     show(line(f"The database at {where(url)} is up to date.", "green"))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How a database stands. Who leads, who lives, where it has lived and what is in it is known of a current schema only."""
+
+    place: str
+    server_version: str
+    schema: SchemaStatus
+    leader: str | None
+    runners: int
+    timelines: list[Timeline]
+    tables: list[TableSize]
+    oldest_run: Dated | None
+    read_at: datetime
+
+    @property
+    def bytes(self) -> int:
+        return sum(table.bytes for table in self.tables)
+
+
 @app.command("status", epilog="Example: evertick db status --json")
 def show_status(as_json: Json = False) -> None:
-    """Where the database is, whether its schema is current, who leads, and how many runners live."""
+    """Where the database is, whether its schema is current, who leads and lives, its size and age, what a failover cost."""
     url = database_url(read_settings())
 
-    async def look() -> tuple[str, SchemaStatus, str | None, int]:
+    async def look() -> Standing:
         with telling(url):
             async with await connect(url, purpose=Purpose.READ) as conn:
-                found = await status(conn)
-                leader, live = await _who(conn) if found.is_current else (None, 0)
-                version = conn.info.server_version
-                return f"{version // 10000}.{version % 10000}", found, leader, live
+                return await _look(conn, where(url))
 
-    server, found, leader, live = asyncio.run(look())
+    found = asyncio.run(look())
     if as_json:
-        print_json(
-            {
-                "database": where(url),
-                "server_version": server,
-                "is_current": found.is_current,
-                "applied": [{"migration": each.label, "applied_at": each.applied_at} for each in found.applied],
-                "pending": [each.label for each in found.pending],
-                "leader": leader,
-                "runners": live,
-            }
-        )
+        print_json(_document(found))
     else:
-        _show_status(where(url), server, found, leader or "nobody leads", live)
-    if found.pending:
+        _show(found)
+    if found.schema.pending:
         raise typer.Exit(1)
 
 
-async def _who(conn: AsyncConnection) -> tuple[str | None, int]:
-    """Who leads, and how many runners are alive."""
-    leader = await shards.leader(conn, shard=SHARD)
-    return leader.owner if leader and leader.is_live else None, len(await runners.live(conn))
+async def _look(conn: AsyncConnection, place: str) -> Standing:
+    schema = await status(conn)
+    leader = await shards.leader(conn, shard=SHARD) if schema.is_current else None
+    version = conn.info.server_version
+    return Standing(
+        place=place,
+        server_version=f"{version // 10000}.{version % 10000}",
+        schema=schema,
+        leader=leader.owner if leader and leader.is_live else None,
+        runners=len(await runners.live(conn)) if schema.is_current else 0,
+        timelines=await cluster.history(conn) if schema.is_current else [],
+        tables=await upkeep.sizes(conn) if schema.is_current else [],
+        oldest_run=await prune.run_at_or_above(conn, 0) if schema.is_current else None,
+        read_at=await shards.read_clock(conn) if schema.is_current else datetime.now(UTC),
+    )
 
 
-def _show_status(place: str, server: str, found: SchemaStatus, leader: str, live: int) -> None:
-    newest = found.applied[-1].label if found.applied else "none"
-    schema = state("success", f"current ({newest})") if found.is_current else state("failed", f"behind ({newest})")
-    values: dict[str, Cell] = {"Database": place, "PostgreSQL": server, "Schema": schema}
-    if found.is_current:
-        values |= {"Scheduler": leader, "Runners": noun(live, "runner") + " alive"}
+def _document(found: Standing) -> dict[str, object]:
+    return {
+        "database": found.place,
+        "server_version": found.server_version,
+        "is_current": found.schema.is_current,
+        "applied": [{"migration": each.label, "applied_at": each.applied_at} for each in found.schema.applied],
+        "pending": [each.label for each in found.schema.pending],
+        "leader": found.leader,
+        "runners": found.runners,
+        "bytes": found.bytes,
+        "tables": {table.name: table.bytes for table in found.tables},
+        "oldest_run_at": found.oldest_run.created_at if found.oldest_run else None,
+        # A system identifier is 64 bits, more than a number in JavaScript holds.
+        "timelines": [{**document(each), "system_id": str(each.system_id)} for each in found.timelines],
+    }
+
+
+def _show(found: Standing) -> None:
+    applied, pending = found.schema.applied, found.schema.pending
+    newest = applied[-1].label if applied else "none"
+    schema = state("failed", f"behind ({newest})") if pending else state("success", f"current ({newest})")
+    values: dict[str, Cell] = {"Database": found.place, "PostgreSQL": found.server_version, "Schema": schema}
+    if not pending:
+        values |= {"Scheduler": found.leader or "nobody leads", "Runners": noun(found.runners, "runner") + " alive"}
+        values |= _age_and_size(found)
+    if len(found.timelines) > 1:
+        now = found.timelines[0]
+        values["Failover"] = f"to timeline {now.timeline} at {now.first_seen_at:%Y-%m-%d %H:%M:%S} UTC"
+    for each in found.timelines:
+        if each.lost_until:
+            lost = f"acknowledged writes of timeline {each.timeline} after {each.lsn}, at least until {each.lost_until}"
+            values["Lost"] = state("failed", lost)
     show(facts(values))
-    if found.pending:
-        names = ", ".join(each.label for each in found.pending)
+    if pending:
+        names = ", ".join(each.label for each in pending)
         show(hint(f"Pending: {names}. Apply them with: evertick db migrate"))
+
+
+def _age_and_size(found: Standing) -> dict[str, Cell]:
+    largest = ", ".join(f"{table.name} {_megabytes(table.bytes)}" for table in found.tables[:_LARGEST])
+    oldest = found.oldest_run
+    return {
+        "Size": f"{_megabytes(found.bytes)} ({largest}, ...)",
+        "Oldest run": f"{relative(oldest.created_at, found.read_at)} (run {oldest.id})" if oldest else "no runs yet",
+    }
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"

@@ -27,6 +27,8 @@ EXIT_STATUS: Mapping[str, int] = {
     "not_found": 2,
     "postgres_unavailable": 4,
     "schema_mismatch": 4,
+    "wrong_server": 4,
+    "answer_lost": 4,
 }
 
 RUN_EXIT_STATUS: Mapping[str, int] = {RunState.SUCCESS: 0, RunState.FAILED: 1, RunState.CANCELED: 3}

@@ -31,11 +31,13 @@ COMMANDS = {
     "scheduler": _Command("scheduler", "Run one scheduler; more of them stand by.", _RUN),
     "runner": _Command("runner", "Run one runner: it claims tasks and executes them.", _RUN),
     "publisher": _Command("publisher", "Watch a folder and publish the DAGs in it.", _RUN),
+    "health": _Command("health", "See whether everything is well; exit status 1 if something is not.", _RUN),
     "db": _Command("db", "Bring the database up to date, or see how it stands.", _RUN),
     "dags": _Command("dags", "DAGs: list, show, validate, pause, unpause, trigger, delete.", _WORK),
     "runs": _Command("runs", "Runs: list, show, watch, cancel, clear.", _WORK),
     "tasks": _Command("tasks", "Tasks of a run: list, show, logs, clear, mark.", _WORK),
     "schedules": _Command("schedules", "Schedules: list them, and see when they fire next.", _WORK),
+    "quarantine": _Command("quarantine", "What was set aside because it fails every time.", _WORK),
     "runners": _Command("runners", "Runners that are alive, and how busy they are.", _WORK),
 }
 

@@ -11,6 +11,7 @@ from evertick.cli import clearing
 from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Downstream, DryRun, Json, Limit, Run, Timeout, Yes, noun, run_number, seconds_of
+from evertick.cli.quarantine import tried_again
 from evertick.cli.run_page import run_document, run_facts, run_table, task_table
 from evertick.cli.tables import Cell, heading, hint, line, show, table
 from evertick.cli.times import relative
@@ -19,8 +20,9 @@ from evertick.domain.errors import UserError
 from evertick.domain.states import RunState
 from evertick.engine import cancel as verb
 from evertick.engine.cancel import find_run
-from evertick.engine.trigger import find_dag
-from evertick.store import dags, runs, tasks
+from evertick.engine.trigger import find_dag_row
+from evertick.store import dags, quarantine, runs, tasks
+from evertick.store.quarantine import SetAside
 from evertick.store.runs import JournalEntry, RunRow
 from evertick.store.tasks import TaskRow
 from evertick.store.wake import Channel
@@ -66,17 +68,23 @@ def show_run(run: Run, as_json: Json = False) -> None:
     """Show one run: its facts, its tasks, and what people did to it."""
     run_id = run_number(run)
 
-    async def read(conn: AsyncConnection) -> tuple[RunRow, list[TaskRow], list[JournalEntry]]:
+    async def read(conn: AsyncConnection) -> tuple[RunRow, list[TaskRow], list[JournalEntry], SetAside | None]:
         row = await find_run(conn, run_id)
         listed = await tasks.list_of_run(conn, run_id=run_id, limit=_MOST_TASKS)
-        return row, listed, await runs.journal(conn, run_id=run_id)
+        aside = await quarantine.find(conn, kind="run", subject_id=run_id)
+        return row, listed, await runs.journal(conn, run_id=run_id), aside
 
-    (row, listed, journal), now = ask(read)
+    (row, listed, journal, aside), now = ask(read)
     if as_json:
         deeds = [document(entry) for entry in journal]
-        print_json({"run": run_document(row), "tasks": [document(task) for task in listed], "journal": deeds})
+        shown = {"run": run_document(row), "tasks": [document(task) for task in listed], "journal": deeds}
+        print_json(shown if aside is None else {**shown, "quarantine": document(aside)})
         return
-    show(run_facts(row, now), heading("Tasks"), task_table(listed, now))
+    show(run_facts(row, now))
+    if aside is not None:
+        again = f"tried again {tried_again(aside, now)}"
+        show(line(f"Set aside, {again}: {aside.verb}: {aside.reason}", "bold red"))
+    show(heading("Tasks"), task_table(listed, now))
     if row.task_count > _MOST_TASKS:
         show(hint(f"The first {_MOST_TASKS:,} tasks; all of them: evertick tasks list {run_id} --limit 100000"))
     if journal:
@@ -99,7 +107,7 @@ def watch(run: RunOrDag, timeout: Timeout = None, as_json: Json = False) -> None
         wait_for_end(row.run_id, within_seconds=within_seconds)
     if as_json:
         raise UserError("--json prints one document when a run has ended: name a run by its number.")
-    (found, _), _ = ask(lambda conn: find_dag(conn, run))
+    found, _ = ask(lambda conn: find_dag_row(conn, run))
     watch_dag(found.dag_id, within_seconds=within_seconds)
 
 
@@ -132,4 +140,4 @@ def clear(
 async def _dag_id(conn: AsyncConnection, name: str) -> int:
     """Also of a deleted DAG: its history stays."""
     row = await dags.find(conn, name)
-    return row.dag_id if row else (await find_dag(conn, name))[0].dag_id
+    return row.dag_id if row else (await find_dag_row(conn, name)).dag_id

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import socket
-
 import typer
 
 from evertick.cli.serve import serve
-from evertick.config import read_settings
+from evertick.config import Settings, read_settings
+from evertick.services.events import Log
+from evertick.services.queue_depth import QueueDepth
 from evertick.services.scheduler import Scheduler
+from evertick.services.traces import Tracing, make_spans
+from evertick.services.whoami import process_name
 
 app = typer.Typer(add_completion=False)
 
@@ -18,5 +19,16 @@ app = typer.Typer(add_completion=False)
 def scheduler() -> None:
     """Run one scheduler: it fires what is due and repairs what was left. More of them stand by to take over."""
     settings = read_settings()
-    owner = f"{socket.gethostname()}-{os.getpid()}"
-    serve("scheduler", settings, lambda url, log: Scheduler(settings, url=url, owner=owner, log=log))
+    serve(
+        "scheduler",
+        settings,
+        lambda url, log: Scheduler(settings, url=url, owner=process_name(), log=log),
+        beside=[lambda url, log: QueueDepth(url, log=log).run(), lambda url, log: _trace(settings, url, log)],
+    )
+
+
+async def _trace(settings: Settings, url: str, log: Log) -> None:
+    """Send traces, where a collector is named."""
+    make = make_spans(settings.otlp_endpoint, log) if settings.otlp_endpoint else None
+    if make is not None:
+        await Tracing(url, make=make, log=log).run()

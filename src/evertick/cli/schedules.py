@@ -17,8 +17,8 @@ from evertick.cli.times import relative
 from evertick.domain.errors import UserError
 from evertick.domain.schedule import ScheduleSpec, describe, next_after, parse_schedule
 from evertick.domain.zones import find_zone
-from evertick.engine.plan import read_spec
-from evertick.engine.trigger import find_dag
+from evertick.engine.plan import in_words, read_spec
+from evertick.engine.trigger import find_dag_row
 from evertick.store import schedules
 from evertick.store.schedules import ListedSchedule
 
@@ -38,7 +38,7 @@ def list_schedules(dag: DagFilter = None, limit: Limit = 200, as_json: Json = Fa
 
     async def read(conn: AsyncConnection) -> list[ListedSchedule]:
         if dag is not None:
-            await find_dag(conn, dag)
+            await find_dag_row(conn, dag)
         return await schedules.list_all(conn, dag=dag, limit=limit)
 
     found, now = ask(read)
@@ -51,7 +51,7 @@ def list_schedules(dag: DagFilter = None, limit: Limit = 200, as_json: Json = Fa
         return
     rows: list[list[Cell]] = []
     for each in found:
-        words, last = describe(read_spec(each.spec)), relative(each.last_fired, now)
+        words, last = in_words(each.spec), relative(each.last_fired, now)
         rows.append([each.dag, each.name, _status(each), words, _next(each, now), last, each.error])
     show(table(("DAG", "NAME", "STATUS", "WHEN", "NEXT", "LAST", "ERROR"), rows))
     if len(found) == limit:
@@ -83,11 +83,14 @@ def next_fires(
         show(hint(f"{dag} has no schedule: it runs by hand, with `evertick dags trigger {dag}`."))
     for each in found:
         show(heading(each.name))
-        _show_fires(read_spec(each.spec), fires_of(each, count), now, paused=each.paused, error=each.error)
+        if each.error:
+            show(hint(in_words(each.spec)), state("failed", each.error))
+        else:
+            _show_fires(read_spec(each.spec), fires_of(each, count), now, paused=each.paused)
 
 
 async def _of_dag(conn: AsyncConnection, dag: str) -> tuple[int, list[ListedSchedule]]:
-    row, _ = await find_dag(conn, dag)
+    row = await find_dag_row(conn, dag)
     return row.dag_id, await schedules.list_all(conn, dag=dag)
 
 
@@ -98,13 +101,9 @@ def _fires_after(spec: ScheduleSpec, now: datetime, count: int) -> list[datetime
     return fires
 
 
-def _show_fires(
-    spec: ScheduleSpec, fires: list[datetime], now: datetime, *, paused: bool = False, error: str | None = None
-) -> None:
+def _show_fires(spec: ScheduleSpec, fires: list[datetime], now: datetime, *, paused: bool = False) -> None:
     show(hint(describe(spec)))
-    if error:
-        show(state("failed", error))
-    elif paused:
+    if paused:
         show(state("paused", "paused: it fires nothing until its DAG is unpaused"))
     elif not fires:
         show(hint("It has ended: no fire is left."))

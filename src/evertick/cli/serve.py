@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Protocol, runtime_checkable
 
 import typer
 
@@ -13,7 +13,10 @@ from evertick.cli.connection import database_url, refuse_pending, telling
 from evertick.config import Settings
 from evertick.domain.errors import SchemaMismatch
 from evertick.services.events import Log, configure
-from evertick.services.loop import run_loop
+from evertick.services.health import Health, Phase
+from evertick.services.health_port import HealthPort
+from evertick.services.loop import come_back_within, run_loop
+from evertick.services.whoami import process_name
 from evertick.store import failpoints
 from evertick.store.db import Purpose, connect
 from evertick.store.migrate import status
@@ -26,38 +29,71 @@ class Service(Protocol):
     async def run(self) -> None: ...
 
 
+@runtime_checkable
+class Hurried(Protocol):
+    """A service that has something to hand over even when there is no time."""
+
+    def stop_now(self) -> None: ...
+
+
 Make = Callable[[str, Log], Service]
+Beside = Callable[[str, Log], Coroutine[None, None, None]]
 
 
-def serve(name: str, settings: Settings, make: Make) -> None:
-    """Run what `make` gives, for the database's URL and a log, until SIGTERM or Ctrl-C; the second Ctrl-C is at once."""
-    log = configure(service=name, as_json=settings.log == "json")
+def serve(name: str, settings: Settings, make: Make, *, beside: Sequence[Beside] = ()) -> None:
+    """Run what `make` gives, for the database's URL and a log, until SIGTERM or Ctrl-C. The second one is at once.
+
+    What is `beside` it goes on as long as the service does.
+    """
+    owner = process_name()
+    log = configure(service=name, owner=owner, as_json=settings.log == "json")
     failpoints.arm(settings.failpoint)
+    come_back_within(settings.heartbeat_seconds)
     url = database_url(settings)
-    if not asyncio.run(_serve(url, make, log)):
+    health = Health(name, owner=owner)
+    port = HealthPort(name, health.routes(), settings=settings, log=log)
+    port.start()
+    port.leave_note()
+    if port.url:
+        log.info("health", url=port.url)
+    try:
+        was_asked = asyncio.run(_serve(url, make, beside, health, log))
+    finally:
+        port.stop()
+    if not was_asked:
         log.error("ended_by_itself")
         raise typer.Exit(1)
 
 
-async def _serve(url: str, make: Make, log: Log) -> bool:
+async def _serve(url: str, make: Make, beside: Sequence[Beside], health: Health, log: Log) -> bool:
     """Whether it was asked to stop."""
     loop = asyncio.get_running_loop()
     service = make(url, log)
-    asked = asyncio.Event()
 
     def stop() -> None:
-        asked.set()
+        is_first = not service.stop.is_set()
+        health.phase = Phase.STOPPING
         service.stop.set()
         service.wake.set()
-        loop.remove_signal_handler(signal.SIGINT)
+        if is_first and isinstance(service, Hurried):
+            return
+        if isinstance(service, Hurried):
+            service.stop_now()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     await _wait_for_schema(url, service, log)
-    if not asked.is_set():
-        with telling(url):
-            await service.run()
-    return asked.is_set()
+    if not service.stop.is_set():
+        health.phase = Phase.RUNNING
+        async with asyncio.TaskGroup() as group:
+            going = [group.create_task(each(url, log)) for each in beside]
+            with telling(url):
+                await service.run()
+            for each in going:
+                each.cancel()
+    return service.stop.is_set()
 
 
 async def _wait_for_schema(url: str, service: Service, log: Log) -> None:

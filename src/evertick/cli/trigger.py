@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from evertick.cli.run_page import run_document
 from evertick.cli.tables import hint, line, show
 from evertick.cli.watch import wait_for_document, wait_for_end
 from evertick.domain.dag import DagSpec
-from evertick.domain.errors import InvalidParams, UserError
+from evertick.domain.errors import AnswerLost, InvalidParams, UserError
 from evertick.domain.params import parse_param
 from evertick.engine.cancel import find_run
 from evertick.engine.trigger import find_dag, trigger
@@ -52,14 +53,20 @@ def trigger_dag(
     if key is not None and not key.strip():
         raise UserError("--key is empty: leave it out, or give a text that names this one run.")
 
+    # Of this call alone, so that it can be made again when its answer was lost.
+    own_key = key or f"cli-{secrets.token_hex(8)}"
+
     async def start(conn: AsyncConnection) -> tuple[RunRow, bool, bool, bool]:
         row, spec = await find_dag(conn, dag)
         given = {**_read_object(params), **_read_pairs(spec, param or [])}
-        made = await trigger(conn, dag=dag, params=given, actor=actor(), key=key)
+        made = await trigger(conn, dag=dag, params=given, actor=actor(), key=own_key)
         has_runner = bool(await runners.list_busy(conn, limit=1))
-        return await find_run(conn, made.run_id), made.is_new, row.paused, has_runner
+        return await find_run(conn, made.run_id), made.is_new or key is None, row.paused, has_runner
 
-    run, is_new, is_paused, has_runner = change(start, Channel.READY)
+    try:
+        run, is_new, is_paused, has_runner = change(start, Channel.READY, is_keyed=True)
+    except AnswerLost as error:
+        raise AnswerLost(f"{error} To repeat it is safe with: --key {own_key}") from None
     if as_json and wait:
         wait_for_document(run.run_id, within_seconds=within_seconds, is_new=is_new)
     if as_json:

@@ -19,7 +19,8 @@ from evertick.domain.errors import InvalidSettings
 from evertick.services.events import configure
 from evertick.services.postgres_home import Home, holder_of
 from evertick.services.supervisor import Supervisor
-from evertick.store.db import where
+from evertick.services.whoami import process_name
+from evertick.store.address import where
 
 app = typer.Typer(add_completion=False)
 
@@ -40,11 +41,20 @@ def up(home: HomeOption = None, database_url: UrlOption = None, dags: Dags = Non
     A child that dies is started again. Ctrl-C stops all of it cleanly; a second Ctrl-C stops it at once.
     """
     settings = read_settings(home=home, database_url=database_url, dags_folder=dags, runner_slots=slots)
-    configure(service="evertick", as_json=False)
+    log = configure(service="evertick", owner=process_name(), as_json=settings.log == "json")
+    supervisor = Supervisor(settings, environment=environment_for(settings), say=_say, log=log)
     # Where another one runs already there is nothing to announce; the supervisor says who holds the home.
     if settings.database_url or holder_of(settings.home) is None:
-        _say(banner(settings, put_examples(settings.dags_folder)))
-    asyncio.run(_supervise(settings))
+        copied = put_examples(settings.dags_folder)
+        supervisor.port.start()
+        if settings.log == "text":
+            _say(banner(settings, copied, supervisor.port.url))
+        elif supervisor.port.url:
+            log.info("health", url=supervisor.port.url)
+    try:
+        asyncio.run(_supervise(supervisor, settings))
+    finally:
+        supervisor.port.stop()
 
 
 def put_examples(folder: Path) -> list[str]:
@@ -60,7 +70,7 @@ def put_examples(folder: Path) -> list[str]:
     return [example.name for example in examples]
 
 
-def banner(settings: Settings, copied: list[str]) -> str:
+def banner(settings: Settings, copied: list[str], health_url: str | None = None) -> str:
     """Where everything is, and what to try next."""
     examples = f" (new, with {noun(len(copied), 'example')}: {', '.join(copied)})" if copied else ""
     if not any(settings.dags_folder.glob("**/*.py")):
@@ -74,6 +84,7 @@ def banner(settings: Settings, copied: list[str]) -> str:
         f"DAGs      {shown(settings.dags_folder)}{examples}",
         f"Home      {shown(settings.home)}",
         f"Database  {place}",
+        f"Health    {health_url}/monitor/health" if health_url else "Health    no port; see EVERTICK_HEALTH",
         "Try in another terminal" + (", with EVERTICK_DATABASE_URL set:" if settings.database_url else ":"),
         f"  {program} dags list",
         f"  {program} runs list",
@@ -90,8 +101,7 @@ def _program() -> str:
     return sys.argv[0] if not sys.argv[0].endswith(".py") else f"{sys.executable} -m evertick.cli.main"
 
 
-async def _supervise(settings: Settings) -> None:
-    supervisor = Supervisor(settings, environment=environment_for(settings), say=_say)
+async def _supervise(supervisor: Supervisor, settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Under nohup the terminal may go and the work goes on.

@@ -15,6 +15,11 @@ class TaskKey(NamedTuple):
     map_index: int
 
 
+def session_text(session: int) -> str:
+    """A runner's session as people and files see it: sixteen digits. The database may hold it as a signed number."""
+    return f"{session & 0xFFFFFFFFFFFFFFFF:016x}"
+
+
 class Isolation(StrEnum):
     PROCESS = "process"
     WARM = "warm"
@@ -29,6 +34,7 @@ class OutcomeKind(StrEnum):
     TIMED_OUT = "timed_out"
     KILLED = "killed"
     GIVEN_BACK = "given_back"
+    LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +56,7 @@ class AttemptOrder:
     timeout_seconds: float | None
     isolation: Isolation
     command: str | None = None
+    stops_on_lost_contact: bool = False
 
     @property
     def idempotency_key(self) -> str:

@@ -45,6 +45,7 @@ class TaskSpec:
     trigger_rule: TriggerRule = TriggerRule.ALL_SUCCESS
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     timeout_seconds: float | None = None
+    queue_timeout_seconds: float | None = None
     isolation: Isolation = Isolation.PROCESS
     rerun_on_loss: bool = True
     on_lost_contact: OnLostContact = OnLostContact.CONTINUE
@@ -77,6 +78,7 @@ class DagSpec:
     schedules: tuple[NamedSchedule, ...] = ()
     timezone: str = "UTC"
     max_active_runs: int | None = None
+    run_timeout_seconds: float | None = None
     misfire: MisfirePolicy = MisfirePolicy.LATEST
     catchup_window_seconds: float | None = None
     starts_paused: bool = False

@@ -32,11 +32,14 @@ _FIELD_TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
     ("is_async", bool),
     ("is_setup", bool),
     ("timeout_seconds", (int, float, type(None))),
+    ("queue_timeout_seconds", (int, float, type(None))),
     ("group", (str, type(None))),
     ("command", (str, type(None))),
     ("doc", (str, type(None))),
 )
 _SHOWN = 10
+_LONGEST_LIMIT_SECONDS = 10 * 365 * 86_400.0
+_LIMIT_RULE = "it must be more than 0 and at most ten years, or left out"
 
 
 def validate(spec: DagSpec) -> None:
@@ -68,10 +71,24 @@ def _check_dag(spec: DagSpec) -> Iterator[str]:
     limit = spec.max_active_runs
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         yield f"max_active_runs is {limit!r}; it must be 1 or more, or left out."
+    if not _is_limit(spec.run_timeout_seconds):
+        yield f"run_timeout is {spec.run_timeout_seconds!r} s; {_LIMIT_RULE}."
     if not _is_storable(spec.description):
         yield f"the description must be {_TEXT_RULE}."
     if bad := [param.name for param in spec.params if not _is_storable(param.description)]:
         yield f"the descriptions of params must be {_TEXT_RULE}: {_listed(bad)}."
+
+
+def _is_limit(seconds: object) -> bool:
+    """Whether a limit on time can be kept: none, or one that ends."""
+    if seconds is None:
+        return True
+    return (
+        isinstance(seconds, int | float)
+        and not isinstance(seconds, bool)
+        and math.isfinite(seconds)
+        and 0 < seconds <= _LONGEST_LIMIT_SECONDS
+    )
 
 
 def _check_size(spec: DagSpec) -> Iterator[str]:
@@ -119,11 +136,11 @@ def _groups(tasks: Sequence[TaskSpec]) -> set[str]:
 
 
 def _check_task(task: TaskSpec) -> Iterator[str]:
-    timeout = task.timeout_seconds
     if isinstance(task.priority, bool) or not 0 <= task.priority <= 9:
         yield f"task {task.name!r}: priority is {task.priority!r}; it must be from 0 to 9 (9 is the most urgent)."
-    if timeout is not None and not (timeout > 0 and math.isfinite(timeout)):
-        yield f"task {task.name!r}: timeout is {timeout!r} s; it must be more than 0, or left out."
+    for name, limit in (("timeout", task.timeout_seconds), ("queue_timeout", task.queue_timeout_seconds)):
+        if not _is_limit(limit):
+            yield f"task {task.name!r}: {name} is {limit!r} s; {_LIMIT_RULE}."
     if not _NAME.fullmatch(task.queue):
         yield f"task {task.name!r}: queue {_short(task.queue)} is not allowed; {_NAME_RULE}."
     if (task.kind is TaskKind.SHELL) != bool(task.command):

@@ -12,6 +12,8 @@ EvertickError
 ├── NotLeader                a planning write by a scheduler that no longer leads
 ├── SchemaMismatch           the database's schema and this program do not fit each other
 └── PostgresUnavailable      the database cannot be reached or could not be started
+    ├── WrongServer          a server answers that was replaced by another: nothing may be written to it
+    └── AnswerLost           a change was asked for and no answer came: it may have been made or not
 """
 
 from __future__ import annotations
@@ -96,3 +98,15 @@ class PostgresUnavailable(EvertickError):
     """PostgreSQL cannot be reached, or could not be started."""
 
     code = "postgres_unavailable"
+
+
+class WrongServer(PostgresUnavailable):
+    """A server answers that was replaced by another; nothing may be written to it."""
+
+    code = "wrong_server"
+
+
+class AnswerLost(PostgresUnavailable):
+    """A change was asked for and no answer came: it may have been made or not."""
+
+    code = "answer_lost"

@@ -44,4 +44,7 @@ async def select_tasks(
 
 async def clear(conn: AsyncConnection, *, run_id: int, chosen: Collection[TaskRow], actor: str) -> Cleared:
     idxs = sorted({row.idx for row in chosen})
-    return await retry_on_deadlock(lambda: tasks.clear(conn, run_id=run_id, idxs=idxs, actor=actor))
+    cleared = await retry_on_deadlock(lambda: tasks.clear(conn, run_id=run_id, idxs=idxs, actor=actor))
+    if cleared is None:
+        raise NotFound(f"There is no run {run_id} any more: it was pruned. `evertick runs list` shows what there is.")
+    return cleared

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from psycopg import AsyncConnection
 
@@ -10,6 +11,13 @@ from evertick.domain.attempt import TaskKey
 from evertick.store import tasks
 
 Held = tuple[TaskKey, int]
+
+
+class Request(StrEnum):
+    """What people ask of a runner: to take no new work, or to leave as soon as it has none."""
+
+    DRAIN = "drain"
+    LEAVE = "leave"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +28,7 @@ class Extended:
     lost: list[Held]
     stop: list[Held]
     unknown: list[Held]
+    request: Request | None = None
 
 
 async def extend(conn: AsyncConnection, *, session: int, held: list[Held]) -> Extended:
@@ -28,4 +37,6 @@ async def extend(conn: AsyncConnection, *, session: int, held: list[Held]) -> Ex
     for row in rows:
         if row.kind in named:
             named[row.kind].append((TaskKey(row.run_id, row.idx, row.map_index), row.epoch))
-    return Extended(is_gone=any(row.kind == "gone" for row in rows), **named)
+    kinds = {row.kind for row in rows}
+    request = next((each for each in Request if each in kinds), None)
+    return Extended(is_gone="gone" in kinds, request=request, **named)

@@ -1,95 +1,141 @@
 """fire: due schedules become runs, and their cursors move, in one transaction per chunk (V1).
 
-A schedule that cannot be planned is quarantined with its reason and affects no other (V11).
+A schedule that cannot be planned is set aside with its reason, one that somebody holds is passed over; neither affects
+another (V11).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, errors
 
-from evertick.domain.errors import EvertickError, NotLeader
-from evertick.engine.plan import JsonObject, plan_row
-from evertick.store import schedules, shards
-from evertick.store.db import retry_on_deadlock
+from evertick.engine.bounded import TookTooLongError, at_most
+from evertick.engine.fenced import as_leader, is_poison
+from evertick.engine.plan import FIRES_PER_CALL, UNPLANNABLE, JsonObject, plan_row
+from evertick.store import schedules
 from evertick.store.schedules import DueSchedule
 
-NOT_LEADER = "EV001"
-# What one row can be guilty of. Anything else is wrong with the database or the program, and no schedule's fault.
-POISON = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.RaiseException)
+# Planning one schedule takes microseconds, and a thousand missed fires milliseconds.
+PLAN_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Fired:
-    """How many schedules were settled, how many were due, and how late the oldest was."""
+    """What came of one batch. `quarantined` cannot be planned or stored; `passed_over` waits for somebody's lock; `lost` is in
+    somebody's hands this moment, or was settled by somebody else."""
 
-    settled: int
-    was_due: int
-    lag_seconds: float
-    quarantined: tuple[int, ...]
+    settled: int = 0
+    was_due: int = 0
+    has_more: bool = False
+    runs: int = 0
+    lag_seconds: float = 0.0
+    skips: Counter[str] = field(default_factory=Counter)
+    quarantined: list[int] = field(default_factory=list)
+    passed_over: list[int] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
 
 
-async def fire(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> Fired:
-    """Settle one batch of what is due now."""
-    due = await schedules.due(conn, shard=shard, batch=batch)
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    conn: AsyncConnection
+    shard: int
+    epoch: int
+    most_fires: int
+    due: dict[int, DueSchedule]
+    fired: Fired
+
+
+async def fire(
+    conn: AsyncConnection, *, shard: int, epoch: int, batch: int, passed_over: Collection[int] = ()
+) -> Fired:
+    """Settle one batch of what is due now, but for those to pass over."""
+    due = await schedules.due(conn, shard=shard, batch=batch, passed_over=passed_over)
+    fired = Fired(was_due=len(due), has_more=len(due) == batch)
     if not due:
-        return Fired(settled=0, was_due=0, lag_seconds=0.0, quarantined=())
-    now = await shards.read_clock(conn)
+        return fired
+    now = due[0].read_at
+    fired.lag_seconds = _lag(due, now)
+    work = _Batch(conn, shard, epoch, min(batch, FIRES_PER_CALL), {each.schedule_id: each for each in due}, fired)
     plans: list[JsonObject] = []
-    quarantined: list[int] = []
     for schedule in due:
         try:
-            plan = plan_row(schedule, now)
-        except (EvertickError, ValueError, KeyError, TypeError, OverflowError, ArithmeticError) as error:
-            await _quarantine(conn, schedule, error, quarantined)
+            with at_most(PLAN_SECONDS):
+                plan = plan_row(schedule, now, most_fires=work.most_fires)
+        except (*UNPLANNABLE, TookTooLongError) as error:
+            await _set_aside(work, schedule, error, is_tried_again=False)
         else:
             plans += [plan] if plan else []
-    settled = await _settle(conn, shard, epoch, plans, {s.schedule_id: s for s in due}, quarantined)
-    return Fired(
-        settled=settled,
-        was_due=len(due),
-        lag_seconds=_lag(due, now),
-        quarantined=tuple(quarantined),
-    )
+    await _settle(work, plans)
+    return fired
 
 
-async def _settle(
-    conn: AsyncConnection,
-    shard: int,
-    epoch: int,
-    plans: list[JsonObject],
-    due: dict[int, DueSchedule],
-    quarantined: list[int],
-) -> int:
+async def _settle(work: _Batch, plans: list[JsonObject]) -> None:
     """Settle all at once; if the database refuses, halve until the one that it refuses stands alone."""
     if not plans:
-        return 0
+        return
     try:
-        return len(await retry_on_deadlock(lambda: schedules.fire(conn, shard=shard, epoch=epoch, plans=plans)))
+        won = await as_leader(
+            lambda: schedules.fire(work.conn, shard=work.shard, epoch=work.epoch, plans=plans),
+            shard=work.shard,
+            epoch=work.epoch,
+        )
     except psycopg.Error as error:
-        if error.sqlstate == NOT_LEADER:
-            raise NotLeader(f"epoch {epoch} of shard {shard} is over; nothing was fired") from error
-        if not isinstance(error, POISON):
+        is_slow = isinstance(error, errors.QueryCanceled) and work.most_fires == 1
+        if not (is_poison(error.sqlstate) or is_slow or isinstance(error, errors.LockNotAvailable)):
             raise
-        if len(plans) == 1:
-            await _quarantine(conn, due[int(str(plans[0]["schedule_id"]))], error, quarantined)
-            return 0
-    middle = len(plans) // 2
-    first = await _settle(conn, shard, epoch, plans[:middle], due, quarantined)
-    return first + await _settle(conn, shard, epoch, plans[middle:], due, quarantined)
+        if len(plans) > 1:
+            middle = len(plans) // 2
+            await _settle(work, plans[:middle])
+            await _settle(work, plans[middle:])
+            return
+        schedule = work.due[_id_of(plans[0])]
+        if isinstance(error, errors.LockNotAvailable):
+            work.fired.passed_over.append(schedule.schedule_id)
+        else:
+            await _set_aside(work, schedule, error, is_tried_again=True)
+        return
+    _count(work.fired, plans, set(won))
 
 
-async def _quarantine(conn: AsyncConnection, schedule: DueSchedule, error: Exception, quarantined: list[int]) -> None:
-    await schedules.quarantine(
-        conn,
-        schedule_id=schedule.schedule_id,
-        version=schedule.version,
-        error=f"{type(error).__name__}: {error}. Publish a corrected schedule to clear this.",
+def _count(fired: Fired, plans: list[JsonObject], won: set[int]) -> None:
+    fired.settled += len(won)
+    for plan in plans:
+        if _id_of(plan) not in won:
+            fired.lost.append(_id_of(plan))
+        else:
+            fires, skipped = plan["fires"], plan["skipped"]
+            assert isinstance(fires, list)
+            fired.runs += len(fires)
+            if isinstance(skipped, dict):
+                fired.skips[str(skipped["reason"])] += int(skipped["count"])
+
+
+async def _set_aside(work: _Batch, schedule: DueSchedule, error: Exception, *, is_tried_again: bool) -> None:
+    advice = "It is tried again later." if is_tried_again else "Publish a corrected schedule to clear this."
+    reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}. {advice}"
+    is_ours = await as_leader(
+        lambda: schedules.set_aside(
+            work.conn,
+            shard=work.shard,
+            epoch=work.epoch,
+            due=schedule,
+            reason=reason,
+            is_tried_again=is_tried_again,
+        ),
+        shard=work.shard,
+        epoch=work.epoch,
     )
-    quarantined.append(schedule.schedule_id)
+    if is_ours:
+        work.fired.quarantined.append(schedule.schedule_id)
+
+
+def _id_of(plan: JsonObject) -> int:
+    return int(str(plan["schedule_id"]))
 
 
 def _lag(due: list[DueSchedule], now: datetime) -> float:

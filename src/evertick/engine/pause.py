@@ -10,9 +10,9 @@ from psycopg import AsyncConnection
 
 from evertick.domain.misfire import skip_paused
 from evertick.domain.schedule import next_after
-from evertick.engine.plan import JsonObject, plan_row, read_spec, skip_row
+from evertick.engine.plan import UNPLANNABLE, JsonObject, plan_if_possible, read_spec, skip_row
 from evertick.engine.publish import plan_changed
-from evertick.engine.trigger import find_dag
+from evertick.engine.trigger import find_dag_row
 from evertick.store import dags, schedules, shards
 from evertick.store.db import retry_on_deadlock
 from evertick.store.schedules import DagSchedule
@@ -20,11 +20,11 @@ from evertick.store.schedules import DagSchedule
 
 async def pause(conn: AsyncConnection, *, dag: str, actor: str) -> bool:
     """Whether it was running until now."""
-    row, _ = await find_dag(conn, dag)
+    row = await find_dag_row(conn, dag)
 
     async def once() -> bool:
         now = await shards.read_clock(conn)
-        found = [plan_row(each, now) for each in await schedules.of_dag(conn, dag=dag) if not each.paused]
+        found = [plan_if_possible(each, now) for each in await schedules.of_dag(conn, dag=dag)]
         settle = [plan for plan in found if plan]
         return await dags.pause(conn, dag_id=row.dag_id, paused=True, settle=settle, cursors=[], actor=actor)
 
@@ -33,11 +33,12 @@ async def pause(conn: AsyncConnection, *, dag: str, actor: str) -> bool:
 
 async def unpause(conn: AsyncConnection, *, dag: str, actor: str) -> bool:
     """Whether it was paused until now."""
-    row, _ = await find_dag(conn, dag)
+    row = await find_dag_row(conn, dag)
 
     async def once() -> bool:
         now = await shards.read_clock(conn)
-        cursors = [_cursor_after_pause(each, now) for each in await schedules.of_dag(conn, dag=dag)]
+        found = [_cursor_after_pause(each, now) for each in await schedules.of_dag(conn, dag=dag)]
+        cursors = [cursor for cursor in found if cursor]
         return await dags.pause(conn, dag_id=row.dag_id, paused=False, settle=[], cursors=cursors, actor=actor)
 
     return await retry_on_deadlock(once)
@@ -45,7 +46,7 @@ async def unpause(conn: AsyncConnection, *, dag: str, actor: str) -> bool:
 
 async def delete(conn: AsyncConnection, *, dag: str, actor: str) -> bool:
     """Take a DAG out of planning. Its history stays, and its open runs go on."""
-    row, _ = await find_dag(conn, dag)
+    row = await find_dag_row(conn, dag)
 
     async def once() -> bool:
         settle = await plan_changed(conn, dag, [], await shards.read_clock(conn))
@@ -54,9 +55,13 @@ async def delete(conn: AsyncConnection, *, dag: str, actor: str) -> bool:
     return await retry_on_deadlock(once)
 
 
-def _cursor_after_pause(schedule: DagSchedule, now: datetime) -> JsonObject:
-    spec = read_spec(schedule.spec)
-    following = next_after(spec, now)
+def _cursor_after_pause(schedule: DagSchedule, now: datetime) -> JsonObject | None:
+    """Nothing for one that cannot be read: the scheduler sets it aside when it is due."""
+    try:
+        spec = read_spec(schedule.spec)
+        following = next_after(spec, now)
+    except UNPLANNABLE:
+        return None
     return {
         "schedule_id": schedule.schedule_id,
         "version": schedule.version,

@@ -15,7 +15,7 @@ from evertick.domain.dag import DagSpec, NamedSchedule, structural_hash, to_json
 from evertick.domain.params import check_params
 from evertick.domain.schedule import next_after
 from evertick.domain.states import TriggerRule
-from evertick.engine.plan import JsonObject, plan_row, spec_json
+from evertick.engine.plan import JsonObject, is_same_spec, plan_if_possible, spec_json
 from evertick.store import dags, schedules, shards
 from evertick.store.dags import Published
 from evertick.store.db import retry_on_deadlock
@@ -42,8 +42,8 @@ async def plan_changed(conn: AsyncConnection, dag: str, wanted: list[JsonObject]
     plans = []
     for old in await schedules.of_dag(conn, dag=dag):
         new = kept.get(old.name)
-        if new is None or (new["spec"], new["params"]) != (old.spec, old.params):
-            plan = None if old.paused else plan_row(old, now)
+        if new is None or not is_same_spec(old.spec, new["spec"]) or new["params"] != old.params:
+            plan = plan_if_possible(old, now)
             plans += [plan] if plan else []
     return plans
 
@@ -61,6 +61,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str) -> JsonObject:
         "bundle_hash": bundle_hash,
         "spec": json.loads(to_json(spec)),
         "max_active_runs": spec.max_active_runs,
+        "run_timeout": spec.run_timeout_seconds,
         "starts_paused": spec.starts_paused,
         "tasks": [
             {
@@ -76,6 +77,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str) -> JsonObject:
                 "starts_at_once": upstream[index] == 0 or task.trigger_rule is TriggerRule.ALWAYS,
                 "max_attempts": task.retry.retries + 1,
                 "rerun_on_loss": task.rerun_on_loss,
+                "queue_timeout": task.queue_timeout_seconds,
             }
             for index, task in enumerate(spec.tasks)
         ],

@@ -9,7 +9,7 @@ from psycopg import AsyncConnection
 
 from evertick.domain.dag import NamedSchedule
 from evertick.domain.errors import Conflict
-from evertick.engine.plan import plan_row
+from evertick.engine.plan import plan_if_possible
 from evertick.engine.publish import schedule_row
 from evertick.engine.trigger import find_dag
 from evertick.store import schedules, shards
@@ -33,8 +33,8 @@ async def put_schedule(
 
     async def once() -> int | None:
         now = await shards.read_clock(conn)
-        due = [each for each in await schedules.of_dag(conn, dag=dag) if each.name == schedule.name and not each.paused]
-        plans = [plan for each in due if (plan := plan_row(each, now))]
+        due = [each for each in await schedules.of_dag(conn, dag=dag) if each.name == schedule.name]
+        plans = [plan for each in due if (plan := plan_if_possible(each, now))]
         return await schedules.put(
             conn,
             dag_id=row.dag_id,

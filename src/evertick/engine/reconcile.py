@@ -1,22 +1,52 @@
-"""reconcile: re-derive what should be true from the tasks themselves, a slice of the open runs at a time."""
+"""reconcile: re-derive what should be true from the tasks themselves, a slice of the open runs at a time.
+
+Looks without a lock, and locks a run only to repair it. One that cannot be repaired is set aside (V11).
+"""
 
 from __future__ import annotations
 
-import psycopg
 from psycopg import AsyncConnection
 
-from evertick.domain.errors import NotLeader
-from evertick.engine.fire import NOT_LEADER
+from evertick.engine.fenced import as_leader
 from evertick.store import runs
-from evertick.store.db import retry_on_deadlock
-from evertick.store.runs import Reconciled
+from evertick.store.runs import Admitted, Reconciled
 
 
-async def reconcile(conn: AsyncConnection, *, shard: int, epoch: int, after: tuple[int, int], batch: int) -> Reconciled:
-    """Repair one slice. `last` is where the next slice starts; (0, 0) is the beginning."""
-    try:
-        return await retry_on_deadlock(lambda: runs.reconcile(conn, shard=shard, epoch=epoch, after=after, batch=batch))
-    except psycopg.Error as error:
-        if error.sqlstate == NOT_LEADER:
-            raise NotLeader(f"epoch {epoch} of shard {shard} is over; nothing was reconciled") from error
-        raise
+async def reconcile(
+    conn: AsyncConnection,
+    *,
+    shard: int,
+    epoch: int,
+    after: tuple[int, int],
+    batch: int,
+    elapsed: float = 0.0,
+    counts_line: bool = True,
+) -> Reconciled:
+    """Repair one slice. `last` is where the next slice starts; (0, 0) is the beginning.
+
+    `elapsed` is added to the time for which we have watched a stuck run be stuck. `counts_line` also looks for tasks that are
+    missing in line, which reads all of it.
+    """
+    return await as_leader(
+        lambda: runs.reconcile(
+            conn,
+            shard=shard,
+            epoch=epoch,
+            after=after,
+            batch=batch,
+            elapsed=elapsed,
+            counts_line=counts_line,
+        ),
+        shard=shard,
+        epoch=epoch,
+    )
+
+
+async def skip_one(conn: AsyncConnection, *, shard: int, epoch: int, after: tuple[int, int]) -> tuple[int, int]:
+    """Set aside the next run, which alone takes longer to look at than there is time. Returns where to go on."""
+    return await as_leader(lambda: runs.skip_one(conn, shard=shard, epoch=epoch, after=after), shard=shard, epoch=epoch)
+
+
+async def admit(conn: AsyncConnection, *, shard: int, epoch: int) -> Admitted:
+    """Start queued runs that were passed over while somebody worked on them."""
+    return await as_leader(lambda: runs.admit(conn, shard=shard, epoch=epoch), shard=shard, epoch=epoch)

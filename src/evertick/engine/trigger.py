@@ -31,9 +31,15 @@ async def trigger(
 
 async def find_dag(conn: AsyncConnection, name: str) -> tuple[DagRow, DagSpec]:
     """The DAG and its current spec, or an error that suggests the name that was meant."""
+    row = await find_dag_row(conn, name)
+    return row, from_json(json.dumps(row.spec))
+
+
+async def find_dag_row(conn: AsyncConnection, name: str) -> DagRow:
+    """The DAG, also one whose spec cannot be read: that must not keep anybody from pausing or deleting it."""
     row = await dags.find(conn, name)
     if row is None or row.deleted_at is not None or row.spec is None:
         near = difflib.get_close_matches(name, await dags.names(conn), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else " `evertick dags list` shows what there is."
         raise NotFound(f"There is no DAG {name!r}.{hint}")
-    return row, from_json(json.dumps(row.spec))
+    return row

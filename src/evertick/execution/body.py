@@ -11,7 +11,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any
 
-from evertick.authoring.context import TaskContext, entered
+from evertick.authoring.context import TaskContext, enter
 from evertick.authoring.location import is_own
 from evertick.authoring.resolve import BoundTask
 from evertick.authoring.signals import Fail, RetryAfter, Skip
@@ -24,6 +24,8 @@ from evertick.execution.result import encode_result, storable_text
 LONGEST_REASON_CHARS = 1000
 
 _TASK_LOGGER = logging.getLogger(TASK_LOGGER)
+
+_SUCCESS = OutcomeKind.SUCCESS
 
 Say = Callable[[str, str], None]
 
@@ -53,8 +55,8 @@ def inputs_of(start: Start) -> dict[str, Any]:
 def run_body(start: Start, bound: BoundTask, context: TaskContext, say: Say) -> Report:
     """A plain function, from its arguments to its report."""
     try:
-        with entered(context):
-            value = _call(bound, start)
+        enter(context)
+        value = _call(bound, start)
     except BaseException as error:
         return report_of_error(start.number, error, say)
     return report_of_value(start.number, value, say)
@@ -63,8 +65,8 @@ def run_body(start: Start, bound: BoundTask, context: TaskContext, say: Say) -> 
 async def await_body(start: Start, bound: BoundTask, context: TaskContext, say: Say) -> Report:
     """The same for an async function."""
     try:
-        with entered(context):
-            value = await _call(bound, start)
+        enter(context)
+        value = await _call(bound, start)
     except BaseException as error:
         return report_of_error(start.number, error, say)
     return report_of_value(start.number, value, say)
@@ -78,7 +80,7 @@ def report_of_value(number: int, value: object, say: Say) -> Report:
     if encoded.replaced_count:
         count = encoded.replaced_count
         say("WARNING", f"{count} characters of the result (NUL or lone surrogates) cannot be stored: now U+FFFD")
-    return Report(number, OutcomeKind.SUCCESS, None, encoded.text)
+    return Report(number, _SUCCESS, None, encoded.text)
 
 
 def report_of_error(number: int, error: BaseException, say: Say) -> Report:

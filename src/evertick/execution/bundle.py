@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from evertick.domain.errors import InvalidDag
+from evertick.execution.bundle_folders import MAKING, keep
 
 MAX_FILE_BYTES = 1_000_000
 MAX_TOTAL_BYTES = 20_000_000
@@ -69,11 +70,11 @@ def unpack(archive: bytes, hash: str, into: Path) -> Path:
     if not _HASH.fullmatch(hash):
         raise InvalidDag(f"{hash[:80]!r} is not the hash of a bundle.")
     target = into / hash
-    if target.is_dir():
+    if keep(target):
         return target
     members = _open(archive, hash)
     into.mkdir(mode=0o700, parents=True, exist_ok=True)
-    making = Path(tempfile.mkdtemp(prefix=".making-", dir=into))
+    making = Path(tempfile.mkdtemp(prefix=MAKING, dir=into))
     try:
         for member in members:
             _write(making, member)

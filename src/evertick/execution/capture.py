@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -151,11 +152,9 @@ def finish_lines() -> None:
 
 
 def _flush(stream: Any) -> None:
-    """User code may have put its own stream here, and may have closed it."""
-    try:
+    """User code may have put its own stream here, or what it takes for one, and may have closed it."""
+    with suppress(Exception):
         stream.flush()
-    except (OSError, ValueError):
-        return
 
 
 def _nearest_level(number: int) -> str:

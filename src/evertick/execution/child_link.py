@@ -48,6 +48,7 @@ class Parent(Protocol):
 
     is_retiring: bool
 
+    def guard(self, link: ChildLink, contact_until: float) -> bool: ...
     def ask_to_stop(self, link: ChildLink) -> None: ...
     def kill(self, link: ChildLink) -> None: ...
     def terminate(self) -> None: ...
@@ -66,6 +67,7 @@ class ChildLink:
         "born_at",
         "fate",
         "hung_up_at",
+        "is_guarded",
         "is_loaded",
         "is_shared",
         "is_worn",
@@ -99,6 +101,7 @@ class ChildLink:
         self.is_worn = False
         self.is_shared = False
         self.is_loaded = False
+        self.is_guarded = False
         self.fate: str | None = None
         self.hung_up_at: float | None = None
         self._on_message = on_message
@@ -125,6 +128,11 @@ class ChildLink:
         if sent < len(frames):
             self._unsent = frames[sent:]
             self._loop.add_writer(self.sock.fileno(), self._send_rest)
+
+    def condemn(self, kind: OutcomeKind, reason: str) -> None:
+        """What runs here is being killed: that, and not how it dies, is how it ended."""
+        for attempt in self.running.values():
+            attempt.verdict = attempt.verdict or (kind, reason)
 
     def cancel(self, number: int) -> None:
         """Tell one of several coroutines to stop."""

@@ -35,9 +35,11 @@ def run_alone(start: Start, bound: BoundTask, context: TaskContext, say: Say) ->
         return report_of_error(start.number, error, say)
 
 
-def serve_coroutines(seat: ChildSeat, loaded: Loaded, spared: frozenset[int], messages: list[list[Any]]) -> None:
+def serve_coroutines(
+    seat: ChildSeat, loaded: Loaded, spared: frozenset[int], messages: list[list[Any]], frames: Frames
+) -> None:
     """Run every order that arrives as a coroutine beside the others, until the runner hangs up."""
-    asyncio.run(_Server(seat, loaded, spared).serve(messages))
+    asyncio.run(_Server(seat, loaded, spared, frames).serve(messages))
 
 
 class _Spool(SpoolWriter):
@@ -70,13 +72,13 @@ class _Spool(SpoolWriter):
 
 
 class _Server:
-    def __init__(self, seat: ChildSeat, loaded: Loaded, spared: frozenset[int]) -> None:
+    def __init__(self, seat: ChildSeat, loaded: Loaded, spared: frozenset[int], frames: Frames) -> None:
         self._seat = seat
         self._spared = spared
         self._loaded = loaded
         self._wear = Wear(seat)
         self._pid = os.getpid()
-        self._frames = Frames()
+        self._frames = frames
         self._running: dict[int, tuple[asyncio.Task[None], TaskContext]] = {}
         self._outbox: list[bytes] = []
         self._raw_seen = os.fstat(seat.log_fd).st_size
@@ -116,7 +118,7 @@ class _Server:
 
     async def _attempt(self, start: Start, bound: BoundTask, context: TaskContext) -> None:
         header = lines.header(start.run_id, start.idx, start.map_index, start.epoch, start.session)
-        spool = _Spool(coroutine_spool(self._seat.log_path, start.number), header)
+        spool = _Spool(coroutine_spool(self._seat.log_path, self._seat.number, start.number), header)
         self._seat.captured.of_coroutine.set(spool)
         report = await await_body(start, bound, context, spool.write_text)
         if os.getpid() != self._pid:

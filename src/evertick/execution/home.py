@@ -11,7 +11,9 @@ from typing import Any, Protocol
 
 from evertick.domain.attempt import Isolation, OutcomeKind
 from evertick.execution.child_link import Attempt, ChildLink
+from evertick.execution.guard import CUT_OFF
 from evertick.execution.limits import ExecutorLimits
+from evertick.execution.linux import boot_seconds
 from evertick.execution.protocol import Report, read_report, start_frame
 from evertick.execution.spool import AttemptLog
 from evertick.execution.spool_files import SpoolFolder
@@ -19,7 +21,9 @@ from evertick.execution.stock import BundlePlace, LoadFailure, Stock, StockEvent
 
 
 class Host(Protocol):
-    """Who is told how attempts go."""
+    """Who is told how attempts go, and knows how long the contact with the database is good for."""
+
+    contact_until: float
 
     def started(self, attempt: Attempt) -> None: ...
     def reported(self, attempt: Attempt, report: Report) -> None: ...
@@ -116,6 +120,9 @@ class BundleHome:
         return self._shared
 
     def _start_in(self, link: ChildLink, attempt: Attempt) -> None:
+        if attempt.order.stops_on_lost_contact and not self._may_start(link, attempt):
+            link.hang_up()
+            return
         link.last_number += 1
         attempt.number = link.last_number
         attempt.link = link
@@ -128,6 +135,16 @@ class BundleHome:
             attempt.log = AttemptLog(link.spool.fd, link.log_end, self._limits.log_cap)
             link.send(start_frame(attempt.number, attempt.order))
         self._host.started(attempt)
+
+    def _may_start(self, link: ChildLink, attempt: Attempt) -> bool:
+        """Whether an attempt that must not outlive the contact is guarded now; if not, it has ended."""
+        if boot_seconds() >= self._host.contact_until:
+            self._host.lost(attempt, OutcomeKind.LOST, CUT_OFF)
+            return False
+        if not link.parent.guard(link, self._host.contact_until):
+            self._host.lost(attempt, OutcomeKind.GIVEN_BACK, "its warm parent does not listen")
+            return False
+        return True
 
     def _heard(self, link: ChildLink, message: list[Any]) -> None:
         report = read_report(message)

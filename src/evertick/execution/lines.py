@@ -35,7 +35,7 @@ class Header(NamedTuple):
 def framed(micros: int, level: str, text: str) -> bytes:
     """One text as the lines of a spool: split at newlines and where a line is too long."""
     clean = storable_text(text).replace(_FRAME, "\ufffd").removesuffix("\n")
-    prefix = f"{_FRAME}{micros:016d} {level} "
+    prefix = f"{_FRAME}{str(micros).zfill(16)} {level} "
     if "\n" not in clean and len(clean) <= LONGEST_LINE_CHARS:
         return f"{prefix}{clean}\n".encode()
     return "".join(f"{prefix}{piece}\n" for line in clean.split("\n") for piece in _pieces(line)).encode()

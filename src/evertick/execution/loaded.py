@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,3 +34,20 @@ def load(folder: str, file: str) -> Loaded:
         return Loaded(dags=load_dags(Path(folder), file))
     except BaseException as error:
         return Loaded(failure=f"{file} cannot be imported: {described(error)}", traceback=user_traceback(error))
+
+
+def obstacle_to_forking(spared_fd: int) -> str | None:
+    """What the import left in this process that a fork would break."""
+    names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if len(list(Path("/proc/self/task").iterdir())) > 1:
+        return f"its import starts threads ({', '.join(names) or 'of an extension'})"
+    for entry in Path("/proc/self/fd").iterdir():
+        if int(entry.name) == spared_fd:
+            continue
+        try:
+            target = entry.readlink().name
+        except OSError:
+            continue
+        if target.startswith("socket:"):
+            return "its import opens sockets"
+    return None

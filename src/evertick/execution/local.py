@@ -6,6 +6,7 @@ An outcome is reported once, and only when nothing of the attempt's process tree
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -63,6 +64,7 @@ class LocalExecutor:
         self._oom = OomEvidence(oom_counters())
         self._is_stopping = False
         self._is_empty = asyncio.Event()
+        self.contact_until = math.inf
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -81,6 +83,11 @@ class LocalExecutor:
     def held(self) -> list[Name]:
         """Every attempt that was started and has no outcome yet."""
         return list(self._attempts)
+
+    @property
+    def bundles(self) -> set[str]:
+        """Those whose code it may use at any moment, without looking it up again."""
+        return {bundle for bundle, _ in (*self._homes, *self._arriving)}
 
     def start_many(self, orders: list[AttemptOrder]) -> None:
         """Start these now. More than there are free slots is the caller's mistake, and none is started."""
@@ -107,6 +114,14 @@ class LocalExecutor:
         """End an attempt and its whole process tree, which its outcome then confirms. A grace first asks it to stop."""
         if (attempt := self._attempts.get((key, epoch))) is not None:
             self._condemn(attempt, OutcomeKind.KILLED, reason, grace_seconds)
+
+    def keep_contact(self, until: float) -> None:
+        """Until then, in seconds since boot, nobody else can be given these attempts: those that must not run beside a
+        successor are stopped at that time, by their warm parent, unless this is called again before.
+        """
+        self.contact_until = until
+        for home in (*self._homes.values(), *self._leaving):
+            home.stock.keep_contact(until)
 
     def poll_logs(self) -> list[LogChunk]:
         """New lines of running attempts, and what was too long for an outcome. To be called every 200 ms.

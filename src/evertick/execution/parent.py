@@ -12,27 +12,33 @@ import os
 import select
 import signal
 import socket
-import threading
 import time
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from evertick.execution.capture import Captured, SpoolWriter, capture_logging, capture_streams
 from evertick.execution.child import Child
+from evertick.execution.guard import ContactGuard
 from evertick.execution.kill import children_of, kill_tree
-from evertick.execution.linux import become_subreaper, die_with_parent, signal_fd
-from evertick.execution.loaded import Loaded, load
-from evertick.execution.seat import REPORTED_EXIT_CODE, Cancellation, ChildSeat, ReuseLimits
-from evertick.execution.spool import open_spool
+from evertick.execution.linux import fd_ranges, signal_fd, signal_mask
+from evertick.execution.loaded import Loaded, load, obstacle_to_forking
+from evertick.execution.seat import REPORTED_EXIT_CODE, Cancellation, ChildSeat, ReuseLimits, settle_in
+from evertick.execution.spool_shelf import OpenSpool, SpoolShelf, open_nowhere
 
 _IDLE_POLL_MS = 1000
 _BURIAL_POLL_MS = 2
 _LAZY_POLL_MS = 50
 _LONGEST_BURIAL_SECONDS = 1.0
 _CONTROL_BYTES = 64 * 1024
+_REHEARSALS = 20
 BATCH = 4
+# A variable in the environment of everything that a warm parent starts. It holds `spool_prefix`: session and token.
+MARK = "EVERTICK_WARM_PARENT"
+# Blocked for good, in the keeper and in the warm parent; each attempt's process lets all in.
+BLOCKED = signal_mask({signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 # User code must be the kernel's first choice when memory runs out, not the runner.
 _OOM_SCORE = "300"
 
@@ -67,19 +73,22 @@ class WarmParent:
         self._captured = Captured(SpoolWriter(2))
         self._cancellation = Cancellation()
         self._loaded = Loaded()
+        self._shelf = SpoolShelf(plan.spool_prefix)
         self._numbers: dict[int, int] = {}
+        self._logs: dict[int, str] = {}
         self._pids: dict[int, int] = {}
         self._born = 0
         self._dead: list[tuple[int, int]] = []
         self._announce_by: float | None = None
         self._has_orphans = False
         self._deaths = signal_fd({signal.SIGCHLD})
+        self._own_fds = open_nowhere(), open_nowhere()
         self._spared: frozenset[int] = frozenset()
+        self._guard = ContactGuard()
 
     def run(self, keeper_pid: int) -> NoReturn:
         """Exits when the runner hangs up, and the keeper then kills what is left."""
-        die_with_parent(signal.SIGKILL, keeper_pid)
-        become_subreaper()
+        settle_in(keeper_pid, 2, BLOCKED)
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
         capture_streams(self._captured)
@@ -94,7 +103,7 @@ class WarmParent:
             if self._loaded.failure is not None:
                 self._tell(["broken", self._loaded.failure, self._loaded.traceback[-8000:]])
                 return False
-            if (obstacle := _obstacle_to_forking(self._control)) is not None:
+            if (obstacle := obstacle_to_forking(self._control.fileno())) is not None:
                 self._tell(["unforkable", obstacle])
                 return False
             capture_logging(self._captured)
@@ -111,12 +120,14 @@ class WarmParent:
         poll = select.poll()
         poll.register(self._control.fileno(), select.POLLIN)
         poll.register(self._deaths, select.POLLIN)
+        self._rehearse()
         gc.collect()
         gc.freeze()
         gc.disable()
         while True:
             is_hurried = self._has_orphans or self._announce_by is not None
-            ready = dict(poll.poll(_BURIAL_POLL_MS if is_hurried else _LAZY_POLL_MS if self._dead else _IDLE_POLL_MS))
+            sleep_ms = _BURIAL_POLL_MS if is_hurried else _LAZY_POLL_MS if self._dead else _IDLE_POLL_MS
+            ready = dict(poll.poll(self._guard.poll_ms(sleep_ms)))
             if self._deaths in ready:
                 os.read(self._deaths, 4096)
             self._bury()
@@ -124,6 +135,19 @@ class WarmParent:
                 self._announce()
             if self._control.fileno() in ready and not self._obey():
                 return
+            # After what the runner had to say: it may have had contact just now.
+            if cut_off := self._guard.take_cut_off():
+                self._stop_cut_off(cut_off)
+
+    def _rehearse(self) -> None:
+        """Run the whole way of an attempt here, until Python has specialised its code and filled its caches.
+
+        What is left to be written there would be copied by every child, at 2 µs a page.
+        """
+        child, keeper_pid = Child(self._seat(0, -1, OpenSpool("", -1, 0)), self._spared), os.getppid()
+        for _ in range(_REHEARSALS):
+            settle_in(keeper_pid, 2, BLOCKED)
+            copy_context().run(child.rehearse)
 
     def _obey(self) -> bool:
         """Carry out all that the runner asks by now; the busier we are, the larger the batch. False when it hung up."""
@@ -133,6 +157,10 @@ class WarmParent:
                 for verb, argument in json.loads(message):
                     if verb == "fork":
                         to_fork += argument
+                    elif verb == "contact":
+                        self._guard.keep_contact(argument)
+                    elif verb == "guard":
+                        self._guard.add(argument)
                     elif (pid := self._pids.get(argument)) is not None:
                         _stop(verb, pid)
             return False
@@ -160,50 +188,48 @@ class WarmParent:
     def _prepare(self, seats: list[ChildSeat], runner_ends: list[int]) -> None:
         self._born += 1
         runner_end, child_end = socket.socketpair()
-        path, log_fd = self._open_log(self._born)
+        log = self._shelf.open()
         runner_ends.append(runner_end.detach())
-        seat = ChildSeat(
-            number=self._born,
-            fd=child_end.detach(),
-            log_fd=log_fd,
-            log_path=path,
+        seats.append(self._seat(self._born, child_end.detach(), log))
+
+    def _seat(self, number: int, fd: int, log: OpenSpool) -> ChildSeat:
+        return ChildSeat(
+            number=number,
+            fd=fd,
+            log_fd=log.fd,
+            log_path=log.path,
+            log_start=log.start,
+            own_fds=self._own_fds,
             parent_pid=os.getpid(),
             captured=self._captured,
             cancellation=self._cancellation,
             limits=self._plan.limits,
         )
-        seats.append(seat)
 
     def _fork_batch(self, seats: list[ChildSeat], runner_ends: list[int]) -> None:
         """Nothing but forks in the loop: after each one, every page that this process touches is copied (3 µs)."""
         children = [Child(seat) for seat in seats]
         fds = [self._control.fileno(), self._deaths, *runner_ends]
         fds += [fd for seat in seats for fd in (seat.fd, seat.log_fd)]
+        unwanted = fd_ranges(fds)
         code = self._load_in_child if self._plan.imports_in_child else self._loaded
         pids = []
         for child in children:
             pid = os.fork()
             if pid == 0:
-                child.live(code, fds)
+                child.live(code, unwanted)
             pids.append(pid)
         passed: list[int] = []
         for seat, pid, runner_end in zip(seats, pids, runner_ends, strict=True):
             self._numbers[pid] = seat.number
             self._pids[seat.number] = pid
+            self._logs[seat.number] = seat.log_path
             passed += runner_end, seat.log_fd
-        born = [(seat.number, pid, seat.log_path) for seat, pid in zip(seats, pids, strict=True)]
+        born = [(seat.number, pid, seat.log_path, seat.log_start) for seat, pid in zip(seats, pids, strict=True)]
         socket.send_fds(self._control, [json.dumps(["born", born]).encode()], passed)
 
     def _load_in_child(self) -> Loaded:
         return load(self._plan.folder, self._plan.file)
-
-    def _open_log(self, number: int) -> tuple[str, int]:
-        """A disk that is full costs the log, not the task."""
-        path = f"{self._plan.spool_prefix}{number}.log"
-        try:
-            return path, open_spool(path)
-        except OSError:
-            return "", os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 
     def _bury(self) -> None:
         """Reap the dead and kill their orphans, which are now ours."""
@@ -218,6 +244,7 @@ class WarmParent:
             buried = True
             if (number := self._numbers.pop(pid, None)) is not None:
                 del self._pids[number]
+                self._guard.discard(number)
                 self._dead.append((number, status))
                 if status != REPORTED_EXIT_CODE << 8:
                     self._announce_by = self._announce_by or time.monotonic() + _LONGEST_BURIAL_SECONDS
@@ -233,12 +260,24 @@ class WarmParent:
             kill_tree(orphan)
         self._has_orphans = bool(orphans)
 
+    def _stop_cut_off(self, numbers: list[int]) -> None:
+        """The runner did not say in time that its leases last: it is frozen, or cut off from the database."""
+        for number in numbers:
+            if (pid := self._pids.get(number)) is not None:
+                kill_tree(pid)
+        self._tell(["cut_off", numbers])
+
     def _announce(self) -> None:
         """An attempt that died without a word is announced when no orphan is left; the others are in no hurry."""
         if self._dead:
-            self._tell(["dead", self._dead])
+            self._tell(["dead", [(number, status, self._is_log_finished(number)) for number, status in self._dead]])
         self._dead = []
         self._announce_by = None
+
+    def _is_log_finished(self, number: int) -> bool:
+        """A child that imports may print before it has an order: its file is not used again."""
+        path = self._logs.pop(number)
+        return bool(path) and (self._has_orphans or self._plan.imports_in_child or self._shelf.put_back(path))
 
     def _tell(self, message: list[Any]) -> None:
         self._control.send(json.dumps(message).encode())
@@ -250,20 +289,3 @@ def _stop(verb: str, pid: int) -> None:
     else:
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGTERM)
-
-
-def _obstacle_to_forking(control: socket.socket) -> str | None:
-    """What the import left in this process that a fork would break."""
-    names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-    if len(list(Path("/proc/self/task").iterdir())) > 1:
-        return f"its import starts threads ({', '.join(names) or 'of an extension'})"
-    for entry in Path("/proc/self/fd").iterdir():
-        if int(entry.name) == control.fileno():
-            continue
-        try:
-            target = entry.readlink().name
-        except OSError:
-            continue
-        if target.startswith("socket:"):
-            return "its import opens sockets"
-    return None

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evertick.domain.attempt import OutcomeKind
 from evertick.execution import lines
 from evertick.execution.child_link import ChildLink
+from evertick.execution.guard import CUT_OFF
 from evertick.execution.kill import find_by_token, kill_tree
-from evertick.execution.parent import BATCH, ParentPlan
+from evertick.execution.parent import BATCH, MARK, ParentPlan
 from evertick.execution.seat import ReuseLimits
 from evertick.execution.spool_files import SpoolFolder
 
@@ -57,7 +59,7 @@ class ParentLink:
         self.started_at = self._loop.time()
         self._pid = 0
         self._token = secrets.token_hex(8)
-        self._requests: list[tuple[str, int]] = []
+        self._requests: list[tuple[str, float]] = []
 
     def start(
         self,
@@ -88,7 +90,7 @@ class ParentLink:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 # The loader's seed: a DAG that loops over a set must name its tasks here as it did there.
-                env=None if environment is None else {**environment, "PYTHONHASHSEED": "0"},
+                env=None if environment is None else {**environment, "PYTHONHASHSEED": "0", MARK: plan.spool_prefix},
             )
         self._control = ours
         ours.setblocking(False)
@@ -97,6 +99,21 @@ class ParentLink:
     def fork(self, count: int) -> None:
         self.forking += count
         self._request("fork", count)
+
+    def guard(self, link: ChildLink, contact_until: float) -> bool:
+        """Before an attempt starts that must not outlive the contact. False when the warm parent could not be told."""
+        try:
+            self._control.send(json.dumps([("contact", contact_until), ("guard", link.number)]).encode())
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # it is gone: `_receive` will notice
+        link.is_guarded = True
+        return True
+
+    def keep_contact(self, until: float) -> None:
+        if any(link.is_guarded for link in self.children.values()):
+            self._request("contact", until)
 
     def ask_to_stop(self, link: ChildLink) -> None:
         self._request("term", link.number)
@@ -121,7 +138,7 @@ class ParentLink:
         adopted = [self._pid, *found, *(link.pid for link in self.children.values())]
         self._loop.call_later(_REAP_SECONDS, _reap, adopted)
 
-    def _request(self, verb: str, argument: int) -> None:
+    def _request(self, verb: str, argument: float) -> None:
         """Requests of one turn of the loop leave together."""
         if not self._requests:
             self._loop.call_soon(self._send_requests)
@@ -156,17 +173,24 @@ class ParentLink:
         match message:
             case ["born", born]:
                 self.forking -= len(born)
-                for at, (number, pid, path) in enumerate(born):
+                for at, (number, pid, path, start) in enumerate(born):
                     spool = self._spool.file(path, fds[2 * at + 1])
                     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=fds[2 * at])
                     self.children[number] = link = ChildLink(self, number, pid, sock, spool, self.events.message)
+                    link.log_end = start
                     self.events.born(self, link)
             case ["dead", announced]:
-                for number, status in announced:
+                for number, status, is_log_finished in announced:
                     if (gone := self.children.pop(number, None)) is not None:
                         gone.receive()
                         self.events.dead(self, gone, status)
                         gone.hang_up()
+                        if is_log_finished:
+                            self._spool.finish(gone.spool.path)
+            case ["cut_off", numbers]:
+                for number in numbers:
+                    if (cut_off := self.children.get(number)) is not None:
+                        cut_off.condemn(OutcomeKind.LOST, CUT_OFF)
             case ["ready", pid, coroutine_tasks]:
                 self._pid = pid
                 self.is_ready = True

@@ -12,9 +12,14 @@ import socket
 import sys
 import time
 
-from evertick.execution.kill import children_of, kill_tree
-from evertick.execution.linux import become_subreaper, die_with_parent
-from evertick.execution.parent import ParentPlan, WarmParent
+from evertick.execution.fork_hooks import HeldBackHooks
+
+# Before anything that imports `threading` or `logging`.
+_HOOKS = HeldBackHooks()
+
+from evertick.execution.kill import children_of, kill_tree  # noqa: E402
+from evertick.execution.linux import become_subreaper, block_signals, die_with_parent  # noqa: E402
+from evertick.execution.parent import BLOCKED, MARK, ParentPlan, WarmParent  # noqa: E402
 
 _LONGEST_CLEANUP_SECONDS = 5.0
 
@@ -22,16 +27,24 @@ _LONGEST_CLEANUP_SECONDS = 5.0
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     plan = ParentPlan.from_json(sys.argv[2])
-    # Blocked for good, here and in the warm parent; each attempt's process unblocks all.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+    block_signals(BLOCKED)
     die_with_parent(signal.SIGTERM, plan.runner_pid)
     become_subreaper()
-    os.putenv("EVERTICK_WARM_PARENT", plan.token)
+    os.putenv(MARK, plan.spool_prefix)
     keeper_pid = os.getpid()
     parent_pid = os.fork()
     if parent_pid == 0:
+        _HOOKS.let_through()
         WarmParent(plan, control).run(keeper_pid)
+    _hold(plan.folder)
     os._exit(_keep(parent_pid))
+
+
+def _hold(folder: str) -> None:
+    """Imported only here: what it needs would else be mapped by every attempt's process, too."""
+    from evertick.execution.bundle_folders import hold
+
+    hold(folder)
 
 
 def _keep(parent_pid: int) -> int:

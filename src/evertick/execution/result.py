@@ -5,15 +5,16 @@ NUL characters and lone surrogates, which jsonb refuses, become U+FFFD; the call
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from typing import Any, NamedTuple
 
+from evertick.execution.fast_json import json_encoder
+
 DEFAULT_RESULT_BYTES = 1024 * 1024
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-_to_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_to_json = json_encoder(allow_nan=False)
 
 
 class EncodedResult(NamedTuple):
@@ -35,6 +36,8 @@ def encode_result(value: Any, max_bytes: int = DEFAULT_RESULT_BYTES) -> EncodedR
 
 def storable_text(text: str) -> str:
     """Any text as PostgreSQL can hold it: what cannot be stored is shown as U+FFFD."""
+    if text.isascii() and "\x00" not in text:
+        return text
     return _UNSTORABLE.sub("\ufffd", text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import signal
 import threading
 import time
 from dataclasses import dataclass
@@ -11,6 +12,14 @@ from dataclasses import dataclass
 from evertick.domain.attempt import OutcomeKind
 from evertick.execution.capture import Captured
 from evertick.execution.kill import children_of, kill_tree
+from evertick.execution.linux import (
+    SignalMask,
+    become_subreaper,
+    block_signals,
+    die_with_parent,
+    lead_session,
+    reap_any,
+)
 from evertick.execution.protocol import Report
 
 RECEIVE_BYTES = 256 * 1024
@@ -18,6 +27,7 @@ RECEIVE_BYTES = 256 * 1024
 REPORTED_EXIT_CODE = 75
 _WEIGH_EVERY_ATTEMPTS = 20
 _LONGEST_GOODBYE_SECONDS = 0.2
+_SIGKILL = int(signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +63,32 @@ class ChildSeat:
     fd: int
     log_fd: int
     log_path: str
+    log_start: int
+    own_fds: tuple[int, int]
     parent_pid: int
     captured: Captured
     cancellation: Cancellation
     limits: ReuseLimits
+
+
+def take_fds(seat: ChildSeat, unwanted: list[tuple[int, int]]) -> None:
+    """Move the seat's descriptors to where every child has them, and close what the parent and siblings hold."""
+    fd, log_fd = seat.own_fds
+    os.dup2(seat.fd, fd, False)
+    os.dup2(seat.log_fd, log_fd, False)
+    seat.fd, seat.log_fd = fd, log_fd
+    for first, end in unwanted:
+        os.closerange(first, end)
+
+
+def settle_in(parent_pid: int, log_fd: int, blocked: SignalMask) -> None:
+    """Lead a process group, die with the parent, adopt orphans, write to the log. Again and again is as good as once."""
+    lead_session()
+    die_with_parent(_SIGKILL, parent_pid)
+    become_subreaper()
+    os.dup2(log_fd, 1)
+    os.dup2(log_fd, 2)
+    block_signals(blocked)
 
 
 def receive(fd: int) -> bytes:
@@ -98,10 +130,9 @@ def leave_no_process(spared: frozenset[int]) -> None:
     """
     give_up_at = 0.0
     while True:
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                continue
-        except ChildProcessError:
+        while (reaped := reap_any()) > 0:
+            continue
+        if reaped < 0:
             return
         strangers = [pid for pid in children_of(os.getpid()) if pid not in spared]
         now = time.monotonic()

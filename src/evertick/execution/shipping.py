@@ -103,9 +103,9 @@ class LogShipping:
         """A coroutine's file exists only once it has written something."""
         link = attempt.link
         if attempt.log is None and link is not None and link.is_shared:
-            path = coroutine_spool(link.spool.path, attempt.number)
+            path = coroutine_spool(link.spool.path, link.number, attempt.number)
             with suppress(OSError):
-                attempt.spool = self._folder.file(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+                attempt.spool = self._folder.file(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), is_finished=True)
                 attempt.spool.acquire()
                 attempt.log = AttemptLog(attempt.spool.fd, 0, self._limits.log_cap)
         return attempt.log

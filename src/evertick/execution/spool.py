@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from evertick.domain.attempt import TaskKey
+from evertick.domain.attempt import TaskKey, session_text
 from evertick.execution import lines
 from evertick.execution.linux import punch_hole
 
@@ -133,18 +133,19 @@ def session_folder(spool_dir: Path, session: int) -> Path:
 
 
 def session_name(session: int) -> str:
-    """A session as a folder is named after it; the database may hold it as a signed number."""
-    return f"{session & 0xFFFFFFFFFFFFFFFF:016x}"
+    """A session as a folder is named after it."""
+    return session_text(session)
 
 
-def open_spool(path: str) -> int:
-    """A new spool file, shared by the process that appends to it and the runner that reads it."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+def open_spool(path: str, *, is_new: bool = True) -> int:
+    """A spool file, shared by the process that appends to it and the runner that reads it."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+    return os.open(path, flags | os.O_CREAT | os.O_EXCL if is_new else flags, 0o600)
 
 
-def coroutine_spool(process_path: str, number: int) -> str:
+def coroutine_spool(process_path: str, child: int, attempt: int) -> str:
     """The file of one coroutine among the many of a warm process; the runner and the process both know it by name."""
-    return f"{process_path.removesuffix('.log')}-{number}.log"
+    return f"{process_path.removesuffix('.log')}-{child}-{attempt}.log"
 
 
 def _round_up(offset: int) -> int:

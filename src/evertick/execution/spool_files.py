@@ -12,25 +12,41 @@ class SpoolFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._kept: set[str] = set()
+        self._holders: dict[str, int] = {}
+        self._finished: set[str] = set()
         self._stored: list[str] = []
 
-    def file(self, path: str, fd: int) -> SpoolFile:
-        self._kept.add(path)
+    def file(self, path: str, fd: int, *, is_finished: bool = False) -> SpoolFile:
+        """One user of a file, which may have others. `is_finished`: it will have no more of them."""
+        self._holders[path] = self._holders.get(path, 0) + 1
+        if is_finished:
+            self._finished.add(path)
         return SpoolFile(self, path, fd)
 
-    def note_stored(self, path: str) -> None:
-        self._kept.discard(path)
-        self._stored.append(path)
+    def release(self, path: str) -> None:
+        """All that one user wrote there is stored."""
+        self._holders[path] -= 1
+        if self._holders[path] == 0:
+            del self._holders[path]
+            if path in self._finished:
+                self.finish(path)
+
+    def finish(self, path: str) -> None:
+        """Nobody will write to it any more: it goes when all of it is stored."""
+        if path in self._holders:
+            self._finished.add(path)
+        else:
+            self._finished.discard(path)
+            self._stored.append(path)
 
     def take_stored(self) -> list[str]:
         stored, self._stored = self._stored, []
         return stored
 
     def abandon(self, prefix: str) -> None:
-        """Files of a warm parent that is gone and that nobody heard of."""
-        unknown = (str(path) for path in self.path.glob(f"{prefix}*"))
-        self._stored += [path for path in unknown if path not in self._kept]
+        """A warm parent is gone, and nobody writes to its files."""
+        for path in self.path.glob(f"{prefix}*"):
+            self.finish(str(path))
 
 
 def remove_files(paths: list[str]) -> None:
@@ -63,5 +79,5 @@ class SpoolFile:
 
     def stop_keeping(self) -> None:
         self._keepers -= 1
-        if self._keepers == 0 and self.path:
-            self._folder.note_stored(self.path)
+        if self._keepers == 0:
+            self._folder.release(self.path)

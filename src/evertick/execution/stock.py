@@ -121,6 +121,10 @@ class Stock:
         if len(self._idle) > self._level:
             self._idle.pop().hang_up()
 
+    def keep_contact(self, until: float) -> None:
+        for parent in self._parents:
+            parent.keep_contact(until)
+
     def close(self) -> None:
         """Stop the warm parents and everything below them, for good."""
         self._is_closed = True

@@ -1,33 +1,89 @@
-"""One line per event: JSON for programs, short coloured text for people. Never a secret, never a payload."""
+"""One line per event: JSON for programs, short coloured text for people. Never a secret, never a payload.
+
+A line that cannot be written is dropped and counted: logging must never fail or hold up whoever logs.
+"""
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
+import threading
 from datetime import datetime
 from typing import TextIO
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
+from evertick.services import metrics
+
 Log = structlog.typing.FilteringBoundLogger
 
 
-def configure(*, service: str, as_json: bool, stream: TextIO | None = None) -> Log:
-    """The log of one process. `service` stands on every line."""
+def configure(*, service: str, as_json: bool, owner: str | None = None, stream: TextIO | None = None) -> Log:
+    """The log of one process. `service` and `owner`, its own name, stand on every line, whoever writes it."""
+
+    def sign(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+        return {"service": service, **({"owner": owner} if owner else {}), **event}
+
     shown: list[structlog.typing.Processor] = [
+        sign,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _error_text,
         structlog.processors.JSONRenderer(default=str) if as_json else render_for_people,
     ]
-    structlog.configure(processors=shown, logger_factory=structlog.PrintLoggerFactory(file=stream or sys.stdout))
-    log: Log = structlog.get_logger(service=service)
+    lines = Lines(stream or sys.stdout)
+    structlog.configure(processors=shown, logger_factory=lambda *_: lines)
+    log: Log = structlog.get_logger()
     return log
+
+
+class Lines:
+    """Writes whole lines. A full disk does not fail the caller, and a pipe that nobody reads does not stop it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._lock = stream, threading.Lock()
+        self._pipe = _pipe_of(stream)
+        self._rest = b""
+        if self._pipe is not None:
+            os.set_blocking(self._pipe, False)
+
+    def msg(self, line: str) -> None:
+        try:
+            with self._lock:
+                if self._pipe is None:
+                    self._stream.write(f"{line}\n")
+                    self._stream.flush()
+                else:
+                    self._put(self._pipe, f"{line}\n".encode("utf-8", "replace"))
+        except (OSError, ValueError):
+            metrics.LOG_LINES_DROPPED.inc()
+
+    debug = info = warning = error = critical = msg
+
+    def _put(self, pipe: int, line: bytes) -> None:
+        """The rest of a line of which the pipe took a part goes first: lines stay whole."""
+        if self._rest:
+            self._rest = self._rest[os.write(pipe, self._rest) :]
+        if self._rest:
+            raise BlockingIOError
+        self._rest = line[os.write(pipe, line) :]
+
+
+def _pipe_of(stream: TextIO) -> int | None:
+    try:
+        number = stream.fileno()
+        return number if stat.S_ISFIFO(os.fstat(number).st_mode) else None
+    except (OSError, ValueError):
+        return None
 
 
 _DIM, _RED, _YELLOW, _GREEN, _CYAN, _END = "\x1b[2m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[36m", "\x1b[0m"
 _GOOD = {"success", "ready", "started"}
-_HIDDEN = {"timestamp", "level", "event", "service", "message"}
+_HIDDEN = {"timestamp", "level", "event", "service", "owner", "message"}
+# What stands on every line of a service, for programs; people see it once, when the service says that it started.
+_REPEATED = {"runner": {"runner", "name", "session"}}
 
 
 def render_for_people(_: WrappedLogger, __: str, event: EventDict) -> str:
@@ -39,7 +95,8 @@ def render_line(event: dict[str, object], *, is_colored: bool) -> str:
     """The same event that JSON carries, for a terminal."""
     level, name = str(event.get("level", "info")), str(event.get("event", ""))
     clock = _local_clock(str(event.get("timestamp", "")))
-    fields = " ".join(f"{key}={_short(value)}" for key, value in event.items() if key not in _HIDDEN)
+    hidden = _HIDDEN | (_REPEATED.get(str(event.get("service")), set()) if name != "started" else set())
+    fields = " ".join(f"{key}={_short(value)}" for key, value in event.items() if key not in hidden)
     text = f"{event['message']} {fields}".strip() if "message" in event else fields
     tone = {"error": _RED, "critical": _RED, "warning": _YELLOW}.get(level, "")
     if not is_colored:

@@ -3,36 +3,86 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 
 import psycopg
 from psycopg import AsyncConnection
 
 from evertick.domain.errors import PostgresUnavailable
+from evertick.domain.failover import Server
+from evertick.services import metrics
 from evertick.services.events import Log
-from evertick.services.loop import back_off
+from evertick.services.loop import back_off, run_loop
+from evertick.services.pulse import Pulse
+from evertick.services.watch import Watch
 from evertick.store.db import Purpose, connect
+from evertick.store.guard import guard_of
+from evertick.store.line import Line, keeps_session
 from evertick.store.wake import Channel, listen, notify
 
 # NOTIFY takes one cluster-wide lock at commit: a busy runner wakes others a hundred times per second, not thousands.
 COALESCE_SECONDS = 0.01
+# Behind a pooler nobody can listen; now and then it is tried whether that has changed.
+POOLED_PAUSE_SECONDS = 60.0
 
 
 class Link:
-    """One connection for one purpose. Not shared between tasks that must not wait for each other."""
+    """One connection for one purpose. Not shared between tasks that must not wait for each other.
+
+    It is opened again when it broke, and when this process has learnt that another server is in charge.
+    """
 
     def __init__(self, url: str, purpose: Purpose) -> None:
         self._url, self._purpose = url, purpose
+        self._guard = guard_of(url)
         self._conn: AsyncConnection | None = None
+        self._alarms = 0
+        self._opening = asyncio.Lock()
         self.reconnects = -1
 
+    @property
+    def server(self) -> Server | None:
+        """Where it leads. Changes with a failover; None before the first connection, or if the server does not tell."""
+        return self._conn.server if isinstance(self._conn, Line) else None
+
     async def get(self) -> AsyncConnection:
-        if self._conn is None or self._conn.closed or self._conn.broken:
-            await self.close()
-            self._conn = await connect(self._url, purpose=self._purpose)
-            self.reconnects += 1
-        return self._conn
+        if self._conn is not None and self.is_good():
+            return self._conn
+        async with self._opening:
+            if self._conn is None or not self.is_good():
+                await self.close()
+                self._alarms = self._guard.alarms
+                self._conn = await connect(self._url, purpose=self._purpose)
+                self.reconnects += 1
+                if self.reconnects:
+                    metrics.RECONNECTS.labels(purpose=self._purpose.value).inc()
+            return self._conn
+
+    def is_good(self) -> bool:
+        """Whether the connection is open and leads to the server that is in charge."""
+        conn = self._conn
+        is_open = conn is not None and not conn.closed and not conn.broken
+        return is_open and self._alarms == self._guard.alarms and self._guard.trusts(self.server)
+
+    @asynccontextmanager
+    async def within(self, seconds: float) -> AsyncIterator[AsyncConnection]:
+        """The connection for work that must be over by then; if it is not, the line is cut and the work ends in an error.
+
+        The server's own timeouts do not help where the network swallows what it answers.
+        """
+        async with asyncio.timeout(seconds):
+            await self.get()
+        timer = asyncio.get_running_loop().call_later(seconds, self.cut)
+        try:
+            yield await self.get()
+        finally:
+            timer.cancel()
+
+    def cut(self) -> None:
+        """Break the line now, so that whoever waits for an answer on it stops waiting."""
+        if isinstance(self._conn, Line):
+            self._conn.cut()
 
     async def close(self) -> None:
         if self._conn is not None:
@@ -46,25 +96,35 @@ async def keep_listening(url: str, channels: list[Channel], on_wake: Callable[[C
     failures = 0
     while True:
         link = Link(url, Purpose.LISTEN)
+        pause_seconds = back_off(max(failures, 1))
         try:
             conn = await link.get()
             failures = 0
-            await listen(conn, channels, on_wake)
+            if keeps_session(conn):
+                await listen(conn, channels, on_wake, is_wanted=link.is_good)
+            else:
+                # The session that listens would be somebody else's the next moment.
+                pause_seconds = POOLED_PAUSE_SECONDS
         except (psycopg.Error, PostgresUnavailable, OSError) as error:
             failures += 1
+            pause_seconds = back_off(failures)
             if failures == 1:
                 log.warning("not_listening", error=error)
         finally:
             await link.close()
-        await asyncio.sleep(back_off(max(failures, 1)))
+        await asyncio.sleep(pause_seconds)
 
 
 class Waker:
-    """Sends wake-ups on a connection of its own, the first at once and then at most one per ten milliseconds."""
+    """Sends wake-ups on a connection of its own, the first at once and then at most one per ten milliseconds.
 
-    def __init__(self, url: str, *, is_enabled: bool) -> None:
-        self._link = Link(url, Purpose.LISTEN)
-        self._is_enabled = is_enabled
+    On the same connection it watches over the database.
+    """
+
+    def __init__(self, url: str, *, is_enabled: bool, log: Log) -> None:
+        self._link = Link(url, Purpose.WATCH)
+        self._watch = Watch(url, self._link.get, log)
+        self._is_enabled, self._log = is_enabled, log
         self._wanted: set[Channel] = set()
         self._has_work = asyncio.Event()
 
@@ -74,7 +134,15 @@ class Waker:
             self._has_work.set()
 
     async def run(self) -> None:
-        """Until canceled. A wake-up that cannot be sent is dropped: it only shortens waits."""
+        """Until canceled."""
+        never = asyncio.Event()
+        pulse = Pulse("watch", is_essential=False)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._send_for_ever())
+            await run_loop(self._watch.tick, wake=never, stop=never, name="watch", log=self._log, pulse=pulse)
+
+    async def _send_for_ever(self) -> None:
+        """A wake-up that cannot be sent is dropped: it only shortens waits."""
         while True:
             await self._has_work.wait()
             self._has_work.clear()

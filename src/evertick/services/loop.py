@@ -15,11 +15,18 @@ from typing import TypeVar
 import psycopg
 
 from evertick.domain.errors import PostgresUnavailable
+from evertick.services import metrics
 from evertick.services.events import Log
+from evertick.services.pulse import Pulse, shown
 
 LONGEST_BACK_OFF_SECONDS = 5.0
-# What passes by itself: the database is away, or a connection broke.
-UNREACHABLE = (psycopg.OperationalError, psycopg.InterfaceError, PostgresUnavailable)
+# What passes by itself: the database is away, full, crowded or read-only for now, or a connection broke.
+UNREACHABLE = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.errors.ReadOnlySqlTransaction,
+    PostgresUnavailable,
+)
 
 T = TypeVar("T")
 
@@ -32,46 +39,72 @@ async def run_loop(
     name: str,
     log: Log,
     longest_back_off: float = LONGEST_BACK_OFF_SECONDS,
+    pulse: Pulse | None = None,
 ) -> None:
-    """Tick until `stop` is set. A failing tick is logged, and tried again after a growing, jittered pause."""
+    """Tick until `stop` is set. A failing tick is logged, and tried again after a growing, jittered pause.
+
+    `pulse` is where it notes how it is doing, for a loop whose ticks may take long or that others do not depend on.
+    """
     failures = 0
-    while not stop.is_set():
-        wake.clear()
-        started = time.monotonic()
-        try:
-            delay = await tick()
-            if failures:
-                log.info("recovered", loop=name, after_failures=failures)
-            failures = 0
-        except (*UNREACHABLE, OSError) as error:
-            failures += 1
-            delay = min(back_off(failures), longest_back_off)
-            log.warning("unreachable", loop=name, error=error, retry_in=delay)
-        except Exception as error:
-            failures += 1
-            delay = min(back_off(failures), longest_back_off)
-            log.error("tick_failed", loop=name, error=error, seconds=time.monotonic() - started, retry_in=delay)
-        await _wait(wake, stop, delay)
+    seconds_of_ticks = metrics.TICK_SECONDS.labels(service=name)
+    with shown(pulse or Pulse(name)) as pulse:
+        while not stop.is_set():
+            wake.clear()
+            started = time.monotonic()
+            pulse.begin()
+            try:
+                delay = await tick()
+                if failures:
+                    log.info("recovered", loop=name, after_failures=failures)
+                failures = 0
+                pulse.succeed(delay)
+            except Exception as error:
+                failures += 1
+                delay = back_off(failures, longest_back_off)
+                metrics.STEP_FAILURES.labels(step=name).inc()
+                # A full disk is an OSError, too, and says nothing about the database.
+                is_unreachable = isinstance(error, (*UNREACHABLE, ConnectionError, TimeoutError))
+                pulse.fail(error, is_unreachable=is_unreachable, delay=delay)
+                if isinstance(error, (*UNREACHABLE, OSError)):
+                    log.warning("unreachable", loop=name, error=error, retry_in=delay)
+                else:
+                    took = time.monotonic() - started
+                    log.error("tick_failed", loop=name, error=error, seconds=took, retry_in=delay)
+            seconds_of_ticks.observe(time.monotonic() - started)
+            await _wait(wake, stop, delay)
 
 
 async def keep_trying(work: Callable[[], Awaitable[T]], *, stop: asyncio.Event, name: str, log: Log) -> T:
     """What `work` gives once the database can be reached; for what a service cannot go on without. Raises at `stop`."""
     failures = 0
-    while True:
-        try:
-            return await work()
-        except UNREACHABLE as error:
-            if stop.is_set():
-                raise
-            failures += 1
-            delay = back_off(failures)
-            log.warning("unreachable", loop=name, error=error, retry_in=delay)
-        await _wait(stop, stop, delay)
+    with shown(Pulse(name)) as pulse:
+        while True:
+            pulse.begin()
+            try:
+                return await work()
+            except UNREACHABLE as error:
+                if stop.is_set():
+                    raise
+                failures += 1
+                delay = back_off(failures)
+                pulse.fail(error, is_unreachable=True, delay=delay)
+                log.warning("unreachable", loop=name, error=error, retry_in=delay)
+            await _wait(stop, stop, delay)
 
 
-def back_off(failures: int) -> float:
+def back_off(failures: int, longest_seconds: float = LONGEST_BACK_OFF_SECONDS) -> float:
     """Seconds to wait after that many failures in a row, spread so that a fleet does not come back at once."""
-    return float(min(0.1 * 2 ** min(failures, 10), LONGEST_BACK_OFF_SECONDS) * random.uniform(0.5, 1.0))
+    longest = min(longest_seconds, *_longest)
+    return float(min(0.1 * 2 ** min(failures, 10), longest) * random.uniform(0.5, 1.0))
+
+
+# Of the process, so that no loop of it is forgotten.
+_longest = [LONGEST_BACK_OFF_SECONDS]
+
+
+def come_back_within(heartbeat_seconds: float) -> None:
+    """From now on no loop of this process pauses for longer than half a heartbeat: after an outage all is soon as before."""
+    _longest[:] = [min(heartbeat_seconds / 2, LONGEST_BACK_OFF_SECONDS)]
 
 
 async def _wait(wake: asyncio.Event, stop: asyncio.Event, seconds: float) -> None:

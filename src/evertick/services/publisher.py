@@ -23,6 +23,7 @@ from evertick.execution.loader import ImportProblem, LoadedFile, load_file
 from evertick.services.events import Log
 from evertick.services.link import Link, Waker
 from evertick.services.loop import run_loop
+from evertick.services.pulse import STALLED_SECONDS, Pulse
 from evertick.store import dags
 from evertick.store.db import Purpose
 from evertick.store.wake import Channel
@@ -42,16 +43,19 @@ class Publisher:
         self._settings, self._environment, self._log = settings, environment, log
         self._folder = settings.dags_folder.resolve()
         self._link = Link(url, Purpose.PLANNING)
-        self._waker = Waker(url, is_enabled=settings.notify)
+        self._waker = Waker(url, is_enabled=settings.notify, log=log)
         self._seen: dict[str, Fingerprint] = {}
         self._closures: dict[str, tuple[str, ...]] = {}
         self._owners: dict[str, str] = {}
+        self._pulse = Pulse("publisher", longest_tick_seconds=settings.load_timeout_seconds + STALLED_SECONDS)
         self.wake, self.stop = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(self._waker.run()), group.create_task(self._watch())]
-            await run_loop(self.tick, wake=self.wake, stop=self.stop, name="publisher", log=self._log)
+            await run_loop(
+                self.tick, wake=self.wake, stop=self.stop, name="publisher", log=self._log, pulse=self._pulse
+            )
             for task in background:
                 task.cancel()
         await self._waker.close()
@@ -61,7 +65,9 @@ class Publisher:
         """Load what is new or changed, publish it, and remove what is gone."""
         if not self._folder.is_dir():
             self._log.warning("no_folder", folder=str(self._folder))
+            self._pulse.blocked = f"{self._folder} is no folder: there is nothing to publish"
             return RESCAN_SECONDS
+        self._pulse.blocked = None
         files = find_dag_files(self._folder)
         conn = await self._link.get()
         await self._remove_gone(conn, set(files))
@@ -83,6 +89,8 @@ class Publisher:
         """A few at a time. The fingerprint is from before loading: a change meanwhile is found by the next scan."""
         timeout = self._settings.load_timeout_seconds
         for first in range(0, len(files), LOADS_AT_ONCE):
+            # Each batch may take as long as loading a file may.
+            self._pulse.begin()
             batch = files[first : first + LOADS_AT_ONCE]
             prints = [self._fingerprint(file) for file in batch]
             loads = [

@@ -11,8 +11,13 @@ from dataclasses import dataclass, replace
 import psycopg
 
 from evertick.domain.attempt import Outcome, OutcomeKind
+from evertick.engine.extend import Held
 from evertick.engine.step import Stepped
+from evertick.services import metrics
 from evertick.services.events import Log
+from evertick.services.holding import Finished
+
+MOST_LINES = 8
 
 # Sends these reports, and claims as much as that is free.
 Send = Callable[[list[Outcome], int], Awaitable[Stepped]]
@@ -59,6 +64,28 @@ async def _tell_plainly(send: Send, outcome: Outcome, free: int, error: str, *, 
     except psycopg.Error as again:
         if isinstance(again, psycopg.OperationalError | psycopg.InterfaceError):
             raise
-        log.error("report_refused", run=outcome.key.run_id, task=outcome.key.idx, error=again)
+        log.error("report_refused", run=outcome.key.run_id, task=outcome.key.idx, epoch=outcome.epoch, error=again)
     # If the trouble is not this report, then this fails as well and nothing was decided.
     return replace(await tell(send, [], free, log=log), unstored=[outcome])
+
+
+def show_finished(finished: list[Finished], *, log: Log) -> None:
+    """A line for each attempt that ended, or one for all when they are many."""
+    timed_out = sum(each.outcome.kind is OutcomeKind.TIMED_OUT for each in finished)
+    if timed_out:
+        metrics.TIMEOUTS.labels(kind="execution").inc(timed_out)
+    if len(finished) > MOST_LINES:
+        log.info("finish", attempts=len(finished))
+        return
+    for each in finished:
+        done = each.outcome
+        facts = {"run": done.key.run_id, "epoch": done.epoch, "outcome": done.kind.value}
+        log.info("finish", task=each.label, **facts, seconds=round(each.seconds, 3))
+
+
+def show_refused(refused: list[Held], *, log: Log) -> None:
+    """Reports of attempts that were taken away from us, and that changed nothing."""
+    metrics.STALE_WRITES_REFUSED.inc(len(refused))
+    metrics.CLAIMS_LOST.inc(len(refused))
+    for key, epoch in refused:
+        log.warning("lease_lost", run=key.run_id, task=key.idx, epoch=epoch)

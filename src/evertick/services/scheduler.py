@@ -1,170 +1,145 @@
-"""The scheduler: leads its shard, fires what is due, promotes what time has freed, repairs, and buries the lost.
+"""The scheduler: leads its shard, fires what is due, and has everything else tended beside.
 
-Sleeps until the next due instant, a wake-up or the tick. Each step fails on its own (A12). Never runs user code.
+Sleeps until the next due instant, a wake-up or the tick; an idle leader asks the database once per tick. Never runs user
+code, and nothing but a fire is on the way of a fire.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from datetime import datetime
 
-import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, errors
 
 from evertick.config import Settings
-from evertick.domain.errors import NotLeader, PostgresUnavailable
-from evertick.engine.fire import fire
-from evertick.engine.promote import promote
-from evertick.engine.reap import bury_silent
-from evertick.engine.reconcile import reconcile
+from evertick.domain.errors import NotLeader
+from evertick.engine.fire import Fired, fire
+from evertick.services import metrics
+from evertick.services.contained import Step, boot_seconds
 from evertick.services.events import Log
+from evertick.services.lead import SHARD, Lead
 from evertick.services.link import Link, Waker, keep_listening
 from evertick.services.loop import run_loop
-from evertick.store import schedules, shards
+from evertick.services.neighbours import Neighbours
+from evertick.services.tending import Tending
+from evertick.services.upkeep import Upkeep
 from evertick.store.db import Purpose
+from evertick.store.shards import Seen
 from evertick.store.wake import Channel
 
-SHARD = 0
+# What is due but in somebody's hands is not asked for again and again; still less what we have waited for in vain.
+PAUSE_SECONDS, PASS_OVER_SECONDS = 0.1, 1.0
 
 
 class Scheduler:
     """One replica. It plans only while it leads; standing by costs one statement per tick."""
 
     def __init__(self, settings: Settings, *, url: str, owner: str, log: Log) -> None:
-        self._settings, self._url, self._owner, self._log = settings, url, owner, log
-        self._link = Link(url, Purpose.PLANNING)
-        self._waker = Waker(url, is_enabled=settings.notify)
-        self._epoch: int | None = None
-        self._renewed_at = 0.0
-        self._swept_at = 0.0
-        self._reconciled_up_to = (0, 0)
+        self._settings, self._url, self._log = settings, url, log
+        self._waker = Waker(url, is_enabled=settings.notify, log=log)
+        self._beside = Link(url, Purpose.PLANNING)
+        self._neighbours = Neighbours(settings, link=self._beside, on_buried=self._on_buried, log=log)
+        self._lead = Lead(settings, url=url, owner=owner, log=log)
         self.wake = asyncio.Event()
         self.stop = asyncio.Event()
+        self._tending = Tending(
+            settings, url=url, lead=self._lead, waker=self._waker, on_refused=self.wake.set, log=log
+        )
+        self._upkeep = Upkeep(settings, url=url, epoch=self._lead.current_epoch, log=log)
+        self._firing = Step("fire", log=log, longest_rest=settings.tick_seconds)
+        self._fire_at = 0.0
+        self._fire_batch = settings.fire_batch
+        self._passed_over: dict[int, float] = {}
 
     async def run(self) -> None:
         """Until `stop` is set; then the shard is handed over at once."""
         async with asyncio.TaskGroup() as group:
-            background = [group.create_task(self._waker.run())]
+            beside = (self._waker.run(), self._neighbours.run(), self._tending.run(), self._upkeep.run())
+            background = [group.create_task(each) for each in beside]
             if self._settings.notify:
                 listening = keep_listening(self._url, [Channel.PLAN], lambda _: self.wake.set(), log=self._log)
                 background.append(group.create_task(listening))
             await run_loop(self.tick, wake=self.wake, stop=self.stop, name="scheduler", log=self._log)
             for task in background:
                 task.cancel()
-        await self._resign()
+        await self.close()
+
+    async def close(self) -> None:
+        """Hand over what is led, and leave no connection open."""
+        await self._lead.resign()
+        await self._tending.close()
+        await self._waker.close()
+        await self._beside.close()
+
+    def _on_buried(self) -> None:
+        self._waker.wake(Channel.READY)
 
     async def tick(self) -> float:
-        """One pass over everything that is due. Returns the seconds until the next instant that is known."""
-        conn = await self._link.get()
+        """Lead or stand by. Returns the seconds until the next instant that is known."""
+        timer = asyncio.get_running_loop().call_later(self._settings.leader_lease_seconds, self._lead.cut)
         try:
-            if not await self._leads(conn):
-                return self._settings.tick_seconds
-            return await self._plan(conn)
+            return await self._tick(await self._lead.connection())
         except NotLeader as error:
-            self._epoch = None
-            self._log.warning("deposed", error=error)
+            await self._lead.lose(error)
             return 0.0
         except BaseException:
-            # Whatever silence there was meanwhile, nobody watched it (V8): counting starts anew.
-            self._swept_at = 0.0
+            self._lead.forget_silence()
             raise
+        finally:
+            timer.cancel()
 
-    async def _leads(self, conn: AsyncConnection) -> bool:
-        """Whether this replica leads, renewing or taking the lease as needed."""
-        seconds = self._settings.leader_lease_seconds
-        started = time.monotonic()
-        if self._epoch is not None:
-            if started - self._renewed_at < self._settings.tick_seconds:
-                return True
-            if await shards.renew(conn, shard=SHARD, epoch=self._epoch, seconds=seconds):
-                self._renewed_at = started
-                return True
-            self._log.warning("deposed", epoch=self._epoch)
-            self._epoch = None
-        self._epoch = await shards.take(conn, shard=SHARD, owner=self._owner, seconds=seconds)
-        if self._epoch is None:
-            return False
-        self._renewed_at, self._swept_at = started, 0.0
-        self._log.info("lead", shard=SHARD, epoch=self._epoch)
-        return True
+    async def _tick(self, conn: AsyncConnection) -> float:
+        if self._lead.epoch is None:
+            wait = await self._lead.stand_by(conn)
+            if self._lead.epoch is None:
+                return wait
+            self._fire_at = 0.0
+            self._tending.begin()
+        if self._lead.may_plan and boot_seconds() >= self._fire_at and not self._firing.is_resting:
+            done = await self._firing.attempt(conn, lambda: self._fire(conn))
+            if done is not None and done.has_more and not self._lead.is_renewal_due:
+                return 0.0
+        seen = await self._lead.look(conn)
+        self._fire_at = self._next_fire(seen)
+        self._tending.hear(seen)
+        return max(0.0, min(self._fire_at - boot_seconds(), self._settings.tick_seconds))
 
-    async def _plan(self, conn: AsyncConnection) -> float:
-        await self._step("fire", lambda: self._fire(conn))
-        due_by_time = await self._step("promote", lambda: self._promote(conn))
-        elapsed = time.monotonic() - self._swept_at
-        if elapsed >= self._settings.tick_seconds:
-            await self._step("reap", lambda: self._reap(conn, 0.0 if self._swept_at == 0.0 else elapsed))
-            await self._step("reconcile", lambda: self._reconcile(conn))
-            self._swept_at = time.monotonic()
-        return await self._seconds_to_next(conn, due_by_time)
-
-    async def _step(self, name: str, work: Callable[[], Awaitable[datetime | None]]) -> datetime | None:
-        """One step, contained: what breaks here is told and must not stop the others."""
+    async def _fire(self, conn: AsyncConnection) -> Fired:
+        assert self._lead.epoch is not None
+        now = boot_seconds()
+        self._passed_over = {each: until for each, until in self._passed_over.items() if until > now}
         try:
-            return await work()
-        except (NotLeader, psycopg.OperationalError, psycopg.InterfaceError, PostgresUnavailable):
+            done = await fire(
+                conn, shard=SHARD, epoch=self._lead.epoch, batch=self._fire_batch, passed_over=self._passed_over
+            )
+        except errors.QueryCanceled:
+            # So many at once take longer than the lease allows: fewer next time, in the end one fire of one schedule.
+            self._fire_batch = max(1, self._fire_batch // 4)
             raise
-        except Exception as error:
-            self._log.error("step_failed", step=name, error=error)
-            return None
+        self._fire_batch = min(self._fire_batch * 2, self._settings.fire_batch)
+        self._passed_over |= dict.fromkeys(done.lost, now + PAUSE_SECONDS)
+        self._passed_over |= dict.fromkeys(done.passed_over, now + PASS_OVER_SECONDS)
+        self._tell(done)
+        return done
 
-    async def _fire(self, conn: AsyncConnection) -> None:
-        assert self._epoch is not None
-        while True:
-            done = await fire(conn, shard=SHARD, epoch=self._epoch, batch=self._settings.fire_batch)
-            for schedule_id in done.quarantined:
-                self._log.error("quarantine", schedule_id=schedule_id)
-            if done.settled:
-                self._waker.wake(Channel.READY)
-                self._log.info("fire", schedules=done.settled, lag_ms=round(done.lag_seconds * 1000, 1))
-            if done.was_due < self._settings.fire_batch:
-                return
-
-    async def _promote(self, conn: AsyncConnection) -> datetime | None:
-        assert self._epoch is not None
-        while True:
-            done = await promote(conn, shard=SHARD, epoch=self._epoch, batch=self._settings.promote_batch)
-            if done.promoted:
-                self._waker.wake(Channel.READY)
-            if done.promoted < self._settings.promote_batch:
-                return done.next_due
-
-    async def _reap(self, conn: AsyncConnection, elapsed: float) -> None:
-        settings = self._settings
-        lost = await bury_silent(
-            conn, elapsed=elapsed, lost_after=settings.lost_after_seconds, infra_retries=settings.infra_retries
-        )
-        for session in lost:
-            self._log.error("agent_lost", session=session, silent_seconds=settings.lost_after_seconds)
+    def _tell(self, done: Fired) -> None:
+        for schedule_id in done.quarantined:
+            metrics.QUARANTINED.labels(kind="schedule").inc()
+            self._log.error("quarantine", schedule_id=schedule_id)
+        for reason, count in done.skips.items():
+            metrics.SKIPPED_FIRES.labels(reason=reason).inc(count)
+        if done.settled:
+            metrics.FIRES.inc(done.runs)
+            metrics.FIRE_LAG.observe(done.lag_seconds)
             self._waker.wake(Channel.READY)
+            self._log.info("fire", schedules=done.settled, lag_ms=round(done.lag_seconds * 1000, 1))
 
-    async def _reconcile(self, conn: AsyncConnection) -> None:
-        assert self._epoch is not None
-        done = await reconcile(
-            conn,
-            shard=SHARD,
-            epoch=self._epoch,
-            after=self._reconciled_up_to,
-            batch=self._settings.reconcile_batch,
-        )
-        self._reconciled_up_to = done.last
-        if done.repaired:
-            self._log.warning("reconcile", repaired=sorted(set(done.repaired)), count=len(done.repaired))
-            self._waker.wake(Channel.READY)
-
-    async def _seconds_to_next(self, conn: AsyncConnection, due_by_time: datetime | None) -> float:
+    def _next_fire(self, seen: Seen) -> float:
         """By the database's clock: a wrong clock on this machine changes nothing."""
-        next_fire, now = await schedules.next_due(conn, shard=SHARD)
-        known = [instant for instant in (next_fire, due_by_time) if instant is not None]
-        seconds = min(((instant - now).total_seconds() for instant in known), default=self._settings.tick_seconds)
-        return max(0.0, min(seconds, self._settings.tick_seconds))
-
-    async def _resign(self) -> None:
-        with suppress(psycopg.Error, PostgresUnavailable, OSError):
-            if self._epoch is not None:
-                await shards.resign(await self._link.get(), shard=SHARD, epoch=self._epoch)
-        await self._waker.close()
-        await self._link.close()
+        now = boot_seconds()
+        if any(trouble.startswith("fire:") for trouble in seen.troubles):
+            return now + PAUSE_SECONDS
+        if seen.next_fire is None:
+            return float("inf")
+        at = now + (seen.next_fire - seen.read_at).total_seconds()
+        is_held = at <= now and (self._passed_over or self._firing.is_resting)
+        return now + PAUSE_SECONDS if is_held else at

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from psycopg import AsyncConnection
 
+from evertick.domain.attempt import Outcome
 from evertick.execution.leftovers import discard, leftovers
 from evertick.execution.spool import LogChunk
 from evertick.services.events import Log
 from evertick.services.link import Link
 from evertick.services.loop import run_loop
+from evertick.services.pulse import Pulse
 from evertick.store import logs, runners
 from evertick.store.db import Purpose
 from evertick.store.logs import NewChunk
@@ -38,7 +40,12 @@ class LogService:
         link = Link(self._url, Purpose.PLANNING)
         try:
             await run_loop(
-                lambda: self._ship_new(link), wake=self.wake, stop=asyncio.Event(), name="logs", log=self._log
+                lambda: self._ship_new(link),
+                wake=self.wake,
+                stop=asyncio.Event(),
+                name="logs",
+                log=self._log,
+                pulse=Pulse("logs", is_essential=False),
             )
         finally:
             await link.close()
@@ -53,7 +60,14 @@ class LogService:
             return 0.0
 
         try:
-            await run_loop(ship_late, wake=asyncio.Event(), stop=is_over, name="late_logs", log=self._log)
+            await run_loop(
+                ship_late,
+                wake=asyncio.Event(),
+                stop=is_over,
+                name="late_logs",
+                log=self._log,
+                pulse=Pulse("late_logs", is_essential=False),
+            )
         finally:
             await link.close()
 
@@ -71,6 +85,17 @@ class LogService:
 def stored(chunk: LogChunk) -> NewChunk:
     text = chunk.content.decode("utf-8", "replace")
     return NewChunk(key=chunk.key, epoch=chunk.epoch, seq=chunk.offset, until=chunk.end, content=text)
+
+
+def last_lines(outcome: Outcome) -> LogChunk:
+    """What an outcome carries of its attempt's log."""
+    return LogChunk(
+        key=outcome.key,
+        epoch=outcome.epoch,
+        offset=outcome.log_offset,
+        end=outcome.log_end,
+        content=outcome.log,
+    )
 
 
 async def ship(conn: AsyncConnection, *, session: int, chunks: list[LogChunk]) -> None:

@@ -22,20 +22,21 @@ import psycopg
 
 from evertick.config import Settings
 from evertick.domain.errors import PostgresUnavailable
-from evertick.engine.reap import bury
 from evertick.execution.kill import children_of, kill_tree
 from evertick.execution.linux import become_subreaper, die_with_parent
-from evertick.services.events import render_line
+from evertick.services.events import Log, render_line
+from evertick.services.health import Phase
+from evertick.services.health_port import HealthPort
 from evertick.services.link import Link
-from evertick.services.loop import back_off
+from evertick.services.loop import back_off, run_loop
+from evertick.services.neighbours import certify_deaths
 from evertick.services.postgres import EmbeddedPostgres
-from evertick.services.whoami import is_provably_gone
-from evertick.store import runners
+from evertick.services.up_health import ChildHealth, UpHealth
+from evertick.services.whoami import process_name
 from evertick.store.db import Purpose, connect
 from evertick.store.migrate import migrate
 from evertick.store.wake import Channel, notify
 
-STEADY_SECONDS = 10.0
 READY_EVENTS = {"scheduler": "lead", "runner": "started"}
 Print = Callable[[str], None]
 
@@ -46,20 +47,19 @@ class Child:
 
     name: str
     arguments: list[str]
+    health: ChildHealth
     process: Process | None = None
-    restarts: int = 0
+    is_dismissed: bool = False
     is_ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Supervisor:
-    def __init__(self, settings: Settings, *, environment: Mapping[str, str], say: Print) -> None:
-        self._settings, self._environment, self._say = settings, dict(environment), say
+    def __init__(self, settings: Settings, *, environment: Mapping[str, str], say: Print, log: Log) -> None:
+        self._settings, self._environment, self._say, self._log = settings, dict(environment), say, log
         self._postgres = None if settings.database_url else EmbeddedPostgres(settings.home)
-        self.children = [
-            Child("scheduler", ["scheduler"]),
-            Child("runner", ["runner"]),
-            Child("publisher", ["publisher"]),
-        ]
+        self.children = [Child(name, [name], ChildHealth(name)) for name in ("scheduler", "runner", "publisher")]
+        self.health = UpHealth([child.health for child in self.children], owner=process_name())
+        self.port = HealthPort("up", self.health.routes(), settings=settings, log=log)
         self.stop = asyncio.Event()
         self.url = settings.database_url or ""
 
@@ -70,6 +70,7 @@ class Supervisor:
         if self._postgres is not None:
             self.url = await self._postgres.start()
             self._event("postgres", "ready", seconds=time.monotonic() - started)
+        self.port.leave_note()
         async with await connect(self.url, purpose=Purpose.PLANNING) as conn:
             for name in await migrate(conn):
                 self._event("postgres", "migrate", migration=name)
@@ -79,7 +80,9 @@ class Supervisor:
                 if self._postgres is not None:
                     tasks.append(group.create_task(self._postgres.supervise()))
                 tasks.append(group.create_task(self._announce(started)))
+                tasks.append(group.create_task(self._tick()))
                 await self.stop.wait()
+                self.health.phase = Phase.STOPPING
                 await self._stop_children()
                 for task in tasks:
                     task.cancel()
@@ -90,22 +93,35 @@ class Supervisor:
 
     async def _keep(self, child: Child) -> None:
         """Run one child for ever; a crash loop backs off and is shown."""
-        quick_deaths = 0
+        health = child.health
         while not self.stop.is_set():
-            born = time.monotonic()
             code = await self._run_child(child)
             if self.stop.is_set():
                 return
-            quick_deaths = 0 if time.monotonic() - born > STEADY_SECONDS else quick_deaths + 1
-            child.restarts += 1
-            delay = 0.0 if quick_deaths == 0 else back_off(quick_deaths)
-            self._event(child.name, "died", exit_code=code, restarts=child.restarts, restart_in=delay, level="error")
+            if child.is_dismissed and code == 0:
+                health.has_left("drained and told to stop")
+                self._event(child.name, "left", message="It was drained and told to stop; the next `up` starts one.")
+                return
+            health.has_died(_how_it_ended(code))
+            delay = 0.0 if health.quick_deaths == 0 else back_off(health.quick_deaths)
+            self._event(
+                child.name,
+                "died",
+                exit_code=code,
+                restarts=health.restarts,
+                restart_in=delay,
+                crash_loop=health.is_crash_looping,
+                level="error",
+            )
             if child.name == "runner":
                 await self._certify_deaths()
             await asyncio.sleep(delay)
 
     async def _run_child(self, child: Child) -> int:
         environment = {**self._environment, "EVERTICK_DATABASE_URL": self.url, "EVERTICK_LOG": "json"}
+        if self._settings.health_port is not None:
+            # That one is ours.
+            environment["EVERTICK_HEALTH_PORT"] = "0"
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -118,8 +134,9 @@ class Supervisor:
             preexec_fn=_die_with(os.getpid()),
         )
         child.process = process
+        child.health.is_born(process.pid)
         assert process.stdout is not None
-        while line := await process.stdout.readline():
+        while (line := await _next_line(process.stdout)) != b"":
             self._relay(child, line)
         return await process.wait()
 
@@ -127,16 +144,35 @@ class Supervisor:
         try:
             event = json.loads(line)
         except ValueError:
+            event = None
+        if not isinstance(event, dict):
             self._say(line.decode("utf-8", "replace").rstrip())
             return
         if event.get("event") == READY_EVENTS.get(child.name):
             child.is_ready.set()
-        self._say(render_line(event, is_colored=sys.stdout.isatty()))
+        if event.get("event") == "dismissed":
+            # It was drained and told to leave: that is no death, and nobody wants it back.
+            child.is_dismissed = True
+        if event.get("event") == "health":
+            # For people the address of the whole is enough: the banner has it.
+            child.health.url = event.get("url")
+            if self._settings.log == "text":
+                return
+        self._show(event)
+
+    async def _tick(self) -> None:
+        """Nothing but a sign that this loop turns, for whoever asks our health port."""
+
+        async def rest() -> float:
+            return 1.0
+
+        await run_loop(rest, wake=asyncio.Event(), stop=self.stop, name="supervisor", log=self._log)
 
     async def _announce(self, started: float) -> None:
         for child in self.children:
             if child.name in READY_EVENTS:
                 await child.is_ready.wait()
+        self.health.phase = Phase.RUNNING
         self._event("evertick", "ready", seconds=time.monotonic() - started, message="Evertick is up; Ctrl-C stops it.")
 
     async def _certify_deaths(self) -> None:
@@ -145,13 +181,9 @@ class Supervisor:
         link = Link(self.url, Purpose.PLANNING)
         with suppress(psycopg.Error, PostgresUnavailable, OSError):
             conn = await link.get()
-            for runner in await runners.live(conn):
-                if is_provably_gone(runner):
-                    reason = f"agent_lost: runner {runner.runner_id} died"
-                    held = await bury(
-                        conn, session=runner.session, reason=reason, infra_retries=self._settings.infra_retries
-                    )
-                    self._event("runner", "bury", runner=runner.runner_id, attempts=held, level="warning")
+            for buried in await certify_deaths(conn, infra_retries=self._settings.infra_retries):
+                gone = buried.runner.runner_id
+                self._event("runner", "bury", gone=gone, attempts=buried.attempts, level="warning")
             await notify(conn, Channel.READY)
         await link.close()
 
@@ -175,8 +207,31 @@ class Supervisor:
 
     def _event(self, service: str, event: str, *, level: str = "info", **fields: object) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        line = {"service": service, "event": event, "timestamp": stamp, "level": level, **fields}
-        self._say(render_line(line, is_colored=sys.stdout.isatty()))
+        who = {"service": service, "owner": process_name()}
+        line = {**who, "event": event, "timestamp": stamp, "level": level, **fields}
+        self._show(line)
+
+    def _show(self, event: dict[str, object]) -> None:
+        if self._settings.log == "json":
+            self._say(json.dumps(event, default=str))
+        else:
+            self._say(render_line(event, is_colored=sys.stdout.isatty()))
+
+
+async def _next_line(stream: asyncio.StreamReader) -> bytes:
+    """Empty at the end. What is longer than a line may be is dropped: it must not end the supervisor."""
+    while True:
+        with suppress(ValueError):
+            return await stream.readline()
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
 
 
 def _kill_strays(known: set[int]) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from psycopg import AsyncConnection
 
-from evertick.domain.attempt import AttemptOrder, TaskKey
-from evertick.domain.dag import DagSpec, from_json
+from evertick.domain.attempt import AttemptOrder, Isolation, TaskKey
+from evertick.domain.dag import DagSpec, OnLostContact, from_json
 from evertick.domain.errors import NotFound
 from evertick.execution.bundle import unpack
+from evertick.execution.bundle_folders import keep
 from evertick.store import dags
 from evertick.store.tasks import StepRow
 
@@ -57,6 +58,7 @@ class Versions:
 def order(claim: StepRow, version: Version, session: int) -> AttemptOrder:
     """What the executor is told about one claim."""
     task = version.spec.tasks[claim.idx]
+    stops = task.on_lost_contact is OnLostContact.STOP
     return AttemptOrder(
         key=TaskKey(claim.run_id, claim.idx, claim.map_index),
         epoch=claim.epoch,
@@ -71,8 +73,10 @@ def order(claim: StepRow, version: Version, session: int) -> AttemptOrder:
         params_json=claim.params,
         inputs_json=claim.inputs or "{}",
         timeout_seconds=task.timeout_seconds,
-        isolation=task.isolation,
+        # What may be killed on its own must not share its process.
+        isolation=Isolation.PROCESS if stops else task.isolation,
         command=task.command,
+        stops_on_lost_contact=stops,
     )
 
 
@@ -82,6 +86,6 @@ async def unpacked(conn: AsyncConnection, bundle_hash: str, folder: Path) -> tup
     row = await dags.bundle(conn, bundle_hash)
     if row is None:
         raise NotFound(f"The code {bundle_hash[:12]} of this DAG version is not in the database. Publish it again.")
-    if not place.is_dir():
+    if not await asyncio.to_thread(keep, place):
         await asyncio.to_thread(unpack, row.archive, bundle_hash, folder)
     return place, row.uses_threads is not None

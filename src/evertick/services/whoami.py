@@ -4,47 +4,89 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
+from evertick.config import Settings
 from evertick.store.runners import LiveRunner, NewRunner
 
 _STATE, _START_TICKS = 0, 19  # fields of /proc/<pid>/stat, counted after the command's closing bracket
 
 
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where this process is. Two that are at the same place see each other's pids and start times."""
+
+    host: str
+    boot_id: str
+    pid_namespace: str
+    uid: int
 
 
-def pid_namespace() -> str:
-    return str(Path("/proc/self/ns/pid").readlink())
-
-
-def new_runner(session: int, runner_id: str | None, queues: Iterable[str], slots: int) -> NewRunner:
-    pid = os.getpid()
-    return NewRunner(
-        session=session,
-        runner_id=runner_id or f"{socket.gethostname()}-{pid}",
+def here() -> Place:
+    # A start time is counted from the boot as the time namespace has it, and a user is somebody else in another user
+    # namespace; so those must be the same, too.
+    namespaces = [Path(f"/proc/self/ns/{kind}") for kind in ("pid", "time", "user")]
+    return Place(
         host=socket.gethostname(),
-        boot_id=boot_id(),
-        pid_namespace=pid_namespace(),
-        pid=pid,
-        pid_started=float(_stat(pid)[_START_TICKS]),
-        queues=list(queues),
-        slots=slots,
+        boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        pid_namespace=" ".join(str(each.readlink()) for each in namespaces if each.is_symlink()),
+        uid=os.geteuid(),
     )
 
 
-def is_provably_gone(runner: LiveRunner) -> bool:
-    """True only for a process of this very machine and PID namespace whose pid and start time are gone (V5)."""
-    if (runner.boot_id, runner.pid_namespace) != (boot_id(), pid_namespace()):
+def process_name() -> str:
+    """What tells this process from all others that run now."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+def pid_started(pid: int) -> float:
+    """When that process started, in the kernel's ticks. OSError if there is none."""
+    return float(_stat(str(pid))[_START_TICKS])
+
+
+def new_runner(session: int, settings: Settings, *, request: str | None = None) -> NewRunner:
+    place, pid = here(), os.getpid()
+    return NewRunner(
+        session=session,
+        runner_id=settings.runner_id or f"{place.host}-{pid}",
+        name=settings.runner_name,
+        version=version("evertick"),
+        host=place.host,
+        boot_id=place.boot_id,
+        pid_namespace=place.pid_namespace,
+        uid=place.uid,
+        pid=pid,
+        pid_started=float(_stat("self")[_START_TICKS]),
+        queues=list(settings.runner_queues),
+        slots=settings.runner_slots,
+        request=request,
+        lost_after_seconds=settings.lost_after_seconds,
+    )
+
+
+def is_provably_gone(runner: LiveRunner, place: Place) -> bool:
+    """True only for a process of this very place whose pid and start time are gone (V5). `place` is where we are.
+
+    Host names count, too: a copy of a virtual machine has the same boot id. And where other users' processes are hidden
+    only root and their own user can say that one is not there.
+    """
+    if (runner.host, runner.boot_id, runner.pid_namespace) != (place.host, place.boot_id, place.pid_namespace):
+        return False
+    if place.uid not in (0, runner.uid) or not _sees_its_own_pids():
         return False
     try:
-        stat = _stat(runner.pid)
+        stat = _stat(str(runner.pid))
     except (FileNotFoundError, ProcessLookupError):
         return True
     return float(stat[_START_TICKS]) != runner.pid_started or stat[_STATE] in ("Z", "X")
 
 
-def _stat(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+def _sees_its_own_pids() -> bool:
+    """In a new PID namespace /proc may still show that of the parents, in which our pids mean somebody else."""
+    return Path("/proc/self").readlink().name == str(os.getpid())
+
+
+def _stat(process: str) -> list[str]:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import psycopg
 from psycopg import AsyncConnection, conninfo, errors
 from psycopg.sql import SQL, Identifier
+
+# A server that is up answers within milliseconds; one that hangs must not hold up whoever watches over it.
+_PATIENCE_SECONDS = 5.0
 
 
 async def answers(url: str) -> bool:
     """Whether a query is answered. A process or a socket that merely exists does not count."""
     try:
-        async with await AsyncConnection.connect(url, autocommit=True, connect_timeout=2) as conn:
-            await conn.execute("select 1")
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            async with await AsyncConnection.connect(url, autocommit=True, connect_timeout=2) as conn:
+                await conn.execute("select 1")
     except (psycopg.Error, OSError):
         return False
     return True

@@ -1,6 +1,7 @@
 """Connections to PostgreSQL, one set of session options per purpose, and the retry of a deadlocked transaction.
 
-Every connection is opened here, so that no session is ever without its timeouts. Must never log or show a password.
+Every connection is opened here, so that no session is ever without its timeouts and none leads to a server that was
+replaced. Must never log or show a password.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from typing import TypeVar
 import psycopg
 from psycopg import AsyncConnection, conninfo, errors
 
-from evertick.domain.errors import PostgresUnavailable
-from evertick.store import failpoints
+from evertick.domain.errors import PostgresUnavailable, WrongServer
+from evertick.store import cluster, failpoints
+from evertick.store.address import Parts, each_host, parse, place_of, without_password
+from evertick.store.guard import Guard, guard_of
+from evertick.store.line import Line
 
 OLDEST_SERVER_VERSION = 150000
 
@@ -29,6 +33,7 @@ class Purpose(StrEnum):
     PLANNING = "planning"
     READ = "read"
     LISTEN = "listen"
+    WATCH = "watch"
 
 
 # A frozen client must not hold locks for long, and a cut network must be noticed before a lease passes to another.
@@ -86,27 +91,71 @@ _SESSION: dict[Purpose, dict[str, str]] = {
         "lock_timeout": "2s",
         "idle_in_transaction_session_timeout": "5s",
     },
+    # Wake-ups and marks: whoever sends them must soon know that he cannot.
+    Purpose.WATCH: {
+        "statement_timeout": "3s",
+        "lock_timeout": "2s",
+        "idle_in_transaction_session_timeout": "5s",
+    },
+}
+
+# How long an answer may take: longer than the server's own timeouts, so that its word comes first where it has one.
+_LONGEST_SECONDS: dict[Purpose, float | None] = {
+    Purpose.HOT: 20.0,
+    Purpose.PLANNING: 35.0,
+    Purpose.READ: 20.0,
+    Purpose.LISTEN: None,
+    Purpose.WATCH: 5.0,
+}
+
+# Of several hosts one may hang: it is waited for that long after another one has answered.
+FIRST_PATIENCE_SECONDS, PATIENCE_SECONDS = 2.0, 0.5
+
+_HINTS = {
+    "too many clients": "Its connections are all taken: see 'Connections' in docs/howto/operate.md for how to reserve some.",
+    "remaining connection slots": "Its connections are all taken: see 'Connections' in docs/howto/operate.md for how to"
+    " reserve some.",
+    "too many connections for role": "Raise the CONNECTION LIMIT of this role.",
+    "unsupported startup parameter": "A pooler stands before it: give Evertick the server's own address, or see"
+    " 'Behind a pooler' in docs/howto/operate.md.",
 }
 
 
 async def connect(url: str, *, purpose: Purpose) -> AsyncConnection:
-    """Open an autocommit connection that is fit for `purpose`, to PostgreSQL 15 or newer."""
-    place = where(url)
+    """Open an autocommit connection that is fit for `purpose`, to a primary of PostgreSQL 15 or newer.
+
+    Of several hosts all are asked, and the one that was promoted last is taken.
+    """
+    parts, guard = parse(url), guard_of(url)
+    hosts = each_host(parts)
+    patience_seconds = FIRST_PATIENCE_SECONDS if guard.seen is None else PATIENCE_SECONDS
+    opened: list[Line] = []
+    refused: list[PostgresUnavailable] = []
+
+    async def knock(host: Parts) -> None:
+        try:
+            opened.append(await _open(host, purpose, guard))
+        except PostgresUnavailable as error:
+            refused.append(error)
+
     try:
-        conn = await AsyncConnection.connect(
-            _conninfo(url, purpose),
-            autocommit=True,
-            prepare_threshold=0 if purpose is Purpose.HOT else 5,
-            cursor_factory=failpoints.cursor_class(),
-        )
-    except (psycopg.Error, OSError) as error:
-        raise PostgresUnavailable(f"Cannot connect to PostgreSQL at {place}: {_reason(error, url)}") from None
-    try:
-        refuse_old_server(conn.info.server_version, place)
-    except PostgresUnavailable:
-        await conn.close()
-        raise
-    return conn
+        async with asyncio.TaskGroup() as group:
+            tries = {group.create_task(knock(host)) for host in hosts}
+            while tries:
+                patience = patience_seconds if opened else None
+                done, tries = await asyncio.wait(tries, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    break
+            for each in tries:
+                each.cancel()
+        if not opened:
+            raise _all_refused(refused, parts)
+        chosen = next((line for line in opened if guard.trusts(line.server)), opened[0])
+        opened.remove(chosen)
+        return chosen
+    finally:
+        for line in opened:
+            await line.close()
 
 
 async def retry_on_deadlock(work: Callable[[], Awaitable[T]], *, tries: int = 5) -> T:
@@ -123,15 +172,6 @@ async def retry_on_deadlock(work: Callable[[], Awaitable[T]], *, tries: int = 5)
     return await work()
 
 
-def where(url: str) -> str:
-    """The place that a URL names, for messages: host, port and database, never the user's password."""
-    parts = _parse(url)
-    host = parts.get("host") or parts.get("hostaddr") or "the default socket"
-    port = f":{parts['port']}" if parts.get("port") else ""
-    database = f" (database {parts['dbname']})" if parts.get("dbname") else ""
-    return f"{host}{port}{database}"
-
-
 def refuse_old_server(server_version: int, place: str) -> None:
     """Raise for a server older than the SQL that Evertick is written in. `server_version` is libpq's number."""
     if server_version >= OLDEST_SERVER_VERSION:
@@ -143,35 +183,66 @@ def refuse_old_server(server_version: int, place: str) -> None:
     )
 
 
-def _conninfo(url: str, purpose: Purpose) -> str:
-    parts = _parse(url)
+async def _open(parts: Parts, purpose: Purpose, guard: Guard) -> Line:
+    """A connection to one host, if that is a server that we may use."""
+    place = place_of(parts)
+    try:
+        line = await Line.connect(
+            _conninfo(parts, purpose), autocommit=True, prepare_threshold=None, cursor_factory=failpoints.cursor_class()
+        )
+    except (psycopg.Error, OSError) as error:
+        raise PostgresUnavailable(_cannot(place, error, parts)) from None
+    try:
+        line.longest_seconds = _LONGEST_SECONDS[purpose] or _LONGEST_SECONDS[Purpose.WATCH]
+        refuse_old_server(line.info.server_version, place)
+        await look_at(line, guard, place)
+        line.longest_seconds = _LONGEST_SECONDS[purpose]
+        if not line.is_shared:
+            line.prepare_threshold = 0 if purpose is Purpose.HOT else 5
+        guard.watch_over(line)
+    except psycopg.Error as error:
+        await line.close()
+        raise PostgresUnavailable(_cannot(place, error, parts)) from None
+    except BaseException:
+        await line.close()
+        raise
+    return line
+
+
+async def look_at(line: Line, guard: Guard, place: str) -> None:
+    """Find out where a connection leads, and refuse a server that was replaced or a session that is not as we asked."""
+    sight = await cluster.look(line)
+    if sight.is_standby:
+        raise PostgresUnavailable(f"The PostgreSQL at {place} is a standby, and Evertick needs the primary.")
+    # What the server calls itself at the start is not who answers: a pooler speaks in its name.
+    line.is_shared = sight.pid != line.info.backend_pid
+    if sight.search_path.split(",")[0].strip().strip('"') != _EVERY_SESSION["search_path"]:
+        raise PostgresUnavailable(
+            f"The PostgreSQL at {place} is behind a pooler that drops session settings: search_path is"
+            f" {sight.search_path!r} and must be evertick. Give Evertick the server's own address, or see 'Behind a"
+            " pooler' in docs/howto/operate.md."
+        )
+    line.server, line.untold = sight.server, sight.untold
+    guard.admit(sight.server, place)
+
+
+def _conninfo(host: Parts, purpose: Purpose) -> str:
+    parts = dict(host)
     ours = " ".join(f"-c {name}={value}" for name, value in {**_EVERY_SESSION, **_SESSION[purpose]}.items())
     parts["options"] = f"{parts.get('options', '')} {ours}".strip()
     parts["application_name"] = f"evertick-{purpose}"
     return conninfo.make_conninfo("", **{**_NETWORK, **parts})
 
 
-def _parse(url: str) -> dict[str, str]:
-    try:
-        parts = {name: str(value) for name, value in conninfo.conninfo_to_dict(url).items() if value is not None}
-    except psycopg.Error:
-        parts = None
-    # libpq quotes the part that it could not read, and takes the rest of a password with a bare / or @ for a host, a
-    # port or a database. Neither may reach a message.
-    if parts is None or _is_misread(parts):
-        raise PostgresUnavailable(
-            "The database URL cannot be read: it must look like postgresql://user:password@host:5432/database,"
-            " with special characters of the password written as %40 for @, %2F for / and so on."
-        )
-    return parts
+def _cannot(place: str, error: Exception, parts: Parts) -> str:
+    text = without_password(str(error), parts)
+    hint = next((advice for sign, advice in _HINTS.items() if sign in text), None)
+    return f"Cannot connect to PostgreSQL at {place}: {text}" + (f" {hint}" if hint else "")
 
 
-def _is_misread(parts: dict[str, str]) -> bool:
-    has_strange_port = not parts.get("port", "").replace(",", "").isdigit() and "port" in parts
-    return has_strange_port or "@" in parts.get("host", "")[1:] or "@" in parts.get("dbname", "")
-
-
-def _reason(error: Exception, url: str) -> str:
-    text = " ".join(str(error).split())
-    password = _parse(url).get("password")
-    return text.replace(password, "***") if password else text
+def _all_refused(refused: list[PostgresUnavailable], parts: Parts) -> PostgresUnavailable:
+    """One refusal as it is; several in one message, as a refusal of the server if it was one."""
+    if len(refused) == 1:
+        return refused[0]
+    kind = WrongServer if any(isinstance(each, WrongServer) for each in refused) else PostgresUnavailable
+    return kind(f"None of the servers {place_of(parts)} can be used. " + " ".join(str(each) for each in refused))

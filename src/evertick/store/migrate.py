@@ -15,6 +15,7 @@ from typing import LiteralString
 from psycopg import AsyncConnection
 
 from evertick.domain.errors import SchemaMismatch
+from evertick.store.line import take_your_time
 from evertick.store.statements import sql
 
 MIGRATIONS_DIRECTORY = Path(__file__).with_name("migrations")
@@ -96,6 +97,7 @@ def migrations(directory: Path = MIGRATIONS_DIRECTORY) -> list[Migration]:
 
 async def _apply_next(conn: AsyncConnection, directory: Path) -> str | None:
     """Apply the first pending migration, if another process did not do so while this one waited for the lock."""
+    take_your_time(conn)
     async with conn.transaction():
         # A migration may rewrite a large table, and nine other starters may be waiting for it.
         await conn.execute("set local statement_timeout = 0")

@@ -8,7 +8,7 @@ from typing import cast
 
 from psycopg import AsyncConnection
 
-from evertick.store.rows import all_rows, one_value
+from evertick.store.rows import all_rows, one_row, one_value
 from evertick.store.statements import sql
 
 
@@ -23,6 +23,11 @@ class NewRunner:
     pid_started: float
     queues: list[str]
     slots: int
+    uid: int = 0
+    name: str | None = None
+    version: str = ""
+    request: str | None = None
+    lost_after_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,7 @@ class LiveRunner:
     host: str
     boot_id: str
     pid_namespace: str
+    uid: int
     pid: int
     pid_started: float
     queues: list[str]
@@ -44,17 +50,36 @@ class LiveRunner:
 class BusyRunner:
     session: int
     runner_id: str
+    name: str | None
+    version: str
     host: str
     pid: int
     queues: list[str]
     slots: int
+    request: str | None
     started_at: datetime
+    beat_at: datetime
     silent_seconds: float
     busy: int
 
 
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """How many attempts were taken from a runner (None: it lives), and how many could not be moved and were set aside."""
+
+    reaped: int | None
+    refused: int
+
+
 async def register(conn: AsyncConnection, runner: NewRunner) -> None:
     await conn.execute(sql("runners", "register"), asdict(runner))
+
+
+async def ask_of(conn: AsyncConnection, *, sessions: list[int], request: str | None, actor: str) -> list[int]:
+    """Those of whom it was not asked before."""
+    params = {"sessions": sessions, "request": request, "actor": actor}
+    cursor = await conn.execute(sql("runners", "ask_of"), params)
+    return [cast(int, row[0]) for row in await cursor.fetchall()]
 
 
 async def bury(conn: AsyncConnection, *, session: int, reason: str, infra_retries: int) -> int:
@@ -71,17 +96,29 @@ async def live(conn: AsyncConnection) -> list[LiveRunner]:
     return await all_rows(conn, sql("runners", "live"), {}, LiveRunner)
 
 
+async def neighbours(conn: AsyncConnection, *, host: str, boot_id: str, pid_namespace: str) -> list[LiveRunner]:
+    params = {"host": host, "boot_id": boot_id, "pid_namespace": pid_namespace}
+    return await all_rows(conn, sql("runners", "neighbours"), params, LiveRunner)
+
+
+async def namesakes(conn: AsyncConnection, *, runner_id: str, session: int) -> list[LiveRunner]:
+    return await all_rows(conn, sql("runners", "namesakes"), {"runner_id": runner_id, "session": session}, LiveRunner)
+
+
 async def list_busy(conn: AsyncConnection, *, limit: int = 1000) -> list[BusyRunner]:
     return await all_rows(conn, sql("runners", "list_busy"), {"limit": limit}, BusyRunner)
 
 
-async def listen_for_silence(conn: AsyncConnection, *, elapsed: float, lost_after: float) -> list[int]:
-    """Sessions that were silent for longer than `lost_after` seconds of our own watching."""
-    params = {"elapsed": elapsed, "lost_after": lost_after}
-    cursor = await conn.execute(sql("runners", "listen_for_silence"), params)
-    return [cast(int, row[0]) for row in await cursor.fetchall()]
-
-
-async def unburied(conn: AsyncConnection) -> list[int]:
-    cursor = await conn.execute(sql("runners", "unburied"))
-    return [cast(int, row[0]) for row in await cursor.fetchall()]
+async def reap(
+    conn: AsyncConnection, *, shard: int, epoch: int, session: int, lost_after: float, infra_retries: int
+) -> Reaped:
+    params = {
+        "shard": shard,
+        "epoch": epoch,
+        "session": session,
+        "lost_after": lost_after,
+        "infra_retries": infra_retries,
+    }
+    row = await one_row(conn, sql("runners", "reap"), params, Reaped)
+    assert row is not None
+    return row

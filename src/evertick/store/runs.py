@@ -49,11 +49,26 @@ class Reconciled:
     last_dag_id: int | None
     last_run_id: int | None
     repaired: list[str]
+    refused: int
 
     @property
     def last(self) -> tuple[int, int]:
         """Where the next slice starts."""
         return (self.last_dag_id or 0, self.last_run_id or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Skipped:
+    skipped_dag_id: int | None
+    skipped_run_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """How many queued runs started, and how many DAGs were set aside because theirs could not."""
+
+    admitted: int
+    refused: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +109,57 @@ async def newest_of_each_dag(conn: AsyncConnection, *, limit: int = 1000) -> lis
     return await all_rows(conn, sql("runs", "newest_of_each_dag"), {"limit": limit}, RunRow)
 
 
-async def reconcile(conn: AsyncConnection, *, shard: int, epoch: int, after: tuple[int, int], batch: int) -> Reconciled:
-    values = {"shard": shard, "epoch": epoch, "after_dag": after[0], "after_run": after[1], "batch": batch}
+async def reconcile(
+    conn: AsyncConnection,
+    *,
+    shard: int,
+    epoch: int,
+    after: tuple[int, int],
+    batch: int,
+    elapsed: float,
+    counts_line: bool,
+) -> Reconciled:
+    values = {
+        "shard": shard,
+        "epoch": epoch,
+        "after_dag": after[0],
+        "after_run": after[1],
+        "batch": batch,
+        "elapsed": elapsed,
+        "counts_line": counts_line,
+    }
     row = await one_row(conn, sql("runs", "reconcile"), values, Reconciled)
     assert row is not None
     return row
+
+
+async def skip_one(conn: AsyncConnection, *, shard: int, epoch: int, after: tuple[int, int]) -> tuple[int, int]:
+    """Where to go on after the run that was set aside."""
+    values = {"shard": shard, "epoch": epoch, "after_dag": after[0], "after_run": after[1]}
+    row = await one_row(conn, sql("runs", "skip_one"), values, _Skipped)
+    assert row is not None
+    return (row.skipped_dag_id or 0, row.skipped_run_id or 0)
+
+
+async def admit(conn: AsyncConnection, *, shard: int, epoch: int) -> Admitted:
+    row = await one_row(conn, sql("runs", "admit"), {"shard": shard, "epoch": epoch}, Admitted)
+    assert row is not None
+    return row
+
+
+async def time_out(conn: AsyncConnection, *, shard: int, epoch: int, run_id: int) -> int | None:
+    values = {"shard": shard, "epoch": epoch, "run_id": run_id}
+    return cast("int | None", await one_value(conn, sql("runs", "time_out"), values))
+
+
+async def orphans(conn: AsyncConnection, *, orphan_after: float) -> list[int]:
+    cursor = await conn.execute(sql("runs", "orphans"), {"orphan_after": orphan_after})
+    return [cast(int, row[0]) for row in await cursor.fetchall()]
+
+
+async def reap_orphan(conn: AsyncConnection, *, shard: int, epoch: int, run_id: int, orphan_after: float) -> str:
+    values = {"shard": shard, "epoch": epoch, "run_id": run_id, "orphan_after": orphan_after}
+    return cast(str, await one_value(conn, sql("runs", "reap_orphan"), values))
 
 
 async def journal(conn: AsyncConnection, *, run_id: int, limit: int = 200) -> list[JournalEntry]:

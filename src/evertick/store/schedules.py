@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
@@ -17,25 +18,31 @@ JsonObject = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class DueSchedule:
+    """`spec` as it is stored: one that cannot be decoded must not keep the others from being read. `read_at`: the clock."""
+
     schedule_id: int
     version: int
     next_due: datetime
-    spec: JsonObject
+    spec: str
     misfire: str
     window_seconds: float
+    read_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class DagSchedule:
+    """`spec` as it is stored: one that cannot be decoded must not keep it from being changed."""
+
     schedule_id: int
     version: int
     next_due: datetime | None
-    spec: JsonObject
+    spec: str
     misfire: str
     window_seconds: float
     name: str
     params: JsonObject
     paused: bool
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +68,10 @@ class Skip:
     recorded_at: datetime
 
 
-async def due(conn: AsyncConnection, *, shard: int, batch: int) -> list[DueSchedule]:
-    return await all_rows(conn, sql("schedules", "due"), {"shard": shard, "batch": batch}, DueSchedule)
+async def due(conn: AsyncConnection, *, shard: int, batch: int, passed_over: Collection[int] = ()) -> list[DueSchedule]:
+    """Oldest first, without those in `passed_over`."""
+    params = {"shard": shard, "batch": batch, "passed_over": list(passed_over)}
+    return await all_rows(conn, sql("schedules", "due"), params, DueSchedule)
 
 
 async def next_due(conn: AsyncConnection, *, shard: int) -> tuple[datetime | None, datetime]:
@@ -77,10 +86,19 @@ async def fire(conn: AsyncConnection, *, shard: int, epoch: int, plans: list[Jso
     return cast("list[int]", await one_value(conn, sql("schedules", "fire"), params))
 
 
-async def quarantine(conn: AsyncConnection, *, schedule_id: int, version: int, error: str) -> None:
-    await conn.execute(
-        sql("schedules", "quarantine"), {"schedule_id": schedule_id, "version": version, "error": error[:2000]}
-    )
+async def set_aside(
+    conn: AsyncConnection, *, shard: int, epoch: int, due: DueSchedule, reason: str, is_tried_again: bool
+) -> bool:
+    """Whether it was that version's turn, and it had not been set aside before."""
+    params = {
+        "shard": shard,
+        "epoch": epoch,
+        "schedule_id": due.schedule_id,
+        "version": due.version,
+        "reason": reason.replace("\x00", ""),
+        "is_tried_again": is_tried_again,
+    }
+    return bool(await one_value(conn, sql("schedules", "set_aside"), params))
 
 
 async def of_dag(conn: AsyncConnection, *, dag: str) -> list[DagSchedule]:

@@ -84,6 +84,35 @@ CREATE TYPE evertick.trigger_rule AS ENUM (
     'always'
 );
 
+CREATE FUNCTION evertick.admit(p_shard smallint, p_epoch bigint, OUT admitted integer, OUT refused integer) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform fence(p_shard, p_epoch);
+    select a.admitted, a.refused into admitted, refused from admit_passed_over(p_shard) a;
+end $$;
+
+CREATE FUNCTION evertick.admit_passed_over(p_shard smallint, OUT admitted integer, OUT refused integer) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    d int;
+begin
+    admitted := 0;
+    refused := 0;
+    foreach d in array array(select x from dags_with_room(p_shard) x order by x) loop
+        begin
+            admitted := admitted + admit_runs(array[d]);
+        exception when others then
+            if not is_poison(sqlstate) then
+                raise;
+            end if;
+            perform set_aside('dag', d, 'admit', sqlerrm, true);
+            refused := refused + 1;
+        end;
+    end loop;
+end $$;
+
 CREATE FUNCTION evertick.admit_runs(p_dag_ids integer[]) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -120,17 +149,37 @@ CREATE FUNCTION evertick.bury(p_session bigint, p_reason text, p_infra_retries i
     AS $$
 declare
     reports jsonb;
+    report jsonb;
+    moved int := 0;
 begin
     update runner set gone_at = coalesce(gone_at, clock()), gone_reason = coalesce(gone_reason, p_reason)
     where session = p_session;
     select jsonb_agg(jsonb_build_object('r', l.run_id, 'i', l.idx, 'm', l.map_index, 'e', l.epoch, 'kind', 'lost',
-                                        'reason', p_reason))
-    into reports from lease l where l.session = p_session;
+                                        'reason', p_reason) order by l.run_id, l.idx, l.map_index)
+    into reports from lease l where l.session = p_session and not is_set_aside('run', l.run_id);
     if reports is null then
         return 0;
     end if;
-    perform finish(p_session, reports, p_infra_retries);
-    return jsonb_array_length(reports);
+    begin
+        perform finish(p_session, reports, p_infra_retries);
+        return jsonb_array_length(reports);
+    exception when others then
+        if not is_poison(sqlstate) then
+            raise;
+        end if;
+    end;
+    for report in select x from jsonb_array_elements(reports) x loop
+        begin
+            perform finish(p_session, jsonb_build_array(report), p_infra_retries);
+            moved := moved + 1;
+        exception when others then
+            if not is_poison(sqlstate) then
+                raise;
+            end if;
+            perform set_aside('run', (report->>'r')::bigint, 'bury', sqlerrm, true);
+        end;
+    end loop;
+    return moved;
 end $$;
 
 CREATE FUNCTION evertick.cancel_run(p_run_id bigint, p_actor text, p_reason text) RETURNS integer
@@ -146,24 +195,7 @@ begin
     if not found then
         return null;
     end if;
-    delete from ready q using run_status r, task_spec s
-    where r.run_id = p_run_id and s.version_id = r.version_id and q.queue = s.queue and q.rank = 9 - s.priority
-      and q.run_id = p_run_id;
-    with gone as (
-        insert into task as k (run_id, idx, version_id, state, finished_at, reason)
-        select r.run_id, s.idx, r.version_id, 'canceled', t, p_reason
-        from run_status r join task_spec s on s.version_id = r.version_id
-        where r.run_id = p_run_id
-        order by s.idx
-        on conflict (run_id, idx, map_index) do update
-            set state = 'canceled', finished_at = t, reason = p_reason, not_before = null
-            where k.state in ('waiting', 'pending', 'available', 'deferred')
-        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
-    )
-    select array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::ended) into now_ended from gone g;
-    update task k set request = 'cancel'
-    where k.run_id = p_run_id and k.state in ('queued', 'running');
-    get diagnostics asked = row_count;
+    select s.stopped, s.asked into now_ended, asked from stop_tasks(p_run_id, p_reason) s;
     insert into journal (occurred_at, verb, actor, run_id, detail)
     values (t, 'cancel', p_actor, p_run_id, jsonb_build_object('reason', p_reason, 'asked_to_stop', asked));
     perform close_runs(now_ended);
@@ -178,7 +210,7 @@ declare
     got int;
     t timestamptz := clock();
 begin
-    perform 1 from runner where session = p_session and gone_at is null;
+    perform 1 from runner where session = p_session and gone_at is null and request is null;
     if not found then
         return;
     end if;
@@ -225,6 +257,9 @@ declare
     chosen ended[];
 begin
     perform 1 from run_status r where r.run_id = p_run_id for no key update;
+    if not found then
+        return;  -- it was pruned a moment ago
+    end if;
     update task k set request = 'clear'
     where k.run_id = p_run_id and k.idx = any(p_idxs) and k.state in ('queued', 'running')
       and k.request is distinct from 'cancel';
@@ -293,6 +328,25 @@ begin
     where c.state not in ('queued', 'running') and d.max_active_runs is not null;
     return case when limited is null then 0 else admit_runs(limited) end;
 end $$;
+
+CREATE FUNCTION evertick.dags_with_room(p_shard smallint) RETURNS SETOF integer
+    LANGUAGE sql STABLE
+    AS $$
+    with recursive active as (
+        (select r.dag_id from run_status r where r.state in ('queued', 'running') order by r.dag_id limit 1)
+        union all
+        select (select r.dag_id from run_status r where r.state in ('queued', 'running') and r.dag_id > a.dag_id
+                order by r.dag_id limit 1)
+        from active a where a.dag_id is not null
+    )
+    select d.dag_id from active a join dag d on d.dag_id = a.dag_id
+    where d.shard = p_shard and not d.paused
+      and exists (select 1 from run_status q where q.dag_id = d.dag_id and q.state = 'queued')
+      and (d.max_active_runs is null or d.max_active_runs > (
+               select count(*) from run_status q where q.dag_id = d.dag_id and q.state = 'running'))
+      and not is_set_aside('dag', d.dag_id)
+    limit 100
+$$;
 
 CREATE FUNCTION evertick.decide(rule evertick.trigger_rule, total integer, success integer, failed integer, upstream_failed integer, skipped integer, setup_total integer, setup_success integer, setup_skipped integer) RETURNS evertick.decision
     LANGUAGE plpgsql IMMUTABLE
@@ -387,14 +441,77 @@ begin
     return true;
 end $$;
 
+CREATE FUNCTION evertick.examine_run(p_run_id bigint, p_in_line integer) RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+    status run_status;
+    planned int;
+    is_paused boolean;
+    seen record;
+begin
+    select r.* into status from run_status r where r.run_id = p_run_id and r.state = 'running';
+    if not found then
+        return 'sound';
+    end if;
+    select v.task_count into planned from dag_version v where v.version_id = status.version_id;
+    select d.paused into is_paused from dag d where d.dag_id = status.dag_id;
+    select count(*) filter (where k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))::int as ended,
+           count(*) filter (where s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed'))::int as bad,
+           count(*) filter (where k.state in ('pending', 'available', 'queued', 'running', 'deferred'))::int as moving,
+           count(*) filter (where k.state = 'available')::int as available,
+           count(*) filter (where k.state = 'waiting')::int as waiting
+    into seen
+    from task k left join task_spec s on s.version_id = k.version_id and s.idx = k.idx where k.run_id = p_run_id;
+    if seen.ended >= planned or (planned - seen.ended, seen.bad) <> (status.open_tasks, status.failed_leaves)
+       or seen.available > p_in_line then
+        return 'drifted';
+    end if;
+    if exists (
+        -- running without a lease, or pending for a time that nobody watches, or for nothing
+        select 1 from task k
+        where k.run_id = p_run_id and case k.state
+            when 'running' then not exists (
+                select 1 from lease l where l.session = k.session and l.run_id = k.run_id and l.idx = k.idx and l.map_index = k.map_index)
+            when 'pending' then case when k.not_before is null then not is_paused else not is_timed(k) end
+            else false end)
+       or exists (
+        -- without one of its first tasks
+        select 1 from task_spec s where s.version_id = status.version_id and s.starts_at_once
+        and not exists (select 1 from task k where k.run_id = p_run_id and k.idx = s.idx))
+       or exists (
+        -- an end that was not counted, so that what follows has no row at all
+        select 1 from task k join edge g on g.version_id = status.version_id and g.src = k.idx
+        where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
+          and not exists (select 1 from task n where n.run_id = p_run_id and n.idx = g.dst))
+       or (seen.waiting > 0 and exists (
+        -- counted wrongly, or counted and not decided
+        select 1 from upstream_of(p_run_id, null) u
+        join task w on w.run_id = p_run_id and w.idx = u.idx and w.map_index = u.map_index
+        join task_spec s on s.version_id = w.version_id and s.idx = w.idx
+        where (coalesce(w.n_success, 0), coalesce(w.n_failed, 0), coalesce(w.n_upstream_failed, 0), coalesce(w.n_skipped, 0),
+               coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0))
+              is distinct from (u.success, u.failed, u.upstream_failed, u.skipped, u.setup_success, u.setup_skipped)
+           or decide(s.rule, s.upstream_total, u.success, u.failed, u.upstream_failed, u.skipped, s.setup_total,
+                     u.setup_success, u.setup_skipped) <> 'wait')) then
+        return 'drifted';
+    end if;
+    return case when seen.moving = 0 then 'stuck' else 'sound' end;
+end $$;
+
 CREATE FUNCTION evertick.extend(p_session bigint, p_held jsonb) RETURNS TABLE(kind text, run_id bigint, idx integer, map_index integer, epoch integer)
     LANGUAGE plpgsql
     AS $$
 #variable_conflict use_column
+declare
+    asked text;
 begin
-    update runner set beat = beat + 1 where session = p_session and gone_at is null;
+    update runner set beat = beat + 1, beat_at = clock() where session = p_session and gone_at is null
+    returning request into asked;
     if not found then
         return query select 'gone', null::bigint, null::int, null::int, null::int;
+    elsif asked is not null then
+        return query select asked, null::bigint, null::int, null::int, null::int;
     end if;
     return query
     with held as (
@@ -411,6 +528,46 @@ begin
     where l.run_id is null or h.run_id is null or k.request is not null;
 end $$;
 
+CREATE TABLE evertick.ready (
+    queue text NOT NULL,
+    rank smallint NOT NULL,
+    seq bigint NOT NULL,
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    expires_at timestamp with time zone
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000', vacuum_truncate=off);
+
+CREATE FUNCTION evertick.fail_waits(p_late evertick.ready[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    over ended[];
+begin
+    with expired as (
+        delete from ready q where q.ctid = any(array(
+            select h.place from unnest(p_late) p cross join lateral (
+                select x.ctid as place from ready x
+                where x.queue = p.queue and x.rank = p.rank and x.seq = p.seq for update skip locked) h))
+        returning q.run_id, q.idx, q.map_index, q.queue
+    ), placed as (
+        select h.place, e.queue from expired e cross join lateral (
+            select k.ctid as place from task k where k.run_id = e.run_id and k.idx = e.idx and k.map_index = e.map_index offset 0) h
+    ), moved as (
+        update task k
+        set state = 'failed', finished_at = clock(),
+            reason = format('queue_timeout: no runner of queue %s took it within %s s', p.queue,
+                            (select s.queue_timeout from task_spec s where s.version_id = k.version_id and s.idx = k.idx))
+        from placed p
+        where k.ctid = p.place and k.state = 'available'
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    )
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into over from moved m;
+    perform settle(over);
+    return coalesce(cardinality(over), 0);
+end $$;
+
 CREATE FUNCTION evertick.fence(p_shard smallint, p_epoch bigint) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -421,6 +578,14 @@ begin
         raise exception 'not the leader of shard %: epoch % is over', p_shard, p_epoch using errcode = 'EV001';
     end if;
 end $$;
+
+CREATE FUNCTION evertick.fingerprint(p_run_id bigint) RETURNS text
+    LANGUAGE sql STABLE
+    AS $$
+    select concat_ws(' ', r.open_tasks, count(k.*), sum(k.epoch), max(k.finished_at),
+                     (select max(j.entry_id) from journal j where j.run_id = p_run_id and j.verb <> 'quarantine'))
+    from run_status r left join task k on k.run_id = r.run_id where r.run_id = p_run_id group by r.open_tasks
+$$;
 
 CREATE FUNCTION evertick.finish(p_session bigint, p_reports jsonb, p_infra_retries integer, OUT refused evertick.ended[], OUT offered integer) RETURNS record
     LANGUAGE plpgsql
@@ -526,10 +691,30 @@ end $$;
 CREATE FUNCTION evertick.fire(p_shard smallint, p_epoch bigint, p_plans jsonb) RETURNS integer[]
     LANGUAGE plpgsql
     AS $$
+declare
+    free int[];
 begin
     perform fence(p_shard, p_epoch);
+    free := array(
+        select s.schedule_id from schedule_state s
+        where s.schedule_id = any(array(select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x))
+        order by s.schedule_id for no key update skip locked);
+    if cardinality(free) < jsonb_array_length(p_plans) then
+        p_plans := (select coalesce(jsonb_agg(x), '[]') from jsonb_array_elements(p_plans) x
+                    where (x->>'schedule_id')::int = any(free));
+    end if;
     return settle_schedules(p_plans);
 end $$;
+
+CREATE FUNCTION evertick.has_claimed_since(p_session bigint, p_seconds double precision) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select exists (
+        select 1 from lease l join task k on k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index
+        where l.session = p_session and k.started_at > clock() - make_interval(secs => p_seconds)
+          -- a start in the future is that of a clock that was set back, and proves nothing
+          and k.started_at <= clock())
+$$;
 
 CREATE FUNCTION evertick.hold_dag(p_dag_id integer) RETURNS integer
     LANGUAGE plpgsql
@@ -548,12 +733,189 @@ begin
     return held;
 end $$;
 
+CREATE FUNCTION evertick.is_overdue(p_run_id bigint) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select exists (
+        select 1 from run_status r join dag_version v on v.version_id = r.version_id
+        where r.run_id = p_run_id and r.state = 'running' and not r.cancel_requested
+          and r.started_at + make_interval(secs => v.run_timeout) <= clock()
+          and (v.task_count > (select count(*) from task k where k.run_id = r.run_id)
+               or exists (select 1 from task k where k.run_id = r.run_id
+                          and (k.state in ('waiting', 'pending', 'available', 'deferred')
+                               or (k.state in ('queued', 'running') and k.request is null)))))
+$$;
+
+CREATE FUNCTION evertick.is_poison(p_code text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE
+    AS $$
+    select left(p_code, 2) in ('22', '23', '54', 'XX') or p_code = 'P0001'
+$$;
+
+CREATE FUNCTION evertick.is_set_aside(p_kind text, p_subject_id bigint) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select exists (select 1 from quarantine q where q.kind = p_kind and q.subject_id = p_subject_id
+                   and (q.retry_at is null or q.retry_at > clock()))
+$$;
+
+CREATE TABLE evertick.task (
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer DEFAULT '-1'::integer NOT NULL,
+    version_id integer NOT NULL,
+    state evertick.task_state NOT NULL,
+    epoch integer DEFAULT 0 NOT NULL,
+    attempt smallint DEFAULT 0 NOT NULL,
+    losses smallint DEFAULT 0 NOT NULL,
+    session bigint,
+    request evertick.task_request,
+    not_before timestamp with time zone,
+    started_at timestamp with time zone,
+    finished_at timestamp with time zone,
+    n_success integer,
+    n_failed integer,
+    n_upstream_failed integer,
+    n_skipped integer,
+    n_setup_success integer,
+    n_setup_skipped integer,
+    exit_code integer,
+    reason text,
+    CONSTRAINT task_attempt_check CHECK ((attempt >= 0)),
+    CONSTRAINT task_check CHECK (((state <> 'running'::evertick.task_state) OR ((session IS NOT NULL) AND (epoch > 0) AND (started_at IS NOT NULL)))),
+    CONSTRAINT task_check1 CHECK (((request IS NULL) OR (state = ANY (ARRAY['queued'::evertick.task_state, 'running'::evertick.task_state])))),
+    CONSTRAINT task_check2 CHECK (((not_before IS NULL) OR (state = 'pending'::evertick.task_state))),
+    CONSTRAINT task_check3 CHECK (((finished_at IS NOT NULL) OR (state <> ALL (ARRAY['success'::evertick.task_state, 'failed'::evertick.task_state, 'skipped'::evertick.task_state, 'canceled'::evertick.task_state, 'upstream_failed'::evertick.task_state]))))
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off);
+
+CREATE FUNCTION evertick.is_timed(p_task evertick.task) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select exists (select 1 from run_status r join dag d on d.dag_id = r.dag_id
+                   join timer w on w.shard = d.shard and w.due_at = p_task.not_before and w.run_id = p_task.run_id
+                                and w.idx = p_task.idx and w.map_index = p_task.map_index
+                   where r.run_id = p_task.run_id)
+        or exists (select 1 from run_status r join dag d on d.dag_id = r.dag_id
+                   join task_spec s on s.version_id = p_task.version_id and s.idx = p_task.idx
+                   join retry_line l on l.shard = d.shard and l.queue = s.queue and l.due_at = p_task.not_before
+                                     and l.run_id = p_task.run_id and l.idx = p_task.idx and l.map_index = p_task.map_index
+                   where r.run_id = p_task.run_id)
+$$;
+
+CREATE FUNCTION evertick.let_retries_in(p_places tid[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    due ended[];
+begin
+    with gone as (
+        delete from retry_line l where l.ctid = any(p_places)
+        returning l.shard, l.queue, l.due_at, l.run_id, l.idx, l.map_index
+    ), placed as (
+        select g.*, h.place, d.paused from gone g
+        cross join lateral (select k.ctid as place from task k where k.run_id = g.run_id and k.idx = g.idx
+                            and k.map_index = g.map_index offset 0) h
+        cross join lateral (select r.dag_id from run_status r where r.run_id = g.run_id offset 0) r
+        cross join lateral (select x.paused from dag x where x.dag_id = r.dag_id offset 0) d
+    ), moved as (
+        update task k set state = case when p.paused then 'pending'::task_state else 'available' end, not_before = null
+        from placed p
+        where k.ctid = p.place and k.state = 'pending' and k.not_before = p.due_at
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, p.shard, p.queue
+    ), kept as (
+        insert into retry_slot (shard, queue, run_id, idx, map_index, epoch)
+        select m.shard, m.queue, m.run_id, m.idx, m.map_index, m.epoch from moved m where m.state = 'available'
+        on conflict (shard, queue, run_id, idx, map_index) do update set epoch = excluded.epoch
+    )
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.state = 'available')
+    into due from moved m;
+    return offer(due);
+end $$;
+
+CREATE FUNCTION evertick.listen(p_shard smallint, p_epoch bigint, p_elapsed double precision, p_lost_after double precision, OUT silent bigint[], OUT stranded bigint[]) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform fence(p_shard, p_epoch);
+    silent := array(select x from listen_for_silence(p_elapsed, p_lost_after) x);
+    stranded := array(select x from stranded() x);
+end $$;
+
+CREATE FUNCTION evertick.listen_for_silence(p_elapsed double precision, p_lost_after double precision) RETURNS SETOF bigint
+    LANGUAGE sql
+    AS $$
+    with watched as (
+        update runner r
+        set silent_seconds = case when r.beat > r.watched_beat then 0 else r.silent_seconds + least(p_elapsed, 2) end,
+            watched_beat = r.beat
+        where r.session = any(array(select x.session from runner x where x.gone_at is null for no key update skip locked))
+          and r.gone_at is null and (r.beat > r.watched_beat or p_elapsed > 0)
+        returning r.session, r.silent_seconds, greatest(p_lost_after, r.lost_after_seconds) as threshold
+    )
+    select w.session from watched w
+    where w.silent_seconds > w.threshold and not has_claimed_since(w.session, w.threshold)
+    limit 100
+$$;
+
 CREATE FUNCTION evertick.lock_schedules(p_name text) RETURNS void
     LANGUAGE sql
     AS $$
     select from schedule_state s join schedule c on c.schedule_id = s.schedule_id join dag d on d.dag_id = c.dag_id
     where d.name = p_name order by s.schedule_id for no key update of s
 $$;
+
+CREATE FUNCTION evertick.look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean, p_elapsed double precision, p_lost_after double precision, OUT read_at timestamp with time zone, OUT is_watched boolean, OUT next_fire timestamp with time zone, OUT next_timer timestamp with time zone, OUT has_line boolean, OUT next_expiry timestamp with time zone, OUT silent bigint[], OUT stranded bigint[], OUT overdue bigint[], OUT with_room integer[], OUT troubles text[]) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform fence(p_shard, p_epoch);
+    read_at := clock();
+    troubles := '{}';
+    is_watched := p_is_watched;
+    if p_seconds is not null then
+        if p_watches and not p_is_watched then
+            is_watched := pg_try_advisory_lock(4712, p_shard);
+        end if;
+        update shard s set lease_until = read_at + make_interval(secs => p_seconds), is_watched = look.is_watched
+        where s.shard = p_shard and s.epoch = p_epoch and s.lease_until is not null;
+        if not found then
+            raise exception 'not the leader of shard %: epoch % has resigned', p_shard, p_epoch using errcode = 'EV001';
+        end if;
+    end if;
+    perform set_config('lock_timeout', '50ms', true);
+    begin
+        select min(s.next_due) into next_fire from schedule_state s
+        where s.shard = p_shard and s.next_due is not null and not s.paused and s.error is null;
+    exception when others then
+        troubles := array_append(troubles, 'fire: ' || sqlerrm);
+    end;
+    begin
+        select min(w.due_at) into next_timer from timer w where w.shard = p_shard;
+        has_line := exists (select 1 from retry_line l where l.shard = p_shard);
+    exception when others then
+        troubles := array_append(troubles, 'promote: ' || sqlerrm);
+    end;
+    begin
+        if p_elapsed is not null then
+            silent := array(select x from listen_for_silence(p_elapsed, p_lost_after) x);
+        end if;
+        stranded := array(select x from stranded() x);
+    exception when others then
+        troubles := array_append(troubles, 'reap: ' || sqlerrm);
+    end;
+    begin
+        overdue := array(select x from overdue_runs(p_shard) x);
+        select min(q.expires_at) into next_expiry from ready q where q.expires_at is not null;
+    exception when others then
+        troubles := array_append(troubles, 'time_out: ' || sqlerrm);
+    end;
+    begin
+        with_room := array(select x from dags_with_room(p_shard) x);
+    exception when others then
+        troubles := array_append(troubles, 'admit: ' || sqlerrm);
+    end;
+end $$;
 
 CREATE FUNCTION evertick.mark_task(p_run_id bigint, p_idx integer, p_map_index integer, p_state evertick.task_state, p_actor text) RETURNS text
     LANGUAGE plpgsql
@@ -619,17 +981,39 @@ begin
     return 'marked';
 end $$;
 
+CREATE FUNCTION evertick.note_pruned(p_entry bigint, p_actor text, p_before timestamp with time zone, p_kind text, p_count bigint) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+declare
+    noted bigint;
+begin
+    if p_count = 0 then
+        return p_entry;
+    end if;
+    update journal j
+    set detail = j.detail || jsonb_build_object(p_kind, coalesce((j.detail->>p_kind)::bigint, 0) + p_count)
+    where j.entry_id = p_entry
+    returning j.entry_id into noted;
+    if noted is null then
+        insert into journal (occurred_at, verb, actor, detail)
+        values (clock(), 'prune', p_actor, jsonb_build_object('before', p_before, p_kind, p_count))
+        returning entry_id into noted;
+    end if;
+    return noted;
+end $$;
+
 CREATE FUNCTION evertick.offer(p_tasks evertick.ended[]) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 declare
     offered int;
+    now timestamptz := clock();
 begin
     if coalesce(cardinality(p_tasks), 0) = 0 then
         return 0;
     end if;
-    insert into ready (queue, rank, run_id, idx, map_index)
-    select s.queue, 9 - s.priority, t.run_id, t.idx, t.map_index
+    insert into ready (queue, rank, run_id, idx, map_index, expires_at)
+    select s.queue, 9 - s.priority, t.run_id, t.idx, t.map_index, now + make_interval(secs => s.queue_timeout)
     from unnest(p_tasks) t join task_spec s on s.version_id = t.version_id and s.idx = t.idx
     order by s.queue, s.priority desc, t.run_id, t.idx, t.map_index;
     get diagnostics offered = row_count;
@@ -670,6 +1054,18 @@ begin
     return coalesce(cardinality(started), 0);
 end $$;
 
+CREATE FUNCTION evertick.overdue_runs(p_shard smallint) RETURNS SETOF bigint
+    LANGUAGE sql STABLE
+    AS $$
+    select r.run_id
+    from dag d
+    join run_status r on r.dag_id = d.dag_id and r.state in ('queued', 'running') and r.state = 'running'
+    join dag_version v on v.version_id = r.version_id
+    where d.has_run_timeout and d.shard = p_shard and r.started_at + make_interval(secs => v.run_timeout) <= clock()
+      and is_overdue(r.run_id) and not is_set_aside('run', r.run_id)
+    limit 100
+$$;
+
 CREATE FUNCTION evertick.pause_dag(p_dag_id integer, p_paused boolean, p_settle jsonb, p_cursors jsonb, p_actor text) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
@@ -708,35 +1104,161 @@ begin
     return true;
 end $$;
 
-CREATE FUNCTION evertick.promote(p_shard smallint, p_epoch bigint, p_limit integer, OUT promoted integer, OUT next_due timestamp with time zone) RETURNS record
+CREATE FUNCTION evertick.promote(p_shard smallint, p_epoch bigint, p_limit integer, p_bound integer, OUT promoted integer, OUT refused integer, OUT next_due timestamp with time zone, OUT has_line boolean) RETURNS record
     LANGUAGE plpgsql
     AS $$
 declare
-    locked bigint[];
-    due ended[];
+    q text;
+    room int;
+    chosen tid[];
+    one tid;
+    guilty bigint;
     t timestamptz := clock();
 begin
     perform fence(p_shard, p_epoch);
-    locked := array(select w.run_id from timer w where w.shard = p_shard and w.due_at <= t order by w.due_at limit p_limit);
-    perform 1 from run_status r where r.run_id = any(locked) order by r.run_id for no key update;
-    with come as (
-        delete from timer w where w.ctid = any(array(
-            select x.ctid from timer x
-            where x.shard = p_shard and x.due_at <= t and x.run_id = any(locked) order by x.due_at limit p_limit))
-        returning w.run_id, w.idx, w.map_index, w.due_at
-    ), moved as (
-        update task k set state = case when d.paused then 'pending'::task_state else 'available' end, not_before = null
-        from come c
-        join run_status r on r.run_id = c.run_id
-        join dag d on d.dag_id = r.dag_id
-        where k.run_id = c.run_id and k.idx = c.idx and k.map_index = c.map_index
-          and k.state = 'pending' and k.not_before = c.due_at
-        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    promoted := 0;
+    refused := 0;
+    with due as materialized (
+        select w.ctid as place, w.due_at, w.run_id, w.idx, w.map_index from timer w join run_status r on r.run_id = w.run_id
+        where w.shard = p_shard and w.due_at <= t
+        order by w.due_at limit p_limit for no key update of r skip locked
+    ), passed as (
+        delete from timer w where w.ctid = any(array(select d.place from due d))
     )
-    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.state = 'available')
-    into due from moved m;
-    promoted := offer(due);
+    insert into retry_line (shard, queue, due_at, run_id, idx, map_index)
+    select p_shard, s.queue, d.due_at, d.run_id, d.idx, d.map_index
+    from due d
+    cross join lateral (select x.version_id from task x where x.run_id = d.run_id and x.idx = d.idx
+                        and x.map_index = d.map_index and x.state = 'pending' and x.not_before = d.due_at offset 0) k
+    cross join lateral (select x.queue from task_spec x where x.version_id = k.version_id and x.idx = d.idx offset 0) s
+    on conflict do nothing;
+    q := (select min(l.queue) from retry_line l where l.shard = p_shard);
+    while q is not null loop
+        room := retry_room(p_shard, q, p_bound);
+        if room > 0 then
+            chosen := array(
+                select l.ctid from retry_line l join run_status r on r.run_id = l.run_id
+                where l.shard = p_shard and l.queue = q and waits_until(l.run_id, l.idx, l.map_index, l.due_at)
+                order by l.due_at limit least(room, p_limit) for no key update of r skip locked);
+            if cardinality(chosen) = 0 then
+                delete from retry_line l
+                where l.shard = p_shard and l.queue = q and not waits_until(l.run_id, l.idx, l.map_index, l.due_at);
+            end if;
+            begin
+                promoted := promoted + let_retries_in(chosen);
+            exception when others then
+                if not is_poison(sqlstate) then
+                    raise;
+                end if;
+                foreach one in array chosen loop
+                    begin
+                        promoted := promoted + let_retries_in(array[one]);
+                    exception when others then
+                        if not is_poison(sqlstate) then
+                            raise;
+                        end if;
+                        -- Out of the line; reconcile winds its timer up again when its time to be tried again has come.
+                        delete from retry_line l where l.ctid = one returning l.run_id into guilty;
+                        perform set_aside('run', guilty, 'promote', sqlerrm, true);
+                        refused := refused + 1;
+                    end;
+                end loop;
+            end;
+        end if;
+        q := (select min(l.queue) from retry_line l where l.shard = p_shard and l.queue > q);
+    end loop;
     select min(w.due_at) into next_due from timer w where w.shard = p_shard;
+    has_line := exists (select 1 from retry_line l where l.shard = p_shard);
+end $$;
+
+CREATE FUNCTION evertick.prune_bundles(p_shard smallint, p_epoch bigint, p_before timestamp with time zone, p_limit integer, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform fence(p_shard, p_epoch);
+    delete from bundle where ctid = any(array(
+        select b.ctid from bundle b
+        where b.created_at < p_before and b.hash <> all(select v.bundle_hash from dag_version v)
+        limit p_limit for update skip locked));
+    get diagnostics pruned = row_count;
+    entry := note_pruned(p_entry, p_actor, p_before, 'bundles', pruned);
+end $$;
+
+CREATE FUNCTION evertick.prune_journal(p_shard smallint, p_epoch bigint, p_entry_ids bigint[], p_before timestamp with time zone, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform fence(p_shard, p_epoch);
+    delete from journal where ctid = any(array(
+        select j.ctid from journal j
+        where j.entry_id = any(p_entry_ids) and j.occurred_at < p_before for update skip locked));
+    get diagnostics pruned = row_count;
+    entry := note_pruned(p_entry, p_actor, p_before, 'journal', pruned);
+end $$;
+
+CREATE FUNCTION evertick.prune_runners(p_shard smallint, p_epoch bigint, p_before timestamp with time zone, p_limit integer, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform fence(p_shard, p_epoch);
+    delete from runner where ctid = any(array(
+        select r.ctid from runner r
+        where r.gone_at < p_before and not exists (select 1 from lease l where l.session = r.session)
+        limit p_limit for update of r skip locked));
+    get diagnostics pruned = row_count;
+    entry := note_pruned(p_entry, p_actor, p_before, 'runners', pruned);
+end $$;
+
+CREATE FUNCTION evertick.prune_runs(p_shard smallint, p_epoch bigint, p_run_ids bigint[], p_before timestamp with time zone, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    doomed bigint[];
+begin
+    perform fence(p_shard, p_epoch);
+    doomed := array(
+        select r.run_id from run_status r
+        where r.run_id = any(p_run_ids) and r.state in ('success', 'failed', 'canceled') and r.finished_at < p_before
+        order by r.run_id for update skip locked);
+    insert into remains (shard, kind, id) select p_shard, 'run', d from unnest(doomed) d;
+    delete from run_status r where r.run_id = any(doomed);
+    delete from run r where r.run_id = any(doomed);
+    pruned := cardinality(doomed);
+    entry := note_pruned(p_entry, p_actor, p_before, 'runs', pruned);
+end $$;
+
+CREATE FUNCTION evertick.prune_skips(p_shard smallint, p_epoch bigint, p_before timestamp with time zone, p_limit integer, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform fence(p_shard, p_epoch);
+    delete from skip_record where ctid = any(array(
+        select k.ctid from schedule c cross join lateral (
+            select x.ctid from skip_record x
+            where x.schedule_id = c.schedule_id and x.first_at < p_before and x.recorded_at < p_before
+            order by x.first_at limit p_limit for update skip locked) k
+        limit p_limit));
+    get diagnostics pruned = row_count;
+    entry := note_pruned(p_entry, p_actor, p_before, 'skip_records', pruned);
+end $$;
+
+CREATE FUNCTION evertick.prune_versions(p_shard smallint, p_epoch bigint, p_before timestamp with time zone, p_limit integer, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    doomed int[];
+begin
+    perform fence(p_shard, p_epoch);
+    doomed := array(
+        select v.version_id from dag_version v join dag d on d.dag_id = v.dag_id
+        where d.shard = p_shard and v.retired_at < p_before and v.version_id is distinct from d.version_id
+          and not exists (select 1 from run r where r.dag_id = v.dag_id and r.version_id = v.version_id
+                          and r.run_id <= v.final_run_id + 100000)
+        limit p_limit for no key update skip locked);
+    insert into remains (shard, kind, id) select p_shard, 'version', d from unnest(doomed) d;
+    delete from dag_version v where v.version_id = any(doomed);
+    pruned := cardinality(doomed);
+    entry := note_pruned(p_entry, p_actor, p_before, 'versions', pruned);
 end $$;
 
 CREATE FUNCTION evertick.publish_dag(p_dag jsonb, p_settle jsonb, p_actor text, OUT out_dag_id integer, OUT out_version_id integer, OUT is_new boolean) RETURNS record
@@ -751,21 +1273,21 @@ begin
     on conflict (name) do update set file = excluded.file, deleted_at = null
     returning d.dag_id into out_dag_id;
 
-    insert into dag_version as v (dag_id, number, hash, bundle_hash, spec, task_count, created_at)
+    insert into dag_version as v (dag_id, number, hash, bundle_hash, spec, task_count, run_timeout, created_at)
     select out_dag_id, coalesce(max(v.number), 0) + 1, p_dag->>'hash', p_dag->>'bundle_hash', p_dag->'spec',
-           jsonb_array_length(p_dag->'tasks'), t
+           jsonb_array_length(p_dag->'tasks'), (p_dag->>'run_timeout')::double precision, t
     from dag_version v where v.dag_id = out_dag_id
     on conflict (dag_id, hash, bundle_hash) do nothing
     returning v.version_id into out_version_id;
     is_new := out_version_id is not null;
     if is_new then
         insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
-                               starts_at_once, max_attempts, rerun_on_loss)
+                               starts_at_once, max_attempts, rerun_on_loss, queue_timeout)
         select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
-               x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss
+               x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout
         from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint, rule trigger_rule,
              upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
-             max_attempts int, rerun_on_loss boolean);
+             max_attempts int, rerun_on_loss boolean, queue_timeout double precision);
         insert into edge (version_id, src, dst)
         select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'edges') x;
         insert into task_input (version_id, idx, src)
@@ -775,9 +1297,16 @@ begin
         where v.dag_id = out_dag_id and v.hash = p_dag->>'hash' and v.bundle_hash = p_dag->>'bundle_hash';
     end if;
     perform settle_schedules(p_settle);
+    -- Which runs can have the version that is replaced: prune goes by that. By the sequence, because ids that were drawn count.
+    update dag_version v set retired_at = t, final_run_id = (select last_value from run_run_id_seq)
+    from dag d where d.dag_id = out_dag_id and v.version_id = d.version_id and v.version_id <> out_version_id;
+    update dag_version v set retired_at = null, final_run_id = null
+    where v.version_id = out_version_id and v.retired_at is not null;
     update dag d set version_id = out_version_id, max_active_runs = (p_dag->>'max_active_runs')::int
     where d.dag_id = out_dag_id
       and (d.version_id, d.max_active_runs) is distinct from (out_version_id, (p_dag->>'max_active_runs')::int);
+    update dag d set has_run_timeout = true
+    where d.dag_id = out_dag_id and not d.has_run_timeout and (p_dag->>'run_timeout') is not null;
     perform sync_schedules(out_dag_id, p_dag->'schedules', false, p_actor);
     if is_new then
         insert into journal (occurred_at, verb, actor, dag_id, detail)
@@ -831,32 +1360,132 @@ CREATE FUNCTION evertick.read_reports(p_reports jsonb) RETURNS TABLE(run_id bigi
          exit_code int, retry_in double precision, no_retry boolean, log text, seq bigint, until bigint)
 $$;
 
-CREATE FUNCTION evertick.reconcile(p_shard smallint, p_epoch bigint, p_after_dag integer, p_after_run bigint, p_limit integer, OUT last_dag_id integer, OUT last_run_id bigint, OUT repaired text[]) RETURNS record
+CREATE FUNCTION evertick.reap_orphan(p_shard smallint, p_epoch bigint, p_run_id bigint, p_after double precision) RETURNS text
     LANGUAGE plpgsql
     AS $$
 declare
+    status run_status;
+    why text := format('orphaned: nothing in it could move for %s s', round(p_after));
+    t timestamptz := clock();
+begin
+    perform fence(p_shard, p_epoch);
+    begin
+        select r.* into status from run_status r where r.run_id = p_run_id and r.state = 'running' for no key update;
+        if not found or cardinality(reconcile_run(p_run_id)) > 0 or examine_run(p_run_id, 0) <> 'stuck' or not exists (
+            select 1 from orphan_watch w where w.run_id = p_run_id and w.watched_seconds >= p_after
+               and w.fingerprint = fingerprint(p_run_id)) then
+            delete from orphan_watch w where w.run_id = p_run_id;
+            return 'moved';
+        end if;
+        insert into task as k (run_id, idx, version_id, state, finished_at, reason)
+        select p_run_id, s.idx, status.version_id, 'failed', t, why
+        from task_spec s where s.version_id = status.version_id
+        order by s.idx
+        on conflict (run_id, idx, map_index) do update set state = 'failed', finished_at = t, reason = why
+            where k.state = 'waiting';
+        update run_status r
+        set state = 'failed', open_tasks = 0, finished_at = t, reason = why,
+            failed_leaves = (select count(*) from task k join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+                             where k.run_id = p_run_id and s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed'))
+        where r.run_id = p_run_id and r.state = 'running';
+        insert into journal (occurred_at, verb, actor, run_id, detail)
+        values (t, 'reap', 'evertick', p_run_id, jsonb_build_object('reason', why));
+        delete from orphan_watch w where w.run_id = p_run_id;
+        perform admit_runs(array[status.dag_id]);
+        return 'reaped';
+    exception when others then
+        if not is_poison(sqlstate) then
+            raise;
+        end if;
+        perform set_aside('run', p_run_id, 'reap', sqlerrm, true);
+        return 'refused';
+    end;
+end $$;
+
+CREATE FUNCTION evertick.reap_runner(p_shard smallint, p_epoch bigint, p_session bigint, p_lost_after double precision, p_infra_retries integer, OUT reaped integer, OUT refused integer) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    why text;
+begin
+    perform fence(p_shard, p_epoch);
+    refused := 0;
+    select case when r.gone_at is not null then 'agent_lost: its runner is gone'
+                when r.beat = r.watched_beat and r.silent_seconds > greatest(p_lost_after, r.lost_after_seconds)
+                     and not has_claimed_since(p_session, greatest(p_lost_after, r.lost_after_seconds))
+                then format('agent_lost: no heartbeat for %s s', round(greatest(p_lost_after, r.lost_after_seconds))) end
+    into why from runner r where r.session = p_session for no key update;
+    if not found then
+        why := 'agent_lost: its runner is unknown';
+    end if;
+    if why is null then
+        return;
+    end if;
+    reaped := bury(p_session, why, p_infra_retries);
+    select count(*) into refused from lease l where l.session = p_session;
+end $$;
+
+CREATE FUNCTION evertick.reconcile(p_shard smallint, p_epoch bigint, p_after_dag integer, p_after_run bigint, p_limit integer, p_counts_line boolean DEFAULT true, p_elapsed double precision DEFAULT 0, p_tasks integer DEFAULT 20000, OUT last_dag_id integer, OUT last_run_id bigint, OUT repaired text[], OUT refused integer) RETURNS record
+    LANGUAGE plpgsql
+    SET enable_hashjoin TO 'on'
+    AS $$
+declare
     r record;
-    seen int := 0;
+    verdict text;
 begin
     perform fence(p_shard, p_epoch);
     repaired := '{}';
+    refused := 0;
     for r in
-        select s.dag_id, s.run_id from run_status s join dag d on d.dag_id = s.dag_id
-        where s.state in ('queued', 'running') and s.state = 'running' and d.shard = p_shard
-          and (s.dag_id, s.state, s.run_id) > (p_after_dag, 'running'::run_state, p_after_run)
-        order by s.dag_id, s.state, s.run_id limit p_limit
+        with slice as (
+            select s.dag_id, s.run_id, sum(v.task_count) over (order by s.dag_id, s.run_id) - v.task_count as before
+            from (select x.dag_id, x.run_id, x.version_id from run_status x join dag d on d.dag_id = x.dag_id
+                  where x.state in ('queued', 'running') and x.state = 'running' and d.shard = p_shard
+                    and (x.dag_id, x.state, x.run_id) > (p_after_dag, 'running'::run_state, p_after_run)
+                  order by x.dag_id, x.state, x.run_id limit p_limit) s
+            join dag_version v on v.version_id = s.version_id
+        )
+        select s.dag_id, s.run_id, case when p_counts_line then coalesce(l.tasks, 0) end as in_line
+        from slice s left join (select q.run_id, count(*)::int as tasks from ready q where p_counts_line group by q.run_id) l
+             on l.run_id = s.run_id
+        where s.before < p_tasks
+        order by s.dag_id, s.run_id
     loop
-        repaired := repaired || reconcile_run(r.run_id);
         last_dag_id := r.dag_id;
         last_run_id := r.run_id;
-        seen := seen + 1;
+        continue when is_set_aside('run', r.run_id);
+        begin
+            verdict := examine_run(r.run_id, r.in_line);
+            if verdict = 'drifted' then
+                repaired := repaired || reconcile_run(r.run_id);
+            end if;
+            if verdict = 'stuck' then
+                insert into orphan_watch as w (run_id, fingerprint, watched_seconds) values (r.run_id, fingerprint(r.run_id), 0)
+                on conflict (run_id) do update
+                    set fingerprint = excluded.fingerprint,
+                        watched_seconds = case when w.fingerprint = excluded.fingerprint
+                                               then w.watched_seconds + p_elapsed else 0 end;
+            else
+                delete from orphan_watch w where w.run_id = r.run_id;
+            end if;
+        exception when others then
+            if not is_poison(sqlstate) then
+                raise;
+            end if;
+            perform set_aside('run', r.run_id, 'reconcile', sqlerrm, true);
+            refused := refused + 1;
+        end;
     end loop;
-    if seen < p_limit then
+    if last_run_id is null or not exists (
+        select 1 from run_status x join dag d on d.dag_id = x.dag_id
+        where x.state in ('queued', 'running') and x.state = 'running' and d.shard = p_shard
+          and (x.dag_id, x.state, x.run_id) > (last_dag_id, 'running'::run_state, last_run_id)) then
         last_dag_id := null;
         last_run_id := null;
-        perform admit_runs(array(
-            select d.dag_id from dag d where d.shard = p_shard and not d.paused and exists (
-                select 1 from run_status q where q.dag_id = d.dag_id and q.state = 'queued') limit 100));
+        delete from orphan_watch w where not exists (
+            select 1 from run_status x where x.run_id = w.run_id and x.state = 'running');
+        perform take_back(p_shard);
+        perform admit_passed_over(p_shard);
     end if;
 end $$;
 
@@ -928,7 +1557,7 @@ begin
     insert into timer (shard, due_at, run_id, idx, map_index)
     select d.shard, k.not_before, k.run_id, k.idx, k.map_index
     from task k join dag d on d.dag_id = status.dag_id
-    where k.run_id = p_run_id and k.state = 'pending' and k.not_before is not null
+    where k.run_id = p_run_id and k.state = 'pending' and k.not_before is not null and not is_timed(k)
     on conflict do nothing;
     get diagnostics n = row_count;
     if n > 0 then
@@ -999,21 +1628,7 @@ begin
     update task k
     set n_success = c.success, n_failed = c.failed, n_upstream_failed = c.upstream_failed, n_skipped = c.skipped,
         n_setup_success = c.setup_success, n_setup_skipped = c.setup_skipped
-    from (
-        select w.idx, w.map_index,
-               count(*) filter (where u.state = 'success')::int as success,
-               count(*) filter (where u.state in ('failed', 'canceled'))::int as failed,
-               count(*) filter (where u.state = 'upstream_failed')::int as upstream_failed,
-               count(*) filter (where u.state = 'skipped')::int as skipped,
-               count(*) filter (where s.is_setup and u.state = 'success')::int as setup_success,
-               count(*) filter (where s.is_setup and u.state = 'skipped')::int as setup_skipped
-        from task w
-        left join edge g on g.version_id = w.version_id and g.dst = w.idx
-        left join task u on u.run_id = w.run_id and u.idx = g.src
-        left join task_spec s on s.version_id = w.version_id and s.idx = g.src
-        where w.run_id = p_run_id and w.idx = any(p_idxs) and w.state = 'waiting'
-        group by w.idx, w.map_index
-    ) c
+    from upstream_of(p_run_id, p_idxs) c
     where k.run_id = p_run_id and k.idx = c.idx and k.map_index = c.map_index and k.state = 'waiting'
       and (coalesce(k.n_success, 0), coalesce(k.n_failed, 0), coalesce(k.n_upstream_failed, 0),
            coalesce(k.n_skipped, 0), coalesce(k.n_setup_success, 0), coalesce(k.n_setup_skipped, 0))
@@ -1101,7 +1716,9 @@ begin
             union
             select g.dst from unnest(p_tasks) p
             join edge g on g.version_id = p.version_id and g.src = p.idx where p.run_id = r));
-        update run_status s set state = 'queued', finished_at = null, cancel_requested = false, reason = null
+        -- It starts anew, and so does the time that it may take.
+        update run_status s
+        set state = 'queued', started_at = null, finished_at = null, cancel_requested = false, reason = null
         where s.run_id = r and s.state in ('success', 'failed', 'canceled');
         perform recount_run(r);
     end loop;
@@ -1144,6 +1761,56 @@ CREATE FUNCTION evertick.resign_shard(p_shard smallint, p_epoch bigint) RETURNS 
 begin
     update shard set lease_until = null, owner = null where shard = p_shard and epoch = p_epoch;
     return found;
+end $$;
+
+CREATE FUNCTION evertick.retry_room(p_shard smallint, p_queue text, p_bound integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+begin
+    delete from retry_slot x
+    where x.shard = p_shard and x.queue = p_queue and not exists (
+        select 1 from task k
+        where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
+          and ((k.state = 'available' and k.epoch = x.epoch and k.attempt + k.losses > 0)   -- what was cleared is no retry
+               or (k.state in ('queued', 'running') and k.epoch = x.epoch + 1)));
+    return coalesce(p_bound, (select greatest(sum(r.slots) / 2, 1) from runner r
+                              where r.gone_at is null and p_queue = any(r.queues)), 1)
+         - (select count(*) from retry_slot x where x.shard = p_shard and x.queue = p_queue);
+end $$;
+
+CREATE FUNCTION evertick.set_aside(p_kind text, p_subject_id bigint, p_verb text, p_reason text, p_is_tried_again boolean) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+    shown text := left(p_reason, 2000);
+begin
+    insert into quarantine as q (kind, subject_id, verb, reason, failures, since, failed_at, retry_at)
+    values (p_kind, p_subject_id, p_verb, shown, 1, t, t, case when p_is_tried_again then t + interval '10 seconds' end)
+    on conflict (kind, subject_id) do update
+        set verb = excluded.verb, reason = excluded.reason, failures = q.failures + 1, failed_at = t,
+            retry_at = case when p_is_tried_again
+                            then t + make_interval(secs => least(10 * 2 ^ least(q.failures, 20), 3600)) end;
+    insert into journal (occurred_at, verb, actor, dag_id, run_id, detail)
+    select t, 'quarantine', 'evertick',
+           case p_kind when 'dag' then p_subject_id
+                       when 'schedule' then (select c.dag_id from schedule c where c.schedule_id = p_subject_id) end,
+           case p_kind when 'run' then p_subject_id end,
+           jsonb_build_object('kind', p_kind, 'verb', p_verb, 'reason', shown);
+end $$;
+
+CREATE FUNCTION evertick.set_schedule_aside(p_shard smallint, p_epoch bigint, p_schedule_id integer, p_version integer, p_reason text, p_is_tried_again boolean) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform fence(p_shard, p_epoch);
+    update schedule_state s set error = left(p_reason, 2000)
+    where s.schedule_id = p_schedule_id and s.version = p_version and s.error is null;
+    if not found then
+        return false;
+    end if;
+    perform set_aside('schedule', p_schedule_id, 'fire', p_reason, p_is_tried_again);
+    return true;
 end $$;
 
 CREATE FUNCTION evertick.settle(p_ended evertick.ended[]) RETURNS integer
@@ -1272,6 +1939,41 @@ begin
     return won;
 end $$;
 
+CREATE FUNCTION evertick.skip_run(p_shard smallint, p_epoch bigint, p_after_dag integer, p_after_run bigint, OUT skipped_dag_id integer, OUT skipped_run_id bigint) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform fence(p_shard, p_epoch);
+    select x.dag_id, x.run_id into skipped_dag_id, skipped_run_id
+    from run_status x join dag d on d.dag_id = x.dag_id
+    where x.state in ('queued', 'running') and x.state = 'running' and d.shard = p_shard
+      and (x.dag_id, x.state, x.run_id) > (p_after_dag, 'running'::run_state, p_after_run)
+    order by x.dag_id, x.state, x.run_id limit 1;
+    if found then
+        perform set_aside('run', skipped_run_id, 'reconcile', 'looking at it takes too long', true);
+    end if;
+end $$;
+
+CREATE FUNCTION evertick.stand_by(p_shard smallint, p_owner text, p_seconds double precision, p_watches boolean, OUT taken bigint, OUT is_watched boolean, OUT free_in double precision) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+begin
+    -- Held to the end of this transaction: nobody else can come to the same conclusion meanwhile.
+    is_watched := p_watches and pg_try_advisory_xact_lock(4712, p_shard);
+    if is_watched and exists (select 1 from shard s where s.shard = p_shard and s.is_watched and s.lease_until is not null) then
+        perform pg_advisory_xact_lock(4711, p_shard);
+        update shard s set lease_until = null where s.shard = p_shard and s.is_watched;
+    end if;
+    taken := take_shard(p_shard, p_owner, p_seconds);
+    if taken is null then
+        is_watched := false;
+        select greatest(extract(epoch from s.lease_until - clock()), 0) into free_in from shard s where s.shard = p_shard;
+    elsif is_watched then
+        perform pg_advisory_lock(4712, p_shard);
+        update shard s set is_watched = true where s.shard = p_shard and s.epoch = taken;
+    end if;
+end $$;
+
 CREATE FUNCTION evertick.start_runs(p_run_ids bigint[]) RETURNS evertick.ended[]
     LANGUAGE plpgsql
     AS $$
@@ -1322,6 +2024,108 @@ begin
     end if;
 end $$;
 
+CREATE FUNCTION evertick.stop_tasks(p_run_id bigint, p_reason text, OUT stopped evertick.ended[], OUT asked integer) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+begin
+    delete from ready q using run_status r, task_spec s
+    where r.run_id = p_run_id and s.version_id = r.version_id and q.queue = s.queue and q.rank = 9 - s.priority
+      and q.run_id = p_run_id;
+    with gone as (
+        insert into task as k (run_id, idx, version_id, state, finished_at, reason)
+        select r.run_id, s.idx, r.version_id, 'canceled', t, p_reason
+        from run_status r join task_spec s on s.version_id = r.version_id
+        where r.run_id = p_run_id
+        order by s.idx
+        on conflict (run_id, idx, map_index) do update
+            set state = 'canceled', finished_at = t, reason = p_reason, not_before = null
+            where k.state in ('waiting', 'pending', 'available', 'deferred')
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    )
+    select array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::ended) into stopped from gone g;
+    update task k set request = 'cancel'
+    where k.run_id = p_run_id and k.state in ('queued', 'running');
+    get diagnostics asked = row_count;
+end $$;
+
+CREATE FUNCTION evertick.stranded() RETURNS SETOF bigint
+    LANGUAGE sql STABLE
+    AS $$
+    with recursive holder as (
+        (select session from lease order by session limit 1)
+        union all
+        select (select l.session from lease l where l.session > h.session order by l.session limit 1)
+        from holder h where h.session is not null
+    )
+    select h.session from holder h left join runner r on r.session = h.session
+    where h.session is not null and (r.session is null or r.gone_at is not null)
+      and exists (select 1 from lease l where l.session = h.session and not is_set_aside('run', l.run_id))
+    limit 100
+$$;
+
+CREATE FUNCTION evertick.sweep_runs(p_shard smallint, p_epoch bigint, p_run_ids bigint[], p_limit integer, OUT swept integer, OUT is_clean boolean) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    gone bigint[];
+    n int;
+begin
+    perform fence(p_shard, p_epoch);
+    swept := 0;
+    gone := array(
+        select m.id from remains m
+        where m.shard = p_shard and m.kind = 'run' and m.id = any(p_run_ids)
+        order by m.id for update skip locked);
+    delete from log_chunk where ctid = any(array(select x.ctid from log_chunk x where x.run_id = any(gone) limit p_limit));
+    get diagnostics n = row_count;
+    swept := swept + n;
+    delete from result where ctid = any(array(select x.ctid from result x where x.run_id = any(gone) limit p_limit - swept));
+    get diagnostics n = row_count;
+    swept := swept + n;
+    delete from attempt where ctid = any(array(select x.ctid from attempt x where x.run_id = any(gone) limit p_limit - swept));
+    get diagnostics n = row_count;
+    swept := swept + n;
+    delete from task where ctid = any(array(select x.ctid from task x where x.run_id = any(gone) limit p_limit - swept));
+    get diagnostics n = row_count;
+    swept := swept + n;
+    is_clean := swept < p_limit;
+    if is_clean then
+        delete from remains m where m.shard = p_shard and m.kind = 'run' and m.id = any(gone);
+    end if;
+end $$;
+
+CREATE FUNCTION evertick.sweep_versions(p_shard smallint, p_epoch bigint, p_version_ids integer[], p_limit integer, OUT swept integer, OUT is_clean boolean) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    gone int[];
+    n int;
+begin
+    perform fence(p_shard, p_epoch);
+    swept := 0;
+    gone := array(
+        select m.id from remains m
+        where m.shard = p_shard and m.kind = 'version' and m.id = any(p_version_ids)
+        order by m.id for update skip locked);
+    delete from edge where ctid = any(array(select x.ctid from edge x where x.version_id = any(gone) limit p_limit));
+    get diagnostics n = row_count;
+    swept := swept + n;
+    delete from task_input
+    where ctid = any(array(select x.ctid from task_input x where x.version_id = any(gone) limit p_limit - swept));
+    get diagnostics n = row_count;
+    swept := swept + n;
+    delete from task_spec
+    where ctid = any(array(select x.ctid from task_spec x where x.version_id = any(gone) limit p_limit - swept));
+    get diagnostics n = row_count;
+    swept := swept + n;
+    is_clean := swept < p_limit;
+    if is_clean then
+        delete from remains m where m.shard = p_shard and m.kind = 'version' and m.id = any(gone);
+    end if;
+end $$;
+
 CREATE FUNCTION evertick.sync_schedules(p_dag_id integer, p_schedules jsonb, p_removes_all boolean, p_actor text) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -1362,6 +2166,24 @@ begin
     update schedule_state s set next_due = null, version = r.version from removed r where s.schedule_id = r.schedule_id;
 end $$;
 
+CREATE FUNCTION evertick.take_back(p_shard smallint) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+begin
+    update schedule_state s set error = null
+    from quarantine q
+    where q.kind = 'schedule' and q.subject_id = s.schedule_id and q.retry_at <= t and s.shard = p_shard and s.error is not null;
+    delete from quarantine q
+    where q.retry_at + greatest(q.retry_at - q.failed_at, interval '1 minute') < t
+       or (q.kind = 'schedule' and q.retry_at is null
+           and not exists (select 1 from schedule_state s where s.schedule_id = q.subject_id and s.error is not null));
+    delete from retry_line l where l.shard = p_shard and not waits_until(l.run_id, l.idx, l.map_index, l.due_at);
+    delete from timer w
+    where w.shard = p_shard and w.due_at <= t and not exists (select 1 from run_status r where r.run_id = w.run_id);
+end $$;
+
 CREATE FUNCTION evertick.take_shard(p_shard smallint, p_owner text, p_seconds double precision) RETURNS bigint
     LANGUAGE plpgsql
     AS $$
@@ -1373,10 +2195,78 @@ begin
         return null;
     end if;
     perform pg_advisory_xact_lock(4711, p_shard);
-    update shard set epoch = epoch + 1, owner = p_owner, lease_until = clock() + make_interval(secs => p_seconds)
+    update shard
+    set epoch = epoch + 1, owner = p_owner, lease_until = clock() + make_interval(secs => p_seconds), is_watched = false
     where shard = p_shard and (lease_until is null or lease_until < clock())
     returning epoch into taken;
     return taken;
+end $$;
+
+CREATE FUNCTION evertick.time_out_run(p_shard smallint, p_epoch bigint, p_run_id bigint) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    why text;
+    stopped ended[];
+    asked int;
+begin
+    perform fence(p_shard, p_epoch);
+    begin
+        perform 1 from run_status r where r.run_id = p_run_id and r.state = 'running' for no key update;
+        if not is_overdue(p_run_id) then
+            return null;
+        end if;
+        select format('run_timeout: exceeded %s s', v.run_timeout) into why
+        from run_status r join dag_version v on v.version_id = r.version_id where r.run_id = p_run_id;
+        update run_status r set reason = why where r.run_id = p_run_id and r.state = 'running';
+        select s.stopped, s.asked into stopped, asked from stop_tasks(p_run_id, why) s;
+        insert into journal (occurred_at, verb, actor, run_id, detail)
+        values (clock(), 'time_out', 'evertick', p_run_id, jsonb_build_object('reason', why, 'asked_to_stop', asked));
+        perform close_runs(stopped);
+        return asked;
+    exception when others then
+        if not is_poison(sqlstate) then
+            raise;
+        end if;
+        perform set_aside('run', p_run_id, 'time_out', sqlerrm, true);
+        return -1;
+    end;
+end $$;
+
+CREATE FUNCTION evertick.time_out_waits(p_shard smallint, p_epoch bigint, p_limit integer, OUT failed integer, OUT refused integer) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    late ready[];
+    one ready;
+begin
+    perform fence(p_shard, p_epoch);
+    failed := 0;
+    refused := 0;
+    late := array(
+        select q
+        from ready q join run_status r on r.run_id = q.run_id join dag d on d.dag_id = r.dag_id
+        where q.expires_at <= clock() and d.shard = p_shard and not is_set_aside('run', q.run_id)
+        order by q.expires_at limit p_limit for no key update of r skip locked);
+    begin
+        failed := fail_waits(late);
+        return;
+    exception when others then
+        if not is_poison(sqlstate) then
+            raise;
+        end if;
+    end;
+    foreach one in array late loop
+        begin
+            failed := failed + fail_waits(array[one]);
+        exception when others then
+            if not is_poison(sqlstate) then
+                raise;
+            end if;
+            perform set_aside('run', one.run_id, 'time_out', sqlerrm, true);
+            refused := refused + 1;
+        end;
+    end loop;
 end $$;
 
 CREATE FUNCTION evertick.trigger_run(p_dag_id integer, p_params jsonb, p_key text, p_actor text) RETURNS TABLE(run_id bigint, is_new boolean)
@@ -1411,6 +2301,31 @@ begin
     return release(held) + admit_runs(array[p_dag_id]);
 end $$;
 
+CREATE FUNCTION evertick.upstream_of(p_run_id bigint, p_idxs integer[]) RETURNS TABLE(idx integer, map_index integer, success integer, failed integer, upstream_failed integer, skipped integer, setup_success integer, setup_skipped integer)
+    LANGUAGE sql STABLE
+    AS $$
+    select w.idx, w.map_index,
+           count(*) filter (where u.state = 'success')::int,
+           count(*) filter (where u.state in ('failed', 'canceled'))::int,
+           count(*) filter (where u.state = 'upstream_failed')::int,
+           count(*) filter (where u.state = 'skipped')::int,
+           count(*) filter (where s.is_setup and u.state = 'success')::int,
+           count(*) filter (where s.is_setup and u.state = 'skipped')::int
+    from task w
+    left join edge g on g.version_id = w.version_id and g.dst = w.idx
+    left join task u on u.run_id = w.run_id and u.idx = g.src
+    left join task_spec s on s.version_id = w.version_id and s.idx = g.src
+    where w.run_id = p_run_id and (p_idxs is null or w.idx = any(p_idxs)) and w.state = 'waiting'
+    group by w.idx, w.map_index
+$$;
+
+CREATE FUNCTION evertick.waits_until(p_run_id bigint, p_idx integer, p_map_index integer, p_instant timestamp with time zone) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select exists (select 1 from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index
+                   and k.state = 'pending' and k.not_before = p_instant)
+$$;
+
 CREATE TABLE evertick.attempt (
     run_id bigint NOT NULL,
     idx integer NOT NULL,
@@ -1423,37 +2338,8 @@ CREATE TABLE evertick.attempt (
     exit_code integer,
     started_at timestamp with time zone,
     finished_at timestamp with time zone NOT NULL
-);
-
-CREATE TABLE evertick.task (
-    run_id bigint NOT NULL,
-    idx integer NOT NULL,
-    map_index integer DEFAULT '-1'::integer NOT NULL,
-    version_id integer NOT NULL,
-    state evertick.task_state NOT NULL,
-    epoch integer DEFAULT 0 NOT NULL,
-    attempt smallint DEFAULT 0 NOT NULL,
-    losses smallint DEFAULT 0 NOT NULL,
-    session bigint,
-    request evertick.task_request,
-    not_before timestamp with time zone,
-    started_at timestamp with time zone,
-    finished_at timestamp with time zone,
-    n_success integer,
-    n_failed integer,
-    n_upstream_failed integer,
-    n_skipped integer,
-    n_setup_success integer,
-    n_setup_skipped integer,
-    exit_code integer,
-    reason text,
-    CONSTRAINT task_attempt_check CHECK ((attempt >= 0)),
-    CONSTRAINT task_check CHECK (((state <> 'running'::evertick.task_state) OR ((session IS NOT NULL) AND (epoch > 0) AND (started_at IS NOT NULL)))),
-    CONSTRAINT task_check1 CHECK (((request IS NULL) OR (state = ANY (ARRAY['queued'::evertick.task_state, 'running'::evertick.task_state])))),
-    CONSTRAINT task_check2 CHECK (((not_before IS NULL) OR (state = 'pending'::evertick.task_state))),
-    CONSTRAINT task_check3 CHECK (((finished_at IS NOT NULL) OR (state <> ALL (ARRAY['success'::evertick.task_state, 'failed'::evertick.task_state, 'skipped'::evertick.task_state, 'canceled'::evertick.task_state, 'upstream_failed'::evertick.task_state]))))
 )
-WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_insert_scale_factor='0.05');
+WITH (autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off);
 
 CREATE VIEW evertick.attempts AS
  SELECT k.run_id,
@@ -1493,6 +2379,17 @@ CREATE TABLE evertick.bundle (
     created_at timestamp with time zone NOT NULL
 );
 
+CREATE TABLE evertick.cluster (
+    system_id bigint NOT NULL,
+    timeline bigint NOT NULL,
+    first_seen_at timestamp with time zone NOT NULL,
+    marked_at timestamp with time zone NOT NULL,
+    lsn pg_lsn NOT NULL,
+    is_synchronous boolean NOT NULL,
+    lost_until pg_lsn
+)
+WITH (fillfactor='50');
+
 CREATE TABLE evertick.dag (
     dag_id integer NOT NULL,
     name text NOT NULL,
@@ -1500,6 +2397,7 @@ CREATE TABLE evertick.dag (
     paused boolean DEFAULT false NOT NULL,
     version_id integer,
     max_active_runs integer,
+    has_run_timeout boolean DEFAULT false NOT NULL,
     file text NOT NULL,
     deleted_at timestamp with time zone,
     CONSTRAINT dag_max_active_runs_check CHECK ((max_active_runs > 0))
@@ -1522,7 +2420,11 @@ CREATE TABLE evertick.dag_version (
     bundle_hash text NOT NULL,
     spec jsonb NOT NULL,
     task_count integer NOT NULL,
-    created_at timestamp with time zone NOT NULL
+    run_timeout double precision,
+    created_at timestamp with time zone NOT NULL,
+    retired_at timestamp with time zone,
+    final_run_id bigint,
+    CONSTRAINT dag_version_run_timeout_check CHECK ((run_timeout > (0)::double precision))
 );
 
 ALTER TABLE evertick.dag_version ALTER COLUMN version_id ADD GENERATED ALWAYS AS IDENTITY (
@@ -1587,7 +2489,8 @@ CREATE TABLE evertick.log_chunk (
     until bigint NOT NULL,
     is_late boolean DEFAULT false NOT NULL,
     content text NOT NULL
-);
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off, toast.autovacuum_vacuum_insert_scale_factor='0.05', toast.autovacuum_freeze_min_age='0');
 
 CREATE TABLE evertick.migration (
     number integer NOT NULL,
@@ -1596,15 +2499,23 @@ CREATE TABLE evertick.migration (
     checksum text NOT NULL
 );
 
-CREATE TABLE evertick.ready (
-    queue text NOT NULL,
-    rank smallint NOT NULL,
-    seq bigint NOT NULL,
+CREATE TABLE evertick.orphan_watch (
     run_id bigint NOT NULL,
-    idx integer NOT NULL,
-    map_index integer NOT NULL
-)
-WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000', vacuum_truncate=off);
+    fingerprint text NOT NULL,
+    watched_seconds double precision NOT NULL
+);
+
+CREATE TABLE evertick.quarantine (
+    kind text NOT NULL,
+    subject_id bigint NOT NULL,
+    verb text NOT NULL,
+    reason text NOT NULL,
+    failures integer NOT NULL,
+    since timestamp with time zone NOT NULL,
+    failed_at timestamp with time zone NOT NULL,
+    retry_at timestamp with time zone,
+    CONSTRAINT quarantine_kind_check CHECK ((kind = ANY (ARRAY['schedule'::text, 'run'::text, 'dag'::text])))
+);
 
 ALTER TABLE evertick.ready ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME evertick.ready_seq_seq
@@ -1615,13 +2526,42 @@ ALTER TABLE evertick.ready ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
     CACHE 1
 );
 
+CREATE TABLE evertick.remains (
+    shard smallint NOT NULL,
+    kind text NOT NULL,
+    id bigint NOT NULL,
+    CONSTRAINT remains_kind_check CHECK ((kind = ANY (ARRAY['run'::text, 'version'::text])))
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
+
 CREATE TABLE evertick.result (
     run_id bigint NOT NULL,
     idx integer NOT NULL,
     map_index integer NOT NULL,
     epoch integer NOT NULL,
     value jsonb NOT NULL
-);
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off, toast.autovacuum_vacuum_insert_scale_factor='0.05', toast.autovacuum_freeze_min_age='0');
+
+CREATE TABLE evertick.retry_line (
+    shard smallint NOT NULL,
+    queue text NOT NULL,
+    due_at timestamp with time zone NOT NULL,
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
+
+CREATE TABLE evertick.retry_slot (
+    shard smallint NOT NULL,
+    queue text NOT NULL,
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    epoch integer NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
 
 CREATE TABLE evertick.run (
     run_id bigint NOT NULL,
@@ -1634,7 +2574,8 @@ CREATE TABLE evertick.run (
     params jsonb NOT NULL,
     triggered_by text NOT NULL,
     created_at timestamp with time zone NOT NULL
-);
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off);
 
 ALTER TABLE evertick.run ALTER COLUMN run_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME evertick.run_run_id_seq
@@ -1661,24 +2602,31 @@ CREATE TABLE evertick.run_status (
     CONSTRAINT run_status_failed_leaves_check CHECK ((failed_leaves >= 0)),
     CONSTRAINT run_status_open_tasks_check CHECK ((open_tasks >= 0))
 )
-WITH (fillfactor='70');
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off);
 
 CREATE TABLE evertick.runner (
     session bigint NOT NULL,
     runner_id text NOT NULL,
+    name text,
+    version text NOT NULL,
     host text NOT NULL,
     boot_id text NOT NULL,
     pid_namespace text NOT NULL,
+    uid integer NOT NULL,
     pid integer NOT NULL,
     pid_started double precision NOT NULL,
     queues text[] NOT NULL,
     slots integer NOT NULL,
+    request text,
     beat bigint DEFAULT 0 NOT NULL,
+    beat_at timestamp with time zone NOT NULL,
     watched_beat bigint DEFAULT 0 NOT NULL,
     silent_seconds double precision DEFAULT 0 NOT NULL,
+    lost_after_seconds double precision NOT NULL,
     started_at timestamp with time zone NOT NULL,
     gone_at timestamp with time zone,
-    gone_reason text
+    gone_reason text,
+    CONSTRAINT runner_request_check CHECK ((request = ANY (ARRAY['drain'::text, 'leave'::text])))
 )
 WITH (fillfactor='30');
 
@@ -1724,7 +2672,8 @@ CREATE TABLE evertick.shard (
     shard smallint NOT NULL,
     epoch bigint NOT NULL,
     owner text,
-    lease_until timestamp with time zone
+    lease_until timestamp with time zone,
+    is_watched boolean DEFAULT false NOT NULL
 );
 
 CREATE TABLE evertick.skip_record (
@@ -1757,8 +2706,10 @@ CREATE TABLE evertick.task_spec (
     starts_at_once boolean NOT NULL,
     max_attempts integer NOT NULL,
     rerun_on_loss boolean NOT NULL,
+    queue_timeout double precision,
     CONSTRAINT task_spec_max_attempts_check CHECK ((max_attempts > 0)),
-    CONSTRAINT task_spec_priority_check CHECK (((priority >= 0) AND (priority <= 9)))
+    CONSTRAINT task_spec_priority_check CHECK (((priority >= 0) AND (priority <= 9))),
+    CONSTRAINT task_spec_queue_timeout_check CHECK ((queue_timeout > (0)::double precision))
 );
 
 CREATE VIEW evertick.tasks AS
@@ -1782,7 +2733,12 @@ CREATE VIEW evertick.tasks AS
     k.started_at,
     k.finished_at,
     k.exit_code,
-    k.reason
+        CASE
+            WHEN ((k.state = 'pending'::evertick.task_state) AND (k.not_before IS NOT NULL) AND (EXISTS ( SELECT 1
+               FROM evertick.retry_line l
+              WHERE ((l.shard = d.shard) AND (l.queue = s.queue) AND (l.due_at = k.not_before) AND (l.run_id = k.run_id) AND (l.idx = k.idx) AND (l.map_index = k.map_index))))) THEN concat_ws('; '::text, k.reason, 'held back: as many retries of its queue are active as max_active_retries allows')
+            ELSE k.reason
+        END AS reason
    FROM (((evertick.run r
      JOIN evertick.dag d ON ((d.dag_id = r.dag_id)))
      JOIN evertick.task_spec s ON ((s.version_id = r.version_id)))
@@ -1802,6 +2758,9 @@ ALTER TABLE ONLY evertick.attempt
 
 ALTER TABLE ONLY evertick.bundle
     ADD CONSTRAINT bundle_pkey PRIMARY KEY (hash);
+
+ALTER TABLE ONLY evertick.cluster
+    ADD CONSTRAINT cluster_pkey PRIMARY KEY (system_id, timeline);
 
 ALTER TABLE ONLY evertick.dag
     ADD CONSTRAINT dag_name_key UNIQUE (name);
@@ -1836,11 +2795,26 @@ ALTER TABLE ONLY evertick.log_chunk
 ALTER TABLE ONLY evertick.migration
     ADD CONSTRAINT migration_pkey PRIMARY KEY (number);
 
+ALTER TABLE ONLY evertick.orphan_watch
+    ADD CONSTRAINT orphan_watch_pkey PRIMARY KEY (run_id);
+
+ALTER TABLE ONLY evertick.quarantine
+    ADD CONSTRAINT quarantine_pkey PRIMARY KEY (kind, subject_id);
+
 ALTER TABLE ONLY evertick.ready
     ADD CONSTRAINT ready_pkey PRIMARY KEY (queue, rank, seq);
 
+ALTER TABLE ONLY evertick.remains
+    ADD CONSTRAINT remains_pkey PRIMARY KEY (shard, kind, id);
+
 ALTER TABLE ONLY evertick.result
     ADD CONSTRAINT result_pkey PRIMARY KEY (run_id, idx, map_index);
+
+ALTER TABLE ONLY evertick.retry_line
+    ADD CONSTRAINT retry_line_pkey PRIMARY KEY (shard, queue, due_at, run_id, idx, map_index);
+
+ALTER TABLE ONLY evertick.retry_slot
+    ADD CONSTRAINT retry_slot_pkey PRIMARY KEY (shard, queue, run_id, idx, map_index);
 
 ALTER TABLE ONLY evertick.run
     ADD CONSTRAINT run_pkey PRIMARY KEY (run_id);
@@ -1878,9 +2852,13 @@ ALTER TABLE ONLY evertick.task_spec
 ALTER TABLE ONLY evertick.timer
     ADD CONSTRAINT timer_pkey PRIMARY KEY (shard, due_at, run_id, idx, map_index);
 
+CREATE INDEX dag_timed ON evertick.dag USING btree (dag_id) WHERE has_run_timeout;
+
 CREATE INDEX edge_upstream ON evertick.edge USING btree (version_id, dst, src);
 
 CREATE INDEX journal_of_run ON evertick.journal USING btree (run_id, entry_id) WHERE (run_id IS NOT NULL);
+
+CREATE INDEX ready_expiry ON evertick.ready USING btree (expires_at) WHERE (expires_at IS NOT NULL);
 
 CREATE INDEX run_active ON evertick.run_status USING btree (dag_id, state, run_id) WHERE (state = ANY (ARRAY['queued'::evertick.run_state, 'running'::evertick.run_state]));
 

@@ -1,4 +1,4 @@
-"""Who plans which shard: the lease row, its epoch, and the database's clock."""
+"""Who plans which shard: the lease row, its epoch, what the leader sees in one look, and the database's clock."""
 
 from __future__ import annotations
 
@@ -20,10 +20,103 @@ class Leader:
     is_live: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """`epoch`: of the lead that was just taken, or None. `is_watched`: our session holds the session lock from now on.
+    `free_in`: seconds until somebody else's lease ends."""
+
+    epoch: int | None
+    is_watched: bool
+    free_in: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one look of the leader found. A part that could not be looked at is None, and named in `troubles`."""
+
+    read_at: datetime
+    is_watched: bool
+    next_fire: datetime | None
+    next_timer: datetime | None
+    has_line: bool | None
+    next_expiry: datetime | None
+    silent: list[int] | None
+    stranded: list[int] | None
+    overdue: list[int] | None
+    with_room: list[int] | None
+    troubles: list[str]
+
+
+async def bound_session(
+    conn: AsyncConnection,
+    *,
+    statement_seconds: float,
+    lock_seconds: float,
+    transaction_seconds: float,
+    idle_seconds: float = 0.0,
+) -> None:
+    """For the leader's own connections, with no limit for 0. Behind a pooler none of this holds: the lease alone decides."""
+    params = {
+        "statement_ms": str(int(statement_seconds * 1000)),
+        "lock_ms": str(int(lock_seconds * 1000)),
+        "transaction_ms": str(int(transaction_seconds * 1000)),
+        "idle_ms": str(int(idle_seconds * 1000)),
+    }
+    await conn.execute(sql("shards", "bound_session"), params)
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Sessions that were silent for too long, and sessions that are gone and still hold something."""
+
+    silent: list[int]
+    stranded: list[int]
+
+
+async def stand_by(conn: AsyncConnection, *, shard: int, owner: str, seconds: float, watches: bool) -> Standing:
+    """Take the shard if it is free. `watches`: our session is our own, so that its end can be seen."""
+    params = {"shard": shard, "owner": owner, "seconds": seconds, "watches": watches}
+    row = await one_row(conn, sql("shards", "stand_by"), params, Standing)
+    assert row is not None
+    return row
+
+
 async def take(conn: AsyncConnection, *, shard: int, owner: str, seconds: float) -> int | None:
-    """The new epoch, or None while somebody else's lease lasts."""
-    params = {"shard": shard, "owner": owner, "seconds": seconds}
-    return cast("int | None", await one_value(conn, sql("shards", "take"), params))
+    """The new epoch, or None while somebody else's lease lasts. Nobody watches our session."""
+    return (await stand_by(conn, shard=shard, owner=owner, seconds=seconds, watches=False)).epoch
+
+
+async def look(
+    conn: AsyncConnection,
+    *,
+    shard: int,
+    epoch: int,
+    lost_after: float,
+    seconds: float | None = None,
+    elapsed: float | None = None,
+    watch: tuple[bool, bool] = (False, False),
+) -> Seen:
+    """With `seconds` the lease is renewed, with `elapsed` silence is added up. `watch`: whether our session may hold the
+    session lock, and whether it does."""
+    params = {
+        "shard": shard,
+        "epoch": epoch,
+        "seconds": seconds,
+        "watches": watch[0],
+        "is_watched": watch[1],
+        "elapsed": elapsed,
+        "lost_after": lost_after,
+    }
+    row = await one_row(conn, sql("shards", "look"), params, Seen)
+    assert row is not None
+    return row
+
+
+async def listen(conn: AsyncConnection, *, shard: int, epoch: int, elapsed: float, lost_after: float) -> Heard:
+    params = {"shard": shard, "epoch": epoch, "elapsed": elapsed, "lost_after": lost_after}
+    row = await one_row(conn, sql("shards", "listen"), params, Heard)
+    assert row is not None
+    return row
 
 
 async def renew(conn: AsyncConnection, *, shard: int, epoch: int, seconds: float) -> bool:

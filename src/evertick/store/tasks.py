@@ -46,8 +46,18 @@ class ExtendRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
+    """`refused` had to be set aside; `has_line`: some wait for room."""
+
     promoted: int
+    refused: int
     next_due: datetime | None
+    has_line: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    failed: int
+    refused: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +98,16 @@ class AttemptRow:
     host: str | None
 
 
-async def promote(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> Promoted:
-    row = await one_row(conn, sql("tasks", "promote"), {"shard": shard, "epoch": epoch, "batch": batch}, Promoted)
+async def promote(conn: AsyncConnection, *, shard: int, epoch: int, batch: int, bound: int | None) -> Promoted:
+    params = {"shard": shard, "epoch": epoch, "batch": batch, "bound": bound}
+    row = await one_row(conn, sql("tasks", "promote"), params, Promoted)
+    assert row is not None
+    return row
+
+
+async def time_out_waits(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> TimedOut:
+    params = {"shard": shard, "epoch": epoch, "batch": batch}
+    row = await one_row(conn, sql("tasks", "time_out_waits"), params, TimedOut)
     assert row is not None
     return row
 
@@ -126,10 +144,9 @@ async def extend(conn: AsyncConnection, *, session: int, held: list[tuple[TaskKe
     return [ExtendRow(*row) for row in await cursor.fetchall()]
 
 
-async def clear(conn: AsyncConnection, *, run_id: int, idxs: list[int], actor: str) -> Cleared:
-    row = await one_row(conn, sql("tasks", "clear"), {"run_id": run_id, "idxs": idxs, "actor": actor}, Cleared)
-    assert row is not None
-    return row
+async def clear(conn: AsyncConnection, *, run_id: int, idxs: list[int], actor: str) -> Cleared | None:
+    """None: there is no such run."""
+    return await one_row(conn, sql("tasks", "clear"), {"run_id": run_id, "idxs": idxs, "actor": actor}, Cleared)
 
 
 async def mark(conn: AsyncConnection, key: TaskKey, *, state: str, actor: str) -> str | None:

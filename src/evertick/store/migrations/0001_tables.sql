@@ -33,9 +33,11 @@ create table dag (
     paused          boolean not null default false,
     version_id      int,
     max_active_runs int check (max_active_runs > 0),
+    has_run_timeout boolean not null default false,   -- whether some version of it limits how long a run may take
     file            text not null,
     deleted_at      timestamptz
 );
+create index dag_timed on dag (dag_id) where has_run_timeout;
 
 create table dag_version (
     version_id  int generated always as identity primary key,
@@ -45,7 +47,11 @@ create table dag_version (
     bundle_hash text not null,
     spec        jsonb not null,
     task_count  int not null,
+    run_timeout double precision check (run_timeout > 0),
     created_at  timestamptz not null,
+    -- When another version took its place, and the newest run of all then: none of its runs is newer. Null while current.
+    retired_at   timestamptz,
+    final_run_id bigint,
     unique (dag_id, number),
     unique (dag_id, hash, bundle_hash)
 );
@@ -64,6 +70,7 @@ create table task_spec (
     starts_at_once boolean not null,
     max_attempts   int not null check (max_attempts > 0),
     rerun_on_loss  boolean not null,
+    queue_timeout  double precision check (queue_timeout > 0),
     primary key (version_id, idx)
 );
 
@@ -97,7 +104,8 @@ create table shard (
     shard       smallint primary key,
     epoch       bigint not null,
     owner       text,
-    lease_until timestamptz
+    lease_until timestamptz,
+    is_watched  boolean not null default false   -- the leader's session holds the session lock, see stand_by
 );
 insert into shard (shard, epoch) values (0, 0);
 
@@ -143,6 +151,10 @@ create table skip_record (
 
 -- What runs -------------------------------------------------------------------------------------------------------------
 
+-- These grow with history. Vacuumed before a fifth of it is new or dead, and frozen the first time, when the page is in memory
+-- anyway: later, when it must be, that reads and writes all of it (measured in docs/decisions/0011-upkeep.md). Nobody ever waits
+-- for the end of a table to be given back.
+
 -- The fact: inserted once, never updated.
 create table run (
     run_id       bigint generated always as identity primary key,
@@ -155,7 +167,7 @@ create table run (
     params       jsonb not null,
     triggered_by text not null,
     created_at   timestamptz not null
-);
+) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off);
 create index run_of_dag on run (dag_id, run_id);
 create unique index run_fire on run (schedule_id, fire_at) where schedule_id is not null;
 create unique index run_key on run (dag_id, key) where key is not null;
@@ -174,7 +186,8 @@ create table run_status (
     reason           text,
     check (state not in ('success', 'failed', 'canceled') or (open_tasks = 0 and finished_at is not null)),
     check (state <> 'running' or open_tasks > 0)
-) with (fillfactor = 70);
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off);
+-- The state in it keeps every change of state from being HOT. Worth it: a companion table instead costs a run 95 bytes of WAL more.
 create index run_active on run_status (dag_id, state, run_id) where state in ('queued', 'running');
 
 -- A task without a row is waiting. The n_* counters are of ended upstream tasks, kept while it waits.
@@ -205,19 +218,22 @@ create table task (
     check (request is null or state in ('queued', 'running')),
     check (not_before is null or state = 'pending'),
     check (finished_at is not null or state not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))
-) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.05);
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.05,
+        autovacuum_freeze_min_age = 0, vacuum_truncate = off);
 
 -- Available tasks in the order in which they are claimed.
 create table ready (
-    queue     text not null,
-    rank      smallint not null,
-    seq       bigint generated always as identity,
-    run_id    bigint not null,
-    idx       int not null,
-    map_index int not null,
+    queue      text not null,
+    rank       smallint not null,
+    seq        bigint generated always as identity,
+    run_id     bigint not null,
+    idx        int not null,
+    map_index  int not null,
+    expires_at timestamptz,   -- of a task with a queue_timeout
     primary key (queue, rank, seq)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 50000, vacuum_truncate = off);
+create index ready_expiry on ready (expires_at) where expires_at is not null;
 
 -- Running tasks by the session that owns them.
 create table lease (
@@ -254,7 +270,7 @@ create table attempt (
     started_at  timestamptz,
     finished_at timestamptz not null,
     primary key (run_id, idx, map_index, epoch)
-);
+) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off);
 
 create table result (
     run_id    bigint not null,
@@ -263,7 +279,8 @@ create table result (
     epoch     int not null,
     value     jsonb not null,
     primary key (run_id, idx, map_index)
-);
+) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off,
+        toast.autovacuum_vacuum_insert_scale_factor = 0.05, toast.autovacuum_freeze_min_age = 0);
 
 create table log_chunk (
     run_id    bigint not null,
@@ -275,26 +292,36 @@ create table log_chunk (
     is_late   boolean not null default false,
     content   text not null,
     primary key (run_id, idx, map_index, epoch, seq)
-);
+) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off,
+        toast.autovacuum_vacuum_insert_scale_factor = 0.05, toast.autovacuum_freeze_min_age = 0);
 
 -- Who runs ---------------------------------------------------------------------------------------------------------------
 
 create table runner (
-    session        bigint primary key,
-    runner_id      text not null,
-    host           text not null,
-    boot_id        text not null,
-    pid_namespace  text not null,
-    pid            int not null,
-    pid_started    double precision not null,
-    queues         text[] not null,
-    slots          int not null,
-    beat           bigint not null default 0,
-    watched_beat   bigint not null default 0,
-    silent_seconds double precision not null default 0,
-    started_at     timestamptz not null,
-    gone_at        timestamptz,
-    gone_reason    text
+    session            bigint primary key,
+    runner_id          text not null,
+    name               text,
+    version            text not null,
+    -- Where its process is: whoever is there, too, can prove that it is gone.
+    host               text not null,
+    boot_id            text not null,
+    pid_namespace      text not null,
+    uid                int not null,
+    pid                int not null,
+    pid_started        double precision not null,
+    queues             text[] not null,
+    slots              int not null,
+    -- What people ask of it: to take no new work, or to leave as soon as it has none.
+    request            text check (request in ('drain', 'leave')),
+    beat               bigint not null default 0,
+    beat_at            timestamptz not null,
+    watched_beat       bigint not null default 0,
+    silent_seconds     double precision not null default 0,
+    -- It stops what must not outlive its contact a moment before this silence is full: nobody may give it up earlier.
+    lost_after_seconds double precision not null,
+    started_at         timestamptz not null,
+    gone_at            timestamptz,
+    gone_reason        text
 ) with (fillfactor = 30);
 create index runner_live on runner (session) where gone_at is null;
 

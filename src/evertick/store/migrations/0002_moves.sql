@@ -74,12 +74,13 @@ $$;
 create function offer(p_tasks ended[]) returns int language plpgsql as $$
 declare
     offered int;
+    now timestamptz := clock();
 begin
     if coalesce(cardinality(p_tasks), 0) = 0 then
         return 0;
     end if;
-    insert into ready (queue, rank, run_id, idx, map_index)
-    select s.queue, 9 - s.priority, t.run_id, t.idx, t.map_index
+    insert into ready (queue, rank, run_id, idx, map_index, expires_at)
+    select s.queue, 9 - s.priority, t.run_id, t.idx, t.map_index, now + make_interval(secs => s.queue_timeout)
     from unnest(p_tasks) t join task_spec s on s.version_id = t.version_id and s.idx = t.idx
     order by s.queue, s.priority desc, t.run_id, t.idx, t.map_index;
     get diagnostics offered = row_count;
@@ -272,6 +273,25 @@ begin
     return case when limited is null then 0 else admit_runs(limited) end;
 end $$;
 
+-- How the upstream of the waiting tasks of a run has ended, by the tasks themselves. p_idxs null: of all that wait.
+create function upstream_of(p_run_id bigint, p_idxs int[]) returns table (
+    idx int, map_index int, success int, failed int, upstream_failed int, skipped int, setup_success int, setup_skipped int)
+language sql stable as $$
+    select w.idx, w.map_index,
+           count(*) filter (where u.state = 'success')::int,
+           count(*) filter (where u.state in ('failed', 'canceled'))::int,
+           count(*) filter (where u.state = 'upstream_failed')::int,
+           count(*) filter (where u.state = 'skipped')::int,
+           count(*) filter (where s.is_setup and u.state = 'success')::int,
+           count(*) filter (where s.is_setup and u.state = 'skipped')::int
+    from task w
+    left join edge g on g.version_id = w.version_id and g.dst = w.idx
+    left join task u on u.run_id = w.run_id and u.idx = g.src
+    left join task_spec s on s.version_id = w.version_id and s.idx = g.src
+    where w.run_id = p_run_id and (p_idxs is null or w.idx = any(p_idxs)) and w.state = 'waiting'
+    group by w.idx, w.map_index
+$$;
+
 -- The upstream counters of the given waiting tasks, computed anew from the tasks themselves.
 create function recount_upstream(p_run_id bigint, p_idxs int[]) returns int language plpgsql as $$
 declare
@@ -280,21 +300,7 @@ begin
     update task k
     set n_success = c.success, n_failed = c.failed, n_upstream_failed = c.upstream_failed, n_skipped = c.skipped,
         n_setup_success = c.setup_success, n_setup_skipped = c.setup_skipped
-    from (
-        select w.idx, w.map_index,
-               count(*) filter (where u.state = 'success')::int as success,
-               count(*) filter (where u.state in ('failed', 'canceled'))::int as failed,
-               count(*) filter (where u.state = 'upstream_failed')::int as upstream_failed,
-               count(*) filter (where u.state = 'skipped')::int as skipped,
-               count(*) filter (where s.is_setup and u.state = 'success')::int as setup_success,
-               count(*) filter (where s.is_setup and u.state = 'skipped')::int as setup_skipped
-        from task w
-        left join edge g on g.version_id = w.version_id and g.dst = w.idx
-        left join task u on u.run_id = w.run_id and u.idx = g.src
-        left join task_spec s on s.version_id = w.version_id and s.idx = g.src
-        where w.run_id = p_run_id and w.idx = any(p_idxs) and w.state = 'waiting'
-        group by w.idx, w.map_index
-    ) c
+    from upstream_of(p_run_id, p_idxs) c
     where k.run_id = p_run_id and k.idx = c.idx and k.map_index = c.map_index and k.state = 'waiting'
       and (coalesce(k.n_success, 0), coalesce(k.n_failed, 0), coalesce(k.n_upstream_failed, 0),
            coalesce(k.n_skipped, 0), coalesce(k.n_setup_success, 0), coalesce(k.n_setup_skipped, 0))

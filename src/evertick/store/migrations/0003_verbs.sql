@@ -24,7 +24,8 @@ begin
         return null;
     end if;
     perform pg_advisory_xact_lock(4711, p_shard);
-    update shard set epoch = epoch + 1, owner = p_owner, lease_until = clock() + make_interval(secs => p_seconds)
+    update shard
+    set epoch = epoch + 1, owner = p_owner, lease_until = clock() + make_interval(secs => p_seconds), is_watched = false
     where shard = p_shard and (lease_until is null or lease_until < clock())
     returning epoch into taken;
     return taken;
@@ -146,41 +147,21 @@ begin
     return won;
 end $$;
 
+-- A schedule that somebody is just changing is passed by: who changes it settles what is due, and it keeps no other waiting.
 create function fire(p_shard smallint, p_epoch bigint, p_plans jsonb) returns int[] language plpgsql as $$
-begin
-    perform fence(p_shard, p_epoch);
-    return settle_schedules(p_plans);
-end $$;
-
--- Makes pending tasks available whose time has come. Returns how many, and when the next one is due.
-create function promote(p_shard smallint, p_epoch bigint, p_limit int, out promoted int, out next_due timestamptz)
-language plpgsql as $$
 declare
-    locked bigint[];
-    due ended[];
-    t timestamptz := clock();
+    free int[];
 begin
     perform fence(p_shard, p_epoch);
-    locked := array(select w.run_id from timer w where w.shard = p_shard and w.due_at <= t order by w.due_at limit p_limit);
-    perform 1 from run_status r where r.run_id = any(locked) order by r.run_id for no key update;
-    with come as (
-        delete from timer w where w.ctid = any(array(
-            select x.ctid from timer x
-            where x.shard = p_shard and x.due_at <= t and x.run_id = any(locked) order by x.due_at limit p_limit))
-        returning w.run_id, w.idx, w.map_index, w.due_at
-    ), moved as (
-        update task k set state = case when d.paused then 'pending'::task_state else 'available' end, not_before = null
-        from come c
-        join run_status r on r.run_id = c.run_id
-        join dag d on d.dag_id = r.dag_id
-        where k.run_id = c.run_id and k.idx = c.idx and k.map_index = c.map_index
-          and k.state = 'pending' and k.not_before = c.due_at
-        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
-    )
-    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.state = 'available')
-    into due from moved m;
-    promoted := offer(due);
-    select min(w.due_at) into next_due from timer w where w.shard = p_shard;
+    free := array(
+        select s.schedule_id from schedule_state s
+        where s.schedule_id = any(array(select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x))
+        order by s.schedule_id for no key update skip locked);
+    if cardinality(free) < jsonb_array_length(p_plans) then
+        p_plans := (select coalesce(jsonb_agg(x), '[]') from jsonb_array_elements(p_plans) x
+                    where (x->>'schedule_id')::int = any(free));
+    end if;
+    return settle_schedules(p_plans);
 end $$;
 
 -- Runners ----------------------------------------------------------------------------------------------------------------
@@ -201,7 +182,7 @@ declare
     got int;
     t timestamptz := clock();
 begin
-    perform 1 from runner where session = p_session and gone_at is null;
+    perform 1 from runner where session = p_session and gone_at is null and request is null;
     if not found then
         return;
     end if;
@@ -416,14 +397,19 @@ begin
 end $$;
 
 -- A heartbeat. p_held: [[run_id, idx, map_index, epoch]]. The reply names what the runner lost, what is recorded as its own
--- but missing from its list (a claim whose reply was lost), and what somebody asked to stop.
+-- but missing from its list (a claim whose reply was lost), what somebody asked to stop, and what is asked of the runner.
 create function extend(p_session bigint, p_held jsonb)
 returns table (kind text, run_id bigint, idx int, map_index int, epoch int) language plpgsql as $$
 #variable_conflict use_column
+declare
+    asked text;
 begin
-    update runner set beat = beat + 1 where session = p_session and gone_at is null;
+    update runner set beat = beat + 1, beat_at = clock() where session = p_session and gone_at is null
+    returning request into asked;
     if not found then
         return query select 'gone', null::bigint, null::int, null::int, null::int;
+    elsif asked is not null then
+        return query select asked, null::bigint, null::int, null::int, null::int;
     end if;
     return query
     with held as (
@@ -438,21 +424,4 @@ begin
       on l.run_id = h.run_id and l.idx = h.idx and l.map_index = h.map_index and l.epoch = h.epoch
     left join task k on k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index
     where l.run_id is null or h.run_id is null or k.request is not null;
-end $$;
-
--- A runner that is provably gone: what it held goes back through the ordinary door.
-create function bury(p_session bigint, p_reason text, p_infra_retries int) returns int language plpgsql as $$
-declare
-    reports jsonb;
-begin
-    update runner set gone_at = coalesce(gone_at, clock()), gone_reason = coalesce(gone_reason, p_reason)
-    where session = p_session;
-    select jsonb_agg(jsonb_build_object('r', l.run_id, 'i', l.idx, 'm', l.map_index, 'e', l.epoch, 'kind', 'lost',
-                                        'reason', p_reason))
-    into reports from lease l where l.session = p_session;
-    if reports is null then
-        return 0;
-    end if;
-    perform finish(p_session, reports, p_infra_retries);
-    return jsonb_array_length(reports);
 end $$;

@@ -1,18 +1,12 @@
 -- What people ask for: cancel, clear, mark, pause. A running task is never moved from here: it gets a request, and moves
 -- when its owner confirms that the process group is dead, or when the owner is buried.
 
--- Cancels a run: whatever has not started ends now, what runs is asked to stop. Returns how many are asked to stop.
-create function cancel_run(p_run_id bigint, p_actor text, p_reason text) returns int language plpgsql as $$
+-- Whatever of a run has not started ends now, what runs is asked to stop. The caller holds the run's lock, and closes the run
+-- with what ended. Returns that, and how many are asked to stop.
+create function stop_tasks(p_run_id bigint, p_reason text, out stopped ended[], out asked int) language plpgsql as $$
 declare
-    now_ended ended[];
-    asked int;
     t timestamptz := clock();
 begin
-    update run_status r set cancel_requested = true, reason = p_reason
-    where r.run_id = p_run_id and r.state in ('queued', 'running');
-    if not found then
-        return null;
-    end if;
     delete from ready q using run_status r, task_spec s
     where r.run_id = p_run_id and s.version_id = r.version_id and q.queue = s.queue and q.rank = 9 - s.priority
       and q.run_id = p_run_id;
@@ -27,10 +21,25 @@ begin
             where k.state in ('waiting', 'pending', 'available', 'deferred')
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
-    select array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::ended) into now_ended from gone g;
+    select array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::ended) into stopped from gone g;
     update task k set request = 'cancel'
     where k.run_id = p_run_id and k.state in ('queued', 'running');
     get diagnostics asked = row_count;
+end $$;
+
+-- Cancels a run. Returns how many tasks are asked to stop; null when the run is over.
+create function cancel_run(p_run_id bigint, p_actor text, p_reason text) returns int language plpgsql as $$
+declare
+    now_ended ended[];
+    asked int;
+    t timestamptz := clock();
+begin
+    update run_status r set cancel_requested = true, reason = p_reason
+    where r.run_id = p_run_id and r.state in ('queued', 'running');
+    if not found then
+        return null;
+    end if;
+    select s.stopped, s.asked into now_ended, asked from stop_tasks(p_run_id, p_reason) s;
     insert into journal (occurred_at, verb, actor, run_id, detail)
     values (t, 'cancel', p_actor, p_run_id, jsonb_build_object('reason', p_reason, 'asked_to_stop', asked));
     perform close_runs(now_ended);
@@ -68,7 +77,9 @@ begin
             union
             select g.dst from unnest(p_tasks) p
             join edge g on g.version_id = p.version_id and g.src = p.idx where p.run_id = r));
-        update run_status s set state = 'queued', finished_at = null, cancel_requested = false, reason = null
+        -- It starts anew, and so does the time that it may take.
+        update run_status s
+        set state = 'queued', started_at = null, finished_at = null, cancel_requested = false, reason = null
         where s.run_id = r and s.state in ('success', 'failed', 'canceled');
         perform recount_run(r);
     end loop;
@@ -86,6 +97,9 @@ declare
     chosen ended[];
 begin
     perform 1 from run_status r where r.run_id = p_run_id for no key update;
+    if not found then
+        return;  -- it was pruned a moment ago
+    end if;
     update task k set request = 'clear'
     where k.run_id = p_run_id and k.idx = any(p_idxs) and k.state in ('queued', 'running')
       and k.request is distinct from 'cancel';

@@ -67,7 +67,7 @@ begin
     insert into timer (shard, due_at, run_id, idx, map_index)
     select d.shard, k.not_before, k.run_id, k.idx, k.map_index
     from task k join dag d on d.dag_id = status.dag_id
-    where k.run_id = p_run_id and k.state = 'pending' and k.not_before is not null
+    where k.run_id = p_run_id and k.state = 'pending' and k.not_before is not null and not is_timed(k)
     on conflict do nothing;
     get diagnostics n = row_count;
     if n > 0 then
@@ -120,55 +120,3 @@ begin
     where r.run_id = p_run_id and r.state = 'running' and v.version_id = r.version_id and c.n >= v.task_count;
     return found;
 end $$;
-
--- One bounded slice of the running runs, in the order of the index of open runs, so that history costs nothing. Returns
--- where to go on; nothing means from the beginning, and then queued runs that were passed over are admitted, too.
-create function reconcile(p_shard smallint, p_epoch bigint, p_after_dag int, p_after_run bigint, p_limit int,
-                          out last_dag_id int, out last_run_id bigint, out repaired text[]) language plpgsql as $$
-declare
-    r record;
-    seen int := 0;
-begin
-    perform fence(p_shard, p_epoch);
-    repaired := '{}';
-    for r in
-        select s.dag_id, s.run_id from run_status s join dag d on d.dag_id = s.dag_id
-        where s.state in ('queued', 'running') and s.state = 'running' and d.shard = p_shard
-          and (s.dag_id, s.state, s.run_id) > (p_after_dag, 'running'::run_state, p_after_run)
-        order by s.dag_id, s.state, s.run_id limit p_limit
-    loop
-        repaired := repaired || reconcile_run(r.run_id);
-        last_dag_id := r.dag_id;
-        last_run_id := r.run_id;
-        seen := seen + 1;
-    end loop;
-    if seen < p_limit then
-        last_dag_id := null;
-        last_run_id := null;
-        perform admit_runs(array(
-            select d.dag_id from dag d where d.shard = p_shard and not d.paused and exists (
-                select 1 from run_status q where q.dag_id = d.dag_id and q.state = 'queued') limit 100));
-    end if;
-end $$;
-
--- What people read: one row per task of each run, the ones without a row included.
-create view tasks as
-select r.run_id, s.idx, coalesce(k.map_index, -1) as map_index, r.dag_id, d.name as dag, r.version_id, s.name as task,
-       s.queue, s.priority, s.max_attempts,
-       coalesce(k.state, 'waiting') as state, coalesce(k.epoch, 0) as epoch, coalesce(k.attempt, 0) as attempt,
-       k.losses, k.session, k.request, k.not_before, k.started_at, k.finished_at, k.exit_code, k.reason
-from run r
-join dag d on d.dag_id = r.dag_id
-join task_spec s on s.version_id = r.version_id
-left join task k on k.run_id = r.run_id and k.idx = s.idx;
-
-create view attempts as
-select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text as outcome, k.reason, k.exit_code,
-       k.started_at, k.finished_at
-from task k
-where k.started_at is not null and not exists (
-    select 1 from attempt a where a.run_id = k.run_id and a.idx = k.idx and a.map_index = k.map_index and a.epoch = k.epoch)
-union all
-select a.run_id, a.idx, a.map_index, a.epoch, a.attempt, a.session, a.outcome, a.reason, a.exit_code, a.started_at,
-       a.finished_at
-from attempt a;

@@ -6,7 +6,7 @@ create function lock_schedules(p_name text) returns void language sql as $$
     where d.name = p_name order by s.schedule_id for no key update of s
 $$;
 
--- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, starts_paused, tasks: [...], edges: [[src, dst]],
+-- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, run_timeout, starts_paused, tasks: [...], edges: [[src, dst]],
 -- inputs: [[idx, src]], schedules: [{name, spec, params, misfire, window_seconds, next_due, passed}]}.
 -- p_settle: what is due under schedules that this changes or removes (see settle_schedules): it is settled first.
 create function publish_dag(p_dag jsonb, p_settle jsonb, p_actor text, out out_dag_id int, out out_version_id int, out is_new boolean)
@@ -20,21 +20,21 @@ begin
     on conflict (name) do update set file = excluded.file, deleted_at = null
     returning d.dag_id into out_dag_id;
 
-    insert into dag_version as v (dag_id, number, hash, bundle_hash, spec, task_count, created_at)
+    insert into dag_version as v (dag_id, number, hash, bundle_hash, spec, task_count, run_timeout, created_at)
     select out_dag_id, coalesce(max(v.number), 0) + 1, p_dag->>'hash', p_dag->>'bundle_hash', p_dag->'spec',
-           jsonb_array_length(p_dag->'tasks'), t
+           jsonb_array_length(p_dag->'tasks'), (p_dag->>'run_timeout')::double precision, t
     from dag_version v where v.dag_id = out_dag_id
     on conflict (dag_id, hash, bundle_hash) do nothing
     returning v.version_id into out_version_id;
     is_new := out_version_id is not null;
     if is_new then
         insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
-                               starts_at_once, max_attempts, rerun_on_loss)
+                               starts_at_once, max_attempts, rerun_on_loss, queue_timeout)
         select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
-               x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss
+               x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout
         from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint, rule trigger_rule,
              upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
-             max_attempts int, rerun_on_loss boolean);
+             max_attempts int, rerun_on_loss boolean, queue_timeout double precision);
         insert into edge (version_id, src, dst)
         select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'edges') x;
         insert into task_input (version_id, idx, src)
@@ -44,9 +44,16 @@ begin
         where v.dag_id = out_dag_id and v.hash = p_dag->>'hash' and v.bundle_hash = p_dag->>'bundle_hash';
     end if;
     perform settle_schedules(p_settle);
+    -- Which runs can have the version that is replaced: prune goes by that. By the sequence, because ids that were drawn count.
+    update dag_version v set retired_at = t, final_run_id = (select last_value from run_run_id_seq)
+    from dag d where d.dag_id = out_dag_id and v.version_id = d.version_id and v.version_id <> out_version_id;
+    update dag_version v set retired_at = null, final_run_id = null
+    where v.version_id = out_version_id and v.retired_at is not null;
     update dag d set version_id = out_version_id, max_active_runs = (p_dag->>'max_active_runs')::int
     where d.dag_id = out_dag_id
       and (d.version_id, d.max_active_runs) is distinct from (out_version_id, (p_dag->>'max_active_runs')::int);
+    update dag d set has_run_timeout = true
+    where d.dag_id = out_dag_id and not d.has_run_timeout and (p_dag->>'run_timeout') is not null;
     perform sync_schedules(out_dag_id, p_dag->'schedules', false, p_actor);
     if is_new then
         insert into journal (occurred_at, verb, actor, dag_id, detail)

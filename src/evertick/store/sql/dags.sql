@@ -4,10 +4,11 @@
 select out_dag_id, out_version_id, is_new from publish_dag(%(dag)s::jsonb, %(settle)s::jsonb, %(actor)s::text)
 
 -- name: put_bundle
--- Content-addressed: the same hash is the same code.
+-- Content-addressed: the same hash is the same code. Its date is put anew, because prune takes old code that nobody uses,
+-- and whoever puts it is about to.
 insert into bundle (hash, file, archive, uses_threads, created_at)
 values (%(hash)s, %(file)s, %(archive)s, %(uses_threads)s, clock())
-on conflict (hash) do nothing
+on conflict (hash) do update set created_at = excluded.created_at
 
 -- name: bundle
 select file, archive, uses_threads from bundle where hash = %(hash)s

@@ -39,8 +39,28 @@ select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key
  where d.deleted_at is null order by d.name limit %(limit)s
 
 -- name: reconcile
-select last_dag_id, last_run_id, repaired
-  from reconcile(%(shard)s::smallint, %(epoch)s::bigint, %(after_dag)s::int, %(after_run)s::bigint, %(batch)s::int)
+select last_dag_id, last_run_id, repaired, refused
+  from reconcile(%(shard)s::smallint, %(epoch)s::bigint, %(after_dag)s::int, %(after_run)s::bigint, %(batch)s::int,
+                 %(counts_line)s::boolean, %(elapsed)s::double precision)
+
+-- name: skip_one
+select skipped_dag_id, skipped_run_id
+  from skip_run(%(shard)s::smallint, %(epoch)s::bigint, %(after_dag)s::int, %(after_run)s::bigint)
+
+-- name: admit
+select admitted, refused from admit(%(shard)s::smallint, %(epoch)s::bigint)
+
+-- name: time_out
+select time_out_run(%(shard)s::smallint, %(epoch)s::bigint, %(run_id)s::bigint)
+
+-- name: orphans
+-- The limit counts only what is past the threshold, so that many that are watched never hide one that is lost.
+select w.run_id from orphan_watch w
+ where w.watched_seconds >= %(orphan_after)s::double precision and not is_set_aside('run', w.run_id)
+ order by w.run_id limit 1000
+
+-- name: reap_orphan
+select reap_orphan(%(shard)s::smallint, %(epoch)s::bigint, %(run_id)s::bigint, %(orphan_after)s::double precision)
 
 -- name: journal
 select occurred_at, verb, actor, idx, map_index, detail from journal where run_id = %(run_id)s order by entry_id limit %(limit)s

@@ -2,9 +2,10 @@
 
 -- name: due
 -- By the index of live cursors, oldest first: rows read are rows due, whatever the number of schedules.
-select s.schedule_id, s.version, s.next_due, c.spec, c.misfire, c.window_seconds
+select s.schedule_id, s.version, s.next_due, c.spec::text as spec, c.misfire, c.window_seconds, clock() as read_at
   from schedule_state s join schedule c on c.schedule_id = s.schedule_id
  where s.shard = %(shard)s::smallint and s.next_due <= clock() and s.next_due is not null and not s.paused and s.error is null
+   and s.schedule_id <> all(%(passed_over)s::int[])
  order by s.next_due limit %(batch)s
 
 -- name: next_due
@@ -15,14 +16,14 @@ select min(next_due), clock() from schedule_state
 -- name: fire
 select fire(%(shard)s::smallint, %(epoch)s::bigint, %(plans)s::jsonb)
 
--- name: quarantine
+-- name: set_aside
 -- A schedule that cannot be planned leaves the index, with the reason for people to see; the others go on.
-update schedule_state s set error = %(error)s
- where s.schedule_id = %(schedule_id)s and s.version = %(version)s and s.error is null
+select set_schedule_aside(%(shard)s::smallint, %(epoch)s::bigint, %(schedule_id)s::int, %(version)s::int, %(reason)s::text,
+                          %(is_tried_again)s::boolean)
 
 -- name: of_dag
 -- Everything that an edit, a pause or a delete must settle first.
-select c.schedule_id, s.version, s.next_due, c.spec, c.misfire, c.window_seconds, c.name, c.params, s.paused
+select c.schedule_id, s.version, s.next_due, c.spec::text as spec, c.misfire, c.window_seconds, c.name, c.params, s.paused, s.error
   from schedule c join schedule_state s on s.schedule_id = c.schedule_id join dag d on d.dag_id = c.dag_id
  where d.name = %(dag)s and c.deleted_at is null
  order by c.schedule_id limit 1000

@@ -1,10 +1,30 @@
--- Who plans which shard.
+-- Who plans which shard, and what its leader sees.
 
--- name: take
--- Null while somebody else's lease lasts.
-select take_shard(%(shard)s::smallint, %(owner)s::text, %(seconds)s::double precision)
+-- name: bound_session
+-- The leader asks something once per tick. A session that is quiet for as long as the lease lasts is that of a process which is
+-- frozen or cut off: the server ends it, and the locks that it holds. No statement may take so long that the lease runs out.
+select set_config('statement_timeout', %(statement_ms)s, false), set_config('lock_timeout', %(lock_ms)s, false),
+       set_config('idle_session_timeout', %(idle_ms)s, false),
+       set_config('idle_in_transaction_session_timeout', %(transaction_ms)s, false)
+
+-- name: stand_by
+-- Takes the shard if its lease is over, or if the session of its leader is.
+select taken as epoch, is_watched, free_in
+  from stand_by(%(shard)s::smallint, %(owner)s::text, %(seconds)s::double precision, %(watches)s::boolean)
+
+-- name: look
+-- The one statement of an idle leader.
+select read_at, is_watched, next_fire, next_timer, has_line, next_expiry, silent, stranded, overdue, with_room, troubles
+  from look(%(shard)s::smallint, %(epoch)s::bigint, %(seconds)s::double precision, %(watches)s::boolean, %(is_watched)s::boolean,
+            %(elapsed)s::double precision, %(lost_after)s::double precision)
+
+-- name: listen
+-- What `look` does in passing, for when a look as a whole fails.
+select silent, stranded
+  from listen(%(shard)s::smallint, %(epoch)s::bigint, %(elapsed)s::double precision, %(lost_after)s::double precision)
 
 -- name: renew
+-- The lease alone, for when a look as a whole fails.
 select renew_shard(%(shard)s::smallint, %(epoch)s::bigint, %(seconds)s::double precision)
 
 -- name: resign

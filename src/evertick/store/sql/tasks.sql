@@ -1,7 +1,11 @@
 -- Tasks, in the order of a task's life.
 
 -- name: promote
-select promoted, next_due from promote(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
+select promoted, refused, next_due, has_line
+  from promote(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int, %(bound)s::int)
+
+-- name: time_out_waits
+select failed, refused from time_out_waits(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
 
 -- name: step
 -- The one hot statement: what ended is recorded and what is free is claimed, in one round trip and one commit.
@@ -13,7 +17,8 @@ select kind, run_id, idx, map_index, epoch, attempt, version_id, fire_at, params
 select kind, run_id, idx, map_index, epoch from extend(%(session)s::bigint, %(held)s::jsonb)
 
 -- name: clear
-select reopened, asked from clear_tasks(%(run_id)s::bigint, %(idxs)s::int[], %(actor)s::text)
+-- No row where there is no such run.
+select reopened, asked from clear_tasks(%(run_id)s::bigint, %(idxs)s::int[], %(actor)s::text) where reopened is not null
 
 -- name: mark
 select mark_task(%(run_id)s::bigint, %(idx)s::int, %(map_index)s::int, %(state)s::task_state, %(actor)s::text)

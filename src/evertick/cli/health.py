@@ -1,0 +1,199 @@
+"""`evertick health`: is everything well? Asks the processes of this machine at their ports, and the database for the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import psycopg
+import typer
+from rich.text import Text
+
+from evertick.cli.connection import opened
+from evertick.cli.documents import print_json
+from evertick.cli.options import Json
+from evertick.cli.tables import Cell, line, show, table
+from evertick.cli.times import length
+from evertick.config import Settings, read_settings
+from evertick.domain.errors import EvertickError, PostgresUnavailable, UserError
+from evertick.services.health import HEALTHY, UNHEALTHY, Document
+from evertick.services.health_port import living_notes
+from evertick.services.http_get import get
+from evertick.services.postgres_home import holder_of
+from evertick.store import runners, shards
+from evertick.store.db import Purpose
+
+app = typer.Typer(add_completion=False)
+
+ASK_SECONDS = 3.0
+DATABASE_SECONDS = 10.0
+MOST_RUNNERS = 1000
+# A heartbeat or two may be late; at three a runner is on its way to be given up.
+SILENT_HEARTBEATS = 3
+
+Urls = Annotated[
+    list[str] | None,
+    typer.Option("--url", metavar="URL", help="Ask the health port at this address; give it once for each."),
+]
+
+
+@app.command(epilog="Example: evertick health --json")
+def health(url: Urls = None, as_json: Json = False) -> None:
+    """Show whether everything is well: the database, who leads, the runners, and the processes of this machine.
+
+    Exit status 0 if all of it is, 1 if something is not.
+    """
+    document = asyncio.run(_look(read_settings(), url or []))
+    if as_json:
+        print_json(document)
+    else:
+        show(table(("COMPONENT", "STATUS", "WHERE", "DETAIL"), _rows(document)))
+    if document["status"] != HEALTHY:
+        raise typer.Exit(1)
+
+
+async def _look(settings: Settings, urls: list[str]) -> Document:
+    """What is asked for, or without any address everything that this machine and the database know of."""
+    document: Document = {}
+    if not urls:
+        notes = living_notes(settings.home)
+        urls = [note.url for note in notes]
+        document |= await _ask_database(settings, has_processes=bool(notes))
+    processes = await asyncio.gather(*(_ask_process(each) for each in urls))
+    # The children of an `up` are part of what it says.
+    children = {pid for each in processes for pid in _pids_of_children(each)}
+    document["processes"] = [each for each in processes if each.get("pid") not in children]
+    statuses = [part["status"] for part in _parts(document)]
+    return {"status": HEALTHY if all(each == HEALTHY for each in statuses) else UNHEALTHY, **document}
+
+
+async def _ask_process(url: str) -> Document:
+    base = url.rstrip("/").removesuffix("/monitor/health")
+    try:
+        return {**(await get(f"{base}/monitor/health", seconds=ASK_SECONDS)).document(), "url": base}
+    except TimeoutError:
+        reason = f"does not answer within {ASK_SECONDS:g} s"
+    except OSError as error:
+        reason = f"does not answer: {error.strerror or error}"
+    except ValueError as error:
+        raise UserError(f"{url}: {error}") from None
+    return {"service": "process", "status": UNHEALTHY, "url": base, "reasons": [reason]}
+
+
+async def _ask_database(settings: Settings, *, has_processes: bool) -> Document:
+    holder = None if settings.database_url else holder_of(settings.home)
+    url = settings.database_url or (holder.url if holder else None)
+    if url is None:
+        if has_processes:
+            return {}
+        raise PostgresUnavailable(
+            f"Evertick is not running in {settings.home}; start it with `evertick up`, or set EVERTICK_HOME or"
+            " EVERTICK_DATABASE_URL to where it runs, or name a health port with --url."
+        )
+    try:
+        async with asyncio.timeout(DATABASE_SECONDS), opened(url, Purpose.READ) as conn:
+            leader = await shards.leader(conn, shard=0)
+            living = await runners.list_busy(conn, limit=MOST_RUNNERS)
+    except TimeoutError:
+        return _without_database(f"does not answer within {DATABASE_SECONDS:g} s")
+    except (EvertickError, psycopg.Error, OSError) as error:
+        return _without_database(str(error))
+    return {
+        "metadatabase": {"status": HEALTHY},
+        "scheduler": _leader_document(leader),
+        "runners": [_runner_document(each, settings) for each in living] or [_NO_RUNNER],
+    }
+
+
+def _without_database(reason: str) -> Document:
+    return {"metadatabase": {"status": UNHEALTHY, "reasons": [reason]}}
+
+
+_NO_RUNNER: Document = {
+    "status": UNHEALTHY,
+    "runner_id": None,
+    "reasons": ["no runner is alive, so nothing can run. Start one with: evertick runner"],
+}
+
+
+def _leader_document(leader: shards.Leader | None) -> Document:
+    if leader is None or not leader.is_live:
+        return {
+            "status": UNHEALTHY,
+            "leader": None,
+            "reasons": ["nobody leads, so nothing fires. Start one with: evertick scheduler"],
+        }
+    return {"status": HEALTHY, "leader": leader.owner, "epoch": leader.epoch, "lease_until": leader.lease_until}
+
+
+def _runner_document(runner: runners.BusyRunner, settings: Settings) -> Document:
+    is_silent = runner.silent_seconds > SILENT_HEARTBEATS * settings.heartbeat_seconds
+    document: Document = {
+        "status": UNHEALTHY if is_silent else HEALTHY,
+        "runner_id": runner.runner_id,
+        # A session is 63 bits, more than a number in JavaScript holds.
+        "session": str(runner.session),
+        "host": runner.host,
+        "pid": runner.pid,
+        "running": runner.busy,
+        "slots": runner.slots,
+        "silent_seconds": runner.silent_seconds,
+    }
+    return document | ({"reasons": [f"silent for {length(runner.silent_seconds)}"]} if is_silent else {})
+
+
+def _components(process: Document) -> dict[str, Document]:
+    """The parts of what a process says that have a status of their own."""
+    return {name: part for name, part in process.items() if isinstance(part, dict) and "status" in part}
+
+
+def _pids_of_children(process: Document) -> list[object]:
+    return [part["pid"] for part in _components(process).values() if "pid" in part]
+
+
+def _parts(document: Document) -> list[Document]:
+    """Everything in it whose status counts."""
+    found = [part for name in ("metadatabase", "scheduler") if isinstance(part := document.get(name), dict)]
+    for name in ("runners", "processes"):
+        several = document.get(name)
+        found += several if isinstance(several, list) else []
+    return found
+
+
+def _rows(document: Document) -> list[list[Cell]]:
+    rows: list[list[Cell]] = []
+    for part in _parts(document):
+        if "service" in part:
+            where = part["url"] if "owner" not in part else f"{part['owner']} {part['url']}"
+            rows.append([str(part["service"]), _state(part), str(where), _detail(part)])
+            parts = _components(part).items()
+            rows += [[f"{part['service']}: {name}", _state(each), None, _detail(each)] for name, each in parts]
+        elif "runner_id" in part:
+            rows.append(["runner", _state(part), _text(part["runner_id"]), _detail(part)])
+        elif "leader" in part:
+            rows.append(["leader", _state(part), _text(part["leader"]), _detail(part)])
+        else:
+            rows.append(["database", _state(part), None, _detail(part)])
+    return rows
+
+
+def _state(part: Document) -> Text:
+    is_healthy = part["status"] == HEALTHY
+    return line(str(part["status"]), "green" if is_healthy else "bold red")
+
+
+def _detail(part: Document) -> str | None:
+    """What is wrong; else what people ask first."""
+    reasons = part.get("reasons", [part["reason"]] if "reason" in part else [])
+    said = [str(each) for each in reasons] if isinstance(reasons, list) else []
+    if not said:
+        said += [str(part["role"])] if "role" in part else []
+        said += [f"epoch {part['epoch']}"] if "epoch" in part else []
+        said += [f"{part['running']}/{part['slots']} running"] if "slots" in part else []
+    if part.get("restarts"):
+        said.append(f"{part['restarts']} restarts, last: {part['last_exit']}")
+    return "; ".join(said) or None
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,72 @@
+"""Which server may be written to, and what a failover may have cost. Pure: it is told what was seen, and judges.
+
+A promoted standby has the system identifier of its primary and a higher timeline; the old primary, back again, a lower one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Whose data this is, and how often a standby was promoted on the way to it."""
+
+    system_id: int
+    timeline: int
+
+    def __str__(self) -> str:
+        return f"system {self.system_id}, timeline {self.timeline}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """How far a server's log was when a commit on it had been acknowledged. `lsn` is a byte position."""
+
+    server: Server
+    lsn: int
+    is_synchronous: bool
+
+
+class Verdict(StrEnum):
+    """What is known about acknowledged writes after a connection was opened again."""
+
+    SAME = "same"
+    SAFE = "safe"
+    UNPROVEN = "unproven"
+    LOST = "lost"
+
+
+def refusal(seen: Server | None, found: Server) -> str | None:
+    """Why nothing may be written to `found` by a process that has seen `seen`; nothing if it may."""
+    if seen is None or found == seen:
+        return None
+    if found.system_id != seen.system_id:
+        return (
+            f"it belongs to another database cluster (system identifier {found.system_id}) than the one that this"
+            f" process has worked with ({seen.system_id}), so nothing is written to it. If the database was restored"
+            " or moved on purpose, restart this process"
+        )
+    if found.timeline < seen.timeline:
+        return (
+            f"it is on timeline {found.timeline}, and this process has seen timeline {seen.timeline}: a standby was"
+            " promoted and this is the old primary, so nothing is written to it. Shut it down or make it a standby of the"
+            " new one; if it was put back on purpose, restart this process"
+        )
+    return None
+
+
+def judge(remembered: Mark, stored_lsn: int | None, found: Server) -> Verdict:
+    """`stored_lsn` is what the database that we have now holds as the newest mark of the remembered server."""
+    if stored_lsn is None or stored_lsn < remembered.lsn:
+        return Verdict.LOST
+    if found == remembered.server:
+        return Verdict.SAME
+    # The newest mark is there. What was acknowledged after it is there too if each commit waited for the standby.
+    return Verdict.SAFE if remembered.is_synchronous else Verdict.UNPROVEN
+
+
+def lsn_text(lsn: int) -> str:
+    """As PostgreSQL writes it."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"

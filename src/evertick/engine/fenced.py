@@ -1,0 +1,36 @@
+"""What all planning verbs share: the fence says whether we still lead, and what one row may be guilty of.
+
+A planning verb never guesses: a refused epoch is `NotLeader`, and nothing was changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import psycopg
+
+from evertick.domain.errors import NotLeader
+from evertick.store.db import retry_on_deadlock
+
+NOT_LEADER = "EV001"
+# Bad values, broken constraints, rows that are too large, damaged pages, and what a trigger raises.
+_POISON_CLASSES = ("22", "23", "54", "XX")
+_RAISED = "P0001"
+
+T = TypeVar("T")
+
+
+def is_poison(code: str | None) -> bool:
+    """Whether an error can be one row's own fault. The twin of the SQL function of that name; a test compares both."""
+    return code is not None and (code[:2] in _POISON_CLASSES or code == _RAISED)
+
+
+async def as_leader(work: Callable[[], Awaitable[T]], *, shard: int, epoch: int) -> T:
+    """One planning transaction, again if it was a deadlock's victim."""
+    try:
+        return await retry_on_deadlock(work)
+    except psycopg.Error as error:
+        if error.sqlstate == NOT_LEADER:
+            raise NotLeader(f"epoch {epoch} of shard {shard} is over; nothing was changed") from error
+        raise

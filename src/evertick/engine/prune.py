@@ -1,0 +1,140 @@
+"""prune: what is over and old is deleted, one bounded transaction at a time. Only in the name of the shard's leader.
+
+Never a run that is open, locked or reopened. One that the database refuses to delete stays and holds up no other (V11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import TypeVar
+
+import psycopg
+from psycopg import AsyncConnection
+
+from evertick.domain.retention import Pace, choose
+from evertick.engine.fenced import as_leader, is_poison
+from evertick.store import prune as store
+from evertick.store.prune import Mandate, Pruned
+
+T = TypeVar("T")
+
+
+class Kind(StrEnum):
+    """What is pruned, by the names that the journal and the metrics use."""
+
+    RUNS = "runs"
+    JOURNAL = "journal"
+    SKIP_RECORDS = "skip_records"
+    RUNNERS = "runners"
+    VERSIONS = "versions"
+    BUNDLES = "bundles"
+
+
+class Remains(StrEnum):
+    """Of what something may be left after it was pruned."""
+
+    RUN = "run"
+    VERSION = "version"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walked:
+    """One stretch of a walk: what went, how far it came, whether that was all, and what the database refused."""
+
+    pruned: int
+    last: int
+    is_end: bool
+    entry: int | None
+    refused: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """`last` is where to go on: the same place again while something is left there."""
+
+    rows: int
+    last: int
+    is_end: bool
+    refused: tuple[int, ...] = ()
+
+
+async def prune_runs(conn: AsyncConnection, mandate: Mandate, *, after: int, pace: Pace, now: datetime) -> Walked:
+    """Delete the old among the runs that follow `after`. What hung on them is left to `sweep`."""
+    seen = await store.walk_runs(conn, shard=mandate.shard, after=after, batch=pace.batch)
+    chosen = choose(seen, after=after, before=mandate.before, now=now)
+    pruned, entry, refused = await _prune(lambda m, ids: store.prune_runs(conn, m, ids), mandate, chosen.ids)
+    return Walked(pruned=pruned, last=chosen.last, is_end=chosen.is_end, entry=entry, refused=refused)
+
+
+async def prune_journal(conn: AsyncConnection, mandate: Mandate, *, after: int, pace: Pace, now: datetime) -> Walked:
+    seen = await store.walk_journal(conn, after=after, batch=pace.batch)
+    chosen = choose(seen, after=after, before=mandate.before, now=now)
+    pruned, entry, refused = await _prune(lambda m, ids: store.prune_journal(conn, m, ids), mandate, chosen.ids)
+    return Walked(pruned=pruned, last=chosen.last, is_end=chosen.is_end, entry=entry, refused=refused)
+
+
+async def prune_kind(conn: AsyncConnection, mandate: Mandate, kind: Kind, *, pace: Pace) -> Pruned:
+    """One batch of what needs no walk. Fewer than the batch means that there are no more."""
+    match kind:
+        case Kind.SKIP_RECORDS:
+            verb = store.prune_skips
+        case Kind.RUNNERS:
+            verb = store.prune_runners
+        case Kind.VERSIONS:
+            verb = store.prune_versions
+        case Kind.BUNDLES:
+            verb = store.prune_bundles
+        case Kind.RUNS | Kind.JOURNAL:
+            raise ValueError(f"{kind} are pruned by walking over them")
+    return await _fenced(mandate, lambda: verb(conn, mandate, pace.batch))
+
+
+async def sweep(conn: AsyncConnection, mandate: Mandate, kind: Remains, *, after: int, pace: Pace) -> Swept:
+    """Delete some of the rows that hung on what is pruned: at most as many as the pace allows."""
+    ids = await store.remains(conn, shard=mandate.shard, kind=kind, after=after, batch=pace.batch)
+    verb = store.sweep_runs if kind is Remains.RUN else store.sweep_versions
+    done, refused = await _by_halves(lambda some: _fenced(mandate, lambda: verb(conn, mandate, some, pace.rows)), ids)
+    is_clean = all(each.is_clean for each in done)
+    last = ids[-1] if ids and is_clean else after
+    rows = sum(each.swept for each in done)
+    return Swept(rows=rows, last=last, is_end=not ids, refused=tuple(refused))
+
+
+async def _prune(
+    verb: Callable[[Mandate, list[int]], Awaitable[Pruned]], mandate: Mandate, ids: list[int]
+) -> tuple[int, int | None, tuple[int, ...]]:
+    """How many went, the journal's entry that says so, and which the database refused to delete."""
+    current = mandate
+
+    async def some(part: list[int]) -> int:
+        nonlocal current
+        done = await _fenced(current, lambda: verb(current, part))
+        current = current.with_entry(done.entry)
+        return done.pruned
+
+    pruned, refused = await _by_halves(some, ids)
+    return sum(pruned), current.entry, tuple(refused)
+
+
+async def _by_halves(work: Callable[[list[int]], Awaitable[T]], ids: list[int]) -> tuple[list[T], list[int]]:
+    """All at once; if the database refuses, in halves, until the one that it refuses stands alone and is left out."""
+    if not ids:
+        return [], []
+    try:
+        return [await work(ids)], []
+    except psycopg.Error as error:
+        if not is_poison(error.sqlstate):
+            raise
+        if len(ids) == 1:
+            return [], ids
+    middle = len(ids) // 2
+    first, refused = await _by_halves(work, ids[:middle])
+    second, refused_too = await _by_halves(work, ids[middle:])
+    return first + second, refused + refused_too
+
+
+async def _fenced(mandate: Mandate, work: Callable[[], Awaitable[T]]) -> T:
+    return await as_leader(work, shard=mandate.shard, epoch=mandate.epoch)

@@ -1,0 +1,48 @@
+"""What a dead runner left running. Kills it, so that whoever certifies the death can say that no body is left.
+
+Everything that a warm parent started carries its mark, which names the runner's session. Never touches anything else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from evertick.execution.kill import kill_tree
+from evertick.execution.parent import MARK
+from evertick.execution.spool import session_name
+
+_PAUSE_SECONDS = 0.01
+
+
+def end_strays(session: int, *, within_seconds: float) -> bool:
+    """Whether nothing of that session is left. Its warm parents end by themselves, and are helped."""
+    give_up_at = time.monotonic() + within_seconds
+    while strays := find_strays(session):
+        if time.monotonic() > give_up_at:
+            return False
+        for pid in strays:
+            kill_tree(pid)
+        time.sleep(_PAUSE_SECONDS)
+    return True
+
+
+def find_strays(session: int) -> list[int]:
+    """Processes of that session's attempts. One that ran another program is known by its environment."""
+    name = session_name(session).encode()
+    marks = (
+        ("cmdline", re.compile(rb"evertick\.execution\.parent_main\0.*/" + name + rb"/", re.S)),
+        ("environ", re.compile(rb"(^|\0)" + MARK.encode() + rb"=[^\0]*/" + name + rb"/")),
+    )
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            for file, mark in marks:
+                with suppress(OSError):
+                    if mark.search((entry / file).read_bytes()):
+                        found.append(int(entry.name))
+                        break
+    return found

@@ -1,0 +1,33 @@
+"""Clears unpacked code away that no attempt on this machine has used for a week. It is fetched again when it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Protocol
+
+from evertick.execution.bundle_folders import remove_unused
+from evertick.services.events import Log
+from evertick.services.loop import run_loop
+from evertick.services.pulse import Pulse
+
+UNUSED_SECONDS = 7 * 86_400.0
+LOOK_SECONDS = 3600.0
+
+
+class Executor(Protocol):
+    @property
+    def bundles(self) -> set[str]: ...
+
+
+async def keep_clean(folder: Path, executor: Executor, *, log: Log) -> None:
+    """Until canceled. What the executor may start attempts of at any moment stays, however long ago it was used."""
+
+    async def tick() -> float:
+        gone = await asyncio.to_thread(remove_unused, folder, in_use=executor.bundles, unused_seconds=UNUSED_SECONDS)
+        if gone:
+            log.info("prune", folders=len(gone))
+        return LOOK_SECONDS
+
+    never, pulse = asyncio.Event(), Pulse("code_cleaning", is_essential=False)
+    await run_loop(tick, wake=never, stop=never, name="code_cleaning", log=log, pulse=pulse)

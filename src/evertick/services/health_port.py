@@ -1,0 +1,97 @@
+"""Opens a service's health port, and leaves a note in the home that says where it is, for `evertick health`.
+
+Both are a convenience: a port that cannot be had and a note that cannot be written never stop the service.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from evertick.config import Settings
+from evertick.services.events import Log
+from evertick.services.http_port import HttpPort, Route
+from evertick.services.whoami import here, pid_started
+
+# Looked up by people and by Prometheus: fixed, so that nobody has to search; the next free one if they are taken.
+DEFAULT_PORTS = {"up": 8790, "scheduler": 8791, "runner": 8792, "publisher": 8793}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Where one process of this machine answers. `machine` tells containers apart that share a home."""
+
+    machine: str
+    service: str
+    pid: int
+    pid_started: float
+    url: str
+
+
+class HealthPort:
+    """Open from `start` to `stop`. `url` is None while it is not."""
+
+    def __init__(self, service: str, routes: dict[str, Route], *, settings: Settings, log: Log) -> None:
+        self._service, self._settings = service, settings
+        port = DEFAULT_PORTS[service] if settings.health_port is None else settings.health_port
+        self._port = HttpPort(routes, host=settings.health_host, port=port, log=log)
+        self._note: Path | None = None
+        self.url: str | None = None
+
+    def start(self) -> None:
+        if self._settings.health:
+            self.url = self._port.start()
+
+    def leave_note(self) -> None:
+        """Once the home is there and ours."""
+        if self.url is None:
+            return
+        folder = notes_folder(self._settings.home)
+        with suppress(OSError):
+            self._settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.mkdir(exist_ok=True, mode=0o700)
+            pid = os.getpid()
+            note = Note(machine=_machine(), service=self._service, pid=pid, pid_started=pid_started(pid), url=self.url)
+            path = folder / f"{self._service}-{pid}.json"
+            half = path.with_suffix(".new")
+            half.write_text(json.dumps(asdict(note)), encoding="utf-8")
+            half.replace(path)
+            self._note = path
+
+    def stop(self) -> None:
+        if self._note is not None:
+            with suppress(OSError):
+                self._note.unlink()
+        self._port.stop()
+        self.url = None
+
+
+def notes_folder(home: Path) -> Path:
+    return home / "health"
+
+
+def living_notes(home: Path) -> list[Note]:
+    """The processes of this home that live. The note of one that was killed says nothing any more, and is removed."""
+    found = []
+    for path in sorted(notes_folder(home).glob("*.json")):
+        try:
+            note = Note(**json.loads(path.read_text(encoding="utf-8")))
+            if note.machine != _machine():
+                continue
+            is_alive = pid_started(note.pid) == note.pid_started
+        except (OSError, ValueError, TypeError):
+            is_alive = False
+        if is_alive:
+            found.append(note)
+        else:
+            with suppress(OSError):
+                path.unlink()
+    return found
+
+
+def _machine() -> str:
+    place = here()
+    return f"{place.host} {place.boot_id} {place.pid_namespace}"

@@ -1,0 +1,183 @@
+"""A very small HTTP server for health and metrics, on a thread and an event loop of its own.
+
+It answers whatever the service's loop is busy with. GET and HEAD of known paths only, one request per connection, with
+bounds on size, time and number of connections. Must never take the service down: a port that cannot be had is a warning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from evertick.services.events import Log
+
+MOST_REQUEST_BYTES = 8 * 1024
+MOST_CONNECTIONS = 64
+REQUEST_SECONDS = 5.0
+ANSWER_SECONDS = 10.0
+LINGER_SECONDS = 1.0
+BIND_SECONDS = 5.0
+_ANY_PORT = 0
+_METHODS = ("GET", "HEAD")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    status: HTTPStatus = HTTPStatus.OK
+    content_type: str = "text/plain; charset=utf-8"
+    body: bytes = b""
+
+
+Route = Callable[[], Awaitable[Answer]]
+
+
+class HttpPort:
+    """`routes` are called on this port's own loop, by their path."""
+
+    def __init__(self, routes: Mapping[str, Route], *, host: str, port: int, log: Log) -> None:
+        self._routes, self._host, self._port, self._log = dict(routes), host, port, log
+        self._open: dict[asyncio.StreamWriter, None] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._over: asyncio.Event | None = None
+        self._bound: Future[str] = Future()
+        self._thread = threading.Thread(target=self._run, name="health", daemon=True)
+
+    def start(self) -> str | None:
+        """Where it answers, or None if it cannot: the service does its work without."""
+        try:
+            self._thread.start()
+            return self._bound.result(timeout=BIND_SECONDS)
+        except (OSError, RuntimeError, TimeoutError, ValueError) as error:
+            self._log.warning("no_health_port", host=self._host, port=self._port, error=error)
+            return None
+
+    def stop(self) -> None:
+        """Safe to call twice, and if it never started."""
+        if self._loop is not None and self._over is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._over.set)
+                self._thread.join(timeout=LINGER_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except (OSError, ValueError) as error:
+            if not self._bound.done():
+                self._bound.set_exception(error)
+
+    async def _serve(self) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        server = await self._bind()
+        host, port = server.sockets[0].getsockname()[:2]
+        self._bound.set_result(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        async with server:
+            await self._over.wait()
+            for writer in list(self._open):
+                writer.transport.abort()
+
+    async def _bind(self) -> asyncio.Server:
+        try:
+            return await self._listen(self._port)
+        except OSError as error:
+            # Reserved ports and ports in use are worth another try; a host that is not ours is not.
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES) or self._port == _ANY_PORT:
+                raise
+            server = await self._listen(_ANY_PORT)
+            got = server.sockets[0].getsockname()[1]
+            self._log.warning("health_port_taken", wanted=self._port, port=got)
+            return server
+
+    async def _listen(self, port: int) -> asyncio.Server:
+        return await asyncio.start_server(
+            self._on_connection, self._host, port, limit=MOST_REQUEST_BYTES, backlog=MOST_CONNECTIONS
+        )
+
+    async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._open) >= MOST_CONNECTIONS:
+            # The oldest goes: somebody who opens connections and says nothing must not lock out those who ask.
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+        self._open[writer] = None
+        try:
+            await self._converse(reader, writer)
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            pass  # the other side is gone, or does not read; or the port closes, which is all that cancels us
+        finally:
+            self._open.pop(writer, None)
+            writer.transport.abort()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        method = "GET"
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                method, path = _request_line(await reader.readuntil(b"\r\n\r\n"))
+        except asyncio.IncompleteReadError:
+            return
+        except (asyncio.LimitOverrunError, TimeoutError, ValueError) as error:
+            answer = _plain(_REFUSALS.get(type(error), HTTPStatus.BAD_REQUEST))
+        else:
+            answer = await self._answer(method, path)
+        async with asyncio.timeout(ANSWER_SECONDS):
+            writer.write(_on_the_wire(answer, has_body=method != "HEAD"))
+            await writer.drain()
+            writer.write_eof()
+            # What is still unread would make the kernel reset the connection, and the answer with it.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_SECONDS):
+                    while await reader.read(MOST_REQUEST_BYTES):
+                        pass
+            writer.close()
+            await writer.wait_closed()
+
+    async def _answer(self, method: str, path: str) -> Answer:
+        if method not in _METHODS:
+            return _plain(HTTPStatus.METHOD_NOT_ALLOWED)
+        route = self._routes.get(path)
+        if route is None:
+            known = ", ".join(sorted(self._routes))
+            return Answer(status=HTTPStatus.NOT_FOUND, body=f"Nothing here. Try one of {known}\n".encode())
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await route()
+        except Exception as error:
+            self._log.error("health_answer_failed", path=path, error=error)
+            return _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+_REFUSALS = {
+    asyncio.LimitOverrunError: HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    TimeoutError: HTTPStatus.REQUEST_TIMEOUT,
+}
+
+
+def _request_line(head: bytes) -> tuple[str, str]:
+    """The method and the path without its query. ValueError if this is no HTTP/1 request."""
+    method, target, version = head.split(b"\r\n", 1)[0].decode("ascii").split(" ")
+    if not version.startswith("HTTP/1."):
+        raise ValueError(version)
+    return method, target.partition("?")[0]
+
+
+def _plain(status: HTTPStatus) -> Answer:
+    return Answer(status=status, body=f"{status.value} {status.phrase}\n".encode())
+
+
+def _on_the_wire(answer: Answer, *, has_body: bool) -> bytes:
+    head = [
+        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
+        f"Content-Type: {answer.content_type}",
+        f"Content-Length: {len(answer.body)}",
+        "Cache-Control: no-store",
+        "X-Content-Type-Options: nosniff",
+        "Connection: close",
+    ]
+    if answer.status is HTTPStatus.METHOD_NOT_ALLOWED:
+        head.append(f"Allow: {', '.join(_METHODS)}")
+    return "\r\n".join([*head, "", ""]).encode("ascii") + (answer.body if has_body else b"")

@@ -1,0 +1,180 @@
+"""The lead of one shard as this replica knows it: taken, renewed, lost, and given up.
+
+The database decides who leads. What is known here only keeps a replica from asking for what it would be refused: it never
+plans past the end of its lease by its own clock, counted from when it sent the renewal that was acknowledged last.
+"""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import AsyncConnection
+
+from evertick.config import Settings
+from evertick.domain.errors import NotLeader, PostgresUnavailable
+from evertick.domain.failover import Server
+from evertick.engine.fenced import as_leader
+from evertick.services import metrics
+from evertick.services.contained import Step, boot_seconds
+from evertick.services.events import Log
+from evertick.services.link import Link
+from evertick.store import schedules, shards
+from evertick.store.db import Purpose
+from evertick.store.line import keeps_session
+from evertick.store.shards import Seen
+
+SHARD = 0
+# Of the lease: what is left for a statement that was sent in time, and how long one may take.
+GOOD_SHARE, STATEMENT_SHARE, LOCK_SHARE = 0.9, 0.5, 0.05
+
+
+class Lead:
+    """`epoch` is None while somebody else leads. On its connection the session lock is held, if it can be."""
+
+    def __init__(self, settings: Settings, *, url: str, owner: str, log: Log) -> None:
+        self._settings, self._owner, self._log = settings, owner, log
+        self._link = Link(url, Purpose.PLANNING)
+        self._bounded: AsyncConnection | None = None
+        self._watched: AsyncConnection | None = None
+        self._renewed_at = self._listened_at = 0.0
+        self._looking = Step("look", log=log)
+        self.epoch: int | None = None
+        self.led_on: Server | None = None
+
+    async def connection(self) -> AsyncConnection:
+        """The leader's own, with timeouts that fit the lease."""
+        conn = await self._link.get()
+        if self.epoch is not None and self._link.server != self.led_on:
+            # A standby took over, and may have lost our lead: the same epoch can be somebody else's there.
+            await self.lose(NotLeader(f"epoch {self.epoch} of shard {SHARD} was of another server ({self.led_on})"))
+            conn = await self._link.get()
+        if conn is not self._bounded:
+            lease = self._settings.leader_lease_seconds
+            if keeps_session(conn):
+                await shards.bound_session(
+                    conn,
+                    statement_seconds=lease * STATEMENT_SHARE,
+                    lock_seconds=lease * LOCK_SHARE,
+                    transaction_seconds=lease,
+                    idle_seconds=lease,
+                )
+            self._bounded = conn
+        return conn
+
+    def cut(self) -> None:
+        """Stop waiting for an answer that does not come."""
+        self._link.cut()
+
+    @property
+    def may_plan(self) -> bool:
+        lasts = self._settings.leader_lease_seconds * GOOD_SHARE
+        return self.epoch is not None and boot_seconds() < self._renewed_at + lasts
+
+    def current_epoch(self) -> int | None:
+        """By what right this replica may plan now; None if it may not."""
+        return self.epoch if self.may_plan else None
+
+    @property
+    def is_renewal_due(self) -> bool:
+        return boot_seconds() - self._renewed_at >= self._settings.tick_seconds * GOOD_SHARE
+
+    async def stand_by(self, conn: AsyncConnection) -> float:
+        """Take the lead if it is free; if it is not, returns when to ask again."""
+        settings, sent_at = self._settings, boot_seconds()
+        done = await shards.stand_by(
+            conn,
+            shard=SHARD,
+            owner=self._owner,
+            seconds=settings.leader_lease_seconds,
+            watches=keeps_session(conn),
+        )
+        if done.epoch is None:
+            return min(settings.tick_seconds, max(done.free_in or 0.0, 0.01))
+        self.epoch, self._renewed_at, self._listened_at = done.epoch, sent_at, 0.0
+        self.led_on = self._link.server
+        self._watched = conn if done.is_watched else None
+        metrics.LEADER.set(1)
+        metrics.LEADERSHIP_CHANGES.inc()
+        self._log.info("lead", shard=SHARD, epoch=self.epoch, is_watched=done.is_watched)
+        return 0.0
+
+    async def look(self, conn: AsyncConnection) -> Seen:
+        """Renew the lease when it is time to, and see what there is to do. Raises `NotLeader` when it is over."""
+        assert self.epoch is not None
+        epoch, sent_at, renews = self.epoch, boot_seconds(), self.is_renewal_due
+        elapsed = 0.0 if self._listened_at == 0.0 else sent_at - self._listened_at
+        seen = None
+        if not self._looking.is_resting:
+            seen = await self._looking.attempt(
+                conn, lambda: self._look(conn, epoch, elapsed if renews else None, renews=renews)
+            )
+        if seen is None:
+            seen, self._renewed_at, self._listened_at = await self._look_plainly(conn, epoch), sent_at, 0.0
+        elif renews:
+            self._renewed_at = self._listened_at = sent_at
+            self._watched = conn if seen.is_watched else None
+        return seen
+
+    async def _look(self, conn: AsyncConnection, epoch: int, elapsed: float | None, *, renews: bool) -> Seen:
+        settings = self._settings
+        return await as_leader(
+            lambda: shards.look(
+                conn,
+                shard=SHARD,
+                epoch=epoch,
+                lost_after=settings.lost_after_seconds,
+                seconds=settings.leader_lease_seconds if renews else None,
+                elapsed=elapsed,
+                watch=(keeps_session(conn), conn is self._watched),
+            ),
+            shard=SHARD,
+            epoch=epoch,
+        )
+
+    async def _look_plainly(self, conn: AsyncConnection, epoch: int) -> Seen:
+        """When something is wrong with the whole of it: leading and firing go on, and the rest is left to others."""
+        if not await shards.renew(conn, shard=SHARD, epoch=epoch, seconds=self._settings.leader_lease_seconds):
+            raise NotLeader(f"epoch {epoch} of shard {SHARD} is over")
+        next_fire, read_at = await schedules.next_due(conn, shard=SHARD)
+        return Seen(
+            read_at=read_at,
+            is_watched=conn is self._watched,
+            next_fire=next_fire,
+            next_timer=read_at,
+            has_line=None,
+            next_expiry=read_at,
+            silent=None,
+            stranded=None,
+            overdue=None,
+            with_room=None,
+            troubles=[],
+        )
+
+    def forget_silence(self) -> None:
+        """Whatever silence there was meanwhile, nobody watched it (V8): counting starts anew."""
+        self._listened_at = 0.0
+
+    async def lose(self, error: NotLeader) -> None:
+        """Somebody else leads. The session goes, and with it the lock that would make us look alive."""
+        self._log.warning("deposed", epoch=self.epoch, error=error)
+        metrics.STALE_WRITES_REFUSED.inc()
+        self._step_down()
+        await self._link.close()
+
+    async def resign(self) -> bool:
+        """Hand over at once. Whether there was something to hand over."""
+        led = self.epoch
+        try:
+            if led is not None:
+                return await shards.resign(await self._link.get(), shard=SHARD, epoch=led)
+        except (psycopg.Error, PostgresUnavailable, OSError) as error:
+            self._log.warning("not_resigned", error=error)
+        finally:
+            if led is not None:
+                self._step_down()
+            await self._link.close()
+        return False
+
+    def _step_down(self) -> None:
+        self.epoch, self._watched = None, None
+        metrics.LEADER.set(0)
+        metrics.LEADERSHIP_CHANGES.inc()

@@ -1,0 +1,102 @@
+"""Death certificates for runners of this machine: a second instead of the long silence that proves it elsewhere.
+
+Everybody here looks whether the others' processes are still there. Never buries a runner whose process it cannot prove
+to be gone, or one whose attempts may still run (V5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from psycopg import AsyncConnection
+
+from evertick.config import Settings
+from evertick.engine.reap import bury
+from evertick.execution.strays import end_strays
+from evertick.services import metrics
+from evertick.services.events import Log
+from evertick.services.link import Link
+from evertick.services.loop import run_loop
+from evertick.services.pulse import Pulse
+from evertick.services.whoami import Place, here, is_provably_gone
+from evertick.store import runners
+from evertick.store.runners import LiveRunner
+
+# A look at a process costs 20 µs and no statement; who the others are is asked once per tick.
+LOOK_SECONDS = 0.2
+# What is killed is gone within milliseconds; one that hangs in the kernel is looked at again with the next tick.
+END_STRAYS_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buried:
+    """A runner that was proven dead now, and how many attempts it held."""
+
+    runner: LiveRunner
+    attempts: int
+
+
+async def certify_deaths(conn: AsyncConnection, *, infra_retries: int) -> list[Buried]:
+    """Bury the runners of this machine that are provably gone, after what they left running is."""
+    place = here()
+    return await _bury_gone(conn, await _neighbours(conn, place), place, infra_retries)
+
+
+async def _neighbours(conn: AsyncConnection, place: Place) -> list[LiveRunner]:
+    return await runners.neighbours(conn, host=place.host, boot_id=place.boot_id, pid_namespace=place.pid_namespace)
+
+
+async def _bury_gone(
+    conn: AsyncConnection, candidates: Iterable[LiveRunner], place: Place, infra_retries: int
+) -> list[Buried]:
+    buried = []
+    for runner in candidates:
+        if not is_provably_gone(runner, place):
+            continue
+        if not await asyncio.to_thread(end_strays, runner.session, within_seconds=END_STRAYS_SECONDS):
+            continue
+        reason = f"agent_lost: runner {runner.runner_id} died"
+        held = await bury(conn, session=runner.session, reason=reason, infra_retries=infra_retries)
+        metrics.AGENT_LOST.inc(held)
+        buried.append(Buried(runner=runner, attempts=held))
+    return buried
+
+
+class Neighbours:
+    """Looks after the other runners of this machine, on a connection that it shares with what may wait."""
+
+    def __init__(self, settings: Settings, *, link: Link, on_buried: Callable[[], None], log: Log) -> None:
+        self._settings, self._link, self._on_buried, self._log = settings, link, on_buried, log
+        self._place = here()
+        self._known: list[LiveRunner] = []
+        self._asked = -settings.tick_seconds
+
+    async def run(self) -> None:
+        """Until canceled."""
+        await run_loop(
+            self.tick,
+            wake=asyncio.Event(),
+            stop=asyncio.Event(),
+            name="neighbours",
+            log=self._log,
+            pulse=Pulse("neighbours", is_essential=False),
+        )
+
+    async def tick(self) -> float:
+        if time.monotonic() - self._asked >= self._settings.tick_seconds:
+            self._known = await _neighbours(await self._link.get(), self._place)
+            self._asked = time.monotonic()
+        if any(is_provably_gone(runner, self._place) for runner in self._known):
+            await self._bury()
+        return min(LOOK_SECONDS, self._settings.tick_seconds)
+
+    async def _bury(self) -> None:
+        buried = await _bury_gone(await self._link.get(), self._known, self._place, self._settings.infra_retries)
+        for each in buried:
+            self._log.warning("bury", gone=each.runner.runner_id, pid=each.runner.pid, attempts=each.attempts)
+            self._known.remove(each.runner)
+        if buried:
+            self._on_buried()

@@ -1,0 +1,156 @@
+"""Ended runs as OpenTelemetry spans, sent to a collector by OTLP over HTTP.
+
+Loaded only where traces are wanted: it needs `pip install evertick[otel]`. Whatever the OTEL_ variables say about headers,
+sampling, certificates and resource attributes holds. Must never hold up the service: sending is on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.trace import Span, Status, StatusCode, set_span_in_context
+
+from evertick.domain.trace_ids import TraceIds
+from evertick.store.traces import EndedAttempt, EndedRun
+
+MOST_SPANS_PER_REQUEST = 1000
+_FAILED = {"failed", "lost", "timed_out", "killed", "upstream_failed", "canceled"}
+_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+
+Attributes = dict[str, str | int]
+
+
+class _GivenIds(IdGenerator):
+    """The ids that the next span gets: ours are derived, not drawn."""
+
+    trace_id = span_id = 0
+
+    def generate_trace_id(self) -> int:
+        return self.trace_id
+
+    def generate_span_id(self) -> int:
+        return self.span_id
+
+
+class _Collected(SpanProcessor):
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is not None and span.context.trace_flags.sampled:
+            self.spans.append(span)
+
+
+class OtelSpans:
+    """Makes spans of what ended, and sends them."""
+
+    def __init__(self, endpoint: str, *, installation: str) -> None:
+        self._installation = installation
+        self._ids, self._collected = _GivenIds(), _Collected()
+        ours = Resource({SERVICE_NAME: "evertick"})
+        provider = TracerProvider(
+            resource=ours.merge(OTELResourceDetector().detect()), id_generator=self._ids, shutdown_on_exit=False
+        )
+        provider.add_span_processor(self._collected)
+        self._tracer = provider.get_tracer("evertick")
+        # What it would say about a collector that is away, we say ourselves.
+        logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
+        self._exporter = OTLPSpanExporter(endpoint=traces_endpoint(endpoint))
+
+    def add(self, run: EndedRun, attempts: Sequence[EndedAttempt]) -> None:
+        """One trace: the run, how it came about, and for each attempt how long it waited and how long it took."""
+        ids = TraceIds(installation=self._installation, run_id=run.run_id)
+        began = run.fire_at if run.fire_at is not None and run.fire_at <= run.created_at else run.created_at
+        facts: Attributes = {"evertick.run": run.run_id, "evertick.dag": run.dag}
+        whole = self._start(ids, ("run",), f"run {run.dag}", began, None, facts)
+        whole.set_attributes({"evertick.version": run.version, "evertick.kind": run.kind, "evertick.state": run.state})
+        verb = "fire" if run.fire_at is not None else "trigger"
+        self._start(ids, (verb,), f"{verb} {run.dag}", began, whole, facts).end(_nanoseconds(run.created_at))
+        for each in attempts:
+            self._add_attempt(ids, each, whole, facts)
+        _settle(whole, run.state, run.reason)
+        whole.end(_nanoseconds(run.finished_at))
+
+    async def send(self) -> bool:
+        """Whether the collector took everything that was added; what it did not take is forgotten here."""
+        spans, self._collected.spans = self._collected.spans, []
+        for first in range(0, len(spans), MOST_SPANS_PER_REQUEST):
+            if not await self._export(spans[first : first + MOST_SPANS_PER_REQUEST]):
+                return False
+        return True
+
+    def close(self) -> None:
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+    def _add_attempt(self, ids: TraceIds, each: EndedAttempt, whole: Span, facts: Attributes) -> None:
+        key = (each.idx, each.map_index, each.epoch)
+        own = facts | {
+            "evertick.task": each.task,
+            "evertick.queue": each.queue,
+            "evertick.epoch": each.epoch,
+            "evertick.attempt": each.attempt,
+        }
+        own |= {"evertick.map_index": each.map_index} if each.map_index >= 0 else {}
+        ready_at = min(each.ready_at, each.started_at)
+        self._start(ids, ("wait", *key), f"wait {each.task}", ready_at, whole, own).end(_nanoseconds(each.started_at))
+        own |= {"evertick.outcome": each.outcome}
+        own |= {"evertick.runner": each.runner_id} if each.runner_id else {}
+        own |= {"host.name": each.host} if each.host else {}
+        attempt = self._start(ids, ("attempt", *key), f"attempt {each.task}", each.started_at, whole, own)
+        _settle(attempt, each.outcome, each.reason)
+        attempt.end(_nanoseconds(each.finished_at))
+
+    def _start(
+        self, ids: TraceIds, path: tuple[object, ...], name: str, at: datetime, parent: Span | None, facts: Attributes
+    ) -> Span:
+        self._ids.trace_id, self._ids.span_id = ids.trace, ids.span(*path)
+        context = set_span_in_context(parent) if parent is not None else None
+        return self._tracer.start_span(name, context=context, start_time=_nanoseconds(at), attributes=facts)
+
+    async def _export(self, spans: list[ReadableSpan]) -> bool:
+        """On a daemon thread, so that a collector that hangs does not keep the process from ending."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[bool] = loop.create_future()
+
+        def tell(is_taken: bool) -> None:
+            if not done.done():
+                done.set_result(is_taken)
+
+        def work() -> None:
+            is_taken = False
+            try:
+                is_taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
+            finally:
+                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(tell, is_taken)
+
+        threading.Thread(target=work, name="traces", daemon=True).start()
+        return await done
+
+
+def traces_endpoint(endpoint: str) -> str:
+    """The base of a collector, as OTEL_EXPORTER_OTLP_ENDPOINT has it, or the whole path."""
+    return endpoint if endpoint.rstrip("/").endswith("/v1/traces") else f"{endpoint.rstrip('/')}/v1/traces"
+
+
+def _settle(span: Span, outcome: str, reason: str | None) -> None:
+    if outcome in _FAILED:
+        # The first line alone: what stands below it may be a user's traceback, with what it quotes.
+        span.set_status(Status(StatusCode.ERROR, (reason or outcome).split("\n", 1)[0]))
+    else:
+        span.set_status(Status(StatusCode.OK))
+
+
+def _nanoseconds(instant: datetime) -> int:
+    """Exact: a float has no room for them."""
+    return (instant - _EPOCH) // timedelta(microseconds=1) * 1000

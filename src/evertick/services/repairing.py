@@ -1,0 +1,142 @@
+"""The round over the open runs: what has drifted is repaired, and what is beyond repair is reaped.
+
+At once after a takeover, then every `reconcile_seconds`, in slices with pauses between them, so that a large installation is
+never busy with itself.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import psycopg
+from psycopg import AsyncConnection, errors
+
+from evertick.config import Settings
+from evertick.domain.errors import NotLeader
+from evertick.engine.reap import reap_orphan
+from evertick.engine.reconcile import reconcile, skip_one
+from evertick.services import metrics
+from evertick.services.contained import Step, boot_seconds
+from evertick.services.events import Log
+from evertick.services.lead import SHARD, Lead
+from evertick.services.link import Waker
+from evertick.store import runs
+from evertick.store.wake import Channel
+
+SLICE_PAUSE_SECONDS = 0.02
+# To count what is in line is dear where the line is long; it is done in the first round and then in every tenth.
+LINE_ROUNDS = 10
+BEGINNING = (0, 0)
+
+
+class Repairing:
+    def __init__(self, settings: Settings, *, lead: Lead, waker: Waker, log: Log) -> None:
+        self._settings, self._lead, self._waker, self._log = settings, lead, waker, log
+        self._reconciling = Step("reconcile", log=log)
+        self._reaping = Step("orphans", log=log)
+        self._batch = settings.reconcile_batch
+        self.begin()
+
+    def begin(self) -> None:
+        """A new lead: the round starts now. What happened meanwhile nobody watched."""
+        self._after, self._slice_at = BEGINNING, 0.0
+        self._began_at, self._elapsed, self._rounds = 0.0, 0.0, 0
+
+    @property
+    def next_at(self) -> float:
+        return max(self._slice_at, self._reconciling.rests_until)
+
+    async def attempt(self, conn: AsyncConnection) -> None:
+        """One slice, if it is time for one. After the last of a round: orphans."""
+        if boot_seconds() < self.next_at:
+            return
+        self._slice_at = inf
+        is_over = await self._reconciling.attempt(conn, lambda: self._reconcile(conn))
+        if is_over is None:
+            # What was watched is interrupted: nothing of this round counts as watched.
+            self._began_at, self._elapsed, self._slice_at = 0.0, 0.0, boot_seconds()
+        elif is_over:
+            self._slice_at = self._began_at + self._settings.reconcile_seconds
+            if not self._reaping.is_resting:
+                await self._reaping.attempt(conn, lambda: self._reap_orphans(conn))
+        else:
+            self._slice_at = boot_seconds() + SLICE_PAUSE_SECONDS
+
+    async def _reconcile(self, conn: AsyncConnection) -> bool:
+        """Whether the round is over."""
+        now = boot_seconds()
+        if self._after == BEGINNING:
+            # A round may be late, but time in which we did not look does not count.
+            most = 3 * self._settings.reconcile_seconds
+            self._elapsed = min(now - self._began_at, most) if self._began_at else 0.0
+            self._began_at = now
+        try:
+            done = await reconcile(
+                conn,
+                shard=SHARD,
+                epoch=self._epoch,
+                after=self._after,
+                batch=self._batch,
+                elapsed=self._elapsed,
+                counts_line=self._rounds % LINE_ROUNDS == 0,
+            )
+        except errors.QueryCanceled:
+            # So many at once take longer than a step may: fewer next time. One that takes too long alone is passed by.
+            if self._batch > 1:
+                self._batch = max(1, self._batch // 4)
+                raise
+            self._after = await skip_one(conn, shard=SHARD, epoch=self._epoch, after=self._after)
+            metrics.QUARANTINED.labels(kind="run").inc()
+            self._log.error("quarantine", kind="run", run=self._after[1], verb="reconcile")
+            return self._after == BEGINNING
+        self._batch = min(self._batch * 2, self._settings.reconcile_batch)
+        self._after = done.last
+        if done.refused:
+            metrics.QUARANTINED.labels(kind="run").inc(done.refused)
+            self._log.error("quarantine", kind="run", count=done.refused, verb="reconcile")
+        if done.repaired:
+            for kind in done.repaired:
+                metrics.DRIFT_REPAIRED.labels(kind=kind).inc()
+            self._log.warning("reconcile", repaired=sorted(set(done.repaired)), count=len(done.repaired))
+            self._waker.wake(Channel.READY)
+        self._rounds += done.last == BEGINNING
+        return done.last == BEGINNING
+
+    async def _reap_orphans(self, conn: AsyncConnection) -> None:
+        try:
+            found = await runs.orphans(conn, orphan_after=self._settings.orphan_after_seconds)
+        except psycopg.Error:
+            metrics.ORPHAN_LIST_ERROR.inc()
+            raise
+        for run_id in found:
+            try:
+                await self._reap_orphan(conn, run_id)
+            except psycopg.Error as error:
+                metrics.ORPHAN_REAP_ERROR.inc()
+                if conn.closed or conn.broken:
+                    raise
+                self._log.error("orphan_refused", run=run_id, error=error)
+            except NotLeader:
+                raise
+            except Exception:
+                metrics.ORPHAN_PANIC.inc()
+                raise
+
+    async def _reap_orphan(self, conn: AsyncConnection, run_id: int) -> None:
+        settings = self._settings
+        done = await reap_orphan(
+            conn, shard=SHARD, epoch=self._epoch, run_id=run_id, orphan_after=settings.orphan_after_seconds
+        )
+        if done == "reaped":
+            metrics.ORPHAN_REAPED.inc()
+            self._log.error("orphaned", run=run_id, after_seconds=settings.orphan_after_seconds)
+        elif done == "refused":
+            metrics.ORPHAN_REAP_ERROR.inc()
+            metrics.QUARANTINED.labels(kind="run").inc()
+            self._log.error("quarantine", kind="run", run=run_id, verb="reap")
+
+    @property
+    def _epoch(self) -> int:
+        if self._lead.epoch is None:
+            raise NotLeader(f"shard {SHARD} is led by somebody else")
+        return self._lead.epoch

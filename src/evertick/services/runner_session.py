@@ -1,0 +1,343 @@
+"""One session of a runner: claims what it can start now, drives the executor, and reports what ended.
+
+One step is in flight at a time; whatever ends meanwhile is the next batch, so batches grow with the load and no timer
+sits between tasks. Never starts what it has not claimed, and never claims more than it has slots for (K8, K11).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+import psycopg
+
+from evertick.config import Settings
+from evertick.domain.attempt import Outcome, OutcomeKind, session_text
+from evertick.domain.errors import PostgresUnavailable
+from evertick.engine.claim_cursor import ClaimCursor
+from evertick.engine.extend import Held, Request
+from evertick.engine.step import Stepped, step
+from evertick.execution.limits import ExecutorLimits
+from evertick.execution.linux import boot_seconds
+from evertick.execution.local import LocalExecutor
+from evertick.execution.spool import LogCap
+from evertick.execution.stock import BundlePlace
+from evertick.services import metrics
+from evertick.services.changeover import Changeover
+from evertick.services.code_cleaning import keep_clean
+from evertick.services.contact import Contact
+from evertick.services.duty import Duty
+from evertick.services.events import Log
+from evertick.services.heartbeat import Beat, Heartbeat
+from evertick.services.holding import Holding
+from evertick.services.joining import join
+from evertick.services.leaving import Ending, stop_within
+from evertick.services.link import Link, Waker, keep_listening
+from evertick.services.loop import UNREACHABLE, keep_trying, run_loop
+from evertick.services.neighbours import Neighbours
+from evertick.services.reporting import show_finished, show_refused, tell
+from evertick.services.shipping import LogService, last_lines, ship
+from evertick.services.starting import prepare
+from evertick.services.versions import Versions, unpacked
+from evertick.services.whoami import new_runner
+from evertick.store import runners
+from evertick.store.db import Purpose
+from evertick.store.tasks import StepRow
+from evertick.store.wake import Channel
+
+MOST_REPORTS = 500
+TELL_AGAIN_SECONDS = 5.0
+ASK_AGAIN_SECONDS = 0.2
+GOODBYE_SECONDS = 5.0
+# A canceled body is gone within a second of the command (DESIGN, States); this is what it has to tidy up.
+CANCEL_GRACE_SECONDS = 0.5
+
+
+class RunnerSession:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        url: str,
+        log: Log,
+        environment: Mapping[str, str] | None = None,
+        request: Request | None = None,
+    ) -> None:
+        """`request` is what was asked of the session before, and still holds."""
+        self.session = secrets.randbits(63)
+        self._me = new_runner(self.session, settings, request=request)
+        named = {"name": self._me.name} if self._me.name else {}
+        self._log = log.bind(runner=self._me.runner_id, **named, session=session_text(self.session))
+        self.duty = Duty(request, log=self._log)
+        self._settings, self._url, self._environment = settings, url, environment
+        self._hot, self._side = Link(url, Purpose.HOT), Link(url, Purpose.PLANNING)
+        self._waker = Waker(url, is_enabled=settings.notify, log=self._log)
+        self._versions = Versions()
+        self._cursor = ClaimCursor(len(settings.runner_queues))
+        self._holding = Holding(settings.runner_slots)
+        self._contact = Contact(settings.lost_after_seconds, now=boot_seconds())
+        self._changeover = Changeover(self._holding.holds, ask=lambda: self._heartbeat.beat_now())
+        self._is_leaving = False
+        self._ending = Ending.STOPPED
+        self._wake, self._over, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        cap = LogCap(head_bytes=settings.log_head_bytes, tail_bytes=settings.log_tail_bytes)
+        self._executor = LocalExecutor(
+            slots=settings.runner_slots,
+            spool_dir=settings.spool_folder,
+            session=self.session,
+            resolve_bundle=self._place,
+            on_outcomes=self._on_outcomes,
+            limits=ExecutorLimits(log_cap=cap),
+        )
+        spool, poll = settings.spool_folder, self._executor.poll_logs
+        self._logs = LogService(url, spool=spool, session=self.session, poll=poll, log=self._log)
+        self._neighbours = Neighbours(settings, link=self._side, on_buried=self._on_neighbour_buried, log=self._log)
+
+    def leave(self) -> None:
+        """End it: what runs may finish within the grace, and the rest is given back."""
+        self._over.set()
+        self._wake.set()
+
+    def hurry(self) -> None:
+        """End it without a grace."""
+        self._hurry.set()
+        self.leave()
+
+    async def run(self) -> Ending:
+        try:
+            await self._register()
+        except UNREACHABLE as error:
+            # It was asked to stop before it could even begin.
+            self._log.warning("left_without_goodbye", error=error, unreported=0)
+            return self._ending
+        self._heartbeat = Heartbeat(
+            self._settings,
+            url=self._url,
+            session=self.session,
+            held=self._holding.held,
+            on_beat=self._on_beat,
+            log=self._log,
+        )
+        self._heartbeat.start()
+        metrics.RUNNING.set_function(lambda: self._holding.active)
+        async with self._executor, asyncio.TaskGroup() as group:
+            works = [self._waker.run(), self._logs.run(), self._logs.run_late(), self._neighbours.run()]
+            works.append(keep_clean(self._settings.bundles_folder, self._executor, log=self._log))
+            if self._settings.notify:
+                works.append(keep_listening(self._url, [Channel.READY, Channel.STOP], self._on_wake, log=self._log))
+            background = [group.create_task(work) for work in works]
+            await run_loop(self.tick, wake=self._wake, stop=self._over, name="runner", log=self._log)
+            await self._leave()
+            for task in background:
+                task.cancel()
+        self._heartbeat.stop()
+        for link in (self._hot, self._side):
+            await link.close()
+        await self._waker.close()
+        return self._ending
+
+    async def tick(self) -> float:
+        """Report what ended and claim as much as there are free slots, in one round trip."""
+        may_claim = not self._is_leaving and self.duty.is_free and self._contact.may_claim(boot_seconds())
+        free = self._holding.free if may_claim else 0
+        ended, since = self._holding.take_ended(MOST_REPORTS)
+        if not ended and free <= 0:
+            self._look_if_idle()
+            return self._settings.tick_seconds
+        self._contact.stepping_since = boot_seconds()
+        try:
+            told = await tell(self._send, ended, free, log=self._log)
+        except BaseException:
+            # The outcome of the commit is unknown; sending the same reports again is harmless.
+            self._holding.put_back(ended)
+            if free > 0:
+                self._contact.doubt(boot_seconds())
+                self._heartbeat.beat_now()
+            raise
+        finally:
+            self._contact.stepping_since = None
+        # Before anything is awaited: a heartbeat that comes between must not take these for claims whose reply was lost.
+        self._holding.hold(told.stepped.claims)
+        self._forget([outcome for outcome in ended if outcome not in told.unstored])
+        if told.unstored:
+            asyncio.get_running_loop().call_later(TELL_AGAIN_SECONDS, self._tell_again, told.unstored)
+        await self._follow_up(told.stepped, ended, since)
+        return 0.0 if self._holding.has_ended else self._settings.tick_seconds
+
+    async def _send(self, ended: list[Outcome], free: int) -> Stepped:
+        conn, server = await self._hot.get(), self._hot.server
+        done = await step(
+            conn,
+            session=self.session,
+            reports=[self._holding.as_report(outcome) for outcome in ended],
+            queues=list(self._settings.runner_queues),
+            free=self._changeover.allow(free, server),
+            infra_retries=self._settings.infra_retries,
+            cursor=self._cursor,
+        )
+        self._changeover.note_step(server)
+        return done
+
+    async def _follow_up(self, done: Stepped, ended: list[Outcome], since: float | None) -> None:
+        if done.has_more:
+            self._waker.wake(Channel.READY)
+        if any(outcome.kind in _MAY_WAIT for outcome in ended):
+            self._waker.wake(Channel.PLAN)
+        if done.refused:
+            await self._drop(done.refused, ended)
+        if done.claims:
+            metrics.CLAIMS.inc(len(done.claims))
+            await self._start(done.claims)
+            if since is not None:
+                metrics.HOP_SECONDS.observe(time.monotonic() - since)
+        self._look_if_idle()
+
+    def _tell_again(self, outcomes: list[Outcome]) -> None:
+        self._holding.put_back(outcomes)
+        self._wake.set()
+
+    async def _register(self) -> None:
+        self._settings.spool_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        await keep_trying(self._join, stop=self._over, name="register", log=self._log)
+        self._log.info("started", slots=self._me.slots, queues=",".join(self._me.queues), pid=self._me.pid)
+
+    async def _join(self) -> None:
+        conn = await self._side.get()
+        self._note_heard(boot_seconds())
+        await join(conn, self._me, log=self._log)
+
+    async def _start(self, claims: list[StepRow]) -> None:
+        prepared = await prepare(
+            claims, holding=self._holding, versions=self._versions, link=self._side, session=self.session
+        )
+        self._executor.start_many(prepared.orders)
+        self._logs.is_busy = True
+        self._logs.wake.set()
+        if prepared.trouble is not None:
+            raise prepared.trouble
+
+    def _on_outcomes(self, outcomes: list[Outcome]) -> None:
+        """The executor calls this on our loop when attempts have ended and their processes are gone."""
+        self._holding.end(outcomes)
+        self._wake.set()
+        self._logs.is_busy = self._holding.active > 0
+        if not self._holding.active:
+            self._logs.wake.set()
+
+    def _forget(self, ended: list[Outcome]) -> None:
+        """Their reports are stored."""
+        self._executor.settle([(outcome.key, outcome.epoch) for outcome in ended])
+        show_finished(self._holding.forget(ended), log=self._log)
+
+    async def _drop(self, refused: list[Held], ended: list[Outcome]) -> None:
+        """Those attempts were taken away from us: nothing of theirs was stored but, late, their log."""
+        show_refused(refused, log=self._log)
+        late = [last_lines(outcome) for outcome in ended if outcome.log and (outcome.key, outcome.epoch) in refused]
+        with suppress(psycopg.Error, PostgresUnavailable, OSError):
+            await ship(await self._side.get(), session=self.session, chunks=late)
+
+    def _on_beat(self, beat: Beat) -> None:
+        """A heartbeat was answered: the two-sided reply names what we lost and what we do not know we have."""
+        reply = beat.reply
+        if reply.is_gone:
+            self._on_buried()
+        elif self._note_heard(beat.sent_at):
+            self._obey(reply.request)
+        if beat.by_spare and self._contact.is_step_suspect(beat.sent_at):
+            # A fresh line answers while an old one does not: what was sent there before may be lost.
+            self._hot.cut()
+        for key, epoch in reply.lost:
+            if self._holding.holds(key, epoch):
+                self._executor.kill(key, epoch, "lease lost", grace_seconds=0.0)
+        for key, epoch in reply.stop:
+            if self._holding.holds(key, epoch):
+                self._executor.kill(key, epoch, "stop requested", grace_seconds=CANCEL_GRACE_SECONDS)
+        self._changeover.hear(beat.server, reply.lost)
+        self._give_back(reply.unknown, beat.sent_at)
+
+    def _give_back(self, unknown: list[Held], sent_at: float) -> None:
+        if self._contact.stepping_since is not None:
+            if any(not self._holding.holds(*held) for held in unknown):
+                # The reply that is on its way may carry them; ask again once it is here.
+                asyncio.get_running_loop().call_later(ASK_AGAIN_SECONDS, self._heartbeat.beat_now)
+            return
+        if (count := self._holding.give_back(unknown, "claim_reply_lost")) > 0:
+            metrics.CLAIMS_LOST.inc(count)
+            self._log.warning("claim_reply_lost", attempts=count)
+            self._wake.set()
+        if self._contact.settle_doubt(sent_at):
+            self._wake.set()
+
+    def _note_heard(self, sent_at: float) -> bool:
+        if not self._contact.may_claim(sent_at):
+            self._wake.set()
+        is_latest = self._contact.note_heard(sent_at)
+        self._executor.keep_contact(self._contact.stop_at)
+        return is_latest
+
+    def _on_buried(self) -> None:
+        if self._ending is not Ending.BURIED:
+            self._ending = Ending.BURIED
+            self._log.error("buried", attempts=self._holding.active)
+            self.leave()
+
+    def _obey(self, request: Request | None) -> None:
+        """What people ask of this runner."""
+        if self.duty.hear(request):
+            self._wake.set()
+            self._look_if_idle()
+
+    def _look_if_idle(self) -> None:
+        is_idle = self._contact.is_certain and not self._holding.active and not self._holding.has_ended
+        if is_idle and self.duty.note_idle() and not self._over.is_set():
+            self._ending = Ending.DISMISSED
+            self._log.info("dismissed")
+            self.leave()
+
+    def _on_neighbour_buried(self) -> None:
+        self._waker.wake(Channel.READY)
+        self._wake.set()
+
+    def _on_wake(self, channel: Channel) -> None:
+        if channel is Channel.STOP:
+            self._heartbeat.beat_now()
+        else:
+            self._wake.set()
+
+    async def _place(self, bundle: str, file: str) -> BundlePlace:
+        async def find() -> BundlePlace:
+            path, uses_threads = await unpacked(await self._side.get(), bundle, self._settings.bundles_folder)
+            return BundlePlace(path=path, uses_threads=uses_threads, environment=self._environment)
+
+        return await keep_trying(find, stop=self._over, name="bundles", log=self._log)
+
+    async def _leave(self) -> None:
+        """Let attempts end within the grace, stop the rest, report everything as it ends, and say goodbye."""
+        self._is_leaving = True
+        self._log.info("stopping", attempts=self._holding.active, reason=self._ending.value)
+        is_over = asyncio.Event()
+
+        async def stop_attempts() -> None:
+            grace = 0.0 if self._ending is Ending.BURIED else self._settings.stop_grace_seconds
+            await stop_within(self._executor, grace, self._hurry)
+            is_over.set()
+            self._wake.set()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stop_attempts())
+            await run_loop(self.tick, wake=self._wake, stop=is_over, name="runner", log=self._log)
+        try:
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                while self._holding.has_ended:
+                    await self.tick()
+                await runners.leave(await self._side.get(), self.session)
+        except (TimeoutError, psycopg.Error, PostgresUnavailable, OSError) as error:
+            self._log.warning("left_without_goodbye", error=error, unreported=self._holding.unreported)
+        self._log.info("stopped", reason=self._ending.value)
+
+
+# The planner learns of what has to wait for a time.
+_MAY_WAIT = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.KILLED, OutcomeKind.LOST)

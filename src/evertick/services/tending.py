@@ -1,0 +1,271 @@
+"""What the leader does besides firing: promote, reap, end what takes too long, admit, repair.
+
+On a connection of its own, so that nothing of it can delay a fire. It asks nothing by itself: the leader's look says what there
+is to do, and only the round of repairs has a time of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from functools import partial
+from math import inf
+
+from psycopg import AsyncConnection
+
+from evertick.config import Settings
+from evertick.domain.errors import NotLeader
+from evertick.engine.promote import promote
+from evertick.engine.reap import listen, reap_runner
+from evertick.engine.reconcile import admit
+from evertick.engine.time_out import time_out_run, time_out_waits
+from evertick.services import metrics
+from evertick.services.contained import Step, boot_seconds
+from evertick.services.events import Log
+from evertick.services.lead import SHARD, Lead
+from evertick.services.link import Link, Waker
+from evertick.services.loop import run_loop
+from evertick.services.repairing import Repairing
+from evertick.store import shards
+from evertick.store.db import Purpose
+from evertick.store.line import keeps_session
+from evertick.store.shards import Seen
+from evertick.store.wake import Channel
+
+# Retries that wait for room, or whose run somebody works on: soon after progress, later without.
+SOON_SECONDS, LATER_SECONDS = 0.02, 0.1
+# Of a step's time: how long it may wait for one lock.
+LOCK_SHARE = 0.5
+
+
+class Tending:
+    """`on_refused` is called when the database says that somebody else leads."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        url: str,
+        lead: Lead,
+        waker: Waker,
+        on_refused: Callable[[], None],
+        log: Log,
+    ) -> None:
+        self._settings, self._lead, self._waker, self._log = settings, lead, waker, log
+        self._on_refused = on_refused
+        self._link = Link(url, Purpose.PLANNING)
+        self._bounded: AsyncConnection | None = None
+        self._steps = {name: Step(name, log=log) for name in ("promote", "reap", "time_out", "admit")}
+        self._repairing = Repairing(settings, lead=lead, waker=waker, log=log)
+        self._wake = asyncio.Event()
+        self._read_at: tuple[datetime, float] | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """A new lead: nothing of what was known before counts, and everything is looked at once."""
+        self._promote_at = self._expire_at = inf
+        self._sessions: list[int] = []
+        self._overdue: list[int] = []
+        self._has_room = self._listens = False
+        self._listened_at = 0.0
+        self._repairing.begin()
+
+    def hear(self, seen: Seen) -> None:
+        """What the leader has just seen."""
+        now = boot_seconds()
+        self._read_at = (seen.read_at, now)
+        for trouble in seen.troubles:
+            self._complain(*trouble.split(": ", 1))
+        self._promote_at = min(self._boot_time(seen.next_timer), now if seen.has_line else inf)
+        self._expire_at = self._boot_time(seen.next_expiry)
+        self._sessions = [*(seen.silent or []), *(seen.stranded or [])]
+        self._overdue, self._has_room = seen.overdue or [], bool(seen.with_room)
+        self._listens = seen.silent is None and seen.stranded is None and not seen.troubles
+        if not self._listens:
+            self._listened_at = 0.0
+        if self._next_at() <= now:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Until canceled."""
+        never = asyncio.Event()
+        await run_loop(self.tick, wake=self._wake, stop=never, name="tend", log=self._log)
+
+    async def tick(self) -> float:
+        """Everything that there is to do now, each once."""
+        if self._lead.may_plan and self._next_at() <= boot_seconds():
+            try:
+                await self._tend(await self._connection())
+            except NotLeader as error:
+                self._log.warning("refused", error=error)
+                self.begin()
+                self._on_refused()
+        rest = self._next_at() - boot_seconds() if self._lead.may_plan else inf
+        return max(0.0, min(rest, self._settings.tick_seconds))
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    async def _tend(self, conn: AsyncConnection) -> None:
+        now = boot_seconds()
+        if self._promote_at <= now:
+            await self._step("promote", conn, self._promote)
+        if self._listens:
+            self._listens = False
+            await self._step("reap", conn, self._listen)
+        sessions, self._sessions = self._sessions, []
+        await self._each("reap", conn, sessions, self._reap)
+        overdue, self._overdue = self._overdue, []
+        await self._each("time_out", conn, overdue, self._time_out)
+        if self._expire_at <= now:
+            self._expire_at = inf
+            await self._step("time_out", conn, self._time_out_waits)
+        if self._has_room:
+            self._has_room = False
+            await self._step("admit", conn, self._admit)
+        if self._lead.may_plan:
+            await self._repairing.attempt(conn)
+
+    async def _step(self, name: str, conn: AsyncConnection, work: Callable[[AsyncConnection], Awaitable[None]]) -> None:
+        step = self._steps[name]
+        if self._lead.may_plan and not step.is_resting:
+            await step.attempt(conn, partial(work, conn))
+
+    async def _each(
+        self,
+        name: str,
+        conn: AsyncConnection,
+        candidates: list[int],
+        work: Callable[[AsyncConnection, int], Awaitable[None]],
+    ) -> None:
+        """Each candidate on its own: one that breaks keeps no other from its turn (A13)."""
+        step = self._steps[name]
+        if step.is_resting:
+            return
+        for candidate in candidates:
+            if self._lead.may_plan:
+                await step.attempt(conn, partial(work, conn, candidate))
+
+    def _complain(self, step: str, reason: str) -> None:
+        if step == "reap":
+            metrics.AGENT_LOST_LIST_ERROR.inc()
+        if step in self._steps:
+            self._steps[step].fail(reason)
+        else:
+            metrics.STEP_FAILURES.labels(step=step).inc()
+            self._log.error("step_failed", step=step, error=reason)
+
+    async def _promote(self, conn: AsyncConnection) -> None:
+        self._promote_at = inf
+        done = await promote(
+            conn,
+            shard=SHARD,
+            epoch=self._epoch,
+            batch=self._settings.promote_batch,
+            max_active_retries=self._settings.max_active_retries,
+        )
+        self._count_refused("run", done.refused, verb="promote")
+        if done.promoted:
+            self._waker.wake(Channel.READY)
+        pause = SOON_SECONDS if done.promoted else LATER_SECONDS
+        soonest = boot_seconds() + pause
+        due_at = max(self._boot_time(done.next_due), soonest)
+        self._promote_at = min(due_at, soonest if done.has_line else inf)
+
+    async def _listen(self, conn: AsyncConnection) -> None:
+        """For when the leader's look could not."""
+        now, before, self._listened_at = boot_seconds(), self._listened_at, 0.0
+        heard = await listen(
+            conn,
+            shard=SHARD,
+            epoch=self._epoch,
+            elapsed=now - before if before else 0.0,
+            lost_after=self._settings.lost_after_seconds,
+        )
+        self._listened_at = now
+        self._sessions = [*heard.silent, *heard.stranded]
+
+    async def _reap(self, conn: AsyncConnection, session: int) -> None:
+        settings = self._settings
+        done = await reap_runner(
+            conn,
+            shard=SHARD,
+            epoch=self._epoch,
+            session=session,
+            lost_after=settings.lost_after_seconds,
+            infra_retries=settings.infra_retries,
+        )
+        if done.reaped is None:
+            return  # it has spoken meanwhile
+        metrics.AGENT_LOST.inc(done.reaped)
+        self._count_refused("run", done.refused, verb="reap")
+        self._log.error("agent_lost", session=session, attempts=done.reaped)
+        self._waker.wake(Channel.READY)
+
+    async def _time_out(self, conn: AsyncConnection, run_id: int) -> None:
+        asked = await time_out_run(conn, shard=SHARD, epoch=self._epoch, run_id=run_id)
+        if asked is None:
+            return
+        if asked < 0:
+            self._count_refused("run", 1, verb="time_out")
+            return
+        metrics.TIMEOUTS.labels(kind="run").inc()
+        self._log.warning("run_timeout", run=run_id, asked_to_stop=asked)
+        if asked:
+            self._waker.wake(Channel.STOP)
+
+    async def _time_out_waits(self, conn: AsyncConnection) -> None:
+        done = await time_out_waits(conn, shard=SHARD, epoch=self._epoch, batch=self._settings.promote_batch)
+        self._count_refused("run", done.refused, verb="time_out")
+        if done.failed:
+            metrics.TIMEOUTS.labels(kind="queue_wait").inc(done.failed)
+            self._log.warning("queue_timeout", tasks=done.failed)
+            self._waker.wake(Channel.READY)
+
+    async def _admit(self, conn: AsyncConnection) -> None:
+        done = await admit(conn, shard=SHARD, epoch=self._epoch)
+        self._count_refused("dag", done.refused, verb="admit")
+        if done.admitted:
+            self._waker.wake(Channel.READY)
+
+    def _count_refused(self, kind: str, count: int, *, verb: str) -> None:
+        if count:
+            metrics.QUARANTINED.labels(kind=kind).inc(count)
+            self._log.error("quarantine", kind=kind, count=count, verb=verb)
+
+    @property
+    def _epoch(self) -> int:
+        if self._lead.epoch is None:
+            raise NotLeader(f"shard {SHARD} is led by somebody else")
+        return self._lead.epoch
+
+    def _next_at(self) -> float:
+        """When there is something to do, by our clock."""
+        if self._sessions or self._overdue or self._has_room or self._listens:
+            return 0.0
+        resting = self._steps["promote"].rests_until
+        return min(max(self._promote_at, resting), self._expire_at, self._repairing.next_at)
+
+    def _boot_time(self, instant: datetime | None) -> float:
+        """An instant of the database's clock by ours."""
+        if instant is None or self._read_at is None:
+            return inf
+        read_at, at = self._read_at
+        return at + (instant - read_at).total_seconds()
+
+    async def _connection(self) -> AsyncConnection:
+        conn = await self._link.get()
+        if self._link.server != self._lead.led_on:
+            raise NotLeader(f"shard {SHARD} was led on another server ({self._lead.led_on})")
+        if conn is not self._bounded:
+            if keeps_session(conn):
+                seconds = self._settings.step_seconds
+                await shards.bound_session(
+                    conn,
+                    statement_seconds=seconds,
+                    lock_seconds=seconds * LOCK_SHARE,
+                    transaction_seconds=self._settings.leader_lease_seconds,
+                )
+            self._bounded = conn
+        return conn

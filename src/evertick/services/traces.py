@@ -1,0 +1,135 @@
+"""Sends a trace of every run that has ended: by the leader alone, read back from the database, on a connection of its own.
+
+So nothing on the way of the work knows of traces, all times are of one clock, and without a collector this is not even
+loaded. A collector that is away delays traces, up to a bound, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from itertools import groupby
+from typing import Protocol
+
+from psycopg import AsyncConnection
+
+from evertick.services import metrics
+from evertick.services.events import Log
+from evertick.services.health import value_of
+from evertick.services.link import Link
+from evertick.services.loop import run_loop
+from evertick.services.pulse import Pulse
+from evertick.store import traces
+from evertick.store.db import Purpose
+from evertick.store.migrate import status
+from evertick.store.traces import EndedAttempt, EndedRun
+
+LOOK_SECONDS = 2.0
+MOST_OPEN = 10_000
+RUNS_PER_BATCH = 50
+MOST_ATTEMPTS = 20_000
+# Numbers are drawn before they are committed: a run may turn up below one that was seen already.
+OVERLAP = 1_000
+# How many runs may wait for a collector that is away; beyond that the oldest go without a trace, and that is told.
+MOST_WAITING = 20_000
+
+
+class Spans(Protocol):
+    def add(self, run: EndedRun, attempts: Sequence[EndedAttempt]) -> None: ...
+    async def send(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Tracing:
+    """`make` gives what sends spans, for the name of this installation."""
+
+    def __init__(self, url: str, *, make: Callable[[str], Spans], log: Log) -> None:
+        self._link, self._make, self._log = Link(url, Purpose.READ), make, log
+        self._spans: Spans | None = None
+        self._newest: int | None = None
+        self._open: set[int] = set()
+        # In the order in which they came.
+        self._waiting: dict[int, None] = {}
+        self._traced: dict[int, None] = {}
+
+    async def run(self) -> None:
+        """Until canceled."""
+        never, pulse = asyncio.Event(), Pulse("traces", longest_tick_seconds=60.0, is_essential=False)
+        try:
+            await run_loop(self.tick, wake=never, stop=never, name="traces", log=self._log, pulse=pulse)
+        finally:
+            if self._spans is not None:
+                self._spans.close()
+            await self._link.close()
+
+    async def tick(self) -> float:
+        if not value_of(metrics.LEADER):
+            self._newest = None
+            return LOOK_SECONDS
+        conn = await self._link.get()
+        if self._spans is None:
+            self._spans = self._make((await status(conn)).applied[0].applied_at.isoformat())
+        await self._look(conn)
+        while self._waiting:
+            await self._send(conn, self._spans, list(self._waiting)[:RUNS_PER_BATCH])
+        return LOOK_SECONDS
+
+    async def _look(self, conn: AsyncConnection) -> None:
+        """Find the runs that ended since the last look: those that were open, and those that came and went between."""
+        if self._newest is None:
+            # A new leader begins with what is open now.
+            self._newest = await traces.newest(conn)
+            self._traced |= dict.fromkeys(await self._ended_lately(conn, self._newest))
+            self._open = await traces.open_runs(conn, limit=MOST_OPEN)
+            return
+        open_now = await traces.open_runs(conn, limit=MOST_OPEN)
+        ended = [*sorted(self._open - open_now), *await self._ended_lately(conn, self._newest)]
+        self._open = open_now
+        for run_id in open_now & self._traced.keys():
+            # Cleared: it ends once more.
+            del self._traced[run_id]
+        self._newest = max([self._newest, *ended])
+        self._waiting |= dict.fromkeys(run_id for run_id in ended if run_id not in self._traced)
+        self._drop_what_is_too_much()
+
+    async def _ended_lately(self, conn: AsyncConnection, newest: int) -> list[int]:
+        return await traces.ended_after(conn, max(newest - OVERLAP, 0), limit=OVERLAP + MOST_OPEN)
+
+    async def _send(self, conn: AsyncConnection, spans: Spans, run_ids: list[int]) -> None:
+        found = {run.run_id: run for run in await traces.runs(conn, run_ids)}
+        attempts = await traces.attempts(conn, list(found), limit=MOST_ATTEMPTS)
+        if len(attempts) == MOST_ATTEMPTS:
+            self._log.warning("trace_cut", runs=len(found), attempts=MOST_ATTEMPTS)
+        of_run = {run_id: list(each) for run_id, each in groupby(attempts, key=lambda attempt: attempt.run_id)}
+        for run_id, run in found.items():
+            spans.add(run, of_run.get(run_id, []))
+        if not await spans.send():
+            raise ConnectionError(f"the collector of traces did not take {len(found)} of them; they are tried again")
+        for run_id in run_ids:
+            del self._waiting[run_id]
+        self._traced |= dict.fromkeys(found)
+        for run_id in list(self._traced)[: -(OVERLAP + MOST_OPEN)]:
+            del self._traced[run_id]
+
+    def _drop_what_is_too_much(self) -> None:
+        dropped = list(self._waiting)[:-MOST_WAITING]
+        for run_id in dropped:
+            del self._waiting[run_id]
+        if dropped:
+            self._log.warning("traces_dropped", runs=len(dropped))
+
+
+def make_spans(endpoint: str, log: Log) -> Callable[[str], Spans] | None:
+    """How spans are made and sent; None, with a word why, if what that takes is not installed."""
+    try:
+        otel = import_module("evertick.services.otel")
+    except ModuleNotFoundError as error:
+        log.warning("no_traces", missing=error.name, message="Traces need: pip install 'evertick[otel]'")
+        return None
+
+    def make(installation: str) -> Spans:
+        spans: Spans = otel.OtelSpans(endpoint, installation=installation)
+        return spans
+
+    return make

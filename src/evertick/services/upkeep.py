@@ -1,0 +1,144 @@
+"""Upkeep of the database by the leader: vacuums what turns over quickly, prunes what is old, tells who is in its way.
+
+On a connection of its own, in the background, at a small share of the time. Nothing waits for it: it may be slow, fail or be
+left out, and only disk space is lost by that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from evertick.config import Settings
+from evertick.domain.retention import rest_seconds
+from evertick.services import metrics
+from evertick.services.events import Log
+from evertick.services.link import Link
+from evertick.services.loop import run_loop
+from evertick.services.pruning import LOOK_SECONDS, Pruning
+from evertick.services.pulse import Pulse
+from evertick.store import upkeep
+from evertick.store.db import Purpose
+from evertick.store.upkeep import Holder
+
+# Small tables through which every task or fire passes. A server that is not ours may look at them once a minute only.
+QUICK_TABLES = ("ready", "lease", "timer", "retry_line", "retry_slot", "schedule_state", "remains")
+# Vacuuming a thousand dead rows takes about 2 ms; fewer are not worth a transaction.
+MANY_DEAD_ROWS = 1000
+VACUUM_SECONDS = 5.0
+# While nothing happens, asking less often: an idle installation is hardly noticed.
+IDLE_VACUUM_SECONDS = 10.0
+
+SNAPSHOT_SECONDS = 60.0
+OLD_SNAPSHOT_SECONDS = 600.0
+
+Epoch = Callable[[], int | None]
+
+
+class Upkeep:
+    """`epoch` says whether this process leads now, and by what right. It works only then."""
+
+    def __init__(self, settings: Settings, *, url: str, epoch: Epoch, log: Log) -> None:
+        self._link, self._log = Link(url, Purpose.PLANNING), log
+        self._vacuuming = Vacuuming(link=self._link, epoch=epoch)
+        self._pruning = Pruning(settings, link=self._link, epoch=epoch, log=log)
+        self._snapshots = Snapshots(link=self._link, epoch=epoch, log=log)
+
+    async def run(self) -> None:
+        """Until canceled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._loop("vacuum", self._vacuuming.tick))
+                group.create_task(self._loop("prune", self._pruning.tick))
+                group.create_task(self._loop("snapshots", self._snapshots.tick, self._snapshots.pulse))
+        finally:
+            await self._link.close()
+
+    async def _loop(self, name: str, tick: Callable[[], Awaitable[float]], pulse: Pulse | None = None) -> None:
+        never = asyncio.Event()
+        pulse = pulse or Pulse(name, is_essential=False)
+        await run_loop(tick, wake=never, stop=never, name=name, log=self._log, pulse=pulse)
+
+
+class Vacuuming:
+    """Vacuums a table when enough of it has died since the last time.
+
+    What somebody's old snapshot keeps is still dead afterwards: that alone is no reason to try again.
+    """
+
+    def __init__(self, *, link: Link, epoch: Epoch) -> None:
+        self._link, self._epoch = link, epoch
+        self._left: dict[str, int] = {}
+
+    async def tick(self) -> float:
+        if self._epoch() is None:
+            return LOOK_SECONDS
+        conn = await self._link.get()
+        dead = await upkeep.dead_rows(conn, QUICK_TABLES)
+        full = [name for name, count in dead.items() if count >= self._left.get(name, 0) * 1.2 + MANY_DEAD_ROWS]
+        self._left = {name: min(count, self._left.get(name, 0)) for name, count in dead.items()}
+        if not full:
+            return IDLE_VACUUM_SECONDS
+        started = time.monotonic()
+        await upkeep.vacuum(conn, full)
+        took = time.monotonic() - started
+        after = await upkeep.dead_rows(conn, QUICK_TABLES)
+        self._left |= {name: after[name] for name in full}
+        return max(VACUUM_SECONDS, rest_seconds(took, is_behind=False))
+
+
+class Snapshots:
+    """Watches for a snapshot so old that vacuum cannot do its work, and says whose it is."""
+
+    def __init__(self, *, link: Link, epoch: Epoch, log: Log) -> None:
+        self._link, self._epoch, self._log = link, epoch, log
+        self.pulse = Pulse("snapshots", is_essential=False)
+        self._since: dict[tuple[str, str, str], float] = {}
+        self._told: set[tuple[str, str, str]] = set()
+
+    async def tick(self) -> float:
+        if self._epoch() is None:
+            self._forget()
+            return LOOK_SECONDS
+        holders = await upkeep.snapshot_holders(await self._link.get())
+        ages = self._ages(holders, time.monotonic())
+        oldest = max(ages, key=lambda holder: ages[holder], default=None)
+        metrics.OLDEST_SNAPSHOT.set(ages[oldest] if oldest is not None else 0.0)
+        old = {holder: age for holder, age in ages.items() if age >= OLD_SNAPSHOT_SECONDS}
+        self.pulse.blocked = described(oldest, ages[oldest]) if oldest is not None and oldest in old else None
+        for holder, age in old.items():
+            if _key(holder) not in self._told:
+                self._log.warning(
+                    "old_snapshot",
+                    kind=holder.kind,
+                    name=holder.name,
+                    pid=holder.pid,
+                    seconds=round(age),
+                    transactions=holder.behind,
+                    message="It keeps dead rows from being vacuumed, so that tables grow. End it if it is not needed.",
+                )
+        self._told = {_key(holder) for holder in old}
+        return SNAPSHOT_SECONDS
+
+    def _ages(self, holders: list[Holder], now: float) -> dict[Holder, float]:
+        """By the server's word; where it has none, since when we have seen the same one."""
+        self._since = {_key(each): self._since.get(_key(each), now) for each in holders}
+        return {
+            each: now - self._since[_key(each)] if each.held_seconds is None else each.held_seconds for each in holders
+        }
+
+    def _forget(self) -> None:
+        """Somebody else watches."""
+        if self._since or self._told or self.pulse.blocked:
+            self._since, self._told, self.pulse.blocked = {}, set(), None
+            metrics.OLDEST_SNAPSHOT.set(0.0)
+
+
+def described(holder: Holder, seconds: float) -> str:
+    who = f"{holder.kind} {holder.name}" + (f" (pid {holder.pid})" if holder.pid is not None else "")
+    return f"{who} has held a snapshot for {seconds / 60:.0f} minutes: what is dead cannot be vacuumed"
+
+
+def _key(holder: Holder) -> tuple[str, str, str]:
+    return holder.kind, f"{holder.name} {holder.pid}", holder.xmin

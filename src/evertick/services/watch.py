@@ -1,0 +1,130 @@
+"""Watches over the database of this process: which server it is, and whether what that acknowledged is still there.
+
+Once a second, on a connection of its own, so that nothing of this is on the way of the work. Never decides what to do
+about a loss: it says so, in the log, the journal and the metrics.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+
+from psycopg import AsyncConnection
+
+from evertick.domain.errors import PostgresUnavailable
+from evertick.domain.failover import Server, Verdict, judge, lsn_text
+from evertick.services import metrics
+from evertick.services.events import Log
+from evertick.store import cluster
+from evertick.store.address import each_host, parse, where
+from evertick.store.db import Purpose, connect, look_at
+from evertick.store.guard import guard_of
+from evertick.store.line import Line
+
+LOOK_SECONDS = 1.0
+# An old primary that nobody has stopped answers as ever. Where there are other hosts, they are asked who is in charge.
+LOOK_AROUND_SECONDS = 5.0
+
+
+class Watch:
+    """`get` gives the connection, open and leading to a server that this process may use."""
+
+    def __init__(self, url: str, get: Callable[[], Awaitable[AsyncConnection]], log: Log) -> None:
+        self._url, self._place, self._guard = url, where(url), guard_of(url)
+        self._get, self._log = get, log
+        self._has_others = len(each_host(parse(url))) > 1
+        self._looked_around = time.monotonic()
+        self._actor = f"{socket.gethostname()}-{os.getpid()}"
+        self._looked_at: AsyncConnection | None = None
+        self._said: set[str] = set()
+
+    async def tick(self) -> float:
+        """One look. Raises when the server may not be used."""
+        if self._has_others and time.monotonic() - self._looked_around > LOOK_AROUND_SECONDS:
+            self._looked_around = time.monotonic()
+            await (await connect(self._url, purpose=Purpose.READ)).close()
+        conn = await self._get()
+        assert isinstance(conn, Line)
+        if conn.is_shared:
+            await self.look_again(conn)
+        if conn is not self._looked_at:
+            self._say_limits(conn)
+            if conn.server is not None:
+                await self._compare(conn, conn.server)
+            self._looked_at = conn
+        if conn.server is not None:
+            mark = await cluster.mark(conn, conn.server, actor=self._actor)
+            if mark is not None:
+                self._guard.remember(mark)
+        return LOOK_SECONDS
+
+    async def look_again(self, conn: Line) -> None:
+        """A pooler changes the server behind an open connection without a word."""
+        before = conn.server
+        try:
+            await look_at(conn, self._guard, self._place)
+        except PostgresUnavailable:
+            self._guard.alarm()
+            raise
+        if conn.server != before:
+            self._looked_at = None
+
+    async def _compare(self, conn: Line, server: Server) -> None:
+        """Whether the newest mark that this process knows to be acknowledged is in the database that it has now."""
+        remembered = self._guard.mark
+        if remembered is None:
+            return
+        stored = await cluster.marked(conn, remembered.server)
+        verdict = judge(remembered, stored, server)
+        if verdict is Verdict.SAME:
+            return
+        if verdict is Verdict.LOST:
+            await cluster.report_loss(conn, remembered.server, lost_until=remembered.lsn, actor=self._actor)
+        self._guard.forget_mark()
+        metrics.FAILOVERS.labels(writes=verdict.value).inc()
+        self._tell(verdict, remembered.server, server, stored or 0, remembered.lsn)
+
+    def _tell(self, verdict: Verdict, before: Server, now: Server, stored: int, remembered: int) -> None:
+        timelines = {"timeline": now.timeline, "timeline_before": before.timeline}
+        match verdict:
+            case Verdict.LOST:
+                self._log.error(
+                    "writes_lost",
+                    **timelines,
+                    after=lsn_text(stored),
+                    until=lsn_text(remembered),
+                    message="Acknowledged writes are lost: the log of the old timeline between these places, and what came"
+                    " after. Fires among them happen again; see docs/guarantees.md.",
+                )
+            case Verdict.UNPROVEN:
+                self._log.warning(
+                    "failover",
+                    **timelines,
+                    message="The standby was asynchronous: what was acknowledged in the last second before it was promoted"
+                    " may be lost.",
+                )
+            case _:
+                self._log.warning("failover", **timelines, message="Every acknowledged write is there.")
+
+    def _say_limits(self, conn: Line) -> None:
+        """Once per process: what this connection cannot give."""
+        if conn.is_shared:
+            self._say_once(
+                "pooled",
+                "A pooler stands before PostgreSQL. Nothing is kept in sessions: no prepared statements, no wake-ups, no"
+                " instant takeover; leadership rests on its lease alone. Better give Evertick the server's own address.",
+            )
+        if conn.untold is not None:
+            self._say_once(
+                "no_failover_guard",
+                f"The server does not tell its system identifier and timeline ({conn.untold}): an old primary cannot be"
+                " told from the new one. Grant EXECUTE on pg_control_system(), pg_walfile_name(pg_lsn) and"
+                " pg_current_wal_lsn() to Evertick's role.",
+            )
+
+    def _say_once(self, event: str, message: str) -> None:
+        if event not in self._said:
+            self._said.add(event)
+            self._log.warning(event, message=message)

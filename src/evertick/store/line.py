@@ -1,0 +1,63 @@
+"""A connection that never waits for ever, and knows which server it leads to.
+
+The server's own timeouts bound what it does, not what becomes of its answer: a frozen host, a swallowed packet or a commit
+that waits for a dead standby would hold its caller for good. Whether such a statement was carried out stays unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.abc import RV, PQGen
+
+from evertick.domain.failover import Server
+
+
+class Line(AsyncConnection[Any]):
+    """`longest_seconds`: how long one answer may take; None is for ever, for those who wait to be called."""
+
+    longest_seconds: float | None = None
+    server: Server | None = None
+    untold: str | None = None
+    is_shared: bool = False
+
+    async def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
+        if self.longest_seconds is None:
+            return await super().wait(gen, *args, **options)
+        timer = asyncio.get_running_loop().call_later(self.longest_seconds, self.cut)
+        try:
+            return await super().wait(gen, *args, **options)
+        except psycopg.OperationalError as error:
+            if asyncio.get_running_loop().time() < timer.when():
+                raise
+            raise psycopg.OperationalError(
+                f"PostgreSQL did not answer within {self.longest_seconds:g} s; whether it did what was asked is unknown"
+            ) from error
+        finally:
+            timer.cancel()
+
+    def cut(self) -> None:
+        """Break the line now, so that whoever waits for an answer on it stops waiting."""
+        if not self.closed:
+            with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(self.fileno())) as line:
+                line.shutdown(socket.SHUT_RDWR)
+
+
+def keeps_session(conn: AsyncConnection) -> bool:
+    """Whether what is set, prepared, locked or listened to on this connection stays there.
+
+    Not behind a pooler, which may give each transaction another session.
+    """
+    return not (isinstance(conn, Line) and conn.is_shared)
+
+
+def take_your_time(conn: AsyncConnection) -> None:
+    """For work that may take long by its nature: a migration."""
+    if isinstance(conn, Line):
+        conn.longest_seconds = None

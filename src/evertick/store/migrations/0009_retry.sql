@@ -1,0 +1,247 @@
+-- What time does to tasks and runs: retries whose time has come are let in as far as there is room, and what takes longer than
+-- its limit is ended. All by the leader of the shard.
+
+-- Retries ---------------------------------------------------------------------------------------------------------------------
+
+-- Retries whose time has come, waiting for room: of each queue no more are active at once than max_active_retries, so that a
+-- storm of them leaves room for new work (H5). The task stays pending with the instant that it waited for.
+create table retry_line (
+    shard     smallint not null,
+    queue     text not null,
+    due_at    timestamptz not null,
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    primary key (shard, queue, due_at, run_id, idx, map_index)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+
+-- Retries that were let in, with the epoch that they had then: active while they are available with it or run with the next.
+create table retry_slot (
+    shard     smallint not null,
+    queue     text not null,
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    epoch     int not null,
+    primary key (shard, queue, run_id, idx, map_index)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+
+-- How many more retries of a queue may become active. p_bound null: half of the slots of the live runners that serve it.
+create function retry_room(p_shard smallint, p_queue text, p_bound int) returns int language plpgsql as $$
+begin
+    delete from retry_slot x
+    where x.shard = p_shard and x.queue = p_queue and not exists (
+        select 1 from task k
+        where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
+          and ((k.state = 'available' and k.epoch = x.epoch and k.attempt + k.losses > 0)   -- what was cleared is no retry
+               or (k.state in ('queued', 'running') and k.epoch = x.epoch + 1)));
+    return coalesce(p_bound, (select greatest(sum(r.slots) / 2, 1) from runner r
+                              where r.gone_at is null and p_queue = any(r.queues)), 1)
+         - (select count(*) from retry_slot x where x.shard = p_shard and x.queue = p_queue);
+end $$;
+
+-- Whether a task is still pending for that instant; a cancel, a clear or a mark does not clean up behind it.
+create function waits_until(p_run_id bigint, p_idx int, p_map_index int, p_instant timestamptz) returns boolean
+language sql stable as $$
+    select exists (select 1 from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index
+                   and k.state = 'pending' and k.not_before = p_instant)
+$$;
+
+-- Lets retries out of the line: they become available, or merely pending where their DAG is paused. Rows are found by key and
+-- changed at their place (docs/decisions/0005-plans-that-do-not-flip.md); nobody but the leader changes the line. Returns how
+-- many became available.
+create function let_retries_in(p_places tid[]) returns int language plpgsql as $$
+declare
+    due ended[];
+begin
+    with gone as (
+        delete from retry_line l where l.ctid = any(p_places)
+        returning l.shard, l.queue, l.due_at, l.run_id, l.idx, l.map_index
+    ), placed as (
+        select g.*, h.place, d.paused from gone g
+        cross join lateral (select k.ctid as place from task k where k.run_id = g.run_id and k.idx = g.idx
+                            and k.map_index = g.map_index offset 0) h
+        cross join lateral (select r.dag_id from run_status r where r.run_id = g.run_id offset 0) r
+        cross join lateral (select x.paused from dag x where x.dag_id = r.dag_id offset 0) d
+    ), moved as (
+        update task k set state = case when p.paused then 'pending'::task_state else 'available' end, not_before = null
+        from placed p
+        where k.ctid = p.place and k.state = 'pending' and k.not_before = p.due_at
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, p.shard, p.queue
+    ), kept as (
+        insert into retry_slot (shard, queue, run_id, idx, map_index, epoch)
+        select m.shard, m.queue, m.run_id, m.idx, m.map_index, m.epoch from moved m where m.state = 'available'
+        on conflict (shard, queue, run_id, idx, map_index) do update set epoch = excluded.epoch
+    )
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.state = 'available')
+    into due from moved m;
+    return offer(due);
+end $$;
+
+-- Pending tasks whose time has come enter the line of their queue, and leave it as far as there is room. Runs that somebody
+-- works on are passed by, and the limit counts only what is taken: neither hides the others. Returns how many became available,
+-- how many had to be set aside, when the next one is due by time, and whether somebody waits in line.
+create function promote(p_shard smallint, p_epoch bigint, p_limit int, p_bound int,
+                        out promoted int, out refused int, out next_due timestamptz, out has_line boolean) language plpgsql as $$
+declare
+    q text;
+    room int;
+    chosen tid[];
+    one tid;
+    guilty bigint;
+    t timestamptz := clock();
+begin
+    perform fence(p_shard, p_epoch);
+    promoted := 0;
+    refused := 0;
+    with due as materialized (
+        select w.ctid as place, w.due_at, w.run_id, w.idx, w.map_index from timer w join run_status r on r.run_id = w.run_id
+        where w.shard = p_shard and w.due_at <= t
+        order by w.due_at limit p_limit for no key update of r skip locked
+    ), passed as (
+        delete from timer w where w.ctid = any(array(select d.place from due d))
+    )
+    insert into retry_line (shard, queue, due_at, run_id, idx, map_index)
+    select p_shard, s.queue, d.due_at, d.run_id, d.idx, d.map_index
+    from due d
+    cross join lateral (select x.version_id from task x where x.run_id = d.run_id and x.idx = d.idx
+                        and x.map_index = d.map_index and x.state = 'pending' and x.not_before = d.due_at offset 0) k
+    cross join lateral (select x.queue from task_spec x where x.version_id = k.version_id and x.idx = d.idx offset 0) s
+    on conflict do nothing;
+    q := (select min(l.queue) from retry_line l where l.shard = p_shard);
+    while q is not null loop
+        room := retry_room(p_shard, q, p_bound);
+        if room > 0 then
+            chosen := array(
+                select l.ctid from retry_line l join run_status r on r.run_id = l.run_id
+                where l.shard = p_shard and l.queue = q and waits_until(l.run_id, l.idx, l.map_index, l.due_at)
+                order by l.due_at limit least(room, p_limit) for no key update of r skip locked);
+            if cardinality(chosen) = 0 then
+                delete from retry_line l
+                where l.shard = p_shard and l.queue = q and not waits_until(l.run_id, l.idx, l.map_index, l.due_at);
+            end if;
+            begin
+                promoted := promoted + let_retries_in(chosen);
+            exception when others then
+                if not is_poison(sqlstate) then
+                    raise;
+                end if;
+                foreach one in array chosen loop
+                    begin
+                        promoted := promoted + let_retries_in(array[one]);
+                    exception when others then
+                        if not is_poison(sqlstate) then
+                            raise;
+                        end if;
+                        -- Out of the line; reconcile winds its timer up again when its time to be tried again has come.
+                        delete from retry_line l where l.ctid = one returning l.run_id into guilty;
+                        perform set_aside('run', guilty, 'promote', sqlerrm, true);
+                        refused := refused + 1;
+                    end;
+                end loop;
+            end;
+        end if;
+        q := (select min(l.queue) from retry_line l where l.shard = p_shard and l.queue > q);
+    end loop;
+    select min(w.due_at) into next_due from timer w where w.shard = p_shard;
+    has_line := exists (select 1 from retry_line l where l.shard = p_shard);
+end $$;
+
+-- Time limits -----------------------------------------------------------------------------------------------------------------
+
+-- A run that takes longer than its DAG allows: what has not started ends, what runs is asked to stop, as for a cancel; but the
+-- run fails. Counted from the start of the run, which a clear of an ended run sets anew. Returns how many tasks are asked to
+-- stop; null when it is not over its time any more.
+create function time_out_run(p_shard smallint, p_epoch bigint, p_run_id bigint) returns int language plpgsql as $$
+declare
+    why text;
+    stopped ended[];
+    asked int;
+begin
+    perform fence(p_shard, p_epoch);
+    begin
+        perform 1 from run_status r where r.run_id = p_run_id and r.state = 'running' for no key update;
+        if not is_overdue(p_run_id) then
+            return null;
+        end if;
+        select format('run_timeout: exceeded %s s', v.run_timeout) into why
+        from run_status r join dag_version v on v.version_id = r.version_id where r.run_id = p_run_id;
+        update run_status r set reason = why where r.run_id = p_run_id and r.state = 'running';
+        select s.stopped, s.asked into stopped, asked from stop_tasks(p_run_id, why) s;
+        insert into journal (occurred_at, verb, actor, run_id, detail)
+        values (clock(), 'time_out', 'evertick', p_run_id, jsonb_build_object('reason', why, 'asked_to_stop', asked));
+        perform close_runs(stopped);
+        return asked;
+    exception when others then
+        if not is_poison(sqlstate) then
+            raise;
+        end if;
+        perform set_aside('run', p_run_id, 'time_out', sqlerrm, true);
+        return -1;
+    end;
+end $$;
+
+-- Available tasks that no runner took within their queue_timeout fail, without another try. What is claimed leaves the line and
+-- takes its limit along; a pause does so, too. Returns how many failed and how many had to be set aside.
+create function time_out_waits(p_shard smallint, p_epoch bigint, p_limit int, out failed int, out refused int)
+language plpgsql as $$
+declare
+    late ready[];
+    one ready;
+begin
+    perform fence(p_shard, p_epoch);
+    failed := 0;
+    refused := 0;
+    late := array(
+        select q
+        from ready q join run_status r on r.run_id = q.run_id join dag d on d.dag_id = r.dag_id
+        where q.expires_at <= clock() and d.shard = p_shard and not is_set_aside('run', q.run_id)
+        order by q.expires_at limit p_limit for no key update of r skip locked);
+    begin
+        failed := fail_waits(late);
+        return;
+    exception when others then
+        if not is_poison(sqlstate) then
+            raise;
+        end if;
+    end;
+    foreach one in array late loop
+        begin
+            failed := failed + fail_waits(array[one]);
+        exception when others then
+            if not is_poison(sqlstate) then
+                raise;
+            end if;
+            perform set_aside('run', one.run_id, 'time_out', sqlerrm, true);
+            refused := refused + 1;
+        end;
+    end loop;
+end $$;
+
+-- The caller holds the runs' locks. A task that a runner is just taking stays with it.
+create function fail_waits(p_late ready[]) returns int language plpgsql as $$
+declare
+    over ended[];
+begin
+    with expired as (
+        delete from ready q where q.ctid = any(array(
+            select h.place from unnest(p_late) p cross join lateral (
+                select x.ctid as place from ready x
+                where x.queue = p.queue and x.rank = p.rank and x.seq = p.seq for update skip locked) h))
+        returning q.run_id, q.idx, q.map_index, q.queue
+    ), placed as (
+        select h.place, e.queue from expired e cross join lateral (
+            select k.ctid as place from task k where k.run_id = e.run_id and k.idx = e.idx and k.map_index = e.map_index offset 0) h
+    ), moved as (
+        update task k
+        set state = 'failed', finished_at = clock(),
+            reason = format('queue_timeout: no runner of queue %s took it within %s s', p.queue,
+                            (select s.queue_timeout from task_spec s where s.version_id = k.version_id and s.idx = k.idx))
+        from placed p
+        where k.ctid = p.place and k.state = 'available'
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    )
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into over from moved m;
+    perform settle(over);
+    return coalesce(cardinality(over), 0);
+end $$;

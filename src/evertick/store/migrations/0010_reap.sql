@@ -1,0 +1,311 @@
+-- The reapers: each turns one kind of provably stuck state into an end that people can see (V5). And the round over the open
+-- runs, which repairs them and finds those that are beyond repair. All by the leader of the shard, but for `bury`.
+
+-- Lost runners ----------------------------------------------------------------------------------------------------------------
+
+-- A runner that is provably gone: what it held goes back through the ordinary door, all at once. Where the database refuses
+-- that, one by one, so that an attempt that cannot be moved keeps no other (A13); it is set aside and found again later.
+create function bury(p_session bigint, p_reason text, p_infra_retries int) returns int language plpgsql as $$
+declare
+    reports jsonb;
+    report jsonb;
+    moved int := 0;
+begin
+    update runner set gone_at = coalesce(gone_at, clock()), gone_reason = coalesce(gone_reason, p_reason)
+    where session = p_session;
+    select jsonb_agg(jsonb_build_object('r', l.run_id, 'i', l.idx, 'm', l.map_index, 'e', l.epoch, 'kind', 'lost',
+                                        'reason', p_reason) order by l.run_id, l.idx, l.map_index)
+    into reports from lease l where l.session = p_session and not is_set_aside('run', l.run_id);
+    if reports is null then
+        return 0;
+    end if;
+    begin
+        perform finish(p_session, reports, p_infra_retries);
+        return jsonb_array_length(reports);
+    exception when others then
+        if not is_poison(sqlstate) then
+            raise;
+        end if;
+    end;
+    for report in select x from jsonb_array_elements(reports) x loop
+        begin
+            perform finish(p_session, jsonb_build_array(report), p_infra_retries);
+            moved := moved + 1;
+        exception when others then
+            if not is_poison(sqlstate) then
+                raise;
+            end if;
+            perform set_aside('run', (report->>'r')::bigint, 'bury', sqlerrm, true);
+        end;
+    end loop;
+    return moved;
+end $$;
+
+-- The leader gives up a runner: one that it has watched being silent for too long and that has not spoken since, or one that
+-- is gone and still holds something. Returns how many attempts were taken from it, null when it lives, and how many would not
+-- be moved.
+create function reap_runner(p_shard smallint, p_epoch bigint, p_session bigint, p_lost_after double precision,
+                            p_infra_retries int, out reaped int, out refused int) language plpgsql as $$
+declare
+    why text;
+begin
+    perform fence(p_shard, p_epoch);
+    refused := 0;
+    select case when r.gone_at is not null then 'agent_lost: its runner is gone'
+                when r.beat = r.watched_beat and r.silent_seconds > greatest(p_lost_after, r.lost_after_seconds)
+                     and not has_claimed_since(p_session, greatest(p_lost_after, r.lost_after_seconds))
+                then format('agent_lost: no heartbeat for %s s', round(greatest(p_lost_after, r.lost_after_seconds))) end
+    into why from runner r where r.session = p_session for no key update;
+    if not found then
+        why := 'agent_lost: its runner is unknown';
+    end if;
+    if why is null then
+        return;
+    end if;
+    reaped := bury(p_session, why, p_infra_retries);
+    select count(*) into refused from lease l where l.session = p_session;
+end $$;
+
+-- Repairs ---------------------------------------------------------------------------------------------------------------------
+
+-- Runs in which nothing can move, although no final state follows from their tasks; for how long we have watched them be so,
+-- and by what we would see that something moved meanwhile.
+create table orphan_watch (
+    run_id          bigint primary key,
+    fingerprint     text not null,
+    watched_seconds double precision not null
+);
+
+-- What would change if anything happened in a run: an attempt, an end, a task that came up, a word from people.
+create function fingerprint(p_run_id bigint) returns text language sql stable as $$
+    select concat_ws(' ', r.open_tasks, count(k.*), sum(k.epoch), max(k.finished_at),
+                     (select max(j.entry_id) from journal j where j.run_id = p_run_id and j.verb <> 'quarantine'))
+    from run_status r left join task k on k.run_id = r.run_id where r.run_id = p_run_id group by r.open_tasks
+$$;
+
+-- How a running run stands, by one look that locks nothing: 'sound', 'drifted' (reconcile_run would repair something) or
+-- 'stuck' (nothing can move, and nothing follows). Stable, so that all its questions are asked of one moment: every move is one
+-- transaction, and no moment shows half of one. p_in_line: how many of its tasks are in line, counted a moment before; null
+-- where nobody has counted.
+create function examine_run(p_run_id bigint, p_in_line int) returns text language plpgsql stable as $$
+declare
+    status run_status;
+    planned int;
+    is_paused boolean;
+    seen record;
+begin
+    select r.* into status from run_status r where r.run_id = p_run_id and r.state = 'running';
+    if not found then
+        return 'sound';
+    end if;
+    select v.task_count into planned from dag_version v where v.version_id = status.version_id;
+    select d.paused into is_paused from dag d where d.dag_id = status.dag_id;
+    select count(*) filter (where k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))::int as ended,
+           count(*) filter (where s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed'))::int as bad,
+           count(*) filter (where k.state in ('pending', 'available', 'queued', 'running', 'deferred'))::int as moving,
+           count(*) filter (where k.state = 'available')::int as available,
+           count(*) filter (where k.state = 'waiting')::int as waiting
+    into seen
+    from task k left join task_spec s on s.version_id = k.version_id and s.idx = k.idx where k.run_id = p_run_id;
+    if seen.ended >= planned or (planned - seen.ended, seen.bad) <> (status.open_tasks, status.failed_leaves)
+       or seen.available > p_in_line then
+        return 'drifted';
+    end if;
+    if exists (
+        -- running without a lease, or pending for a time that nobody watches, or for nothing
+        select 1 from task k
+        where k.run_id = p_run_id and case k.state
+            when 'running' then not exists (
+                select 1 from lease l where l.session = k.session and l.run_id = k.run_id and l.idx = k.idx and l.map_index = k.map_index)
+            when 'pending' then case when k.not_before is null then not is_paused else not is_timed(k) end
+            else false end)
+       or exists (
+        -- without one of its first tasks
+        select 1 from task_spec s where s.version_id = status.version_id and s.starts_at_once
+        and not exists (select 1 from task k where k.run_id = p_run_id and k.idx = s.idx))
+       or exists (
+        -- an end that was not counted, so that what follows has no row at all
+        select 1 from task k join edge g on g.version_id = status.version_id and g.src = k.idx
+        where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
+          and not exists (select 1 from task n where n.run_id = p_run_id and n.idx = g.dst))
+       or (seen.waiting > 0 and exists (
+        -- counted wrongly, or counted and not decided
+        select 1 from upstream_of(p_run_id, null) u
+        join task w on w.run_id = p_run_id and w.idx = u.idx and w.map_index = u.map_index
+        join task_spec s on s.version_id = w.version_id and s.idx = w.idx
+        where (coalesce(w.n_success, 0), coalesce(w.n_failed, 0), coalesce(w.n_upstream_failed, 0), coalesce(w.n_skipped, 0),
+               coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0))
+              is distinct from (u.success, u.failed, u.upstream_failed, u.skipped, u.setup_success, u.setup_skipped)
+           or decide(s.rule, s.upstream_total, u.success, u.failed, u.upstream_failed, u.skipped, s.setup_total,
+                     u.setup_success, u.setup_skipped) <> 'wait')) then
+        return 'drifted';
+    end if;
+    return case when seen.moving = 0 then 'stuck' else 'sound' end;
+end $$;
+
+-- Whether a pending task has its timer, or its place in the line of retries.
+create function is_timed(p_task task) returns boolean language sql stable as $$
+    select exists (select 1 from run_status r join dag d on d.dag_id = r.dag_id
+                   join timer w on w.shard = d.shard and w.due_at = p_task.not_before and w.run_id = p_task.run_id
+                                and w.idx = p_task.idx and w.map_index = p_task.map_index
+                   where r.run_id = p_task.run_id)
+        or exists (select 1 from run_status r join dag d on d.dag_id = r.dag_id
+                   join task_spec s on s.version_id = p_task.version_id and s.idx = p_task.idx
+                   join retry_line l on l.shard = d.shard and l.queue = s.queue and l.due_at = p_task.not_before
+                                     and l.run_id = p_task.run_id and l.idx = p_task.idx and l.map_index = p_task.map_index
+                   where r.run_id = p_task.run_id)
+$$;
+
+-- One bounded slice of the running runs, in the order of the index of open runs, so that history costs nothing. A run is locked
+-- only when a look at it shows something to repair, and set aside when it cannot be repaired. p_tasks bounds the slice by size,
+-- too: a large run comes alone. p_counts_line: whether to look for tasks that should be in line, which reads all of the line
+-- and so is not for every round. p_elapsed: seconds since the round before, for what is stuck. Returns where to go on; nothing
+-- means from the beginning, and what is done once per round is done then.
+create function reconcile(p_shard smallint, p_epoch bigint, p_after_dag int, p_after_run bigint, p_limit int,
+                          p_counts_line boolean default true, p_elapsed double precision default 0, p_tasks int default 20000,
+                          out last_dag_id int, out last_run_id bigint, out repaired text[], out refused int)
+language plpgsql set enable_hashjoin = on as $$
+declare
+    r record;
+    verdict text;
+begin
+    perform fence(p_shard, p_epoch);
+    repaired := '{}';
+    refused := 0;
+    for r in
+        with slice as (
+            select s.dag_id, s.run_id, sum(v.task_count) over (order by s.dag_id, s.run_id) - v.task_count as before
+            from (select x.dag_id, x.run_id, x.version_id from run_status x join dag d on d.dag_id = x.dag_id
+                  where x.state in ('queued', 'running') and x.state = 'running' and d.shard = p_shard
+                    and (x.dag_id, x.state, x.run_id) > (p_after_dag, 'running'::run_state, p_after_run)
+                  order by x.dag_id, x.state, x.run_id limit p_limit) s
+            join dag_version v on v.version_id = s.version_id
+        )
+        select s.dag_id, s.run_id, case when p_counts_line then coalesce(l.tasks, 0) end as in_line
+        from slice s left join (select q.run_id, count(*)::int as tasks from ready q where p_counts_line group by q.run_id) l
+             on l.run_id = s.run_id
+        where s.before < p_tasks
+        order by s.dag_id, s.run_id
+    loop
+        last_dag_id := r.dag_id;
+        last_run_id := r.run_id;
+        continue when is_set_aside('run', r.run_id);
+        begin
+            verdict := examine_run(r.run_id, r.in_line);
+            if verdict = 'drifted' then
+                repaired := repaired || reconcile_run(r.run_id);
+            end if;
+            if verdict = 'stuck' then
+                insert into orphan_watch as w (run_id, fingerprint, watched_seconds) values (r.run_id, fingerprint(r.run_id), 0)
+                on conflict (run_id) do update
+                    set fingerprint = excluded.fingerprint,
+                        watched_seconds = case when w.fingerprint = excluded.fingerprint
+                                               then w.watched_seconds + p_elapsed else 0 end;
+            else
+                delete from orphan_watch w where w.run_id = r.run_id;
+            end if;
+        exception when others then
+            if not is_poison(sqlstate) then
+                raise;
+            end if;
+            perform set_aside('run', r.run_id, 'reconcile', sqlerrm, true);
+            refused := refused + 1;
+        end;
+    end loop;
+    if last_run_id is null or not exists (
+        select 1 from run_status x join dag d on d.dag_id = x.dag_id
+        where x.state in ('queued', 'running') and x.state = 'running' and d.shard = p_shard
+          and (x.dag_id, x.state, x.run_id) > (last_dag_id, 'running'::run_state, last_run_id)) then
+        last_dag_id := null;
+        last_run_id := null;
+        delete from orphan_watch w where not exists (
+            select 1 from run_status x where x.run_id = w.run_id and x.state = 'running');
+        perform take_back(p_shard);
+        perform admit_passed_over(p_shard);
+    end if;
+end $$;
+
+-- The next run of the round is set aside: to look at it alone takes longer than there is time. Returns which one it was.
+create function skip_run(p_shard smallint, p_epoch bigint, p_after_dag int, p_after_run bigint,
+                         out skipped_dag_id int, out skipped_run_id bigint) language plpgsql as $$
+begin
+    perform fence(p_shard, p_epoch);
+    select x.dag_id, x.run_id into skipped_dag_id, skipped_run_id
+    from run_status x join dag d on d.dag_id = x.dag_id
+    where x.state in ('queued', 'running') and x.state = 'running' and d.shard = p_shard
+      and (x.dag_id, x.state, x.run_id) > (p_after_dag, 'running'::run_state, p_after_run)
+    order by x.dag_id, x.state, x.run_id limit 1;
+    if found then
+        perform set_aside('run', skipped_run_id, 'reconcile', 'looking at it takes too long', true);
+    end if;
+end $$;
+
+-- Queued runs that whoever made room for them passed over. One DAG whose runs cannot start keeps no other from it. Returns how
+-- many runs started and how many DAGs were set aside.
+create function admit_passed_over(p_shard smallint, out admitted int, out refused int) language plpgsql as $$
+declare
+    d int;
+begin
+    admitted := 0;
+    refused := 0;
+    foreach d in array array(select x from dags_with_room(p_shard) x order by x) loop
+        begin
+            admitted := admitted + admit_runs(array[d]);
+        exception when others then
+            if not is_poison(sqlstate) then
+                raise;
+            end if;
+            perform set_aside('dag', d, 'admit', sqlerrm, true);
+            refused := refused + 1;
+        end;
+    end loop;
+end $$;
+
+create function admit(p_shard smallint, p_epoch bigint, out admitted int, out refused int) language plpgsql as $$
+begin
+    perform fence(p_shard, p_epoch);
+    select a.admitted, a.refused into admitted, refused from admit_passed_over(p_shard) a;
+end $$;
+
+-- A run in which nothing has been able to move for as long as the threshold says, and which cannot be repaired either, fails;
+-- so do the tasks that wait in it. Returns whether it was failed: 'reaped', 'moved' (not an orphan after all), 'refused'.
+create function reap_orphan(p_shard smallint, p_epoch bigint, p_run_id bigint, p_after double precision) returns text
+language plpgsql as $$
+declare
+    status run_status;
+    why text := format('orphaned: nothing in it could move for %s s', round(p_after));
+    t timestamptz := clock();
+begin
+    perform fence(p_shard, p_epoch);
+    begin
+        select r.* into status from run_status r where r.run_id = p_run_id and r.state = 'running' for no key update;
+        if not found or cardinality(reconcile_run(p_run_id)) > 0 or examine_run(p_run_id, 0) <> 'stuck' or not exists (
+            select 1 from orphan_watch w where w.run_id = p_run_id and w.watched_seconds >= p_after
+               and w.fingerprint = fingerprint(p_run_id)) then
+            delete from orphan_watch w where w.run_id = p_run_id;
+            return 'moved';
+        end if;
+        insert into task as k (run_id, idx, version_id, state, finished_at, reason)
+        select p_run_id, s.idx, status.version_id, 'failed', t, why
+        from task_spec s where s.version_id = status.version_id
+        order by s.idx
+        on conflict (run_id, idx, map_index) do update set state = 'failed', finished_at = t, reason = why
+            where k.state = 'waiting';
+        update run_status r
+        set state = 'failed', open_tasks = 0, finished_at = t, reason = why,
+            failed_leaves = (select count(*) from task k join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+                             where k.run_id = p_run_id and s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed'))
+        where r.run_id = p_run_id and r.state = 'running';
+        insert into journal (occurred_at, verb, actor, run_id, detail)
+        values (t, 'reap', 'evertick', p_run_id, jsonb_build_object('reason', why));
+        delete from orphan_watch w where w.run_id = p_run_id;
+        perform admit_runs(array[status.dag_id]);
+        return 'reaped';
+    exception when others then
+        if not is_poison(sqlstate) then
+            raise;
+        end if;
+        perform set_aside('run', p_run_id, 'reap', sqlerrm, true);
+        return 'refused';
+    end;
+end $$;

@@ -1,0 +1,200 @@
+-- What the leader looks at, once per tick and in one round trip; how somebody else takes over from it; and what people look at.
+
+-- Stands by for a shard. The lease decides who leads; the session lock makes a crash visible at once: while the row says that
+-- its leader's session holds that lock, a lock that is free proves that the session is over, and with it the leader's lease.
+-- A leader without it (frozen predecessor, pooler) is waited for. Returns how long there is nothing to do for a standby.
+create function stand_by(p_shard smallint, p_owner text, p_seconds double precision, p_watches boolean,
+                         out taken bigint, out is_watched boolean, out free_in double precision) language plpgsql as $$
+begin
+    -- Held to the end of this transaction: nobody else can come to the same conclusion meanwhile.
+    is_watched := p_watches and pg_try_advisory_xact_lock(4712, p_shard);
+    if is_watched and exists (select 1 from shard s where s.shard = p_shard and s.is_watched and s.lease_until is not null) then
+        perform pg_advisory_xact_lock(4711, p_shard);
+        update shard s set lease_until = null where s.shard = p_shard and s.is_watched;
+    end if;
+    taken := take_shard(p_shard, p_owner, p_seconds);
+    if taken is null then
+        is_watched := false;
+        select greatest(extract(epoch from s.lease_until - clock()), 0) into free_in from shard s where s.shard = p_shard;
+    elsif is_watched then
+        perform pg_advisory_lock(4712, p_shard);
+        update shard s set is_watched = true where s.shard = p_shard and s.epoch = taken;
+    end if;
+end $$;
+
+-- Leases of sessions that are gone, or were never there: a claim that slipped in while its runner was being buried. Steps from
+-- session to session through the index, because there are few of them and many leases.
+create function stranded() returns setof bigint language sql stable as $$
+    with recursive holder as (
+        (select session from lease order by session limit 1)
+        union all
+        select (select l.session from lease l where l.session > h.session order by l.session limit 1)
+        from holder h where h.session is not null
+    )
+    select h.session from holder h left join runner r on r.session = h.session
+    where h.session is not null and (r.session is null or r.gone_at is not null)
+      and exists (select 1 from lease l where l.session = h.session and not is_set_aside('run', l.run_id))
+    limit 100
+$$;
+
+-- A claim counts as a heartbeat: no attempt is judged by a silence that began before it.
+create function has_claimed_since(p_session bigint, p_seconds double precision) returns boolean language sql stable as $$
+    select exists (
+        select 1 from lease l join task k on k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index
+        where l.session = p_session and k.started_at > clock() - make_interval(secs => p_seconds)
+          -- a start in the future is that of a clock that was set back, and proves nothing
+          and k.started_at <= clock())
+$$;
+
+-- Adds what passed, at most two seconds, to the silence of each runner whose counter stands still; a new beat sets it to zero.
+-- So a restarted leader, an outage or a clock jump adds nothing. A row that somebody works on is passed by. Returns who has
+-- been silent for too long by our threshold and by its own, and has not claimed since then.
+create function listen_for_silence(p_elapsed double precision, p_lost_after double precision) returns setof bigint
+language sql as $$
+    with watched as (
+        update runner r
+        set silent_seconds = case when r.beat > r.watched_beat then 0 else r.silent_seconds + least(p_elapsed, 2) end,
+            watched_beat = r.beat
+        where r.session = any(array(select x.session from runner x where x.gone_at is null for no key update skip locked))
+          and r.gone_at is null and (r.beat > r.watched_beat or p_elapsed > 0)
+        returning r.session, r.silent_seconds, greatest(p_lost_after, r.lost_after_seconds) as threshold
+    )
+    select w.session from watched w
+    where w.silent_seconds > w.threshold and not has_claimed_since(w.session, w.threshold)
+    limit 100
+$$;
+
+-- Who is lost, apart from a look.
+create function listen(p_shard smallint, p_epoch bigint, p_elapsed double precision, p_lost_after double precision,
+                       out silent bigint[], out stranded bigint[]) language plpgsql as $$
+begin
+    perform fence(p_shard, p_epoch);
+    silent := array(select x from listen_for_silence(p_elapsed, p_lost_after) x);
+    stranded := array(select x from stranded() x);
+end $$;
+
+-- Whether a run has taken longer than its DAG allows, and something in it goes on that nobody has asked to stop.
+create function is_overdue(p_run_id bigint) returns boolean language sql stable as $$
+    select exists (
+        select 1 from run_status r join dag_version v on v.version_id = r.version_id
+        where r.run_id = p_run_id and r.state = 'running' and not r.cancel_requested
+          and r.started_at + make_interval(secs => v.run_timeout) <= clock()
+          and (v.task_count > (select count(*) from task k where k.run_id = r.run_id)
+               or exists (select 1 from task k where k.run_id = r.run_id
+                          and (k.state in ('waiting', 'pending', 'available', 'deferred')
+                               or (k.state in ('queued', 'running') and k.request is null)))))
+$$;
+
+-- By the index of open runs, and only of DAGs that limit the time of a run.
+create function overdue_runs(p_shard smallint) returns setof bigint language sql stable as $$
+    select r.run_id
+    from dag d
+    join run_status r on r.dag_id = d.dag_id and r.state in ('queued', 'running') and r.state = 'running'
+    join dag_version v on v.version_id = r.version_id
+    where d.has_run_timeout and d.shard = p_shard and r.started_at + make_interval(secs => v.run_timeout) <= clock()
+      and is_overdue(r.run_id) and not is_set_aside('run', r.run_id)
+    limit 100
+$$;
+
+-- DAGs with queued runs that could start: whoever should have started them passed them over, because somebody worked on them.
+-- Steps from DAG to DAG through the index of open runs.
+create function dags_with_room(p_shard smallint) returns setof int language sql stable as $$
+    with recursive active as (
+        (select r.dag_id from run_status r where r.state in ('queued', 'running') order by r.dag_id limit 1)
+        union all
+        select (select r.dag_id from run_status r where r.state in ('queued', 'running') and r.dag_id > a.dag_id
+                order by r.dag_id limit 1)
+        from active a where a.dag_id is not null
+    )
+    select d.dag_id from active a join dag d on d.dag_id = a.dag_id
+    where d.shard = p_shard and not d.paused
+      and exists (select 1 from run_status q where q.dag_id = d.dag_id and q.state = 'queued')
+      and (d.max_active_runs is null or d.max_active_runs > (
+               select count(*) from run_status q where q.dag_id = d.dag_id and q.state = 'running'))
+      and not is_set_aside('dag', d.dag_id)
+    limit 100
+$$;
+
+-- Everything that the leader must know, in one round trip: the lease is renewed, silence is added up, and the answer says what
+-- is due now and when something is due next. p_seconds and p_elapsed are null for a look that only reads. Each part fails on
+-- its own and says so in `troubles`; none waits for a lock: what somebody works on is looked at again in a moment.
+create function look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean,
+                     p_elapsed double precision, p_lost_after double precision,
+                     out read_at timestamptz, out is_watched boolean, out next_fire timestamptz, out next_timer timestamptz,
+                     out has_line boolean, out next_expiry timestamptz, out silent bigint[], out stranded bigint[],
+                     out overdue bigint[], out with_room int[], out troubles text[]) language plpgsql as $$
+begin
+    perform fence(p_shard, p_epoch);
+    read_at := clock();
+    troubles := '{}';
+    is_watched := p_is_watched;
+    if p_seconds is not null then
+        if p_watches and not p_is_watched then
+            is_watched := pg_try_advisory_lock(4712, p_shard);
+        end if;
+        update shard s set lease_until = read_at + make_interval(secs => p_seconds), is_watched = look.is_watched
+        where s.shard = p_shard and s.epoch = p_epoch and s.lease_until is not null;
+        if not found then
+            raise exception 'not the leader of shard %: epoch % has resigned', p_shard, p_epoch using errcode = 'EV001';
+        end if;
+    end if;
+    perform set_config('lock_timeout', '50ms', true);
+    begin
+        select min(s.next_due) into next_fire from schedule_state s
+        where s.shard = p_shard and s.next_due is not null and not s.paused and s.error is null;
+    exception when others then
+        troubles := array_append(troubles, 'fire: ' || sqlerrm);
+    end;
+    begin
+        select min(w.due_at) into next_timer from timer w where w.shard = p_shard;
+        has_line := exists (select 1 from retry_line l where l.shard = p_shard);
+    exception when others then
+        troubles := array_append(troubles, 'promote: ' || sqlerrm);
+    end;
+    begin
+        if p_elapsed is not null then
+            silent := array(select x from listen_for_silence(p_elapsed, p_lost_after) x);
+        end if;
+        stranded := array(select x from stranded() x);
+    exception when others then
+        troubles := array_append(troubles, 'reap: ' || sqlerrm);
+    end;
+    begin
+        overdue := array(select x from overdue_runs(p_shard) x);
+        select min(q.expires_at) into next_expiry from ready q where q.expires_at is not null;
+    exception when others then
+        troubles := array_append(troubles, 'time_out: ' || sqlerrm);
+    end;
+    begin
+        with_room := array(select x from dags_with_room(p_shard) x);
+    exception when others then
+        troubles := array_append(troubles, 'admit: ' || sqlerrm);
+    end;
+end $$;
+
+-- What people read: one row per task of each run, the ones without a row included.
+create view tasks as
+select r.run_id, s.idx, coalesce(k.map_index, -1) as map_index, r.dag_id, d.name as dag, r.version_id, s.name as task,
+       s.queue, s.priority, s.max_attempts,
+       coalesce(k.state, 'waiting') as state, coalesce(k.epoch, 0) as epoch, coalesce(k.attempt, 0) as attempt,
+       k.losses, k.session, k.request, k.not_before, k.started_at, k.finished_at, k.exit_code,
+       case when k.state = 'pending' and k.not_before is not null and exists (
+                select 1 from retry_line l where l.shard = d.shard and l.queue = s.queue and l.due_at = k.not_before
+                   and l.run_id = k.run_id and l.idx = k.idx and l.map_index = k.map_index)
+            then concat_ws('; ', k.reason, 'held back: as many retries of its queue are active as max_active_retries allows')
+            else k.reason end as reason
+from run r
+join dag d on d.dag_id = r.dag_id
+join task_spec s on s.version_id = r.version_id
+left join task k on k.run_id = r.run_id and k.idx = s.idx;
+
+create view attempts as
+select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text as outcome, k.reason, k.exit_code,
+       k.started_at, k.finished_at
+from task k
+where k.started_at is not null and not exists (
+    select 1 from attempt a where a.run_id = k.run_id and a.idx = k.idx and a.map_index = k.map_index and a.epoch = k.epoch)
+union all
+select a.run_id, a.idx, a.map_index, a.epoch, a.attempt, a.session, a.outcome, a.reason, a.exit_code, a.started_at,
+       a.finished_at
+from attempt a;

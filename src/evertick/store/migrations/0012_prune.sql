@@ -1,0 +1,190 @@
+-- Retention: what is over and old goes, in batches so small that nobody has to wait for them. A run disappears at once, for
+-- everybody: its fact and its state are deleted in one transaction. What hung on it (tasks, results, logs, attempts) can be
+-- gigabytes; it is listed in `remains` and deleted a slice at a time. A crash between two slices loses nothing of that list.
+--
+-- Which runs are old enough is decided from a walk over their ids (store/sql/prune.sql), because ids rise with time and an
+-- index on when they ended would cost every run. Here each is looked at again, under its lock.
+
+create table remains (
+    shard smallint not null,
+    kind  text not null check (kind in ('run', 'version')),
+    id    bigint not null,
+    primary key (shard, kind, id)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+
+-- One journal entry per round, with what was deleted so far: written by the transaction that deletes, so that it is true
+-- after a crash as well. Returns the entry.
+create function note_pruned(p_entry bigint, p_actor text, p_before timestamptz, p_kind text, p_count bigint) returns bigint
+language plpgsql as $$
+declare
+    noted bigint;
+begin
+    if p_count = 0 then
+        return p_entry;
+    end if;
+    update journal j
+    set detail = j.detail || jsonb_build_object(p_kind, coalesce((j.detail->>p_kind)::bigint, 0) + p_count)
+    where j.entry_id = p_entry
+    returning j.entry_id into noted;
+    if noted is null then
+        insert into journal (occurred_at, verb, actor, detail)
+        values (clock(), 'prune', p_actor, jsonb_build_object('before', p_before, p_kind, p_count))
+        returning entry_id into noted;
+    end if;
+    return noted;
+end $$;
+
+-- Deletes those of the given runs that have ended before p_before. One that somebody holds, that is open, or that a clear has
+-- reopened a moment ago stays. The cursors of schedules are not touched: no fire can happen twice because its run is gone.
+create function prune_runs(p_shard smallint, p_epoch bigint, p_run_ids bigint[], p_before timestamptz, p_actor text,
+                           p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
+declare
+    doomed bigint[];
+begin
+    perform fence(p_shard, p_epoch);
+    doomed := array(
+        select r.run_id from run_status r
+        where r.run_id = any(p_run_ids) and r.state in ('success', 'failed', 'canceled') and r.finished_at < p_before
+        order by r.run_id for update skip locked);
+    insert into remains (shard, kind, id) select p_shard, 'run', d from unnest(doomed) d;
+    delete from run_status r where r.run_id = any(doomed);
+    delete from run r where r.run_id = any(doomed);
+    pruned := cardinality(doomed);
+    entry := note_pruned(p_entry, p_actor, p_before, 'runs', pruned);
+end $$;
+
+-- Deletes at most p_limit rows that hung on runs which are gone. A run that has none left is taken off the list. By place,
+-- because a delete has no limit of its own. Nobody else can want these rows: every verb begins with the run.
+create function sweep_runs(p_shard smallint, p_epoch bigint, p_run_ids bigint[], p_limit int,
+                           out swept int, out is_clean boolean) language plpgsql as $$
+declare
+    gone bigint[];
+    n int;
+begin
+    perform fence(p_shard, p_epoch);
+    swept := 0;
+    gone := array(
+        select m.id from remains m
+        where m.shard = p_shard and m.kind = 'run' and m.id = any(p_run_ids)
+        order by m.id for update skip locked);
+    delete from log_chunk where ctid = any(array(select x.ctid from log_chunk x where x.run_id = any(gone) limit p_limit));
+    get diagnostics n = row_count;
+    swept := swept + n;
+    delete from result where ctid = any(array(select x.ctid from result x where x.run_id = any(gone) limit p_limit - swept));
+    get diagnostics n = row_count;
+    swept := swept + n;
+    delete from attempt where ctid = any(array(select x.ctid from attempt x where x.run_id = any(gone) limit p_limit - swept));
+    get diagnostics n = row_count;
+    swept := swept + n;
+    delete from task where ctid = any(array(select x.ctid from task x where x.run_id = any(gone) limit p_limit - swept));
+    get diagnostics n = row_count;
+    swept := swept + n;
+    is_clean := swept < p_limit;
+    if is_clean then
+        delete from remains m where m.shard = p_shard and m.kind = 'run' and m.id = any(gone);
+    end if;
+end $$;
+
+-- Deletes versions that were replaced before p_before and that no run has any more. A run takes the version that is current
+-- when it begins, so all runs of a version are among those that had begun when it was replaced: few of them are left after
+-- that long. 100,000 ids more, for runs that began in the very moment. The DAG's lock keeps a publish from bringing one back.
+create function prune_versions(p_shard smallint, p_epoch bigint, p_before timestamptz, p_limit int, p_actor text,
+                               p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
+declare
+    doomed int[];
+begin
+    perform fence(p_shard, p_epoch);
+    doomed := array(
+        select v.version_id from dag_version v join dag d on d.dag_id = v.dag_id
+        where d.shard = p_shard and v.retired_at < p_before and v.version_id is distinct from d.version_id
+          and not exists (select 1 from run r where r.dag_id = v.dag_id and r.version_id = v.version_id
+                          and r.run_id <= v.final_run_id + 100000)
+        limit p_limit for no key update skip locked);
+    insert into remains (shard, kind, id) select p_shard, 'version', d from unnest(doomed) d;
+    delete from dag_version v where v.version_id = any(doomed);
+    pruned := cardinality(doomed);
+    entry := note_pruned(p_entry, p_actor, p_before, 'versions', pruned);
+end $$;
+
+create function sweep_versions(p_shard smallint, p_epoch bigint, p_version_ids int[], p_limit int,
+                               out swept int, out is_clean boolean) language plpgsql as $$
+declare
+    gone int[];
+    n int;
+begin
+    perform fence(p_shard, p_epoch);
+    swept := 0;
+    gone := array(
+        select m.id from remains m
+        where m.shard = p_shard and m.kind = 'version' and m.id = any(p_version_ids)
+        order by m.id for update skip locked);
+    delete from edge where ctid = any(array(select x.ctid from edge x where x.version_id = any(gone) limit p_limit));
+    get diagnostics n = row_count;
+    swept := swept + n;
+    delete from task_input
+    where ctid = any(array(select x.ctid from task_input x where x.version_id = any(gone) limit p_limit - swept));
+    get diagnostics n = row_count;
+    swept := swept + n;
+    delete from task_spec
+    where ctid = any(array(select x.ctid from task_spec x where x.version_id = any(gone) limit p_limit - swept));
+    get diagnostics n = row_count;
+    swept := swept + n;
+    is_clean := swept < p_limit;
+    if is_clean then
+        delete from remains m where m.shard = p_shard and m.kind = 'version' and m.id = any(gone);
+    end if;
+end $$;
+
+-- Code that no version has. Publishing puts the code first and the version a moment later, and puts its date anew even if it
+-- is there already: an old date means that nobody is about to use it.
+create function prune_bundles(p_shard smallint, p_epoch bigint, p_before timestamptz, p_limit int, p_actor text,
+                              p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
+begin
+    perform fence(p_shard, p_epoch);
+    delete from bundle where ctid = any(array(
+        select b.ctid from bundle b
+        where b.created_at < p_before and b.hash <> all(select v.bundle_hash from dag_version v)
+        limit p_limit for update skip locked));
+    get diagnostics pruned = row_count;
+    entry := note_pruned(p_entry, p_actor, p_before, 'bundles', pruned);
+end $$;
+
+create function prune_journal(p_shard smallint, p_epoch bigint, p_entry_ids bigint[], p_before timestamptz, p_actor text,
+                              p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
+begin
+    perform fence(p_shard, p_epoch);
+    delete from journal where ctid = any(array(
+        select j.ctid from journal j
+        where j.entry_id = any(p_entry_ids) and j.occurred_at < p_before for update skip locked));
+    get diagnostics pruned = row_count;
+    entry := note_pruned(p_entry, p_actor, p_before, 'journal', pruned);
+end $$;
+
+-- Ranges that were skipped long ago, schedule by schedule: within one they are in the order of time. A range is recorded when
+-- it is over.
+create function prune_skips(p_shard smallint, p_epoch bigint, p_before timestamptz, p_limit int, p_actor text,
+                            p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
+begin
+    perform fence(p_shard, p_epoch);
+    delete from skip_record where ctid = any(array(
+        select k.ctid from schedule c cross join lateral (
+            select x.ctid from skip_record x
+            where x.schedule_id = c.schedule_id and x.first_at < p_before and x.recorded_at < p_before
+            order by x.first_at limit p_limit for update skip locked) k
+        limit p_limit));
+    get diagnostics pruned = row_count;
+    entry := note_pruned(p_entry, p_actor, p_before, 'skip_records', pruned);
+end $$;
+
+-- Runners that are gone for long. One that comes back finds out that it is gone by not being there.
+create function prune_runners(p_shard smallint, p_epoch bigint, p_before timestamptz, p_limit int, p_actor text,
+                              p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
+begin
+    perform fence(p_shard, p_epoch);
+    delete from runner where ctid = any(array(
+        select r.ctid from runner r
+        where r.gone_at < p_before and not exists (select 1 from lease l where l.session = r.session)
+        limit p_limit for update of r skip locked));
+    get diagnostics pruned = row_count;
+    entry := note_pruned(p_entry, p_actor, p_before, 'runners', pruned);
+end $$;

@@ -1,0 +1,129 @@
+"""Retention: walking over what is old, and deleting it. What to delete is decided elsewhere; the functions check it again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import LiteralString, cast
+
+from psycopg import AsyncConnection
+
+from evertick.domain.retention import Dated
+from evertick.store.rows import all_rows, one_row, one_value
+from evertick.store.statements import sql
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mandate:
+    """In whose name is pruned, up to when, and the journal's entry of this round, once there is one."""
+
+    shard: int
+    epoch: int
+    before: datetime
+    actor: str
+    entry: int | None = None
+
+    def with_entry(self, entry: int | None) -> Mandate:
+        return replace(self, entry=entry)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    pruned: int
+    entry: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """How many rows went, and whether none are left."""
+
+    swept: int
+    is_clean: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Old:
+    journal: int
+    skip_records: int
+
+
+async def walk_runs(conn: AsyncConnection, *, shard: int, after: int, batch: int) -> list[Dated]:
+    return await all_rows(conn, sql("prune", "walk_runs"), {"shard": shard, "after": after, "batch": batch}, Dated)
+
+
+async def walk_journal(conn: AsyncConnection, *, after: int, batch: int) -> list[Dated]:
+    return await all_rows(conn, sql("prune", "walk_journal"), {"after": after, "batch": batch}, Dated)
+
+
+async def run_at_or_above(conn: AsyncConnection, run_id: int) -> Dated | None:
+    return await one_row(conn, sql("prune", "run_at_or_above"), {"id": run_id}, Dated)
+
+
+async def newest_run_id(conn: AsyncConnection) -> int:
+    """0 if there is none."""
+    return cast("int | None", await one_value(conn, sql("prune", "newest_run_id"), {})) or 0
+
+
+async def remains(conn: AsyncConnection, *, shard: int, kind: str, after: int, batch: int) -> list[int]:
+    params = {"shard": shard, "kind": kind, "after": after, "batch": batch}
+    cursor = await conn.execute(sql("prune", "remains"), params)
+    return [cast(int, row[0]) for row in await cursor.fetchall()]
+
+
+async def prune_runs(conn: AsyncConnection, mandate: Mandate, ids: list[int]) -> Pruned:
+    return await _prune(conn, sql("prune", "prune_runs"), mandate, ids=ids)
+
+
+async def prune_journal(conn: AsyncConnection, mandate: Mandate, ids: list[int]) -> Pruned:
+    return await _prune(conn, sql("prune", "prune_journal"), mandate, ids=ids)
+
+
+async def prune_skips(conn: AsyncConnection, mandate: Mandate, batch: int) -> Pruned:
+    return await _prune(conn, sql("prune", "prune_skips"), mandate, batch=batch)
+
+
+async def prune_runners(conn: AsyncConnection, mandate: Mandate, batch: int) -> Pruned:
+    return await _prune(conn, sql("prune", "prune_runners"), mandate, batch=batch)
+
+
+async def prune_versions(conn: AsyncConnection, mandate: Mandate, batch: int) -> Pruned:
+    return await _prune(conn, sql("prune", "prune_versions"), mandate, batch=batch)
+
+
+async def prune_bundles(conn: AsyncConnection, mandate: Mandate, batch: int) -> Pruned:
+    return await _prune(conn, sql("prune", "prune_bundles"), mandate, batch=batch)
+
+
+async def sweep_runs(conn: AsyncConnection, mandate: Mandate, ids: list[int], rows: int) -> Swept:
+    return await _sweep(conn, sql("prune", "sweep_runs"), mandate, ids, rows)
+
+
+async def sweep_versions(conn: AsyncConnection, mandate: Mandate, ids: list[int], rows: int) -> Swept:
+    return await _sweep(conn, sql("prune", "sweep_versions"), mandate, ids, rows)
+
+
+async def count_old(conn: AsyncConnection, *, before: datetime) -> Old:
+    row = await one_row(conn, sql("prune", "count_old"), {"before": before}, Old)
+    assert row is not None
+    return row
+
+
+async def _prune(conn: AsyncConnection, statement: LiteralString, mandate: Mandate, **what: object) -> Pruned:
+    params = {
+        "shard": mandate.shard,
+        "epoch": mandate.epoch,
+        "before": mandate.before,
+        "actor": mandate.actor,
+        "entry": mandate.entry,
+        **what,
+    }
+    row = await one_row(conn, statement, params, Pruned)
+    assert row is not None
+    return row
+
+
+async def _sweep(conn: AsyncConnection, statement: LiteralString, mandate: Mandate, ids: list[int], rows: int) -> Swept:
+    params = {"shard": mandate.shard, "epoch": mandate.epoch, "ids": ids, "rows": rows}
+    row = await one_row(conn, statement, params, Swept)
+    assert row is not None
+    return row

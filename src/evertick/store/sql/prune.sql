@@ -1,0 +1,66 @@
+-- Retention: finding what is old enough to go, and deleting it by the functions of the migration that has them.
+
+-- name: walk_runs
+-- From the oldest on, by the key: ids rise with time, so that the walk can end where the young ones begin, and needs no index
+-- of its own. What is still open, or ended late, is met again when the next round begins.
+select r.run_id as id, r.created_at, case when s.state in ('success', 'failed', 'canceled') then s.finished_at end as ended_at
+  from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
+ where r.run_id > %(after)s::bigint and d.shard = %(shard)s::smallint
+ order by r.run_id limit %(batch)s::int
+
+-- name: walk_journal
+select entry_id as id, occurred_at as created_at, occurred_at as ended_at
+  from journal where entry_id > %(after)s::bigint order by entry_id limit %(batch)s::int
+
+-- name: run_at_or_above
+-- For a search by halves: where in the ids an instant lies.
+select run_id as id, created_at, null::timestamptz as ended_at from run where run_id >= %(id)s::bigint order by run_id limit 1
+
+-- name: newest_run_id
+select run_id from run order by run_id desc limit 1
+
+-- name: remains
+-- Those of which something is left, oldest first.
+select id from remains where shard = %(shard)s::smallint and kind = %(kind)s::text and id > %(after)s::bigint
+ order by id limit %(batch)s::int
+
+-- name: prune_runs
+select pruned, entry
+  from prune_runs(%(shard)s::smallint, %(epoch)s::bigint, %(ids)s::bigint[], %(before)s::timestamptz, %(actor)s::text,
+                  %(entry)s::bigint)
+
+-- name: sweep_runs
+select swept, is_clean from sweep_runs(%(shard)s::smallint, %(epoch)s::bigint, %(ids)s::bigint[], %(rows)s::int)
+
+-- name: prune_journal
+select pruned, entry
+  from prune_journal(%(shard)s::smallint, %(epoch)s::bigint, %(ids)s::bigint[], %(before)s::timestamptz, %(actor)s::text,
+                     %(entry)s::bigint)
+
+-- name: prune_skips
+select pruned, entry
+  from prune_skips(%(shard)s::smallint, %(epoch)s::bigint, %(before)s::timestamptz, %(batch)s::int, %(actor)s::text,
+                   %(entry)s::bigint)
+
+-- name: prune_runners
+select pruned, entry
+  from prune_runners(%(shard)s::smallint, %(epoch)s::bigint, %(before)s::timestamptz, %(batch)s::int, %(actor)s::text,
+                     %(entry)s::bigint)
+
+-- name: prune_versions
+select pruned, entry
+  from prune_versions(%(shard)s::smallint, %(epoch)s::bigint, %(before)s::timestamptz, %(batch)s::int, %(actor)s::text,
+                      %(entry)s::bigint)
+
+-- name: sweep_versions
+select swept, is_clean from sweep_versions(%(shard)s::smallint, %(epoch)s::bigint, %(ids)s::int[], %(rows)s::int)
+
+-- name: prune_bundles
+select pruned, entry
+  from prune_bundles(%(shard)s::smallint, %(epoch)s::bigint, %(before)s::timestamptz, %(batch)s::int, %(actor)s::text,
+                     %(entry)s::bigint)
+
+-- name: count_old
+-- For people who ask before they delete; the runs themselves are counted by walking over them.
+select (select count(*) from journal j where j.occurred_at < %(before)s::timestamptz) as journal,
+       (select count(*) from skip_record k where k.recorded_at < %(before)s::timestamptz) as skip_records

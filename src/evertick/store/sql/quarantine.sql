@@ -1,0 +1,14 @@
+-- What was set aside, for people.
+
+-- name: list
+-- Whatever is still out of planning, and what will be tried again; the longest-standing first.
+select q.kind, q.subject_id, q.verb, q.reason, q.failures, q.since, q.failed_at, q.retry_at,
+       coalesce(d.name, ds.name, dr.name) as dag, c.name as schedule
+  from quarantine q
+  left join dag d on q.kind = 'dag' and d.dag_id = q.subject_id
+  left join schedule c on q.kind = 'schedule' and c.schedule_id = q.subject_id
+  left join dag ds on ds.dag_id = c.dag_id
+  left join run r on q.kind = 'run' and r.run_id = q.subject_id
+  left join dag dr on dr.dag_id = r.dag_id
+ where %(kind)s::text is null or (q.kind = %(kind)s and q.subject_id = %(subject_id)s::bigint)
+ order by q.since, q.kind, q.subject_id limit %(limit)s

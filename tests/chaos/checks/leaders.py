@@ -1,0 +1,76 @@
+"""J9 no commit by an old leader once a new one has committed; J13 somebody leads and ticks, all the time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from tests.chaos.case import Case
+from tests.chaos.record import Phase
+from tests.chaos.verdict import Finding
+
+
+def j9(case: Case, finding: Finding) -> None:
+    """In the order of the commits the epoch of who commits never falls, whatever it commits."""
+    highest: dict[int, int] = {}
+    taken: dict[tuple[int, int], str] = {}
+    led: dict[str, tuple[int, int]] = {}  # the shard and epoch under which a connection was last seen planning
+    for commit in case.evidence.leader_commits:
+        if commit.shard is None or commit.epoch is None:
+            _unfenced(finding, commit.backend, commit.kind, led.get(commit.backend), highest)
+            continue
+        finding.looked_at(f"commits: {commit.kind}")
+        shard, epoch, top = commit.shard, commit.epoch, highest.get(commit.shard, -1)
+        if commit.kind == "take":
+            if epoch <= top:
+                finding.violated("epoch_went_back", f"shard {shard} was taken with epoch {epoch} after {top}")
+            if (shard, epoch) in taken:
+                finding.violated("two_leaders", f"epoch {epoch} of shard {shard} was given out twice")
+            taken[shard, epoch] = commit.backend
+        elif epoch < top:
+            finding.violated(
+                "old_leader", f"{commit.kind} of epoch {epoch} committed after epoch {top} had", place=commit.place
+            )
+        highest[shard] = max(epoch, top)
+        led[commit.backend] = (shard, epoch)
+    owners: dict[tuple[int, int], str] = {}
+    for move in case.evidence.shard_moves:
+        if move.owner is None or move.new_epoch is None:
+            continue
+        known = owners.setdefault((move.shard, move.new_epoch), move.owner)
+        if known != move.owner:
+            finding.violated(
+                "two_leaders", f"epoch {move.new_epoch} of shard {move.shard} belongs to {known} and to {move.owner}"
+            )
+
+
+def _unfenced(finding: Finding, backend: str, kind: str, led: tuple[int, int] | None, highest: dict[int, int]) -> None:
+    """Counting silence and burying are a leader's writes, too: who does them is known by its connection."""
+    if led is None:
+        return
+    shard, epoch = led
+    finding.looked_at(f"commits: {kind}")
+    if epoch < highest.get(shard, -1):
+        finding.violated(
+            "old_leader",
+            f"{kind} by the connection of epoch {epoch} committed after epoch {highest[shard]} had",
+            backend=backend,
+        )
+
+
+def j13(case: Case, finding: Finding) -> None:
+    """From the first leader until the evidence is read no tick is missing, but for what faults excuse."""
+    ticks = sorted(commit.at_ns for commit in case.evidence.leader_commits if commit.epoch is not None)
+    read = case.evidence.nemesis.phase_ns(Phase.READ)
+    if read is not None:
+        ticks = [at for at in ticks if at <= read] + [read]
+    allowed = case.ns(case.limits.tick_gap_seconds)
+    worst = 0
+    for earlier, later in pairwise(ticks):
+        finding.looked_at("ticks")
+        if later - earlier <= allowed:
+            worst = max(worst, later - earlier)
+        elif later <= case.planning.deadline(earlier, allowed):
+            finding.counts["gaps excused by faults"] += 1
+        else:
+            finding.violated("gap", f"nobody ticked for {(later - earlier) / 1e9:.2f} s", from_ns=earlier)
+    finding.counts["ms at most between ticks in time"] += worst // 1_000_000

@@ -1,0 +1,226 @@
+"""What breaks things: every fault is logged from its begin to its end, and how long the system took to be well again.
+
+Which fault is done to whom is drawn from the seed. A fault ends in any case, also when the harness is interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from evertick.engine.trigger import trigger
+from evertick.store.db import Purpose, connect
+from tests.chaos.cluster import Cluster
+from tests.chaos.members import Member
+from tests.chaos.record import Answer, Fault, boot_ns
+from tests.waiting import elapse
+
+RECOVERY_SECONDS = 60.0
+LOOK_SECONDS = 0.02
+
+Condition = Callable[[], Awaitable[bool]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Struck:
+    """One fault that was done."""
+
+    number: int
+    name: str
+    target: str
+    began_ns: int
+    ended_ns: int | None = None
+    recovered_seconds: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Nemesis:
+    """Does faults to one installation. `trouble` holds what did not recover."""
+
+    cluster: Cluster
+    dice: random.Random
+    done: Counter[str] = field(default_factory=Counter)
+    recoveries: dict[str, list[float]] = field(default_factory=dict)
+    trouble: list[str] = field(default_factory=list)
+    _busy: set[str] = field(default_factory=set)
+    _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def with_dice(self, dice: random.Random) -> Nemesis:
+        """The same nemesis, drawing from other dice: what one lane does must not depend on how fast another one is."""
+        return replace(self, dice=dice)
+
+    def unique(self) -> int:
+        return next(self._numbers)
+
+    @asynccontextmanager
+    async def fault(
+        self,
+        kind: Fault,
+        target: str,
+        *,
+        part: str = "",
+        disturbs: Iterable[str] | None = None,
+        until: Condition | None = None,
+        **parameters: Any,
+    ) -> AsyncIterator[Struck]:
+        """For as long as the block lasts. `part` says what of the target is hit: its leader, its child, its backend.
+
+        With `until`, recovery is looked for from the begin on, also while the fault lasts, and waited for at the end.
+        """
+        name = f"{kind} {part}".strip()
+        log = self.cluster.record
+        number = log.began(kind, target, disturbs=disturbs, part=part, **parameters)
+        struck = Struck(number=number, name=name, target=target, began_ns=boot_ns())
+        self.done[name] += 1
+        watching = asyncio.create_task(self.recovery(struck, until, from_begin=True)) if until is not None else None
+        try:
+            yield struck
+            struck.ended_ns = boot_ns()
+            log.ended(number)
+            if watching is not None:
+                await watching
+        finally:
+            if struck.ended_ns is None:
+                log.ended(number)
+            if watching is not None:
+                watching.cancel()
+            if struck.recovered_seconds is not None:
+                log.ended(number, recovered_seconds=round(struck.recovered_seconds, 3))
+
+    async def recovery(
+        self, struck: Struck, is_well: Condition, *, from_begin: bool = False, within_seconds: float = RECOVERY_SECONDS
+    ) -> float | None:
+        """Wait until it is well again and note how long that took since the fault's end, or since its begin; None if it
+        never was."""
+        deadline = time.monotonic() + within_seconds
+        while not await is_well():
+            if time.monotonic() > deadline:
+                self.trouble.append(f"{struck.name} of {struck.target}: not recovered within {within_seconds:g} s")
+                return None
+            await elapse(LOOK_SECONDS)
+        since = struck.began_ns if from_begin else struck.ended_ns
+        assert since is not None, "what counts from the end is looked for after the end"
+        seconds = (boot_ns() - since) / 1e9
+        struck.recovered_seconds = seconds
+        self.recoveries.setdefault(struck.name, []).append(seconds)
+        if struck.ended_ns is not None:
+            self.cluster.record.ended(struck.number, recovered_seconds=round(seconds, 3))
+        return seconds
+
+    @asynccontextmanager
+    async def only(self, *names: str) -> AsyncIterator[bool]:
+        """Whether these targets are free; inside the block nobody else hits them."""
+        is_free = not self._busy.intersection(names)
+        if is_free:
+            self._busy.update(names)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                self._busy.difference_update(names)
+
+    def is_free(self, name: str) -> bool:
+        return name not in self._busy
+
+    async def pick_leader(self) -> tuple[Member, int] | None:
+        """The leader and its epoch, if there is one that nothing is being done to."""
+        member, leader = await self.cluster.leader(), await self.cluster.watch.leader()
+        if member is None or leader is None or member.pid is None or not self.is_free(member.name):
+            return None
+        return member, leader.epoch
+
+    async def pick_standby(self) -> Member | None:
+        leading = await self.cluster.leader()
+        return self._pick(member for member in self.cluster.of_kind("scheduler") if member is not leading)
+
+    def pick_runner(self) -> Member | None:
+        return self._pick(self.cluster.of_kind("runner"))
+
+    def _pick(self, members: Iterable[Member]) -> Member | None:
+        free = [member for member in members if member.pid is not None and self.is_free(member.name)]
+        return self.dice.choice(free) if free else None
+
+    # What it means to be well again -----------------------------------------------------------------------------------
+
+    def led_by_another(self, epoch: int) -> Condition:
+        """A newer leader than that of `epoch` holds a live lease."""
+
+        async def is_so() -> bool:
+            leader = await self.cluster.watch.leader()
+            return leader is not None and leader.epoch > epoch and leader.is_live
+
+        return is_so
+
+    def beats_again(self, runner: Member) -> Condition:
+        """The runner's heartbeat is counted: of the session that it had, or of a new one."""
+        before: dict[int, int] = {}
+
+        async def is_so() -> bool:
+            rows = await self.cluster.watch.rows(
+                "select session, beat from runner where runner_id = %s and gone_at is null", runner.name
+            )
+            heard = {session for session, beat in rows or [] if beat > before.setdefault(session, beat)}
+            return bool(heard)
+
+        return is_so
+
+    def reran(self, held: list[tuple[int, int, int, int]]) -> Condition:
+        """Every attempt of (run, task, map index, epoch) was given up, and its task runs again elsewhere or has ended."""
+
+        async def is_so() -> bool:
+            rows = await self.cluster.watch.rows(
+                "select count(*) from unnest(%s::bigint[], %s::int[], %s::int[], %s::int[]) h(r, i, m, e)"
+                " join task k on k.run_id = h.r and k.idx = h.i and k.map_index = h.m"
+                " where k.epoch = h.e and k.state not in ('success', 'failed', 'skipped', 'canceled')",
+                *([each[column] for each in held] for column in range(4)),
+            )
+            return rows is not None and rows[0][0] == 0
+
+        return is_so
+
+    def works_again(self) -> Condition:
+        """Somebody leads, and a run that is triggered now is executed to its end."""
+        key = f"probe-{self.unique()}"
+        is_asked = False
+
+        async def is_so() -> bool:
+            nonlocal is_asked
+            leader = await self.cluster.watch.leader()
+            if leader is None or not leader.is_live:
+                return False
+            if not is_asked:
+                is_asked = await self._probe(key)
+            state = await self.cluster.watch.value(
+                "select s.state::text from run r join run_status s using (run_id) where r.key = %s", key
+            )
+            return state in ("success", "failed", "canceled")
+
+        return is_so
+
+    async def _probe(self, key: str) -> bool:
+        clients = self.cluster.clients
+        clients.asked("trigger", request=key, dag="pulse")
+        try:
+            async with asyncio.timeout(5), await connect(self.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+                made = await trigger(conn, dag="pulse", params={}, actor="probe", key=key)
+        except Exception as error:  # whatever it was, the next look asks again with the same key
+            clients.answered(key, Answer.UNKNOWN, error=str(error))
+            return False
+        clients.answered(key, Answer.OK, run_id=made.run_id)
+        return True
+
+    async def held_by(self, runner: Member) -> list[tuple[int, int, int, int]]:
+        """What the runner's live sessions hold now: run, task, map index, epoch."""
+        rows = await self.cluster.watch.rows(
+            "select l.run_id, l.idx, l.map_index, l.epoch from lease l join runner r using (session)"
+            " where r.runner_id = %s and r.gone_at is null",
+            runner.name,
+        )
+        return [(row[0], row[1], row[2], row[3]) for row in rows or []]

@@ -1,0 +1,132 @@
+"""N01 to N05: leaders that die, freeze, are cut off, lose their session, and leaders that are several."""
+
+from __future__ import annotations
+
+from tests.chaos.cluster import Shape
+from tests.chaos.faults import database, network, processes
+from tests.chaos.record import Fault
+from tests.chaos.scenario import Scenario
+from tests.chaos.stage import Stage
+from tests.waiting import elapse, eventually
+
+TAKEOVER_AFTER_KILL = 2.0
+TAKEOVER_AFTER_FREEZE = 6.0
+
+# Election switched off: whoever asks leads, with the epoch that the others have, and no epoch is checked.
+EVERYBODY_LEADS = (
+    "create or replace function fence(p_shard smallint, p_epoch bigint) returns void language sql as $$ select $$",
+    "create or replace function take_shard(p_shard smallint, p_owner text, p_seconds double precision) returns bigint"
+    " language sql as $$ select epoch from shard where shard = p_shard $$",
+)
+# And on again: nobody leads, so that they elect one.
+NOBODY_LEADS = "update shard set epoch = epoch + 1, lease_until = null, owner = null"
+
+
+def three_schedulers(is_full: bool) -> Shape:
+    return Shape(schedulers=3, runners=4 if is_full else 1)
+
+
+async def kill_leaders(stage: Stage) -> None:
+    times = int(stage.scaled(200, 6))
+    await stage.begin_load(seconds=stage.scaled(200 * 14, 20), quick=8, steady=int(stage.scaled(200, 0)))
+    took = []
+    for _ in range(times):
+        await elapse(stage.dice.uniform(5, 20) if stage.is_full else stage.dice.uniform(0.3, 1.2))
+        await eventually(stage.nemesis.pick_leader, 30, pause_seconds=0.05)
+        took.append(await processes.kill_leader(stage.nemesis))
+    stage.expect_within(took, TAKEOVER_AFTER_KILL, "takeover after kill -9")
+
+
+async def freeze_leaders(stage: Stage) -> None:
+    lengths = (3, 10, 120) if stage.is_full else (2.5, 8)
+    await stage.begin_load(seconds=stage.scaled(200, 24), quick=8)
+    took = []
+    for seconds in lengths:
+        await elapse(1)
+        await eventually(stage.nemesis.pick_leader, 30, pause_seconds=0.05)
+        found = await processes.freeze_leader(stage.nemesis, seconds)
+        took += [found] if seconds > TAKEOVER_AFTER_FREEZE else []
+    await elapse(1)
+    await eventually(stage.nemesis.pick_leader, 30, pause_seconds=0.05)
+    took.append(await processes.freeze_leader(stage.nemesis, 8, is_planning=True))
+    stage.expect_within(took, TAKEOVER_AFTER_FREEZE, "takeover after a freeze")
+
+
+async def cut_leaders(stage: Stage) -> None:
+    await stage.begin_load(seconds=stage.scaled(120, 28), quick=8)
+    took = []
+    for how in ("blackhole", "deaf", "mute") * int(stage.scaled(3, 1)):
+        await elapse(0.5)
+        await eventually(stage.nemesis.pick_leader, 30, pause_seconds=0.05)
+        took.append(await network.cut_leader(stage.nemesis, stage.scaled(15, 7.5), how))
+    stage.expect_within(took, TAKEOVER_AFTER_FREEZE, "takeover after a cut")
+
+
+async def terminate_leaders(stage: Stage) -> None:
+    await stage.begin_load(seconds=stage.scaled(120, 9), quick=8)
+    for _ in range(int(stage.scaled(40, 5))):
+        await elapse(stage.dice.uniform(0.3, 1.2))
+        await eventually(stage.nemesis.pick_leader, 30, pause_seconds=0.05)
+        await database.terminate_leader(stage.nemesis)
+
+
+async def all_lead(stage: Stage) -> None:
+    """The keys of the tables alone must hold."""
+    await stage.begin_load(
+        seconds=stage.scaled(600, 12, 6), quick=10, steady=int(stage.scaled(200, 10)), per_second=2, paces=(2, 3, 5)
+    )
+    watch = stage.cluster.watch
+    elected = await watch.must(
+        "select pg_get_functiondef(oid) from pg_proc where pronamespace = 'evertick'::regnamespace and proname = any(%s)",
+        ["fence", "take_shard"],
+    )
+    async with stage.nemesis.fault(Fault.OVERLAP, "all", part="everybody"):
+        for statement in EVERYBODY_LEADS:
+            await watch.must(statement)
+        await elapse(stage.scaled(600, 10, 5))
+        fired = {m.name: len(m.events("fire")) for m in stage.cluster.of_kind("scheduler")}
+        for (definition,) in elected:
+            await watch.must(definition.replace("%", "%%"))
+        await watch.must(NOBODY_LEADS)
+    stage.note(f"rounds of firing: {fired}")
+    stage.expect(all(fired.values()), f"not everybody led: {fired}")
+
+
+SCENARIOS = (
+    Scenario(
+        name="N01",
+        title="kill -9 the leader, again and again",
+        play=kill_leaders,
+        shape=three_schedulers,
+        required=("J1", "J2", "J3", "J9"),
+    ),
+    Scenario(
+        name="N02",
+        title="freeze the leader below and above its lease, also in mid-transaction",
+        play=freeze_leaders,
+        shape=three_schedulers,
+        required=("J5", "J9"),
+    ),
+    Scenario(
+        name="N03",
+        title="cut the leader from the database, both ways and each way alone",
+        play=cut_leaders,
+        shape=three_schedulers,
+        required=("J1", "J9", "J13"),
+    ),
+    Scenario(
+        name="N04",
+        title="end the leader's sessions in the server",
+        play=terminate_leaders,
+        shape=three_schedulers,
+        required=("J9",),
+    ),
+    Scenario(
+        name="N05",
+        title="no election: all schedulers lead at once",
+        play=all_lead,
+        shape=three_schedulers,
+        required=("J1", "J4", "J6"),
+        without=("J9", "J13"),
+    ),
+)

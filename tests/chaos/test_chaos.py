@@ -1,0 +1,41 @@
+"""The fault suite's short form: five scenarios at a size that every test run can afford. `make chaos` plays all of them.
+
+What is promised in seconds is measured by `make chaos` on a machine of its own; here it matters that it happens at all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.catalogue import SCENARIOS, find
+from tests.chaos.run import ground
+from tests.chaos.scenario import perform
+from tests.chaos.stage import Size
+
+SEED = "short"
+
+
+@pytest.mark.parametrize("name", ["N05", "N06", "N08", "N15", "N17"])
+@pytest.mark.requirement("N05", "N06", "N08", "N15", "N17")
+async def test_it_survives(name: str) -> None:
+    (scenario,) = find(name)
+    async with ground() as (base, folder):
+        verdict = await perform(scenario, base, folder / name, seed=SEED, size=Size.SHORT)
+        assert not verdict.not_run
+        assert not verdict.violations, _told(verdict.violations, folder / name)
+
+
+def _told(violations: list[str], folder: Path) -> str:
+    """What is wrong, and what a person would look at first, because the folder goes with the test."""
+    diagnosis = folder / "diagnosis.txt"
+    trace = folder / "traceback.txt"
+    parts = [*violations, *(path.read_text() for path in (trace, diagnosis) if path.exists())]
+    return "\n".join(parts)
+
+
+def test_every_fault_of_the_table_has_a_scenario_or_a_reason() -> None:
+    numbers = {scenario.name[:3] for scenario in SCENARIOS}
+    assert numbers == {f"N{number:02}" for number in range(1, 36)}
+    assert all((scenario.play is None) == bool(scenario.missing) for scenario in SCENARIOS)

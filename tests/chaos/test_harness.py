@@ -1,0 +1,67 @@
+"""The harness's own parts: a run that is too quiet fails, a seed repeats itself, and a scenario is found by its name."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import cast
+
+import pytest
+
+from tests.chaos.catalogue import find
+from tests.chaos.nemesis import Nemesis
+from tests.chaos.record import Fault
+from tests.chaos.report import Totals, add_up
+from tests.chaos.scenario import Verdict
+from tests.chaos.scenarios.composite import MENU, Lane
+
+KINDS = [Fault.KILL, Fault.FREEZE, Fault.CUT, Fault.RESET, Fault.DELAY, Fault.RESTART, Fault.LOCK, Fault.POISON]
+KINDS += [Fault.OUTAGE, Fault.TERMINATE, Fault.DROP_REPLY, Fault.CLOCK]
+
+
+def enough(**changes: object) -> Verdict:
+    """A scenario that alone would be enough."""
+    faults = Counter({f"{kind} something": 17 for kind in KINDS})
+    given: dict[str, object] = {"faults": faults, "fires": 5_000, "attempts": 20_000, "stale_tried": 500, **changes}
+    return Verdict(name="N35", title="all", **given)  # type: ignore[arg-type]
+
+
+def test_a_run_that_is_large_enough_has_no_shortfall() -> None:
+    assert add_up([enough()]).shortfalls() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [
+        ({"fires": 4_999}, "fires"),
+        ({"attempts": 19_999}, "attempts"),
+        ({"stale_tried": 499}, "stale writes"),
+        ({"faults": Counter({f"{kind} x": 5 for kind in KINDS})}, "faults"),
+        ({"faults": Counter({f"{kind} x": 40 for kind in KINDS[1:]})}, "kinds"),
+        ({"faults": Counter({f"{KINDS[0]} x": 4, **{f"{kind} x": 40 for kind in KINDS[1:]}})}, "kinds"),
+    ],
+)
+def test_a_run_that_is_too_quiet_says_what_it_lacks(changes: dict[str, object], missing: str) -> None:
+    (shortfall,) = add_up([enough(**changes)]).shortfalls()
+    assert missing in shortfall
+
+
+def test_what_was_not_played_counts_for_nothing() -> None:
+    totals: Totals = add_up([enough(), enough(not_run="needs root")])
+    assert (totals.fires, totals.stale_tried) == (5_000, 500)
+
+
+def test_the_same_seed_breaks_the_same_things_in_the_same_order() -> None:
+    nemesis = Nemesis(cluster=cast("object", None), dice=random.Random(0))  # type: ignore[arg-type]
+    first, again, other = (Lane(nemesis, MENU, seed) for seed in ("1", "1", "2"))
+    drawn = [first.draw() for _ in range(2 * len(MENU))]
+    assert drawn == [again.draw() for _ in range(2 * len(MENU))]
+    assert drawn != [other.draw() for _ in range(2 * len(MENU))]
+    assert set(drawn[: len(MENU)]) == set(drawn[len(MENU) :]) == set(MENU), "every deed once before any comes again"
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("N07", ["N07", "N07b"]), ("n07b", ["N07b"]), ("N35", ["N35"]), ("N99", [])]
+)
+def test_a_scenario_is_found_by_its_number(name: str, found: list[str]) -> None:
+    assert [scenario.name for scenario in find(name)] == found

@@ -1,0 +1,85 @@
+"""A connection that never waits for ever, whatever the server's own timeouts do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import psycopg
+import pytest
+
+from evertick.store.db import Purpose, connect
+from evertick.store.line import Line, keeps_session, take_your_time
+from evertick.store.wake import Channel, listen
+from tests.waiting import eventually
+
+
+async def line_to(url: str, purpose: Purpose = Purpose.PLANNING) -> Line:
+    conn = await connect(url, purpose=purpose)
+    assert isinstance(conn, Line)
+    return conn
+
+
+@pytest.mark.requirement("A1", "N16")
+async def test_an_answer_that_does_not_come_is_given_up_and_the_outcome_called_unknown(shared_database: str) -> None:
+    line = await line_to(shared_database)
+    await line.execute("set statement_timeout = 0")
+    line.longest_seconds = 0.2
+    began = time.monotonic()
+    with pytest.raises(psycopg.OperationalError, match=r"did not answer within 0\.2 s; whether it did .* is unknown"):
+        await line.execute("select pg_sleep(60)")
+    assert time.monotonic() - began < 20
+    assert line.closed or line.broken
+
+
+async def test_an_answer_in_time_leaves_no_timer_behind(shared_database: str) -> None:
+    line = await line_to(shared_database)
+    line.longest_seconds = 0.2
+    for _ in range(3):
+        await line.execute("select 1")
+    line.longest_seconds = None
+    await line.execute("select pg_sleep(0.4)")
+    await line.close()
+
+
+async def test_an_error_of_the_server_stays_what_it_is(shared_database: str) -> None:
+    async with await line_to(shared_database) as line:
+        await line.execute("set statement_timeout = '20ms'")
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            await line.execute("select pg_sleep(60)")
+        assert (await (await line.execute("select 1")).fetchone()) == (1,)
+
+
+async def test_who_waits_to_be_called_and_who_migrates_may_take_their_time(shared_database: str) -> None:
+    async with await line_to(shared_database, Purpose.LISTEN) as listener:
+        assert listener.longest_seconds is None
+    async with await line_to(shared_database) as line:
+        assert line.longest_seconds is not None
+        take_your_time(line)
+        assert line.longest_seconds is None
+
+
+async def test_whoever_waits_on_a_line_that_is_cut_stops_waiting(shared_database: str) -> None:
+    line = await line_to(shared_database)
+    waiting = asyncio.create_task(line.execute("select pg_sleep(10)"))
+    await eventually(lambda: line.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE)
+    line.cut()
+    with pytest.raises(psycopg.OperationalError):
+        await waiting
+    line.cut()
+
+
+async def test_a_listener_looks_up_now_and_then_and_ends_when_it_is_no_longer_wanted(
+    shared_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evertick.store.wake.LOOK_UP_SECONDS", 0.02)
+    looks = iter([True, True, False])
+    async with await line_to(shared_database, Purpose.LISTEN) as line:
+        heard: list[Channel] = []
+        await listen(line, [Channel.PLAN], heard.append, is_wanted=lambda: next(looks))
+    assert heard == [Channel.PLAN]
+
+
+async def test_a_direct_connection_keeps_its_session(shared_database: str) -> None:
+    async with await line_to(shared_database) as line:
+        assert keeps_session(line)
