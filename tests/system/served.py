@@ -42,6 +42,10 @@ class Served:
     async def is_ready(self) -> bool:
         return await self.reasons() == []
 
+    async def has_database(self) -> bool:
+        """Whether every connection of it is back; it may be ready before the last one is."""
+        return (await self.health())["metadatabase"]["status"] == "healthy"
+
     async def metric(self, name: str, **labels: str) -> float:
         text = (await self.get("/metrics")).body.decode()
         for line in text.splitlines():

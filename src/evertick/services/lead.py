@@ -21,6 +21,7 @@ from evertick.store import schedules, shards
 from evertick.store.db import Purpose
 from evertick.store.line import keeps_session
 from evertick.store.shards import Seen
+from evertick.store.wake import Channel, notify
 
 SHARD = 0
 # Of the lease: what is left for a statement that was sent in time, and how long one may take.
@@ -161,11 +162,15 @@ class Lead:
         await self._link.close()
 
     async def resign(self) -> bool:
-        """Hand over at once. Whether there was something to hand over."""
+        """Hand over at once, and tell whoever stands by. Whether there was something to hand over."""
         led = self.epoch
         try:
             if led is not None:
-                return await shards.resign(await self._link.get(), shard=SHARD, epoch=led)
+                conn = await self._link.get()
+                has_handed_over = await shards.resign(conn, shard=SHARD, epoch=led)
+                if has_handed_over and self._settings.notify:
+                    await notify(conn, Channel.PLAN)
+                return has_handed_over
         except (psycopg.Error, PostgresUnavailable, OSError) as error:
             self._log.warning("not_resigned", error=error)
         finally:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 
 from psycopg import AsyncConnection
 
@@ -25,8 +26,9 @@ from evertick.services.whoami import Place, here, is_provably_gone
 from evertick.store import runners
 from evertick.store.runners import LiveRunner
 
-# A look at a process costs 20 µs and no statement; who the others are is asked once per tick.
-LOOK_SECONDS = 0.2
+# A look at a process costs 20 µs and no statement; who the others are is asked now and then. One that joined and died in
+# between is found by the next who joins, or with the next question.
+LOOK_SECONDS, ASK_TICKS = 0.2, 5
 # What is killed is gone within milliseconds; one that hangs in the kernel is looked at again with the next tick.
 END_STRAYS_SECONDS = 2.0
 
@@ -72,7 +74,7 @@ class Neighbours:
         self._settings, self._link, self._on_buried, self._log = settings, link, on_buried, log
         self._place = here()
         self._known: list[LiveRunner] = []
-        self._asked = -settings.tick_seconds
+        self._asked = -inf
 
     async def run(self) -> None:
         """Until canceled."""
@@ -86,7 +88,7 @@ class Neighbours:
         )
 
     async def tick(self) -> float:
-        if time.monotonic() - self._asked >= self._settings.tick_seconds:
+        if time.monotonic() - self._asked >= ASK_TICKS * self._settings.tick_seconds:
             self._known = await _neighbours(await self._link.get(), self._place)
             self._asked = time.monotonic()
         if any(is_provably_gone(runner, self._place) for runner in self._known):
