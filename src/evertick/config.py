@@ -63,6 +63,11 @@ class Settings:
             raise InvalidSettings(
                 f"EVERTICK_HEALTH_PORT={self.health_port} is no port: the largest is {_LARGEST_PORT}."
             )
+        if not self.retention_days <= _LONGEST_RETENTION_DAYS:
+            raise InvalidSettings(
+                f"EVERTICK_RETENTION_DAYS={self.retention_days} is too long: the longest is {_LONGEST_RETENTION_DAYS}, and"
+                " 0 keeps everything for ever."
+            )
         if not self.runner_queues:
             raise InvalidSettings("EVERTICK_RUNNER_QUEUES is empty: name at least one queue, for instance 'default'.")
         if self.lost_after_seconds < 3 * self.heartbeat_seconds:
@@ -97,6 +102,7 @@ class Settings:
 
 _LOG_FORMATS = ("text", "json")
 _LARGEST_PORT = 65_535
+_LONGEST_RETENTION_DAYS = 36_500
 
 _LOWEST: dict[str, float] = {
     "tick_seconds": 0.01,

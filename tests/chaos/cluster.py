@@ -145,7 +145,8 @@ class Cluster:
         await self._stack.aclose()
         for pid in find_by_token(self._token):
             kill_tree(pid)
-        remove_clock_memory({life.pid for member in self.members.values() for life in member.lives})
+        lives = {life.pid for member in self.members.values() for life in member.lives}
+        remove_clock_memory(lives | self.server.pids if self.shape.has_false_clock else lives)
 
     async def add(
         self,

@@ -14,6 +14,8 @@ from pathlib import Path
 
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 PRIVATE = "CHAOS_HAS_OWN_MOUNTS"
+_MEMORY = Path("/dev/shm")
+_CLOCK_MEMORY = ("faketime_shm_", "sem.faketime_sem_")
 _MEMORY_V1 = Path("/sys/fs/cgroup/memory")
 _MOUNT = 'mkdir -p "$1" && mount -t tmpfs -o size="$2" tmpfs "$1" && shift 2 && exec "$@"'
 
@@ -52,8 +54,19 @@ def false_clock(file: Path) -> dict[str, str]:
 def remove_clock_memory(pids: set[int]) -> None:
     """A process with a false clock that is killed leaves a little shared memory behind."""
     for pid in pids:
-        for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
-            (Path("/dev/shm") / name).unlink(missing_ok=True)
+        for prefix in _CLOCK_MEMORY:
+            (_MEMORY / f"{prefix}{pid}").unlink(missing_ok=True)
+
+
+def sweep_clock_memory() -> None:
+    """The same of processes that nobody could tidy up after, because the harness was killed itself."""
+    left = {path for prefix in _CLOCK_MEMORY for path in _MEMORY.glob(f"{prefix}*")}
+    remove_clock_memory({pid for path in left if not Path(f"/proc/{(pid := _last_number(path.name))}").exists()})
+
+
+def _last_number(name: str) -> int:
+    digits = name.rpartition("_")[2]
+    return int(digits) if digits.isdigit() else 0
 
 
 def lacks_mounts() -> str:

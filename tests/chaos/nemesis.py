@@ -30,7 +30,7 @@ Condition = Callable[[], Awaitable[bool]]
 
 @dataclass(slots=True, kw_only=True)
 class Struck:
-    """One fault that was done."""
+    """One fault that was done; or not, if what it needed was not there: then it is void, and not counted."""
 
     number: int
     name: str
@@ -38,6 +38,7 @@ class Struck:
     began_ns: int
     ended_ns: int | None = None
     recovered_seconds: float | None = None
+    is_void: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,7 +89,10 @@ class Nemesis:
                 await watching
         finally:
             if struck.ended_ns is None:
+                # Whatever broke, broke while it was being done.
+                struck.is_void = True
                 log.ended(number)
+            self.done[name] -= struck.is_void
             if watching is not None:
                 watching.cancel()
             if struck.recovered_seconds is not None:

@@ -24,7 +24,7 @@ from rich.console import Console
 from tests.chaos import dags
 from tests.chaos.catalogue import SCENARIOS, find
 from tests.chaos.cluster import Ground
-from tests.chaos.machine import PRIVATE, lacks_mounts
+from tests.chaos.machine import PRIVATE, lacks_mounts, sweep_clock_memory
 from tests.chaos.report import Progress, show
 from tests.chaos.scenario import Scenario, Verdict, perform
 from tests.chaos.server import from_template, make_template
@@ -37,6 +37,7 @@ DEFAULT_MINUTES = 10.0
 RESERVE_SECONDS = 75.0
 LEAST_COMPOSITE_SECONDS = 60.0
 PREFIX = "evertick-chaos-"
+INTERRUPTED = 130
 ROOT = Path(__file__).parents[2]
 # Not the evidence, but what it was played on.
 _LARGE = ("postgres", "standby", "wal", "bundles", "spool")
@@ -51,7 +52,11 @@ def main(arguments: list[str]) -> int:
     seed = options.seed or str(random.SystemRandom().randrange(1_000_000_000))
     size = Size.FULL if options.full else Size.SCALED
     console.print(f"seed {seed}, {len(chosen)} scenarios, {size}, {options.minutes:g} minutes")
-    verdicts, kept = asyncio.run(_play(chosen, seed, size, options.minutes, console))
+    try:
+        verdicts, kept = asyncio.run(_play(chosen, seed, size, options.minutes, console))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print(f"Interrupted; nothing is left behind. The seed was {seed}.")
+        return INTERRUPTED
     totals = show(console, verdicts)
     wrong = [f"{v.name} failed" for v in verdicts if not v.is_good and not v.not_run]
     # A run of chosen scenarios proves what they prove; only the whole of it has to be large.
@@ -129,6 +134,7 @@ def _sweep() -> None:
         pid = left.name.removeprefix(PREFIX).split("-")[0]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(left, ignore_errors=True)
+    sweep_clock_memory()
 
 
 def _keep(place: Path, seed: str) -> Path:

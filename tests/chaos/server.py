@@ -63,6 +63,7 @@ class PostgresServer:
     port: int
     settings: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, str] = field(default_factory=dict)
+    pids: set[int] = field(default_factory=set)
     _process: Process | None = None
 
     @property
@@ -110,6 +111,7 @@ class PostgresServer:
                 env=environment(**marks, **self.extra),
                 start_new_session=True,
             )
+            self.pids.add(self._process.pid)
         finally:
             os.close(log)
 

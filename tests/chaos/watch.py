@@ -17,7 +17,9 @@ Row = tuple[Any, ...]
 _OPEN = """
 select (select count(*) from run_status where state in ('queued', 'running')) as runs,
        (select count(*) from lease) as leases, (select count(*) from ready) as ready,
-       (select count(*) from timer) + (select count(*) from retry_line) as timers
+       (select count(*) from timer) + (select count(*) from retry_line) as timers,
+       (select count(*) from schedule_state
+         where next_due < clock() - interval '1 second' and not paused and error is null) as due
 """
 
 
@@ -72,7 +74,7 @@ class Watcher:
     async def open_work(self) -> dict[str, int] | None:
         """How much is not finished yet, by kind."""
         found = await self.rows(_OPEN)
-        return dict(zip(("runs", "leases", "ready", "timers"), found[0], strict=True)) if found else None
+        return dict(zip(("runs", "leases", "ready", "timers", "due"), found[0], strict=True)) if found else None
 
     async def close(self) -> None:
         conn, self._conn = self._conn, None

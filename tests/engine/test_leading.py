@@ -316,3 +316,37 @@ async def test_a_plan_that_is_passed_by_is_not_asked_for_again(rollback_conn: As
     assert [each.schedule_id for each in due] == [two.schedule_id]
     assert await schedules.fire(conn, shard=0, epoch=epoch, plans=[plan(one), plan(two)]) != []
     assert await runners.live(conn) == []
+
+
+@pytest.mark.requirement("H6")
+async def test_a_look_reads_little_however_much_is_open_and_whenever_it_was_planned(
+    rollback_conn: AsyncConnection,
+) -> None:
+    """Planned while everything was empty, as the first look of a new installation is."""
+    conn = rollback_conn
+    epoch = await lead(conn)
+    await look(conn, epoch)
+    await promote(conn, shard=0, epoch=epoch, batch=10)
+    runner = await Runner.join(conn)
+    await put(conn, make_dag("timed", ONE, run_timeout_seconds=1e6, task_retry=RetryPolicy(retries=1)))
+    await put(conn, make_dag("limited", ONE, max_active_runs=1))
+    for _ in range(300):
+        await start(conn, "timed")
+        await start(conn, "limited")
+    claims = await runner.claim(200)
+    await runner.step([(claim, "failed", {"retry_in": 1000}) for claim in claims[:100]])
+    for what in (look(conn, epoch), promote(conn, shard=0, epoch=epoch, batch=10)):
+        before = await rows_read(conn)
+        await what
+        read = {table: count - before[table] for table, count in (await rows_read(conn)).items()}
+        # Each run of a DAG with a time limit is looked at; of everything else a handful.
+        assert read.pop("run_status") <= 320
+        assert {table: count for table, count in read.items() if count > 20} == {}
+
+
+async def rows_read(conn: AsyncConnection) -> dict[str, int]:
+    cursor = await conn.execute(
+        "select relname, seq_tup_read + coalesce(idx_tup_fetch, 0) from pg_stat_xact_user_tables"
+        " where relname in ('task', 'ready', 'lease', 'timer', 'run_status', 'run', 'runner', 'schedule_state')"
+    )
+    return dict(await cursor.fetchall())

@@ -10,6 +10,8 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.config import read_settings
+from evertick.domain.errors import InvalidSettings
 from evertick.services import metrics, pruning, upkeep
 from evertick.services.health import Health, value_of
 from evertick.services.link import Link
@@ -18,8 +20,8 @@ from evertick.services.pulse import shown
 from evertick.services.scheduler import Scheduler
 from evertick.services.upkeep import MANY_DEAD_ROWS, QUICK_TABLES, Snapshots, Vacuuming
 from evertick.store import shards
-from evertick.store.db import Purpose
-from evertick.store.upkeep import dead_rows, is_behind, snapshot_holders, vacuum
+from evertick.store.db import Purpose, connect
+from evertick.store.upkeep import dead_rows, is_behind, sizes, snapshot_holders, vacuum
 from tests.engine.world import Runner, lead, make_dag, put, run_state, start, value
 from tests.services.hosting import Said, hosted, quick
 from tests.waiting import eventually
@@ -97,6 +99,19 @@ async def test_what_a_snapshot_keeps_is_not_vacuumed_again_and_again(
     await make_dead(conn, 6 * MANY_DEAD_ROWS)
     await vacuuming.tick()
     assert await dead_rows(conn, ["ready"]) == {"ready": 0}
+
+
+async def test_every_kind_of_server_can_be_asked_and_vacuumed(any_postgres: str) -> None:
+    async with await connect(any_postgres, purpose=Purpose.PLANNING) as conn:
+        await make_dead(conn, 10, tables=QUICK_TABLES)
+        await vacuum(conn, QUICK_TABLES)
+        assert await dead_rows(conn, QUICK_TABLES) == dict.fromkeys(QUICK_TABLES, 0)
+        assert await snapshot_holders(conn) == []
+        assert "task" in {table.name for table in await sizes(conn)}
+        epoch = await lead(conn)
+        round_ = Round(limits_of(await shards.read_clock(conn), timedelta(days=90)), actor="me")
+        while not round_.is_over:
+            await round_.step(conn, epoch=epoch)
 
 
 async def test_vacuum_waits_for_nobody(database: str, conn: AsyncConnection) -> None:
@@ -204,6 +219,12 @@ async def test_with_a_retention_of_nothing_everything_is_kept(
     assert link.reconnects == -1, "it does not even look"
 
 
+@pytest.mark.parametrize("days", ["-1", "36501", "inf", "nan"])
+def test_a_retention_that_cannot_be_is_refused(days: str) -> None:
+    with pytest.raises(InvalidSettings, match="EVERTICK_RETENTION_DAYS"):
+        read_settings({"EVERTICK_RETENTION_DAYS": days})
+
+
 async def test_rounds_are_an_hour_apart_and_begin_anew_with_a_new_leader(
     database: str, conn: AsyncConnection, link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +309,8 @@ async def test_it_knows_when_others_wait_for_the_database(conn: AsyncConnection)
     await conn.execute(INSERT["ready"], [2000])
     await conn.execute("select pg_stat_force_next_flush()")
     assert await is_behind(conn, shard=0)
+    await conn.execute("delete from ready")
+    assert not await is_behind(conn, shard=0), "whatever the statistics say by now, nobody is in line"
 
 
 async def test_old_runs_are_found_by_halves(conn: AsyncConnection) -> None:

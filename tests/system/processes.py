@@ -22,7 +22,7 @@ from evertick.execution.kill import find_by_token, kill_tree
 from evertick.services.neighbours import certify_deaths
 from evertick.store.db import Purpose, connect
 from evertick.store.wake import Channel, notify
-from tests.system.service import RECORD_VARIABLE, serve
+from tests.system.service import FREEZE_VARIABLE, RECORD_VARIABLE, serve
 from tests.system.work import Effect, effects
 from tests.waiting import eventually
 
@@ -159,11 +159,15 @@ class Installation:
         await service.saw({"runner": "started", "scheduler": "lead"}[kind])
         return service
 
-    def launch(self, kind: str, *, record: Path | None = None, **settings: Any) -> Service:
+    def launch(
+        self, kind: str, *, record: Path | None = None, freeze_in: str | None = None, **settings: Any
+    ) -> Service:
         environment = environment_for(self.settings(**settings), self._environment())
         environment["RUNNER_NAME"] = str(settings.get("runner_id"))
         if record is not None:
             environment[RECORD_VARIABLE] = str(record)
+        if freeze_in is not None:
+            environment[FREEZE_VARIABLE] = freeze_in
         log = self.folder / f"{kind}-{len(self._services)}.log"
         service = Service(kind, environment, log)
         self._services.append(service)

@@ -26,6 +26,7 @@ from evertick.store import failpoints
 from evertick.store.statements import nouns, statements
 
 RECORD_VARIABLE = "EVERTICK_TEST_RECORD"
+FREEZE_VARIABLE = "EVERTICK_TEST_FREEZE"
 
 _NAMES = {text: f"{noun}.{name}" for noun in nouns() for name, text in statements(noun).items()}
 
@@ -45,6 +46,8 @@ def serve(kind: str, environment: Mapping[str, str], log_path: str) -> None:
     come_back_within(settings.heartbeat_seconds)
     if record := os.environ.get(RECORD_VARIABLE):
         failpoints.install(recording(Path(record)))
+    if statement := os.environ.get(FREEZE_VARIABLE):
+        failpoints.install(freezing(statement))
     asyncio.run(_serve(kind, settings))
 
 
@@ -82,3 +85,22 @@ def recording(path: Path) -> type[AsyncCursor[Any]]:
             return await super().execute(query, params, **options)
 
     return RecordingCursor
+
+
+def freezing(statement: str) -> type[AsyncCursor[Any]]:
+    """Cursors that make that statement a transaction of its own, and stop the process once between it and its COMMIT."""
+    noun, name = statement.split(".")
+    text, frozen = statements(noun)[name], list[bool]()
+
+    class FreezingCursor(AsyncCursor[Any]):
+        async def execute(self, query: Any, params: Any = None, **options: Any) -> Self:
+            if query != text or frozen:
+                return await super().execute(query, params, **options)
+            frozen.append(True)
+            await self.connection.execute("begin")
+            await super().execute(query, params, **options)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            await self.connection.execute("commit")
+            return self
+
+    return FreezingCursor

@@ -18,7 +18,14 @@ from evertick.services.postgres_cluster import environment, launch_command, prog
 from tests.databases import QUICK_SETTINGS, Cluster, quick_folder
 from tests.waiting import eventually_sync
 
-_QUIET = {**QUICK_SETTINGS, "listen_addresses": "", "hot_standby": "on", "max_connections": "100"}
+# Shared memory as files of its own folder: what a killed server leaves goes with that.
+_QUIET = {
+    **QUICK_SETTINGS,
+    "listen_addresses": "",
+    "hot_standby": "on",
+    "max_connections": "100",
+    "dynamic_shared_memory_type": "mmap",
+}
 
 
 class Member:

@@ -81,9 +81,9 @@ class Repairing:
                 counts_line=self._rounds % LINE_ROUNDS == 0,
             )
         except errors.QueryCanceled:
-            # So many at once take longer than a step may: fewer next time. One that takes too long alone is passed by.
+            # So many at once take longer than a step may: one by one from here. What takes too long alone is passed by.
             if self._batch > 1:
-                self._batch = max(1, self._batch // 4)
+                self._batch = 1
                 raise
             self._after = await skip_one(conn, shard=SHARD, epoch=self._epoch, after=self._after)
             metrics.QUARANTINED.labels(kind="run").inc()

@@ -291,7 +291,8 @@ begin
         state = case when r.cancel_requested then 'canceled' when c.bad > 0 then 'failed' else 'success' end::run_state
     from (
         select count(*) as n, count(*) filter (where s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed')) as bad
-        from task k join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+        from task k
+        left join lateral (select x.is_leaf from task_spec x where x.version_id = k.version_id and x.idx = k.idx offset 0) s on true
         where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
     ) c, dag_version v
     where r.run_id = p_run_id and r.state = 'running' and v.version_id = r.version_id and c.n >= v.task_count;
@@ -339,11 +340,14 @@ CREATE FUNCTION evertick.dags_with_room(p_shard smallint) RETURNS SETOF integer
                 order by r.dag_id limit 1)
         from active a where a.dag_id is not null
     )
-    select d.dag_id from active a join dag d on d.dag_id = a.dag_id
-    where d.shard = p_shard and not d.paused
-      and exists (select 1 from run_status q where q.dag_id = d.dag_id and q.state = 'queued')
+    select d.dag_id from active a
+    cross join lateral (select x.dag_id, x.max_active_runs from dag x
+                        where x.dag_id = a.dag_id and x.shard = p_shard and not x.paused offset 0) d
+    where (select true from run_status q
+           where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'queued' limit 1)
       and (d.max_active_runs is null or d.max_active_runs > (
-               select count(*) from run_status q where q.dag_id = d.dag_id and q.state = 'running'))
+               select count(*) from run_status q
+               where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'running'))
       and not is_set_aside('dag', d.dag_id)
     limit 100
 $$;
@@ -462,7 +466,9 @@ begin
            count(*) filter (where k.state = 'available')::int as available,
            count(*) filter (where k.state = 'waiting')::int as waiting
     into seen
-    from task k left join task_spec s on s.version_id = k.version_id and s.idx = k.idx where k.run_id = p_run_id;
+    from task k
+    left join lateral (select x.is_leaf from task_spec x where x.version_id = k.version_id and x.idx = k.idx offset 0) s on true
+    where k.run_id = p_run_id;
     if seen.ended >= planned or (planned - seen.ended, seen.bad) <> (status.open_tasks, status.failed_leaves)
        or seen.available > p_in_line then
         return 'drifted';
@@ -478,17 +484,18 @@ begin
        or exists (
         -- without one of its first tasks
         select 1 from task_spec s where s.version_id = status.version_id and s.starts_at_once
-        and not exists (select 1 from task k where k.run_id = p_run_id and k.idx = s.idx))
+        and (select true from task k where k.run_id = p_run_id and k.idx = s.idx limit 1) is null)
        or exists (
         -- an end that was not counted, so that what follows has no row at all
-        select 1 from task k join edge g on g.version_id = status.version_id and g.src = k.idx
+        select 1 from task k
+        cross join lateral (select x.dst from edge x where x.version_id = status.version_id and x.src = k.idx offset 0) g
         where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
-          and not exists (select 1 from task n where n.run_id = p_run_id and n.idx = g.dst))
+          and (select true from task n where n.run_id = p_run_id and n.idx = g.dst limit 1) is null)
        or (seen.waiting > 0 and exists (
         -- counted wrongly, or counted and not decided
         select 1 from upstream_of(p_run_id, null) u
-        join task w on w.run_id = p_run_id and w.idx = u.idx and w.map_index = u.map_index
-        join task_spec s on s.version_id = w.version_id and s.idx = w.idx
+        cross join lateral (select * from task x where x.run_id = p_run_id and x.idx = u.idx and x.map_index = u.map_index offset 0) w
+        cross join lateral (select * from task_spec x where x.version_id = w.version_id and x.idx = w.idx offset 0) s
         where (coalesce(w.n_success, 0), coalesce(w.n_failed, 0), coalesce(w.n_upstream_failed, 0), coalesce(w.n_skipped, 0),
                coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0))
               is distinct from (u.success, u.failed, u.upstream_failed, u.skipped, u.setup_success, u.setup_skipped)
@@ -1057,12 +1064,14 @@ end $$;
 CREATE FUNCTION evertick.overdue_runs(p_shard smallint) RETURNS SETOF bigint
     LANGUAGE sql STABLE
     AS $$
-    select r.run_id
-    from dag d
-    join run_status r on r.dag_id = d.dag_id and r.state in ('queued', 'running') and r.state = 'running'
-    join dag_version v on v.version_id = r.version_id
-    where d.has_run_timeout and d.shard = p_shard and r.started_at + make_interval(secs => v.run_timeout) <= clock()
-      and is_overdue(r.run_id) and not is_set_aside('run', r.run_id)
+    select late.run_id from (
+        select r.run_id from dag d
+        cross join lateral (select x.run_id, x.version_id, x.started_at from run_status x
+                            where x.dag_id = d.dag_id and x.state in ('queued', 'running') and x.state = 'running' offset 0) r
+        cross join lateral (select x.run_timeout from dag_version x where x.version_id = r.version_id offset 0) v
+        where d.has_run_timeout and d.shard = p_shard and r.started_at + make_interval(secs => v.run_timeout) <= clock()
+        offset 0) late
+    where is_overdue(late.run_id) and not is_set_aside('run', late.run_id)
     limit 100
 $$;
 
@@ -1119,9 +1128,11 @@ begin
     promoted := 0;
     refused := 0;
     with due as materialized (
-        select w.ctid as place, w.due_at, w.run_id, w.idx, w.map_index from timer w join run_status r on r.run_id = w.run_id
-        where w.shard = p_shard and w.due_at <= t
-        order by w.due_at limit p_limit for no key update of r skip locked
+        select come.* from (
+            select w.ctid as place, w.due_at, w.run_id, w.idx, w.map_index from timer w
+            where w.shard = p_shard and w.due_at <= t order by w.due_at offset 0) come
+        cross join lateral (select from run_status r where r.run_id = come.run_id for no key update skip locked) locked
+        limit p_limit
     ), passed as (
         delete from timer w where w.ctid = any(array(select d.place from due d))
     )
@@ -1137,9 +1148,12 @@ begin
         room := retry_room(p_shard, q, p_bound);
         if room > 0 then
             chosen := array(
-                select l.ctid from retry_line l join run_status r on r.run_id = l.run_id
-                where l.shard = p_shard and l.queue = q and waits_until(l.run_id, l.idx, l.map_index, l.due_at)
-                order by l.due_at limit least(room, p_limit) for no key update of r skip locked);
+                select first.place from (
+                    select l.ctid as place, l.run_id from retry_line l
+                    where l.shard = p_shard and l.queue = q and waits_until(l.run_id, l.idx, l.map_index, l.due_at)
+                    order by l.due_at offset 0) first
+                cross join lateral (select from run_status r where r.run_id = first.run_id for no key update skip locked) locked
+                limit least(room, p_limit));
             if cardinality(chosen) = 0 then
                 delete from retry_line l
                 where l.shard = p_shard and l.queue = q and not waits_until(l.run_id, l.idx, l.map_index, l.due_at);
@@ -1482,8 +1496,8 @@ begin
           and (x.dag_id, x.state, x.run_id) > (last_dag_id, 'running'::run_state, last_run_id)) then
         last_dag_id := null;
         last_run_id := null;
-        delete from orphan_watch w where not exists (
-            select 1 from run_status x where x.run_id = w.run_id and x.state = 'running');
+        delete from orphan_watch w where (
+            select true from run_status x where x.run_id = w.run_id and x.state = 'running') is null;
         perform take_back(p_shard);
         perform admit_passed_over(p_shard);
     end if;
@@ -1512,7 +1526,7 @@ begin
         repairs := array_append(repairs, 'upstream_counter_drift');
     end if;
     if exists (select 1 from task_spec s where s.version_id = status.version_id and s.starts_at_once
-               and not exists (select 1 from task k where k.run_id = p_run_id and k.idx = s.idx)) then
+               and (select true from task k where k.run_id = p_run_id and k.idx = s.idx limit 1) is null) then
         repairs := array_append(repairs, 'run_without_tasks');
         perform settle(start_runs(array[p_run_id]));
     else
@@ -1527,7 +1541,8 @@ begin
     with missing as (
         insert into task (run_id, idx, version_id, state)
         select distinct p_run_id, g.dst, status.version_id, 'waiting'::task_state
-        from task k join edge g on g.version_id = status.version_id and g.src = k.idx
+        from task k
+        cross join lateral (select x.dst from edge x where x.version_id = status.version_id and x.src = k.idx offset 0) g
         where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
         on conflict (run_id, idx, map_index) do nothing
         returning idx
@@ -1543,10 +1558,10 @@ begin
     -- available but not in line; in line but not available is removed by the claim that meets it
     lost := array(
         select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended
-        from task k join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+        from task k
         where k.run_id = p_run_id and k.state = 'available'
-          and not exists (select 1 from ready q where q.queue = s.queue and q.rank = 9 - s.priority
-                          and q.run_id = k.run_id and q.idx = k.idx and q.map_index = k.map_index)
+          -- one walk along the line, kept as a hash
+          and (k.idx, k.map_index) not in (select q.idx, q.map_index from ready q where q.run_id = p_run_id)
         for update of k skip locked);
     if cardinality(lost) > 0 then
         repairs := array_append(repairs, 'available_not_offered');
@@ -1610,7 +1625,7 @@ begin
         from run_status x
         join dag_version v on v.version_id = x.version_id
         left join task k on k.run_id = x.run_id
-        left join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+        left join lateral (select y.is_leaf from task_spec y where y.version_id = k.version_id and y.idx = k.idx offset 0) s on true
         where x.run_id = p_run_id
         group by v.task_count
     ) c
@@ -1768,11 +1783,11 @@ CREATE FUNCTION evertick.retry_room(p_shard smallint, p_queue text, p_bound inte
     AS $$
 begin
     delete from retry_slot x
-    where x.shard = p_shard and x.queue = p_queue and not exists (
-        select 1 from task k
+    where x.shard = p_shard and x.queue = p_queue and (
+        select true from task k
         where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
           and ((k.state = 'available' and k.epoch = x.epoch and k.attempt + k.losses > 0)   -- what was cleared is no retry
-               or (k.state in ('queued', 'running') and k.epoch = x.epoch + 1)));
+               or (k.state in ('queued', 'running') and k.epoch = x.epoch + 1))) is null;
     return coalesce(p_bound, (select greatest(sum(r.slots) / 2, 1) from runner r
                               where r.gone_at is null and p_queue = any(r.queues)), 1)
          - (select count(*) from retry_slot x where x.shard = p_shard and x.queue = p_queue);
@@ -2181,7 +2196,7 @@ begin
            and not exists (select 1 from schedule_state s where s.schedule_id = q.subject_id and s.error is not null));
     delete from retry_line l where l.shard = p_shard and not waits_until(l.run_id, l.idx, l.map_index, l.due_at);
     delete from timer w
-    where w.shard = p_shard and w.due_at <= t and not exists (select 1 from run_status r where r.run_id = w.run_id);
+    where w.shard = p_shard and w.due_at <= t and (select true from run_status r where r.run_id = w.run_id) is null;
 end $$;
 
 CREATE FUNCTION evertick.take_shard(p_shard smallint, p_owner text, p_seconds double precision) RETURNS bigint
@@ -2244,10 +2259,12 @@ begin
     failed := 0;
     refused := 0;
     late := array(
-        select q
-        from ready q join run_status r on r.run_id = q.run_id join dag d on d.dag_id = r.dag_id
-        where q.expires_at <= clock() and d.shard = p_shard and not is_set_aside('run', q.run_id)
-        order by q.expires_at limit p_limit for no key update of r skip locked);
+        select first.whole from (
+            select q as whole, q.run_id from ready q
+            where q.expires_at <= clock() and not is_set_aside('run', q.run_id) order by q.expires_at offset 0) first
+        cross join lateral (select r.dag_id from run_status r where r.run_id = first.run_id for no key update skip locked) locked
+        where (select d.shard from dag d where d.dag_id = locked.dag_id) = p_shard
+        limit p_limit);
     begin
         failed := fail_waits(late);
         return;
@@ -2312,9 +2329,9 @@ CREATE FUNCTION evertick.upstream_of(p_run_id bigint, p_idxs integer[]) RETURNS 
            count(*) filter (where s.is_setup and u.state = 'success')::int,
            count(*) filter (where s.is_setup and u.state = 'skipped')::int
     from task w
-    left join edge g on g.version_id = w.version_id and g.dst = w.idx
-    left join task u on u.run_id = w.run_id and u.idx = g.src
-    left join task_spec s on s.version_id = w.version_id and s.idx = g.src
+    left join lateral (select x.src from edge x where x.version_id = w.version_id and x.dst = w.idx offset 0) g on true
+    left join lateral (select x.state from task x where x.run_id = w.run_id and x.idx = g.src offset 0) u on true
+    left join lateral (select x.is_setup from task_spec x where x.version_id = w.version_id and x.idx = g.src offset 0) s on true
     where w.run_id = p_run_id and (p_idxs is null or w.idx = any(p_idxs)) and w.state = 'waiting'
     group by w.idx, w.map_index
 $$;

@@ -91,11 +91,12 @@ def _fill(case: Case, table: Timetable, era: Era) -> None:
 
 
 def _drained_at(case: Case) -> datetime:
-    """Until when all that was due is surely settled: it was idle after the last fault, so nothing was left to do."""
+    """Until when all that was due is surely settled: it was idle after the last fault, with nothing due or left to do. A tick
+    or two before that, where the clocks are compared."""
     healed_ns, idle_ns = case.evidence.nemesis.phase_ns(Phase.HEALED), case.evidence.nemesis.phase_ns(Phase.IDLE)
     if healed_ns is None or idle_ns is None or idle_ns < healed_ns:
         return datetime.min.replace(tzinfo=UTC)
-    return case.clock.wall_at(idle_ns) - timedelta(seconds=case.limits.fire_tolerance_seconds)
+    return case.clock.wall_at(idle_ns) - timedelta(seconds=2 * case.limits.tick_seconds)
 
 
 def _eras(case: Case) -> dict[int, list[Era]]:

@@ -110,9 +110,10 @@ async def lock(nemesis: Nemesis, seconds: float, table: str = "task") -> float |
             async with nemesis.fault(Fault.LOCK, POSTGRES, part=table, seconds=seconds) as struck:
                 await holder.must("begin")
                 if await holder.rows(f"lock table {table} in access exclusive mode") is None:
-                    return None
-                await elapse(seconds)
-                await holder.rows("rollback")
+                    struck.is_void = True
+                else:
+                    await elapse(seconds)
+                    await holder.rows("rollback")
         finally:
             await holder.close()
         return await nemesis.recovery(struck, nemesis.works_again())

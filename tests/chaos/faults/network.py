@@ -118,7 +118,9 @@ async def drop_reply(nemesis: Nemesis, *, to: str | None = None, match: str | No
             except AssertionError:
                 # Nobody said anything that matches: nothing was dropped, and nothing will be.
                 proxy.heal(target)
-                return None
+                struck.is_void = True
+        if struck.is_void:
+            return None
         is_well = nemesis.works_again() if member is None else _again(nemesis, member)
         return await nemesis.recovery(struck, is_well)
 

@@ -43,9 +43,11 @@ async def overlap(nemesis: Nemesis, seconds: float = 0.5) -> float | None:
         return None
     leader, _ = found
     async with nemesis.fault(Fault.OVERLAP, leader.name, part="usurper", seconds=seconds) as struck:
+        struck.is_void = True
         with suppress(psycopg.Error, EvertickError, OSError):
             async with await connect(nemesis.cluster.server.url, purpose=Purpose.PLANNING) as conn:
                 epoch = await _usurp(conn, seconds + 0.5)
+                struck.is_void = False
                 deadline = time.monotonic() + seconds
                 while time.monotonic() < deadline:
                     await fire(conn, shard=0, epoch=epoch, batch=50)

@@ -10,7 +10,7 @@ from tests.chaos.cluster import Shape
 from tests.chaos.members import FAILPOINT, Life, Member
 from tests.chaos.record import Fault
 from tests.chaos.scenario import Scenario
-from tests.chaos.stage import Stage
+from tests.chaos.stage import Size, Stage
 from tests.waiting import eventually
 
 # What a service writes, by who writes it. Creating a run and moving its schedule's cursor are one statement, and so are
@@ -30,7 +30,10 @@ class Carousel:
 
     def __init__(self, stage: Stage, kind: str) -> None:
         self._stage = stage
-        self.sites = [f"{site}:{when}" for site in SITES[kind] for when in ("before", "after")]
+        both = ("before", "after")
+        # In the short form each statement is died at once, on one of its sides.
+        sides = {site: [stage.dice.choice(both)] if stage.size is Size.SHORT else both for site in SITES[kind]}
+        self.sites = [f"{site}:{side}" for site, chosen in sides.items() for side in chosen]
         stage.dice.shuffle(self.sites)
         self._armed: Counter[str] = Counter()
         self.hits: Counter[str] = Counter()

@@ -29,6 +29,8 @@ DOWN = timedelta(hours=2)
 async def spike(stage: Stage) -> None:
     """N24: so many schedules are due in one second."""
     count = int(stage.scaled(10_000, 1_500))
+    # That is what is promised for so many at once; their bodies then wait for a slot.
+    stage.limits |= {"fire_tolerance_seconds": SPIKE_SECONDS, "start_tolerance_seconds": 300.0, "run_seconds": 300.0}
     await stage.publish()
     async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
         due = await shards.read_clock(conn) + timedelta(seconds=4 + count / 1000)
@@ -87,6 +89,9 @@ async def contention(stage: Stage) -> None:
 
 async def retry_storm(stage: Stage) -> None:
     """N26: thousands fail at once; their retries are spread, and new work does not wait for them."""
+    if stage.is_full:
+        # The first attempts of all of them stand in line at once.
+        stage.limits |= {"start_tolerance_seconds": 90.0, "run_seconds": 600.0}
     await stage.begin_load(seconds=stage.scaled(60, 12), quick=6)
     await planning.retry_storm(stage.nemesis, runs=int(stage.scaled(200, 12)))
     waits = await stage.cluster.watch.must(
@@ -104,6 +109,8 @@ async def retry_storm(stage: Stage) -> None:
 
 async def after_a_long_absence(stage: Stage) -> None:
     """N30: nobody planned for two hours; each policy's set, and nothing else, is made up for."""
+    if stage.is_full:
+        stage.limits |= {"start_tolerance_seconds": 1200.0, "run_seconds": 1200.0}
     count = int(stage.scaled(1_000, 30))
     for scheduler in stage.cluster.of_kind("scheduler"):
         await scheduler.stop()

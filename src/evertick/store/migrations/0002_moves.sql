@@ -285,9 +285,9 @@ language sql stable as $$
            count(*) filter (where s.is_setup and u.state = 'success')::int,
            count(*) filter (where s.is_setup and u.state = 'skipped')::int
     from task w
-    left join edge g on g.version_id = w.version_id and g.dst = w.idx
-    left join task u on u.run_id = w.run_id and u.idx = g.src
-    left join task_spec s on s.version_id = w.version_id and s.idx = g.src
+    left join lateral (select x.src from edge x where x.version_id = w.version_id and x.dst = w.idx offset 0) g on true
+    left join lateral (select x.state from task x where x.run_id = w.run_id and x.idx = g.src offset 0) u on true
+    left join lateral (select x.is_setup from task_spec x where x.version_id = w.version_id and x.idx = g.src offset 0) s on true
     where w.run_id = p_run_id and (p_idxs is null or w.idx = any(p_idxs)) and w.state = 'waiting'
     group by w.idx, w.map_index
 $$;
@@ -323,7 +323,7 @@ begin
         from run_status x
         join dag_version v on v.version_id = x.version_id
         left join task k on k.run_id = x.run_id
-        left join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+        left join lateral (select y.is_leaf from task_spec y where y.version_id = k.version_id and y.idx = k.idx offset 0) s on true
         where x.run_id = p_run_id
         group by v.task_count
     ) c

@@ -22,7 +22,7 @@ begin
         repairs := array_append(repairs, 'upstream_counter_drift');
     end if;
     if exists (select 1 from task_spec s where s.version_id = status.version_id and s.starts_at_once
-               and not exists (select 1 from task k where k.run_id = p_run_id and k.idx = s.idx)) then
+               and (select true from task k where k.run_id = p_run_id and k.idx = s.idx limit 1) is null) then
         repairs := array_append(repairs, 'run_without_tasks');
         perform settle(start_runs(array[p_run_id]));
     else
@@ -37,7 +37,8 @@ begin
     with missing as (
         insert into task (run_id, idx, version_id, state)
         select distinct p_run_id, g.dst, status.version_id, 'waiting'::task_state
-        from task k join edge g on g.version_id = status.version_id and g.src = k.idx
+        from task k
+        cross join lateral (select x.dst from edge x where x.version_id = status.version_id and x.src = k.idx offset 0) g
         where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
         on conflict (run_id, idx, map_index) do nothing
         returning idx
@@ -53,10 +54,10 @@ begin
     -- available but not in line; in line but not available is removed by the claim that meets it
     lost := array(
         select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended
-        from task k join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+        from task k
         where k.run_id = p_run_id and k.state = 'available'
-          and not exists (select 1 from ready q where q.queue = s.queue and q.rank = 9 - s.priority
-                          and q.run_id = k.run_id and q.idx = k.idx and q.map_index = k.map_index)
+          -- one walk along the line, kept as a hash
+          and (k.idx, k.map_index) not in (select q.idx, q.map_index from ready q where q.run_id = p_run_id)
         for update of k skip locked);
     if cardinality(lost) > 0 then
         repairs := array_append(repairs, 'available_not_offered');
@@ -114,7 +115,8 @@ begin
         state = case when r.cancel_requested then 'canceled' when c.bad > 0 then 'failed' else 'success' end::run_state
     from (
         select count(*) as n, count(*) filter (where s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed')) as bad
-        from task k join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+        from task k
+        left join lateral (select x.is_leaf from task_spec x where x.version_id = k.version_id and x.idx = k.idx offset 0) s on true
         where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
     ) c, dag_version v
     where r.run_id = p_run_id and r.state = 'running' and v.version_id = r.version_id and c.n >= v.task_count;

@@ -77,5 +77,5 @@ begin
            and not exists (select 1 from schedule_state s where s.schedule_id = q.subject_id and s.error is not null));
     delete from retry_line l where l.shard = p_shard and not waits_until(l.run_id, l.idx, l.map_index, l.due_at);
     delete from timer w
-    where w.shard = p_shard and w.due_at <= t and not exists (select 1 from run_status r where r.run_id = w.run_id);
+    where w.shard = p_shard and w.due_at <= t and (select true from run_status r where r.run_id = w.run_id) is null;
 end $$;

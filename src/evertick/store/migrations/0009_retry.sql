@@ -30,11 +30,11 @@ create table retry_slot (
 create function retry_room(p_shard smallint, p_queue text, p_bound int) returns int language plpgsql as $$
 begin
     delete from retry_slot x
-    where x.shard = p_shard and x.queue = p_queue and not exists (
-        select 1 from task k
+    where x.shard = p_shard and x.queue = p_queue and (
+        select true from task k
         where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
           and ((k.state = 'available' and k.epoch = x.epoch and k.attempt + k.losses > 0)   -- what was cleared is no retry
-               or (k.state in ('queued', 'running') and k.epoch = x.epoch + 1)));
+               or (k.state in ('queued', 'running') and k.epoch = x.epoch + 1))) is null;
     return coalesce(p_bound, (select greatest(sum(r.slots) / 2, 1) from runner r
                               where r.gone_at is null and p_queue = any(r.queues)), 1)
          - (select count(*) from retry_slot x where x.shard = p_shard and x.queue = p_queue);
@@ -95,9 +95,11 @@ begin
     promoted := 0;
     refused := 0;
     with due as materialized (
-        select w.ctid as place, w.due_at, w.run_id, w.idx, w.map_index from timer w join run_status r on r.run_id = w.run_id
-        where w.shard = p_shard and w.due_at <= t
-        order by w.due_at limit p_limit for no key update of r skip locked
+        select come.* from (
+            select w.ctid as place, w.due_at, w.run_id, w.idx, w.map_index from timer w
+            where w.shard = p_shard and w.due_at <= t order by w.due_at offset 0) come
+        cross join lateral (select from run_status r where r.run_id = come.run_id for no key update skip locked) locked
+        limit p_limit
     ), passed as (
         delete from timer w where w.ctid = any(array(select d.place from due d))
     )
@@ -113,9 +115,12 @@ begin
         room := retry_room(p_shard, q, p_bound);
         if room > 0 then
             chosen := array(
-                select l.ctid from retry_line l join run_status r on r.run_id = l.run_id
-                where l.shard = p_shard and l.queue = q and waits_until(l.run_id, l.idx, l.map_index, l.due_at)
-                order by l.due_at limit least(room, p_limit) for no key update of r skip locked);
+                select first.place from (
+                    select l.ctid as place, l.run_id from retry_line l
+                    where l.shard = p_shard and l.queue = q and waits_until(l.run_id, l.idx, l.map_index, l.due_at)
+                    order by l.due_at offset 0) first
+                cross join lateral (select from run_status r where r.run_id = first.run_id for no key update skip locked) locked
+                limit least(room, p_limit));
             if cardinality(chosen) = 0 then
                 delete from retry_line l
                 where l.shard = p_shard and l.queue = q and not waits_until(l.run_id, l.idx, l.map_index, l.due_at);
@@ -193,10 +198,12 @@ begin
     failed := 0;
     refused := 0;
     late := array(
-        select q
-        from ready q join run_status r on r.run_id = q.run_id join dag d on d.dag_id = r.dag_id
-        where q.expires_at <= clock() and d.shard = p_shard and not is_set_aside('run', q.run_id)
-        order by q.expires_at limit p_limit for no key update of r skip locked);
+        select first.whole from (
+            select q as whole, q.run_id from ready q
+            where q.expires_at <= clock() and not is_set_aside('run', q.run_id) order by q.expires_at offset 0) first
+        cross join lateral (select r.dag_id from run_status r where r.run_id = first.run_id for no key update skip locked) locked
+        where (select d.shard from dag d where d.dag_id = locked.dag_id) = p_shard
+        limit p_limit);
     begin
         failed := fail_waits(late);
         return;

@@ -106,7 +106,9 @@ begin
            count(*) filter (where k.state = 'available')::int as available,
            count(*) filter (where k.state = 'waiting')::int as waiting
     into seen
-    from task k left join task_spec s on s.version_id = k.version_id and s.idx = k.idx where k.run_id = p_run_id;
+    from task k
+    left join lateral (select x.is_leaf from task_spec x where x.version_id = k.version_id and x.idx = k.idx offset 0) s on true
+    where k.run_id = p_run_id;
     if seen.ended >= planned or (planned - seen.ended, seen.bad) <> (status.open_tasks, status.failed_leaves)
        or seen.available > p_in_line then
         return 'drifted';
@@ -122,17 +124,18 @@ begin
        or exists (
         -- without one of its first tasks
         select 1 from task_spec s where s.version_id = status.version_id and s.starts_at_once
-        and not exists (select 1 from task k where k.run_id = p_run_id and k.idx = s.idx))
+        and (select true from task k where k.run_id = p_run_id and k.idx = s.idx limit 1) is null)
        or exists (
         -- an end that was not counted, so that what follows has no row at all
-        select 1 from task k join edge g on g.version_id = status.version_id and g.src = k.idx
+        select 1 from task k
+        cross join lateral (select x.dst from edge x where x.version_id = status.version_id and x.src = k.idx offset 0) g
         where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
-          and not exists (select 1 from task n where n.run_id = p_run_id and n.idx = g.dst))
+          and (select true from task n where n.run_id = p_run_id and n.idx = g.dst limit 1) is null)
        or (seen.waiting > 0 and exists (
         -- counted wrongly, or counted and not decided
         select 1 from upstream_of(p_run_id, null) u
-        join task w on w.run_id = p_run_id and w.idx = u.idx and w.map_index = u.map_index
-        join task_spec s on s.version_id = w.version_id and s.idx = w.idx
+        cross join lateral (select * from task x where x.run_id = p_run_id and x.idx = u.idx and x.map_index = u.map_index offset 0) w
+        cross join lateral (select * from task_spec x where x.version_id = w.version_id and x.idx = w.idx offset 0) s
         where (coalesce(w.n_success, 0), coalesce(w.n_failed, 0), coalesce(w.n_upstream_failed, 0), coalesce(w.n_skipped, 0),
                coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0))
               is distinct from (u.success, u.failed, u.upstream_failed, u.skipped, u.setup_success, u.setup_skipped)
@@ -218,8 +221,8 @@ begin
           and (x.dag_id, x.state, x.run_id) > (last_dag_id, 'running'::run_state, last_run_id)) then
         last_dag_id := null;
         last_run_id := null;
-        delete from orphan_watch w where not exists (
-            select 1 from run_status x where x.run_id = w.run_id and x.state = 'running');
+        delete from orphan_watch w where (
+            select true from run_status x where x.run_id = w.run_id and x.state = 'running') is null;
         perform take_back(p_shard);
         perform admit_passed_over(p_shard);
     end if;

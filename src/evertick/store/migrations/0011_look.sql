@@ -87,12 +87,14 @@ $$;
 
 -- By the index of open runs, and only of DAGs that limit the time of a run.
 create function overdue_runs(p_shard smallint) returns setof bigint language sql stable as $$
-    select r.run_id
-    from dag d
-    join run_status r on r.dag_id = d.dag_id and r.state in ('queued', 'running') and r.state = 'running'
-    join dag_version v on v.version_id = r.version_id
-    where d.has_run_timeout and d.shard = p_shard and r.started_at + make_interval(secs => v.run_timeout) <= clock()
-      and is_overdue(r.run_id) and not is_set_aside('run', r.run_id)
+    select late.run_id from (
+        select r.run_id from dag d
+        cross join lateral (select x.run_id, x.version_id, x.started_at from run_status x
+                            where x.dag_id = d.dag_id and x.state in ('queued', 'running') and x.state = 'running' offset 0) r
+        cross join lateral (select x.run_timeout from dag_version x where x.version_id = r.version_id offset 0) v
+        where d.has_run_timeout and d.shard = p_shard and r.started_at + make_interval(secs => v.run_timeout) <= clock()
+        offset 0) late
+    where is_overdue(late.run_id) and not is_set_aside('run', late.run_id)
     limit 100
 $$;
 
@@ -106,11 +108,14 @@ create function dags_with_room(p_shard smallint) returns setof int language sql 
                 order by r.dag_id limit 1)
         from active a where a.dag_id is not null
     )
-    select d.dag_id from active a join dag d on d.dag_id = a.dag_id
-    where d.shard = p_shard and not d.paused
-      and exists (select 1 from run_status q where q.dag_id = d.dag_id and q.state = 'queued')
+    select d.dag_id from active a
+    cross join lateral (select x.dag_id, x.max_active_runs from dag x
+                        where x.dag_id = a.dag_id and x.shard = p_shard and not x.paused offset 0) d
+    where (select true from run_status q
+           where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'queued' limit 1)
       and (d.max_active_runs is null or d.max_active_runs > (
-               select count(*) from run_status q where q.dag_id = d.dag_id and q.state = 'running'))
+               select count(*) from run_status q
+               where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'running'))
       and not is_set_aside('dag', d.dag_id)
     limit 100
 $$;

@@ -8,11 +8,11 @@ select c.relname as name, pg_stat_get_dead_tuples(c.oid) as dead
 
 -- name: is_behind
 -- Whether somebody waits for the database: a schedule that is late, or a long line. The line's length is the statistics' word,
--- because counting walks over what is dead as well.
+-- because counting walks over what is dead as well; but they may be wrong for long about a line that is empty.
 select exists (select 1 from schedule_state s
                 where s.shard = %(shard)s::smallint and s.next_due < clock() - interval '1 second'
                   and not s.paused and s.error is null)
-       or pg_stat_get_live_tuples('ready'::regclass) >= %(line)s::bigint
+       or (pg_stat_get_live_tuples('ready'::regclass) >= %(line)s::bigint and exists (select 1 from ready))
 
 -- name: snapshot_holders
 -- Whoever keeps dead rows from being vacuumed in this database, the oldest first: sessions by their transaction, prepared

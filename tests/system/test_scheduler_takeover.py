@@ -1,0 +1,150 @@
+"""Schedulers that die, freeze, lose their session or stop: another leads soon, and the old one can change nothing.
+
+Times are compared with the lease, which these tests make long or short: what comes long before its end is no lease's doing.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.system.processes import Installation, Service
+from tests.system.work import Published, schedule_now
+from tests.waiting import eventually
+
+LONG_LEASE = {"tick_seconds": 0.2, "leader_lease_seconds": 30.0}
+# Neither a tick nor a lease helps within these tests.
+LONG_TICKS = {"tick_seconds": 20.0, "leader_lease_seconds": 60.0, "lost_after_seconds": 90.0}
+SOON = 8.0
+
+SESSIONS = (
+    "select count(pg_terminate_backend(a.pid)) from pg_stat_activity a join pg_locks l on l.pid = a.pid"
+    " where l.locktype = 'advisory' and l.classid = 4712 and a.datname = current_database()"
+)
+
+
+async def all_fired(there: Installation, instants: list[object]) -> None:
+    await eventually(lambda: there.value("select count(*) >= %s from run", len(instants)), 30)
+    rows = await there.rows("select fire_at from run order by 1")
+    assert [row[0] for row in rows] == instants
+
+
+async def led(service: Service) -> float:
+    """Wait until it leads; returns how long that took."""
+    began = time.monotonic()
+    await service.saw("lead", within_seconds=30)
+    return time.monotonic() - began
+
+
+@pytest.mark.requirement("N01", "A10", "H3")
+async def test_a_killed_leader_is_replaced_long_before_its_lease_ends(there: Installation, long: Published) -> None:
+    first = await there.start("scheduler", **LONG_LEASE)
+    standby = [there.launch("scheduler", **LONG_LEASE) for _ in range(2)]
+    instants = await schedule_now(there.conn, long, "single", every=0.1, times=30)
+    await first.saw("fire")
+    await first.kill()
+    began = time.monotonic()
+    second = await eventually(lambda: next((each for each in standby if each.events("lead")), None), SOON)
+    assert time.monotonic() - began < LONG_LEASE["leader_lease_seconds"] / 3
+    assert second.events("lead")[0]["is_watched"]
+    await all_fired(there, list(instants))
+    assert await there.value("select epoch from shard") == 2
+
+
+@pytest.mark.requirement("N02", "A10", "A4", "I3")
+async def test_a_leader_that_freezes_between_begin_and_commit_keeps_nobody_waiting(
+    there: Installation, long: Published
+) -> None:
+    """It holds the fence and the schedules that it was about to move. When it wakes up, its transaction is gone."""
+    frozen = there.launch("scheduler", freeze_in="schedules.fire")
+    await frozen.saw("lead")
+    standby = there.launch("scheduler")
+    instants = await schedule_now(there.conn, long, "single", every=0.1, times=30)
+    await eventually(lambda: there.value("select count(*) = 1 from shard where lease_until < clock()"))
+    assert await led(standby) < SOON
+    await standby.saw("fire")
+    frozen.signal(signal.SIGCONT)
+    await eventually(lambda: frozen.events("unreachable") or frozen.events("deposed"))
+    await all_fired(there, list(instants))
+    assert not frozen.events("fire")
+    assert frozen.is_alive
+
+
+@pytest.mark.requirement("N04", "A10", "A4")
+async def test_a_leader_whose_session_is_terminated_costs_a_moment_and_no_fire(
+    there: Installation, long: Published
+) -> None:
+    schedulers = [await there.start("scheduler", **LONG_LEASE), there.launch("scheduler", **LONG_LEASE)]
+    instants = await schedule_now(there.conn, long, "single", every=0.1, times=40)
+    for number in range(3):
+        await eventually(lambda number=number: there.value("select count(*) > %s from run", 8 * (number + 1)))
+        await eventually(lambda: there.value(SESSIONS))
+    await all_fired(there, list(instants))
+    assert all(each.is_alive for each in schedulers)
+    # Whoever leads goes on, or the other does: in both cases there is one.
+    assert await there.value("select count(*) = 1 from shard where lease_until > clock()")
+
+
+@pytest.mark.requirement("A10")
+async def test_a_leader_that_stops_hands_over_at_once(there: Installation) -> None:
+    first = await there.start("scheduler", **LONG_TICKS)
+    second = there.launch("scheduler", **LONG_TICKS)
+    # It must have asked once, and found that somebody else leads.
+    listening = (
+        "select count(*) >= 2 from pg_stat_activity where query like 'listen%%' and datname = current_database()"
+    )
+    await eventually(lambda: there.value(listening))
+    await first.terminate()
+    assert await led(second) < SOON
+
+
+@pytest.mark.requirement("N02", "A4")
+async def test_a_leader_that_wakes_up_from_a_long_freeze_stands_by(there: Installation, long: Published) -> None:
+    first, second = await there.start("scheduler"), there.launch("scheduler")
+    first.signal(signal.SIGSTOP)
+    await led(second)
+    first.signal(signal.SIGCONT)
+    await first.saw("deposed")
+    instants = await schedule_now(there.conn, long, "single", every=0.1, times=10)
+    await all_fired(there, list(instants))
+    assert not first.events("fire")
+    # As soon as the session of the one that was frozen is gone, its successor can be watched, too.
+    await eventually(lambda: there.value("select is_watched from shard"))
+    await second.kill()
+    assert await led_again(first) < SOON
+
+
+async def led_again(service: Service) -> float:
+    began = time.monotonic()
+    await eventually(lambda: len(service.events("lead")) == 2, 30)
+    return time.monotonic() - began
+
+
+# What it costs --------------------------------------------------------------------------------------------------------
+
+# What others of the house do beside planning, in their own time.
+BESIDE = ("cluster.", "runners.neighbours", "queues.", "prune.", "upkeep.", "traces.")
+IDLE = {"tick_seconds": 0.05, "leader_lease_seconds": 5.0, "reconcile_seconds": 60.0, "orphan_after_seconds": 300.0}
+
+
+def counted(record: Path) -> Counter[str]:
+    names = record.read_text().split() if record.exists() else []
+    return Counter(name for name in names if not name.startswith(BESIDE))
+
+
+async def test_an_idle_leader_asks_one_thing_per_tick_and_so_does_a_standby(
+    there: Installation, tmp_path: Path
+) -> None:
+    leading, standing = tmp_path / "leader", tmp_path / "standby"
+    await there.start("scheduler", record=leading, **IDLE)
+    there.launch("scheduler", record=standing, **IDLE)
+    await eventually(lambda: counted(leading)["shards.look"] > 40 and counted(standing)["shards.stand_by"] > 40, 30)
+    asked, stood = counted(leading), counted(standing)
+    others = {name: count for name, count in asked.items() if name != "shards.look"}
+    # Once each: its timeouts on two connections, the lead, one round over the open runs.
+    assert sum(others.values()) <= 8, others
+    assert set(stood) <= {"shards.stand_by", "shards.bound_session"}
