@@ -15,7 +15,7 @@ from evertick.services import metrics
 from evertick.services.events import Log
 from evertick.services.loop import back_off, run_loop
 from evertick.services.pulse import Pulse
-from evertick.services.watch import Watch
+from evertick.services.watch import LOOK_SECONDS, Watch
 from evertick.store.db import Purpose, connect
 from evertick.store.guard import guard_of
 from evertick.store.line import Line, keeps_session
@@ -121,9 +121,9 @@ class Waker:
     On the same connection it watches over the database.
     """
 
-    def __init__(self, url: str, *, is_enabled: bool, log: Log) -> None:
+    def __init__(self, url: str, *, is_enabled: bool, log: Log, look_seconds: float = LOOK_SECONDS) -> None:
         self._link = Link(url, Purpose.WATCH)
-        self._watch = Watch(url, self._link.get, log)
+        self._watch = Watch(url, self._link.get, log, look_seconds=look_seconds)
         self._is_enabled, self._log = is_enabled, log
         self._wanted: set[Channel] = set()
         self._has_work = asyncio.Event()

@@ -45,7 +45,8 @@ _SETTINGS: Mapping[str, str] = {
     "recovery_init_sync_method": SYNC_METHOD,
     "max_wal_size": "4GB",
     "checkpoint_timeout": "15min",
-    "autovacuum_naptime": "10s",
+    # The leader vacuums what turns over (decision 0011); this is for all the rest.
+    "autovacuum_naptime": "30s",
     "io_method": "sync",
     "jit": "off",
     "timezone": "UTC",

@@ -7,8 +7,10 @@ that finds a file gone removes its DAGs.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 import watchfiles
@@ -24,11 +26,14 @@ from evertick.services.events import Log
 from evertick.services.link import Link, Waker
 from evertick.services.loop import run_loop
 from evertick.services.pulse import STALLED_SECONDS, Pulse
+from evertick.services.watch import SELDOM_SECONDS
 from evertick.store import dags
 from evertick.store.db import Purpose
 from evertick.store.wake import Channel
 
 RESCAN_SECONDS = 5.0
+# What the database holds changes by nobody else's hand; it is compared when files come or go, and now and then.
+COMPARE_SECONDS = 60.0
 LOADS_AT_ONCE = 2
 _ACTOR = "publisher"
 
@@ -43,10 +48,11 @@ class Publisher:
         self._settings, self._environment, self._log = settings, environment, log
         self._folder = settings.dags_folder.resolve()
         self._link = Link(url, Purpose.PLANNING)
-        self._waker = Waker(url, is_enabled=settings.notify, log=log)
+        self._waker = Waker(url, is_enabled=settings.notify, log=log, look_seconds=SELDOM_SECONDS)
         self._seen: dict[str, Fingerprint] = {}
         self._closures: dict[str, tuple[str, ...]] = {}
         self._owners: dict[str, str] = {}
+        self._compared, self._compared_at = list[str](), -inf
         self._pulse = Pulse("publisher", longest_tick_seconds=settings.load_timeout_seconds + STALLED_SECONDS)
         self.wake, self.stop = asyncio.Event(), asyncio.Event()
 
@@ -70,7 +76,9 @@ class Publisher:
         self._pulse.blocked = None
         files = find_dag_files(self._folder)
         conn = await self._link.get()
-        await self._remove_gone(conn, set(files))
+        if files != self._compared or time.monotonic() - self._compared_at > COMPARE_SECONDS:
+            await self._remove_gone(conn, set(files))
+            self._compared, self._compared_at = files, time.monotonic()
         changed = [file for file in files if self._seen.get(file) != self._fingerprint(file)]
         async for before, loaded in self._load(changed):
             if await self._take(conn, loaded, before):

@@ -42,6 +42,7 @@ from evertick.services.reporting import show_finished, show_refused, tell
 from evertick.services.shipping import LogService, last_lines, ship
 from evertick.services.starting import prepare
 from evertick.services.versions import Versions, unpacked
+from evertick.services.watch import SELDOM_SECONDS
 from evertick.services.whoami import new_runner
 from evertick.store import runners
 from evertick.store.db import Purpose
@@ -74,7 +75,7 @@ class RunnerSession:
         self.duty = Duty(request, log=self._log)
         self._settings, self._url, self._environment = settings, url, environment
         self._hot, self._side = Link(url, Purpose.HOT), Link(url, Purpose.PLANNING)
-        self._waker = Waker(url, is_enabled=settings.notify, log=self._log)
+        self._waker = Waker(url, is_enabled=settings.notify, log=self._log, look_seconds=SELDOM_SECONDS)
         self._versions = Versions()
         self._cursor = ClaimCursor(len(settings.runner_queues))
         self._holding = Holding(settings.runner_slots)

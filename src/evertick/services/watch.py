@@ -1,6 +1,6 @@
 """Watches over the database of this process: which server it is, and whether what that acknowledged is still there.
 
-Once a second, on a connection of its own, so that nothing of this is on the way of the work. Never decides what to do
+Now and then, on a connection of its own, so that nothing of this is on the way of the work. Never decides what to do
 about a loss: it says so, in the log, the journal and the metrics.
 """
 
@@ -23,7 +23,8 @@ from evertick.store.db import Purpose, connect, look_at
 from evertick.store.guard import guard_of
 from evertick.store.line import Line
 
-LOOK_SECONDS = 1.0
+# A scheduler makes the marks and knows each of them; for the others it is enough to know a recent one.
+LOOK_SECONDS, SELDOM_SECONDS = 1.0, 5.0
 # An old primary that nobody has stopped answers as ever. Where there are other hosts, they are asked who is in charge.
 LOOK_AROUND_SECONDS = 5.0
 
@@ -31,9 +32,11 @@ LOOK_AROUND_SECONDS = 5.0
 class Watch:
     """`get` gives the connection, open and leading to a server that this process may use."""
 
-    def __init__(self, url: str, get: Callable[[], Awaitable[AsyncConnection]], log: Log) -> None:
+    def __init__(
+        self, url: str, get: Callable[[], Awaitable[AsyncConnection]], log: Log, *, look_seconds: float = LOOK_SECONDS
+    ) -> None:
         self._url, self._place, self._guard = url, where(url), guard_of(url)
-        self._get, self._log = get, log
+        self._get, self._log, self._look_seconds = get, log, look_seconds
         self._has_others = len(each_host(parse(url))) > 1
         self._looked_around = time.monotonic()
         self._actor = f"{socket.gethostname()}-{os.getpid()}"
@@ -58,7 +61,7 @@ class Watch:
             mark = await cluster.mark(conn, conn.server, actor=self._actor)
             if mark is not None:
                 self._guard.remember(mark)
-        return LOOK_SECONDS
+        return LOOK_SECONDS if conn.is_shared else self._look_seconds
 
     async def look_again(self, conn: Line) -> None:
         """A pooler changes the server behind an open connection without a word."""
