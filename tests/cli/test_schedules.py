@@ -75,7 +75,7 @@ async def test_an_expression_that_has_ended_says_so(cli_without_database: Cli) -
         (["--cron", "61 * * * *"], "61 is not between 0 and 59"),
         (["--cron", "* * * * *", "--tz", "Europe/Berln"], "did you mean 'Europe/Berlin'?"),
         ([], "Name a DAG, or give an expression"),
-        (["etl", "--cron", "@daily"], "one of the two"),
+        (["etl", "--cron", "@daily"], "one of them"),
         (["etl", "--tz", "UTC"], "--tz goes with --cron"),
         (["--cron", "@daily", "-n", "0"], "-n"),
     ],

@@ -15,7 +15,7 @@ from evertick.domain.errors import InvalidSchedule
 from evertick.domain.zones import Regime, find_zone, from_seconds, regime_at, to_seconds
 
 _LONGEST_EXPRESSION = 256
-_LONGEST_GAP_SECONDS = 3 * 3600
+LONGEST_GAP_SECONDS = 3 * 3600
 _MACROS = {
     "@hourly": "0 * * * *",
     "@daily": "0 0 * * *",
@@ -73,7 +73,7 @@ class Cron:
 
     def _fires_for_gap(self, regime: Regime) -> bool:
         """Whether the clock change at the start of the regime swallowed matches that fire as one after it."""
-        if self.fields.is_elapsed or not 0 < regime.wall_start - regime.gap_start <= _LONGEST_GAP_SECONDS:
+        if self.fields.is_elapsed or not 0 < regime.wall_start - regime.gap_start <= LONGEST_GAP_SECONDS:
             return False
         swallowed = self.fields.next_wall(regime.gap_start)
         return swallowed is not None and swallowed < regime.wall_start
