@@ -22,7 +22,9 @@ VAGUE_WORDS = {"base", "info", "data", "process", "handle"}
 PROCESS_NOUNS = {"group", "tree", "start", "name"}
 
 # name of the function: why it takes more
-MANY_PARAMETERS: dict[str, str] = {}
+MANY_PARAMETERS: dict[str, str] = {
+    "testing.travel": "people's tests say in one call what happened in their story",
+}
 
 # module (and function): why it may read the environment
 ENVIRONMENT_READERS = {
@@ -84,8 +86,9 @@ def is_allowed(importer: str, target: str) -> bool:
     if layer == "config":
         return importer in MAY_READ_SETTINGS
     if layer not in LAYERS or importer not in LAYERS:
-        # The package's own front (`evertick`) shows what authors import; examples use nothing else.
-        return layer in {"__init__": ("authoring", "domain"), "config": ("domain",)}.get(importer, ())
+        # The package's own fronts (`evertick`, `evertick.testing`) are what authors import; examples use nothing else.
+        fronts = {"__init__": ("authoring", "domain"), "testing": ("authoring", "domain"), "config": ("domain",)}
+        return layer in fronts.get(importer, ())
     return LAYERS.index(layer) <= LAYERS.index(importer)
 
 

@@ -1,0 +1,145 @@
+"""A schedule taken through time, with stretches in which nothing ran or it was paused: which fires become runs, which are
+skipped. Decides by `plan_fires`, as the engine does, and holds no rule of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import IntEnum
+
+from evertick.domain.errors import UserError
+from evertick.domain.misfire import MisfirePolicy, SkipRange, SkipReason, count_between, latest_between, plan_fires
+from evertick.domain.schedule import ScheduleSpec, next_after
+
+MOST_FIRES = 100_000
+_TICK = timedelta(microseconds=1)
+_FIRES_PER_CALL = 100
+
+Stretch = tuple[datetime, datetime]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    misfire: MisfirePolicy
+    window_seconds: float | None
+
+
+@dataclass(slots=True)
+class Course:
+    """What came of it: fires as (nominal instant, when the run is made), skips, and the instant that is due next."""
+
+    fires: list[tuple[datetime, datetime]] = field(default_factory=list)
+    skips: list[SkipRange] = field(default_factory=list)
+    next_due: datetime | None = None
+
+
+class _Turn(IntEnum):
+    """What changes at an instant; at the same one in this order."""
+
+    UP = 0
+    UNPAUSE = 1
+    PAUSE = 2
+    DOWN = 3
+
+
+def take_through(
+    spec: ScheduleSpec,
+    policies: Policies,
+    *,
+    first: datetime,
+    last: datetime,
+    down: Iterable[Stretch] = (),
+    paused: Iterable[Stretch] = (),
+) -> Course:
+    """From `first` to `last`, with both. Down means that no scheduler runs: what was due meanwhile is settled when one is up
+    again. A pause settles what is due and then fires nothing; its end skips all of it, and goes on after it."""
+    course = Course(next_due=next_after(spec, first - _TICK))
+    journey = _Journey(spec, policies, course)
+    for at, turn in _turns(first, last, down, paused):
+        journey.take(at, turn)
+    journey.go_on(last)
+    return course
+
+
+class _Journey:
+    def __init__(self, spec: ScheduleSpec, policies: Policies, course: Course) -> None:
+        self._spec, self._policies, self._course = spec, policies, course
+        self._is_up, self._is_paused = True, False
+
+    def take(self, at: datetime, turn: _Turn) -> None:
+        self.go_on(at - _TICK)
+        match turn:
+            case _Turn.UP:
+                self._is_up = True
+                if not self._is_paused:
+                    self._settle(at)
+            case _Turn.DOWN:
+                self._is_up = False
+            case _Turn.PAUSE:
+                self._settle(at)
+                self._is_paused = True
+            case _Turn.UNPAUSE:
+                self._skip(at)
+                self._is_paused = False
+
+    def go_on(self, until: datetime) -> None:
+        """While it is up and not paused, everything fires in the moment in which it is due."""
+        while self._is_up and not self._is_paused:
+            due = self._course.next_due
+            if due is None or due > until:
+                return
+            self._settle(due)
+
+    def _settle(self, now: datetime) -> None:
+        """What a scheduler, or a pause, makes of everything that is due."""
+        course = self._course
+        while course.next_due is not None and course.next_due <= now:
+            plan = plan_fires(
+                self._spec,
+                next_due=course.next_due,
+                now=now,
+                policy=self._policies.misfire,
+                window_seconds=self._policies.window_seconds,
+                limit=_FIRES_PER_CALL,
+            )
+            course.fires += [(at, now) for at in plan.fires]
+            course.skips += [plan.skipped] if plan.skipped else []
+            course.next_due = plan.next_due
+            if len(course.fires) > MOST_FIRES:
+                raise UserError(f"That is more than {MOST_FIRES:,} fires: travel through a shorter time.")
+
+    def _skip(self, now: datetime) -> None:
+        """What a pause kept from firing is skipped on record when it ends."""
+        course, due = self._course, self._course.next_due
+        if due is None or due > now:
+            return
+        last = latest_between(self._spec, due, now) or due
+        count = 1 + count_between(self._spec, due, now)
+        course.skips.append(SkipRange(first=due, last=last, count=count, reason=SkipReason.PAUSED))
+        course.next_due = next_after(self._spec, now)
+
+
+def _turns(
+    first: datetime, last: datetime, down: Iterable[Stretch], paused: Iterable[Stretch]
+) -> list[tuple[datetime, _Turn]]:
+    """What changes within the range, in order."""
+    turns: list[tuple[datetime, _Turn]] = []
+    for stretches, begin, end in ((down, _Turn.DOWN, _Turn.UP), (paused, _Turn.PAUSE, _Turn.UNPAUSE)):
+        for since, until in _merged(stretches):
+            turns += [(max(since, first), begin), (until, end)]
+    return sorted((at, turn) for at, turn in turns if first <= at <= last)
+
+
+def _merged(stretches: Iterable[Stretch]) -> list[Stretch]:
+    """Without overlaps, so that the end of one does not end another."""
+    merged: list[Stretch] = []
+    for since, until in sorted(stretches):
+        if until <= since:
+            raise UserError(f"a stretch from {since.isoformat()} to {until.isoformat()} has no length: swap its ends.")
+        if merged and since <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], until))
+        else:
+            merged.append((since, until))
+    return merged

@@ -1,0 +1,179 @@
+"""For the tests of people who write DAGs: `travel` says what a schedule fires between two instants, without a server.
+
+It decides by the rules that the engine fires by, and shares their code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from evertick.authoring.dag import DagDefinition
+from evertick.authoring.resolve import Dag
+from evertick.domain.dag import DagSpec, NamedSchedule
+from evertick.domain.duration import parse_duration
+from evertick.domain.errors import UserError
+from evertick.domain.misfire import MisfirePolicy, SkipReason
+from evertick.domain.schedule import ScheduleSpec, parse_schedule
+from evertick.domain.travel import Policies, take_through
+from evertick.domain.zones import find_zone, first_instant
+
+__all__ = ["Fire", "Journey", "Skip", "travel"]
+
+DEFAULT_WINDOW_SECONDS = 86_400.0
+
+Moment = datetime | str
+Stretch = tuple[Moment, Moment]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fire:
+    """One run. `at` is the instant that it is for, in UTC; `made_at` is later where it had to wait for a scheduler."""
+
+    schedule: str
+    at: datetime
+    made_at: datetime
+    timezone: str = "UTC"
+
+    @property
+    def local(self) -> datetime:
+        """`at` on the clock of the schedule's zone."""
+        return self.at.astimezone(find_zone(self.timezone))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skip:
+    """`count` fires, from `first` to `last` with both, that get no run, and why."""
+
+    schedule: str
+    first: datetime
+    last: datetime
+    count: int
+    reason: SkipReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journey:
+    """What happened: every fire in the order in which the runs are made, and every range that was skipped."""
+
+    fires: tuple[Fire, ...]
+    skips: tuple[Skip, ...]
+
+    @property
+    def instants(self) -> list[datetime]:
+        """The instants that got a run, in UTC."""
+        return [fire.at for fire in self.fires]
+
+    @property
+    def local_times(self) -> list[str]:
+        """The same as the clock of the zone shows them: `2025-03-30 03:00`."""
+        return [f"{fire.local:%Y-%m-%d %H:%M}" for fire in self.fires]
+
+
+def travel(
+    subject: object,
+    start: Moment,
+    end: Moment,
+    *,
+    timezone: str | None = None,
+    misfire: str | None = None,
+    catchup_window: str | float | timedelta | None = None,
+    down: Iterable[Stretch] = (),
+    paused: Iterable[Stretch] = (),
+) -> Journey:
+    """What a DAG or a schedule fires from `start` to `end`, with both.
+
+    `subject` is a function under `@dag`, a DAG, or whatever `schedule=` takes: "30 2 * * *", "@every 5m", a timedelta.
+    Times are datetimes or texts; without an offset they are wall times in the schedule's zone.
+
+    `down` are stretches (from, to) in which no scheduler ran: when it is back, `misfire` and `catchup_window` decide, as in
+    `@dag`. `paused` are stretches in which the DAG was paused: what was due in them is skipped. What a run does, how long it
+    takes, and limits such as `max_active_runs` are no part of this.
+    """
+    journeys = []
+    for each, policies in _schedules(subject, timezone, misfire, catchup_window):
+        zone = each.spec.timezone
+        first, last = _instant(start, zone), _instant(end, zone)
+        if last < first:
+            raise UserError(f"the journey ends at {end}, before it starts at {start}: swap them.")
+        stretches = {
+            "down": [(_instant(since, zone), _instant(until, zone)) for since, until in down],
+            "paused": [(_instant(since, zone), _instant(until, zone)) for since, until in paused],
+        }
+        journeys.append((each, take_through(each.spec, policies, first=first, last=last, **stretches)))
+    fires = [
+        Fire(schedule=each.name, at=at, made_at=made_at, timezone=each.spec.timezone)
+        for each, course in journeys
+        for at, made_at in course.fires
+    ]
+    skips = [
+        Skip(schedule=each.name, first=skip.first, last=skip.last, count=skip.count, reason=skip.reason)
+        for each, course in journeys
+        for skip in course.skips
+    ]
+    return Journey(
+        fires=tuple(sorted(fires, key=lambda fire: (fire.made_at, fire.at, fire.schedule))),
+        skips=tuple(sorted(skips, key=lambda skip: (skip.first, skip.schedule))),
+    )
+
+
+def _schedules(
+    subject: object, timezone: str | None, misfire: str | None, window: str | float | timedelta | None
+) -> Iterator[tuple[NamedSchedule, Policies]]:
+    """The schedules to travel with, and what each does about what it missed."""
+    spec = _dag_of(subject)
+    if spec is None:
+        plain = parse_schedule(subject, timezone=timezone)
+        found: tuple[NamedSchedule, ...] = (NamedSchedule(name="default", spec=plain),)
+        policy, seconds = MisfirePolicy.LATEST, None
+    else:
+        if timezone is not None:
+            raise UserError("a DAG's schedules have their own time zones: leave timezone out.")
+        found, policy, seconds = spec
+    if misfire is not None:
+        try:
+            policy = MisfirePolicy(misfire)
+        except ValueError:
+            raise UserError(f"misfire {misfire!r} is unknown: use {', '.join(MisfirePolicy)}.") from None
+    if window is not None:
+        seconds = _seconds(window)
+    for each in found:
+        yield each, Policies(misfire=policy, window_seconds=DEFAULT_WINDOW_SECONDS if seconds is None else seconds)
+
+
+def _dag_of(subject: object) -> tuple[tuple[NamedSchedule, ...], MisfirePolicy, float | None] | None:
+    """The schedules of a DAG and its policies; nothing for what is a schedule itself."""
+    match subject:
+        case DagDefinition():
+            defaults = DagSpec(name=subject.name, tasks=(), schedules=subject.frame["schedules"])
+            policy = subject.frame.get("misfire", defaults.misfire)
+            return defaults.schedules, policy, subject.frame.get("catchup_window_seconds")
+        case Dag():
+            return subject.spec.schedules, subject.spec.misfire, subject.spec.catchup_window_seconds
+        case DagSpec():
+            return subject.schedules, subject.misfire, subject.catchup_window_seconds
+        case ScheduleSpec() | _:
+            return None
+
+
+def _seconds(window: str | float | timedelta) -> float:
+    if isinstance(window, timedelta):
+        return window.total_seconds()
+    if isinstance(window, str):
+        try:
+            return parse_duration(window).total_seconds()
+        except ValueError as fault:
+            raise UserError(f"catchup_window {window!r}: {fault}.") from None
+    return float(window)
+
+
+def _instant(moment: Moment, zone: str) -> datetime:
+    try:
+        read = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+        instant = first_instant(zone, read) if read.tzinfo is None else read.astimezone(UTC)
+    except (ValueError, OverflowError, AttributeError):
+        instant = None
+    if instant is None:
+        raise UserError(f"{moment!r} is not a date and time: write 2025-03-30, 2025-03-30T02:30 or give a datetime.")
+    return instant
