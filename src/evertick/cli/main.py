@@ -36,7 +36,8 @@ COMMANDS = {
     "dags": _Command("dags", "DAGs: list, show, validate, pause, unpause, trigger, delete.", _WORK),
     "runs": _Command("runs", "Runs: list, show, watch, cancel, clear.", _WORK),
     "tasks": _Command("tasks", "Tasks of a run: list, show, logs, clear, mark.", _WORK),
-    "schedules": _Command("schedules", "Schedules: list them, and see when they fire next.", _WORK),
+    "schedules": _Command("schedules", "Schedules: list, next, explain, simulate.", _WORK),
+    "backfill": _Command("backfill", "Backfills: create, list, show, pause, resume, cancel.", _WORK),
     "quarantine": _Command("quarantine", "What was set aside because it fails every time.", _WORK),
     "runners": _Command("runners", "Runners that are alive, and how busy they are.", _WORK),
 }

@@ -58,7 +58,7 @@ def trigger_dag(
 
     async def start(conn: AsyncConnection) -> tuple[RunRow, bool, bool, bool]:
         row, spec = await find_dag(conn, dag)
-        given = {**_read_object(params), **_read_pairs(spec, param or [])}
+        given = {**read_object(params), **_read_pairs(spec, param or [])}
         made = await trigger(conn, dag=dag, params=given, actor=actor(), key=own_key)
         has_runner = bool(await runners.list_busy(conn, limit=1))
         return await find_run(conn, made.run_id), made.is_new or key is None, row.paused, has_runner
@@ -91,7 +91,7 @@ def _announce(run: RunRow, *, is_new: bool, is_paused: bool) -> None:
         show(hint(f"The DAG is paused; let it go on with: evertick dags unpause {run.dag}"))
 
 
-def _read_object(text: str | None) -> dict[str, object]:
+def read_object(text: str | None) -> dict[str, object]:
     if text is None:
         return {}
     advice = """Write an object such as --params '{"rows": 5}'."""

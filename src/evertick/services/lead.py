@@ -147,6 +147,7 @@ class Lead:
             stranded=None,
             overdue=None,
             with_room=None,
+            backfills=None,
             troubles=[],
         )
 

@@ -49,6 +49,7 @@ LOG_LINES_DROPPED = _counter("log_lines_dropped", "Log lines that could not be w
 LEADER = _gauge("leader", "1 while this scheduler leads its shard, else 0.")
 LEADERSHIP_CHANGES = _counter("leadership_changes", "Times that this scheduler took or lost the lead.")
 FIRES = _counter("fires", "Runs created by schedules.")
+BACKFILL_RUNS = _counter("backfill_runs", "Runs created by backfills.")
 FIRE_LAG = _histogram("fire_lag", "From the due instant of a schedule to its run.", buckets=_LATE)
 SKIPPED_FIRES = _counter("skipped_fires", "Due instants that were skipped, with a record that says why.", "reason")
 QUEUE_DEPTH = _gauge("queue_depth", "Tasks in line, claimable now, by queue. Counted by the leader.", "queue")

@@ -1,4 +1,4 @@
-"""What the leader does besides firing: promote, reap, end what takes too long, admit, repair.
+"""What the leader does besides firing: promote, reap, end what takes too long, admit, move backfills on, repair.
 
 On a connection of its own, so that nothing of it can delay a fire. It asks nothing by itself: the leader's look says what there
 is to do, and only the round of repairs has a time of its own.
@@ -16,6 +16,7 @@ from psycopg import AsyncConnection
 
 from evertick.config import Settings
 from evertick.domain.errors import NotLeader
+from evertick.engine.backfill import move_on
 from evertick.engine.promote import promote
 from evertick.engine.reap import listen, reap_runner
 from evertick.engine.reconcile import admit
@@ -56,7 +57,7 @@ class Tending:
         self._on_refused = on_refused
         self._link = Link(url, Purpose.PLANNING)
         self._bounded: AsyncConnection | None = None
-        self._steps = {name: Step(name, log=log) for name in ("promote", "reap", "time_out", "admit")}
+        self._steps = {name: Step(name, log=log) for name in ("promote", "reap", "time_out", "admit", "backfill")}
         self._repairing = Repairing(settings, lead=lead, waker=waker, log=log)
         self._wake = asyncio.Event()
         self._read_at: tuple[datetime, float] | None = None
@@ -67,6 +68,8 @@ class Tending:
         self._promote_at = self._expire_at = inf
         self._sessions: list[int] = []
         self._overdue: list[int] = []
+        self._backfills: list[int] = []
+        self._backfill_at = inf
         self._has_room = self._listens = False
         self._listened_at = 0.0
         self._repairing.begin()
@@ -81,6 +84,8 @@ class Tending:
         self._expire_at = self._boot_time(seen.next_expiry)
         self._sessions = [*(seen.silent or []), *(seen.stranded or [])]
         self._overdue, self._has_room = seen.overdue or [], bool(seen.with_room)
+        self._backfills = seen.backfills or []
+        self._backfill_at = now if self._backfills else inf
         self._listens = seen.silent is None and seen.stranded is None and not seen.troubles
         if not self._listens:
             self._listened_at = 0.0
@@ -124,6 +129,9 @@ class Tending:
         if self._has_room:
             self._has_room = False
             await self._step("admit", conn, self._admit)
+        if self._backfill_at <= now:
+            self._backfill_at = inf
+            await self._each("backfill", conn, self._backfills, self._move_on)
         if self._lead.may_plan:
             await self._repairing.attempt(conn)
 
@@ -229,6 +237,15 @@ class Tending:
         if done.admitted:
             self._waker.wake(Channel.READY)
 
+    async def _move_on(self, conn: AsyncConnection, backfill_id: int) -> None:
+        done = await move_on(conn, shard=SHARD, epoch=self._epoch, backfill_id=backfill_id)
+        if done.made:
+            metrics.BACKFILL_RUNS.inc(done.made)
+            self._waker.wake(Channel.READY)
+        # Soon again while it gets on; otherwise the leader's next look says whether there is something to do.
+        if (done.moved or done.ended) and not done.is_over:
+            self._backfill_at = boot_seconds() + SOON_SECONDS
+
     def _count_refused(self, kind: str, count: int, *, verb: str) -> None:
         if count:
             metrics.QUARANTINED.labels(kind=kind).inc(count)
@@ -245,7 +262,8 @@ class Tending:
         if self._sessions or self._overdue or self._has_room or self._listens:
             return 0.0
         resting = self._steps["promote"].rests_until
-        return min(max(self._promote_at, resting), self._expire_at, self._repairing.next_at)
+        soonest = min(max(self._promote_at, resting), self._expire_at, self._backfill_at)
+        return min(soonest, self._repairing.next_at)
 
     def _boot_time(self, instant: datetime | None) -> float:
         """An instant of the database's clock by ours."""

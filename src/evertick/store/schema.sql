@@ -182,6 +182,39 @@ begin
     return moved;
 end $$;
 
+CREATE FUNCTION evertick.cancel_backfill(p_backfill_id integer, p_leaves_runs boolean, p_actor text, OUT runs integer, OUT asked integer) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    open bigint[];
+    one bigint;
+    n int;
+begin
+    update backfill b set state = 'canceled', finished_at = clock(), reason = format('canceled by %s', p_actor)
+    where b.backfill_id = p_backfill_id and b.state in ('running', 'paused');
+    if not found then
+        return;
+    end if;
+    runs := 0;
+    asked := 0;
+    insert into journal (occurred_at, verb, actor, dag_id, detail)
+    select clock(), 'cancel', p_actor, b.dag_id, jsonb_build_object('backfill', p_backfill_id, 'leaves_runs', p_leaves_runs)
+    from backfill b where b.backfill_id = p_backfill_id;
+    if p_leaves_runs then
+        return;
+    end if;
+    open := array(
+        select r.run_id from run_status r
+        where r.run_id = any(array(select o.run_id from backfill_run o where o.backfill_id = p_backfill_id and o.is_open))
+          and r.state in ('queued', 'running')
+        order by r.run_id for no key update);
+    foreach one in array open loop
+        n := cancel_run(one, p_actor, format('backfill %s was canceled', p_backfill_id));
+        runs := runs + (n is not null)::int;
+        asked := asked + coalesce(n, 0);
+    end loop;
+end $$;
+
 CREATE FUNCTION evertick.cancel_run(p_run_id bigint, p_actor text, p_reason text) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -201,6 +234,65 @@ begin
     perform close_runs(now_ended);
     return asked;
 end $$;
+
+CREATE TABLE evertick.backfill (
+    backfill_id integer NOT NULL,
+    shard smallint NOT NULL,
+    dag_id integer NOT NULL,
+    schedule_id integer,
+    spec jsonb NOT NULL,
+    params jsonb NOT NULL,
+    first_at timestamp with time zone NOT NULL,
+    last_at timestamp with time zone NOT NULL,
+    reprocess text NOT NULL,
+    newest_first boolean NOT NULL,
+    parallel integer NOT NULL,
+    request text NOT NULL,
+    state text NOT NULL,
+    reason text,
+    "position" timestamp with time zone,
+    is_planned boolean DEFAULT false NOT NULL,
+    total bigint NOT NULL,
+    left_alone bigint DEFAULT 0 NOT NULL,
+    made bigint DEFAULT 0 NOT NULL,
+    open_runs integer DEFAULT 0 NOT NULL,
+    succeeded bigint DEFAULT 0 NOT NULL,
+    failed bigint DEFAULT 0 NOT NULL,
+    canceled bigint DEFAULT 0 NOT NULL,
+    created_by text NOT NULL,
+    created_at timestamp with time zone NOT NULL,
+    finished_at timestamp with time zone,
+    CONSTRAINT backfill_check CHECK ((first_at <= last_at)),
+    CONSTRAINT backfill_check1 CHECK (((finished_at IS NOT NULL) = (state = ANY (ARRAY['done'::text, 'canceled'::text, 'failed'::text])))),
+    CONSTRAINT backfill_open_runs_check CHECK ((open_runs >= 0)),
+    CONSTRAINT backfill_parallel_check CHECK (((parallel >= 1) AND (parallel <= 1000))),
+    CONSTRAINT backfill_reprocess_check CHECK ((reprocess = ANY (ARRAY['none'::text, 'failed'::text, 'all'::text]))),
+    CONSTRAINT backfill_state_check CHECK ((state = ANY (ARRAY['running'::text, 'paused'::text, 'done'::text, 'canceled'::text, 'failed'::text]))),
+    CONSTRAINT backfill_total_check CHECK ((total > 0))
+);
+
+CREATE FUNCTION evertick.choose_instants(b evertick.backfill, p_instants timestamp with time zone[], p_room integer) RETURNS TABLE(place bigint, instant timestamp with time zone, is_needed boolean)
+    LANGUAGE sql STABLE
+    AS $$
+    with cursor_at as (
+        select coalesce((select s.next_due from schedule_state s
+                         where s.schedule_id = (b).schedule_id and s.paused is not true and s.error is null), 'infinity') as next_due
+    ), candidate as (
+        select i.place, i.instant,
+               case when n.run_id is null then true
+                    when n.state in ('queued', 'running') then false
+                    else (b).reprocess = 'all' or ((b).reprocess = 'failed' and n.state in ('failed', 'canceled')) end as is_needed
+        from unnest(p_instants) with ordinality i(instant, place)
+        cross join lateral newest_run_for((b).dag_id, (b).schedule_id, i.instant) n
+    ), numbered as (
+        select c.*, count(*) filter (where c.is_needed) over (order by c.place) as needed,
+               bool_or(c.instant >= k.next_due) over (order by c.place) as is_ahead
+        from candidate c cross join cursor_at k
+    )
+    select n.place, n.instant, n.is_needed from numbered n
+    where n.needed <= p_room and not n.is_ahead
+    order by n.place
+$$;
 
 CREATE FUNCTION evertick.claim(p_session bigint, p_queues text[], p_free integer, p_low bigint[]) RETURNS SETOF evertick.step_row
     LANGUAGE plpgsql
@@ -328,6 +420,60 @@ begin
     from counted c join dag d on d.dag_id = c.dag_id
     where c.state not in ('queued', 'running') and d.max_active_runs is not null;
     return case when limited is null then 0 else admit_runs(limited) end;
+end $$;
+
+CREATE FUNCTION evertick.count_ended(p_backfill_id integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    n int;
+begin
+    with over as (
+        update backfill_run b set is_open = false
+        from (select o.run_id, s.state from backfill_run o
+              cross join lateral (select x.state from run_status x where x.run_id = o.run_id offset 0) s
+              where o.backfill_id = p_backfill_id and o.is_open and s.state in ('success', 'failed', 'canceled')) e
+        where b.run_id = e.run_id and b.is_open
+        returning e.state
+    ), counted as (
+        select count(*) as n, count(*) filter (where o.state = 'success') as succeeded,
+               count(*) filter (where o.state = 'failed') as failed, count(*) filter (where o.state = 'canceled') as canceled
+        from over o
+    ), noted as (
+        update backfill b
+        set succeeded = b.succeeded + c.succeeded, failed = b.failed + c.failed, canceled = b.canceled + c.canceled
+        from counted c where b.backfill_id = p_backfill_id and c.n > 0
+    )
+    select c.n into n from counted c;
+    -- Counted anew, not taken off: a run that was pruned before anybody counted it must not keep the backfill open.
+    update backfill b set open_runs = (select count(*) from backfill_run o where o.backfill_id = p_backfill_id and o.is_open)
+    where b.backfill_id = p_backfill_id;
+    return n;
+end $$;
+
+CREATE FUNCTION evertick.create_backfill(p_plan jsonb, p_request text, p_actor text, OUT id integer, OUT is_new boolean) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+begin
+    insert into backfill as b (shard, dag_id, schedule_id, spec, params, first_at, last_at, reprocess, newest_first, parallel,
+                               request, state, total, created_by, created_at)
+    select d.shard, d.dag_id, x.schedule_id, x.spec, x.params, x.first_at, x.last_at, x.reprocess, x.newest_first, x.parallel,
+           p_request, 'running', x.total, p_actor, t
+    from jsonb_to_record(p_plan) as x(dag_id int, schedule_id int, spec jsonb, params jsonb, first_at timestamptz,
+         last_at timestamptz, reprocess text, newest_first boolean, parallel int, total bigint)
+    join dag d on d.dag_id = x.dag_id and d.deleted_at is null and d.version_id is not null
+    on conflict (request) do nothing
+    returning b.backfill_id into id;
+    is_new := id is not null;
+    if is_new then
+        insert into journal (occurred_at, verb, actor, dag_id, detail)
+        values (t, 'backfill', p_actor, (p_plan->>'dag_id')::int,
+                (p_plan - 'spec' - 'params' - 'dag_id') || jsonb_build_object('backfill', id));
+    else
+        select b.backfill_id into id from backfill b where b.request = p_request;
+    end if;
 end $$;
 
 CREATE FUNCTION evertick.dags_with_room(p_shard smallint) RETURNS SETOF integer
@@ -535,6 +681,16 @@ begin
     where l.run_id is null or h.run_id is null or k.request is not null;
 end $$;
 
+CREATE FUNCTION evertick.fail_backfill(p_shard smallint, p_epoch bigint, p_backfill_id integer, p_reason text) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform fence(p_shard, p_epoch);
+    update backfill b set state = 'failed', finished_at = clock(), reason = left(p_reason, 2000)
+    where b.backfill_id = p_backfill_id and b.shard = p_shard and b.state = 'running';
+    return found;
+end $$;
+
 CREATE TABLE evertick.ready (
     queue text NOT NULL,
     rank smallint NOT NULL,
@@ -732,7 +888,7 @@ begin
     perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
     delete from ready q using run_status r, task_spec s
     where r.dag_id = p_dag_id and r.state = 'running' and s.version_id = r.version_id
-      and q.queue = s.queue and q.rank = 9 - s.priority and q.run_id = r.run_id;
+      and q.queue = s.queue and q.rank in (9 - s.priority, 9) and q.run_id = r.run_id;
     update task k set state = 'pending'
     from run_status r
     where r.dag_id = p_dag_id and r.state = 'running' and k.run_id = r.run_id and k.state = 'available';
@@ -872,7 +1028,7 @@ CREATE FUNCTION evertick.lock_schedules(p_name text) RETURNS void
     where d.name = p_name order by s.schedule_id for no key update of s
 $$;
 
-CREATE FUNCTION evertick.look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean, p_elapsed double precision, p_lost_after double precision, OUT read_at timestamp with time zone, OUT is_watched boolean, OUT next_fire timestamp with time zone, OUT next_timer timestamp with time zone, OUT has_line boolean, OUT next_expiry timestamp with time zone, OUT silent bigint[], OUT stranded bigint[], OUT overdue bigint[], OUT with_room integer[], OUT troubles text[]) RETURNS record
+CREATE FUNCTION evertick.look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean, p_elapsed double precision, p_lost_after double precision, OUT read_at timestamp with time zone, OUT is_watched boolean, OUT next_fire timestamp with time zone, OUT next_timer timestamp with time zone, OUT has_line boolean, OUT next_expiry timestamp with time zone, OUT silent bigint[], OUT stranded bigint[], OUT overdue bigint[], OUT with_room integer[], OUT backfills integer[], OUT troubles text[]) RETURNS record
     LANGUAGE plpgsql
     AS $$
 begin
@@ -922,6 +1078,12 @@ begin
     exception when others then
         troubles := array_append(troubles, 'admit: ' || sqlerrm);
     end;
+    begin
+        backfills := array(select b.backfill_id from backfill b
+                           where b.shard = p_shard and (b.state = 'running' or b.open_runs > 0) order by b.backfill_id limit 100);
+    exception when others then
+        troubles := array_append(troubles, 'backfill: ' || sqlerrm);
+    end;
 end $$;
 
 CREATE FUNCTION evertick.mark_task(p_run_id bigint, p_idx integer, p_map_index integer, p_state evertick.task_state, p_actor text) RETURNS text
@@ -952,7 +1114,7 @@ begin
         perform settle(start_runs(array[p_run_id]));
     end if;
     delete from ready q
-    where q.queue = spec.queue and q.rank = 9 - spec.priority and q.run_id = p_run_id and q.idx = p_idx
+    where q.queue = spec.queue and q.rank in (9 - spec.priority, 9) and q.run_id = p_run_id and q.idx = p_idx
       and q.map_index = p_map_index;
     select * into before from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index;
     insert into task as k (run_id, idx, map_index, version_id, state, finished_at, reason)
@@ -988,6 +1150,37 @@ begin
     return 'marked';
 end $$;
 
+CREATE TABLE evertick.run_status (
+    run_id bigint NOT NULL,
+    dag_id integer NOT NULL,
+    version_id integer NOT NULL,
+    state evertick.run_state NOT NULL,
+    open_tasks integer NOT NULL,
+    failed_leaves integer DEFAULT 0 NOT NULL,
+    cancel_requested boolean DEFAULT false NOT NULL,
+    started_at timestamp with time zone,
+    finished_at timestamp with time zone,
+    reason text,
+    CONSTRAINT run_status_check CHECK (((state <> ALL (ARRAY['success'::evertick.run_state, 'failed'::evertick.run_state, 'canceled'::evertick.run_state])) OR ((open_tasks = 0) AND (finished_at IS NOT NULL)))),
+    CONSTRAINT run_status_check1 CHECK (((state <> 'running'::evertick.run_state) OR (open_tasks > 0))),
+    CONSTRAINT run_status_failed_leaves_check CHECK ((failed_leaves >= 0)),
+    CONSTRAINT run_status_open_tasks_check CHECK ((open_tasks >= 0))
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off);
+
+CREATE FUNCTION evertick.newest_run_for(p_dag_id integer, p_schedule_id integer, p_instant timestamp with time zone) RETURNS evertick.run_status
+    LANGUAGE sql STABLE
+    AS $$
+    select s from (
+        (select r.run_id from run r where r.schedule_id = p_schedule_id and r.fire_at = p_instant)
+        union all
+        (select b.run_id from backfill_run b
+         where b.dag_id = p_dag_id and b.schedule_id = coalesce(p_schedule_id, 0) and b.fire_at = p_instant
+         order by b.run_id desc limit 1)
+    ) made cross join lateral (select x from run_status x where x.run_id = made.run_id offset 0) s(s)
+    order by made.run_id desc limit 1
+$$;
+
 CREATE FUNCTION evertick.note_pruned(p_entry bigint, p_actor text, p_before timestamp with time zone, p_kind text, p_count bigint) RETURNS bigint
     LANGUAGE plpgsql
     AS $$
@@ -1014,13 +1207,18 @@ CREATE FUNCTION evertick.offer(p_tasks evertick.ended[]) RETURNS integer
     AS $$
 declare
     offered int;
+    has_backfills boolean := exists (select 1 from backfill);
     now timestamptz := clock();
 begin
     if coalesce(cardinality(p_tasks), 0) = 0 then
         return 0;
     end if;
     insert into ready (queue, rank, run_id, idx, map_index, expires_at)
-    select s.queue, 9 - s.priority, t.run_id, t.idx, t.map_index, now + make_interval(secs => s.queue_timeout)
+    select s.queue,
+           case when not has_backfills then 9 - s.priority
+                when (select r.kind from run r where r.run_id = t.run_id) = 'backfill' then 9
+                else 9 - s.priority end,
+           t.run_id, t.idx, t.map_index, now + make_interval(secs => s.queue_timeout)
     from unnest(p_tasks) t join task_spec s on s.version_id = t.version_id and s.idx = t.idx
     order by s.queue, s.priority desc, t.run_id, t.idx, t.map_index;
     get diagnostics offered = row_count;
@@ -1074,6 +1272,21 @@ CREATE FUNCTION evertick.overdue_runs(p_shard smallint) RETURNS SETOF bigint
     where is_overdue(late.run_id) and not is_set_aside('run', late.run_id)
     limit 100
 $$;
+
+CREATE FUNCTION evertick.pause_backfill(p_backfill_id integer, p_paused boolean, p_actor text) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+begin
+    update backfill b set state = case when p_paused then 'paused' else 'running' end
+    where b.backfill_id = p_backfill_id and b.state = case when p_paused then 'running' else 'paused' end;
+    if not found then
+        return false;
+    end if;
+    insert into journal (occurred_at, verb, actor, dag_id, detail)
+    select clock(), case when p_paused then 'pause' else 'resume' end, p_actor, b.dag_id, jsonb_build_object('backfill', p_backfill_id)
+    from backfill b where b.backfill_id = p_backfill_id;
+    return true;
+end $$;
 
 CREATE FUNCTION evertick.pause_dag(p_dag_id integer, p_paused boolean, p_settle jsonb, p_cursors jsonb, p_actor text) RETURNS boolean
     LANGUAGE plpgsql
@@ -1236,6 +1449,7 @@ begin
         order by r.run_id for update skip locked);
     insert into remains (shard, kind, id) select p_shard, 'run', d from unnest(doomed) d;
     delete from run_status r where r.run_id = any(doomed);
+    delete from backfill_run b where b.run_id = any(doomed);
     delete from run r where r.run_id = any(doomed);
     pruned := cardinality(doomed);
     entry := note_pruned(p_entry, p_actor, p_before, 'runs', pruned);
@@ -1793,6 +2007,28 @@ begin
          - (select count(*) from retry_slot x where x.shard = p_shard and x.queue = p_queue);
 end $$;
 
+CREATE TABLE evertick.dag (
+    dag_id integer NOT NULL,
+    name text NOT NULL,
+    shard smallint DEFAULT 0 NOT NULL,
+    paused boolean DEFAULT false NOT NULL,
+    version_id integer,
+    max_active_runs integer,
+    has_run_timeout boolean DEFAULT false NOT NULL,
+    file text NOT NULL,
+    deleted_at timestamp with time zone,
+    CONSTRAINT dag_max_active_runs_check CHECK ((max_active_runs > 0))
+);
+
+CREATE FUNCTION evertick.room_for(b evertick.backfill, d evertick.dag) RETURNS integer
+    LANGUAGE sql STABLE
+    AS $$
+    select greatest(least((b).parallel - (b).open_runs,
+        case when (d).max_active_runs is null then (b).parallel
+             else (d).max_active_runs - (select count(*) from run_status r
+                                         where r.dag_id = (d).dag_id and r.state in ('queued', 'running')) end), 0)::int
+$$;
+
 CREATE FUNCTION evertick.set_aside(p_kind text, p_subject_id bigint, p_verb text, p_reason text, p_is_tried_again boolean) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -2039,6 +2275,71 @@ begin
     end if;
 end $$;
 
+CREATE FUNCTION evertick.step_backfill(p_shard smallint, p_epoch bigint, p_backfill_id integer, p_position timestamp with time zone, p_instants timestamp with time zone[], p_is_all boolean, OUT made integer, OUT ended integer, OUT moved boolean, OUT is_over boolean) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    b backfill;
+    d dag;
+    room int;
+    chosen timestamptz[];
+    needed timestamptz[];
+    runs bigint[];
+    t timestamptz := clock();
+begin
+    perform fence(p_shard, p_epoch);
+    made := 0;
+    ended := 0;
+    moved := false;
+    is_over := false;
+    -- Somebody is just changing it: the next step sees to what.
+    perform 1 from backfill x where x.backfill_id = p_backfill_id and x.shard = p_shard for no key update skip locked;
+    if not found then
+        return;
+    end if;
+    ended := count_ended(p_backfill_id);
+    select * into b from backfill x where x.backfill_id = p_backfill_id and x.shard = p_shard;
+    if b.state = 'running' and not b.is_planned and b.position is not distinct from p_position then
+        select * into d from dag x where x.dag_id = b.dag_id for no key update;
+        if d.deleted_at is not null or d.version_id is null then
+            update backfill x set state = 'failed', finished_at = t, reason = 'its DAG was deleted'
+            where x.backfill_id = p_backfill_id and x.state = 'running';
+        elsif not d.paused and not is_set_aside('dag', d.dag_id) then
+            room := room_for(b, d);
+            if room > 0 then
+                select array_agg(c.instant order by c.place), array_agg(c.instant order by c.place) filter (where c.is_needed)
+                into chosen, needed from choose_instants(b, p_instants, room) c;
+            end if;
+            chosen := coalesce(chosen, '{}');
+            with created as (
+                insert into run as r (dag_id, version_id, kind, key, fire_at, params, triggered_by, created_at)
+                select d.dag_id, d.version_id, 'backfill', format('backfill:%s:%s', p_backfill_id, i.instant at time zone 'UTC'),
+                       i.instant, b.params, format('backfill %s', p_backfill_id), t
+                from unnest(needed) with ordinality i(instant, place) order by i.place
+                on conflict (dag_id, key) where key is not null do nothing
+                returning r.run_id, r.fire_at
+            ), listed as (
+                insert into backfill_run (run_id, backfill_id, dag_id, schedule_id, fire_at)
+                select c.run_id, p_backfill_id, d.dag_id, coalesce(b.schedule_id, 0), c.fire_at from created c
+            )
+            select array_agg(c.run_id order by c.run_id) into runs from created c;
+            made := coalesce(cardinality(runs), 0);
+            moved := cardinality(chosen) > 0 or (p_is_all and cardinality(p_instants) = 0);
+            update backfill x
+            set position = coalesce(chosen[cardinality(chosen)], x.position), made = x.made + step_backfill.made,
+                left_alone = x.left_alone + cardinality(chosen) - step_backfill.made,
+                open_runs = x.open_runs + step_backfill.made,
+                is_planned = p_is_all and cardinality(chosen) = cardinality(p_instants)
+            where x.backfill_id = p_backfill_id and x.state = 'running' and x.position is not distinct from p_position;
+            perform open_runs(runs);
+        end if;
+    end if;
+    update backfill x set state = 'done', finished_at = t
+    where x.backfill_id = p_backfill_id and x.state = 'running' and x.is_planned and x.open_runs = 0;
+    is_over := not exists (select 1 from backfill x where x.backfill_id = p_backfill_id
+                           and (x.state = 'running' or x.open_runs > 0));
+end $$;
+
 CREATE FUNCTION evertick.stop_tasks(p_run_id bigint, p_reason text, OUT stopped evertick.ended[], OUT asked integer) RETURNS record
     LANGUAGE plpgsql
     AS $$
@@ -2046,8 +2347,8 @@ declare
     t timestamptz := clock();
 begin
     delete from ready q using run_status r, task_spec s
-    where r.run_id = p_run_id and s.version_id = r.version_id and q.queue = s.queue and q.rank = 9 - s.priority
-      and q.run_id = p_run_id;
+    where r.run_id = p_run_id and s.version_id = r.version_id and q.queue = s.queue
+      and q.rank in (9 - s.priority, 9) and q.run_id = p_run_id;
     with gone as (
         insert into task as k (run_id, idx, version_id, state, finished_at, reason)
         select r.run_id, s.idx, r.version_id, 'canceled', t, p_reason
@@ -2388,6 +2689,24 @@ UNION ALL
     a.finished_at
    FROM evertick.attempt a;
 
+ALTER TABLE evertick.backfill ALTER COLUMN backfill_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME evertick.backfill_backfill_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE evertick.backfill_run (
+    run_id bigint NOT NULL,
+    backfill_id integer NOT NULL,
+    dag_id integer NOT NULL,
+    schedule_id integer NOT NULL,
+    fire_at timestamp with time zone NOT NULL,
+    is_open boolean DEFAULT true NOT NULL
+);
+
 CREATE TABLE evertick.bundle (
     hash text NOT NULL,
     file text NOT NULL,
@@ -2406,19 +2725,6 @@ CREATE TABLE evertick.cluster (
     lost_until pg_lsn
 )
 WITH (fillfactor='50');
-
-CREATE TABLE evertick.dag (
-    dag_id integer NOT NULL,
-    name text NOT NULL,
-    shard smallint DEFAULT 0 NOT NULL,
-    paused boolean DEFAULT false NOT NULL,
-    version_id integer,
-    max_active_runs integer,
-    has_run_timeout boolean DEFAULT false NOT NULL,
-    file text NOT NULL,
-    deleted_at timestamp with time zone,
-    CONSTRAINT dag_max_active_runs_check CHECK ((max_active_runs > 0))
-);
 
 ALTER TABLE evertick.dag ALTER COLUMN dag_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME evertick.dag_dag_id_seq
@@ -2603,24 +2909,6 @@ ALTER TABLE evertick.run ALTER COLUMN run_id ADD GENERATED ALWAYS AS IDENTITY (
     CACHE 1
 );
 
-CREATE TABLE evertick.run_status (
-    run_id bigint NOT NULL,
-    dag_id integer NOT NULL,
-    version_id integer NOT NULL,
-    state evertick.run_state NOT NULL,
-    open_tasks integer NOT NULL,
-    failed_leaves integer DEFAULT 0 NOT NULL,
-    cancel_requested boolean DEFAULT false NOT NULL,
-    started_at timestamp with time zone,
-    finished_at timestamp with time zone,
-    reason text,
-    CONSTRAINT run_status_check CHECK (((state <> ALL (ARRAY['success'::evertick.run_state, 'failed'::evertick.run_state, 'canceled'::evertick.run_state])) OR ((open_tasks = 0) AND (finished_at IS NOT NULL)))),
-    CONSTRAINT run_status_check1 CHECK (((state <> 'running'::evertick.run_state) OR (open_tasks > 0))),
-    CONSTRAINT run_status_failed_leaves_check CHECK ((failed_leaves >= 0)),
-    CONSTRAINT run_status_open_tasks_check CHECK ((open_tasks >= 0))
-)
-WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off);
-
 CREATE TABLE evertick.runner (
     session bigint NOT NULL,
     runner_id text NOT NULL,
@@ -2773,6 +3061,15 @@ WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', va
 ALTER TABLE ONLY evertick.attempt
     ADD CONSTRAINT attempt_pkey PRIMARY KEY (run_id, idx, map_index, epoch);
 
+ALTER TABLE ONLY evertick.backfill
+    ADD CONSTRAINT backfill_pkey PRIMARY KEY (backfill_id);
+
+ALTER TABLE ONLY evertick.backfill
+    ADD CONSTRAINT backfill_request_key UNIQUE (request);
+
+ALTER TABLE ONLY evertick.backfill_run
+    ADD CONSTRAINT backfill_run_pkey PRIMARY KEY (run_id);
+
 ALTER TABLE ONLY evertick.bundle
     ADD CONSTRAINT bundle_pkey PRIMARY KEY (hash);
 
@@ -2868,6 +3165,12 @@ ALTER TABLE ONLY evertick.task_spec
 
 ALTER TABLE ONLY evertick.timer
     ADD CONSTRAINT timer_pkey PRIMARY KEY (shard, due_at, run_id, idx, map_index);
+
+CREATE INDEX backfill_live ON evertick.backfill USING btree (shard, backfill_id) WHERE ((state = 'running'::text) OR (open_runs > 0));
+
+CREATE INDEX backfill_run_instant ON evertick.backfill_run USING btree (dag_id, schedule_id, fire_at, run_id);
+
+CREATE INDEX backfill_run_open ON evertick.backfill_run USING btree (backfill_id, run_id) WHERE is_open;
 
 CREATE INDEX dag_timed ON evertick.dag USING btree (dag_id) WHERE has_run_timeout;
 

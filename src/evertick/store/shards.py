@@ -44,6 +44,7 @@ class Seen:
     stranded: list[int] | None
     overdue: list[int] | None
     with_room: list[int] | None
+    backfills: list[int] | None
     troubles: list[str]
 
 

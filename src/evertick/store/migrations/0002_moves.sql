@@ -70,17 +70,23 @@ create function state_after(d decision, is_held boolean) returns task_state lang
                   else 'waiting' end
 $$;
 
--- Puts the given available tasks in line, and says how many, so that the caller knows whether to wake somebody.
+-- Puts the given available tasks in line, and says how many, so that the caller knows whether to wake somebody. Those of a
+-- backfill stand in the last line, whatever their priority; who never made one pays nothing for asking.
 create function offer(p_tasks ended[]) returns int language plpgsql as $$
 declare
     offered int;
+    has_backfills boolean := exists (select 1 from backfill);
     now timestamptz := clock();
 begin
     if coalesce(cardinality(p_tasks), 0) = 0 then
         return 0;
     end if;
     insert into ready (queue, rank, run_id, idx, map_index, expires_at)
-    select s.queue, 9 - s.priority, t.run_id, t.idx, t.map_index, now + make_interval(secs => s.queue_timeout)
+    select s.queue,
+           case when not has_backfills then 9 - s.priority
+                when (select r.kind from run r where r.run_id = t.run_id) = 'backfill' then 9
+                else 9 - s.priority end,
+           t.run_id, t.idx, t.map_index, now + make_interval(secs => s.queue_timeout)
     from unnest(p_tasks) t join task_spec s on s.version_id = t.version_id and s.idx = t.idx
     order by s.queue, s.priority desc, t.run_id, t.idx, t.map_index;
     get diagnostics offered = row_count;

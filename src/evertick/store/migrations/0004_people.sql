@@ -8,8 +8,8 @@ declare
     t timestamptz := clock();
 begin
     delete from ready q using run_status r, task_spec s
-    where r.run_id = p_run_id and s.version_id = r.version_id and q.queue = s.queue and q.rank = 9 - s.priority
-      and q.run_id = p_run_id;
+    where r.run_id = p_run_id and s.version_id = r.version_id and q.queue = s.queue
+      and q.rank in (9 - s.priority, 9) and q.run_id = p_run_id;
     with gone as (
         insert into task as k (run_id, idx, version_id, state, finished_at, reason)
         select r.run_id, s.idx, r.version_id, 'canceled', t, p_reason
@@ -145,7 +145,7 @@ begin
         perform settle(start_runs(array[p_run_id]));
     end if;
     delete from ready q
-    where q.queue = spec.queue and q.rank = 9 - spec.priority and q.run_id = p_run_id and q.idx = p_idx
+    where q.queue = spec.queue and q.rank in (9 - spec.priority, 9) and q.run_id = p_run_id and q.idx = p_idx
       and q.map_index = p_map_index;
     select * into before from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index;
     insert into task as k (run_id, idx, map_index, version_id, state, finished_at, reason)
@@ -214,7 +214,7 @@ begin
     perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
     delete from ready q using run_status r, task_spec s
     where r.dag_id = p_dag_id and r.state = 'running' and s.version_id = r.version_id
-      and q.queue = s.queue and q.rank = 9 - s.priority and q.run_id = r.run_id;
+      and q.queue = s.queue and q.rank in (9 - s.priority, 9) and q.run_id = r.run_id;
     update task k set state = 'pending'
     from run_status r
     where r.dag_id = p_dag_id and r.state = 'running' and k.run_id = r.run_id and k.state = 'available';

@@ -127,7 +127,8 @@ create function look(p_shard smallint, p_epoch bigint, p_seconds double precisio
                      p_elapsed double precision, p_lost_after double precision,
                      out read_at timestamptz, out is_watched boolean, out next_fire timestamptz, out next_timer timestamptz,
                      out has_line boolean, out next_expiry timestamptz, out silent bigint[], out stranded bigint[],
-                     out overdue bigint[], out with_room int[], out troubles text[]) language plpgsql as $$
+                     out overdue bigint[], out with_room int[], out backfills int[],
+                     out troubles text[]) language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
     read_at := clock();
@@ -174,6 +175,12 @@ begin
         with_room := array(select x from dags_with_room(p_shard) x);
     exception when others then
         troubles := array_append(troubles, 'admit: ' || sqlerrm);
+    end;
+    begin
+        backfills := array(select b.backfill_id from backfill b
+                           where b.shard = p_shard and (b.state = 'running' or b.open_runs > 0) order by b.backfill_id limit 100);
+    exception when others then
+        troubles := array_append(troubles, 'backfill: ' || sqlerrm);
     end;
 end $$;
 

@@ -48,6 +48,7 @@ begin
         order by r.run_id for update skip locked);
     insert into remains (shard, kind, id) select p_shard, 'run', d from unnest(doomed) d;
     delete from run_status r where r.run_id = any(doomed);
+    delete from backfill_run b where b.run_id = any(doomed);
     delete from run r where r.run_id = any(doomed);
     pruned := cardinality(doomed);
     entry := note_pruned(p_entry, p_actor, p_before, 'runs', pruned);

@@ -1,0 +1,258 @@
+"""backfill: a stretch of a DAG's schedule becomes runs, a few at a time, beside and behind the schedule itself.
+
+People make, pause, resume and cancel it; the leader moves it on. One that cannot be planned ends alone (V11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import psycopg
+from psycopg import AsyncConnection
+
+from evertick.domain.backfill import MOST_PARALLEL, Reprocess, next_batch
+from evertick.domain.errors import Conflict, NotFound, UserError
+from evertick.domain.params import check_params
+from evertick.domain.preview import count_fires, fires_between, last_fires_between
+from evertick.domain.schedule import ScheduleSpec
+from evertick.engine.bounded import TookTooLongError, at_most
+from evertick.engine.fenced import as_leader, is_poison
+from evertick.engine.plan import UNPLANNABLE, read_spec, spec_json
+from evertick.engine.trigger import find_dag
+from evertick.store import backfills, schedules, shards
+from evertick.store.backfills import BackfillRow, Canceled, Created, Stepped
+from evertick.store.db import retry_on_deadlock
+
+# How many instants one step looks at. Most often there is room for a few of them only; from the newest on each takes about
+# twenty times as long to find.
+BATCH, NEWEST_FIRST_BATCH = 200, 50
+PLAN_SECONDS = 1.0
+SAMPLE = 5
+# Of the runs that exist a look before counts at most so many.
+_MOST_COMPARED = 10_000
+_TICK = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What somebody asks for. `schedule` names one of the DAG's; `spec` is an expression of its own instead."""
+
+    dag: str
+    first: datetime
+    last: datetime | None
+    schedule: str | None = None
+    spec: ScheduleSpec | None = None
+    reprocess: Reprocess = Reprocess.NONE
+    newest_first: bool = False
+    parallel: int = 1
+    params: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What a wish comes to. `sample` are the first instants in its order. `existing`: how many instants have a run now, by the
+    state of the newest; None where there are too many to compare."""
+
+    dag_id: int
+    schedule_id: int | None
+    schedule: str | None
+    spec: ScheduleSpec
+    params: Mapping[str, object]
+    first: datetime
+    last: datetime
+    total: int
+    sample: tuple[datetime, ...]
+    existing: Mapping[str, int] | None
+
+    def new_runs(self, reprocess: Reprocess) -> int | None:
+        """How many runs it would make if nothing changed meanwhile."""
+        if self.existing is None:
+            return self.total if reprocess is Reprocess.ALL else None
+        again = {
+            Reprocess.NONE: (),
+            Reprocess.FAILED: ("failed", "canceled"),
+            Reprocess.ALL: ("success", "failed", "canceled"),
+        }[reprocess]
+        return self.total - sum(count for state, count in self.existing.items() if state not in again)
+
+
+async def foresee(conn: AsyncConnection, wish: Wish) -> Outlook:
+    """Check a wish, and say what it comes to. Changes nothing."""
+    if not 1 <= wish.parallel <= MOST_PARALLEL:
+        raise UserError(f"{wish.parallel} runs at once is not possible: from 1 to {MOST_PARALLEL}.")
+    row, dag_spec = await find_dag(conn, wish.dag)
+    now = await shards.read_clock(conn)
+    schedule_id, name, spec, params = await _when(conn, wish)
+    last = now if wish.last is None else wish.last
+    if last > now:
+        raise UserError(
+            f"The range ends at {last.isoformat()}, in the future: what is still to come, the schedule fires itself."
+            " Leave --to out for until now."
+        )
+    if last < wish.first:
+        raise UserError(
+            f"The range ends at {last.isoformat()}, before it begins at {wish.first.isoformat()}: swap them."
+        )
+    total = count_fires(spec, wish.first, last)
+    if total == 0:
+        raise UserError(
+            f"Nothing fires from {wish.first.isoformat()} to {last.isoformat()}. See when it would with: evertick schedules"
+            f" simulate {wish.dag}"
+        )
+    find = last_fires_between if wish.newest_first else fires_between
+    return Outlook(
+        dag_id=row.dag_id,
+        schedule_id=schedule_id,
+        schedule=name,
+        spec=spec,
+        params=dict(check_params(dag_spec.params, params if wish.params is None else {**params, **wish.params})),
+        first=wish.first,
+        last=last,
+        total=total,
+        sample=tuple(find(spec, wish.first, last, SAMPLE)),
+        existing=await _existing(conn, row.dag_id, schedule_id, spec, (wish.first, last, total)),
+    )
+
+
+async def create(conn: AsyncConnection, wish: Wish, *, request: str, actor: str) -> tuple[Created, Outlook]:
+    """Make the backfill; the leader starts it. The same request twice is one backfill."""
+    outlook = await foresee(conn, wish)
+    plan: dict[str, object] = {
+        "dag_id": outlook.dag_id,
+        "schedule_id": outlook.schedule_id,
+        "spec": spec_json(outlook.spec),
+        "params": outlook.params,
+        "first_at": outlook.first.isoformat(),
+        "last_at": outlook.last.isoformat(),
+        "reprocess": wish.reprocess,
+        "newest_first": wish.newest_first,
+        "parallel": wish.parallel,
+        "total": outlook.total,
+    }
+    made = await retry_on_deadlock(lambda: backfills.create(conn, plan=plan, request=request, actor=actor))
+    if made is None:
+        raise NotFound(f"DAG {wish.dag!r} was removed while its backfill was being made. Publish it again first.")
+    return made, outlook
+
+
+async def move_on(conn: AsyncConnection, *, shard: int, epoch: int, backfill_id: int) -> Stepped:
+    """One step by the leader: what ended is counted, and as many runs are made as there is room for."""
+    found = await backfills.position(conn, backfill_id=backfill_id)
+    over = Stepped(made=0, ended=0, moved=False, is_over=True)
+    if found is None:
+        return over
+    instants: tuple[datetime, ...] = ()
+    is_all = False
+    try:
+        if found.is_planning:
+            with at_most(PLAN_SECONDS):
+                batch = next_batch(
+                    read_spec(found.spec),
+                    first=found.first_at,
+                    last=found.last_at,
+                    position=found.position,
+                    newest_first=found.newest_first,
+                    most=NEWEST_FIRST_BATCH if found.newest_first else BATCH,
+                )
+            instants, is_all = batch.instants, batch.is_all
+        return await as_leader(
+            lambda: backfills.step(
+                conn,
+                leader=(shard, epoch),
+                backfill_id=backfill_id,
+                position=found.position,
+                instants=instants,
+                is_all=is_all,
+            ),
+            shard=shard,
+            epoch=epoch,
+        )
+    except psycopg.Error as error:
+        if not is_poison(error.sqlstate):
+            raise
+        reason = f"PostgreSQL refused its next run: {error}"
+    except (*UNPLANNABLE, TookTooLongError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    await as_leader(
+        lambda: backfills.fail(conn, leader=(shard, epoch), backfill_id=backfill_id, reason=reason),
+        shard=shard,
+        epoch=epoch,
+    )
+    return over
+
+
+async def pause(conn: AsyncConnection, *, backfill_id: int, actor: str) -> BackfillRow:
+    """It makes no more runs; those that are open go on."""
+    return await _change(conn, backfill_id, paused=True, actor=actor)
+
+
+async def resume(conn: AsyncConnection, *, backfill_id: int, actor: str) -> BackfillRow:
+    return await _change(conn, backfill_id, paused=False, actor=actor)
+
+
+async def cancel(conn: AsyncConnection, *, backfill_id: int, leaves_runs: bool, actor: str) -> Canceled:
+    """It makes no more runs, and its open ones are canceled unless they are left."""
+    done = await retry_on_deadlock(
+        lambda: backfills.cancel(conn, backfill_id=backfill_id, leaves_runs=leaves_runs, actor=actor)
+    )
+    if done.runs is None:
+        row = await find_backfill(conn, backfill_id)
+        raise Conflict(f"Backfill {backfill_id} of {row.dag} is over ({row.state}); there is nothing to cancel.")
+    return done
+
+
+async def find_backfill(conn: AsyncConnection, backfill_id: int) -> BackfillRow:
+    row = await backfills.find(conn, backfill_id)
+    if row is None:
+        raise NotFound(f"There is no backfill {backfill_id}. `evertick backfill list` shows what there is.")
+    return row
+
+
+async def _change(conn: AsyncConnection, backfill_id: int, *, paused: bool, actor: str) -> BackfillRow:
+    is_done = await retry_on_deadlock(
+        lambda: backfills.pause(conn, backfill_id=backfill_id, paused=paused, actor=actor)
+    )
+    row = await find_backfill(conn, backfill_id)
+    if not is_done:
+        verb = "pause" if paused else "resume"
+        raise Conflict(f"Backfill {backfill_id} of {row.dag} is {row.state}: there is nothing to {verb}.")
+    return row
+
+
+async def _when(conn: AsyncConnection, wish: Wish) -> tuple[int | None, str | None, ScheduleSpec, Mapping[str, object]]:
+    """Whose instants: the schedule's id, name and params, or none of these for an expression of its own."""
+    if wish.spec is not None:
+        return None, None, wish.spec, {}
+    known = await schedules.of_dag(conn, dag=wish.dag)
+    names = ", ".join(each.name for each in known)
+    found = [each for each in known if wish.schedule in (None, each.name)]
+    if not known:
+        raise UserError(f"{wish.dag} has no schedule: say when it should have run with --cron or --every.")
+    if not found:
+        raise UserError(f"{wish.dag} has no schedule {wish.schedule!r}. It has: {names}.")
+    if len(found) > 1:
+        raise UserError(f"{wish.dag} has several schedules: pick one with --schedule. It has: {names}.")
+    one = found[0]
+    try:
+        return one.schedule_id, one.name, read_spec(one.spec), one.params
+    except UNPLANNABLE as error:
+        raise UserError(f"Schedule {one.name!r} of {wish.dag} cannot be read: {error}") from None
+
+
+async def _existing(
+    conn: AsyncConnection,
+    dag_id: int,
+    schedule_id: int | None,
+    spec: ScheduleSpec,
+    extent: tuple[datetime, datetime, int],
+) -> Mapping[str, int] | None:
+    first, last, total = extent
+    if total > _MOST_COMPARED:
+        return None
+    instants = fires_between(spec, first, last, _MOST_COMPARED)
+    counts: dict[str, int] = {}
+    for each in await backfills.existing(conn, dag_id=dag_id, schedule_id=schedule_id, instants=instants):
+        counts[each.state] = counts.get(each.state, 0) + 1
+    return counts

@@ -1,0 +1,166 @@
+"""Backfills: their rows, the leader's step, and what people ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from psycopg import AsyncConnection
+from psycopg.types.json import Jsonb
+
+from evertick.store.rows import all_rows, one_row, one_value
+from evertick.store.statements import sql
+
+JsonObject = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    id: int
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """`spec` as it is stored: one that cannot be decoded must end its own backfill only."""
+
+    spec: str
+    first_at: datetime
+    last_at: datetime
+    position: datetime | None
+    newest_first: bool
+    is_planning: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    made: int
+    ended: int
+    moved: bool
+    is_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Canceled:
+    """None in both when it was over already."""
+
+    runs: int | None
+    asked: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillRow:
+    backfill_id: int
+    dag: str
+    schedule: str | None
+    spec: JsonObject
+    params: JsonObject
+    first_at: datetime
+    last_at: datetime
+    reprocess: str
+    newest_first: bool
+    parallel: int
+    state: str
+    reason: str | None
+    position: datetime | None
+    total: int
+    left_alone: int
+    made: int
+    open_runs: int
+    succeeded: int
+    failed: int
+    canceled: int
+    created_by: str
+    created_at: datetime
+    finished_at: datetime | None
+    is_dag_paused: bool
+
+    @property
+    def done(self) -> int:
+        """Instants that nothing more will happen to."""
+        return self.left_alone + self.succeeded + self.failed + self.canceled
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingRun:
+    instant: datetime
+    run_id: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRun:
+    run_id: int
+    fire_at: datetime
+
+
+async def create(conn: AsyncConnection, *, plan: JsonObject, request: str, actor: str) -> Created | None:
+    """None in place of the id when the DAG is gone."""
+    values = {"plan": Jsonb(plan), "request": request, "actor": actor}
+    made = await one_row(conn, sql("backfills", "create"), values, Created)
+    return None if made is None or made.id is None else made
+
+
+async def position(conn: AsyncConnection, *, backfill_id: int) -> Position | None:
+    return await one_row(conn, sql("backfills", "position"), {"backfill_id": backfill_id}, Position)
+
+
+async def step(
+    conn: AsyncConnection,
+    *,
+    leader: tuple[int, int],
+    backfill_id: int,
+    position: datetime | None,
+    instants: Sequence[datetime],
+    is_all: bool,
+) -> Stepped:
+    """`leader`: the shard and the epoch."""
+    values = {
+        "shard": leader[0],
+        "epoch": leader[1],
+        "backfill_id": backfill_id,
+        "position": position,
+        "instants": list(instants),
+        "is_all": is_all,
+    }
+    row = await one_row(conn, sql("backfills", "step"), values, Stepped)
+    assert row is not None
+    return row
+
+
+async def fail(conn: AsyncConnection, *, leader: tuple[int, int], backfill_id: int, reason: str) -> bool:
+    values = {"shard": leader[0], "epoch": leader[1], "backfill_id": backfill_id, "reason": reason.replace("\x00", "")}
+    return bool(await one_value(conn, sql("backfills", "fail"), values))
+
+
+async def pause(conn: AsyncConnection, *, backfill_id: int, paused: bool, actor: str) -> bool:
+    values = {"backfill_id": backfill_id, "paused": paused, "actor": actor}
+    return bool(await one_value(conn, sql("backfills", "pause"), values))
+
+
+async def cancel(conn: AsyncConnection, *, backfill_id: int, leaves_runs: bool, actor: str) -> Canceled:
+    values = {"backfill_id": backfill_id, "leaves_runs": leaves_runs, "actor": actor}
+    row = await one_row(conn, sql("backfills", "cancel"), values, Canceled)
+    assert row is not None
+    return row
+
+
+async def find(conn: AsyncConnection, backfill_id: int) -> BackfillRow | None:
+    return await one_row(conn, sql("backfills", "find"), {"backfill_id": backfill_id}, BackfillRow)
+
+
+async def list_newest(conn: AsyncConnection, *, dag: str | None = None, limit: int = 20) -> list[BackfillRow]:
+    return await all_rows(conn, sql("backfills", "list"), {"dag": dag, "limit": limit}, BackfillRow)
+
+
+async def existing(
+    conn: AsyncConnection, *, dag_id: int, schedule_id: int | None, instants: Sequence[datetime]
+) -> list[ExistingRun]:
+    values = {"dag_id": dag_id, "schedule_id": schedule_id, "instants": list(instants)}
+    return await all_rows(conn, sql("backfills", "existing"), values, ExistingRun)
+
+
+async def failed_runs(conn: AsyncConnection, *, backfill_id: int, limit: int = 10) -> list[FailedRun]:
+    values = {"backfill_id": backfill_id, "limit": limit}
+    return await all_rows(conn, sql("backfills", "failed_runs"), values, FailedRun)

@@ -1,0 +1,458 @@
+"""Backfills: which instants get a run, in which order, how many at once, and what happens when somebody interferes."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.domain.backfill import Reprocess
+from evertick.domain.dag import NamedSchedule
+from evertick.domain.errors import Conflict, NotFound, NotLeader, UserError
+from evertick.domain.preview import fires_between
+from evertick.domain.retention import Pace
+from evertick.domain.schedule import parse_schedule
+from evertick.engine import backfill
+from evertick.engine.backfill import Wish, create, foresee, move_on
+from evertick.engine.cancel import cancel as cancel_run
+from evertick.engine.fire import fire
+from evertick.engine.pause import delete, pause, unpause
+from evertick.engine.prune import prune_runs
+from evertick.store import backfills, runs
+from evertick.store.backfills import BackfillRow
+from evertick.store.db import Purpose, connect
+from evertick.store.prune import Mandate
+from tests.engine import invariants
+from tests.engine.world import T0, Runner, lead, make_dag, put, run_state, set_clock, value
+
+HOURLY = "0 * * * *"
+BEGIN = T0 - timedelta(hours=10)
+ALL = [BEGIN + timedelta(hours=hour) for hour in range(11)]
+
+
+def utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def wish(**fields: Any) -> Wish:
+    return Wish(**{"dag": "d", "first": BEGIN, "last": T0, **fields})
+
+
+class Scene:
+    """A DAG of one task, the clock at T0, a runner, and the lead."""
+
+    def __init__(self, conn: AsyncConnection, epoch: int, runner: Runner) -> None:
+        self.conn, self.epoch, self.runner = conn, epoch, runner
+
+    @classmethod
+    async def begin(cls, conn: AsyncConnection, **options: Any) -> Scene:
+        await invariants.install(conn)
+        await set_clock(conn, T0)
+        await put(conn, make_dag("d", {"a": []}, **{"every": HOURLY, **options}))
+        return cls(conn, await lead(conn), await Runner.join(conn))
+
+    async def make(self, request: str = "r", **fields: Any) -> int:
+        made, _ = await create(self.conn, wish(**fields), request=request, actor="test")
+        return made.id
+
+    async def step(self, backfill_id: int) -> backfills.Stepped:
+        return await move_on(self.conn, shard=0, epoch=self.epoch, backfill_id=backfill_id)
+
+    async def finish_all(self, kind: str = "success") -> None:
+        """Everything that runs ends."""
+        for claim in await self.runner.claim():
+            await self.runner.finish(claim, kind, no_retry=True)
+
+    async def complete(self, backfill_id: int, kind: str = "success") -> list[datetime]:
+        """To its end; the instants of the runs in the order in which they were made."""
+        for _ in range(100):
+            if (await self.step(backfill_id)).is_over:
+                return await self.instants(backfill_id)
+            await self.finish_all(kind)
+        raise AssertionError(f"no end: {await self.row(backfill_id)}")
+
+    async def instants(self, backfill_id: int) -> list[datetime]:
+        query = "select fire_at from backfill_run where backfill_id = %s order by run_id"
+        return [row[0] for row in await (await self.conn.execute(query, [backfill_id])).fetchall()]
+
+    async def row(self, backfill_id: int) -> BackfillRow:
+        assert await invariants.violations(self.conn) == []
+        return await backfill.find_backfill(self.conn, backfill_id)
+
+    async def fired(self, *instants: datetime, kind: str = "success") -> list[int]:
+        """The schedule itself fires at these instants, and its runs end so."""
+        for instant in instants:
+            await self.conn.execute("update schedule_state set next_due = %s", [instant])
+            await set_clock(self.conn, instant)
+            assert (await fire(self.conn, shard=0, epoch=self.epoch, batch=10)).runs == 1
+            await self.finish_all(kind)
+        await set_clock(self.conn, T0)
+        await self.conn.execute("update schedule_state set next_due = %s", [T0 + timedelta(hours=1)])
+        found = await (await self.conn.execute("select run_id from run where kind = 'scheduled' order by 1")).fetchall()
+        return [row[0] for row in found]
+
+
+@pytest.fixture
+async def scene(conn: AsyncConnection) -> Scene:
+    return await Scene.begin(conn)
+
+
+@pytest.mark.requirement("S3")
+async def test_a_range_is_run_from_its_oldest_instant_with_both_ends(scene: Scene) -> None:
+    made = await scene.make(parallel=3)
+    assert await scene.complete(made) == ALL
+    row = await scene.row(made)
+    assert (row.state, row.total, row.made, row.succeeded, row.left_alone, row.open_runs) == ("done", 11, 11, 11, 0, 0)
+    assert (row.done, row.position) == (11, T0)
+    assert await value(scene.conn, "select distinct kind::text || triggered_by from run") == f"backfillbackfill {made}"
+
+
+async def test_the_newest_may_go_first(scene: Scene) -> None:
+    assert await scene.complete(await scene.make(newest_first=True, parallel=2)) == ALL[::-1]
+
+
+@pytest.mark.requirement("H1")
+async def test_never_more_runs_are_open_than_its_limit(scene: Scene) -> None:
+    made = await scene.make(parallel=4)
+    for _ in range(3):
+        assert (await scene.step(made)).is_over is False
+        assert await value(scene.conn, "select count(*) from run_status where state = 'running'") == 4
+    (first, *_) = await scene.runner.claim(1)
+    await scene.runner.finish(first)
+    assert (await scene.step(made)).made == 1
+    assert (await scene.row(made)).open_runs == 4
+
+
+@pytest.mark.requirement("I7")
+@pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize("expression", ["30 2 * * *", "0 * * * *", "*/30 1-3 * * *"])
+async def test_the_instants_are_those_that_fire_across_both_clock_changes(
+    scene: Scene, expression: str, newest_first: bool
+) -> None:
+    spec = parse_schedule(expression, timezone="Europe/Berlin")
+    for first, last in (("2025-03-29T12:00", "2025-03-30T12:00"), ("2025-10-25T12:00", "2025-10-26T12:00")):
+        expected = fires_between(spec, utc(first), utc(last), 1000)
+        options = {"spec": spec, "first": utc(first), "last": utc(last), "parallel": 1000}
+        found = await scene.complete(await scene.make(first, newest_first=newest_first, **options))
+        assert found == (expected[::-1] if newest_first else expected)
+
+
+@pytest.mark.parametrize(
+    ("reprocess", "again"),
+    [(Reprocess.NONE, []), (Reprocess.FAILED, [ALL[1], ALL[2]]), (Reprocess.ALL, ALL[:3])],
+)
+async def test_an_instant_that_had_a_run_gets_another_only_if_asked(
+    scene: Scene, reprocess: Reprocess, again: list[datetime]
+) -> None:
+    await scene.fired(ALL[0])
+    await scene.fired(ALL[1], kind="failed")
+    (*_, last) = await scene.fired(ALL[2])
+    await scene.conn.execute("update run_status set state = 'queued' where run_id = %s", [last])
+    await scene.conn.execute("update run_status set state = 'canceled' where run_id = %s", [last])
+    outlook = await foresee(scene.conn, wish(reprocess=reprocess))
+    assert outlook.existing == {"success": 1, "failed": 1, "canceled": 1}
+    made = await scene.make(reprocess=reprocess, parallel=100)
+    assert sorted(await scene.complete(made)) == [*again, *ALL[3:]]
+    row = await backfill.find_backfill(scene.conn, made)
+    assert (row.made, row.left_alone) == (outlook.new_runs(reprocess), 3 - len(again))
+
+
+async def test_an_instant_whose_run_is_still_open_is_left_alone(scene: Scene) -> None:
+    first = await scene.make(parallel=2)
+    await scene.step(first)
+    second = await scene.make("again", reprocess=Reprocess.ALL, parallel=100)
+    await scene.step(second)
+    assert await scene.instants(second) == ALL[2:]
+    assert (await scene.row(second)).left_alone == 2
+
+
+async def test_what_another_backfill_ran_counts_as_run(scene: Scene) -> None:
+    await scene.complete(await scene.make(parallel=100), kind="failed")
+    none = await scene.make("none", parallel=100)
+    assert await scene.complete(none) == []
+    assert (await scene.row(none)).left_alone == 11
+    assert await scene.complete(await scene.make("failed", reprocess=Reprocess.FAILED, parallel=100)) == ALL
+
+
+@pytest.mark.requirement("V1")
+async def test_what_the_schedule_has_still_to_fire_is_left_to_it(scene: Scene) -> None:
+    """Its cursor stands at the last two instants of the range: no run of ours before it has decided."""
+    await scene.conn.execute("update schedule_state set next_due = %s", [ALL[9]])
+    made = await scene.make(parallel=100)
+    await scene.step(made)
+    await scene.finish_all()
+    assert await scene.instants(made) == ALL[:9]
+    assert (await scene.step(made)).is_over is False
+    assert (await fire(scene.conn, shard=0, epoch=scene.epoch, batch=10)).runs == 1
+    # Fired at the last; the one before was skipped on record, and so is missing.
+    await scene.finish_all()
+    assert await scene.complete(made) == ALL[:10]
+    assert (await scene.row(made)).left_alone == 1
+
+
+@pytest.mark.requirement("H1", "V6")
+async def test_max_active_runs_holds_and_the_schedule_goes_first(conn: AsyncConnection) -> None:
+    scene = await Scene.begin(conn, max_active_runs=1)
+    made = await scene.make(parallel=5)
+    assert (await scene.step(made)).made == 1
+    assert (await scene.step(made)).made == 0
+    await set_clock(conn, T0 + timedelta(hours=1))
+    assert (await fire(conn, shard=0, epoch=scene.epoch, batch=10)).runs == 1
+    assert (await scene.step(made)).made == 0
+    await scene.finish_all()
+    # The place that became free is the schedule's, in the same transaction.
+    assert await value(
+        conn, "select r.kind::text from run r join run_status s using (run_id) where s.state = 'running'"
+    ) == ("scheduled")
+    assert (await scene.step(made)).made == 0
+    await scene.finish_all()
+    assert (await scene.step(made)).made == 1
+
+
+@pytest.mark.requirement("H1")
+async def test_its_tasks_stand_behind_those_of_everybody_else(conn: AsyncConnection) -> None:
+    scene = await Scene.begin(conn, task_priority=9)
+    made = await scene.make(parallel=3)
+    await scene.step(made)
+    await put(conn, make_dag("urgent", {"b": []}, task_priority=1))
+    urgent = await runs.trigger(conn, dag_id=2, params={}, key=None, actor="test")
+    assert urgent is not None
+    claims = await scene.runner.claim(2)
+    assert claims[0].run_id == urgent.run_id
+    assert await value(conn, "select array_agg(distinct rank) from ready") == [9]
+    # Pausing takes them out of that line, unpausing puts them back, canceling ends them.
+    await pause(conn, dag="d", actor="test")
+    assert await value(conn, "select count(*) from ready") == 0
+    await unpause(conn, dag="d", actor="test")
+    assert await value(conn, "select array_agg(rank) from ready") == [9, 9]
+    for run_id in (row[0] for row in await (await conn.execute("select run_id from ready")).fetchall()):
+        await cancel_run(conn, run_id=run_id, actor="test")
+    assert await value(conn, "select count(*) from ready") == 0
+    assert await invariants.violations(conn) == []
+
+
+async def test_a_paused_dag_gets_no_runs_and_a_deleted_one_ends_it(scene: Scene) -> None:
+    made = await scene.make()
+    await pause(scene.conn, dag="d", actor="test")
+    assert (await scene.step(made)).made == 0
+    await unpause(scene.conn, dag="d", actor="test")
+    assert (await scene.step(made)).made == 1
+    await delete(scene.conn, dag="d", actor="test")
+    await scene.finish_all()
+    assert (await scene.step(made)).is_over
+    row = await scene.row(made)
+    assert (row.state, row.reason, row.succeeded) == ("failed", "its DAG was deleted", 1)
+
+
+async def test_it_is_paused_resumed_and_canceled(scene: Scene) -> None:
+    made = await scene.make(parallel=2)
+    await scene.step(made)
+    assert (await backfill.pause(scene.conn, backfill_id=made, actor="me")).state == "paused"
+    await scene.finish_all()
+    done = await scene.step(made)
+    assert (done.made, done.ended) == (0, 2)
+    with pytest.raises(Conflict, match="is paused"):
+        await backfill.pause(scene.conn, backfill_id=made, actor="me")
+    assert (await backfill.resume(scene.conn, backfill_id=made, actor="me")).state == "running"
+    with pytest.raises(Conflict, match="is running"):
+        await backfill.resume(scene.conn, backfill_id=made, actor="me")
+    assert (await scene.step(made)).made == 2
+    (claim,) = await scene.runner.claim(1)
+    canceled = await backfill.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor="me")
+    assert (canceled.runs, canceled.asked) == (2, 1)
+    await scene.runner.finish(claim, "failed")
+    assert (await scene.step(made)).is_over
+    row = await scene.row(made)
+    assert (row.state, row.succeeded, row.canceled, row.made) == ("canceled", 2, 2, 4)
+    for verb in (backfill.pause, backfill.resume):
+        with pytest.raises(Conflict, match="is canceled"):
+            await verb(scene.conn, backfill_id=made, actor="me")
+    with pytest.raises(Conflict, match="is over"):
+        await backfill.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor="me")
+    with pytest.raises(NotFound, match="no backfill 99"):
+        await backfill.cancel(scene.conn, backfill_id=99, leaves_runs=False, actor="me")
+    verbs = await value(scene.conn, "select array_agg(verb order by entry_id) from journal where dag_id is not null")
+    assert [verb for verb in verbs if verb in ("backfill", "pause", "resume", "cancel")] == [  # type: ignore[attr-defined]
+        "backfill",
+        "pause",
+        "resume",
+        "cancel",
+    ]
+
+
+async def test_a_canceled_one_may_leave_its_runs(scene: Scene) -> None:
+    made = await scene.make(parallel=2)
+    await scene.step(made)
+    canceled = await backfill.cancel(scene.conn, backfill_id=made, leaves_runs=True, actor="me")
+    assert (canceled.runs, canceled.asked) == (0, 0)
+    assert (await scene.step(made)).is_over is False
+    await scene.finish_all()
+    assert (await scene.step(made)).is_over
+    assert (await scene.row(made)).succeeded == 2
+
+
+async def test_the_same_request_twice_is_one_backfill(scene: Scene) -> None:
+    first, _ = await create(scene.conn, wish(), request="key", actor="test")
+    second, _ = await create(scene.conn, wish(), request="key", actor="test")
+    assert (first.id, first.is_new, second.id, second.is_new) == (1, True, 1, False)
+
+
+# Races and crashes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("I3", "V1")
+async def test_an_old_leader_and_an_old_position_make_nothing(scene: Scene) -> None:
+    made = await scene.make(parallel=2)
+    old = scene.epoch
+    await scene.step(made)
+    await scene.finish_all()
+    stale = await backfills.step(
+        scene.conn, leader=(0, old), backfill_id=made, position=None, instants=ALL[:2], is_all=False
+    )
+    assert (stale.made, stale.moved) == (0, False)
+    scene.epoch = await lead(scene.conn)
+    with pytest.raises(NotLeader):
+        await move_on(scene.conn, shard=0, epoch=old, backfill_id=made)
+    assert await scene.complete(made) == ALL
+
+
+@pytest.mark.requirement("I3")
+async def test_two_that_step_at_once_make_each_run_once(scene: Scene, database: str) -> None:
+    made = await scene.make(parallel=100)
+    await set_clock(scene.conn, T0)
+    async with await connect(database, purpose=Purpose.PLANNING) as other:
+        await set_clock(other, T0)
+        steps = [move_on(each, shard=0, epoch=scene.epoch, backfill_id=made) for each in (scene.conn, other)]
+        done = await asyncio.gather(*steps)
+    assert sorted(each.made for each in done) == [0, 11]
+    assert await scene.instants(made) == ALL
+
+
+@pytest.mark.parametrize("verb", ["pause", "cancel"])
+async def test_a_pause_or_cancel_that_comes_first_lets_a_planned_step_make_nothing(
+    scene: Scene, database: str, verb: str
+) -> None:
+    made = await scene.make(parallel=3)
+
+    async def planned() -> backfills.Stepped:
+        """A step whose instants were chosen before anybody interfered."""
+        leader = (0, scene.epoch)
+        return await backfills.step(
+            scene.conn, leader=leader, backfill_id=made, position=None, instants=ALL, is_all=True
+        )
+
+    async with await connect(database, purpose=Purpose.PLANNING) as person:
+        async with person.transaction():
+            if verb == "pause":
+                await backfill.pause(person, backfill_id=made, actor="me")
+            else:
+                await backfill.cancel(person, backfill_id=made, leaves_runs=False, actor="me")
+            during = await planned()
+        after = await planned()
+    assert (during.made, during.is_over) == (0, False), "it is passed by, and nobody waits"
+    assert (after.made, after.is_over) == (0, True)
+    assert await value(scene.conn, "select count(*) from run") == 0
+
+
+@pytest.mark.requirement("I3", "V9")
+async def test_a_step_that_is_rolled_back_is_simply_made_again(scene: Scene) -> None:
+    made = await scene.make(parallel=4)
+    async with scene.conn.transaction(force_rollback=True):
+        assert (await scene.step(made)).made == 4
+    assert (await scene.row(made)).position is None
+    assert await scene.complete(made) == ALL
+
+
+async def test_one_that_cannot_be_planned_ends_alone(scene: Scene) -> None:
+    broken, sound = await scene.make("broken"), await scene.make("sound")
+    await scene.conn.execute('update backfill set spec = \'{"kind": "cron"}\' where backfill_id = %s', [broken])
+    assert (await scene.step(broken)).is_over
+    row = await scene.row(broken)
+    assert (row.state, row.reason) == ("failed", "InvalidSchedule: a schedule of kind cron needs 'expression'")
+    assert await scene.complete(sound) == ALL
+
+
+async def test_one_whose_run_the_database_refuses_ends_alone(scene: Scene) -> None:
+    made = await scene.make()
+    await scene.conn.execute("alter table run add constraint no_backfill check (kind <> 'backfill')")
+    assert (await scene.step(made)).is_over
+    assert "PostgreSQL refused its next run" in str((await scene.row(made)).reason)
+
+
+async def test_runs_that_were_pruned_keep_it_from_nothing(scene: Scene) -> None:
+    made = await scene.make(parallel=3)
+    await scene.step(made)
+    await scene.finish_all()
+    mandate = Mandate(shard=0, epoch=scene.epoch, before=T0 + timedelta(days=1), actor="test")
+    walked = await prune_runs(scene.conn, mandate, after=0, pace=Pace(), now=T0 + timedelta(days=2))
+    assert walked.pruned == 3
+    assert await value(scene.conn, "select count(*) from backfill_run") == 0
+    assert await scene.complete(made) == ALL[3:]
+    assert (await scene.row(made)).state == "done"
+
+
+@pytest.mark.requirement("H6")
+@pytest.mark.parametrize("newest_first", [False, True])
+async def test_twenty_years_of_seconds_cost_a_step_no_more_than_a_few(
+    conn: AsyncConnection, newest_first: bool
+) -> None:
+    scene = await Scene.begin(conn)
+    spec = parse_schedule("* * * * * *")
+    made = await scene.make(spec=spec, first=T0 - timedelta(days=7300), newest_first=newest_first, parallel=2)
+    assert (await scene.row(made)).total == 7300 * 86_400 + 1
+    assert (await foresee(conn, wish(spec=spec, first=T0 - timedelta(days=7300)))).existing is None
+    assert (await scene.step(made)).made == 2
+    assert await value(conn, "select count(*) from backfill_run") == 2
+
+
+# What cannot be asked for -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"dag": "e"}, "no DAG 'e'"),
+        ({"schedule": "nightly"}, "It has: main."),
+        ({"last": T0 + timedelta(seconds=1)}, "in the future"),
+        ({"first": T0, "last": BEGIN}, "swap them"),
+        ({"first": BEGIN + timedelta(minutes=1), "last": BEGIN + timedelta(minutes=2)}, "Nothing fires from"),
+        ({"parallel": 0}, "from 1 to 1000"),
+        ({"parallel": 1001}, "from 1 to 1000"),
+        ({"params": {"x": 1}}, "x"),
+    ],
+)
+async def test_a_wish_that_cannot_be_is_refused_clearly(scene: Scene, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        await foresee(scene.conn, wish(**fields))
+    assert words in str(refusal.value)
+    assert await value(scene.conn, "select count(*) from backfill") == 0
+
+
+async def test_one_of_several_schedules_is_named_and_none_needs_an_expression(conn: AsyncConnection) -> None:
+    several = tuple(NamedSchedule(name=name, spec=parse_schedule(HOURLY)) for name in ("early", "late"))
+    scene = await Scene.begin(conn, every=None, schedules=several)
+    with pytest.raises(UserError, match=r"pick one with --schedule. It has: early, late"):
+        await foresee(conn, wish())
+    outlook = await foresee(conn, wish(schedule="late"))
+    assert (outlook.schedule, outlook.total, outlook.sample) == ("late", 11, tuple(ALL[:5]))
+    assert (await foresee(conn, wish(schedule="late", newest_first=True))).sample == tuple(ALL[:-6:-1])
+    await put(conn, make_dag("idle", {"a": []}))
+    with pytest.raises(UserError, match="with --cron or --every"):
+        await foresee(conn, wish(dag="idle"))
+    made = await scene.make(dag="idle", spec=parse_schedule("@every 2h"), parallel=100)
+    assert await scene.complete(made) == ALL[::2]
+
+
+async def test_an_ended_run_of_it_is_as_it_was_made(scene: Scene) -> None:
+    made = await scene.make(parallel=1)
+    await scene.step(made)
+    run_id = int(str(await value(scene.conn, "select run_id from backfill_run")))
+    row = await runs.find(scene.conn, run_id)
+    assert row is not None
+    assert (row.kind, row.fire_at, row.key) == ("backfill", BEGIN, f"backfill:{made}:{BEGIN:%Y-%m-%d %H:%M:%S}")
+    await scene.finish_all("failed")
+    assert await run_state(scene.conn, run_id) == "failed"
+    assert [each.run_id for each in await backfills.failed_runs(scene.conn, backfill_id=made)] == [run_id]
