@@ -148,7 +148,7 @@ async def test_nothing_updates_the_fact_of_a_run(functions: dict[str, str]) -> N
 # sweep_runs deletes what is left of runs that are gone, so that there is nothing to lock.
 WITHOUT_RUN_LOCK = {"claim", "sweep_runs"}
 PRUNING = {"prune_runs", "prune_journal", "prune_skips", "prune_runners", "prune_versions", "prune_bundles"}
-PLANNING = {"fire", "promote", "reconcile", "sweep_runs", "sweep_versions", *PRUNING}
+PLANNING = {"fire", "promote", "step_backfill", "fail_backfill", "reconcile", "sweep_runs", "sweep_versions", *PRUNING}
 
 LOCKS_RUN = re.compile(
     r"\b(from|join)\s+run_status\b.*\bfor\s+no\s+key\s+update\b|\b(update|insert\s+into)\s+run_status\b", re.S

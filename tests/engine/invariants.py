@@ -81,6 +81,20 @@ create or replace function violations() returns setof text language sql as $$
     union all
     select format('V1 fired and skipped: %s', (r.schedule_id, r.fire_at))
     from run r join skip_record k on k.schedule_id = r.schedule_id and r.fire_at between k.first_at and k.last_at
+    union all
+    -- a backfill makes at most one run for an instant, keeps to its limit, and its counters are what its runs say
+    select format('two runs of backfill %s for %s', b.backfill_id, b.fire_at) from backfill_run b
+    group by b.backfill_id, b.fire_at having count(*) > 1
+    union all
+    select format('backfill %s: %s open, %s allowed, %s counted', b.backfill_id, o.n, b.parallel, b.open_runs) from backfill b
+    cross join lateral (select count(*) as n from backfill_run r where r.backfill_id = b.backfill_id and r.is_open) o
+    where o.n > b.parallel or o.n > b.open_runs
+    union all
+    select format('backfill %s is %s: %s made, %s open, %s counted, %s left alone of %s', b.backfill_id, b.state, b.made,
+                  b.open_runs, b.succeeded + b.failed + b.canceled, b.left_alone, b.total)
+    from backfill b
+    where b.made < b.open_runs + b.succeeded + b.failed + b.canceled or b.made + b.left_alone > b.total
+       or (b.state = 'done' and b.made + b.left_alone <> b.total)
 $$;
 """
 

@@ -24,10 +24,14 @@ from psycopg import AsyncConnection
 from psycopg.errors import RaiseException
 
 from evertick.domain.attempt import TaskKey
+from evertick.domain.backfill import Reprocess
 from evertick.domain.errors import NotLeader, UserError
 from evertick.domain.retention import Pace
 from evertick.domain.retry import RetryPolicy
+from evertick.domain.schedule import parse_schedule
 from evertick.domain.states import TriggerRule
+from evertick.engine import backfill
+from evertick.engine.backfill import Wish
 from evertick.engine.cancel import cancel
 from evertick.engine.clear import clear, select_tasks
 from evertick.engine.extend import extend
@@ -125,6 +129,7 @@ class World:
         for verb in (
             lambda: fire(self.conn, shard=0, epoch=old, batch=100),
             lambda: promote(self.conn, shard=0, epoch=old, batch=100),
+            lambda: backfill.move_on(self.conn, shard=0, epoch=old, backfill_id=1),
             lambda: prune_runs(
                 self.conn,
                 Mandate(shard=0, epoch=old, before=self.now, actor="sim"),
@@ -140,6 +145,32 @@ class World:
                 continue
         if await self._snapshot() != before:
             raise Violation(f"seed {self.seed}: an old leader changed something")
+
+    async def backfill(self) -> None:
+        """Somebody makes one, of a schedule or of an expression, or changes one that there is."""
+        dice = self.dice
+        wish = Wish(
+            dag=dice.choice(DAGS),
+            first=self.now - timedelta(seconds=dice.choice([20, 100, 1000])),
+            last=None,
+            spec=parse_schedule("@every 13s") if dice.random() < 0.3 else None,
+            reprocess=dice.choice(list(Reprocess)),
+            newest_first=dice.random() < 0.5,
+            parallel=dice.choice([1, 2, 5]),
+        )
+        some = dice.randint(1, 10)
+        verbs: list[Callable[[], Awaitable[object]]] = [
+            lambda: backfill.create(self.conn, wish, request=f"r{dice.randint(1, 20)}", actor="sim"),
+            lambda: backfill.pause(self.conn, backfill_id=some, actor="sim"),
+            lambda: backfill.resume(self.conn, backfill_id=some, actor="sim"),
+            lambda: backfill.cancel(self.conn, backfill_id=some, leaves_runs=dice.random() < 0.5, actor="sim"),
+        ]
+        await self._try(dice.choices(verbs, [5, 2, 4, 1])[0])
+
+    async def move_on(self) -> None:
+        seen = await shards.look(self.conn, shard=0, epoch=self.epochs[-1], lost_after=90.0)
+        for backfill_id in seen.backfills or []:
+            await backfill.move_on(self.conn, shard=0, epoch=self.epochs[-1], backfill_id=backfill_id)
 
     async def take_over(self) -> None:
         self.epochs.append(await self._take_over())
@@ -290,6 +321,8 @@ class World:
             "attempt",
             "schedule_state",
             "run",
+            "backfill",
+            "backfill_run",
             "log_chunk",
         )
         query = " union all ".join(
@@ -313,6 +346,8 @@ ACTIONS: dict[str, tuple[Callable[[World], Awaitable[None]], int]] = {
     "advance": (World.advance, 8),
     "fire": (World.fire, 8),
     "fire_as_old_leader": (World.fire_as_old_leader, 1),
+    "backfill": (World.backfill, 3),
+    "move_on": (World.move_on, 8),
     "take_over": (World.take_over, 1),
     "promote": (World.promote, 8),
     "prune": (World.prune, 1),
