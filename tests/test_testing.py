@@ -48,7 +48,6 @@ def test_both_ends_of_the_journey_belong_to_it() -> None:
     assert len(travel("@hourly", "2025-01-01T00:00", "2025-01-01T03:00").fires) == 4
 
 
-@pytest.mark.requirement("M1")
 @pytest.mark.parametrize(
     ("misfire", "window", "hours", "skipped"),
     [
@@ -122,7 +121,7 @@ def test_bad_input_is_refused_clearly(call, words: str) -> None:
     assert words in str(refusal.value)
 
 
-@pytest.mark.requirement("I7", "M1")
+@pytest.mark.requirement("I7")
 @pytest.mark.parametrize("seed", range(4))
 async def test_the_engine_does_what_was_foretold(conn: AsyncConnection, seed: int) -> None:
     """A random story is told to `travel`, and then lived through by the engine itself on a set clock."""

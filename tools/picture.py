@@ -9,6 +9,7 @@ import io
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -138,13 +139,20 @@ def main() -> None:
         finally:
             up.interrupt()
             up.wait_for_end()
+        draw_simulation(folder)
     draw("up", "one command", [("up", first_minute)])
     draw("lists", "what can run, and what ran", looks)
     draw("trigger", "a run by hand", [trigger])
 
 
+def draw_simulation(folder: Path) -> None:
+    """Needs no server."""
+    command = "schedules simulate --cron '30 2 * * *' --tz Europe/Berlin --from 2025-01-01 --to 2025-12-31 --count 1"
+    draw("simulate", "a year of a schedule", [(command, look(command, folder))])
+
+
 def look(command: str, folder: Path) -> str:
-    return Terminal(["evertick", *command.split()], folder).wait_for_end()
+    return Terminal(["evertick", *shlex.split(command)], folder).wait_for_end()
 
 
 if __name__ == "__main__":

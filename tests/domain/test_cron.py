@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from evertick.domain import zones
 from evertick.domain.cron import Cron, parse_cron
 from evertick.domain.errors import InvalidSchedule
+from tests.domain import cron_sweep
 from tests.domain.cron_oracle import EXPRESSIONS, fires, sweep, ticks_between
 
 NEW_YORK, BERLIN, LORD_HOWE, APIA = "America/New_York", "Europe/Berlin", "Australia/Lord_Howe", "Pacific/Apia"
@@ -361,3 +362,17 @@ def test_an_unknown_zone_is_refused_with_a_near_name(zone: str, advice: str) -> 
         parse_cron("@daily", zone)
     assert advice in str(refusal.value)
     assert len(str(refusal.value)) < 300
+
+
+def test_a_zone_may_be_named_by_an_old_name() -> None:
+    old, new = parse_cron("30 2 * * *", "US/Eastern"), parse_cron("30 2 * * *", NEW_YORK)
+    around = utc("2025-03-08T00:00"), 4
+    assert fires_after(old, *around) == fires_after(new, *around)
+
+
+def test_a_sweep_succeeds_only_if_there_was_something_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    year = ["--first", "2025", "--last", "2025", "--jobs", "1"]
+    assert cron_sweep.main([*year, "--zone", BERLIN, "--zone", "Asia/Kolkata"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "2 zones, 2 changes of the clock from 2025 to 2025, 12 expressions: 24 cases, 0 mismatches" in shown
+    assert cron_sweep.main([*year, "--zone", "Asia/Kolkata"]) == 1

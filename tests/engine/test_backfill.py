@@ -114,7 +114,6 @@ async def test_the_newest_may_go_first(scene: Scene) -> None:
     assert await scene.complete(await scene.make(newest_first=True, parallel=2)) == ALL[::-1]
 
 
-@pytest.mark.requirement("H1")
 async def test_never_more_runs_are_open_than_its_limit(scene: Scene) -> None:
     made = await scene.make(parallel=4)
     for _ in range(3):
@@ -193,7 +192,7 @@ async def test_what_the_schedule_has_still_to_fire_is_left_to_it(scene: Scene) -
     assert (await scene.row(made)).left_alone == 1
 
 
-@pytest.mark.requirement("H1", "V6")
+@pytest.mark.requirement("V6")
 async def test_max_active_runs_holds_and_the_schedule_goes_first(conn: AsyncConnection) -> None:
     scene = await Scene.begin(conn, max_active_runs=1)
     made = await scene.make(parallel=5)
@@ -212,7 +211,6 @@ async def test_max_active_runs_holds_and_the_schedule_goes_first(conn: AsyncConn
     assert (await scene.step(made)).made == 1
 
 
-@pytest.mark.requirement("H1")
 async def test_its_tasks_stand_behind_those_of_everybody_else(conn: AsyncConnection) -> None:
     scene = await Scene.begin(conn, task_priority=9)
     made = await scene.make(parallel=3)
@@ -394,7 +392,6 @@ async def test_runs_that_were_pruned_keep_it_from_nothing(scene: Scene) -> None:
     assert (await scene.row(made)).state == "done"
 
 
-@pytest.mark.requirement("H6")
 @pytest.mark.parametrize("newest_first", [False, True])
 async def test_twenty_years_of_seconds_cost_a_step_no_more_than_a_few(
     conn: AsyncConnection, newest_first: bool
@@ -406,6 +403,23 @@ async def test_twenty_years_of_seconds_cost_a_step_no_more_than_a_few(
     assert (await foresee(conn, wish(spec=spec, first=T0 - timedelta(days=7300)))).existing is None
     assert (await scene.step(made)).made == 2
     assert await value(conn, "select count(*) from backfill_run") == 2
+
+
+@pytest.mark.requirement("I7")
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [
+        # It begins or ends within the hour that never was, or within the first or the second copy of the one that came twice.
+        ("2025-03-30T01:00", "2025-03-30T02:00", ["2025-03-30T01:00", "2025-03-30T02:00"]),
+        ("2025-03-30T00:30", "2025-03-30T01:00", ["2025-03-30T01:00"]),
+        ("2025-10-26T00:30", "2025-10-26T01:30", ["2025-10-26T01:00"]),
+        ("2025-10-26T00:00", "2025-10-26T00:59", ["2025-10-26T00:00"]),
+    ],
+)
+async def test_a_range_may_end_at_a_clock_change(scene: Scene, first: str, last: str, expected: list[str]) -> None:
+    hourly = parse_schedule("0 * * * *", timezone="Europe/Berlin")
+    made = await scene.make(spec=hourly, first=utc(first), last=utc(last), parallel=100)
+    assert await scene.complete(made) == [utc(each) for each in expected]
 
 
 # What cannot be asked for -----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from rich.text import Text
 from evertick.domain.preview import DayCount
 
 _INDENT = 9
-LEGEND = "· no fire   1-9 fires   # more   > clock put forward   < clock put back   x a day that never was"
+LEGEND = "· none  1-9 fires  # more  > clock put forward  < clock put back  x a day that never was"
 
 
 def calendar_picture(days: Iterable[DayCount], *, forward: Collection[date], back: Collection[date]) -> list[Text]:
