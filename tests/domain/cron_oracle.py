@@ -117,11 +117,12 @@ def sweep(zones: Iterable[str], years: Iterable[int], expressions: Iterable[str]
     result, years, expressions = Sweep(), list(years), list(expressions)
     for zone in zones:
         for change in transitions(zone, years):
-            ticks = _ticks_around(zone, change)
+            clock = _clock_around(zone, change)
+            begin, end = clock.begin, clock.end
             result.changes += 1
             for expression in expressions:
-                expected = fires(expression, ticks)
-                actual = list(_walk(expression, zone, ticks[0].instant, ticks[-1].instant))
+                expected = _expected(expression, clock)
+                actual = list(_walk(expression, zone, begin, end))
                 result.cases += 1
                 if actual != expected:
                     odd = sorted(set(actual) ^ set(expected))
@@ -129,14 +130,52 @@ def sweep(zones: Iterable[str], years: Iterable[int], expressions: Iterable[str]
     return result
 
 
-def _ticks_around(zone: str, change: datetime) -> list[Tick]:
+@dataclass(frozen=True)
+class Clock:
+    """What the clock of some zone does in a stretch of time: from which tick on it is how far from UTC."""
+
+    begin: datetime
+    end: datetime
+    step: timedelta
+    offsets: tuple[tuple[datetime, timedelta], ...]
+
+    def ticks(self) -> list[Tick]:
+        found, ends = [], [since for since, _ in self.offsets[1:]] + [self.end + self.step]
+        for (since, offset), until in zip(self.offsets, ends, strict=True):
+            found += [Tick(at, (at + offset).replace(tzinfo=None)) for at in _walls(since, until, self.step)]
+        return found
+
+
+def _clock_around(zone: str, change: datetime) -> Clock:
     """By the minute; by the second, and closer, where a clock was not a whole number of minutes away from UTC."""
     info = ZoneInfo(zone)
-    offsets = [at.astimezone(info).utcoffset() for at in (change - timedelta(seconds=1), change)]
-    is_whole = change.second == 0 and all(not offset % timedelta(minutes=1) for offset in offsets if offset is not None)
-    if is_whole:
-        return ticks_between(zone, change - _AROUND, change + _AROUND, timedelta(minutes=1))
-    return ticks_between(zone, change - timedelta(hours=3), change + timedelta(hours=3), timedelta(seconds=1))
+    offsets = [_offset(info, at) for at in (change - timedelta(seconds=1), change)]
+    is_whole = change.second == 0 and all(not offset % timedelta(minutes=1) for offset in offsets)
+    around, step = (_AROUND, timedelta(minutes=1)) if is_whole else (timedelta(hours=3), timedelta(seconds=1))
+    begin, end = change - around, change + around
+    seen: list[tuple[datetime, timedelta]] = []
+    for at in _walls(begin, end + step, step):
+        offset = _offset(info, at)
+        if not seen or seen[-1][1] != offset:
+            seen.append((at, offset))
+    return Clock(begin, end, step, tuple(seen))
+
+
+@lru_cache(maxsize=200_000)
+def _expected(expression: str, clock: Clock) -> list[datetime]:
+    """Many zones change their clocks together: what it comes to is found out once."""
+    return fires(expression, _ticks_of(clock))
+
+
+@lru_cache(maxsize=2)
+def _ticks_of(clock: Clock) -> list[Tick]:
+    return clock.ticks()
+
+
+def _offset(info: ZoneInfo, at: datetime) -> timedelta:
+    offset = at.astimezone(info).utcoffset()
+    assert offset is not None
+    return offset
 
 
 def _walk(expression: str, zone: str, after: datetime, through: datetime) -> Iterator[datetime]:

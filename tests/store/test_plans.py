@@ -10,7 +10,11 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.domain.attempt import TaskKey
+from evertick.domain.backfill import Reprocess
 from evertick.domain.retention import Pace
+from evertick.domain.schedule import parse_schedule
+from evertick.engine import backfill
+from evertick.engine.backfill import Wish
 from evertick.engine.cancel import cancel
 from evertick.engine.clear import clear, select_tasks
 from evertick.engine.extend import extend
@@ -202,6 +206,18 @@ async def people_ask(conn: AsyncConnection) -> None:
     await cancel(conn, run_id=opened, actor="me")
 
 
+async def backfills(conn: AsyncConnection) -> None:
+    await set_clock(conn, later(3650))
+    every = parse_schedule("@every 10s")
+    wish = Wish(dag="past", first=later(0), last=later(3600), spec=every, reprocess=Reprocess.ALL, parallel=5)
+    made, _ = await backfill.create(conn, wish, request="r", actor="me")
+    done = await backfill.move_on(conn, shard=0, epoch=LEADER, backfill_id=made.id)
+    assert (done.made, done.is_over) == (5, False)
+    assert (await backfill.move_on(conn, shard=0, epoch=LEADER, backfill_id=made.id)).made == 0
+    await looks(conn)
+    assert (await backfill.cancel(conn, backfill_id=made.id, leaves_runs=False, actor="me")).runs == 5
+
+
 async def pauses(conn: AsyncConnection) -> None:
     await pause(conn, dag="past", actor="me")
     await unpause(conn, dag="past", actor="me")
@@ -227,6 +243,7 @@ VERBS: list[Verb] = [
     times_out,
     reconciles,
     people_ask,
+    backfills,
     pauses,
     prunes,
 ]
