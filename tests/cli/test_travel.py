@@ -86,6 +86,12 @@ async def test_a_saved_schedule_is_simulated_by_what_is_saved(cli: Cli, conn: As
     assert "365 fires" in (await cli("schedules", "simulate", "etl", *YEAR)).out
     assert "It has: main." in await cli.refused("schedules", "explain", "etl", "--name", "nightly")
     assert "Did you mean 'etl'?" in await cli.refused("schedules", "simulate", "elt")
+    await conn.execute("update schedule set spec = '{}'")
+    await conn.execute("update schedule_state set error = 'kind None is unknown'")
+    for verb in ("next", "explain", "simulate"):
+        assert "cannot be read: kind None is unknown" in (await cli("schedules", verb, "etl")).out
+        (broken,) = (await cli.json("schedules", verb, "etl"))["schedules"]
+        assert (broken["name"], broken["error"]) == ("main", "kind None is unknown")
     await put(conn, make_dag("idle", {"a": []}))
     assert "by hand" in (await cli("schedules", "simulate", "idle")).out
     assert "by hand" in (await cli("schedules", "explain", "idle")).out

@@ -192,6 +192,13 @@ async def test_what_the_schedule_has_still_to_fire_is_left_to_it(scene: Scene) -
     assert (await scene.row(made)).left_alone == 1
 
 
+@pytest.mark.parametrize("held", ["paused = true", "error = 'cannot be planned'"])
+async def test_a_schedule_that_fires_nothing_keeps_nobody_waiting(scene: Scene, held: str) -> None:
+    await scene.conn.execute("update schedule_state set next_due = %s", [ALL[2]])
+    await scene.conn.execute(f"update schedule_state set {held}")  # type: ignore[arg-type]
+    assert await scene.complete(await scene.make(parallel=100)) == ALL
+
+
 @pytest.mark.requirement("V6")
 async def test_max_active_runs_holds_and_the_schedule_goes_first(conn: AsyncConnection) -> None:
     scene = await Scene.begin(conn, max_active_runs=1)
@@ -296,6 +303,41 @@ async def test_the_same_request_twice_is_one_backfill(scene: Scene) -> None:
     first, _ = await create(scene.conn, wish(), request="key", actor="test")
     second, _ = await create(scene.conn, wish(), request="key", actor="test")
     assert (first.id, first.is_new, second.id, second.is_new) == (1, True, 1, False)
+
+
+@pytest.mark.parametrize("verb", ["pause", "cancel", "fail", "delete"])
+async def test_what_is_done_to_one_is_done_to_no_other(scene: Scene, verb: str) -> None:
+    await put(scene.conn, make_dag("other", {"a": []}, every=HOURLY))
+    others = [await scene.make(name, dag="other", parallel=2) for name in ("before", "after")]
+    made = await scene.make("this", parallel=2)
+    for each in (*others, made):
+        await scene.step(each)
+    (first, second), before = others, [await backfill.find_backfill(scene.conn, each) for each in others]
+    assert await scene.instants(first) == ALL[:2] and await scene.instants(second) == ALL[2:4]
+    match verb:
+        case "pause":
+            await backfill.pause(scene.conn, backfill_id=made, actor="me")
+            await backfill.resume(scene.conn, backfill_id=made, actor="me")
+        case "cancel":
+            await backfill.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor="me")
+        case "fail":
+            leader = (0, scene.epoch)
+            assert await backfills.fail(scene.conn, leader=leader, backfill_id=made, reason="x")
+            assert not await backfills.fail(scene.conn, leader=leader, backfill_id=made, reason="y")
+        case "delete":
+            await delete(scene.conn, dag="d", actor="me")
+            await scene.step(made)
+    assert [await scene.row(each) for each in others] == before
+    assert await value(scene.conn, "select count(*) from run_status where state = 'running' and dag_id = 2") == 4
+    await scene.finish_all()
+    assert (await scene.row(made)).made == 2
+    assert sorted(await scene.complete(first) + await scene.complete(second)) == ALL
+    (mine,) = await (
+        await scene.conn.execute(
+            "select made, left_alone, succeeded, state from backfill where backfill_id = %s", [made]
+        )
+    ).fetchall()
+    assert mine[:3] == (2, 0, 0)
 
 
 # Races and crashes ----------------------------------------------------------------------------------------------------

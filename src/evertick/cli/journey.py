@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
@@ -40,15 +41,25 @@ class Asked:
     tz: str | None = None
 
 
-def find_travellers(asked: Asked) -> tuple[list[Traveller], datetime]:
-    """The schedules, and what time it is: the database's for saved ones, this machine's for an expression."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Party:
+    """The schedules, those that cannot be read, and what time it is: the database's for saved ones, this machine's for an
+    expression."""
+
+    travellers: Sequence[Traveller]
+    unreadable: Sequence[ListedSchedule]
+    now: datetime
+
+
+def find_party(asked: Asked) -> Party:
     if len([each for each in (asked.dag, asked.cron, asked.every) if each is not None]) != 1:
         raise UserError("Name a DAG, or give an expression with --cron, or a length with --every: one of them.")
     if asked.dag is None:
         if asked.name is not None:
             raise UserError("--name picks one of a DAG's schedules: name the DAG, too.")
         text = asked.cron if asked.cron is not None else f"@every {asked.every}"
-        return [Traveller(spec=parse_schedule(text, timezone=asked.tz))], datetime.now(UTC)
+        alone = Traveller(spec=parse_schedule(text, timezone=asked.tz))
+        return Party(travellers=[alone], unreadable=[], now=datetime.now(UTC))
     if asked.tz is not None:
         raise UserError("--tz goes with --cron and --every: a DAG's schedules have their own time zones.")
     found, now = ask(lambda conn: _of_dag(conn, str(asked.dag)))
@@ -57,7 +68,12 @@ def find_travellers(asked: Asked) -> tuple[list[Traveller], datetime]:
         found = [each for each in found if each.name == asked.name]
         if not found:
             raise UserError(f"{asked.dag} has no schedule {asked.name!r}. It has: {names}.")
-    return [_traveller(each) for each in found], now
+    read = [(each, _traveller(each)) for each in found]
+    return Party(
+        travellers=[traveller for _, traveller in read if traveller is not None],
+        unreadable=[each for each, traveller in read if traveller is None],
+        now=now,
+    )
 
 
 async def _of_dag(conn: AsyncConnection, dag: str) -> list[ListedSchedule]:
@@ -65,13 +81,11 @@ async def _of_dag(conn: AsyncConnection, dag: str) -> list[ListedSchedule]:
     return await schedules.list_all(conn, dag=dag)
 
 
-def _traveller(row: ListedSchedule) -> Traveller:
+def _traveller(row: ListedSchedule) -> Traveller | None:
     try:
         return Traveller(spec=read_spec(row.spec), name=row.name, row=row)
     except UNPLANNABLE:
-        raise UserError(
-            f"Schedule {row.name!r} of {row.dag} cannot be read ({row.error}). Publish a corrected one."
-        ) from None
+        return None
 
 
 def read_range(zone: str, since: str | None, until: str | None, now: datetime) -> tuple[datetime, datetime]:

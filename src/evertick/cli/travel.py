@@ -15,7 +15,7 @@ from evertick.cli.calendar_picture import calendar_picture
 from evertick.cli.clock_words import effect_in_words, note_of, wall
 from evertick.cli.dag_page import fires_of, schedule_document
 from evertick.cli.documents import print_json
-from evertick.cli.journey import Asked, Traveller, find_travellers, read_moment, read_range
+from evertick.cli.journey import Asked, Party, Traveller, find_party, read_moment, read_range
 from evertick.cli.options import Json, noun
 from evertick.cli.tables import heading, hint, line, show, state, table
 from evertick.cli.times import relative
@@ -67,13 +67,13 @@ def next_fires(
     as_json: Json = False,
 ) -> None:
     """Show the next fires of a DAG's schedules, or of an expression that you want to try."""
-    found, now = find_travellers(Asked(dag=dag, name=name, cron=cron, every=every, tz=tz))
-    told = [(each, _next_of(each, since, now, count)) for each in found]
+    party = find_party(Asked(dag=dag, name=name, cron=cron, every=every, tz=tz))
+    now = party.now
+    told = [(each, _next_of(each, since, now, count)) for each in party.travellers]
     if as_json:
-        _print_next(dag, told)
+        _print_next(dag, told, party)
         return
-    if not found:
-        show(hint(f"{dag} has no schedule: it runs by hand, with `evertick dags trigger {dag}`."))
+    _show_rest(dag, party)
     for each, fires in told:
         _show_head(each)
         if each.row is not None and each.row.error:
@@ -97,20 +97,19 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Say in words what a schedule means, and what happens to it at every change of the clock."""
-    found, now = find_travellers(Asked(dag=dag, name=name, cron=cron, every=every, tz=tz))
+    party = find_party(Asked(dag=dag, name=name, cron=cron, every=every, tz=tz))
     told = []
-    for each in found:
-        first, last = read_range(each.spec.timezone, since, until, now)
+    for each in party.travellers:
+        first, last = read_range(each.spec.timezone, since, until, party.now)
         told.append((each, first, last, _outcomes(each.spec, first, last)))
     if as_json:
         documents = [
             {**_head(each), **_range(first, last), "clock_changes": [_change_document(out) for out in outcomes]}
             for each, first, last, outcomes in told
         ]
-        print_json({"dag": dag, "schedules": documents} if dag is not None else documents[0])
+        _print_all(dag, documents, party)
         return
-    if not found:
-        show(hint(f"{dag} has no schedule: it runs by hand, with `evertick dags trigger {dag}`."))
+    _show_rest(dag, party)
     for each, first, last, outcomes in told:
         _show_head(each)
         show(line(_meaning(each.spec)))
@@ -131,10 +130,10 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Show everything that a schedule fires between two instants: a calendar, the changes of the clock, and a table."""
-    found, now = find_travellers(Asked(dag=dag, name=name, cron=cron, every=every, tz=tz))
+    party = find_party(Asked(dag=dag, name=name, cron=cron, every=every, tz=tz))
     documents = []
-    for each in found:
-        first, last = read_range(each.spec.timezone, since, until, now)
+    for each in party.travellers:
+        first, last = read_range(each.spec.timezone, since, until, party.now)
         outcomes = _outcomes(each.spec, first, last)
         days = list(days_between(each.spec, first, last))
         fires, total = fires_between(each.spec, first, last, count), count_fires(each.spec, first, last)
@@ -156,13 +155,13 @@ def simulate(
         _show_changes(each.spec, first, last, outcomes)
         if fires:
             show(heading("Fires"))
-            _show_fires(each.spec, fires, now, outcomes)
+            _show_fires(each.spec, fires, party.now, outcomes)
         if total > len(fires):
             show(hint(f"and {total - len(fires):,} more; see more with --count"))
     if as_json:
-        print_json({"dag": dag, "schedules": documents} if dag is not None else documents[0])
-    elif not found:
-        show(hint(f"{dag} has no schedule: it runs by hand, with `evertick dags trigger {dag}`."))
+        _print_all(dag, documents, party)
+    else:
+        _show_rest(dag, party)
 
 
 def _next_of(each: Traveller, since: str | None, now: datetime, count: int) -> list[datetime]:
@@ -173,10 +172,23 @@ def _next_of(each: Traveller, since: str | None, now: datetime, count: int) -> l
     return fires_between(each.spec, after, _FAR, count)
 
 
-def _print_next(dag: str | None, told: Sequence[tuple[Traveller, list[datetime]]]) -> None:
+def _show_rest(dag: str | None, party: Party) -> None:
+    """What there is to say besides the schedules that can be looked at."""
+    if not party.travellers and not party.unreadable:
+        show(hint(f"{dag} has no schedule: it runs by hand, with `evertick dags trigger {dag}`."))
+    for row in party.unreadable:
+        show(heading(row.name), state("failed", f"cannot be read: {row.error or 'publish a corrected one'}"))
+
+
+def _print_all(dag: str | None, documents: list[dict[str, object]], party: Party) -> None:
+    rest = [{"name": row.name, "error": row.error or "cannot be read"} for row in party.unreadable]
+    print_json({"dag": dag, "schedules": [*documents, *rest]} if dag is not None else documents[0])
+
+
+def _print_next(dag: str | None, told: Sequence[tuple[Traveller, list[datetime]]], party: Party) -> None:
     if dag is not None:
         rows = [schedule_document(each.row, fires) for each, fires in told if each.row is not None]
-        print_json({"dag": dag, "schedules": rows})
+        print_json({"dag": dag, "schedules": [*rows, *(schedule_document(row, []) for row in party.unreadable)]})
     else:
         (each, fires), *_ = told
         print_json({"schedule": describe(each.spec), "next_fires": fires})
