@@ -27,6 +27,7 @@ from evertick.store.db import Purpose, connect
 from evertick.store.prune import Mandate
 from tests.engine import invariants
 from tests.engine.world import T0, Runner, lead, make_dag, put, run_state, set_clock, value
+from tests.waiting import eventually
 
 HOURLY = "0 * * * *"
 BEGIN = T0 - timedelta(hours=10)
@@ -165,7 +166,8 @@ async def test_an_instant_whose_run_is_still_open_is_left_alone(scene: Scene) ->
     second = await scene.make("again", reprocess=Reprocess.ALL, parallel=100)
     await scene.step(second)
     assert await scene.instants(second) == ALL[2:]
-    assert (await scene.row(second)).left_alone == 2
+    row = await scene.row(second)
+    assert (row.left_alone, row.open_runs, row.state) == (2, 9, "running"), "made are all of them, ended none"
 
 
 async def test_what_another_backfill_ran_counts_as_run(scene: Scene) -> None:
@@ -299,6 +301,24 @@ async def test_a_canceled_one_may_leave_its_runs(scene: Scene) -> None:
     assert (await scene.row(made)).succeeded == 2
 
 
+@pytest.mark.parametrize("verb", ["pause", "cancel"])
+async def test_one_whose_last_runs_end_later_stays_as_it_was_left(scene: Scene, verb: str) -> None:
+    made = await scene.make(parallel=100)
+    await scene.step(made)
+    if verb == "pause":
+        await backfill.pause(scene.conn, backfill_id=made, actor="me")
+    else:
+        await backfill.cancel(scene.conn, backfill_id=made, leaves_runs=True, actor="me")
+    await scene.finish_all()
+    await scene.step(made)
+    row = await scene.row(made)
+    assert (row.state, row.succeeded) == ("paused" if verb == "pause" else "canceled", 11)
+    if verb == "pause":
+        await backfill.resume(scene.conn, backfill_id=made, actor="me")
+        assert (await scene.step(made)).is_over
+        assert (await scene.row(made)).state == "done"
+
+
 async def test_the_same_request_twice_is_one_backfill(scene: Scene) -> None:
     first, _ = await create(scene.conn, wish(), request="key", actor="test")
     second, _ = await create(scene.conn, wish(), request="key", actor="test")
@@ -375,6 +395,7 @@ async def test_two_that_step_at_once_make_each_run_once(scene: Scene, database: 
 async def test_a_pause_or_cancel_that_comes_first_lets_a_planned_step_make_nothing(
     scene: Scene, database: str, verb: str
 ) -> None:
+    await scene.make("another", parallel=3)
     made = await scene.make(parallel=3)
 
     async def planned() -> backfills.Stepped:
@@ -395,6 +416,19 @@ async def test_a_pause_or_cancel_that_comes_first_lets_a_planned_step_make_nothi
     assert (during.made, during.is_over) == (0, False), "it is passed by, and nobody waits"
     assert (after.made, after.is_over) == (0, True)
     assert await value(scene.conn, "select count(*) from run") == 0
+
+
+@pytest.mark.requirement("V6")
+async def test_a_step_waits_for_whoever_changes_the_dag(scene: Scene, database: str) -> None:
+    """A DAG that is just being paused, or whose last place is just being taken, is decided about when that is committed."""
+    made = await scene.make(parallel=3)
+    async with await connect(database, purpose=Purpose.PLANNING) as person:
+        async with person.transaction():
+            await person.execute("update dag set paused = true")
+            stepping = asyncio.ensure_future(scene.step(made))
+            is_waiting = "select count(*) > 0 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+            await eventually(lambda: value(person, is_waiting))
+        assert (await stepping).made == 0
 
 
 @pytest.mark.requirement("I3", "V9")
