@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from evertick.domain.errors import InvalidSettings
+from evertick.domain.errors import InvalidRouting, InvalidSettings
+from evertick.domain.routing import Routing, read_routing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,7 @@ class Settings:
     failpoint: str | None = None
 
     load_timeout_seconds: float = 30.0
+    routing_file: Path | None = None
     log_head_bytes: int = 4 * 1024 * 1024
     log_tail_bytes: int = 1024 * 1024
 
@@ -140,6 +142,22 @@ def read_settings(environment: Mapping[str, str] | None = None, **overrides: obj
     return settings
 
 
+def load_routing(file: Path | None) -> Routing:
+    """The rules of the routing file; none without one."""
+    if file is None:
+        return Routing()
+    try:
+        return read_routing(file.read_text(encoding="utf-8"))
+    except InvalidRouting as error:
+        raise InvalidRouting(f"Routing file {file}: {error}") from None
+    except UnicodeDecodeError:
+        raise InvalidRouting(f"Routing file {file}: it is not text in UTF-8.") from None
+    except OSError as error:
+        raise InvalidRouting(
+            f"Routing file {file} cannot be read: {error.strerror}. Correct EVERTICK_ROUTING_FILE."
+        ) from None
+
+
 def _standard_collector(env: Mapping[str, str]) -> str | None:
     """Where the variables of OpenTelemetry itself say that traces go."""
     return env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None
@@ -175,7 +193,7 @@ def _parse(name: str, raw: str) -> object:
                 return float(raw)
             case "bool":
                 return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}[raw.lower()]
-            case "Path":
+            case "Path" | "Path | None":
                 return Path(raw)
             case "tuple[str, ...]":
                 return tuple(part.strip() for part in raw.split(",") if part.strip())

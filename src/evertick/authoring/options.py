@@ -33,7 +33,7 @@ class TaskOptions(TypedDict, total=False):
     retry_jitter: float
     timeout: Seconds | None
     queue_timeout: Seconds | None
-    queue: str
+    queue: str | None
     priority: int
     trigger_rule: TriggerRule | str
     isolation: Isolation | str
@@ -131,6 +131,11 @@ def _read_cap(value: object) -> float | None:
     return None if value is None else read_seconds(value)
 
 
+def _read_queue(value: object) -> str | None:
+    """None leaves it to the routing rules, whatever the DAG's defaults say."""
+    return None if value is None else read_text(value)
+
+
 _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "retries": ("retries", _read_retries),
     "retry_delay": ("delay_seconds", read_seconds),
@@ -139,7 +144,7 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "retry_jitter": ("jitter", _read_jitter),
     "timeout": ("timeout_seconds", _read_cap),
     "queue_timeout": ("queue_timeout_seconds", _read_cap),
-    "queue": ("queue", read_text),
+    "queue": ("queue", _read_queue),
     "priority": ("priority", read_count),
     "trigger_rule": ("trigger_rule", read_choice(TriggerRule)),
     "isolation": ("isolation", read_choice(Isolation)),

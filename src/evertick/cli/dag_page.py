@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime
 
 from psycopg import AsyncConnection
@@ -32,6 +33,7 @@ def show_dag(dag: DagName, as_json: Json = False) -> None:
         conn: AsyncConnection,
     ) -> tuple[DagRow, DagSpec, list[ListedSchedule], ImportErrorRow | None]:
         row, spec = await find_dag(conn, dag)
+        spec = _routed(spec, await dags.queues(conn, row.version_id))
         errors = [error for error in await dags.import_errors(conn) if error.file == row.file]
         return row, spec, await schedules.list_all(conn, dag=dag), errors[0] if errors else None
 
@@ -48,6 +50,12 @@ def show_dag(dag: DagName, as_json: Json = False) -> None:
         show(heading("Parameters"), _params(spec))
     show(heading("Tasks"), _tasks(spec))
     show(hint(f"\nStart it with: evertick dags trigger {row.name} --wait"))
+
+
+def _routed(spec: DagSpec, queues: list[str]) -> DagSpec:
+    """With the queues that its tasks wait in, whether their author chose them or the rules."""
+    tasks = (replace(task, queue=queue) for task, queue in zip(spec.tasks, queues, strict=True))
+    return replace(spec, tasks=tuple(tasks))
 
 
 def schedule_document(row: ListedSchedule, fires: list[datetime] | None = None) -> dict[str, object]:

@@ -23,6 +23,7 @@ EXIT_STATUS: Mapping[str, int] = {
     "invalid_dag": 2,
     "invalid_params": 2,
     "invalid_schedule": 2,
+    "invalid_routing": 2,
     "invalid_settings": 2,
     "not_found": 2,
     "postgres_unavailable": 4,

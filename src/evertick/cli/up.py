@@ -14,7 +14,7 @@ import typer
 
 from evertick.cli.connection import shown, telling
 from evertick.cli.options import noun
-from evertick.config import Settings, environment_for, read_settings
+from evertick.config import Settings, environment_for, load_routing, read_settings
 from evertick.domain.errors import InvalidSettings
 from evertick.services.events import configure
 from evertick.services.postgres_home import Home, holder_of
@@ -41,6 +41,7 @@ def up(home: HomeOption = None, database_url: UrlOption = None, dags: Dags = Non
     A child that dies is started again. Ctrl-C stops all of it cleanly; a second Ctrl-C stops it at once.
     """
     settings = read_settings(home=home, database_url=database_url, dags_folder=dags, runner_slots=slots)
+    load_routing(settings.routing_file)
     log = configure(service="evertick", owner=process_name(), as_json=settings.log == "json")
     supervisor = Supervisor(settings, environment=environment_for(settings), say=_say, log=log)
     # Where another one runs already there is nothing to announce; the supervisor says who holds the home.

@@ -35,12 +35,15 @@ class OnLostContact(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """One task of the plan. `name` is the full id, with its groups: `extract.orders`. `inputs` are upstream names."""
+    """One task of the plan. `name` is the full id, with its groups: `extract.orders`. `inputs` are upstream names.
+
+    `queue` is what its author wrote down; None leaves it to the routing rules.
+    """
 
     name: str
     kind: TaskKind = TaskKind.PYTHON
     group: str | None = None
-    queue: str = "default"
+    queue: str | None = None
     priority: int = 5
     trigger_rule: TriggerRule = TriggerRule.ALL_SUCCESS
     retry: RetryPolicy = field(default_factory=RetryPolicy)

@@ -26,7 +26,7 @@ _NAME_RULE = f"use letters, digits, '_', '-', '.' and at most {MAX_NAME} charact
 _TEXT_RULE = f"valid text without NUL, of at most {MAX_TEXT:,} characters"
 _FIELD_TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
     ("name", str),
-    ("queue", str),
+    ("queue", (str, type(None))),
     ("priority", int),
     ("rerun_on_loss", bool),
     ("is_async", bool),
@@ -141,7 +141,7 @@ def _check_task(task: TaskSpec) -> Iterator[str]:
     for name, limit in (("timeout", task.timeout_seconds), ("queue_timeout", task.queue_timeout_seconds)):
         if not _is_limit(limit):
             yield f"task {task.name!r}: {name} is {limit!r} s; {_LIMIT_RULE}."
-    if not _NAME.fullmatch(task.queue):
+    if task.queue is not None and not _NAME.fullmatch(task.queue):
         yield f"task {task.name!r}: queue {_short(task.queue)} is not allowed; {_NAME_RULE}."
     if (task.kind is TaskKind.SHELL) != bool(task.command):
         yield f"task {task.name!r}: a shell task needs a command, and only a shell task has one."

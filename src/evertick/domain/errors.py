@@ -6,6 +6,7 @@ EvertickError
 │   ├── InvalidSchedule      a schedule that cannot be saved
 │   ├── InvalidParams        parameters that do not fit the DAG's declaration
 │   ├── InvalidSettings      settings that contradict each other
+│   ├── InvalidRouting       routing rules or a pattern that cannot be used
 │   ├── NotFound             no such DAG, run, task, schedule, runner
 │   └── Conflict             somebody else changed it first, or it is in the wrong state
 ├── LeaseLost                an attempt's owner was replaced: drop the work and say so
@@ -62,6 +63,12 @@ class InvalidSettings(UserError):
     """Two settings contradict each other, or one has an impossible value."""
 
     code = "invalid_settings"
+
+
+class InvalidRouting(UserError):
+    """A routing rule or a pattern cannot be used."""
+
+    code = "invalid_routing"
 
 
 class NotFound(UserError):

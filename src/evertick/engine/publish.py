@@ -13,6 +13,7 @@ from psycopg import AsyncConnection
 
 from evertick.domain.dag import DagSpec, NamedSchedule, structural_hash, to_json
 from evertick.domain.params import check_params
+from evertick.domain.routing import Routing, queues_of
 from evertick.domain.schedule import next_after
 from evertick.domain.states import TriggerRule
 from evertick.engine.plan import JsonObject, is_same_spec, plan_if_possible, spec_json
@@ -23,9 +24,17 @@ from evertick.store.db import retry_on_deadlock
 DEFAULT_WINDOW_SECONDS = 86_400.0
 
 
-async def publish(conn: AsyncConnection, *, spec: DagSpec, file: str, bundle_hash: str, actor: str) -> Published:
-    """Make `spec` the current version of its DAG. Its bundle must be stored already."""
-    row = dag_row(spec, file=file, bundle_hash=bundle_hash)
+NO_RULES = Routing()
+
+
+async def publish(
+    conn: AsyncConnection, *, spec: DagSpec, file: str, bundle_hash: str, actor: str, routing: Routing = NO_RULES
+) -> Published:
+    """Make `spec` the current version of its DAG. Its bundle must be stored already.
+
+    Other rules make no other version: they route the tasks of the version that is there.
+    """
+    row = dag_row(spec, file=file, bundle_hash=bundle_hash, routing=routing)
 
     async def once() -> Published:
         now = await shards.read_clock(conn)
@@ -48,12 +57,13 @@ async def plan_changed(conn: AsyncConnection, dag: str, wanted: list[JsonObject]
     return plans
 
 
-def dag_row(spec: DagSpec, *, file: str, bundle_hash: str) -> JsonObject:
+def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO_RULES) -> JsonObject:
     """The DAG as the tables hold it: everything that SQL must know without reading the spec."""
     upstream = Counter(down for _, down in spec.edges)
     setups = Counter(down for up, down in spec.edges if spec.tasks[up].is_setup)
     has_downstream = {up for up, _ in spec.edges}
     position = {task.name: index for index, task in enumerate(spec.tasks)}
+    queues = queues_of(routing, spec)
     return {
         "name": spec.name,
         "file": file,
@@ -67,7 +77,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str) -> JsonObject:
             {
                 "idx": index,
                 "name": task.name,
-                "queue": task.queue,
+                "queue": queues[index],
                 "priority": task.priority,
                 "rule": task.trigger_rule,
                 "upstream_total": upstream[index],

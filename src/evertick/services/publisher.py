@@ -18,6 +18,7 @@ from psycopg import AsyncConnection
 
 from evertick.config import Settings
 from evertick.domain.errors import InvalidDag, UserError
+from evertick.domain.routing import Routing
 from evertick.engine.pause import delete
 from evertick.engine.publish import publish
 from evertick.execution.bundle import Bundle, pack
@@ -26,6 +27,7 @@ from evertick.services.events import Log
 from evertick.services.link import Link, Waker
 from evertick.services.loop import run_loop
 from evertick.services.pulse import STALLED_SECONDS, Pulse
+from evertick.services.rules import Rules
 from evertick.services.watch import SELDOM_SECONDS
 from evertick.store import dags
 from evertick.store.db import Purpose
@@ -53,6 +55,7 @@ class Publisher:
         self._closures: dict[str, tuple[str, ...]] = {}
         self._owners: dict[str, str] = {}
         self._compared, self._compared_at = list[str](), -inf
+        self._rules = Rules(settings.routing_file, log=log)
         self._pulse = Pulse("publisher", longest_tick_seconds=settings.load_timeout_seconds + STALLED_SECONDS)
         self.wake, self.stop = asyncio.Event(), asyncio.Event()
 
@@ -73,7 +76,13 @@ class Publisher:
             self._log.warning("no_folder", folder=str(self._folder))
             self._pulse.blocked = f"{self._folder} is no folder: there is nothing to publish"
             return RESCAN_SECONDS
-        self._pulse.blocked = None
+        is_changed = self._rules.look()
+        self._pulse.blocked = self._rules.problem
+        if self._rules.current is None:
+            return RESCAN_SECONDS
+        if is_changed:
+            # Everything is published again: the same code under other rules is the same version, routed anew.
+            self._seen.clear()
         files = find_dag_files(self._folder)
         conn = await self._link.get()
         if files != self._compared or time.monotonic() - self._compared_at > COMPARE_SECONDS:
@@ -81,7 +90,7 @@ class Publisher:
             self._compared, self._compared_at = files, time.monotonic()
         changed = [file for file in files if self._seen.get(file) != self._fingerprint(file)]
         async for before, loaded in self._load(changed):
-            if await self._take(conn, loaded, before):
+            if await self._take(conn, loaded, before, self._rules.current):
                 self._seen[loaded.file] = before
         return RESCAN_SECONDS
 
@@ -110,7 +119,7 @@ class Publisher:
                     before = self._fingerprint(file)
                 yield before, loaded
 
-    async def _take(self, conn: AsyncConnection, loaded: LoadedFile, before: Fingerprint) -> bool:
+    async def _take(self, conn: AsyncConnection, loaded: LoadedFile, before: Fingerprint, routing: Routing) -> bool:
         """Publish one file's DAGs, or tell what is wrong with it. False: try again at the next scan."""
         problem = loaded.error or self._duplicate_in(loaded)
         if problem is None:
@@ -120,7 +129,7 @@ class Publisher:
                     # It changed while it was read: the spec would be of one text and the code of another.
                     self.wake.set()
                     return False
-                await self._publish(conn, loaded, bundle)
+                await self._publish(conn, loaded, bundle, routing)
             except InvalidDag as error:
                 problem = ImportProblem(file=loaded.file, line=None, message=str(error))
             except OSError as error:
@@ -135,16 +144,20 @@ class Publisher:
             await dags.drop_import_error(conn, loaded.file)
         return True
 
-    async def _publish(self, conn: AsyncConnection, loaded: LoadedFile, bundle: Bundle) -> None:
+    async def _publish(self, conn: AsyncConnection, loaded: LoadedFile, bundle: Bundle, routing: Routing) -> None:
         threads = ", ".join(loaded.uses_threads) or None
         await dags.put_bundle(
             conn, bundle_hash=bundle.hash, file=loaded.file, archive=bundle.archive, uses_threads=threads
         )
         for dag in loaded.dags:
-            done = await publish(conn, spec=dag.spec, file=loaded.file, bundle_hash=bundle.hash, actor=_ACTOR)
+            done = await publish(
+                conn, spec=dag.spec, file=loaded.file, bundle_hash=bundle.hash, actor=_ACTOR, routing=routing
+            )
             self._owners[dag.name] = loaded.file
             if done.is_new:
                 self._log.info("publish", dag=dag.name, file=loaded.file, tasks=len(dag.spec.tasks))
+            if done.rerouted:
+                self._log.info("route", dag=dag.name, tasks=done.rerouted)
         names = {dag.name for dag in loaded.dags}
         for row in await dags.files(conn):
             if row.file == loaded.file and row.name not in names:

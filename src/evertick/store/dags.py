@@ -20,6 +20,7 @@ class Published:
     out_dag_id: int
     out_version_id: int
     is_new: bool
+    rerouted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,14 @@ class VersionRow:
     file: str
     uses_threads: str | None
     spec: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRoute:
+    """Where a task waits now, and the queue that its author wrote down, if any."""
+
+    queue: str
+    written: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +139,16 @@ async def files(conn: AsyncConnection) -> list[FileDag]:
 
 async def version(conn: AsyncConnection, version_id: int) -> VersionRow | None:
     return await one_row(conn, sql("dags", "version"), {"version_id": version_id}, VersionRow)
+
+
+async def queues(conn: AsyncConnection, version_id: int | None) -> list[str]:
+    """The queue of each task of a version, in their order."""
+    cursor = await conn.execute(sql("dags", "queues"), {"version_id": version_id})
+    return [cast(str, row[0]) for row in await cursor.fetchall()]
+
+
+async def published_route(conn: AsyncConnection, *, dag: str, task: str) -> PublishedRoute | None:
+    return await one_row(conn, sql("dags", "published_route"), {"dag": dag, "task": task}, PublishedRoute)
 
 
 async def put_import_error(conn: AsyncConnection, *, file: str, line: int | None, message: str, detail: str) -> None:

@@ -1489,7 +1489,7 @@ begin
     entry := note_pruned(p_entry, p_actor, p_before, 'versions', pruned);
 end $$;
 
-CREATE FUNCTION evertick.publish_dag(p_dag jsonb, p_settle jsonb, p_actor text, OUT out_dag_id integer, OUT out_version_id integer, OUT is_new boolean) RETURNS record
+CREATE FUNCTION evertick.publish_dag(p_dag jsonb, p_settle jsonb, p_actor text, OUT out_dag_id integer, OUT out_version_id integer, OUT is_new boolean, OUT rerouted integer) RETURNS record
     LANGUAGE plpgsql
     AS $$
 declare
@@ -1523,6 +1523,7 @@ begin
     else
         select v.version_id into out_version_id from dag_version v
         where v.dag_id = out_dag_id and v.hash = p_dag->>'hash' and v.bundle_hash = p_dag->>'bundle_hash';
+        rerouted := reroute(out_dag_id, out_version_id, p_dag->'tasks', p_actor);
     end if;
     perform settle_schedules(p_settle);
     -- Which runs can have the version that is replaced: prune goes by that. By the sequence, because ids that were drawn count.
@@ -1982,6 +1983,28 @@ begin
           join task_spec s on s.version_id = k.version_id and s.idx = k.idx and s.is_leaf
           where k.run_id = p_run_id and k.state in ('failed', 'canceled', 'upstream_failed')) bad
     where r.run_id = p_run_id and r.state = 'running' and r.open_tasks = 1;
+end $$;
+
+CREATE FUNCTION evertick.reroute(p_dag_id integer, p_version_id integer, p_tasks jsonb, p_actor text) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    moved jsonb;
+begin
+    with changed as (
+        update task_spec s set queue = x.queue
+        from jsonb_to_recordset(p_tasks) as x(idx int, queue text), task_spec o
+        where s.version_id = p_version_id and s.idx = x.idx and s.queue <> x.queue
+          and o.version_id = s.version_id and o.idx = s.idx
+        returning s.name, o.queue as old, s.queue as new
+    )
+    select jsonb_object_agg(c.name, jsonb_build_array(c.old, c.new)) into moved from changed c;
+    if moved is null then
+        return 0;
+    end if;
+    insert into journal (occurred_at, verb, actor, dag_id, detail)
+    values (clock(), 'route', p_actor, p_dag_id, jsonb_build_object('version_id', p_version_id, 'tasks', moved));
+    return (select count(*) from jsonb_object_keys(moved));
 end $$;
 
 CREATE FUNCTION evertick.resign_shard(p_shard smallint, p_epoch bigint) RETURNS boolean

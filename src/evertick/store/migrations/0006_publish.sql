@@ -9,7 +9,8 @@ $$;
 -- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, run_timeout, starts_paused, tasks: [...], edges: [[src, dst]],
 -- inputs: [[idx, src]], schedules: [{name, spec, params, misfire, window_seconds, next_due, passed}]}.
 -- p_settle: what is due under schedules that this changes or removes (see settle_schedules): it is settled first.
-create function publish_dag(p_dag jsonb, p_settle jsonb, p_actor text, out out_dag_id int, out out_version_id int, out is_new boolean)
+create function publish_dag(p_dag jsonb, p_settle jsonb, p_actor text, out out_dag_id int, out out_version_id int, out is_new boolean,
+                            out rerouted int)
 language plpgsql as $$
 declare
     t timestamptz := clock();
@@ -42,6 +43,7 @@ begin
     else
         select v.version_id into out_version_id from dag_version v
         where v.dag_id = out_dag_id and v.hash = p_dag->>'hash' and v.bundle_hash = p_dag->>'bundle_hash';
+        rerouted := reroute(out_dag_id, out_version_id, p_dag->'tasks', p_actor);
     end if;
     perform settle_schedules(p_settle);
     -- Which runs can have the version that is replaced: prune goes by that. By the sequence, because ids that were drawn count.

@@ -1,7 +1,8 @@
 -- DAGs, their versions and the code that these came from.
 
 -- name: publish
-select out_dag_id, out_version_id, is_new from publish_dag(%(dag)s::jsonb, %(settle)s::jsonb, %(actor)s::text)
+select out_dag_id, out_version_id, is_new, coalesce(rerouted, 0) as rerouted
+  from publish_dag(%(dag)s::jsonb, %(settle)s::jsonb, %(actor)s::text)
 
 -- name: put_bundle
 -- Content-addressed: the same hash is the same code. Its date is put anew, because prune takes old code that nobody uses,
@@ -43,6 +44,17 @@ select file, name from dag where deleted_at is null order by file, name limit 10
 select d.name, v.bundle_hash, b.file, b.uses_threads, v.spec
   from dag_version v join dag d on d.dag_id = v.dag_id join bundle b on b.hash = v.bundle_hash
  where v.version_id = %(version_id)s
+
+-- name: queues
+-- Where the tasks of a version wait now: their author's choice, or the rules'.
+select queue from task_spec where version_id = %(version_id)s::int order by idx limit 100000
+
+-- name: published_route
+-- Of one task of the current version. The spec has a queue only where the author wrote one down.
+select s.queue, v.spec->'tasks'->s.idx->>'queue' as written
+  from dag d join dag_version v on v.version_id = d.version_id
+  join task_spec s on s.version_id = d.version_id and s.name = %(task)s
+ where d.name = %(dag)s and d.deleted_at is null
 
 -- name: put_import_error
 insert into import_error (file, line, message, detail, occurred_at)

@@ -1,0 +1,39 @@
+"""The routing rules of a publisher, read again when their file changes. Broken rules never replace good ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from evertick.config import load_routing
+from evertick.domain.errors import InvalidRouting
+from evertick.domain.routing import Routing
+from evertick.services.events import Log
+
+
+class Rules:
+    """`current` is None until a file could be read; `problem` says what is wrong with the file as it is now."""
+
+    def __init__(self, file: Path | None, *, log: Log) -> None:
+        self._file, self._log = file, log
+        self.current: Routing | None = None
+        self.problem: str | None = None
+
+    def look(self) -> bool:
+        """Read the file; whether the rules are others than before. It is small, so that no look is saved."""
+        try:
+            found = load_routing(self._file)
+        except InvalidRouting as error:
+            self._tell(str(error))
+            return False
+        self.problem = None
+        is_changed = self.current is not None and found != self.current
+        if is_changed:
+            self._log.info("rules", file=str(self._file), rules=len(found.rules))
+        self.current = found
+        return is_changed
+
+    def _tell(self, error: str) -> None:
+        going_on = "Nothing is published until it is repaired." if self.current is None else "The rules before it hold."
+        if (problem := f"{error} {going_on}") != self.problem:
+            self._log.error("routing_error", message=problem)
+        self.problem = problem
