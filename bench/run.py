@@ -15,7 +15,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench import case_history, case_idle, case_light, case_many, case_pinned, case_runners, case_time, report
+from bench import (
+    case_ageing,
+    case_history,
+    case_idle,
+    case_light,
+    case_many,
+    case_pinned,
+    case_runners,
+    case_time,
+    report,
+)
 from bench.case import FULL, QUICK, Bench
 from bench.figures import LATEST, Figure, Settings, machine, server, shared_settings, table, write
 from bench.house import ROOT, House, postgres, working_folder
@@ -38,6 +48,7 @@ IN_ONE_HOUSE: dict[str, InHouse] = {
     "schedules": case_time.schedules,
     "cron_lag": case_time.cron_lag,
     "submit": case_time.submit,
+    "ageing": case_ageing.ageing,
 }
 ON_THEIR_OWN: dict[str, Alone] = {
     "idle": case_idle.idle,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from evertick.domain.errors import InvalidRouting, InvalidSettings
+from evertick.domain.patterns import read_pattern
 from evertick.domain.routing import Routing, read_routing
 
 
@@ -37,6 +38,8 @@ class Settings:
     runner_name: str | None = None
     runner_slots: int = field(default_factory=lambda: max(32, 4 * (os.cpu_count() or 1)))
     runner_queues: tuple[str, ...] = ("default",)
+    runner_match: tuple[str, ...] = ()
+    aging_seconds: float = 60.0
     heartbeat_seconds: float = 10.0
     lost_after_seconds: float = 90.0
     infra_retries: int = 3
@@ -72,6 +75,11 @@ class Settings:
             )
         if not self.runner_queues:
             raise InvalidSettings("EVERTICK_RUNNER_QUEUES is empty: name at least one queue, for instance 'default'.")
+        for pattern in self.runner_match:
+            try:
+                read_pattern(pattern)
+            except InvalidRouting as error:
+                raise InvalidSettings(f"EVERTICK_RUNNER_MATCH: {error}") from None
         if self.lost_after_seconds < 3 * self.heartbeat_seconds:
             raise InvalidSettings(
                 f"EVERTICK_LOST_AFTER_SECONDS={self.lost_after_seconds} must be at least three times "
@@ -116,6 +124,7 @@ _LOWEST: dict[str, float] = {
     "max_active_retries": 1,
     "retention_days": 0,
     "runner_slots": 1,
+    "aging_seconds": 0,
     "heartbeat_seconds": 0.05,
     "infra_retries": 0,
     "stop_grace_seconds": 0,

@@ -130,8 +130,24 @@ def random_pattern(rng: random.Random) -> Pattern:
 
 
 NAMES = [
-    tuple(segments.split("."))
-    for segments in "a.a a.b b.a ab.b a.ab ba.a a.a.a a.b.a b.b.ab a.b.b.a ab.ab.ab.ab b.a.b.a.b a.a.a.a.a.a ccc.c c.a".split()
+    tuple(segments)
+    for segments in (
+        ["a", "a"],
+        ["a", "b"],
+        ["b", "a"],
+        ["ab", "b"],
+        ["a", "ab"],
+        ["ba", "a"],
+        ["c", "a"],
+        ["ccc", "c"],
+        ["a", "a", "a"],
+        ["a", "b", "a"],
+        ["b", "b", "ab"],
+        ["a", "b", "b", "a"],
+        ["ab", "ab", "ab", "ab"],
+        ["b", "a", "b", "a", "b"],
+        ["a"] * 6,
+    )
 ]
 
 

@@ -26,6 +26,7 @@ from psycopg.errors import RaiseException
 from evertick.domain.attempt import TaskKey
 from evertick.domain.backfill import Reprocess
 from evertick.domain.errors import NotLeader, UserError
+from evertick.domain.patterns import read_pattern
 from evertick.domain.retention import Pace
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.schedule import parse_schedule
@@ -33,6 +34,8 @@ from evertick.domain.states import TriggerRule
 from evertick.engine import backfill
 from evertick.engine.backfill import Wish
 from evertick.engine.cancel import cancel
+from evertick.engine.claim_cursor import ClaimCursor
+from evertick.engine.claim_matching import Matching, step_matching
 from evertick.engine.clear import clear, select_tasks
 from evertick.engine.extend import extend
 from evertick.engine.fire import fire
@@ -42,6 +45,7 @@ from evertick.engine.promote import promote
 from evertick.engine.prune import Kind, Remains, prune_kind, prune_runs, sweep
 from evertick.engine.reap import bury
 from evertick.engine.reconcile import reconcile
+from evertick.engine.step import step
 from evertick.store import shards
 from evertick.store.db import Purpose, connect
 from evertick.store.prune import Mandate
@@ -205,6 +209,23 @@ class World:
         runner = self.dice.choice(self.runners)
         self.held += [(runner, claim) for claim in await runner.claim(self.dice.choice([1, 1, 2, 5]))]
 
+    async def claim_matching(self) -> None:
+        """A runner of some names, or one that asks who waited too long: both claim by place."""
+        runner, free = self.dice.choice(self.runners), self.dice.choice([1, 2, 5])
+        if self.dice.random() < 0.5:
+            cursor = ClaimCursor(1, aging_seconds=self.dice.choice([0.001, 1.0, 60.0]))
+            session = runner.session
+            done = await step(
+                self.conn, session=session, reports=[], queues=["default"], free=free, infra_retries=3, cursor=cursor
+            )
+        else:
+            pattern = read_pattern(self.dice.choice(["**", "*::a*", f"{self.dice.choice(DAGS)}::**", "nobody"]))
+            matching = Matching([pattern], ["default"], aging_seconds=self.dice.choice([0.0, 1.0]))
+            done = await step_matching(
+                self.conn, matching, session=runner.session, reports=[], free=free, infra_retries=3
+            )
+        self.held += [(runner, claim) for claim in done.claims]
+
     async def finish(self) -> None:
         if not self.held:
             return
@@ -352,7 +373,8 @@ ACTIONS: dict[str, tuple[Callable[[World], Awaitable[None]], int]] = {
     "promote": (World.promote, 8),
     "prune": (World.prune, 1),
     "reconcile": (World.reconcile, 3),
-    "claim": (World.claim, 30),
+    "claim": (World.claim, 20),
+    "claim_matching": (World.claim_matching, 10),
     "finish": (World.finish, 40),
     "finish_again": (World.finish_again, 3),
     "finish_stale": (World.finish_stale, 4),

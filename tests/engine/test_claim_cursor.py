@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from psycopg import AsyncConnection
 
+from evertick.domain.fairness import RANKS
 from evertick.engine.claim_cursor import EMPTY_LOOK_SECONDS, FULL_LOOK_SECONDS, LAG_SECONDS, ClaimCursor
 from evertick.store import tasks
 from evertick.store.db import Purpose, connect
-from evertick.store.tasks import RANKS, StepRow
+from evertick.store.tasks import Look, StepRow
 from tests.engine.world import Runner, make_dag, put, start
 
 MANY = 1500
@@ -19,8 +20,8 @@ def claimed(place: int, seq: int) -> StepRow:
 
 def test_the_first_look_is_at_everything_and_the_next_begins_at_the_cursor() -> None:
     cursor = ClaimCursor(2)
-    assert cursor.begin(100.0) is None
-    assert cursor.begin(100.1) == [0] * 2 * RANKS
+    assert cursor.begin(100.0).low is None
+    assert cursor.begin(100.1).low == [0] * 2 * RANKS
 
 
 def test_the_cursor_stays_behind_what_was_claimed_lately() -> None:
@@ -28,7 +29,7 @@ def test_the_cursor_stays_behind_what_was_claimed_lately() -> None:
     cursor.begin(100.0)
     cursor.learn([claimed(4, 6), claimed(4, 7)], wanted=2, now=100.0)
     cursor.learn([claimed(4, 90)], wanted=1, now=101.0)
-    low = cursor.begin(100.0 + LAG_SECONDS)
+    low = cursor.begin(100.0 + LAG_SECONDS).low
     assert low is not None
     assert (low[4], sum(low)) == (7, 7)
 
@@ -37,10 +38,10 @@ def test_everything_is_looked_at_again_after_a_while_and_sooner_when_the_line_se
     cursor = ClaimCursor(1)
     cursor.begin(100.0)
     cursor.learn([claimed(0, 1)], wanted=1, now=100.0)
-    assert cursor.begin(100.0 + EMPTY_LOOK_SECONDS) is not None
-    assert cursor.begin(100.0 + FULL_LOOK_SECONDS) is None
+    assert cursor.begin(100.0 + EMPTY_LOOK_SECONDS).low is not None
+    assert cursor.begin(100.0 + FULL_LOOK_SECONDS).low is None
     cursor.learn([], wanted=1, now=106.0)
-    assert cursor.begin(100.0 + FULL_LOOK_SECONDS + EMPTY_LOOK_SECONDS) is None
+    assert cursor.begin(100.0 + FULL_LOOK_SECONDS + EMPTY_LOOK_SECONDS).low is None
 
 
 async def test_rows_that_cannot_be_vacuumed_are_not_walked_over(conn: AsyncConnection, database: str) -> None:
@@ -89,7 +90,7 @@ async def _claim(
         infra_retries=3,
         queues=queues or ["default"],
         free=10,
-        low=low,
+        look=Look(low),
     )
     return [row for row in rows if row.kind == "claim"]
 

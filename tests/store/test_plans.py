@@ -85,6 +85,7 @@ PLANNED: dict[tuple[str, str], tuple[dict[str, object], str]] = {
     ("logs", "append"): ({"session": 1, "chunks": CHUNK}, "lease_pkey"),
     ("prune", "walk_runs"): ({"shard": 0, "after": 100, "batch": 50}, "run_pkey"),
     ("prune", "walk_journal"): ({"after": 0, "batch": 50}, "journal_pkey"),
+    ("queues", "look_in_line"): ({"queues": ["default"], "begin": [0] * 10, "window": 10}, "ready_pkey"),
     ("upkeep", "is_behind"): ({"shard": 0, "line": 1000}, "schedule_due"),
 }
 READ: dict[tuple[str, str], tuple[dict[str, object], str]] = {
@@ -275,7 +276,7 @@ async def sequential_scans(conn: AsyncConnection) -> dict[str, int]:
 STEP = sql("tasks", "step")
 
 
-async def blocks_of_a_step(url: str) -> int:
+async def blocks_of_a_step(url: str, aging_seconds: float | None) -> int:
     """Pages that finishing five tasks and claiming five others touches, once everything is planned and cached."""
     async with await connect(url, purpose=Purpose.HOT) as conn:
         async with conn.transaction(force_rollback=True):
@@ -295,15 +296,17 @@ async def blocks_of_a_step(url: str) -> int:
                 "queues": ["default"],
                 "free": 5,
                 "low": None,
+                "aging_seconds": aging_seconds,
             }
             plan = await explain(conn, STEP, params, ", analyze, buffers")
             return int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"])
 
 
+@pytest.mark.parametrize("aging_seconds", [None, 60.0])
 async def test_a_step_reads_as_little_after_a_long_history_as_after_a_short_one(
-    busy_database: str, fresh_database: str
+    busy_database: str, fresh_database: str, aging_seconds: float | None
 ) -> None:
-    short, long = await blocks_of_a_step(fresh_database), await blocks_of_a_step(busy_database)
+    short, long = [await blocks_of_a_step(url, aging_seconds) for url in (fresh_database, busy_database)]
     # A hundred times the rows add a level to a B-tree, not more.
     assert long <= 1.5 * short + 50
 

@@ -19,6 +19,7 @@ from evertick.engine.pause import pause, unpause
 from evertick.engine.promote import promote
 from evertick.engine.reap import bury
 from evertick.engine.reconcile import reconcile
+from evertick.store import tasks
 from tests.engine.audit import Move, forget_moves, illegal_moves, install_audit, legal_moves, moves, moves_of
 from tests.engine.script import SCENES, Scene, play
 from tests.engine.subject import SUBJECT, Subject, place_subject, reopen_before
@@ -100,6 +101,14 @@ def marks(state: TaskState) -> Verb:
     return verb
 
 
+async def claims_by_place(subject: Subject) -> None:
+    cursor = await subject.conn.execute("select rank, seq from ready")
+    rows = await cursor.fetchall()
+    session = subject.runner.session
+    places, seqs = [rank for rank, _ in rows], [seq for _, seq in rows]
+    await tasks.claim_rows(subject.conn, session=session, queues=["default"], places=places, seqs=seqs)
+
+
 async def clears(subject: Subject) -> None:
     chosen = await select_tasks(subject.conn, run_id=subject.run_id, names=["subject"])
     await clear(subject.conn, run_id=subject.run_id, chosen=chosen, actor="me")
@@ -120,6 +129,7 @@ async def promotes(subject: Subject) -> None:
 
 VERBS: dict[str, tuple[Verb, Chains]] = {
     "claim": (lambda s: s.runner.claim(), {T.AVAILABLE: [T.RUNNING]}),
+    "claim by place": (claims_by_place, {T.AVAILABLE: [T.RUNNING]}),
     "report success": (reports("success"), {T.RUNNING: [T.SUCCESS]}),
     "report skipped": (reports("skipped"), {T.RUNNING: [T.SKIPPED]}),
     "report failed for good": (reports("failed", no_retry=True), {T.RUNNING: [T.FAILED]}),

@@ -43,7 +43,7 @@ def about() -> None:
 
 @app.command("list", epilog="Example: evertick runners list")
 def list_runners(limit: Limit = 1000, as_json: Json = False) -> None:
-    """List the runners that are alive, with their queues and how many slots are taken."""
+    """List the runners that are alive, with the queues and patterns that they serve and how many slots are taken."""
     found, now = ask(lambda conn: runners.list_busy(conn, limit=limit))
     if as_json:
         print_json({"runners": [_runner_document(each) for each in found]})
@@ -54,10 +54,11 @@ def list_runners(limit: Limit = 1000, as_json: Json = False) -> None:
     rows: list[list[Cell]] = []
     for each in found:
         name, how = each.name, state(_state_of(each))
-        place: list[Cell] = [f"{each.busy}/{each.slots}", ", ".join(each.queues), each.host, each.pid]
+        place: list[Cell] = [f"{each.busy}/{each.slots}", ", ".join(each.queues)]
+        place += [", ".join(each.match) or None, each.host, each.pid]
         times: list[Cell] = [relative(each.started_at, now), relative(each.beat_at, now)]
         rows.append([each.runner_id, name, how, *place, *times, each.version, session_text(each.session)])
-    titles = ("STATE", "#BUSY", "QUEUES", "HOST", "#PID", "STARTED", "HEARTBEAT", "VERSION", "SESSION")
+    titles = ("STATE", "#BUSY", "QUEUES", "MATCH", "HOST", "#PID", "STARTED", "HEARTBEAT", "VERSION", "SESSION")
     show(table(("RUNNER", "NAME", *titles), rows))
 
 

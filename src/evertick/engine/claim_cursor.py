@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from evertick.store.tasks import RANKS, StepRow
+from evertick.domain.fairness import RANKS
+from evertick.engine.fair_turns import FairTurns
+from evertick.store.tasks import Look, StepRow
 
 # A place in line is given before the transaction that fills it commits, and a claim passes over what another has locked;
 # so the cursor stays this far behind, which almost no transaction outlasts, and a full look finds what does.
@@ -20,15 +22,20 @@ EMPTY_LOOK_SECONDS = 1.0
 
 
 class ClaimCursor:
-    """One runner's. Times are seconds of any clock that only goes forward."""
+    """One runner's. Times are seconds of any clock that only goes forward. An ageing of 0 is strict priority."""
 
-    def __init__(self, queue_count: int) -> None:
+    def __init__(self, queue_count: int, *, aging_seconds: float = 0.0) -> None:
+        self._turns = FairTurns(aging_seconds)
         self._low = [0] * (RANKS * queue_count)
         self._claimed: deque[tuple[float, int, int]] = deque()
         self._looked_at = -FULL_LOOK_SECONDS
         self._came_back_empty = False
 
-    def begin(self, now: float) -> list[int] | None:
+    def begin(self, now: float) -> Look:
+        """Where to look, and by which order."""
+        return Look(self._begin(now), self._turns.take(now))
+
+    def _begin(self, now: float) -> list[int] | None:
         """For each queue and rank the first place to look at; None for a look at everything."""
         limit = EMPTY_LOOK_SECONDS if self._came_back_empty else FULL_LOOK_SECONDS
         if now - self._looked_at >= limit:

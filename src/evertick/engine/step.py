@@ -19,7 +19,7 @@ from evertick.domain.retry import RetryPolicy, delay_before
 from evertick.engine.claim_cursor import ClaimCursor
 from evertick.store import tasks
 from evertick.store.db import retry_on_deadlock
-from evertick.store.tasks import StepRow
+from evertick.store.tasks import FROM_THE_HEAD, StepRow
 
 MOST_REASON_CHARACTERS = 4000
 LONGEST_RETRY_SECONDS = 10 * 365 * 86_400.0
@@ -27,11 +27,15 @@ LONGEST_RETRY_SECONDS = 10 * 365 * 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """What was claimed, which reports came from an attempt that is no longer ours, and whether others could work too."""
+    """What was claimed, which reports came from an attempt that is no longer ours, and whether others could work too.
+
+    `is_walking`: the line was not looked at to its end, so that it is worth asking again at once.
+    """
 
     claims: list[StepRow]
     refused: list[tuple[TaskKey, int]]
     has_more: bool
+    is_walking: bool = False
 
 
 async def step(
@@ -50,7 +54,7 @@ async def step(
     """
     reports_json = f"[{','.join(reports)}]" if reports else None
     now = time.monotonic()
-    low = cursor.begin(now) if cursor is not None and free > 0 else None
+    look = cursor.begin(now) if cursor is not None and free > 0 else FROM_THE_HEAD
     rows = await retry_on_deadlock(
         lambda: tasks.step(
             conn,
@@ -59,7 +63,7 @@ async def step(
             infra_retries=infra_retries,
             queues=queues,
             free=free,
-            low=low,
+            look=look,
         )
     )
     claims = [row for row in rows if row.kind == "claim"]

@@ -51,6 +51,7 @@ async def tell(send: Send, ended: list[Outcome], free: int, *, log: Log) -> Told
             claims=second.stepped.claims,
             refused=first.stepped.refused + second.stepped.refused,
             has_more=first.stepped.has_more or second.stepped.has_more,
+            is_walking=second.stepped.is_walking,
         ),
         unstored=first.unstored + second.unstored,
     )

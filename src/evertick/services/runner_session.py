@@ -17,9 +17,8 @@ import psycopg
 from evertick.config import Settings
 from evertick.domain.attempt import Outcome, OutcomeKind, session_text
 from evertick.domain.errors import PostgresUnavailable
-from evertick.engine.claim_cursor import ClaimCursor
 from evertick.engine.extend import Held, Request
-from evertick.engine.step import Stepped, step
+from evertick.engine.step import Stepped
 from evertick.execution.limits import ExecutorLimits
 from evertick.execution.linux import boot_seconds
 from evertick.execution.local import LocalExecutor
@@ -27,6 +26,7 @@ from evertick.execution.spool import LogCap
 from evertick.execution.stock import BundlePlace
 from evertick.services import metrics
 from evertick.services.changeover import Changeover
+from evertick.services.claiming import Claiming
 from evertick.services.code_cleaning import keep_clean
 from evertick.services.contact import Contact
 from evertick.services.duty import Duty
@@ -77,7 +77,7 @@ class RunnerSession:
         self._hot, self._side = Link(url, Purpose.HOT), Link(url, Purpose.PLANNING)
         self._waker = Waker(url, is_enabled=settings.notify, log=self._log, look_seconds=SELDOM_SECONDS)
         self._versions = Versions()
-        self._cursor = ClaimCursor(len(settings.runner_queues))
+        self._claiming = Claiming(settings, session=self.session)
         self._holding = Holding(settings.runner_slots)
         self._contact = Contact(settings.lost_after_seconds, now=boot_seconds())
         self._changeover = Changeover(self._holding.holds, ask=lambda: self._heartbeat.beat_now())
@@ -166,19 +166,12 @@ class RunnerSession:
         if told.unstored:
             asyncio.get_running_loop().call_later(TELL_AGAIN_SECONDS, self._tell_again, told.unstored)
         await self._follow_up(told.stepped, ended, since)
-        return 0.0 if self._holding.has_ended else self._settings.tick_seconds
+        return 0.0 if self._holding.has_ended or told.stepped.is_walking else self._settings.tick_seconds
 
     async def _send(self, ended: list[Outcome], free: int) -> Stepped:
         conn, server = await self._hot.get(), self._hot.server
-        done = await step(
-            conn,
-            session=self.session,
-            reports=[self._holding.as_report(outcome) for outcome in ended],
-            queues=list(self._settings.runner_queues),
-            free=self._changeover.allow(free, server),
-            infra_retries=self._settings.infra_retries,
-            cursor=self._cursor,
-        )
+        reports = [self._holding.as_report(outcome) for outcome in ended]
+        done = await self._claiming.step(conn, reports, self._changeover.allow(free, server))
         self._changeover.note_step(server)
         return done
 
@@ -203,12 +196,16 @@ class RunnerSession:
     async def _register(self) -> None:
         self._settings.spool_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         await keep_trying(self._join, stop=self._over, name="register", log=self._log)
-        self._log.info("started", slots=self._me.slots, queues=",".join(self._me.queues), pid=self._me.pid)
+        served = {"queues": ",".join(self._me.queues)}
+        if self._me.match:
+            served["match"] = ",".join(self._me.match)
+        self._log.info("started", slots=self._me.slots, **served, pid=self._me.pid)
 
     async def _join(self) -> None:
         conn = await self._side.get()
         self._note_heard(boot_seconds())
         await join(conn, self._me, log=self._log)
+        await self._claiming.warn_if_idle(conn, log=self._log)
 
     async def _start(self, claims: list[StepRow]) -> None:
         prepared = await prepare(

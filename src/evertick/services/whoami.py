@@ -60,6 +60,7 @@ def new_runner(session: int, settings: Settings, *, request: str | None = None) 
         pid=pid,
         pid_started=float(_stat("self")[_START_TICKS]),
         queues=list(settings.runner_queues),
+        match=list(settings.runner_match),
         slots=settings.runner_slots,
         request=request,
         lost_after_seconds=settings.lost_after_seconds,

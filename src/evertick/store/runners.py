@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import cast
 
@@ -23,6 +23,7 @@ class NewRunner:
     pid_started: float
     queues: list[str]
     slots: int
+    match: list[str] = field(default_factory=list)
     uid: int = 0
     name: str | None = None
     version: str = ""
@@ -55,6 +56,7 @@ class BusyRunner:
     host: str
     pid: int
     queues: list[str]
+    match: list[str]
     slots: int
     request: str | None
     started_at: datetime

@@ -15,9 +15,6 @@ from evertick.store.statements import sql
 
 JsonObject = dict[str, object]
 
-# Priorities 9 to 0 as ranks 0 to 9: in each queue a line for each.
-RANKS = 10
-
 
 class StepRow(NamedTuple):
     """A claim, a refused report, or word that more is ready. A tuple, because thousands pass per second."""
@@ -34,6 +31,17 @@ class StepRow(NamedTuple):
     inputs: str | None
     place: int
     seq: int
+
+
+class Look(NamedTuple):
+    """How a claim looks at the line: `low` says for each rank of each queue where to begin (`claim`), None at the head; with
+    `aging_seconds` those that waited too long go first (`overdue`), without the most urgent do."""
+
+    low: list[int] | None = None
+    aging_seconds: float | None = None
+
+
+FROM_THE_HEAD = Look()
 
 
 class ExtendRow(NamedTuple):
@@ -120,21 +128,28 @@ async def step(
     infra_retries: int,
     queues: list[str],
     free: int,
-    low: list[int] | None = None,
+    look: Look = FROM_THE_HEAD,
 ) -> list[StepRow]:
-    """`reports_json` is the array that the SQL function `finish` describes, or None when nothing ended.
-
-    `low` says for each rank of each queue where in line to begin (`claim`); None is at the head.
-    """
+    """`reports_json` is the array that the SQL function `finish` describes, or None when nothing ended."""
     params = {
         "session": session,
         "reports": reports_json,
         "infra_retries": infra_retries,
         "queues": queues,
         "free": free,
-        "low": low,
+        "low": look.low,
+        "aging_seconds": look.aging_seconds,
     }
     cursor = await conn.execute(sql("tasks", "step"), params, prepare=True)
+    return [StepRow(*row) for row in await cursor.fetchall()]
+
+
+async def claim_rows(
+    conn: AsyncConnection, *, session: int, queues: list[str], places: list[int], seqs: list[int]
+) -> list[StepRow]:
+    """Claims these rows of the line, as far as nobody was faster."""
+    params = {"session": session, "queues": queues, "places": places, "seqs": seqs}
+    cursor = await conn.execute(sql("tasks", "claim_rows"), params, prepare=True)
     return [StepRow(*row) for row in await cursor.fetchall()]
 
 

@@ -374,7 +374,9 @@ begin
 end $$;
 
 -- One round trip of a runner: what ended is recorded, what is free is claimed.
-create function step(p_session bigint, p_reports jsonb, p_infra_retries int, p_queues text[], p_free int, p_low bigint[])
+-- With p_aging those that waited too long go first (claim_fairly).
+create function step(p_session bigint, p_reports jsonb, p_infra_retries int, p_queues text[], p_free int, p_low bigint[],
+                     p_aging double precision)
 returns setof step_row language plpgsql as $$
 declare
     stale ended[];
@@ -386,8 +388,11 @@ begin
         return query select 'refused', x.run_id, x.idx, x.map_index, x.version_id, null::int, null::int,
                             null::timestamptz, null::text, null::text, null::int, null::bigint from unnest(stale) x;
     end if;
-    if p_free > 0 then
+    if p_free > 0 and p_aging is null then
         return query select * from claim(p_session, p_queues, p_free, p_low);
+        get diagnostics claimed = row_count;
+    elsif p_free > 0 then
+        return query select * from claim_fairly(p_session, p_queues, p_free, p_low, p_aging);
         get diagnostics claimed = row_count;
     end if;
     if offered > claimed then

@@ -2,10 +2,10 @@
 
 -- name: register
 -- Again after a lost reply is harmless: a session is drawn once per start.
-insert into runner (session, runner_id, name, version, host, boot_id, pid_namespace, uid, pid, pid_started, queues, slots,
+insert into runner (session, runner_id, name, version, host, boot_id, pid_namespace, uid, pid, pid_started, queues, match, slots,
                     request, lost_after_seconds, beat_at, started_at)
 values (%(session)s, %(runner_id)s, %(name)s, %(version)s, %(host)s, %(boot_id)s, %(pid_namespace)s, %(uid)s, %(pid)s,
-        %(pid_started)s, %(queues)s, %(slots)s, %(request)s, %(lost_after_seconds)s, clock(), clock())
+        %(pid_started)s, %(queues)s, %(match)s, %(slots)s, %(request)s, %(lost_after_seconds)s, clock(), clock())
 on conflict (session) do nothing
 
 -- name: ask_of
@@ -48,7 +48,7 @@ select session, runner_id, host, boot_id, pid_namespace, uid, pid, pid_started, 
 
 -- name: list_busy
 -- What people see of live runners: also how many of their slots are taken.
-select r.session, r.runner_id, r.name, r.version, r.host, r.pid, r.queues, r.slots, r.request, r.started_at, r.beat_at,
+select r.session, r.runner_id, r.name, r.version, r.host, r.pid, r.queues, r.match, r.slots, r.request, r.started_at, r.beat_at,
        r.silent_seconds, (select count(*) from lease l where l.session = r.session) as busy
   from runner r where r.gone_at is null order by r.runner_id, r.session limit %(limit)s
 

@@ -11,7 +11,11 @@ select failed, refused from time_out_waits(%(shard)s::smallint, %(epoch)s::bigin
 -- The one hot statement: what ended is recorded and what is free is claimed, in one round trip and one commit.
 select kind, run_id, idx, map_index, epoch, attempt, version_id, fire_at, params, inputs, place, seq
   from step(%(session)s::bigint, %(reports)s::jsonb, %(infra_retries)s::int, %(queues)s::text[], %(free)s::int,
-            %(low)s::bigint[])
+            %(low)s::bigint[], %(aging_seconds)s::double precision)
+
+-- name: claim_rows
+select kind, run_id, idx, map_index, epoch, attempt, version_id, fire_at, params, inputs, place, seq
+  from claim_rows(%(session)s::bigint, %(queues)s::text[], %(places)s::int[], %(seqs)s::bigint[])
 
 -- name: extend
 select kind, run_id, idx, map_index, epoch from extend(%(session)s::bigint, %(held)s::jsonb)
