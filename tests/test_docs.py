@@ -195,7 +195,7 @@ COMPUTED = {"runner_slots": "4 × CPUs, at least 32"}
 def default_text(name: str, value: object) -> str:
     if name in COMPUTED:
         return COMPUTED[name]
-    if value is None:
+    if value is None or value == ():
         return "none"
     plain = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
     return f"`{','.join(value) if isinstance(value, tuple) else plain}`"

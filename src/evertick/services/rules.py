@@ -15,11 +15,16 @@ class Rules:
 
     def __init__(self, file: Path | None, *, log: Log) -> None:
         self._file, self._log = file, log
+        self._seen: bytes | None = None
         self.current: Routing | None = None
         self.problem: str | None = None
 
     def look(self) -> bool:
-        """Read the file; whether the rules are others than before. It is small, so that no look is saved."""
+        """Read the file if it changed; whether the rules are others than before."""
+        content = self._content()
+        if self.current is not None and self.problem is None and content == self._seen:
+            return False
+        self._seen = content
         try:
             found = load_routing(self._file)
         except InvalidRouting as error:
@@ -31,6 +36,12 @@ class Rules:
             self._log.info("rules", file=str(self._file), rules=len(found.rules))
         self.current = found
         return is_changed
+
+    def _content(self) -> bytes | None:
+        try:
+            return self._file.read_bytes() if self._file else None
+        except OSError:
+            return None
 
     def _tell(self, error: str) -> None:
         going_on = "Nothing is published until it is repaired." if self.current is None else "The rules before it hold."

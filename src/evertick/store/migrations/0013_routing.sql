@@ -72,12 +72,17 @@ end $$;
 
 -- The heads of lines that have waited longer than p_aging seconds for each level between them and the line that strict order
 -- serves next; the most overdue first. One look-up for each rank of each queue, however long the lines are. The twin of
--- domain/fairness.py, which says more; a test compares both.
+-- domain/fairness.py, which says more; a test compares both. plpgsql, because it keeps the plan.
 create function overdue(p_queues text[], p_low bigint[], p_aging double precision, p_most int)
-returns table (place int, seq bigint) language sql volatile as $$
+returns table (place int, seq bigint) language plpgsql as $$
+#variable_conflict use_column
+declare
+    t timestamptz := clock();
+begin
+    return query
     with head as materialized (
         select 10 * (n.n - 1) + k.rank as place, n.n, k.rank, h.seq,
-               extract(epoch from clock() - h.offered_at)::double precision as waited
+               extract(epoch from t - h.offered_at)::double precision as waited
         from generate_subscripts(p_queues, 1) n(n) cross join generate_series(0, 9) k(rank)
         cross join lateral (
             select r.seq, r.offered_at from ready r
@@ -92,8 +97,8 @@ returns table (place int, seq bigint) language sql volatile as $$
     cross join lateral (select p_aging * case when h.n = f.n then h.rank - f.rank
                                               else greatest(1, h.rank - f.rank) end as allowed) a
     where h.place <> f.place and h.waited > a.allowed
-    order by h.waited - a.allowed desc, h.place limit p_most
-$$;
+    order by h.waited - a.allowed desc, h.place limit p_most;
+end $$;
 
 -- claim, with up to half of the free slots, one at least, for those that waited too long.
 create function claim_fairly(p_session bigint, p_queues text[], p_free int, p_low bigint[], p_aging double precision)
