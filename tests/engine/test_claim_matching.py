@@ -157,12 +157,12 @@ async def test_of_two_that_want_the_same_row_one_gets_it_and_a_runner_out_of_ser
     await start(conn, "ml")
     cursor = await conn.execute("select rank, seq from ready order by seq")
     places, seqs = map(list, zip(*await cursor.fetchall(), strict=True))
-    first, second = await Runner.join(conn), await Runner.join(conn)
+    first, second, third = [await Runner.join(conn) for _ in range(3)]
     wanted = {"queues": ["default"], "places": places, "seqs": seqs}
     await drain(conn, sessions=[second.session], actor="test")
     assert await tasks.claim_rows(conn, session=second.session, **wanted) == []
-    await runners.leave(conn, second.session)
-    assert await tasks.claim_rows(conn, session=second.session, **wanted) == []
+    await runners.leave(conn, third.session)
+    assert await tasks.claim_rows(conn, session=third.session, **wanted) == []
     claims = await tasks.claim_rows(conn, session=first.session, **wanted)
     assert [(claim.epoch, claim.attempt) for claim in claims] == [(1, 1), (1, 1)]
     assert await tasks.claim_rows(conn, session=first.session, **wanted) == []
