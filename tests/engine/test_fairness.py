@@ -82,7 +82,6 @@ async def seconds_until_it_starts(conn: AsyncConnection, tick: Ticking, aging: f
     return None
 
 
-@pytest.mark.requirement("H2")
 async def test_under_an_endless_stream_of_urgent_work_the_least_urgent_starts_in_time(
     conn: AsyncConnection, tick: Ticking
 ) -> None:

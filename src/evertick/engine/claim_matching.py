@@ -111,7 +111,9 @@ async def step_matching(
     chosen = choose(mine, free, matching.turns.take(now))
     claims = await _claim(conn, matching, session, chosen) if chosen else []
     matching.note(begun, rows, chosen)
-    is_walking = matching.is_walking and len(claims) < free
+    # Where others were faster there may be more behind: that is no reason to wait for the next tick.
+    is_cut = matching.is_walking or len(claims) < len(chosen)
+    is_walking = is_cut and len(claims) < free
     return Stepped(claims=claims, refused=done.refused, has_more=done.has_more, is_walking=is_walking)
 
 
