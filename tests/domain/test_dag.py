@@ -266,7 +266,7 @@ def changed_task(**fields: object) -> DagSpec:
         ({"timeout_seconds": float("nan")}, "timeout is nan"),
         ({"timeout_seconds": "1h"}, "'a'.timeout_seconds"),
         ({"queue": "two words"}, "queue 'two words'"),
-        ({"queue": None}, "'a'.queue"),
+        ({"queue": 5}, "'a'.queue"),
         ({"command": "ls"}, "only a shell task"),
         ({"kind": TaskKind.SHELL}, "needs a command"),
         ({"doc": "nul \0"}, "without NUL"),

@@ -38,7 +38,6 @@ COMMANDS = {
     "tasks": _Command("tasks", "Tasks of a run: list, show, logs, clear, mark.", _WORK),
     "schedules": _Command("schedules", "Schedules: list, next, explain, simulate.", _WORK),
     "backfill": _Command("backfill", "Backfills: create, list, show, pause, resume, cancel.", _WORK),
-    "schedules": _Command("schedules", "Schedules: list them, and see when they fire next.", _WORK),
     "queues": _Command("queues", "Queues: what waits there, how long, and who serves them.", _WORK),
     "route": _Command("route", "Routing rules: list them, and see which one a task meets.", _WORK),
     "quarantine": _Command("quarantine", "What was set aside because it fails every time.", _WORK),

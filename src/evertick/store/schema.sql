@@ -342,6 +342,66 @@ begin
     end loop;
 end $$;
 
+CREATE FUNCTION evertick.claim_fairly(p_session bigint, p_queues text[], p_free integer, p_low bigint[], p_aging double precision) RETURNS SETOF evertick.step_row
+    LANGUAGE plpgsql
+    AS $$
+declare
+    places int[];
+    seqs bigint[];
+    got int := 0;
+begin
+    select array_agg(o.place), array_agg(o.seq) into places, seqs
+    from overdue(p_queues, p_low, p_aging, (p_free + 1) / 2) o;
+    if places is not null then
+        return query select * from claim_rows(p_session, p_queues, places, seqs);
+        get diagnostics got = row_count;
+    end if;
+    if p_free > got then
+        return query select * from claim(p_session, p_queues, p_free - got, p_low);
+    end if;
+end $$;
+
+CREATE FUNCTION evertick.claim_rows(p_session bigint, p_queues text[], p_places integer[], p_seqs bigint[]) RETURNS SETOF evertick.step_row
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+begin
+    perform 1 from runner where session = p_session and gone_at is null and request is null;
+    if not found then
+        return;
+    end if;
+    return query
+    with picked as materialized (
+        select w.turn, w.place, r.spot, r.seq, r.run_id, r.idx, r.map_index
+        from unnest(p_places, p_seqs) with ordinality w(place, seq, turn)
+        cross join lateral (
+            select q.ctid as spot, q.seq, q.run_id, q.idx, q.map_index from ready q
+            where q.queue = p_queues[w.place / 10 + 1] and q.rank = (w.place % 10)::smallint and q.seq = w.seq
+            for update skip locked) r
+    ), taken as (
+        delete from ready r where r.ctid = any(array(select p.spot from picked p))
+    ), moved as (
+        update task k
+        set state = 'running', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_session,
+            started_at = t, finished_at = null, reason = null, exit_code = null
+        from picked p
+        where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index and k.state = 'available'
+        returning k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.version_id, p.turn, p.place, p.seq
+    ), leased as (
+        insert into lease (session, run_id, idx, map_index, epoch)
+        select p_session, m.run_id, m.idx, m.map_index, m.epoch from moved m
+    )
+    select 'claim', m.run_id, m.idx, m.map_index, m.epoch, m.attempt::int, m.version_id, r.fire_at, r.params::text,
+           (select jsonb_object_agg(s.name, v.value)::text
+            from task_input i
+            join task_spec s on s.version_id = i.version_id and s.idx = i.src
+            left join result v on v.run_id = m.run_id and v.idx = i.src and v.map_index = -1
+            where i.version_id = m.version_id and i.idx = m.idx), m.place, m.seq
+    from moved m join run r on r.run_id = m.run_id
+    order by m.turn;
+end $$;
+
 CREATE FUNCTION evertick.clear_tasks(p_run_id bigint, p_idxs integer[], p_actor text, OUT reopened integer, OUT asked integer) RETURNS record
     LANGUAGE plpgsql
     AS $$
@@ -698,7 +758,8 @@ CREATE TABLE evertick.ready (
     run_id bigint NOT NULL,
     idx integer NOT NULL,
     map_index integer NOT NULL,
-    expires_at timestamp with time zone
+    expires_at timestamp with time zone,
+    offered_at timestamp with time zone DEFAULT evertick.clock() NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000', vacuum_truncate=off);
 
@@ -1213,12 +1274,12 @@ begin
     if coalesce(cardinality(p_tasks), 0) = 0 then
         return 0;
     end if;
-    insert into ready (queue, rank, run_id, idx, map_index, expires_at)
+    insert into ready (queue, rank, run_id, idx, map_index, expires_at, offered_at)
     select s.queue,
            case when not has_backfills then 9 - s.priority
                 when (select r.kind from run r where r.run_id = t.run_id) = 'backfill' then 9
                 else 9 - s.priority end,
-           t.run_id, t.idx, t.map_index, now + make_interval(secs => s.queue_timeout)
+           t.run_id, t.idx, t.map_index, now + make_interval(secs => s.queue_timeout), now
     from unnest(p_tasks) t join task_spec s on s.version_id = t.version_id and s.idx = t.idx
     order by s.queue, s.priority desc, t.run_id, t.idx, t.map_index;
     get diagnostics offered = row_count;
@@ -1257,6 +1318,34 @@ begin
         perform admit_runs(held);
     end if;
     return coalesce(cardinality(started), 0);
+end $$;
+
+CREATE FUNCTION evertick.overdue(p_queues text[], p_low bigint[], p_aging double precision, p_most integer) RETURNS TABLE(place integer, seq bigint)
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+declare
+    t timestamptz := clock();
+begin
+    return query
+    with head as materialized (
+        select 10 * (n.n - 1) + k.rank as place, n.n, k.rank, h.seq,
+               extract(epoch from t - h.offered_at)::double precision as waited
+        from generate_subscripts(p_queues, 1) n(n) cross join generate_series(0, 9) k(rank)
+        cross join lateral (
+            select r.seq, r.offered_at from ready r
+            where r.queue = p_queues[n.n] and r.rank = k.rank
+              and r.seq >= coalesce(p_low[10 * (n.n - 1) + k.rank + 1], 0)
+            order by r.seq limit 1) h
+    ), served_next as (
+        select h.place, h.n, h.rank from head h order by h.place limit 1
+    )
+    select h.place, h.seq
+    from head h cross join served_next f
+    cross join lateral (select p_aging * case when h.n = f.n then h.rank - f.rank
+                                              else greatest(1, h.rank - f.rank) end as allowed) a
+    where h.place <> f.place and h.waited > a.allowed
+    order by h.waited - a.allowed desc, h.place limit p_most;
 end $$;
 
 CREATE FUNCTION evertick.overdue_runs(p_shard smallint) RETURNS SETOF bigint
@@ -2275,7 +2364,7 @@ CREATE FUNCTION evertick.state_after(d evertick.decision, is_held boolean) RETUR
                   else 'waiting' end
 $$;
 
-CREATE FUNCTION evertick.step(p_session bigint, p_reports jsonb, p_infra_retries integer, p_queues text[], p_free integer, p_low bigint[]) RETURNS SETOF evertick.step_row
+CREATE FUNCTION evertick.step(p_session bigint, p_reports jsonb, p_infra_retries integer, p_queues text[], p_free integer, p_low bigint[], p_aging double precision) RETURNS SETOF evertick.step_row
     LANGUAGE plpgsql
     AS $$
 declare
@@ -2288,8 +2377,11 @@ begin
         return query select 'refused', x.run_id, x.idx, x.map_index, x.version_id, null::int, null::int,
                             null::timestamptz, null::text, null::text, null::int, null::bigint from unnest(stale) x;
     end if;
-    if p_free > 0 then
+    if p_free > 0 and p_aging is null then
         return query select * from claim(p_session, p_queues, p_free, p_low);
+        get diagnostics claimed = row_count;
+    elsif p_free > 0 then
+        return query select * from claim_fairly(p_session, p_queues, p_free, p_low, p_aging);
         get diagnostics claimed = row_count;
     end if;
     if offered > claimed then
@@ -2954,6 +3046,7 @@ CREATE TABLE evertick.runner (
     started_at timestamp with time zone NOT NULL,
     gone_at timestamp with time zone,
     gone_reason text,
+    match text[] DEFAULT '{}'::text[] NOT NULL,
     CONSTRAINT runner_request_check CHECK ((request = ANY (ARRAY['drain'::text, 'leave'::text])))
 )
 WITH (fillfactor='30');

@@ -81,14 +81,12 @@ begin
     if coalesce(cardinality(p_tasks), 0) = 0 then
         return 0;
     end if;
-    insert into ready (queue, rank, run_id, idx, map_index, expires_at)
+    insert into ready (queue, rank, run_id, idx, map_index, expires_at, offered_at)
     select s.queue,
            case when not has_backfills then 9 - s.priority
                 when (select r.kind from run r where r.run_id = t.run_id) = 'backfill' then 9
                 else 9 - s.priority end,
-           t.run_id, t.idx, t.map_index, now + make_interval(secs => s.queue_timeout)
-    insert into ready (queue, rank, run_id, idx, map_index, expires_at, offered_at)
-    select s.queue, 9 - s.priority, t.run_id, t.idx, t.map_index, now + make_interval(secs => s.queue_timeout), now
+           t.run_id, t.idx, t.map_index, now + make_interval(secs => s.queue_timeout), now
     from unnest(p_tasks) t join task_spec s on s.version_id = t.version_id and s.idx = t.idx
     order by s.queue, s.priority desc, t.run_id, t.idx, t.map_index;
     get diagnostics offered = row_count;
