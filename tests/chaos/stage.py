@@ -14,6 +14,7 @@ from tests.chaos import effects
 from tests.chaos.cluster import Cluster
 from tests.chaos.dags import publish_specs
 from tests.chaos.load import Load, LoadPlan
+from tests.chaos.members import Member
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.record import Answer
 from tests.chaos.zombie import Zombie
@@ -120,9 +121,12 @@ class Stage:
         await eventually(have_begun, 30, pause_seconds=0.05)
         return runs
 
-    async def runner_is_up(self, name: str) -> None:
-        known = "select 1 from runner where runner_id = %s and gone_at is null"
-        await eventually(lambda: self.cluster.watch.value(known, name), 30, pause_seconds=0.05)
+    async def runner_is_up(self, runner: Member) -> None:
+        """It has joined: the process that is there now, not one before it."""
+        known = "select 1 from runner where runner_id = %s and pid = %s and gone_at is null"
+        await eventually(
+            lambda: self.cluster.watch.value(known, runner.name, runner.own_pid or runner.pid), 60, pause_seconds=0.05
+        )
 
     async def runs_over(self, runs: list[int] | None = None, within_seconds: float = 60.0) -> None:
         """Wait until these runs, or all of them, have ended."""

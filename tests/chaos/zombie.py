@@ -21,7 +21,11 @@ from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import EvertickError, NotLeader, PostgresUnavailable
 from evertick.engine.extend import extend
 from evertick.engine.fenced import NOT_LEADER
+from evertick.engine.promote import promote
+from evertick.engine.reap import listen, reap_runner
+from evertick.engine.reconcile import admit, reconcile
 from evertick.engine.step import step
+from evertick.engine.time_out import time_out_waits
 from evertick.services.link import Link
 from evertick.store import logs, schedules, shards
 from evertick.store.db import Purpose
@@ -40,6 +44,19 @@ union all
 """
 
 Claim = tuple[TaskKey, int, int]
+
+# What leaders write, each in the smallest form: what is refused must be so whatever there is to do. Nobody has session 1.
+_LEADERS_VERBS: dict[str, Callable[[AsyncConnection, int], Awaitable[object]]] = {
+    "renew": lambda conn, epoch: shards.renew(conn, shard=0, epoch=epoch, seconds=5.0),
+    "look": lambda conn, epoch: shards.look(conn, shard=0, epoch=epoch, lost_after=3600.0),
+    "fire": lambda conn, epoch: schedules.fire(conn, shard=0, epoch=epoch, plans=[]),
+    "promote": lambda conn, epoch: promote(conn, shard=0, epoch=epoch, batch=1),
+    "listen": lambda conn, epoch: listen(conn, shard=0, epoch=epoch, elapsed=0.0, lost_after=3600.0),
+    "reap": lambda conn, epoch: reap_runner(conn, shard=0, epoch=epoch, session=1, lost_after=3600.0, infra_retries=3),
+    "time_out": lambda conn, epoch: time_out_waits(conn, shard=0, epoch=epoch, batch=1),
+    "admit": lambda conn, epoch: admit(conn, shard=0, epoch=epoch),
+    "reconcile": lambda conn, epoch: reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=1),
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,22 +138,26 @@ class Zombie:
         await self._try("stale_log", attempt, run_id=key.run_id, task=key.idx, epoch=epoch, session=session)
 
     async def plan_with(self, conn: AsyncConnection, epoch: int) -> None:
-        """Plan as the leader of an epoch that is over."""
+        """Plan as the leader of an epoch that is over, once."""
+        await self._plan(conn, epoch, self.dice.choice(list(_LEADERS_VERBS)))
 
+    async def plan_everything(self, conn: AsyncConnection, epoch: int) -> None:
+        """All that a leader of an epoch that is over may have sent before it froze, and that arrives now."""
+        for verb in _LEADERS_VERBS:
+            await self._plan(conn, epoch, verb)
+
+    async def _plan(self, conn: AsyncConnection, epoch: int, verb: str) -> None:
         async def attempt() -> bool:
             try:
-                if self.dice.random() < 0.5:
-                    return await shards.renew(conn, shard=0, epoch=epoch, seconds=5.0)
-                await schedules.fire(conn, shard=0, epoch=epoch, plans=[])
+                return await _LEADERS_VERBS[verb](conn, epoch) is not False
             except NotLeader:
                 return False
             except psycopg.Error as error:
                 if error.sqlstate == NOT_LEADER:
                     return False
                 raise
-            return True
 
-        await self._try("stale_leader", attempt, epoch=epoch)
+        await self._try("stale_leader", attempt, epoch=epoch, verb=verb)
 
     async def _try(self, op: str, attempt: Callable[[], Awaitable[bool]], **detail: object) -> None:
         request = f"zombie-{next(self._numbers)}"

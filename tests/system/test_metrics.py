@@ -43,6 +43,8 @@ async def test_a_runner_counts_what_it_claims_runs_finishes_and_loses(there: Ins
         assert await runner.metric("evertick_tick_duration_seconds_count", service="runner") > 0
         await start_run(there.conn, "again")
         await counted(runner, "evertick_attempts_finished_total", outcome="failed")
+        await start_run(there.conn, "hurried")
+        await counted(runner, "evertick_timeouts_total", kind="execution")
         await start_run(there.conn, "holding")
         await there.begun("hold")
         await counted(runner, "evertick_attempts_running")

@@ -53,6 +53,16 @@ async def test_a_scheduler_of_the_same_machine_sees_it_as_well(there: Installati
     assert await there.value("select state::text from tasks where task = 'hold'") == "available"
 
 
+@pytest.mark.requirement("N07", "K4")
+async def test_one_that_joined_a_moment_ago_is_missed_as_soon_as_an_old_one(there: Installation) -> None:
+    """Who is there is asked once in five ticks, here every hundred seconds: only that it joined makes it known."""
+    scheduler = await there.start("scheduler", tick_seconds=20.0, leader_lease_seconds=60.0, **SILENT)
+    await scheduler.saw("lead")
+    runner = await there.start("runner", runner_id="young", **SILENT)
+    await runner.kill()
+    await scheduler.saw("bury", gone="young")
+
+
 @pytest.mark.requirement("N07", "D7", "K5")
 async def test_a_runner_that_is_started_again_buries_the_one_that_was_killed(there: Installation) -> None:
     """As a service manager does it, with the same readable id. It is no namesake: it is dead."""

@@ -179,6 +179,11 @@ def again():
     fail_once()
 
 @dag
+def hurried():
+    """Takes longer than it may."""
+    task(name="endless", timeout=0.3)(lambda: time.sleep(60))()
+
+@dag
 def warm():
     task(isolation="warm", name="nothing")(lambda: None)()
 

@@ -26,8 +26,8 @@ from evertick.services.whoami import Place, here, is_provably_gone
 from evertick.store import runners
 from evertick.store.runners import LiveRunner
 
-# A look at a process costs 20 µs and no statement; who the others are is asked now and then. One that joined and died in
-# between is found by the next who joins, or with the next question.
+# A look at a process costs 20 µs and no statement. Who the others are is asked when one joins, and now and then in case that
+# was not heard; where nobody can hear it, with every tick.
 LOOK_SECONDS, ASK_TICKS = 0.2, 5
 # What is killed is gone within milliseconds; one that hangs in the kernel is looked at again with the next tick.
 END_STRAYS_SECONDS = 2.0
@@ -74,6 +74,11 @@ class Neighbours:
         self._settings, self._link, self._on_buried, self._log = settings, link, on_buried, log
         self._place = here()
         self._known: list[LiveRunner] = []
+        self._ask_seconds = settings.tick_seconds * (ASK_TICKS if settings.notify else 1)
+        self._asked = -inf
+
+    def ask(self) -> None:
+        """Somebody has joined: whoever dies young must be known by then."""
         self._asked = -inf
 
     async def run(self) -> None:
@@ -88,12 +93,20 @@ class Neighbours:
         )
 
     async def tick(self) -> float:
-        if time.monotonic() - self._asked >= ASK_TICKS * self._settings.tick_seconds:
-            self._known = await _neighbours(await self._link.get(), self._place)
-            self._asked = time.monotonic()
+        if (began := time.monotonic()) - self._asked >= self._ask_seconds:
+            # Before the question: who joins while it is answered is asked for again.
+            self._asked = began
+            self._known = await self._ask_for_them()
         if any(is_provably_gone(runner, self._place) for runner in self._known):
             await self._bury()
         return min(LOOK_SECONDS, self._settings.tick_seconds)
+
+    async def _ask_for_them(self) -> list[LiveRunner]:
+        try:
+            return await _neighbours(await self._link.get(), self._place)
+        except BaseException:
+            self.ask()
+            raise
 
     async def _bury(self) -> None:
         buried = await _bury_gone(await self._link.get(), self._known, self._place, self._settings.infra_retries)

@@ -47,7 +47,7 @@ from evertick.services.whoami import new_runner
 from evertick.store import runners
 from evertick.store.db import Purpose
 from evertick.store.tasks import StepRow
-from evertick.store.wake import Channel
+from evertick.store.wake import Channel, notify
 
 MOST_REPORTS = 500
 TELL_AGAIN_SECONDS = 5.0
@@ -128,7 +128,7 @@ class RunnerSession:
             works = [self._waker.run(), self._logs.run(), self._logs.run_late(), self._neighbours.run()]
             works.append(keep_clean(self._settings.bundles_folder, self._executor, log=self._log))
             if self._settings.notify:
-                works.append(keep_listening(self._url, [Channel.READY, Channel.STOP], self._on_wake, log=self._log))
+                works.append(keep_listening(self._url, _HEARD, self._on_wake, log=self._log))
             background = [group.create_task(work) for work in works]
             await run_loop(self.tick, wake=self._wake, stop=self._over, name="runner", log=self._log)
             await self._leave()
@@ -205,6 +205,9 @@ class RunnerSession:
         conn = await self._side.get()
         self._note_heard(boot_seconds())
         await join(conn, self._me, log=self._log)
+        if self._settings.notify:
+            # Here, and not by the waker: before the first claim, so that whoever holds something is known.
+            await notify(conn, Channel.JOIN)
         await self._claiming.warn_if_idle(conn, log=self._log)
 
     async def _start(self, claims: list[StepRow]) -> None:
@@ -300,10 +303,13 @@ class RunnerSession:
         self._wake.set()
 
     def _on_wake(self, channel: Channel) -> None:
-        if channel is Channel.STOP:
-            self._heartbeat.beat_now()
-        else:
-            self._wake.set()
+        match channel:
+            case Channel.STOP:
+                self._heartbeat.beat_now()
+            case Channel.JOIN:
+                self._neighbours.ask()
+            case _:
+                self._wake.set()
 
     async def _place(self, bundle: str, file: str) -> BundlePlace:
         async def find() -> BundlePlace:
@@ -337,5 +343,6 @@ class RunnerSession:
         self._log.info("stopped", reason=self._ending.value)
 
 
+_HEARD = [Channel.READY, Channel.STOP, Channel.JOIN]
 # The planner learns of what has to wait for a time.
 _MAY_WAIT = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.KILLED, OutcomeKind.LOST)

@@ -56,7 +56,7 @@ class Scheduler:
             beside = (self._waker.run(), self._neighbours.run(), self._tending.run(), self._upkeep.run())
             background = [group.create_task(each) for each in beside]
             if self._settings.notify:
-                listening = keep_listening(self._url, [Channel.PLAN], lambda _: self.wake.set(), log=self._log)
+                listening = keep_listening(self._url, [Channel.PLAN, Channel.JOIN], self._on_wake, log=self._log)
                 background.append(group.create_task(listening))
             await run_loop(self.tick, wake=self.wake, stop=self.stop, name="scheduler", log=self._log)
             for task in background:
@@ -69,6 +69,12 @@ class Scheduler:
         await self._tending.close()
         await self._waker.close()
         await self._beside.close()
+
+    def _on_wake(self, channel: Channel) -> None:
+        if channel is Channel.JOIN:
+            self._neighbours.ask()
+        else:
+            self.wake.set()
 
     def _on_buried(self) -> None:
         self._waker.wake(Channel.READY)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from evertick.store.db import Purpose, connect
 from tests.chaos.cluster import Shape
 from tests.chaos.faults import database, network, processes
 from tests.chaos.record import Fault
 from tests.chaos.scenario import Scenario
 from tests.chaos.stage import Stage
+from tests.chaos.zombie import Zombie
 from tests.waiting import elapse, eventually
 
 TAKEOVER_AFTER_KILL = 2.0
@@ -38,17 +40,21 @@ async def kill_leaders(stage: Stage) -> None:
 
 
 async def freeze_leaders(stage: Stage) -> None:
+    """N02. A woken leader knows by its own clock that it leads no more, and asks for nothing. What it had sent before comes
+    late instead: it is sent in its name, and each must be refused by the fence."""
     lengths = (3, 10, 120) if stage.is_full else (2.5, 8)
     await stage.begin_load(seconds=stage.scaled(200, 24), quick=8)
     took = []
-    for seconds in lengths:
+    zombie = Zombie(cluster=stage.cluster, dice=stage.dice)
+    for seconds, is_planning in [*((each, False) for each in lengths), (8, True)]:
         await elapse(1)
-        await eventually(stage.nemesis.pick_leader, 30, pause_seconds=0.05)
-        found = await processes.freeze_leader(stage.nemesis, seconds)
-        took += [found] if seconds > TAKEOVER_AFTER_FREEZE else []
-    await elapse(1)
-    await eventually(stage.nemesis.pick_leader, 30, pause_seconds=0.05)
-    took.append(await processes.freeze_leader(stage.nemesis, 8, is_planning=True))
+        _, epoch = await eventually(stage.nemesis.pick_leader, 30, pause_seconds=0.05)
+        found = await processes.freeze_leader(stage.nemesis, seconds, is_planning=is_planning)
+        if seconds > TAKEOVER_AFTER_FREEZE:
+            took.append(found)
+            async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+                await zombie.plan_everything(conn, epoch)
+    stage.counted(zombie)
     stage.expect_within(took, TAKEOVER_AFTER_FREEZE, "takeover after a freeze")
 
 
