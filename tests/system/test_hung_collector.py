@@ -50,14 +50,14 @@ async def test_a_collector_that_hangs_in_a_send_holds_up_neither_fires_nor_runne
         runner = await there.start("runner", **traced)
         async with served("scheduler", environment, there.folder) as scheduler:
             await eventually(scheduler.is_ready, 20)
-            let_go(there.effects_file)
-            assert await there.ended(await start_run(there.conn, "holding")) == "success"
-            await eventually(lambda: collector.received > 0, 20)
-            # From here on a send is under way that never ends.
-            await schedule_now(there.conn, long, "alone", every=0.1, times=5)
-            ended = "select count(*) = 5 from run r join run_status s using (run_id)"
+            await schedule_now(there.conn, long, "alone", every=0.2, times=500)
+            await eventually(lambda: collector.received > 0, 30)
+            # From here on a send is under way that never ends. Five more fires, and a run that people start.
+            ended = "select count(*) from run r join run_status s using (run_id)"
             ended += " where r.fire_at is not null and s.state = 'success'"
-            await eventually(lambda: there.value(ended), 20)
+            enough = await there.value(ended) + 5
+            await eventually(lambda: there.value(f"{ended} having count(*) >= %s", enough), 30)
+            let_go(there.effects_file)
             assert await there.ended(await start_run(there.conn, "holding")) == "success"
             assert await scheduler.is_ready()
             scheduler.process.send_signal(signal.SIGTERM)
