@@ -20,16 +20,28 @@ PASSWORD = "correct horse/battery@staple"
 _ESCAPED_PASSWORD = "correct%20horse%2Fbattery%40staple"
 
 
+# The oldest that Evertick works with.
+_OLDEST = 15
+
+
+def system_programs() -> Path | None:
+    """The programs of the oldest PostgreSQL of this machine that Evertick works with, where Debian puts them."""
+    found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/postgres") if path.parts[-3].isdigit()]
+    good = sorted((int(each.parent.name), each) for each in found if int(each.parent.name) >= _OLDEST)
+    return good[0][1] if good else None
+
+
 @contextmanager
-def external_cluster(directory: Path) -> Iterator[Cluster]:
-    """PostgreSQL 16 on a free port of the loop-back interface, for as long as the block lasts."""
-    programs_16 = programs("pginstall")
+def external_cluster(directory: Path, where: Path | None = None) -> Iterator[Cluster]:
+    """PostgreSQL 16, or the one whose programs are there, on a free port of the loop-back interface, for as long as the
+    block lasts."""
+    programs_there = where or programs("pginstall")
     data = directory / "data"
     data.mkdir(mode=0o700, parents=True)
     password = directory / "password"
     password.write_text(PASSWORD)
     initdb: list[str | Path] = [
-        programs_16 / "initdb",
+        programs_there / "initdb",
         "-D",
         data,
         "-U",
@@ -48,7 +60,7 @@ def external_cluster(directory: Path) -> Iterator[Cluster]:
     options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
     log = os.open(directory / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     with subprocess.Popen(
-        launch_command(data, signal.SIGINT, [programs_16 / "postgres", "-D", data, *options]),
+        launch_command(data, signal.SIGINT, [programs_there / "postgres", "-D", data, *options]),
         env=environment(),
         stdin=subprocess.DEVNULL,
         stdout=log,
