@@ -271,6 +271,16 @@ def test_every_place_in_the_code_that_a_document_names_is_there() -> None:
     assert not wrong
 
 
+def test_every_promise_names_a_test_that_shows_it() -> None:
+    promises = 0
+    for table in re.findall(r"^\| promise \|.*\n\|[-|]+\n((?:\|.*\n)+)", prose(DOCS / "guarantees.md"), re.MULTILINE):
+        for row in table.splitlines():
+            promise, _, shown_by = (cell.strip() for cell in row.strip("|").split("|"))
+            promises += 1
+            assert re.search(r"`tests/(\w+/)*test_\w+\.py(::test_\w+)?`", shown_by), f"nothing shows: {promise}"
+    assert promises > 20
+
+
 # Figures, pictures, words -----------------------------------------------------------------------------------
 
 

@@ -80,7 +80,7 @@ async def served(command: str, env: dict[str, str], folder: Path) -> AsyncIterat
     )
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while line := await process.stdout.readline():
                 event = json.loads(line)
                 if event["event"] == "health" and event["service"] in (command, "evertick"):

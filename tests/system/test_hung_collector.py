@@ -49,18 +49,18 @@ async def test_a_collector_that_hangs_in_a_send_holds_up_neither_fires_nor_runne
         environment = environment_for(there.settings(**traced), there._environment())
         runner = await there.start("runner", **traced)
         async with served("scheduler", environment, there.folder) as scheduler:
-            await eventually(scheduler.is_ready, 20)
+            await eventually(scheduler.is_ready, 60)
             await schedule_now(there.conn, long, "alone", every=0.2, times=500)
-            await eventually(lambda: collector.received > 0, 30)
+            await eventually(lambda: collector.received > 0, 60)
             # From here on a send is under way that never ends. Five more fires, and a run that people start.
             ended = "select count(*) from run r join run_status s using (run_id)"
             ended += " where r.fire_at is not null and s.state = 'success'"
             enough = await there.value(ended) + 5
-            await eventually(lambda: there.value(f"{ended} having count(*) >= %s", enough), 30)
+            await eventually(lambda: there.value(f"{ended} having count(*) >= %s", enough), 60)
             let_go(there.effects_file)
             assert await there.ended(await start_run(there.conn, "holding")) == "success"
             assert await scheduler.is_ready()
             scheduler.process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(8):
+            async with asyncio.timeout(20):
                 assert await scheduler.process.wait() == 0
-        assert await runner.terminate(8) == 0
+        assert await runner.terminate(20) == 0

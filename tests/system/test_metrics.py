@@ -21,7 +21,7 @@ from tests.waiting import eventually
 async def scraped(there: Installation, kind: str, **settings: Any) -> AsyncIterator[Served]:
     env = environment_for(there.settings(health_port=0, **settings), there._environment())
     async with served(kind, {**env, "RUNNER_NAME": "r1"}, there.folder) as service:
-        await eventually(service.is_ready, 20)
+        await eventually(service.is_ready, 60)
         yield service
 
 
@@ -30,7 +30,7 @@ async def counted(service: Served, name: str, at_least: float = 1, **labels: str
         found = await service.metric(name, **labels)
         return found if found >= at_least else 0.0
 
-    found: float = await eventually(value, 20, pause_seconds=0.05)
+    found: float = await eventually(value, 60, pause_seconds=0.05)
     return found
 
 
@@ -115,4 +115,4 @@ async def test_a_scheduler_counts_what_it_finds_damaged_skips_and_cannot_list(
         finally:
             await there.conn.execute("alter table runner rename column nowhere to watched_beat")
         # None of it keeps the others from their work.
-        await eventually(scheduler.is_ready, 20)
+        await eventually(scheduler.is_ready, 60)
