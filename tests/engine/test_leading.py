@@ -198,6 +198,10 @@ async def test_a_look_says_what_is_due_and_when(rollback_conn: AsyncConnection) 
     await set_clock(conn, later(31))
     await promote(conn, shard=0, epoch=epoch, batch=10, max_active_retries=0)
     assert (await look(conn, epoch)).has_line
+    await conn.execute("update schedule_state set error = 'cannot be read'")
+    assert (await look(conn, epoch)).next_fire is None
+    await conn.execute("update schedule_state set error = null")
+    assert (await look(conn, epoch)).next_fire is not None
     await pause(conn, dag="tick", actor="me")
     assert (await look(conn, epoch)).next_fire is None
 

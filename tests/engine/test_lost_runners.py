@@ -16,6 +16,7 @@ from evertick.store.shards import Heard
 from tests.engine import invariants
 from tests.engine.poison import cure, refuse
 from tests.engine.world import Runner, key_of, later, lead, make_dag, put, set_clock, start, states, value
+from tests.waiting import eventually
 
 LOST_AFTER = 9.0
 MANY: dict[str, list[str]] = {f"t{number:03}": [] for number in range(100)}
@@ -269,6 +270,39 @@ async def test_a_certificate_takes_what_it_can(conn: AsyncConnection) -> None:
     poisoned = claims[7]
     assert await runner.finish(poisoned) == [], "the runner is gone, but this attempt is still its own"
     assert (key_of(poisoned).idx, await value(conn, "select count(*) from lease")) == (7, 0)
+
+
+async def test_who_holds_only_what_was_set_aside_is_left_alone_whatever_others_hold(conn: AsyncConnection) -> None:
+    epoch, gone, other = await lead(conn), await Runner.join(conn), await Runner.join(conn)
+    await put(conn, make_dag("one", {"a": []}))
+    aside = await start(conn, "one")
+    await gone.claim(1)
+    await start(conn, "one")
+    await other.claim(1)
+    await conn.execute("update runner set gone_at = clock() where session = %s", [gone.session])
+    assert (await hear(conn, epoch)).stranded == [gone.session]
+    await conn.execute("select set_aside('run', %s, 'bury', 'poison', true)", [aside])
+    assert (await hear(conn, epoch)).stranded == []
+    assert await bury(conn, session=gone.session, reason="once more", infra_retries=3) == 0
+    assert await states(conn, aside) == {"a": "running"}
+
+
+@pytest.mark.requirement("V5", "A7")
+async def test_a_heartbeat_that_is_under_way_saves_its_runner(database: str) -> None:
+    async with (
+        await connect(database, purpose=Purpose.PLANNING) as leading,
+        await connect(database, purpose=Purpose.PLANNING) as beating,
+    ):
+        epoch, runner, run = await holding(leading)
+        await be_silent(leading, epoch, 10)
+        async with beating.transaction():
+            await extend(beating, session=runner.session, held=[])
+            reaping = asyncio.create_task(reap(leading, epoch, runner.session))
+            waits = "select count(*) from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
+            pid = leading.info.backend_pid
+            await eventually(lambda: value(beating, waits, pid))
+        assert (await reaping)[0] is None
+        assert await states(leading, run) == {"a": "running"}
 
 
 async def test_looking_says_what_listening_does(rollback_conn: AsyncConnection) -> None:

@@ -195,9 +195,24 @@ async def test_a_run_that_ended_is_forgotten(conn: AsyncConnection) -> None:
     for idx in (1, 2):
         await mark(conn, TaskKey(run, idx, -1), state="failed", actor="me")
     assert await run_state(conn, run) == "failed"
-    assert await reap(conn, epoch, run) == "moved"
     await watch(conn, epoch, 0)
     assert await value(conn, "select count(*) from orphan_watch") == 0
+    assert await reap(conn, epoch, run) == "moved"
+
+
+@pytest.mark.requirement("B4")
+async def test_what_a_reaped_run_failed_of_is_counted_by_its_last_tasks_alone(conn: AsyncConnection) -> None:
+    """Two tasks of the chain fail, of which one is the last, and another last one had ended well."""
+    epoch = await lead(conn)
+    version = await put(conn, make_dag("wide", {**CHAIN, "alone": []}))
+    run, runner = await start(conn, "wide"), await Runner.join(conn)
+    await conn.execute("update task_spec set upstream_total = 2 where version_id = %s and idx = 1", [version])
+    for claim in await runner.claim():
+        await runner.finish(claim)
+    await watch(conn, epoch, 0, 400)
+    assert await reap(conn, epoch, run) == "reaped"
+    assert await states(conn, run) == {"a": "success", "b": "failed", "c": "failed", "alone": "success"}
+    assert await value(conn, "select failed_leaves from run_status where run_id = %s", run) == 1
 
 
 @pytest.mark.requirement("A13", "N23", "A14")

@@ -237,6 +237,15 @@ async def test_a_run_that_takes_too_long_to_look_at_is_passed_by(conn: AsyncConn
     assert await value(conn, "select array_agg(subject_id order by 1) from quarantine") == [first, second]
 
 
+async def test_a_run_that_has_not_started_is_not_passed_by_in_the_place_of_one_that_has(conn: AsyncConnection) -> None:
+    epoch = await lead(conn)
+    await put(conn, make_dag("one_at_a_time", ONE, max_active_runs=1))
+    running, queued = await start(conn, "one_at_a_time"), await start(conn, "one_at_a_time")
+    dag_id, run_id = await skip_one(conn, shard=0, epoch=epoch, after=(0, 0))
+    assert run_id == running
+    assert await skip_one(conn, shard=0, epoch=epoch, after=(dag_id, run_id)) == (0, 0), f"{queued} is left alone"
+
+
 async def test_a_large_run_comes_alone(conn: AsyncConnection) -> None:
     """A slice is bounded by tasks, too, and what it leaves comes next."""
     epoch = await lead(conn)

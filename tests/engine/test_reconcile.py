@@ -10,7 +10,7 @@ from evertick.engine.promote import promote
 from evertick.engine.reconcile import reconcile
 from evertick.store import runs
 from tests.engine import invariants
-from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states
+from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
 DIAMOND = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"]}
 
@@ -59,6 +59,17 @@ async def test_damage_is_repaired_and_recorded(conn: AsyncConnection, diamond: i
     assert repaired in await repair(conn)
     assert [entry.verb for entry in await runs.journal(conn, run_id=diamond)] == ["reconcile"]
     assert await run_state(conn, diamond) == "running"
+
+
+async def test_a_lease_of_somebody_else_is_none(conn: AsyncConnection) -> None:
+    await lead(conn)
+    await put(conn, make_dag("one", {"a": []}))
+    run, owner, other = await start(conn, "one"), await Runner.join(conn), await Runner.join(conn)
+    await owner.claim()
+    examined = "select examine_run(%s, 0)"
+    assert await value(conn, examined, run) == "sound"
+    await conn.execute("update lease set session = %s", [other.session])
+    assert await value(conn, examined, run) == "drifted"
 
 
 async def test_a_drifted_upstream_counter_is_counted_anew_and_decided(conn: AsyncConnection) -> None:
