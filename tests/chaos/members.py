@@ -198,6 +198,13 @@ class Member:
                     if isinstance(event, dict):
                         self._events.append(event)
 
+    def condition(self) -> str:
+        """For people: how long its process has been there, and what it said last."""
+        if self.pid is None:
+            return f"down, {len(self.lives)} lives"
+        last = (self.events() or [{}])[-1]
+        return f"up for {(boot_ns() - self.lives[-1].began_ns) / 1e9:.0f} s, said last: {last.get('event')}"
+
     def tail(self, lines: int = 12) -> str:
         with suppress(OSError):
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
