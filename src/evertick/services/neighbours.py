@@ -28,7 +28,7 @@ from evertick.store.runners import LiveRunner
 
 # A look at a process costs 20 µs and no statement. Who the others are is asked when one joins, and now and then in case that
 # was not heard; where nobody can hear it, with every tick.
-LOOK_SECONDS, ASK_TICKS = 0.2, 5
+LOOK_SECONDS, ASK_TICKS = 0.2, 10
 # What is killed is gone within milliseconds; one that hangs in the kernel is looked at again with the next tick.
 END_STRAYS_SECONDS = 2.0
 
