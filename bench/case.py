@@ -38,6 +38,8 @@ class Size:
     runners: tuple[int, ...] = (1, 2, 4, 8)
     history: int = 2_000_000
     soak_minutes: float = 60.0
+    spike: int = 50_000
+    idle_schedules: int = 1_000_000
 
 
 FULL = Size(singles={"process": 5_000, "warm": 5_000})
@@ -58,6 +60,8 @@ QUICK = Size(
     runners=(2,),
     history=2_000,
     soak_minutes=0.02,
+    spike=100,
+    idle_schedules=2_000,
 )
 
 Raw = dict[int, float]

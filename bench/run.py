@@ -23,6 +23,7 @@ from bench import (
     case_many,
     case_pinned,
     case_runners,
+    case_schedules,
     case_time,
     report,
 )
@@ -52,6 +53,8 @@ IN_ONE_HOUSE: dict[str, InHouse] = {
 }
 ON_THEIR_OWN: dict[str, Alone] = {
     "idle": case_idle.idle,
+    "fire_50k": case_schedules.fire_50k,
+    "idle_schedules": case_schedules.idle_schedules,
     "runners": case_runners.runners,
     "history": case_history.history,
     "retention": case_history.retention,

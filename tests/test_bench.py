@@ -24,7 +24,9 @@ def bench(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=inherited, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.parametrize("only", ["", "idle,runners,history"], ids=["in one house", "on their own"])
+@pytest.mark.parametrize(
+    "only", ["", "idle,runners,history,fire_50k,idle_schedules"], ids=["in one house", "on their own"]
+)
 def test_every_figure_can_be_measured(tmp_path: Path, only: str) -> None:
     done = bench(tmp_path / "figures.json", *(["--only", only] if only else []))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -41,7 +43,7 @@ def test_every_figure_can_be_measured(tmp_path: Path, only: str) -> None:
 
 def test_the_smoke_test_and_its_other_half_leave_out_only_what_takes_an_hour() -> None:
     assert set(ON_THEIR_OWN) == NOT_QUICK
-    assert set(ON_THEIR_OWN) - {"idle", "runners", "history", "retention"} == {"soak"}
+    assert set(ON_THEIR_OWN) - {"idle", "runners", "history", "retention", "fire_50k", "idle_schedules"} == {"soak"}
 
 
 def test_a_name_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:

@@ -147,7 +147,16 @@ async def test_nothing_updates_the_fact_of_a_run(functions: dict[str, str]) -> N
 # claim and claim_rows take no run lock: they skip locked rows of the line and wait for nothing but the task that they were handed.
 # sweep_runs deletes what is left of runs that are gone, so that there is nothing to lock.
 WITHOUT_RUN_LOCK = {"claim", "claim_rows", "sweep_runs"}
-PRUNING = {"prune_runs", "prune_journal", "prune_skips", "prune_runners", "prune_versions", "prune_bundles"}
+PRUNING = {
+    "prune_runs",
+    "prune_journal",
+    "prune_skips",
+    "prune_alerts",
+    "prune_causes",
+    "prune_runners",
+    "prune_versions",
+    "prune_bundles",
+}
 PLANNING = {"fire", "promote", "step_backfill", "fail_backfill", "reconcile", "sweep_runs", "sweep_versions", *PRUNING}
 
 LOCKS_RUN = re.compile(

@@ -14,16 +14,22 @@ if TYPE_CHECKING:
     from evertick.authoring.draft import task_group
     from evertick.authoring.signals import Fail, RetryAfter, Skip
     from evertick.authoring.task import shell, task
+    from evertick.domain.after import Asset, after, all_of, any_of, finished
     from evertick.domain.params import Param
 
 __all__ = [
+    "Asset",
     "Fail",
     "Param",
     "RetryAfter",
     "Skip",
     "TaskContext",
+    "after",
+    "all_of",
+    "any_of",
     "current_context",
     "dag",
+    "finished",
     "shell",
     "task",
     "task_group",
@@ -35,6 +41,7 @@ _PLACES = {
     "evertick.authoring.draft": ("task_group",),
     "evertick.authoring.signals": ("Fail", "RetryAfter", "Skip"),
     "evertick.authoring.task": ("shell", "task"),
+    "evertick.domain.after": ("Asset", "after", "all_of", "any_of", "finished"),
     "evertick.domain.params": ("Param",),
 }
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from evertick import Param, dag, shell, task, task_group
+from evertick import Asset, Param, after, any_of, dag, finished, shell, task, task_group
 from evertick.authoring.resolve import Dag
 from evertick.domain.attempt import Isolation
-from evertick.domain.dag import DagSpec, OnLostContact, TaskKind, TaskSpec
+from evertick.domain.dag import DagSpec, OnLostContact, TaskKind, TaskSpec, from_json, to_json
 from evertick.domain.errors import InvalidDag
 from evertick.domain.misfire import MisfirePolicy
 from evertick.domain.retry import Backoff, RetryPolicy
+from evertick.domain.schedule import describe
 from evertick.domain.states import TriggerRule
 
 
@@ -263,6 +264,51 @@ def test_every_dag_option_reaches_the_spec() -> None:
     assert schedule.spec.end_at == datetime(2031, 1, 1, tzinfo=UTC)
 
 
+def test_a_dag_may_wait_for_other_work_and_update_assets() -> None:
+    @task(outlets=[Asset("orders"), "rates"])
+    def load() -> None: ...
+
+    @dag(schedule=after("shop", Asset("rates")), timezone="Europe/Berlin", start_at="2030-01-01")
+    def sample() -> None:
+        load()
+
+    spec = sample().spec
+    assert spec.tasks[0].outlets == ("orders", "rates")
+    (schedule,) = spec.schedules
+    assert describe(schedule.spec) == "after shop and asset rates"
+    assert from_json(to_json(spec)) == spec
+
+
+def test_a_schedule_may_have_rules_of_its_own_or_the_dags() -> None:
+    @dag(
+        schedules={
+            "listed": [datetime(2030, 1, 2, tzinfo=UTC), "2030-01-01"],
+            "own": {
+                "schedule": "@every 90m",
+                "anchor_at": "2030-01-01T00:20:00Z",
+                "jitter": "5m",
+                "misfire": "all",
+                "catchup_window": "2d",
+                "catchup_limit": 7,
+                "overlap": "queue_one",
+            },
+        },
+        overlap="skip",
+        jitter=30,
+    )
+    def sample() -> None:
+        extract()
+
+    spec = sample().spec
+    listed, own = spec.schedules
+    assert listed.spec.times == (datetime(2030, 1, 1, tzinfo=UTC), datetime(2030, 1, 2, tzinfo=UTC))
+    assert (listed.overlap, spec.overlap, listed.spec.jitter_seconds) == (None, "skip", 30)
+    assert own.spec.anchor_at == datetime(2030, 1, 1, 0, 20, tzinfo=UTC)
+    assert (own.misfire, own.catchup_window_seconds, own.catchup_limit, own.overlap) == ("all", 172_800, 7, "queue_one")
+    assert own.spec.jitter_seconds == 300
+    assert from_json(to_json(spec)) == spec
+
+
 def test_a_dag_may_have_several_schedules_with_their_own_params() -> None:
     @dag(
         params={"full": False},
@@ -373,6 +419,18 @@ def test_a_wrong_task_option_is_refused_where_it_is_written(options: dict[str, A
         ({"task_defaults": {"retrys": 1}}, "did you mean 'retries'?"),
         ({"task_defaults": {"name": "x"}}, "without a name"),
         ({"start_at": "tomorrow", "schedule": "@daily"}, "start_at"),
+        ({"schedule": "0 0 31 2 *"}, "never fires"),
+        ({"schedules": {"x": {"schedule": after("y"), "jitter": "5m"}}}, "cannot have jitter_seconds"),
+        ({"schedule": "@daily", "start_at": "2031-01-01", "end_at": "2030-01-01"}, "before it starts"),
+        ({"schedule": "@daily", "timezone": "Europe/Berln"}, "did you mean 'Europe/Berlin'?"),
+        ({"schedule": []}, "a list of 0 times"),
+        ({"schedule": ["2030-01-01", "soon"]}, "times[1] 'soon' is not a date and time"),
+        ({"schedule": "@daily", "jitter": "often"}, "schedule 'default'"),
+        ({"schedule": "@daily", "jitter": "2d"}, "between 0 s and one day"),
+        ({"schedule": "@daily", "anchor_at": "2030-01-01"}, "cannot have anchor_at"),
+        ({"schedule": "@daily", "overlap": "skp"}, "did you mean 'skip'?"),
+        ({"schedule": "@daily", "catchup_limit": 0}, "catchup_limit is 0, but it must be from 1 to 1,000"),
+        ({"schedules": {"x": {"schedule": "@daily", "misfire": "sum"}}}, "schedule 'x': it must be one of"),
     ],
 )
 def test_a_wrong_dag_option_is_refused_where_it_is_written(options: dict[str, Any], expected: str) -> None:
@@ -481,3 +539,15 @@ def test_functions_that_yield_cannot_be_tasks() -> None:
 def test_decorators_without_a_function_are_refused() -> None:
     assert "options need names" in refusal(lambda: task("extract"))  # type: ignore[call-overload]
     assert "options need names" in refusal(lambda: dag("etl"))  # type: ignore[call-overload]
+
+
+def test_a_dag_cannot_wait_for_itself() -> None:
+    def build() -> object:
+        return dag(name="own", schedule=after(any_of("other", "own")))(lambda: extract())()
+
+    assert "waits for its own DAG" in refusal(build)
+
+
+@pytest.mark.parametrize("outlets", ["orders", [3], [""], [finished("x")]])
+def test_outlets_are_names_of_assets(outlets: object) -> None:
+    assert "outlets is" in refusal(lambda: task(outlets=outlets)(lambda: None))  # type: ignore[call-overload]

@@ -249,3 +249,26 @@ def test_the_last_fire_is_found_where_a_stride_back_lands_on_it() -> None:
     midnight = datetime(2025, 12, 1, tzinfo=UTC)
     found = latest_between(parse_schedule("1,4 0 0 * * *"), midnight - hours(1), midnight + timedelta(seconds=8))
     assert found == midnight + timedelta(seconds=4)
+
+
+@pytest.mark.parametrize(
+    ("most", "window", "first", "count", "reason"),
+    [(3, None, 3, 4, SkipReason.OVER_LIMIT), (7, None, 0, 0, None), (7, 3, 3, 3, SkipReason.OUTSIDE_WINDOW)],
+)
+def test_all_runs_at_most_as_many_as_the_limit_the_newest(
+    most: int, window: float | None, first: int, count: int, reason: SkipReason | None
+) -> None:
+    found = plan_fires(
+        HOURLY,
+        next_due=NOON,
+        now=NOON + hours(6),
+        policy=MisfirePolicy.ALL,
+        window_seconds=None if window is None else window * 3600,
+        limit=100,
+        most_missed=most,
+    )
+    skipped = found.skipped
+    assert (skipped.count if skipped else 0, skipped.reason if skipped else None) == (count, reason)
+    assert found.fires == tuple(
+        NOON + hours(n) for n in range(first if reason is not SkipReason.OVER_LIMIT else 7 - most, 7)
+    )

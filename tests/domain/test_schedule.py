@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evertick.domain.errors import InvalidSchedule
+from evertick.domain.jitter import delay_of
 from evertick.domain.schedule import ScheduleKind, ScheduleSpec, describe, next_after, parse_schedule
 
 BERLIN = "Europe/Berlin"
@@ -281,3 +282,35 @@ def test_an_interval_fires_at_whole_multiples_and_leaves_none_out(
     assert timedelta(0) < fire - asked <= length
     assert (fire - anchor) % length == timedelta(0)
     assert spec.every == length
+
+
+# Lists and jitter ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("R1")
+def test_a_list_of_instants_fires_at_each_once_in_order() -> None:
+    days = [datetime(2030, 1, day) for day in (5, 2, 2, 9)]
+    spec = parse_schedule(days, timezone=BERLIN, start_at=datetime(2030, 1, 3))
+    assert ScheduleSpec.from_json(spec.to_json()) == spec
+    found, after = [], utc("2029-01-01T00:00")
+    while (following := next_after(spec, after)) is not None:
+        found.append(after := following)
+    assert found == [utc("2030-01-04T23:00"), utc("2030-01-08T23:00")]
+    assert describe(spec).startswith("3 times from 2030-01-02 00:00:00+01:00 to 2030-01-09")
+    with pytest.raises(InvalidSchedule, match="never fires within its bounds"):
+        parse_schedule(days, start_at=datetime(2031, 1, 1))
+    with pytest.raises(InvalidSchedule, match="1 to 1,000"):
+        parse_schedule([days[0]] * 1001)
+
+
+def test_jitter_is_fixed_by_the_names_and_spreads_evenly() -> None:
+    spec = parse_schedule("@hourly", jitter_seconds=60)
+    delays = [delay_of(spec, dag=f"d{number}", name="main").total_seconds() for number in range(2000)]
+    assert delays[7] == delay_of(spec, dag="d7", name="main").total_seconds()
+    assert delays[7] != delay_of(spec, dag="d7", name="other").total_seconds()
+    assert min(delays) >= 0 and max(delays) < 60
+    quarters = [sum(15 * part <= each < 15 * (part + 1) for each in delays) for part in range(4)]
+    assert all(400 < count < 600 for count in quarters)
+    assert delay_of(parse_schedule("@hourly"), dag="d", name="n") == timedelta(0)
+    assert parse_schedule("@hourly", jitter_seconds=0) == parse_schedule("@hourly")
+    assert describe(spec).endswith("up to 1 minute later")

@@ -45,4 +45,4 @@ def plan(schedule: DagSchedule, **changes: object) -> JsonObject:
 
 
 async def fire_plan(conn: AsyncConnection, epoch: int, *plans: JsonObject) -> int:
-    return len(await schedules.fire(conn, shard=0, epoch=epoch, plans=list(plans)))
+    return len((await schedules.fire(conn, shard=0, epoch=epoch, plans=list(plans))).won)

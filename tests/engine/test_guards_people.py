@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 from psycopg import AsyncConnection
 
@@ -13,7 +14,9 @@ from evertick.engine.cancel import cancel
 from evertick.engine.clear import clear, select_tasks
 from evertick.engine.mark import mark
 from evertick.engine.pause import delete, pause, unpause
-from evertick.store import dags, runs, schedules, tasks
+from evertick.engine.plan import plan_if_possible
+from evertick.engine.settle import read_before
+from evertick.store import dags, runs, tasks
 from tests.engine.world import Runner, key_of, later, make_dag, put, run_state, set_clock, start, states, value
 
 ONE: dict[str, list[str]] = {"a": []}
@@ -193,7 +196,10 @@ async def test_deleting_twice_is_deleting_once(conn: AsyncConnection) -> None:
     await put(conn, make_dag("one", ONE))
     row = await dags.find(conn, "one")
     assert row is not None
-    assert [await dags.delete(conn, dag_id=row.dag_id, settle=[], actor="me") for _ in range(2)] == [True, False]
+    assert [await dags.delete(conn, dag_id=row.dag_id, seen=[], settle=[], actor="me") for _ in range(2)] == [
+        True,
+        False,
+    ]
     assert await value(conn, "select count(*) from journal where verb = 'delete'") == 1
 
 
@@ -202,39 +208,20 @@ async def test_a_deleted_dag_is_neither_paused_nor_triggered(conn: AsyncConnecti
     row = await dags.find(conn, "one")
     assert row is not None
     await delete(conn, dag="one", actor="me")
-    assert not await dags.pause(conn, dag_id=row.dag_id, paused=True, settle=[], cursors=[], actor="me")
+    assert not await dags.pause(conn, dag_id=row.dag_id, paused=True, seen=[], settle=[], actor="me")
     assert await runs.trigger(conn, dag_id=row.dag_id, params={}, key=None, actor="me") is None
 
 
-async def test_unpausing_moves_only_cursors_of_the_version_that_was_seen(conn: AsyncConnection) -> None:
-    await set_clock(conn, later(0))
+@pytest.mark.requirement("I1")
+@pytest.mark.parametrize(
+    "move", ["version = version + 1", "next_due = next_due + interval '1 s'", "error = 'broken'", "paused = true"]
+)
+async def test_a_pause_planned_from_what_has_moved_since_is_refused(conn: AsyncConnection, move: str) -> None:
     await put(conn, make_dag("one", ONE, every="@every 60s"))
-    row, (schedule,) = await dags.find(conn, "one"), await schedules.of_dag(conn, dag="one")
+    row, before = await dags.find(conn, "one"), await read_before(conn, dag="one", plan=plan_if_possible)
     assert row is not None
-    cursor = {"schedule_id": schedule.schedule_id, "next_due": later(999).isoformat(), "skipped": None}
-
-    async def pause_with(paused: bool, version: int) -> None:
-        cursors = [{**cursor, "version": version}]
-        await dags.pause(conn, dag_id=row.dag_id, paused=paused, settle=[], cursors=cursors, actor="me")
-
-    await pause_with(True, schedule.version)
-    await pause_with(False, schedule.version + 1)
-    assert (await schedules.of_dag(conn, dag="one"))[0].next_due == schedule.next_due
-
-
-async def test_a_skip_that_is_on_record_is_not_recorded_twice_by_an_unpause(conn: AsyncConnection) -> None:
-    await set_clock(conn, later(0))
-    await put(conn, make_dag("one", ONE, every="@every 60s"))
-    row, (schedule,) = await dags.find(conn, "one"), await schedules.of_dag(conn, dag="one")
-    assert row is not None
-    skipped = {"first_at": later(60).isoformat(), "last_at": later(60).isoformat(), "count": 1, "reason": "paused"}
-    cursor: dict[str, object] = {
-        "schedule_id": schedule.schedule_id,
-        "version": 1,
-        "next_due": None,
-        "skipped": skipped,
-    }
-    for paused in (True, False, True, False):
-        cursors = [] if paused else [cursor]
-        await dags.pause(conn, dag_id=row.dag_id, paused=paused, settle=[], cursors=cursors, actor="me")
-    assert await value(conn, "select count(*) from skip_record") == 1
+    await conn.execute(f"update schedule_state set {move}")
+    with pytest.raises(psycopg.Error, match="have moved on"):
+        async with conn.transaction():
+            await dags.pause(conn, dag_id=row.dag_id, paused=True, seen=before.seen, settle=[], actor="me")
+    assert await value(conn, "select paused from dag") is False

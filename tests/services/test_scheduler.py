@@ -12,14 +12,17 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
+from evertick.domain.after import after
 from evertick.domain.dag import NamedSchedule
 from evertick.domain.misfire import MisfirePolicy
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.schedule import parse_schedule
 from evertick.engine.publish import publish
+from evertick.engine.step import step
 from evertick.services.scheduler import Scheduler
 from evertick.store import shards
-from tests.engine.world import Runner, make_dag, put, start, states, value
+from evertick.store.wake import Channel, notify
+from tests.engine.world import Runner, end, make_dag, put, start, states, value
 from tests.services.hosting import Said, armed, hosted, quick
 from tests.system.work import start_with
 from tests.waiting import eventually
@@ -300,3 +303,25 @@ async def test_silence_that_nobody_watched_does_not_count(database: str, conn: A
     assert await value(conn, "select silent_seconds < 1 from runner where session = %s", runner.session)
     assert said.events("agent_lost") == []
     await scheduler.close()
+
+
+async def test_a_dag_that_waits_for_another_runs_when_that_has_ended(
+    database: str, conn: AsyncConnection, tmp_path: Path
+) -> None:
+    """No tick comes to help: whoever ends the run is told that somebody waits, and wakes the leader."""
+    await put(conn, make_dag("first", {"a": []}))
+    waiting = NamedSchedule(name="main", spec=parse_schedule(after("first")))
+    await put(conn, replace(make_dag("second", {"a": []}), schedules=(waiting,)))
+    run_id = await start(conn, "first")
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim()
+    said = Said()
+    async with hosted(make_scheduler(quick(database, tmp_path, **LONG_TICKS), said)):
+        await said.saw("lead")
+        done = await step(
+            conn, session=runner.session, reports=[end(claim, "success")], queues=[], free=0, infra_retries=3
+        )
+        assert done.has_arrivals
+        await notify(conn, Channel.PLAN)
+        await eventually(lambda: value(conn, "select count(*) = 1 from run where schedule_id is not null"))
+    assert await value(conn, "select array_agg(run_id) from cause") == [run_id]

@@ -289,6 +289,8 @@ async def test_a_round_deletes_all_kinds_in_small_steps(database: str, conn: Asy
         "runs": 200,
         "journal": 2,
         "skip_records": 0,
+        "alerts": 0,
+        "causes": 0,
         "runners": 1,
         "versions": 1,
         "bundles": 1,

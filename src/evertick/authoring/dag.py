@@ -24,22 +24,49 @@ from evertick.authoring.options import (
     task_spec,
 )
 from evertick.authoring.resolve import Dag
+from evertick.domain.after import Condition, Source
 from evertick.domain.dag import DagSpec, NamedSchedule
 from evertick.domain.dag_rules import arrange, validate
 from evertick.domain.errors import InvalidDag, UserError
-from evertick.domain.misfire import MisfirePolicy
+from evertick.domain.misfire import MOST_MISSED, MisfirePolicy
+from evertick.domain.overlap import OverlapPolicy
 from evertick.domain.params import as_json, declare_params
 from evertick.domain.schedule import parse_schedule
 from evertick.domain.zones import find_zone
 
-_SCHEDULE_FIELDS = ("schedule", "timezone", "params", "start_at", "end_at")
+
+def _read_limit(value: object) -> int:
+    if not 1 <= (count := read_count(value)) <= MOST_MISSED:
+        raise ValueError(f"it must be from 1 to {MOST_MISSED:,}")
+    return count
+
+
+def _read_within(value: object) -> float:
+    if (seconds := read_seconds(value)) <= 0:
+        raise ValueError("it must be more than 0")
+    return seconds
+
+
+# What a schedule may say for itself, and the DAG for all of them.
+_WHEN = ("timezone", "start_at", "end_at", "anchor_at", "jitter")
+_RULES: dict[str, tuple[str, Callable[[object], object]]] = {
+    "misfire": ("misfire", read_choice(MisfirePolicy)),
+    "catchup_window": ("catchup_window_seconds", read_seconds),
+    "catchup_limit": ("catchup_limit", _read_limit),
+    "overlap": ("overlap", read_choice(OverlapPolicy)),
+    "start_within": ("start_within_seconds", _read_within),
+    "finish_within": ("finish_within_seconds", _read_within),
+}
+_SCHEDULE_FIELDS = ("schedule", "params", *_WHEN, *_RULES)
 
 
 class DagOptions(TypedDict, total=False):
     """What `@dag(...)` accepts.
 
-    `schedule` is a cron, "@every 5s", a timedelta or a datetime; `schedules` names several, each such a value or a dict
-    with one (`{"schedule": ..., "params": ...}`). `task_defaults` are options for every task that does not set them.
+    `schedule` is a cron, "@every 5s", a timedelta, a datetime, a list of datetimes or `after(...)`; `schedules` names several,
+    each such a value or a dict with one (`{"schedule": ..., "params": ...}`), which may have a time zone, bounds, jitter and rules
+    (misfire, catchup_window, catchup_limit, overlap, start_within, finish_within) of its own. `task_defaults` are options
+    for every task that does not set them.
     """
 
     name: str
@@ -49,8 +76,14 @@ class DagOptions(TypedDict, total=False):
     timezone: str
     start_at: datetime | str
     end_at: datetime | str
+    anchor_at: datetime | str
+    jitter: Seconds
     misfire: MisfirePolicy | str
     catchup_window: Seconds
+    catchup_limit: int
+    overlap: OverlapPolicy | str
+    start_within: Seconds
+    finish_within: Seconds
     params: Mapping[str, object]
     tags: Iterable[str]
     max_active_runs: int
@@ -170,7 +203,7 @@ def _schedules(options: Mapping[str, object]) -> Iterator[NamedSchedule]:
     named = several if several is not None else {} if one is None else {"default": one}
     if not isinstance(named, Mapping):
         raise TypeError("`schedules` must be a dict from names to schedules, as in {'nightly': '0 2 * * *'}.")
-    shared = {key: options[key] for key in ("timezone", "start_at", "end_at") if key in options}
+    shared = {key: options[key] for key in _WHEN if key in options}
     for name, raw in sorted(named.items()):
         yield _schedule(name, raw if isinstance(raw, Mapping) and "schedule" in raw else {"schedule": raw}, shared)
 
@@ -180,9 +213,21 @@ def _schedule(name: str, own: Mapping[str, object], shared: Mapping[str, object]
     params = own.get("params", {})
     if not isinstance(params, Mapping):
         raise TypeError(f"schedule {name!r}: params must be a dict, not {params!r}.")
-    when: dict[str, Any] = {**shared, **{key: own[key] for key in own if key in ("timezone", "start_at", "end_at")}}
+    # What the DAG says about times is for schedules that have some.
+    inherited = {} if isinstance(own["schedule"], Condition | Source) else shared
+    when: dict[str, Any] = {**inherited, **{key: own[key] for key in own if key in _WHEN}}
+    rules: dict[str, Any] = {}
+    try:
+        if (jitter := when.pop("jitter", None)) is not None:
+            when["jitter_seconds"] = read_seconds(jitter)
+        for option, (target, read) in _RULES.items():
+            if option in own:
+                rules[target] = read(own[option])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"schedule {name!r}: {error}.") from None
     spec = parse_schedule(own["schedule"], **when)
-    return NamedSchedule(name=name, spec=spec, params={key: as_json(value) for key, value in params.items()})
+    named = {key: as_json(value) for key, value in params.items()}
+    return NamedSchedule(name=name, spec=spec, params=named, **rules)
 
 
 def _read_task_defaults(value: object) -> Mapping[str, object]:
@@ -212,8 +257,7 @@ def _read_params(value: object) -> object:
 _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "description": ("description", read_text),
     "timezone": ("timezone", _read_zone),
-    "misfire": ("misfire", read_choice(MisfirePolicy)),
-    "catchup_window": ("catchup_window_seconds", read_seconds),
+    **_RULES,
     "params": ("params", _read_params),
     "tags": ("tags", _read_tags),
     "max_active_runs": ("max_active_runs", read_count),

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, TypedDict, TypeVar
 
 from evertick.authoring.location import refused
+from evertick.domain.after import Source
 from evertick.domain.attempt import Isolation
 from evertick.domain.dag import OnLostContact, TaskSpec
 from evertick.domain.duration import parse_duration
@@ -40,6 +41,7 @@ class TaskOptions(TypedDict, total=False):
     rerun_on_loss: bool
     on_lost_contact: OnLostContact | str
     setup: bool
+    outlets: Iterable[Source | str]
 
 
 def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
@@ -136,6 +138,15 @@ def _read_queue(value: object) -> str | None:
     return None if value is None else read_text(value)
 
 
+def _read_outlets(value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError("it must be a list of Asset(...) or their names")
+    names = [each.name if isinstance(each, Source) and each.kind == "asset" else each for each in value]
+    if wrong := [each for each in names if not isinstance(each, str) or not each.strip() or len(each) > 250]:
+        raise TypeError(f"{wrong[0]!r} cannot name an asset")
+    return tuple(sorted({str(each) for each in names}))
+
+
 _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "retries": ("retries", _read_retries),
     "retry_delay": ("delay_seconds", read_seconds),
@@ -151,4 +162,5 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "rerun_on_loss": ("rerun_on_loss", read_flag),
     "on_lost_contact": ("on_lost_contact", read_choice(OnLostContact)),
     "setup": ("is_setup", read_flag),
+    "outlets": ("outlets", _read_outlets),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from psycopg import AsyncConnection
 from rich.table import Table
@@ -63,8 +63,18 @@ def schedule_document(row: ListedSchedule, fires: list[datetime] | None = None) 
         "name": row.name,
         "schedule": in_words(row.spec),
         "spec": row.spec,
+        "version": row.version,
+        "origin": row.origin,
+        "params": row.params,
         "misfire": row.misfire,
+        "catchup_window_seconds": row.window_seconds,
+        "catchup_limit": row.catchup_limit,
+        "overlap": row.overlap,
+        "start_within_seconds": row.start_within,
+        "finish_within_seconds": row.finish_within,
+        "delay_seconds": row.delay_seconds,
         "is_paused": row.paused,
+        "is_paused_itself": row.is_held,
         "error": row.error,
         "next_due": row.next_due,
         "last_fired": row.last_fired,
@@ -73,10 +83,11 @@ def schedule_document(row: ListedSchedule, fires: list[datetime] | None = None) 
 
 
 def fires_of(row: ListedSchedule, count: int) -> list[datetime]:
-    """The next fires, from where the schedule stands; none while it is paused or in error."""
+    """The next fires, from where the schedule stands; none while it is paused or in error. Nominal ones: with jitter each is
+    due a little later."""
     if row.paused or row.error or row.next_due is None:
         return []
-    fires = [row.next_due]
+    fires = [row.next_due - timedelta(seconds=row.delay_seconds)]
     try:
         spec = read_spec(row.spec)
         while len(fires) < count and (following := next_after(spec, fires[-1])) is not None:

@@ -8,17 +8,19 @@ from datetime import datetime
 import typer
 from psycopg import AsyncConnection
 
-from evertick.cli import dag_page, trigger, validate
+from evertick.cli import dag_page, schedule_edits, trigger, validate
 from evertick.cli.connection import actor, ask, change, shown
 from evertick.cli.documents import document, print_json
-from evertick.cli.options import DagName, Json, Limit, Yes, noun
+from evertick.cli.options import CatchUpOption, DagName, DryRun, Json, Limit, WindowOption, Yes, noun
 from evertick.cli.prompt import confirm
 from evertick.cli.run_page import run_document
 from evertick.cli.tables import Cell, hint, line, show, state, table
 from evertick.cli.times import relative
 from evertick.config import read_settings
 from evertick.domain.errors import UserError
+from evertick.domain.misfire import MisfirePolicy
 from evertick.engine import pause as verbs
+from evertick.engine.catch_up import Missed, preview
 from evertick.engine.plan import in_words
 from evertick.engine.trigger import find_dag_row
 from evertick.store import dags, runs, schedules
@@ -83,11 +85,33 @@ def pause(dag: DagName) -> None:
     show(hint(f"Let it go on with: evertick dags unpause {dag}"))
 
 
-@app.command("unpause", epilog="Example: evertick dags unpause etl")
-def unpause(dag: DagName) -> None:
-    """Let a paused DAG go on: waiting tasks now, its schedules with their next fire."""
-    changed = change(lambda conn: verbs.unpause(conn, dag=dag, actor=actor()), Channel.PLAN, Channel.READY)
+@app.command("unpause", epilog="Example: evertick dags unpause etl --catch-up latest --dry-run")
+def unpause(
+    dag: DagName,
+    catch_up: CatchUpOption = MisfirePolicy.SKIP,
+    window: WindowOption = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Let a paused DAG go on: waiting tasks now, its schedules with their next fire, unless you ask for what they missed.
+
+    --dry-run shows what would run. A schedule that is paused for itself stays so.
+    """
+    asked = schedule_edits.read_catch_up(catch_up, window)
+
+    async def look(conn: AsyncConnection) -> list[Missed]:
+        row = await find_dag_row(conn, dag)
+        return await preview(conn, dag=dag, catch_up=asked) if row.paused else []
+
+    missed, _ = ask(look)
+    if dry_run:
+        schedule_edits.show_missed(missed, is_done=False)
+        return
+    changed = change(
+        lambda conn: verbs.unpause(conn, dag=dag, actor=actor(), catch_up=asked), Channel.PLAN, Channel.READY
+    )
     show(line(f"{dag} goes on." if changed else f"{dag} was not paused."))
+    if changed and missed:
+        schedule_edits.show_missed(missed, is_done=True)
 
 
 @app.command("delete", epilog="Example: evertick dags delete old_report --yes")

@@ -9,6 +9,7 @@ import psycopg
 import typer
 from rich.text import Text
 
+from evertick.cli.alerts import words
 from evertick.cli.connection import opened
 from evertick.cli.documents import print_json
 from evertick.cli.options import Json
@@ -20,7 +21,7 @@ from evertick.services.health import HEALTHY, UNHEALTHY, Document
 from evertick.services.health_port import living_notes
 from evertick.services.http_get import get
 from evertick.services.postgres_home import holder_of
-from evertick.store import runners, shards
+from evertick.store import alerts, runners, shards
 from evertick.store.db import Purpose
 
 app = typer.Typer(add_completion=False)
@@ -28,6 +29,7 @@ app = typer.Typer(add_completion=False)
 ASK_SECONDS = 3.0
 DATABASE_SECONDS = 10.0
 MOST_RUNNERS = 1000
+MOST_ALERTS = 100
 # A heartbeat or two may be late; at three a runner is on its way to be given up.
 SILENT_HEARTBEATS = 3
 
@@ -94,6 +96,7 @@ async def _ask_database(settings: Settings, *, has_processes: bool) -> Document:
         async with asyncio.timeout(DATABASE_SECONDS), opened(url, Purpose.READ) as conn:
             leader = await shards.leader(conn, shard=0)
             living = await runners.list_busy(conn, limit=MOST_RUNNERS)
+            late = await alerts.list_all(conn, limit=MOST_ALERTS)
     except TimeoutError:
         return _without_database(f"does not answer within {DATABASE_SECONDS:g} s")
     except (EvertickError, psycopg.Error, OSError) as error:
@@ -102,6 +105,8 @@ async def _ask_database(settings: Settings, *, has_processes: bool) -> Document:
         "metadatabase": {"status": HEALTHY},
         "scheduler": _leader_document(leader),
         "runners": [_runner_document(each, settings) for each in living] or [_NO_RUNNER],
+        # Of somebody's work, not of the installation: shown, but its health does not depend on them.
+        "alerts": [{"alert_id": each.alert_id, "kind": each.kind, "detail": words(each)} for each in late],
     }
 
 
@@ -174,6 +179,9 @@ def _rows(document: Document) -> list[list[Cell]]:
             rows.append(["leader", _state(part), _text(part["leader"]), _detail(part)])
         else:
             rows.append(["database", _state(part), None, _detail(part)])
+    alerts_of = document.get("alerts")
+    for each in alerts_of if isinstance(alerts_of, list) else []:
+        rows.append(["alert", line("open", "bold red"), None, each["detail"]])
     return rows
 
 

@@ -36,10 +36,15 @@ COMMANDS = {
     "dags": _Command("dags", "DAGs: list, show, validate, pause, unpause, trigger, delete.", _WORK),
     "runs": _Command("runs", "Runs: list, show, watch, cancel, clear.", _WORK),
     "tasks": _Command("tasks", "Tasks of a run: list, show, logs, clear, mark.", _WORK),
-    "schedules": _Command("schedules", "Schedules: list, next, explain, simulate.", _WORK),
+    "schedules": _Command(
+        "schedules",
+        "Schedules: list, next, explain, simulate, put, pause, unpause, delete, reset, history, skips.",
+        _WORK,
+    ),
     "backfill": _Command("backfill", "Backfills: create, list, show, pause, resume, cancel.", _WORK),
     "queues": _Command("queues", "Queues: what waits there, how long, and who serves them.", _WORK),
     "route": _Command("route", "Routing rules: list them, and see which one a task meets.", _WORK),
+    "alerts": _Command("alerts", "Schedules that did not fire, runs that did not start or finish, in time.", _WORK),
     "quarantine": _Command("quarantine", "What was set aside because it fails every time.", _WORK),
     "runners": _Command("runners", "Runners that are alive, and how busy they are.", _WORK),
 }

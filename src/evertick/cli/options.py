@@ -8,6 +8,7 @@ import typer
 
 from evertick.domain.duration import parse_duration
 from evertick.domain.errors import NotFound, UserError
+from evertick.domain.misfire import MisfirePolicy
 
 _LARGEST_RUN = 2**63 - 1
 
@@ -16,6 +17,20 @@ Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=100_000, help="S
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen, and change nothing.")]
 Downstream = Annotated[bool, typer.Option("--downstream", help="Also everything that comes after these tasks.")]
+ScheduleName = Annotated[
+    str, typer.Argument(metavar="NAME", help="The schedule's name; a DAG's only one is `default`.")
+]
+ExpectVersion = Annotated[
+    int | None,
+    typer.Option("--expect-version", min=0, help="Refuse if it is not at this version; 0: it must not exist yet."),
+]
+CatchUpOption = Annotated[
+    MisfirePolicy, typer.Option("--catch-up", help="What of the missed fires runs now: none, the last, or all.")
+]
+WindowOption = Annotated[
+    str | None,
+    typer.Option("--window", metavar="LENGTH", help="How far back to catch up, instead of its own window: 3d."),
+]
 DagName = Annotated[str, typer.Argument(metavar="DAG", help="The DAG's name.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="The run's number, as `evertick runs list` shows it.")]
 Task = Annotated[str, typer.Argument(metavar="TASK", help="The task's name in that run.")]
@@ -32,14 +47,14 @@ def run_number(text: str) -> int:
     return int(text)
 
 
-def seconds_of(text: str | None) -> float | None:
+def seconds_of(text: str | None, option: str = "--timeout") -> float | None:
     """A length as people type it; a bare number is seconds."""
     if text is None:
         return None
     try:
         return float(text) if text.replace(".", "", 1).isdecimal() else parse_duration(text).total_seconds()
     except ValueError as error:
-        raise UserError(f"--timeout {text!r}: {error}.") from None
+        raise UserError(f"{option} {text!r}: {error}.") from None
 
 
 def noun(count: int, singular: str) -> str:

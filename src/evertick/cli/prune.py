@@ -35,6 +35,8 @@ _NAMES = {
     Kind.RUNS: ("run", "runs"),
     Kind.JOURNAL: ("journal entry", "journal entries"),
     Kind.SKIP_RECORDS: ("skip record", "skip records"),
+    Kind.ALERTS: ("alert", "alerts"),
+    Kind.CAUSES: ("cause of a run", "causes of runs"),
     Kind.RUNNERS: ("runner that is gone", "runners that are gone"),
     Kind.VERSIONS: ("DAG version", "DAG versions"),
     Kind.BUNDLES: ("bundle of code", "bundles of code"),

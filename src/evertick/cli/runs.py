@@ -16,14 +16,16 @@ from evertick.cli.run_page import run_document, run_facts, run_table, task_table
 from evertick.cli.tables import Cell, heading, hint, line, show, table
 from evertick.cli.times import relative
 from evertick.cli.watch import wait_for_document, wait_for_end, watch_dag
+from evertick.domain.after import Source, in_words
 from evertick.domain.errors import UserError
 from evertick.domain.states import RunState
 from evertick.engine import cancel as verb
 from evertick.engine.cancel import find_run
 from evertick.engine.trigger import find_dag_row
-from evertick.store import dags, quarantine, runs, tasks
+from evertick.store import dags, quarantine, runs, schedules, tasks
 from evertick.store.quarantine import SetAside
 from evertick.store.runs import JournalEntry, RunRow
+from evertick.store.schedules import Cause
 from evertick.store.tasks import TaskRow
 from evertick.store.wake import Channel
 
@@ -68,19 +70,25 @@ def show_run(run: Run, as_json: Json = False) -> None:
     """Show one run: its facts, its tasks, and what people did to it."""
     run_id = run_number(run)
 
-    async def read(conn: AsyncConnection) -> tuple[RunRow, list[TaskRow], list[JournalEntry], SetAside | None]:
+    async def read(
+        conn: AsyncConnection,
+    ) -> tuple[RunRow, list[TaskRow], list[JournalEntry], SetAside | None, list[Cause]]:
         row = await find_run(conn, run_id)
         listed = await tasks.list_of_run(conn, run_id=run_id, limit=_MOST_TASKS)
         aside = await quarantine.find(conn, kind="run", subject_id=run_id)
-        return row, listed, await runs.journal(conn, run_id=run_id), aside
+        return row, listed, await runs.journal(conn, run_id=run_id), aside, await schedules.causes(conn, run_id)
 
-    (row, listed, journal, aside), now = ask(read)
+    (row, listed, journal, aside, causes), now = ask(read)
     if as_json:
         deeds = [document(entry) for entry in journal]
         shown = {"run": run_document(row), "tasks": [document(task) for task in listed], "journal": deeds}
+        shown["causes"] = [document(each) for each in causes]
         print_json(shown if aside is None else {**shown, "quarantine": document(aside)})
         return
     show(run_facts(row, now))
+    for cause in causes:
+        what = in_words(Source(cause.kind, cause.name))
+        show(line(f"After {what}: run {cause.run_id}, {relative(cause.occurred_at, now)}"))
     if aside is not None:
         again = f"tried again {tried_again(aside, now)}"
         show(line(f"Set aside, {again}: {aside.verb}: {aside.reason}", "bold red"))

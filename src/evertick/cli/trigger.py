@@ -58,7 +58,7 @@ def trigger_dag(
 
     async def start(conn: AsyncConnection) -> tuple[RunRow, bool, bool, bool]:
         row, spec = await find_dag(conn, dag)
-        given = {**read_object(params), **_read_pairs(spec, param or [])}
+        given = {**read_object(params), **read_pairs(spec, param or [])}
         made = await trigger(conn, dag=dag, params=given, actor=actor(), key=own_key)
         has_runner = bool(await runners.list_busy(conn, limit=1))
         return await find_run(conn, made.run_id), made.is_new or key is None, row.paused, has_runner
@@ -106,7 +106,8 @@ def read_object(text: str | None) -> dict[str, object]:
     return found
 
 
-def _read_pairs(spec: DagSpec, pairs: Sequence[str]) -> dict[str, object]:
+def read_pairs(spec: DagSpec, pairs: Sequence[str]) -> dict[str, object]:
+    """`name=value` as people type it, each by its parameter's type."""
     found: dict[str, object] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")

@@ -15,6 +15,7 @@ from typing import TypeVar
 from evertick.domain.attempt import Isolation
 from evertick.domain.errors import InvalidDag, InvalidSchedule
 from evertick.domain.misfire import MisfirePolicy
+from evertick.domain.overlap import OverlapPolicy
 from evertick.domain.params import JsonValue, ParamSpec, ParamType
 from evertick.domain.retry import Backoff, RetryPolicy
 from evertick.domain.schedule import ScheduleSpec
@@ -56,16 +57,23 @@ class TaskSpec:
     is_setup: bool = False
     command: str | None = None
     inputs: tuple[str, ...] = ()
+    outlets: tuple[str, ...] = ()
     doc: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSchedule:
-    """One of a DAG's schedules, with the parameters its runs start with."""
+    """One of a DAG's schedules, with the parameters its runs start with. What is None is as the DAG says."""
 
     name: str
     spec: ScheduleSpec
     params: Mapping[str, JsonValue] = field(default_factory=dict)
+    misfire: MisfirePolicy | None = None
+    catchup_window_seconds: float | None = None
+    catchup_limit: int | None = None
+    overlap: OverlapPolicy | None = None
+    start_within_seconds: float | None = None
+    finish_within_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +92,10 @@ class DagSpec:
     run_timeout_seconds: float | None = None
     misfire: MisfirePolicy = MisfirePolicy.LATEST
     catchup_window_seconds: float | None = None
+    catchup_limit: int | None = None
+    overlap: OverlapPolicy = OverlapPolicy.ALLOW
+    start_within_seconds: float | None = None
+    finish_within_seconds: float | None = None
     starts_paused: bool = False
 
 
@@ -150,7 +162,11 @@ def _read_all(make: Callable[..., T], readers: _Readers) -> Callable[[list[dict[
 
 _RETRY: _Readers = {"backoff": Backoff}
 _PARAM: _Readers = {"type": ParamType, "choices": tuple}
-_SCHEDULE: _Readers = {"spec": lambda raw: ScheduleSpec.from_json(json.dumps(raw))}
+_SCHEDULE: _Readers = {
+    "spec": lambda raw: ScheduleSpec.from_json(json.dumps(raw)),
+    "misfire": MisfirePolicy,
+    "overlap": OverlapPolicy,
+}
 _TASK: _Readers = {
     "kind": TaskKind,
     "trigger_rule": TriggerRule,
@@ -158,6 +174,7 @@ _TASK: _Readers = {
     "isolation": Isolation,
     "on_lost_contact": OnLostContact,
     "inputs": tuple,
+    "outlets": tuple,
 }
 _DAG: _Readers = {
     "tasks": _read_all(TaskSpec, _TASK),
@@ -166,4 +183,5 @@ _DAG: _Readers = {
     "params": _read_all(ParamSpec, _PARAM),
     "schedules": _read_all(NamedSchedule, _SCHEDULE),
     "misfire": MisfirePolicy,
+    "overlap": OverlapPolicy,
 }

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from evertick.domain.dag import DagSpec, TaskKind, TaskSpec
+from evertick.domain.after import read_text, sources_of
+from evertick.domain.dag import DagSpec, NamedSchedule, TaskKind, TaskSpec
 from evertick.domain.errors import InvalidDag, InvalidParams
 from evertick.domain.params import check_params
 
@@ -168,6 +169,12 @@ def _check_edges(spec: DagSpec) -> Iterator[str]:
         yield f"its tasks form a cycle: {' >> '.join(shown)}. Remove one of these dependencies."
 
 
+def check_schedule(spec: DagSpec, schedule: NamedSchedule) -> None:
+    """Refuse a schedule that could not be one of this DAG's."""
+    if problems := list(_check_schedules(replace(spec, schedules=(schedule,)))):
+        raise InvalidDag(f"DAG {spec.name!r}: {problems[0]}")
+
+
 def _check_schedules(spec: DagSpec) -> Iterator[str]:
     names = [schedule.name for schedule in spec.schedules]
     if bad := [_short(name) for name in names if not (isinstance(name, str) and _NAME.fullmatch(name))]:
@@ -175,6 +182,10 @@ def _check_schedules(spec: DagSpec) -> Iterator[str]:
     if twice := [name for name, times in Counter(names).items() if times > 1]:
         yield f"schedule names are used twice: {_listed(twice)}."
     for schedule in spec.schedules:
+        if schedule.spec.after and {s.name for s in sources_of(read_text(schedule.spec.after)) if s.kind != "asset"} & {
+            spec.name
+        }:
+            yield f"schedule {schedule.name!r} waits for its own DAG: each run would start the next. Name another."
         try:
             check_params(spec.params, schedule.params)
         except InvalidParams as error:

@@ -5,6 +5,7 @@ Every due instant ends in exactly one of the two, and the cursor moves past it. 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -15,6 +16,8 @@ from evertick.domain.schedule import ScheduleKind, ScheduleSpec, next_after
 
 # A change of leader takes up to 6 s. What is no later than this is on time, whatever the policy and the window say.
 ON_TIME_SECONDS = 10.0
+# Of what "all" would run after a long time: at most so many, unless the schedule has a smaller limit of its own.
+MOST_MISSED = 1000
 _LONGEST_WINDOW_SECONDS = 3e9
 _TICK = timedelta(microseconds=1)
 
@@ -31,7 +34,10 @@ class SkipReason(StrEnum):
     MISFIRE_SKIP = "misfire_skip"
     MISFIRE_LATEST = "misfire_latest"
     OUTSIDE_WINDOW = "outside_window"
+    OVER_LIMIT = "over_limit"
     PAUSED = "paused"
+    SET_ASIDE = "set_aside"
+    PAST = "past_when_published"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +67,13 @@ def plan_fires(
     policy: MisfirePolicy,
     window_seconds: float | None,
     limit: int,
+    most_missed: int | None = None,
 ) -> FirePlan:
     """Decide about everything due from the cursor `next_due` until `now`.
 
-    Instants older than the window are skipped. `limit` bounds the fires of one call; a `next_due` at or before `now` in
-    the answer says that there is more, so call again.
+    Instants older than the window are skipped, and of those that "all" would run the oldest beyond `most_missed`.
+    `limit` bounds the fires of one call; a `next_due` at or before `now` in the answer says that there is more, so call
+    again.
     """
     if limit < 1:
         raise ValueError(f"limit is {limit}: one call must be allowed to fire at least once")
@@ -74,7 +82,7 @@ def plan_fires(
     window = _LONGEST_WINDOW_SECONDS if window_seconds is None else min(window_seconds, _LONGEST_WINDOW_SECONDS)
     oldest = now - timedelta(seconds=max(window, ON_TIME_SECONDS))
     if policy is MisfirePolicy.ALL:
-        return _fire_all(spec, next_due, now, oldest, limit)
+        return _fire_all(spec, next_due, now, _oldest_of(spec, next_due, now, oldest, most_missed), limit)
     last, following = next_due, next_after(spec, next_due)
     if is_behind := following is not None and following <= now:
         last = latest_between(spec, next_due, now) or next_due
@@ -90,17 +98,37 @@ def plan_fires(
     return FirePlan(fires=(last,), skipped=earlier, next_due=following)
 
 
-def skip_paused(spec: ScheduleSpec, *, next_due: datetime | None, now: datetime) -> SkipRange | None:
-    """Everything that a pause kept from firing until `now`: none of it fires afterwards, as no surprise."""
-    return None if next_due is None or next_due > now else _skip(spec, next_due, now, SkipReason.PAUSED)
+def skip_until(spec: ScheduleSpec, *, next_due: datetime | None, now: datetime, reason: SkipReason) -> SkipRange | None:
+    """Everything that is due until `now`, for a schedule that was held: none of it fires afterwards, as no surprise."""
+    return None if next_due is None or next_due > now else _skip(spec, next_due, now, reason)
 
 
-def _fire_all(spec: ScheduleSpec, next_due: datetime, now: datetime, oldest: datetime, limit: int) -> FirePlan:
+def _oldest_of(
+    spec: ScheduleSpec, next_due: datetime, now: datetime, oldest: datetime, most: int | None
+) -> tuple[datetime, SkipReason]:
+    """From when on "all" fires, and why not from earlier. The newest count: what ran last is worth most."""
+    begin = max(next_due, oldest)
+    if most is None or count_between(spec, begin - _TICK, now) <= most:
+        return oldest, SkipReason.OUTSIDE_WINDOW
+    low, high = begin, now
+    while high - low > _TICK:
+        middle = low + (high - low) / 2
+        if count_between(spec, middle - _TICK, now) <= most:
+            high = middle
+        else:
+            low = middle
+    return high, SkipReason.OVER_LIMIT
+
+
+def _fire_all(
+    spec: ScheduleSpec, next_due: datetime, now: datetime, since: tuple[datetime, SkipReason], limit: int
+) -> FirePlan:
     """Oldest first, as far as the limit goes."""
     skipped = None
     due: datetime | None = next_due
+    oldest, reason = since
     if next_due < oldest:
-        skipped = _skip(spec, next_due, oldest - _TICK, SkipReason.OUTSIDE_WINDOW)
+        skipped = _skip(spec, next_due, oldest - _TICK, reason)
         due = next_after(spec, skipped.last)
     fires: list[datetime] = []
     while due is not None and due <= now and len(fires) < limit:
@@ -128,6 +156,10 @@ def count_between(spec: ScheduleSpec, after: datetime, through: datetime) -> int
             return (through - spec.anchor) // spec.every - (after - spec.anchor) // spec.every
         case ScheduleKind.ONCE:
             return int(spec.at is not None and after < spec.at <= through)
+        case ScheduleKind.TIMES:
+            return bisect_right(spec.instants, through) - bisect_right(spec.instants, after)
+        case ScheduleKind.AFTER:
+            return 0
     assert_never(spec.kind)
 
 
@@ -143,6 +175,10 @@ def latest_between(spec: ScheduleSpec, after: datetime, through: datetime) -> da
         case ScheduleKind.INTERVAL:
             return spec.anchor + (through - spec.anchor) // spec.every * spec.every
         case ScheduleKind.ONCE:
+            return first
+        case ScheduleKind.TIMES:
+            return spec.instants[bisect_right(spec.instants, through) - 1]
+        case ScheduleKind.AFTER:
             return first
     assert_never(spec.kind)
 

@@ -1,4 +1,4 @@
-"""When a DAG runs: one record for cron, interval and one-time schedules, and the arithmetic of their fires.
+"""When a DAG runs: one record for cron, interval, one-time and listed schedules, and the arithmetic of their fires.
 
 Every instant is in UTC and every answer depends on the arguments alone. Never reads a clock, and never drifts: an
 interval is whole microseconds counted from its anchor.
@@ -7,23 +7,30 @@ interval is whole microseconds counted from its anchor.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
 from typing import assert_never
 
+from evertick.domain import after
 from evertick.domain.cron import Cron, parse_cron
 from evertick.domain.duration import describe_duration, parse_duration
 from evertick.domain.errors import InvalidSchedule
-from evertick.domain.zones import EPOCH, find_zone, first_instant
+from evertick.domain.schedule_fields import (
+    EARLIEST,
+    read_condition,
+    read_instant,
+    read_interval,
+    read_jitter,
+    read_times,
+)
+from evertick.domain.zones import EPOCH, find_zone
 
 _TICK = timedelta(microseconds=1)
 _LONGEST_TEXT = 256
-_SHORTEST_INTERVAL = timedelta(milliseconds=50)
-_LONGEST_INTERVAL = timedelta(days=36_525)
-_EARLIEST = datetime(1900, 1, 1, tzinfo=UTC)
 _EXAMPLES = "'30 2 * * *', '@daily', '@every 30s', 'PT5M' or '@once 2030-01-01T00:00:00Z'"
 
 
@@ -31,14 +38,25 @@ class ScheduleKind(StrEnum):
     CRON = "cron"
     INTERVAL = "interval"
     ONCE = "once"
+    TIMES = "times"
+    AFTER = "after"
 
 
-_OWN_FIELD = {ScheduleKind.CRON: "expression", ScheduleKind.INTERVAL: "every_seconds", ScheduleKind.ONCE: "at"}
+_OWN_FIELD = {
+    ScheduleKind.CRON: "expression",
+    ScheduleKind.INTERVAL: "every_seconds",
+    ScheduleKind.ONCE: "at",
+    ScheduleKind.TIMES: "times",
+    ScheduleKind.AFTER: "after",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSpec:
-    """A checked schedule, made by `parse_schedule`. The bounds are inclusive; the anchor is 1970-01-01 unless told."""
+    """A checked schedule, made by `parse_schedule`. The bounds are inclusive; the anchor is 1970-01-01 unless told.
+
+    `jitter_seconds` spreads schedules that share an instant: how much later each fires is fixed, see domain/jitter.py.
+    """
 
     kind: ScheduleKind
     expression: str | None = None
@@ -48,12 +66,14 @@ class ScheduleSpec:
     start_at: datetime | None = None
     end_at: datetime | None = None
     anchor_at: datetime | None = None
+    times: tuple[datetime, ...] | None = None
+    after: str | None = None
+    jitter_seconds: float | None = None
 
     def to_json(self) -> str:
         """Canonical text: equal schedules give equal bytes. Sorted keys, no spaces, only what is set."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
-        plain = {name: _iso(value) if isinstance(value, datetime) else value for name, value in given.items()}
-        present = {name: value for name, value in plain.items() if value is not None}
+        present = {name: _plain(value) for name, value in given.items() if value is not None}
         return json.dumps(present, sort_keys=True, separators=(",", ":"))
 
     @property
@@ -69,6 +89,12 @@ class ScheduleSpec:
     @property
     def anchor(self) -> datetime:
         return self.anchor_at or EPOCH
+
+    @property
+    def instants(self) -> tuple[datetime, ...]:
+        """All of them, for a schedule that lists its instants."""
+        assert self.times is not None, "parse_schedule gives every list its instants"
+        return self.times
 
     @classmethod
     def from_json(cls, text: str) -> ScheduleSpec:
@@ -89,15 +115,18 @@ def parse_schedule(
     start_at: datetime | None = None,
     end_at: datetime | None = None,
     anchor_at: datetime | None = None,
+    jitter_seconds: float | None = None,
 ) -> ScheduleSpec:
-    """Read and check what people write: text, a `timedelta`, a `datetime`, or the fields that `to_json` gives.
+    """Read and check what people write: text, a `timedelta`, a `datetime`, a list of those, or the fields that
+    `to_json` gives.
 
     Naive datetimes are wall times in the schedule's zone. What the raw fields say themselves wins over the arguments,
     and a schedule that was parsed before comes back as it is.
     """
     if isinstance(raw, ScheduleSpec):
         return raw
-    asked = {"timezone": timezone, "start_at": start_at, "end_at": end_at, "anchor_at": anchor_at}
+    asked: dict[str, object] = {"timezone": timezone, "start_at": start_at, "end_at": end_at, "anchor_at": anchor_at}
+    asked["jitter_seconds"] = jitter_seconds
     given = asked | {name: value for name, value in _fields_of(raw).items() if value is not None}
     return _checked({name: value for name, value in given.items() if value is not None})
 
@@ -113,16 +142,26 @@ def describe(spec: ScheduleSpec) -> str:
     match spec.kind:
         case ScheduleKind.CRON:
             words = f"cron {spec.expression} ({spec.timezone})"
+        case ScheduleKind.AFTER:
+            words = f"after {after.in_words(after.read_text(spec.after or ''))}"
         case ScheduleKind.INTERVAL:
             words = f"every {describe_duration(spec.every)}"
         case ScheduleKind.ONCE:
             words = f"once at {_in_zone(spec, spec.at)} ({spec.timezone})"
+        case ScheduleKind.TIMES:
+            first, last = spec.instants[0], spec.instants[-1]
+            words = (
+                f"{len(spec.instants)} times from {_in_zone(spec, first)} to {_in_zone(spec, last)} ({spec.timezone})"
+            )
         case _:
             assert_never(spec.kind)
     if spec.start_at is not None:
         words += f", from {_in_zone(spec, spec.start_at)}"
     if spec.end_at is not None:
         words += f", until {_in_zone(spec, spec.end_at)}"
+    if spec.jitter_seconds:
+        length = describe_duration(timedelta(seconds=spec.jitter_seconds))
+        words += f", up to {length if length[0].isdigit() else f'1 {length}'} later"
     return words
 
 
@@ -137,6 +176,11 @@ def _next_unbounded(spec: ScheduleSpec, instant: datetime) -> datetime | None:
                 return None
         case ScheduleKind.ONCE:
             return spec.at if spec.at is not None and spec.at > instant else None
+        case ScheduleKind.TIMES:
+            place = bisect_right(spec.instants, instant)
+            return spec.instants[place] if place < len(spec.instants) else None
+        case ScheduleKind.AFTER:
+            return None  # time alone never makes it due
     assert_never(spec.kind)
 
 
@@ -155,6 +199,10 @@ def _fields_of(raw: object) -> Mapping[str, object]:
             return {"kind": ScheduleKind.ONCE, "at": raw}
         case Mapping():
             return {str(name): value for name, value in raw.items()}
+        case after.Condition() | after.Source():
+            return {"kind": ScheduleKind.AFTER, "after": after.to_text(raw)}
+        case list() | tuple() | set() | frozenset():
+            return {"kind": ScheduleKind.TIMES, "times": raw}
         case _:
             raise InvalidSchedule(f"a schedule cannot be a {type(raw).__name__}: write {_EXAMPLES}, or a timedelta")
 
@@ -187,7 +235,9 @@ def _checked(given: Mapping[str, object]) -> ScheduleSpec:
         raise InvalidSchedule(
             f"schedule kind {given.get('kind')!r:.40} is unknown: use {', '.join(ScheduleKind)}"
         ) from None
-    fitting = {"kind", "timezone", "start_at", "end_at", _OWN_FIELD[kind]}
+    fitting = {"kind", "timezone", _OWN_FIELD[kind]}
+    if kind is not ScheduleKind.AFTER:
+        fitting |= {"start_at", "end_at", "jitter_seconds"}
     if kind is ScheduleKind.INTERVAL:
         fitting.add("anchor_at")
     if _OWN_FIELD[kind] not in given or given.keys() - fitting:
@@ -203,12 +253,15 @@ def _checked(given: Mapping[str, object]) -> ScheduleSpec:
     spec = ScheduleSpec(
         kind=kind,
         expression=_expression(given["expression"], zone) if "expression" in given else None,
-        every_seconds=_every_seconds(given["every_seconds"]) if "every_seconds" in given else None,
-        at=_instant("at", given, zone),
+        every_seconds=read_interval(given["every_seconds"]) if "every_seconds" in given else None,
+        at=read_instant("at", given.get("at"), zone),
         timezone=zone,
-        start_at=_instant("start_at", given, zone),
-        end_at=_instant("end_at", given, zone),
-        anchor_at=_instant("anchor_at", given, zone),
+        start_at=read_instant("start_at", given.get("start_at"), zone),
+        end_at=read_instant("end_at", given.get("end_at"), zone),
+        anchor_at=read_instant("anchor_at", given.get("anchor_at"), zone),
+        times=read_times(given["times"], zone) if "times" in given else None,
+        after=read_condition(given["after"]) if "after" in given else None,
+        jitter_seconds=read_jitter(given["jitter_seconds"]) if "jitter_seconds" in given else None,
     )
     return _within_bounds(spec)
 
@@ -219,45 +272,27 @@ def _expression(raw: object, zone: str) -> str:
     return _parsed_cron(raw, zone).expression
 
 
-def _every_seconds(raw: object) -> float:
-    """Whole microseconds, as a number of seconds."""
-    if isinstance(raw, bool) or not isinstance(raw, int | float):
-        raise InvalidSchedule(f"every_seconds {raw!r:.40} is not a number: write seconds, such as 0.25 or 30")
-    shortest, longest = _SHORTEST_INTERVAL.total_seconds(), _LONGEST_INTERVAL.total_seconds()
-    if not shortest <= raw <= longest:
-        raise InvalidSchedule(f"an interval of {raw} s is not possible: it must be between {shortest} s and 100 years")
-    return timedelta(seconds=raw).total_seconds()
-
-
-def _instant(name: str, given: Mapping[str, object], zone: str) -> datetime | None:
-    raw = given.get(name)
-    if raw is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(raw) if isinstance(raw, str) else raw
-        if not isinstance(moment, datetime):
-            raise ValueError
-        instant = first_instant(zone, moment) if moment.tzinfo is None else moment.astimezone(UTC)
-    except (ValueError, OverflowError):
-        instant = None
-    if instant is None or instant < _EARLIEST:
-        raise InvalidSchedule(
-            f"{name} {str(raw)[:40]!r} is not a date and time from 1900 to 9999: write it as 2030-01-01T00:00:00Z"
-        )
-    return instant
-
-
 def _within_bounds(spec: ScheduleSpec) -> ScheduleSpec:
     """Refuse bounds that let the schedule never fire."""
     start, end = spec.start_at, spec.end_at
     if start is not None and end is not None and end < start:
         raise InvalidSchedule(f"the schedule ends at {_iso(end)}, before it starts at {_iso(start)}: swap them")
     is_bounded = start is not None or end is not None
-    if is_bounded and next_after(spec, _EARLIEST - _TICK) is None:
+    if is_bounded and next_after(spec, EARLIEST - _TICK) is None:
         raise InvalidSchedule(
             f"the schedule ({describe(spec)}) never fires within its bounds: widen start_at and end_at"
         )
     return spec
+
+
+def _plain(value: object) -> object:
+    match value:
+        case datetime():
+            return _iso(value)
+        case tuple():
+            return [_plain(each) for each in value]
+        case _:
+            return value
 
 
 def _iso(instant: datetime) -> str:

@@ -18,7 +18,7 @@ from evertick.engine.bounded import TookTooLongError, at_most
 from evertick.engine.fenced import as_leader, is_poison
 from evertick.engine.plan import FIRES_PER_CALL, UNPLANNABLE, JsonObject, plan_row
 from evertick.store import schedules
-from evertick.store.schedules import DueSchedule
+from evertick.store.schedules import DueSchedule, Settled
 
 # Planning one schedule takes microseconds, and a thousand missed fires milliseconds.
 PLAN_SECONDS = 1.0
@@ -34,6 +34,7 @@ class Fired:
     has_more: bool = False
     runs: int = 0
     lag_seconds: float = 0.0
+    canceled: int = 0
     skips: Counter[str] = field(default_factory=Counter)
     quarantined: list[int] = field(default_factory=list)
     passed_over: list[int] = field(default_factory=list)
@@ -79,7 +80,7 @@ async def _settle(work: _Batch, plans: list[JsonObject]) -> None:
     if not plans:
         return
     try:
-        won = await as_leader(
+        done = await as_leader(
             lambda: schedules.fire(work.conn, shard=work.shard, epoch=work.epoch, plans=plans),
             shard=work.shard,
             epoch=work.epoch,
@@ -99,11 +100,16 @@ async def _settle(work: _Batch, plans: list[JsonObject]) -> None:
         else:
             await _set_aside(work, schedule, error, is_tried_again=True)
         return
-    _count(work.fired, plans, set(won))
+    _count(work.fired, plans, done)
 
 
-def _count(fired: Fired, plans: list[JsonObject], won: set[int]) -> None:
+def _count(fired: Fired, plans: list[JsonObject], done: Settled) -> None:
+    won = set(done.won)
     fired.settled += len(won)
+    fired.canceled += done.canceled
+    if done.overlapped:
+        fired.runs -= done.overlapped
+        fired.skips["overlap"] += done.overlapped
     for plan in plans:
         if _id_of(plan) not in won:
             fired.lost.append(_id_of(plan))

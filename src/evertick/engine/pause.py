@@ -1,21 +1,16 @@
 """pause, unpause and delete of a DAG. What is due is settled first; a pause skips on record, and runs nothing afterwards
-as a surprise: an unpaused schedule goes on with its next fire after now.
+as a surprise: an unpaused schedule goes on with its next fire after now, unless somebody asks for what it missed.
 """
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from psycopg import AsyncConnection
 
-from evertick.domain.misfire import skip_paused
-from evertick.domain.schedule import next_after
-from evertick.engine.plan import UNPLANNABLE, JsonObject, plan_if_possible, read_spec, skip_row
-from evertick.engine.publish import plan_changed
+from evertick.engine.catch_up import NOTHING, CatchUp
+from evertick.engine.plan import plan_end, plan_if_possible
+from evertick.engine.settle import read_before, until_unmoved
 from evertick.engine.trigger import find_dag_row
-from evertick.store import dags, schedules, shards
-from evertick.store.db import retry_on_deadlock
-from evertick.store.schedules import DagSchedule
+from evertick.store import dags
 
 
 async def pause(conn: AsyncConnection, *, dag: str, actor: str) -> bool:
@@ -23,25 +18,27 @@ async def pause(conn: AsyncConnection, *, dag: str, actor: str) -> bool:
     row = await find_dag_row(conn, dag)
 
     async def once() -> bool:
-        now = await shards.read_clock(conn)
-        found = [plan_if_possible(each, now) for each in await schedules.of_dag(conn, dag=dag)]
-        settle = [plan for plan in found if plan]
-        return await dags.pause(conn, dag_id=row.dag_id, paused=True, settle=settle, cursors=[], actor=actor)
+        before = await read_before(conn, dag=dag, plan=plan_if_possible)
+        return await dags.pause(
+            conn, dag_id=row.dag_id, paused=True, seen=before.seen, settle=before.plans, actor=actor
+        )
 
-    return await retry_on_deadlock(once)
+    return await until_unmoved(once)
 
 
-async def unpause(conn: AsyncConnection, *, dag: str, actor: str) -> bool:
+async def unpause(conn: AsyncConnection, *, dag: str, actor: str, catch_up: CatchUp = NOTHING) -> bool:
     """Whether it was paused until now."""
     row = await find_dag_row(conn, dag)
 
     async def once() -> bool:
-        now = await shards.read_clock(conn)
-        found = [_cursor_after_pause(each, now) for each in await schedules.of_dag(conn, dag=dag)]
-        cursors = [cursor for cursor in found if cursor]
-        return await dags.pause(conn, dag_id=row.dag_id, paused=False, settle=[], cursors=cursors, actor=actor)
+        before = await read_before(
+            conn, dag=dag, plan=lambda each, now: None if each.is_held else catch_up.plan(each, now)
+        )
+        return await dags.pause(
+            conn, dag_id=row.dag_id, paused=False, seen=before.seen, settle=before.plans, actor=actor
+        )
 
-    return await retry_on_deadlock(once)
+    return await until_unmoved(once)
 
 
 async def delete(conn: AsyncConnection, *, dag: str, actor: str) -> bool:
@@ -49,22 +46,7 @@ async def delete(conn: AsyncConnection, *, dag: str, actor: str) -> bool:
     row = await find_dag_row(conn, dag)
 
     async def once() -> bool:
-        settle = await plan_changed(conn, dag, [], await shards.read_clock(conn))
-        return await dags.delete(conn, dag_id=row.dag_id, settle=settle, actor=actor)
+        before = await read_before(conn, dag=dag, plan=plan_end)
+        return await dags.delete(conn, dag_id=row.dag_id, seen=before.seen, settle=before.plans, actor=actor)
 
-    return await retry_on_deadlock(once)
-
-
-def _cursor_after_pause(schedule: DagSchedule, now: datetime) -> JsonObject | None:
-    """Nothing for one that cannot be read: the scheduler sets it aside when it is due."""
-    try:
-        spec = read_spec(schedule.spec)
-        following = next_after(spec, now)
-    except UNPLANNABLE:
-        return None
-    return {
-        "schedule_id": schedule.schedule_id,
-        "version": schedule.version,
-        "next_due": following.isoformat() if following else None,
-        "skipped": skip_row(skip_paused(spec, next_due=schedule.next_due, now=now)),
-    }
+    return await until_unmoved(once)

@@ -6,12 +6,13 @@ Shared by firing, publishing, pausing and deleting, which all settle what is due
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 
 from evertick.domain.errors import EvertickError
-from evertick.domain.misfire import FirePlan, MisfirePolicy, SkipRange, plan_fires
-from evertick.domain.schedule import ScheduleSpec, describe
+from evertick.domain.misfire import MOST_MISSED, FirePlan, MisfirePolicy, SkipRange, SkipReason, plan_fires, skip_until
+from evertick.domain.overlap import OverlapPolicy
+from evertick.domain.schedule import ScheduleSpec, describe, next_after
 from evertick.store.schedules import DagSchedule, DueSchedule
 
 JsonObject = dict[str, object]
@@ -44,17 +45,29 @@ def spec_json(spec: ScheduleSpec) -> JsonObject:
     return stored
 
 
-def plan_row(due: DueSchedule | DagSchedule, now: datetime, *, most_fires: int = FIRES_PER_CALL) -> JsonObject | None:
-    """What `settle_schedules` must do about one schedule that is due at `now`; nothing if it is not."""
+def plan_row(
+    due: DueSchedule | DagSchedule,
+    now: datetime,
+    *,
+    most_fires: int = FIRES_PER_CALL,
+    policy: MisfirePolicy | None = None,
+    window_seconds: float | None = None,
+) -> JsonObject | None:
+    """What `settle_schedules` must do about one schedule that is due at `now`; nothing if it is not.
+
+    Without a policy and a window of one's own, the schedule's count.
+    """
     if due.next_due is None or due.next_due > now:
         return None
+    delay = timedelta(seconds=due.delay_seconds)
     plan = plan_fires(
         read_spec(due.spec),
-        next_due=due.next_due,
-        now=now,
-        policy=MisfirePolicy(due.misfire),
-        window_seconds=due.window_seconds,
+        next_due=due.next_due - delay,
+        now=now - delay,
+        policy=policy or MisfirePolicy(due.misfire),
+        window_seconds=due.window_seconds if window_seconds is None else window_seconds,
         limit=most_fires,
+        most_missed=due.catchup_limit or MOST_MISSED,
     )
     return _row(due, plan)
 
@@ -68,6 +81,35 @@ def plan_if_possible(schedule: DagSchedule, now: datetime) -> JsonObject | None:
         return plan_row(schedule, now)
     except UNPLANNABLE:
         return None
+
+
+def plan_end(schedule: DagSchedule, now: datetime) -> JsonObject | None:
+    """What becomes of everything due until `now` under a schedule that is about to change or end. What it did not do because
+    it was held, it never will: that is skipped on record."""
+    if not schedule.paused and schedule.error is None:
+        return plan_if_possible(schedule, now)
+    return plan_skip(schedule, now, SkipReason.PAUSED if schedule.paused else SkipReason.SET_ASIDE)
+
+
+def plan_skip(schedule: DagSchedule, now: datetime, reason: SkipReason) -> JsonObject | None:
+    """Nothing of what is due fires, and the schedule goes on after `now`. Nothing for one that cannot be read: the scheduler
+    sets it aside when it is due."""
+    if schedule.next_due is None or schedule.next_due > now:
+        return None
+    delay = timedelta(seconds=schedule.delay_seconds)
+    try:
+        spec = read_spec(schedule.spec)
+        skipped = skip_until(spec, next_due=schedule.next_due - delay, now=now - delay, reason=reason)
+        following = next_after(spec, now - delay)
+    except UNPLANNABLE:
+        return None
+    return _row(schedule, FirePlan(fires=(), skipped=skipped, next_due=following))
+
+
+def is_last(plan: JsonObject, now: datetime) -> bool:
+    """Whether nothing is due any more once this plan is carried out."""
+    following = plan["next_due"]
+    return following is None or datetime.fromisoformat(str(following)) > now
 
 
 def is_same_spec(stored: str, wanted: object) -> bool:
@@ -90,12 +132,19 @@ def skip_row(skipped: SkipRange | None) -> JsonObject | None:
 
 def _row(due: DueSchedule | DagSchedule, plan: FirePlan) -> JsonObject:
     assert due.next_due is not None
-    return {
+    following = plan.next_due and plan.next_due + timedelta(seconds=due.delay_seconds)
+    row: JsonObject = {
         "schedule_id": due.schedule_id,
         "version": due.version,
         "expected": due.next_due.isoformat(),
         "fires": [fire.isoformat() for fire in plan.fires],
         "last_fire": plan.fires[-1].isoformat() if plan.fires else None,
         "skipped": skip_row(plan.skipped),
-        "next_due": plan.next_due.isoformat() if plan.next_due else None,
+        "next_due": following.isoformat() if following else None,
     }
+    # Only where they say something: without them the database does not look for open runs, and sets no deadline.
+    if due.overlap != OverlapPolicy.ALLOW:
+        row["overlap"] = due.overlap
+    if due.start_within is not None or due.finish_within is not None:
+        row["has_deadlines"] = True
+    return row

@@ -28,6 +28,8 @@ class Kind(StrEnum):
     RUNS = "runs"
     JOURNAL = "journal"
     SKIP_RECORDS = "skip_records"
+    ALERTS = "alerts"
+    CAUSES = "causes"
     RUNNERS = "runners"
     VERSIONS = "versions"
     BUNDLES = "bundles"
@@ -81,6 +83,10 @@ async def prune_kind(conn: AsyncConnection, mandate: Mandate, kind: Kind, *, pac
     match kind:
         case Kind.SKIP_RECORDS:
             verb = store.prune_skips
+        case Kind.ALERTS:
+            verb = store.prune_alerts
+        case Kind.CAUSES:
+            verb = store.prune_causes
         case Kind.RUNNERS:
             verb = store.prune_runners
         case Kind.VERSIONS:

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from psycopg import AsyncConnection
 
 from evertick.domain.dag import DagSpec, NamedSchedule, structural_hash, to_json
+from evertick.domain.jitter import delay_of
+from evertick.domain.misfire import SkipRange, SkipReason, skip_until
 from evertick.domain.params import check_params
 from evertick.domain.routing import Routing, queues_of
-from evertick.domain.schedule import next_after
+from evertick.domain.schedule import ScheduleKind, ScheduleSpec, next_after
+from evertick.domain.schedule_fields import EARLIEST
 from evertick.domain.states import TriggerRule
-from evertick.engine.plan import JsonObject, is_same_spec, plan_if_possible, spec_json
-from evertick.store import dags, schedules, shards
+from evertick.engine.plan import JsonObject, is_same_spec, plan_end, skip_row, spec_json
+from evertick.engine.settle import read_before, until_unmoved
+from evertick.store import dags
 from evertick.store.dags import Published
-from evertick.store.db import retry_on_deadlock
+from evertick.store.schedules import DagSchedule
 
 DEFAULT_WINDOW_SECONDS = 86_400.0
 
@@ -36,25 +40,28 @@ async def publish(
     """
     row = dag_row(spec, file=file, bundle_hash=bundle_hash, routing=routing)
 
+    declared = {schedule.name: schedule for schedule in spec.schedules}
+
+    def plan(old: DagSchedule, now: datetime) -> JsonObject | None:
+        """What is due under a schedule that this changes or removes."""
+        new = declared.get(old.name)
+        is_kept = old.origin == "user" or (new is not None and not differs(old, schedule_row(spec, new, now, old=old)))
+        return None if is_kept else plan_end(old, now)
+
     async def once() -> Published:
-        now = await shards.read_clock(conn)
-        wanted = [schedule_row(spec, schedule, now) for schedule in spec.schedules]
-        settle = await plan_changed(conn, spec.name, wanted, now)
-        return await dags.publish(conn, dag={**row, "schedules": wanted}, settle=settle, actor=actor)
+        before = await read_before(conn, dag=spec.name, plan=plan)
+        known = {old.name: old for old in before.rows}
+        wanted = [schedule_row(spec, each, before.now, old=known.get(each.name)) for each in spec.schedules]
+        dag = {**row, "schedules": wanted}
+        return await dags.publish(conn, dag=dag, seen=before.seen, settle=before.plans, actor=actor)
 
-    return await retry_on_deadlock(once)
+    return await until_unmoved(once)
 
 
-async def plan_changed(conn: AsyncConnection, dag: str, wanted: list[JsonObject], now: datetime) -> list[JsonObject]:
-    """Plans for what is due under schedules that `wanted` changes or no longer has."""
-    kept = {str(each["name"]): each for each in wanted}
-    plans = []
-    for old in await schedules.of_dag(conn, dag=dag):
-        new = kept.get(old.name)
-        if new is None or not is_same_spec(old.spec, new["spec"]) or new["params"] != old.params:
-            plan = plan_if_possible(old, now)
-            plans += [plan] if plan else []
-    return plans
+def differs(old: DagSchedule, new: JsonObject) -> bool:
+    """Whether publishing gives the schedule a new version."""
+    rules = ("params", "misfire", "window_seconds", "catchup_limit", "overlap", "start_within", "finish_within")
+    return not is_same_spec(old.spec, new["spec"]) or any(getattr(old, each) != new[each] for each in rules)
 
 
 def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO_RULES) -> JsonObject:
@@ -88,6 +95,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
                 "max_attempts": task.retry.retries + 1,
                 "rerun_on_loss": task.rerun_on_loss,
                 "queue_timeout": task.queue_timeout_seconds,
+                "outlets": list(task.outlets) or None,
             }
             for index, task in enumerate(spec.tasks)
         ],
@@ -96,17 +104,40 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
     }
 
 
-def schedule_row(spec: DagSpec, schedule: NamedSchedule, now: datetime) -> JsonObject:
-    """One schedule of the DAG as the tables hold it, starting after `now`."""
-    first = next_after(schedule.spec, now)
-    window = spec.catchup_window_seconds
-    at = schedule.spec.at
+def schedule_row(spec: DagSpec, schedule: NamedSchedule, now: datetime, *, old: DagSchedule | None) -> JsonObject:
+    """One schedule of the DAG as the tables hold it. It starts after `now`; where it keeps its instants and only its jitter
+    or its rules change, after those that were due before."""
+    delay = delay_of(schedule.spec, dag=spec.name, name=schedule.name)
+    keeps = old is not None and _pattern(old.spec) == _pattern(schedule.spec.to_json())
+    first = next_after(schedule.spec, now - timedelta(seconds=old.delay_seconds) if old and keeps else now)
+    window = spec.catchup_window_seconds if schedule.catchup_window_seconds is None else schedule.catchup_window_seconds
     return {
         "name": schedule.name,
         "spec": spec_json(schedule.spec),
         "params": check_params(spec.params, schedule.params),
-        "misfire": spec.misfire,
+        "misfire": schedule.misfire or spec.misfire,
         "window_seconds": DEFAULT_WINDOW_SECONDS if window is None else window,
-        "next_due": first.isoformat() if first else None,
-        "passed": at.isoformat() if at is not None and at <= now else None,
+        "catchup_limit": schedule.catchup_limit or spec.catchup_limit,
+        "overlap": schedule.overlap or spec.overlap,
+        "start_within": schedule.start_within_seconds or spec.start_within_seconds,
+        "finish_within": schedule.finish_within_seconds or spec.finish_within_seconds,
+        "delay_seconds": delay.total_seconds(),
+        "next_due": (first + delay).isoformat() if first else None,
+        "skipped": None if keeps else skip_row(_passed(schedule.spec, now)),
     }
+
+
+def _pattern(text: str) -> object:
+    """What says when a schedule fires, apart from its jitter."""
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return {name: value for name, value in raw.items() if name != "jitter_seconds"} if isinstance(raw, dict) else raw
+
+
+def _passed(spec: ScheduleSpec, now: datetime) -> SkipRange | None:
+    """Of a schedule that names its instants: those that are over."""
+    if spec.kind not in (ScheduleKind.ONCE, ScheduleKind.TIMES):
+        return None
+    return skip_until(spec, next_due=next_after(spec, EARLIEST), now=now, reason=SkipReason.PAST)

@@ -9,11 +9,11 @@ from psycopg import AsyncConnection
 
 from evertick.domain.dag import NamedSchedule
 from evertick.domain.errors import Conflict
-from evertick.engine.plan import plan_if_possible
+from evertick.engine.plan import plan_end
 from evertick.engine.publish import schedule_row
+from evertick.engine.settle import read_before, until_unmoved
 from evertick.engine.trigger import find_dag
-from evertick.store import schedules, shards
-from evertick.store.db import retry_on_deadlock
+from evertick.store import schedules
 
 
 async def put_schedule(
@@ -24,32 +24,29 @@ async def put_schedule(
     actor: str,
     expected_version: int | None = None,
     request: str | None = None,
+    origin: str = "user",
 ) -> int:
     """The schedule's version after this. `expected_version` 0 means that it must not exist; None overwrites any.
 
-    A `request` id makes the same call after a lost reply one change.
+    A `request` id makes the same call after a lost reply one change. With the origin "code" it is the code's again.
     """
     row, spec = await find_dag(conn, dag)
 
     async def once() -> int | None:
-        now = await shards.read_clock(conn)
-        due = [each for each in await schedules.of_dag(conn, dag=dag) if each.name == schedule.name]
-        plans = [plan for each in due if (plan := plan_if_possible(each, now))]
-        return await schedules.put(
-            conn,
-            dag_id=row.dag_id,
-            schedule=schedule_row(spec, schedule, now),
-            expected=expected_version,
-            request=request,
-            settle=plans,
-            actor=actor,
-        )
+        before = await read_before(conn, dag=dag, name=schedule.name, plan=plan_end)
+        old = before.rows[0] if before.rows else None
+        made = before.change(row.dag_id, actor, expected_version)
+        wanted = schedule_row(spec, schedule, before.now, old=old)
+        return await schedules.put(conn, made, schedule=wanted, request=request, origin=origin)
 
-    version = await retry_on_deadlock(once)
+    version = await until_unmoved(once)
     if version is None:
-        found = [each.version for each in await schedules.of_dag(conn, dag=dag) if each.name == schedule.name]
-        stands = f"is at version {found[0]}" if found else "does not exist"
-        raise Conflict(
-            f"Schedule {schedule.name!r} of {dag} {stands}, not at {expected_version}. Read it again and repeat the change."
-        )
+        raise await conflict(conn, dag=dag, name=schedule.name, expected=expected_version)
     return version
+
+
+async def conflict(conn: AsyncConnection, *, dag: str, name: str, expected: int | None) -> Conflict:
+    """What a writer is told whose version is not the schedule's."""
+    found = [each.version for each in await schedules.of_dag(conn, dag=dag, name=name)]
+    stands = f"is at version {found[0]}" if found else "does not exist"
+    return Conflict(f"Schedule {name!r} of {dag} {stands}, not at {expected}. Read it again and repeat the change.")

@@ -29,13 +29,15 @@ LONGEST_RETRY_SECONDS = 10 * 365 * 86_400.0
 class Stepped:
     """What was claimed, which reports came from an attempt that is no longer ours, and whether others could work too.
 
-    `is_walking`: the line was not looked at to its end, so that it is worth asking again at once.
+    `is_walking`: the line was not looked at to its end, so that it is worth asking again at once. `has_arrivals`: something
+    ended that a schedule waits for.
     """
 
     claims: list[StepRow]
     refused: list[tuple[TaskKey, int]]
     has_more: bool
     is_walking: bool = False
+    has_arrivals: bool = False
 
 
 async def step(
@@ -73,6 +75,7 @@ async def step(
         claims=claims,
         refused=[(TaskKey(row.run_id, row.idx, row.map_index), row.epoch) for row in rows if row.kind == "refused"],
         has_more=any(row.kind == "more" for row in rows),
+        has_arrivals=any(row.kind == "arrived" for row in rows),
     )
 
 

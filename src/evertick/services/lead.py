@@ -148,6 +148,7 @@ class Lead:
             overdue=None,
             with_room=None,
             backfills=None,
+            has_arrivals=None,
             troubles=[],
         )
 

@@ -57,6 +57,9 @@ DRIFT_REPAIRED = _counter(
     "drift_repaired", "What reconcile found wrong and put right. Each is a bug to report.", "kind"
 )
 QUARANTINED = _counter("quarantined", "Things set aside because they fail every time.", "kind")
+ALERTS = _counter(
+    "alerts", "Episodes of schedules that did not fire, or runs that did not start or finish, in time.", "kind"
+)
 TIMEOUTS = _counter("timeouts", "Attempts, runs and waits ended by their time limit.", "kind")
 PRUNED = _counter("pruned", "What retention has deleted: runs, journal entries, versions and so on.", "kind")
 OLDEST_SNAPSHOT = _gauge(

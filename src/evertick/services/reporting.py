@@ -52,6 +52,7 @@ async def tell(send: Send, ended: list[Outcome], free: int, *, log: Log) -> Told
             refused=first.stepped.refused + second.stepped.refused,
             has_more=first.stepped.has_more or second.stepped.has_more,
             is_walking=second.stepped.is_walking,
+            has_arrivals=first.stepped.has_arrivals or second.stepped.has_arrivals,
         ),
         unstored=first.unstored + second.unstored,
     )

@@ -178,7 +178,7 @@ class RunnerSession:
     async def _follow_up(self, done: Stepped, ended: list[Outcome], since: float | None) -> None:
         if done.has_more:
             self._waker.wake(Channel.READY)
-        if any(outcome.kind in _MAY_WAIT for outcome in ended):
+        if done.has_arrivals or any(outcome.kind in _MAY_WAIT for outcome in ended):
             self._waker.wake(Channel.PLAN)
         if done.refused:
             await self._drop(done.refused, ended)

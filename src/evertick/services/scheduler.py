@@ -137,6 +137,8 @@ class Scheduler:
             metrics.FIRES.inc(done.runs)
             metrics.FIRE_LAG.observe(done.lag_seconds)
             self._waker.wake(Channel.READY)
+            if done.canceled:
+                self._waker.wake(Channel.STOP)
             self._log.info("fire", schedules=done.settled, lag_ms=round(done.lag_seconds * 1000, 1))
 
     def _next_fire(self, seen: Seen) -> float:

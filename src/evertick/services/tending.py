@@ -17,11 +17,13 @@ from psycopg import AsyncConnection
 from evertick.config import Settings
 from evertick.domain.errors import NotLeader
 from evertick.engine.backfill import move_on
+from evertick.engine.hear import hear
 from evertick.engine.promote import promote
 from evertick.engine.reap import listen, reap_runner
 from evertick.engine.reconcile import admit
 from evertick.engine.time_out import time_out_run, time_out_waits
 from evertick.services import metrics
+from evertick.services.alerting import Alerting
 from evertick.services.contained import Step, boot_seconds
 from evertick.services.events import Log
 from evertick.services.lead import SHARD, Lead
@@ -57,8 +59,10 @@ class Tending:
         self._on_refused = on_refused
         self._link = Link(url, Purpose.PLANNING)
         self._bounded: AsyncConnection | None = None
-        self._steps = {name: Step(name, log=log) for name in ("promote", "reap", "time_out", "admit", "backfill")}
+        names = ("promote", "reap", "time_out", "admit", "hear", "backfill")
+        self._steps = {name: Step(name, log=log) for name in names}
         self._repairing = Repairing(settings, lead=lead, waker=waker, log=log)
+        self._alerting = Alerting(lead=lead, log=log)
         self._wake = asyncio.Event()
         self._read_at: tuple[datetime, float] | None = None
         self.begin()
@@ -70,9 +74,10 @@ class Tending:
         self._overdue: list[int] = []
         self._backfills: list[int] = []
         self._backfill_at = inf
-        self._has_room = self._listens = False
+        self._has_room = self._has_arrivals = self._listens = False
         self._listened_at = 0.0
         self._repairing.begin()
+        self._alerting.begin()
 
     def hear(self, seen: Seen) -> None:
         """What the leader has just seen."""
@@ -86,6 +91,7 @@ class Tending:
         self._overdue, self._has_room = seen.overdue or [], bool(seen.with_room)
         self._backfills = seen.backfills or []
         self._backfill_at = now if self._backfills else inf
+        self._has_arrivals = bool(seen.has_arrivals)
         self._listens = seen.silent is None and seen.stranded is None and not seen.troubles
         if not self._listens:
             self._listened_at = 0.0
@@ -126,6 +132,9 @@ class Tending:
         if self._expire_at <= now:
             self._expire_at = inf
             await self._step("time_out", conn, self._time_out_waits)
+        if self._has_arrivals:
+            self._has_arrivals = False
+            await self._step("hear", conn, self._hear)
         if self._has_room:
             self._has_room = False
             await self._step("admit", conn, self._admit)
@@ -134,6 +143,8 @@ class Tending:
             await self._each("backfill", conn, self._backfills, self._move_on)
         if self._lead.may_plan:
             await self._repairing.attempt(conn)
+        if self._lead.may_plan:
+            await self._alerting.attempt(conn)
 
     async def _step(self, name: str, conn: AsyncConnection, work: Callable[[AsyncConnection], Awaitable[None]]) -> None:
         step = self._steps[name]
@@ -231,6 +242,12 @@ class Tending:
             self._log.warning("queue_timeout", tasks=done.failed)
             self._waker.wake(Channel.READY)
 
+    async def _hear(self, conn: AsyncConnection) -> None:
+        done = await hear(conn, shard=SHARD, epoch=self._epoch, batch=self._settings.promote_batch)
+        self._has_arrivals = done.has_more
+        if done.became_due:
+            self._waker.wake(Channel.PLAN)
+
     async def _admit(self, conn: AsyncConnection) -> None:
         done = await admit(conn, shard=SHARD, epoch=self._epoch)
         self._count_refused("dag", done.refused, verb="admit")
@@ -259,11 +276,11 @@ class Tending:
 
     def _next_at(self) -> float:
         """When there is something to do, by our clock."""
-        if self._sessions or self._overdue or self._has_room or self._listens:
+        if self._sessions or self._overdue or self._has_room or self._has_arrivals or self._listens:
             return 0.0
         resting = self._steps["promote"].rests_until
         soonest = min(max(self._promote_at, resting), self._expire_at, self._backfill_at)
-        return min(soonest, self._repairing.next_at)
+        return min(soonest, self._repairing.next_at, self._alerting.next_at)
 
     def _boot_time(self, instant: datetime | None) -> float:
         """An instant of the database's clock by ours."""

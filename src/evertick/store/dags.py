@@ -13,6 +13,7 @@ from evertick.store.rows import all_rows, one_row, one_value
 from evertick.store.statements import sql
 
 JsonObject = dict[str, object]
+JsonList = list[object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,10 @@ class ImportErrorRow:
     occurred_at: datetime
 
 
-async def publish(conn: AsyncConnection, *, dag: JsonObject, settle: list[JsonObject], actor: str) -> Published:
-    params = {"dag": Jsonb(dag), "settle": Jsonb(settle), "actor": actor}
+async def publish(
+    conn: AsyncConnection, *, dag: JsonObject, seen: list[JsonList], settle: list[JsonObject], actor: str
+) -> Published:
+    params = {"dag": Jsonb(dag), "seen": Jsonb(seen), "settle": Jsonb(settle), "actor": actor}
     row = await one_row(conn, sql("dags", "publish"), params, Published)
     assert row is not None
     return row
@@ -100,23 +103,25 @@ async def pause(
     *,
     dag_id: int,
     paused: bool,
+    seen: list[JsonList],
     settle: list[JsonObject],
-    cursors: list[JsonObject],
     actor: str,
 ) -> bool:
     """Whether anything changed."""
     params = {
         "dag_id": dag_id,
         "paused": paused,
+        "seen": Jsonb(seen),
         "settle": Jsonb(settle),
-        "cursors": Jsonb(cursors),
         "actor": actor,
     }
     return bool(await one_value(conn, sql("dags", "pause"), params))
 
 
-async def delete(conn: AsyncConnection, *, dag_id: int, settle: list[JsonObject], actor: str) -> bool:
-    params = {"dag_id": dag_id, "settle": Jsonb(settle), "actor": actor}
+async def delete(
+    conn: AsyncConnection, *, dag_id: int, seen: list[JsonList], settle: list[JsonObject], actor: str
+) -> bool:
+    params = {"dag_id": dag_id, "seen": Jsonb(seen), "settle": Jsonb(settle), "actor": actor}
     return bool(await one_value(conn, sql("dags", "delete"), params))
 
 

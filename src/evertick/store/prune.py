@@ -78,6 +78,14 @@ async def prune_journal(conn: AsyncConnection, mandate: Mandate, ids: list[int])
     return await _prune(conn, sql("prune", "prune_journal"), mandate, ids=ids)
 
 
+async def prune_alerts(conn: AsyncConnection, mandate: Mandate, batch: int) -> Pruned:
+    return await _prune(conn, sql("prune", "prune_alerts"), mandate, batch=batch)
+
+
+async def prune_causes(conn: AsyncConnection, mandate: Mandate, batch: int) -> Pruned:
+    return await _prune(conn, sql("prune", "prune_causes"), mandate, batch=batch)
+
+
 async def prune_skips(conn: AsyncConnection, mandate: Mandate, batch: int) -> Pruned:
     return await _prune(conn, sql("prune", "prune_skips"), mandate, batch=batch)
 

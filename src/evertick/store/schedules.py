@@ -10,7 +10,7 @@ from typing import cast
 from psycopg import AsyncConnection
 from psycopg.types.json import Jsonb
 
-from evertick.store.rows import all_rows, one_value
+from evertick.store.rows import all_rows, one_row, one_value
 from evertick.store.statements import sql
 
 JsonObject = dict[str, object]
@@ -26,6 +26,11 @@ class DueSchedule:
     spec: str
     misfire: str
     window_seconds: float
+    catchup_limit: int | None
+    overlap: str
+    start_within: float | None
+    finish_within: float | None
+    delay_seconds: float
     read_at: datetime
 
 
@@ -39,9 +44,16 @@ class DagSchedule:
     spec: str
     misfire: str
     window_seconds: float
+    catchup_limit: int | None
+    overlap: str
+    start_within: float | None
+    finish_within: float | None
+    delay_seconds: float
     name: str
     params: JsonObject
     paused: bool
+    is_held: bool
+    origin: str
     error: str | None
 
 
@@ -55,12 +67,74 @@ class ListedSchedule:
     next_due: datetime | None
     last_fired: datetime | None
     paused: bool
+    is_held: bool
     error: str | None
     misfire: str
+    window_seconds: float
+    catchup_limit: int | None
+    overlap: str
+    start_within: float | None
+    finish_within: float | None
+    delay_seconds: float
+    params: JsonObject
+    origin: str
+    changed_by: str
+    changed_at: datetime
+    deleted_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleVersion:
+    version: int
+    change: str
+    changed_by: str
+    changed_at: datetime
+    origin: str
+    is_held: bool
+    settings: JsonObject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleChange:
+    """Whose schedule, by whom, at which version (any, if None), how it stood when the change was planned, and what is due."""
+
+    dag_id: int
+    actor: str
+    expected: int | None
+    seen: list[list[object]]
+    settle: list[JsonObject]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    became_due: int
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Of what kind, which DAG or asset, and the run that ended or updated it."""
+
+    kind: str
+    name: str
+    run_id: int
+    occurred_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """`won`: the schedules that moved on. `overlapped`: fires that were skipped because a run was open. `canceled`: tasks of
+    such runs that were asked to stop."""
+
+    won: list[int]
+    overlapped: int
+    canceled: int
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
+    dag: str
+    name: str
     first_at: datetime
     last_at: datetime
     count: int
@@ -80,10 +154,23 @@ async def next_due(conn: AsyncConnection, *, shard: int) -> tuple[datetime | Non
     return cast("tuple[datetime | None, datetime]", await cursor.fetchone())
 
 
-async def fire(conn: AsyncConnection, *, shard: int, epoch: int, plans: list[JsonObject]) -> list[int]:
-    """Which schedules fired; the others had moved on."""
+async def fire(conn: AsyncConnection, *, shard: int, epoch: int, plans: list[JsonObject]) -> Settled:
+    """The schedules that are not among those which won had moved on."""
     params = {"shard": shard, "epoch": epoch, "plans": Jsonb(plans)}
-    return cast("list[int]", await one_value(conn, sql("schedules", "fire"), params))
+    return cast(Settled, await one_row(conn, sql("schedules", "fire"), params, Settled))
+
+
+async def hear(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> Heard:
+    params = {"shard": shard, "epoch": epoch, "batch": batch}
+    return cast(Heard, await one_row(conn, sql("schedules", "hear"), params, Heard))
+
+
+async def causes(conn: AsyncConnection, run_id: int) -> list[Cause]:
+    return await all_rows(conn, sql("schedules", "causes"), {"run_id": run_id}, Cause)
+
+
+async def settle(conn: AsyncConnection, *, plans: list[JsonObject]) -> Settled:
+    return cast(Settled, await one_row(conn, sql("schedules", "settle"), {"plans": Jsonb(plans)}, Settled))
 
 
 async def set_aside(
@@ -101,35 +188,50 @@ async def set_aside(
     return bool(await one_value(conn, sql("schedules", "set_aside"), params))
 
 
-async def of_dag(conn: AsyncConnection, *, dag: str) -> list[DagSchedule]:
-    return await all_rows(conn, sql("schedules", "of_dag"), {"dag": dag}, DagSchedule)
+async def of_dag(conn: AsyncConnection, *, dag: str, name: str | None = None) -> list[DagSchedule]:
+    """All of a DAG's, or the one of that name."""
+    return await all_rows(conn, sql("schedules", "of_dag"), {"dag": dag, "name": name}, DagSchedule)
 
 
-async def list_all(conn: AsyncConnection, *, dag: str | None = None, limit: int = 200) -> list[ListedSchedule]:
-    return await all_rows(conn, sql("schedules", "list"), {"dag": dag, "limit": limit}, ListedSchedule)
+async def list_all(
+    conn: AsyncConnection, *, dag: str | None = None, limit: int = 200, deleted: bool = False
+) -> list[ListedSchedule]:
+    params = {"dag": dag, "limit": limit, "deleted": deleted}
+    return await all_rows(conn, sql("schedules", "list"), params, ListedSchedule)
 
 
-async def skips(conn: AsyncConnection, *, schedule_id: int, limit: int = 50) -> list[Skip]:
-    return await all_rows(conn, sql("schedules", "skips"), {"schedule_id": schedule_id, "limit": limit}, Skip)
+async def skips(
+    conn: AsyncConnection, *, dag: str | None = None, name: str | None = None, limit: int = 50
+) -> list[Skip]:
+    """Latest first."""
+    return await all_rows(conn, sql("schedules", "skips"), {"dag": dag, "name": name, "limit": limit}, Skip)
+
+
+async def history(conn: AsyncConnection, *, dag: str, name: str, limit: int = 50) -> list[ScheduleVersion]:
+    """Latest first; also of a schedule that was deleted."""
+    params = {"dag": dag, "name": name, "limit": limit}
+    return await all_rows(conn, sql("schedules", "history"), params, ScheduleVersion)
 
 
 async def put(
-    conn: AsyncConnection,
-    *,
-    dag_id: int,
-    schedule: JsonObject,
-    expected: int | None,
-    request: str | None,
-    settle: list[JsonObject],
-    actor: str,
+    conn: AsyncConnection, made: ScheduleChange, *, schedule: JsonObject, request: str | None, origin: str
 ) -> int | None:
     """The schedule's new version, or None if it was not at the expected one."""
-    params = {
-        "dag_id": dag_id,
-        "schedule": Jsonb(schedule),
-        "expected": expected,
-        "request": request,
-        "settle": Jsonb(settle),
-        "actor": actor,
-    }
+    params = {**_params(made), "schedule": Jsonb(schedule), "request": request, "origin": origin}
     return cast("int | None", await one_value(conn, sql("schedules", "put"), params))
+
+
+async def change(conn: AsyncConnection, made: ScheduleChange, *, name: str, change: str) -> int | None:
+    """Pause, unpause or delete one schedule. Its new version, or None if it was not at the expected one."""
+    params = {**_params(made), "name": name, "change": change}
+    return cast("int | None", await one_value(conn, sql("schedules", "change"), params))
+
+
+def _params(made: ScheduleChange) -> dict[str, object]:
+    return {
+        "dag_id": made.dag_id,
+        "expected": made.expected,
+        "seen": Jsonb(made.seen),
+        "settle": Jsonb(made.settle),
+        "actor": made.actor,
+    }

@@ -45,6 +45,12 @@ CREATE TYPE evertick.run_state AS ENUM (
     'canceled'
 );
 
+CREATE TYPE evertick.settled AS (
+	won integer[],
+	overlapped integer,
+	canceled integer
+);
+
 CREATE TYPE evertick.step_row AS (
 	kind text,
 	run_id bigint,
@@ -123,12 +129,13 @@ begin
     perform 1 from dag where dag_id = any(p_dag_ids) order by dag_id for no key update;
     with room as (
         select d.dag_id, case when d.max_active_runs is null then 1000 else d.max_active_runs - (
-                   select count(*) from run_status a where a.dag_id = d.dag_id and a.state = 'running') end as free
+                   select count(*) from run_status a where a.dag_id = d.dag_id and a.state = 'running') end as free,
+               case when d.has_turns then array(select x from whose_turn(d.dag_id) x) end as turn
         from dag d where d.dag_id = any(p_dag_ids) and not d.paused
     ), chosen as (
         select q.run_id from room, lateral (
             select run_id from run_status q
-            where q.dag_id = room.dag_id and q.state = 'queued'
+            where q.dag_id = room.dag_id and q.state = 'queued' and (room.turn is null or q.run_id = any(room.turn))
             order by q.run_id limit greatest(room.free, 0)
             for no key update skip locked) q
     ), started as (
@@ -235,6 +242,50 @@ begin
     return asked;
 end $$;
 
+CREATE FUNCTION evertick.change_schedule(p_dag_id integer, p_name text, p_change text, p_expected integer, p_seen jsonb, p_settle jsonb, p_actor text) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    id int;
+    changed int;
+    t timestamptz := clock();
+begin
+    perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
+    perform refuse_moved(d.name, p_name, p_seen) from dag d where d.dag_id = p_dag_id;
+    select c.schedule_id into id from schedule c
+    where c.dag_id = p_dag_id and c.name = p_name and c.deleted_at is null and (p_expected is null or c.version = p_expected);
+    if not found then
+        return null;
+    end if;
+    -- One that is paused already, or is not, stays as it is: what is due of it is the leader's.
+    select c.version into changed from schedule c join schedule_state s on s.schedule_id = c.schedule_id
+    where c.schedule_id = id and p_change <> 'delete' and s.is_held = (p_change = 'pause');
+    if found then
+        return changed;
+    end if;
+    if p_change <> 'unpause' then
+        perform settle_schedules(p_settle, p_change = 'delete');
+    end if;
+    update schedule c set origin = 'user' where c.schedule_id = id;
+    if p_change = 'delete' then
+        perform remove_schedules(array[id], p_actor);
+    else
+        update schedule c set version = c.version + 1, changed_by = p_actor, changed_at = t where c.schedule_id = id;
+        update schedule_state s set version = c.version, is_held = p_change = 'pause', paused = p_change = 'pause' or d.paused
+        from schedule c join dag d on d.dag_id = c.dag_id
+        where c.schedule_id = s.schedule_id and s.schedule_id = id;
+        perform note_schedules(array[id], p_change);
+    end if;
+    select c.version into changed from schedule c where c.schedule_id = id;
+    if p_change = 'unpause' then
+        -- The plans are for the version that it has from now on.
+        perform settle_schedules(p_settle);
+    end if;
+    insert into journal (occurred_at, verb, actor, dag_id, detail)
+    values (t, p_change || '_schedule', p_actor, p_dag_id, jsonb_build_object('name', p_name, 'version', changed));
+    return changed;
+end $$;
+
 CREATE TABLE evertick.backfill (
     backfill_id integer NOT NULL,
     shard smallint NOT NULL,
@@ -275,7 +326,8 @@ CREATE FUNCTION evertick.choose_instants(b evertick.backfill, p_instants timesta
     LANGUAGE sql STABLE
     AS $$
     with cursor_at as (
-        select coalesce((select s.next_due from schedule_state s
+        select coalesce((select s.next_due - make_interval(secs => c.delay_seconds)
+                         from schedule_state s join schedule c on c.schedule_id = s.schedule_id
                          where s.schedule_id = (b).schedule_id and s.paused is not true and s.error is null), 'infinity') as next_due
     ), candidate as (
         select i.place, i.instant,
@@ -456,11 +508,14 @@ CREATE FUNCTION evertick.close_runs(p_ended evertick.ended[]) RETURNS integer
     AS $$
 declare
     limited int[];
+    closed bigint[];
+    has_updated boolean;
     t timestamptz := clock();
 begin
     with per_run as (
         select e.run_id, count(*)::int as n,
-               count(*) filter (where s.is_leaf and e.state in ('failed', 'canceled', 'upstream_failed'))::int as bad
+               count(*) filter (where s.is_leaf and e.state in ('failed', 'canceled', 'upstream_failed'))::int as bad,
+               bool_or(s.outlets is not null and e.state = 'success') as has_updated
         from unnest(p_ended) e join task_spec s on s.version_id = e.version_id and s.idx = e.idx
         group by e.run_id
     ), counted as (
@@ -474,11 +529,17 @@ begin
                          else 'success' end
         from per_run p
         where r.run_id = p.run_id and r.state in ('queued', 'running')
-        returning r.dag_id, r.state
+        returning r.run_id, r.dag_id, r.state, p.has_updated
     )
-    select array_agg(distinct c.dag_id) into limited
+    select array_agg(distinct c.dag_id) filter (where d.max_active_runs is not null or d.has_turns),
+           array_agg(c.run_id) filter (where d.is_awaited and c.state not in ('queued', 'running')),
+           bool_or(c.has_updated)
+    into limited, closed, has_updated
     from counted c join dag d on d.dag_id = c.dag_id
-    where c.state not in ('queued', 'running') and d.max_active_runs is not null;
+    where c.has_updated or c.state not in ('queued', 'running');
+    if closed is not null or has_updated then
+        perform note_arrivals(closed, p_ended);
+    end if;
     return case when limited is null then 0 else admit_runs(limited) end;
 end $$;
 
@@ -547,13 +608,14 @@ CREATE FUNCTION evertick.dags_with_room(p_shard smallint) RETURNS SETOF integer
         from active a where a.dag_id is not null
     )
     select d.dag_id from active a
-    cross join lateral (select x.dag_id, x.max_active_runs from dag x
+    cross join lateral (select x.dag_id, x.max_active_runs, x.has_turns from dag x
                         where x.dag_id = a.dag_id and x.shard = p_shard and not x.paused offset 0) d
     where (select true from run_status q
            where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'queued' limit 1)
       and (d.max_active_runs is null or d.max_active_runs > (
                select count(*) from run_status q
                where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'running'))
+      and (not d.has_turns or exists (select 1 from whose_turn(d.dag_id)))
       and not is_set_aside('dag', d.dag_id)
     limit 100
 $$;
@@ -635,16 +697,17 @@ begin
     return array(select m from unnest(moved) m where (m).state <> 'available');
 end $$;
 
-CREATE FUNCTION evertick.delete_dag(p_dag_id integer, p_settle jsonb, p_actor text) RETURNS boolean
+CREATE FUNCTION evertick.delete_dag(p_dag_id integer, p_seen jsonb, p_settle jsonb, p_actor text) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
 begin
     perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
+    perform refuse_moved(d.name, null, p_seen) from dag d where d.dag_id = p_dag_id;
     perform 1 from dag d where d.dag_id = p_dag_id and d.deleted_at is null for no key update;
     if not found then
         return false;
     end if;
-    perform settle_schedules(p_settle);
+    perform settle_schedules(p_settle, true);
     perform sync_schedules(p_dag_id, '[]', true, p_actor);
     update dag d set deleted_at = clock() where d.dag_id = p_dag_id and d.deleted_at is null;
     insert into journal (occurred_at, verb, actor, dag_id, detail) values (clock(), 'delete', p_actor, p_dag_id, '{}');
@@ -912,7 +975,7 @@ begin
     end if;
 end $$;
 
-CREATE FUNCTION evertick.fire(p_shard smallint, p_epoch bigint, p_plans jsonb) RETURNS integer[]
+CREATE FUNCTION evertick.fire(p_shard smallint, p_epoch bigint, p_plans jsonb) RETURNS evertick.settled
     LANGUAGE plpgsql
     AS $$
 declare
@@ -940,6 +1003,58 @@ CREATE FUNCTION evertick.has_claimed_since(p_session bigint, p_seconds double pr
           and k.started_at <= clock())
 $$;
 
+CREATE FUNCTION evertick.hear_arrivals(p_shard smallint, p_epoch bigint, p_limit integer, OUT became_due integer, OUT has_more boolean) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    taken jsonb;
+    concerned int[];
+    t timestamptz := clock();
+begin
+    perform fence(p_shard, p_epoch);
+    with gone as (
+        delete from arrival a where a.arrival_id = any(array(
+            select x.arrival_id from arrival x order by x.arrival_id limit p_limit for update skip locked))
+        returning a.*
+    )
+    select jsonb_agg(to_jsonb(g) order by g.arrival_id), count(*) = p_limit into taken, has_more from gone g;
+    concerned := array(
+        select distinct w.schedule_id from jsonb_to_recordset(coalesce(taken, '[]')) as x(kind text, name text)
+        cross join lateral (select y.schedule_id from awaited y where y.kind = x.kind and y.name = x.name offset 0) w);
+    became_due := 0;
+    if cardinality(concerned) = 0 then
+        return;
+    end if;
+    perform 1 from schedule_state s where s.schedule_id = any(concerned) order by s.schedule_id for no key update;
+    insert into heard as h (schedule_id, kind, name, run_id, occurred_at)
+    select distinct on (w.schedule_id, x.kind, x.name) w.schedule_id, x.kind, x.name, x.run_id, x.occurred_at
+    from jsonb_to_recordset(taken) as x(arrival_id bigint, kind text, name text, run_id bigint, occurred_at timestamptz)
+    cross join lateral (select y.schedule_id from awaited y where y.kind = x.kind and y.name = x.name offset 0) w
+    order by w.schedule_id, x.kind, x.name, x.arrival_id desc
+    on conflict (schedule_id, kind, name) do update set run_id = excluded.run_id, occurred_at = excluded.occurred_at;
+    with met as (
+        select s.schedule_id, s.next_due, greatest(t, s.last_fired + interval '1 microsecond') as due
+        from unnest(concerned) n(id)
+        cross join lateral (select * from schedule_state y where y.schedule_id = n.id offset 0) s
+        cross join lateral (select * from schedule y where y.schedule_id = n.id and y.deleted_at is null offset 0) c
+        where is_met((c.spec->>'after')::jsonb, array(
+            select h.kind || ':' || h.name from heard h where h.schedule_id = n.id))
+    ), moved as (
+        update schedule_state s set next_due = m.due from met m
+        where s.schedule_id = m.schedule_id and s.next_due is null
+        returning s.schedule_id
+    ), told as (
+        delete from heard h using met m where h.schedule_id = m.schedule_id
+        returning h.*, coalesce(m.next_due, m.due) as fire_at
+    ), written as (
+        insert into cause (schedule_id, fire_at, kind, name, run_id, occurred_at)
+        select d.schedule_id, d.fire_at, d.kind, d.name, d.run_id, d.occurred_at from told d
+        on conflict (schedule_id, fire_at, kind, name) do update
+            set run_id = excluded.run_id, occurred_at = excluded.occurred_at
+    )
+    select count(*) into became_due from moved;
+end $$;
+
 CREATE FUNCTION evertick.hold_dag(p_dag_id integer) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -955,6 +1070,18 @@ begin
     where r.dag_id = p_dag_id and r.state = 'running' and k.run_id = r.run_id and k.state = 'available';
     get diagnostics held = row_count;
     return held;
+end $$;
+
+CREATE FUNCTION evertick.is_met(p_condition jsonb, p_heard text[]) RETURNS boolean
+    LANGUAGE plpgsql IMMUTABLE
+    AS $$
+begin
+    if p_condition ? 'all' then
+        return (select bool_and(is_met(x, p_heard)) from jsonb_array_elements(p_condition->'all') x);
+    elsif p_condition ? 'any' then
+        return (select bool_or(is_met(x, p_heard)) from jsonb_array_elements(p_condition->'any') x);
+    end if;
+    return (select k.key || ':' || k.value = any(p_heard) from jsonb_each_text(p_condition) k);
 end $$;
 
 CREATE FUNCTION evertick.is_overdue(p_run_id bigint) RETURNS boolean
@@ -1027,6 +1154,24 @@ CREATE FUNCTION evertick.is_timed(p_task evertick.task) RETURNS boolean
                    where r.run_id = p_task.run_id)
 $$;
 
+CREATE TABLE evertick.schedule_state (
+    schedule_id integer NOT NULL,
+    shard smallint NOT NULL,
+    version integer NOT NULL,
+    next_due timestamp with time zone,
+    last_fired timestamp with time zone,
+    paused boolean DEFAULT false NOT NULL,
+    is_held boolean DEFAULT false NOT NULL,
+    error text
+)
+WITH (fillfactor='70');
+
+CREATE FUNCTION evertick.is_unfired(s evertick.schedule_state, t timestamp with time zone, p_seconds double precision) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select s.next_due < t - make_interval(secs => p_seconds) and not s.paused
+$$;
+
 CREATE FUNCTION evertick.let_retries_in(p_places tid[]) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -1089,7 +1234,7 @@ CREATE FUNCTION evertick.lock_schedules(p_name text) RETURNS void
     where d.name = p_name order by s.schedule_id for no key update of s
 $$;
 
-CREATE FUNCTION evertick.look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean, p_elapsed double precision, p_lost_after double precision, OUT read_at timestamp with time zone, OUT is_watched boolean, OUT next_fire timestamp with time zone, OUT next_timer timestamp with time zone, OUT has_line boolean, OUT next_expiry timestamp with time zone, OUT silent bigint[], OUT stranded bigint[], OUT overdue bigint[], OUT with_room integer[], OUT backfills integer[], OUT troubles text[]) RETURNS record
+CREATE FUNCTION evertick.look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean, p_elapsed double precision, p_lost_after double precision, OUT read_at timestamp with time zone, OUT is_watched boolean, OUT next_fire timestamp with time zone, OUT next_timer timestamp with time zone, OUT has_line boolean, OUT next_expiry timestamp with time zone, OUT silent bigint[], OUT stranded bigint[], OUT overdue bigint[], OUT with_room integer[], OUT backfills integer[], OUT has_arrivals boolean, OUT troubles text[]) RETURNS record
     LANGUAGE plpgsql
     AS $$
 begin
@@ -1144,6 +1289,11 @@ begin
                            where b.shard = p_shard and (b.state = 'running' or b.open_runs > 0) order by b.backfill_id limit 100);
     exception when others then
         troubles := array_append(troubles, 'backfill: ' || sqlerrm);
+    end;
+    begin
+        has_arrivals := exists (select 1 from arrival);
+    exception when others then
+        troubles := array_append(troubles, 'hear: ' || sqlerrm);
     end;
 end $$;
 
@@ -1242,6 +1392,29 @@ CREATE FUNCTION evertick.newest_run_for(p_dag_id integer, p_schedule_id integer,
     order by made.run_id desc limit 1
 $$;
 
+CREATE FUNCTION evertick.note_arrivals(p_closed bigint[], p_ended evertick.ended[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+    insert into arrival (kind, name, run_id, occurred_at)
+    select k.kind, k.name, k.run_id, clock()
+    from (
+        select e.kind, d.name, s.run_id
+        from run_status s join dag d on d.dag_id = s.dag_id cross join (values ('end'), ('dag')) e(kind)
+        where s.run_id = any(p_closed) and (e.kind = 'end' or s.state = 'success')
+        union all
+        select distinct 'asset', o.name, e.run_id
+        from unnest(p_ended) e join task_spec s on s.version_id = e.version_id and s.idx = e.idx
+        cross join lateral unnest(s.outlets) o(name)
+        where e.state = 'success'
+    ) k
+    where exists (select 1 from awaited w where w.kind = k.kind and w.name = k.name)
+    order by k.run_id, k.kind, k.name;
+    if found then
+        perform set_config('evertick.arrived', 'yes', true);
+    end if;
+end $$;
+
 CREATE FUNCTION evertick.note_pruned(p_entry bigint, p_actor text, p_before timestamp with time zone, p_kind text, p_count bigint) RETURNS bigint
     LANGUAGE plpgsql
     AS $$
@@ -1262,6 +1435,29 @@ begin
     end if;
     return noted;
 end $$;
+
+CREATE FUNCTION evertick.note_schedules(p_ids integer[], p_change text) RETURNS void
+    LANGUAGE sql
+    AS $$
+    insert into schedule_version (schedule_id, version, change, changed_by, changed_at, origin, is_held, settings)
+    select c.schedule_id, c.version, p_change, c.changed_by, c.changed_at, c.origin, s.is_held,
+           jsonb_build_object('spec', c.spec, 'params', c.params, 'misfire', c.misfire, 'window_seconds', c.window_seconds,
+                              'catchup_limit', c.catchup_limit, 'overlap', c.overlap, 'start_within', c.start_within,
+                              'finish_within', c.finish_within)
+    from schedule c join schedule_state s on s.schedule_id = c.schedule_id
+    where c.schedule_id = any(p_ids)
+    on conflict (schedule_id, version) do nothing;
+    -- What they wait for from now on; what they have heard of before counts no more.
+    delete from heard h where h.schedule_id = any(p_ids);
+    delete from awaited w where w.schedule_id = any(p_ids);
+    insert into awaited (kind, name, schedule_id)
+    select distinct x.kind, x.name, c.schedule_id
+    from schedule c cross join lateral sources_of((c.spec->>'after')::jsonb) x
+    where c.schedule_id = any(p_ids) and c.deleted_at is null and c.spec ? 'after';
+    update dag d set is_awaited = true
+    where not d.is_awaited and d.name in (
+        select w.name from awaited w where w.schedule_id = any(p_ids) and w.kind in ('dag', 'end'));
+$$;
 
 CREATE FUNCTION evertick.offer(p_tasks evertick.ended[]) RETURNS integer
     LANGUAGE plpgsql
@@ -1300,10 +1496,12 @@ begin
     with opened as (
         insert into run_status (run_id, dag_id, version_id, state, open_tasks, started_at)
         select r.run_id, r.dag_id, r.version_id,
-               case when d.paused or d.max_active_runs is not null then 'queued'::run_state else 'running' end,
+               case when h.is_held then 'queued'::run_state else 'running' end,
                v.task_count,
-               case when d.paused or d.max_active_runs is not null then null else t end
+               case when h.is_held then null else t end
         from run r join dag d on d.dag_id = r.dag_id join dag_version v on v.version_id = r.version_id
+        cross join lateral (select d.paused or d.max_active_runs is not null
+                                   or (d.has_turns and r.schedule_id is not null) as is_held) h
         where r.run_id = any(p_run_ids)
         order by r.run_id
         on conflict (run_id) do nothing
@@ -1377,13 +1575,14 @@ begin
     return true;
 end $$;
 
-CREATE FUNCTION evertick.pause_dag(p_dag_id integer, p_paused boolean, p_settle jsonb, p_cursors jsonb, p_actor text) RETURNS boolean
+CREATE FUNCTION evertick.pause_dag(p_dag_id integer, p_paused boolean, p_seen jsonb, p_settle jsonb, p_actor text) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
 declare
     t timestamptz := clock();
 begin
     perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
+    perform refuse_moved(d.name, null, p_seen) from dag d where d.dag_id = p_dag_id;
     if p_paused then
         perform settle_schedules(p_settle);
     end if;
@@ -1392,23 +1591,13 @@ begin
     if not found then
         return false;
     end if;
-    update schedule_state s set paused = p_paused
+    update schedule_state s set paused = p_paused or s.is_held
     from schedule c where c.schedule_id = s.schedule_id and c.dag_id = p_dag_id;
-    with plan as (
-        select * from jsonb_to_recordset(p_cursors) as x(schedule_id int, version int, next_due timestamptz)
-    )
-    update schedule_state s set next_due = p.next_due
-    from plan p where s.schedule_id = p.schedule_id and s.version = p.version and not s.paused;
-    insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
-    select (x->>'schedule_id')::int, k.first_at, k.last_at, k.count, k.reason, t
-    from jsonb_array_elements(p_cursors) x
-    cross join lateral jsonb_to_record(x->'skipped') as k(first_at timestamptz, last_at timestamptz, count bigint, reason text)
-    where jsonb_typeof(x->'skipped') = 'object'
-    on conflict (schedule_id, first_at) do nothing;
     if p_paused then
         perform hold_dag(p_dag_id);
     else
         perform unhold_dag(p_dag_id);
+        perform settle_schedules(p_settle);
     end if;
     insert into journal (occurred_at, verb, actor, dag_id, detail)
     values (t, case when p_paused then 'pause' else 'unpause' end, p_actor, p_dag_id, '{}');
@@ -1487,6 +1676,17 @@ begin
     has_line := exists (select 1 from retry_line l where l.shard = p_shard);
 end $$;
 
+CREATE FUNCTION evertick.prune_alerts(p_shard smallint, p_epoch bigint, p_before timestamp with time zone, p_limit integer, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform fence(p_shard, p_epoch);
+    delete from alert where ctid = any(array(
+        select a.ctid from alert a where a.ended_at < p_before limit p_limit for update skip locked));
+    get diagnostics pruned = row_count;
+    entry := note_pruned(p_entry, p_actor, p_before, 'alerts', pruned);
+end $$;
+
 CREATE FUNCTION evertick.prune_bundles(p_shard smallint, p_epoch bigint, p_before timestamp with time zone, p_limit integer, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
     LANGUAGE plpgsql
     AS $$
@@ -1498,6 +1698,21 @@ begin
         limit p_limit for update skip locked));
     get diagnostics pruned = row_count;
     entry := note_pruned(p_entry, p_actor, p_before, 'bundles', pruned);
+end $$;
+
+CREATE FUNCTION evertick.prune_causes(p_shard smallint, p_epoch bigint, p_before timestamp with time zone, p_limit integer, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform fence(p_shard, p_epoch);
+    delete from cause where ctid = any(array(
+        select k.ctid from schedule c cross join lateral (
+            select x.ctid from cause x
+            where x.schedule_id = c.schedule_id and x.fire_at < p_before
+            order by x.fire_at limit p_limit for update skip locked) k
+        limit p_limit));
+    get diagnostics pruned = row_count;
+    entry := note_pruned(p_entry, p_actor, p_before, 'causes', pruned);
 end $$;
 
 CREATE FUNCTION evertick.prune_journal(p_shard smallint, p_epoch bigint, p_entry_ids bigint[], p_before timestamp with time zone, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
@@ -1578,13 +1793,14 @@ begin
     entry := note_pruned(p_entry, p_actor, p_before, 'versions', pruned);
 end $$;
 
-CREATE FUNCTION evertick.publish_dag(p_dag jsonb, p_settle jsonb, p_actor text, OUT out_dag_id integer, OUT out_version_id integer, OUT is_new boolean, OUT rerouted integer) RETURNS record
+CREATE FUNCTION evertick.publish_dag(p_dag jsonb, p_seen jsonb, p_settle jsonb, p_actor text, OUT out_dag_id integer, OUT out_version_id integer, OUT is_new boolean, OUT rerouted integer) RETURNS record
     LANGUAGE plpgsql
     AS $$
 declare
     t timestamptz := clock();
 begin
     perform lock_schedules(p_dag->>'name');
+    perform refuse_moved(p_dag->>'name', null, p_seen);
     insert into dag as d (name, file, paused)
     values (p_dag->>'name', p_dag->>'file', coalesce((p_dag->>'starts_paused')::boolean, false))
     on conflict (name) do update set file = excluded.file, deleted_at = null
@@ -1599,12 +1815,12 @@ begin
     is_new := out_version_id is not null;
     if is_new then
         insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
-                               starts_at_once, max_attempts, rerun_on_loss, queue_timeout)
+                               starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets)
         select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
-               x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout
+               x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets
         from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint, rule trigger_rule,
              upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
-             max_attempts int, rerun_on_loss boolean, queue_timeout double precision);
+             max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[]);
         insert into edge (version_id, src, dst)
         select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'edges') x;
         insert into task_input (version_id, idx, src)
@@ -1614,7 +1830,7 @@ begin
         where v.dag_id = out_dag_id and v.hash = p_dag->>'hash' and v.bundle_hash = p_dag->>'bundle_hash';
         rerouted := reroute(out_dag_id, out_version_id, p_dag->'tasks', p_actor);
     end if;
-    perform settle_schedules(p_settle);
+    perform settle_schedules(p_settle, true);
     -- Which runs can have the version that is replaced: prune goes by that. By the sequence, because ids that were drawn count.
     update dag_version v set retired_at = t, final_run_id = (select last_value from run_run_id_seq)
     from dag d where d.dag_id = out_dag_id and v.version_id = d.version_id and v.version_id <> out_version_id;
@@ -1625,6 +1841,9 @@ begin
       and (d.version_id, d.max_active_runs) is distinct from (out_version_id, (p_dag->>'max_active_runs')::int);
     update dag d set has_run_timeout = true
     where d.dag_id = out_dag_id and not d.has_run_timeout and (p_dag->>'run_timeout') is not null;
+    update dag d set is_awaited = true
+    where d.dag_id = out_dag_id and not d.is_awaited and exists (
+        select 1 from awaited w where w.kind in ('dag', 'end') and w.name = d.name);
     perform sync_schedules(out_dag_id, p_dag->'schedules', false, p_actor);
     if is_new then
         insert into journal (occurred_at, verb, actor, dag_id, detail)
@@ -1632,7 +1851,7 @@ begin
     end if;
 end $$;
 
-CREATE FUNCTION evertick.put_schedule(p_dag_id integer, p_schedule jsonb, p_expected integer, p_request text, p_settle jsonb, p_actor text) RETURNS integer
+CREATE FUNCTION evertick.put_schedule(p_dag_id integer, p_schedule jsonb, p_expected integer, p_request text, p_origin text, p_seen jsonb, p_settle jsonb, p_actor text) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 declare
@@ -1646,15 +1865,20 @@ begin
     if found then
         return put;
     end if;
-    perform settle_schedules(p_settle);
-    insert into schedule as c (dag_id, name, version, spec, params, misfire, window_seconds, origin, request, changed_by, changed_at)
-    select p_dag_id, p_schedule->>'name', 1, p_schedule->'spec', p_schedule->'params', p_schedule->>'misfire',
-           (p_schedule->>'window_seconds')::double precision, 'user', p_request, p_actor, t
+    perform refuse_moved(d.name, p_schedule->>'name', p_seen) from dag d where d.dag_id = p_dag_id;
+    perform settle_schedules(p_settle, true);
+    insert into schedule as c (dag_id, name, version, spec, params, misfire, window_seconds, catchup_limit, overlap, start_within,
+                               finish_within, delay_seconds, origin, request, changed_by, changed_at)
+    select p_dag_id, w.name, 1, w.spec, w.params, w.misfire, w.window_seconds, w.catchup_limit, w.overlap, w.start_within,
+           w.finish_within, w.delay_seconds, p_origin, p_request, p_actor, t
+    from read_schedules(jsonb_build_array(p_schedule)) w
     where coalesce(p_expected, 0) = 0 or exists (
         select 1 from schedule x where x.dag_id = p_dag_id and x.name = p_schedule->>'name')
     on conflict (dag_id, name) do update
         set version = c.version + 1, spec = excluded.spec, params = excluded.params, misfire = excluded.misfire,
-            window_seconds = excluded.window_seconds, origin = 'user', request = p_request, changed_by = p_actor,
+            window_seconds = excluded.window_seconds, catchup_limit = excluded.catchup_limit, overlap = excluded.overlap,
+            start_within = excluded.start_within, finish_within = excluded.finish_within,
+            delay_seconds = excluded.delay_seconds, origin = p_origin, request = p_request, changed_by = p_actor,
             changed_at = t, deleted_at = null
         where p_expected is null or p_expected = case when c.deleted_at is null then c.version else 0 end
     returning c.version, c.schedule_id into put, id;
@@ -1663,10 +1887,89 @@ begin
     end if;
     insert into schedule_state as s (schedule_id, shard, version, next_due, paused)
     select id, d.shard, put, (p_schedule->>'next_due')::timestamptz, d.paused from dag d where d.dag_id = p_dag_id
-    on conflict (schedule_id) do update set version = excluded.version, next_due = excluded.next_due, error = null;
+    on conflict (schedule_id) do update
+        set version = excluded.version, next_due = excluded.next_due, error = null,
+            -- a pause by hand ends when the schedule is the code's again
+            is_held = s.is_held and p_origin = 'user', paused = excluded.paused or (s.is_held and p_origin = 'user');
+    update dag d set has_turns = true
+    where d.dag_id = p_dag_id and not d.has_turns and p_schedule->>'overlap' <> 'allow';
+    insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
+    select id, k.first_at, k.last_at, k.count, k.reason, t
+    from jsonb_to_record(p_schedule->'skipped') as k(first_at timestamptz, last_at timestamptz, count bigint, reason text)
+    where jsonb_typeof(p_schedule->'skipped') = 'object' and put = 1
+    on conflict (schedule_id, first_at) do nothing;
+    perform note_schedules(array[id], 'put');
     insert into journal (occurred_at, verb, actor, dag_id, detail)
     values (t, 'put_schedule', p_actor, p_dag_id, p_schedule || jsonb_build_object('version', put));
     return put;
+end $$;
+
+CREATE FUNCTION evertick.raise_alerts(p_shard smallint, p_epoch bigint, p_unfired_seconds double precision, p_limit integer) RETURNS TABLE(kind text, dag text, schedule text, run_id bigint, has_ended boolean)
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+declare
+    t timestamptz := clock();
+    judged jsonb;
+    raised bigint[];
+    ended bigint[];
+    newest bigint;
+begin
+    perform fence(p_shard, p_epoch);
+    select coalesce(max(alert_id), 0) into newest from alert;
+    with due as (
+        delete from deadline x where x.ctid = any(array(
+            select y.ctid from deadline y where y.shard = p_shard and y.due_at <= t
+            order by y.due_at limit p_limit for update skip locked))
+        returning x.run_id, x.kind, x.due_at
+    )
+    select jsonb_agg(jsonb_build_object('schedule_id', r.schedule_id, 'run_id', d.run_id, 'due_at', d.due_at,
+                     'kind', case d.kind when 'start' then 'not_started' else 'not_finished' end,
+                     'in_time', was_in_time(d.run_id, d.kind, d.due_at)))
+    into judged
+    from due d cross join lateral (select y.schedule_id from run y where y.run_id = d.run_id offset 0) r;
+    with missed as (
+        select x.schedule_id, x.kind, min(x.run_id) as run_id, min(x.due_at) as due_at, max(x.due_at) as last_due_at,
+               count(*)::int as count
+        from jsonb_to_recordset(coalesce(judged, '[]')) as x(schedule_id int, kind text, run_id bigint, due_at timestamptz,
+             in_time boolean)
+        where not x.in_time group by 1, 2
+        union all
+        select s.schedule_id, 'not_fired', null, s.next_due, s.next_due, 1
+        from (select y.schedule_id, y.next_due from schedule_state y
+              where y.shard = p_shard and y.next_due < t - make_interval(secs => p_unfired_seconds) and y.next_due is not null
+                and not y.paused and y.error is null
+              order by y.next_due limit p_limit) s
+        union all
+        select s.schedule_id, 'not_fired', null, s.next_due, s.next_due, 1
+        from quarantine q
+        cross join lateral (select * from schedule_state y where y.schedule_id = q.subject_id offset 0) s
+        where q.kind = 'schedule' and s.shard = p_shard and is_unfired(s, t, p_unfired_seconds)
+    ), written as (
+        insert into alert as a (kind, schedule_id, run_id, due_at, last_due_at, count, raised_at)
+        select m.kind, m.schedule_id, min(m.run_id), min(m.due_at), max(m.last_due_at), max(m.count), t from missed m group by 1, 2
+        on conflict (schedule_id, kind) where ended_at is null do update
+            set count = a.count + excluded.count, last_due_at = excluded.last_due_at
+            where a.kind <> 'not_fired'
+        returning a.alert_id
+    )
+    select array_agg(w.alert_id) filter (where w.alert_id > newest) into raised from written w;
+    with over as (
+        update alert a set ended_at = t
+        where a.ended_at is null and case a.kind
+            when 'not_fired' then not exists (
+                select 1 from schedule_state s where s.schedule_id = a.schedule_id and is_unfired(s, t, p_unfired_seconds))
+            else exists (
+                select 1 from jsonb_to_recordset(coalesce(judged, '[]')) as x(schedule_id int, kind text, due_at timestamptz,
+                     in_time boolean)
+                where x.schedule_id = a.schedule_id and x.kind = a.kind and x.in_time and x.due_at > a.last_due_at) end
+        returning a.alert_id
+    )
+    select array_agg(o.alert_id) into ended from over o;
+    return query
+    select a.kind, d.name, c.name, a.run_id, coalesce(a.alert_id = any(ended), false)
+    from alert a join schedule c on c.schedule_id = a.schedule_id join dag d on d.dag_id = c.dag_id
+    where a.alert_id = any(raised || ended);
 end $$;
 
 CREATE FUNCTION evertick.read_reports(p_reports jsonb) RETURNS TABLE(run_id bigint, idx integer, map_index integer, epoch integer, kind text, reason text, result jsonb, exit_code integer, retry_in double precision, no_retry boolean, log text, seq bigint, until bigint)
@@ -1676,6 +1979,15 @@ CREATE FUNCTION evertick.read_reports(p_reports jsonb) RETURNS TABLE(run_id bigi
            coalesce(x.seq, 0), coalesce(x.until, 0)
     from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, kind text, reason text, result jsonb,
          exit_code int, retry_in double precision, no_retry boolean, log text, seq bigint, until bigint)
+$$;
+
+CREATE FUNCTION evertick.read_schedules(p_schedules jsonb) RETURNS TABLE(name text, spec jsonb, params jsonb, misfire text, window_seconds double precision, catchup_limit integer, overlap text, start_within double precision, finish_within double precision, delay_seconds double precision, next_due timestamp with time zone, skipped jsonb)
+    LANGUAGE sql STABLE
+    AS $$
+    select * from jsonb_to_recordset(p_schedules) as x(
+        name text, spec jsonb, params jsonb, misfire text, window_seconds double precision, catchup_limit int, overlap text,
+        start_within double precision, finish_within double precision, delay_seconds double precision, next_due timestamptz,
+        skipped jsonb)
 $$;
 
 CREATE FUNCTION evertick.reap_orphan(p_shard smallint, p_epoch bigint, p_run_id bigint, p_after double precision) RETURNS text
@@ -1957,6 +2269,19 @@ begin
     return changed;
 end $$;
 
+CREATE FUNCTION evertick.refuse_moved(p_dag text, p_name text, p_seen jsonb) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+    if p_seen is distinct from (
+        select coalesce(jsonb_agg(jsonb_build_array(s.schedule_id, s.version, extract(epoch from s.next_due) * 1000000,
+                                                    s.paused, s.error is not null) order by s.schedule_id), '[]')
+        from dag d join schedule c on c.dag_id = d.dag_id join schedule_state s on s.schedule_id = c.schedule_id
+        where d.name = p_dag and c.deleted_at is null and (p_name is null or c.name = p_name)) then
+        raise exception 'the schedules of % have moved on', p_dag using errcode = 'EV002';
+    end if;
+end $$;
+
 CREATE FUNCTION evertick.release(p_tasks evertick.ended[]) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -1992,6 +2317,21 @@ begin
     join dag g on g.dag_id = r.dag_id
     where m.not_before is not null
     on conflict do nothing;
+end $$;
+
+CREATE FUNCTION evertick.remove_schedules(p_ids integer[], p_actor text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+    if cardinality(p_ids) = 0 then
+        return;
+    end if;
+    update schedule c set deleted_at = clock(), version = c.version + 1, changed_by = p_actor, changed_at = clock()
+    where c.schedule_id = any(p_ids) and c.deleted_at is null;
+    update schedule_state s set next_due = null, version = c.version, is_held = false, paused = d.paused
+    from schedule c join dag d on d.dag_id = c.dag_id
+    where c.schedule_id = s.schedule_id and s.schedule_id = any(p_ids);
+    perform note_schedules(p_ids, 'delete');
 end $$;
 
 CREATE FUNCTION evertick.renew_shard(p_shard smallint, p_epoch bigint, p_seconds double precision) RETURNS boolean
@@ -2104,6 +2444,59 @@ begin
     return found;
 end $$;
 
+CREATE FUNCTION evertick.resolve_overlap(p_plans jsonb, OUT plans jsonb, OUT canceled integer) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    live jsonb;
+    doomed bigint[];
+    one bigint;
+begin
+    with due as materialized (
+        select p.schedule_id, p.overlap, c.dag_id
+        from jsonb_to_recordset(p_plans) as p(schedule_id int, version int, expected timestamptz, overlap text, fires jsonb)
+        cross join lateral (select x.dag_id from schedule x where x.schedule_id = p.schedule_id offset 0) c
+        cross join lateral (select * from schedule_state x where x.schedule_id = p.schedule_id offset 0) s
+        where p.overlap is not null and jsonb_array_length(p.fires) > 0
+          and s.version = p.version and s.next_due = p.expected and s.paused is not true and s.error is null
+    ), open as (
+        select a.run_id, r.schedule_id
+        from (select distinct d.dag_id from due d) d
+        cross join lateral (select y.run_id from run_status y
+                            where y.dag_id = d.dag_id and y.state in ('queued', 'running') offset 0) a
+        cross join lateral (select y.schedule_id from run y where y.run_id = a.run_id offset 0) r
+    )
+    select (select jsonb_object_agg(o.schedule_id, o.runs)
+            from (select x.schedule_id, count(*) as runs from open x where x.schedule_id is not null group by 1) o),
+           (select array_agg(x.run_id order by x.run_id) from open x
+            where x.schedule_id = any(array(select d.schedule_id from due d where d.overlap = 'cancel')))
+    into live, doomed;
+    canceled := 0;
+    if doomed is not null then
+        perform 1 from run_status s where s.run_id = any(doomed) order by s.run_id for no key update;
+        foreach one in array doomed loop
+            canceled := canceled + coalesce(cancel_run(one, 'schedule', 'the next fire of its schedule is due, and overlap is cancel'), 0);
+        end loop;
+    end if;
+    select jsonb_agg(case when k.first is null then x.plan else x.plan || jsonb_build_object(
+               'fires', coalesce((select jsonb_agg(f.v order by f.n) from jsonb_array_elements(x.plan->'fires')
+                                  with ordinality f(v, n) where f.n not between k.first and k.last), '[]'),
+               'overlapped', jsonb_build_object('first_at', x.plan->'fires'->(k.first - 1), 'last_at', x.plan->'fires'->(k.last - 1),
+                                                'count', k.last - k.first + 1, 'reason', 'overlap_' || (x.plan->>'overlap')),
+               'last_fire', case when k.last < x.fires then x.plan->'fires'->(x.fires - 1)
+                                 when k.first > 1 then x.plan->'fires'->(k.first - 2) end) end order by x.n)
+    into plans
+    from (select p.plan, p.n, jsonb_array_length(p.plan->'fires') as fires,
+                 coalesce((live->>(p.plan->>'schedule_id'))::int, 0) as runs
+          from jsonb_array_elements(p_plans) with ordinality p(plan, n)) x
+    -- From where to where its fires get no run.
+    cross join lateral (select case x.plan->>'overlap' when 'skip' then greatest(1 - x.runs, 0) + 1
+                                                       when 'queue_one' then greatest(2 - x.runs, 0) + 1
+                                                       when 'cancel' then 1 end as first,
+                               case when x.plan->>'overlap' = 'cancel' then x.fires - 1 else x.fires end as last) w
+    left join lateral (select w.first, w.last where w.first <= w.last) k on true;
+end $$;
+
 CREATE FUNCTION evertick.retry_room(p_shard smallint, p_queue text, p_bound integer) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -2127,6 +2520,8 @@ CREATE TABLE evertick.dag (
     version_id integer,
     max_active_runs integer,
     has_run_timeout boolean DEFAULT false NOT NULL,
+    is_awaited boolean DEFAULT false NOT NULL,
+    has_turns boolean DEFAULT false NOT NULL,
     file text NOT NULL,
     deleted_at timestamp with time zone,
     CONSTRAINT dag_max_active_runs_check CHECK ((max_active_runs > 0))
@@ -2161,6 +2556,19 @@ begin
            case p_kind when 'run' then p_subject_id end,
            jsonb_build_object('kind', p_kind, 'verb', p_verb, 'reason', shown);
 end $$;
+
+CREATE FUNCTION evertick.set_deadlines(p_run_ids bigint[]) RETURNS void
+    LANGUAGE sql
+    AS $$
+    insert into deadline (shard, due_at, run_id, kind)
+    select d.shard, r.fire_at + make_interval(secs => c.delay_seconds + k.within), r.run_id, k.kind
+    from run r
+    cross join lateral (select * from schedule c where c.schedule_id = r.schedule_id offset 0) c
+    cross join lateral (select * from dag d where d.dag_id = r.dag_id offset 0) d
+    cross join lateral (values ('start', c.start_within), ('finish', c.finish_within)) k(kind, within)
+    where r.run_id = any(p_run_ids) and k.within is not null
+    on conflict do nothing
+$$;
 
 CREATE FUNCTION evertick.set_schedule_aside(p_shard smallint, p_epoch bigint, p_schedule_id integer, p_version integer, p_reason text, p_is_tried_again boolean) RETURNS boolean
     LANGUAGE plpgsql
@@ -2254,29 +2662,33 @@ begin
     return offered + close_runs(everything);
 end $$;
 
-CREATE FUNCTION evertick.settle_schedules(p_plans jsonb) RETURNS integer[]
+CREATE FUNCTION evertick.settle_schedules(p_plans jsonb, p_even_held boolean DEFAULT false) RETURNS evertick.settled
     LANGUAGE plpgsql
-    AS $$
+    AS $_$
 declare
-    won int[];
+    done settled;
     made bigint[];
     t timestamptz := clock();
 begin
     perform 1 from schedule_state s
     where s.schedule_id = any(array(select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x))
     order by s.schedule_id for no key update;
+    done.canceled := 0;
+    if jsonb_path_exists(p_plans, '$[*].overlap') then
+        select o.plans, o.canceled into p_plans, done.canceled from resolve_overlap(p_plans) o;
+    end if;
     -- Every row is found by its key. "is not true", because the index of what is due fits "not paused" as well, and a plan
     -- that was made while there were few schedules takes it and compares each with each (measured: 80 ms for a thousand).
     with plan as materialized (
         select * from jsonb_to_recordset(p_plans) as x(schedule_id int, version int, expected timestamptz,
-            next_due timestamptz, last_fire timestamptz, fires jsonb, skipped jsonb)
+            next_due timestamptz, last_fire timestamptz, fires jsonb, skipped jsonb, overlapped jsonb)
     ), moved as (
         update schedule_state s
         set next_due = p.next_due, last_fired = coalesce(p.last_fire, s.last_fired)
         from plan p
         where s.schedule_id = p.schedule_id and s.version = p.version and s.next_due = p.expected
-          and s.paused is not true and s.error is null
-        returning s.schedule_id, p.fires, p.skipped
+          and (p_even_held or (s.paused is not true and s.error is null))
+        returning s.schedule_id, p.fires, p.skipped, p.overlapped
     ), created as (
         insert into run as r (dag_id, version_id, kind, schedule_id, fire_at, params, triggered_by, created_at)
         select d.dag_id, d.version_id, 'scheduled', m.schedule_id, f.fire_at::timestamptz, c.params, 'schedule', t
@@ -2292,15 +2704,21 @@ begin
         insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
         select m.schedule_id, k.first_at, k.last_at, k.count, k.reason, t
         from moved m
-        cross join lateral jsonb_to_record(m.skipped)
+        cross join lateral (values (m.skipped), (m.overlapped)) v(skipped)
+        cross join lateral jsonb_to_record(v.skipped)
             as k(first_at timestamptz, last_at timestamptz, count bigint, reason text)
-        where jsonb_typeof(m.skipped) = 'object'
+        where jsonb_typeof(v.skipped) = 'object'
         on conflict (schedule_id, first_at) do nothing
     )
-    select array(select m.schedule_id from moved m), array(select c.run_id from created c) into won, made;
+    select array(select m.schedule_id from moved m), array(select c.run_id from created c),
+           coalesce((select sum((m.overlapped->>'count')::int) from moved m where m.overlapped is not null), 0)
+    into done.won, made, done.overlapped;
     perform open_runs(made);
-    return won;
-end $$;
+    if jsonb_path_exists(p_plans, '$[*].has_deadlines') then
+        perform set_deadlines(made);
+    end if;
+    return done;
+end $_$;
 
 CREATE FUNCTION evertick.skip_run(p_shard smallint, p_epoch bigint, p_after_dag integer, p_after_run bigint, OUT skipped_dag_id integer, OUT skipped_run_id bigint) RETURNS record
     LANGUAGE plpgsql
@@ -2316,6 +2734,18 @@ begin
         perform set_aside('run', skipped_run_id, 'reconcile', 'looking at it takes too long', true);
     end if;
 end $$;
+
+CREATE FUNCTION evertick.sources_of(p_condition jsonb) RETURNS TABLE(kind text, name text)
+    LANGUAGE sql IMMUTABLE
+    AS $$
+    with recursive part as (
+        select p_condition as c
+        union all
+        select x from part p cross join lateral jsonb_array_elements(coalesce(p.c->'all', p.c->'any')) x
+        where p.c ? 'all' or p.c ? 'any'
+    )
+    select k.key, k.value from part p cross join lateral jsonb_each_text(p.c) k where k.key in ('dag', 'end', 'asset')
+$$;
 
 CREATE FUNCTION evertick.stand_by(p_shard smallint, p_owner text, p_seconds double precision, p_watches boolean, OUT taken bigint, OUT is_watched boolean, OUT free_in double precision) RETURNS record
     LANGUAGE plpgsql
@@ -2376,6 +2806,10 @@ begin
         select f.refused, f.offered into stale, offered from finish(p_session, p_reports, p_infra_retries) f;
         return query select 'refused', x.run_id, x.idx, x.map_index, x.version_id, null::int, null::int,
                             null::timestamptz, null::text, null::text, null::int, null::bigint from unnest(stale) x;
+    end if;
+    if current_setting('evertick.arrived', true) = 'yes' then
+        return query select 'arrived', null::bigint, null::int, null::int, null::int, null::int, null::int,
+                            null::timestamptz, null::text, null::text, null::int, null::bigint;
     end if;
     if p_free > 0 and p_aging is null then
         return query select * from claim(p_session, p_queues, p_free, p_low);
@@ -2561,40 +2995,52 @@ CREATE FUNCTION evertick.sync_schedules(p_dag_id integer, p_schedules jsonb, p_r
     LANGUAGE plpgsql
     AS $$
 declare
+    changed int[];
     t timestamptz := clock();
 begin
     with wanted as (
-        select * from jsonb_to_recordset(p_schedules) as x(name text, spec jsonb, params jsonb, misfire text,
-                                                           window_seconds double precision, next_due timestamptz,
-                                                           passed timestamptz)
-    ), changed as (
-        insert into schedule as c (dag_id, name, version, spec, params, misfire, window_seconds, changed_by, changed_at)
-        select p_dag_id, w.name, 1, w.spec, w.params, w.misfire, w.window_seconds, p_actor, t from wanted w
+        select * from read_schedules(p_schedules)
+    ), written as (
+        insert into schedule as c (dag_id, name, version, spec, params, misfire, window_seconds, catchup_limit, overlap,
+                                   start_within, finish_within, delay_seconds, changed_by, changed_at)
+        select p_dag_id, w.name, 1, w.spec, w.params, w.misfire, w.window_seconds, w.catchup_limit, w.overlap,
+               w.start_within, w.finish_within, w.delay_seconds, p_actor, t
+        from wanted w
         on conflict (dag_id, name) do update
             set version = c.version + 1, spec = excluded.spec, params = excluded.params, misfire = excluded.misfire,
-                window_seconds = excluded.window_seconds, changed_by = p_actor, changed_at = t, deleted_at = null
-            where c.origin = 'code' and (c.deleted_at is not null or (c.spec, c.params, c.misfire, c.window_seconds)
-                  is distinct from (excluded.spec, excluded.params, excluded.misfire, excluded.window_seconds))
+                window_seconds = excluded.window_seconds, catchup_limit = excluded.catchup_limit, overlap = excluded.overlap,
+                start_within = excluded.start_within, finish_within = excluded.finish_within,
+                delay_seconds = excluded.delay_seconds, changed_by = p_actor, changed_at = t, deleted_at = null
+            where c.origin = 'code'
+              and (c.deleted_at is not null or (c.spec, c.params, c.misfire, c.window_seconds, c.catchup_limit, c.overlap,
+                                              c.start_within, c.finish_within)
+                  is distinct from (excluded.spec, excluded.params, excluded.misfire, excluded.window_seconds,
+                                    excluded.catchup_limit, excluded.overlap, excluded.start_within, excluded.finish_within))
         returning c.schedule_id, c.name, c.version
     ), missed as (
-        -- a one-time schedule whose time was over before anybody knew of it
+        -- instants that were over before anybody knew of the schedule; a later version begins when it is made
         insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
-        select c.schedule_id, w.passed, w.passed, 1, 'past_when_published', t
-        from changed c join wanted w on w.name = c.name where w.passed is not null
+        select c.schedule_id, k.first_at, k.last_at, k.count, k.reason, t
+        from written c join wanted w on w.name = c.name
+        cross join lateral jsonb_to_record(w.skipped) as k(first_at timestamptz, last_at timestamptz, count bigint, reason text)
+        where jsonb_typeof(w.skipped) = 'object' and c.version = 1
         on conflict (schedule_id, first_at) do nothing
+    ), placed as (
+        insert into schedule_state as s (schedule_id, shard, version, next_due, paused)
+        select c.schedule_id, d.shard, c.version, w.next_due, d.paused
+        from written c join wanted w on w.name = c.name join dag d on d.dag_id = p_dag_id
+        on conflict (schedule_id) do update set version = excluded.version, next_due = excluded.next_due, error = null
     )
-    insert into schedule_state as s (schedule_id, shard, version, next_due, paused)
-    select c.schedule_id, d.shard, c.version, w.next_due, d.paused
-    from changed c join wanted w on w.name = c.name join dag d on d.dag_id = p_dag_id
-    on conflict (schedule_id) do update set version = excluded.version, next_due = excluded.next_due, error = null;
-
-    with removed as (
-        update schedule c set deleted_at = t, version = c.version + 1, changed_by = p_actor, changed_at = t
+    select array(select c.schedule_id from written c) into changed;
+    if cardinality(changed) > 0 then
+        perform note_schedules(changed, 'publish');
+        update dag d set has_turns = true where d.dag_id = p_dag_id and not d.has_turns and exists (
+            select 1 from schedule c where c.schedule_id = any(changed) and c.overlap <> 'allow');
+    end if;
+    perform remove_schedules(array(
+        select c.schedule_id from schedule c
         where c.dag_id = p_dag_id and c.deleted_at is null and (c.origin = 'code' or p_removes_all)
-          and c.name not in (select x->>'name' from jsonb_array_elements(p_schedules) x)
-        returning c.schedule_id, c.version
-    )
-    update schedule_state s set next_due = null, version = r.version from removed r where s.schedule_id = r.schedule_id;
+          and c.name not in (select x->>'name' from jsonb_array_elements(p_schedules) x)), p_actor);
 end $$;
 
 CREATE FUNCTION evertick.take_back(p_shard smallint) RETURNS void
@@ -2759,6 +3205,73 @@ CREATE FUNCTION evertick.waits_until(p_run_id bigint, p_idx integer, p_map_index
                    and k.state = 'pending' and k.not_before = p_instant)
 $$;
 
+CREATE FUNCTION evertick.was_in_time(p_run_id bigint, p_kind text, p_due_at timestamp with time zone) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select coalesce((
+        select (s.state in ('success', 'failed', 'canceled') and s.finished_at <= p_due_at)
+            or (p_kind = 'start' and (
+                exists (select 1 from task k where k.run_id = p_run_id and k.started_at <= p_due_at)
+                or exists (select 1 from attempt a where a.run_id = p_run_id and a.started_at <= p_due_at)))
+        from run_status s where s.run_id = p_run_id), true)
+$$;
+
+CREATE FUNCTION evertick.whose_turn(p_dag_id integer) RETURNS SETOF bigint
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+    return query
+    select x.run_id from (
+        select a.run_id, a.state, c.overlap,
+               row_number() over (partition by r.schedule_id order by a.state <> 'running', a.run_id) as place
+        from (select y.run_id, y.state from run_status y
+              where y.dag_id = p_dag_id and y.state in ('queued', 'running') offset 0) a
+        cross join lateral (select y.schedule_id from run y where y.run_id = a.run_id offset 0) r
+        left join lateral (select y.overlap from schedule y where y.schedule_id = r.schedule_id offset 0) c on true) x
+    where x.state = 'queued' and (x.overlap is null or x.overlap = 'allow' or x.place = 1)
+    order by x.run_id;
+end $$;
+
+CREATE TABLE evertick.alert (
+    alert_id bigint NOT NULL,
+    kind text NOT NULL,
+    schedule_id integer NOT NULL,
+    run_id bigint,
+    due_at timestamp with time zone NOT NULL,
+    last_due_at timestamp with time zone NOT NULL,
+    count integer DEFAULT 1 NOT NULL,
+    raised_at timestamp with time zone NOT NULL,
+    ended_at timestamp with time zone,
+    CONSTRAINT alert_kind_check CHECK ((kind = ANY (ARRAY['not_fired'::text, 'not_started'::text, 'not_finished'::text])))
+);
+
+ALTER TABLE evertick.alert ALTER COLUMN alert_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME evertick.alert_alert_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE evertick.arrival (
+    arrival_id bigint NOT NULL,
+    kind text NOT NULL,
+    name text NOT NULL,
+    run_id bigint NOT NULL,
+    occurred_at timestamp with time zone NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
+
+ALTER TABLE evertick.arrival ALTER COLUMN arrival_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME evertick.arrival_arrival_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE TABLE evertick.attempt (
     run_id bigint NOT NULL,
     idx integer NOT NULL,
@@ -2804,6 +3317,13 @@ UNION ALL
     a.finished_at
    FROM evertick.attempt a;
 
+CREATE TABLE evertick.awaited (
+    kind text NOT NULL,
+    name text NOT NULL,
+    schedule_id integer NOT NULL,
+    CONSTRAINT awaited_kind_check CHECK ((kind = ANY (ARRAY['dag'::text, 'end'::text, 'asset'::text])))
+);
+
 ALTER TABLE evertick.backfill ALTER COLUMN backfill_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME evertick.backfill_backfill_id_seq
     START WITH 1
@@ -2828,6 +3348,15 @@ CREATE TABLE evertick.bundle (
     archive bytea NOT NULL,
     uses_threads text,
     created_at timestamp with time zone NOT NULL
+);
+
+CREATE TABLE evertick.cause (
+    schedule_id integer NOT NULL,
+    fire_at timestamp with time zone NOT NULL,
+    kind text NOT NULL,
+    name text NOT NULL,
+    run_id bigint NOT NULL,
+    occurred_at timestamp with time zone NOT NULL
 );
 
 CREATE TABLE evertick.cluster (
@@ -2874,10 +3403,27 @@ ALTER TABLE evertick.dag_version ALTER COLUMN version_id ADD GENERATED ALWAYS AS
     CACHE 1
 );
 
+CREATE TABLE evertick.deadline (
+    shard smallint NOT NULL,
+    due_at timestamp with time zone NOT NULL,
+    run_id bigint NOT NULL,
+    kind text NOT NULL,
+    CONSTRAINT deadline_kind_check CHECK ((kind = ANY (ARRAY['start'::text, 'finish'::text])))
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
+
 CREATE TABLE evertick.edge (
     version_id integer NOT NULL,
     src integer NOT NULL,
     dst integer NOT NULL
+);
+
+CREATE TABLE evertick.heard (
+    schedule_id integer NOT NULL,
+    kind text NOT NULL,
+    name text NOT NULL,
+    run_id bigint NOT NULL,
+    occurred_at timestamp with time zone NOT NULL
 );
 
 CREATE TABLE evertick.import_error (
@@ -3060,12 +3606,21 @@ CREATE TABLE evertick.schedule (
     params jsonb NOT NULL,
     misfire text NOT NULL,
     window_seconds double precision NOT NULL,
+    catchup_limit integer,
+    overlap text DEFAULT 'allow'::text NOT NULL,
+    start_within double precision,
+    finish_within double precision,
+    delay_seconds double precision DEFAULT 0 NOT NULL,
     origin text DEFAULT 'code'::text NOT NULL,
     request text,
     changed_by text NOT NULL,
     changed_at timestamp with time zone NOT NULL,
     deleted_at timestamp with time zone,
+    CONSTRAINT schedule_catchup_limit_check CHECK ((catchup_limit > 0)),
+    CONSTRAINT schedule_finish_within_check CHECK ((finish_within > (0)::double precision)),
     CONSTRAINT schedule_origin_check CHECK ((origin = ANY (ARRAY['code'::text, 'user'::text]))),
+    CONSTRAINT schedule_overlap_check CHECK ((overlap = ANY (ARRAY['allow'::text, 'skip'::text, 'queue_one'::text, 'queue_all'::text, 'cancel'::text]))),
+    CONSTRAINT schedule_start_within_check CHECK ((start_within > (0)::double precision)),
     CONSTRAINT schedule_version_check CHECK ((version > 0))
 );
 
@@ -3078,16 +3633,17 @@ ALTER TABLE evertick.schedule ALTER COLUMN schedule_id ADD GENERATED ALWAYS AS I
     CACHE 1
 );
 
-CREATE TABLE evertick.schedule_state (
+CREATE TABLE evertick.schedule_version (
     schedule_id integer NOT NULL,
-    shard smallint NOT NULL,
     version integer NOT NULL,
-    next_due timestamp with time zone,
-    last_fired timestamp with time zone,
-    paused boolean DEFAULT false NOT NULL,
-    error text
-)
-WITH (fillfactor='70');
+    change text NOT NULL,
+    changed_by text NOT NULL,
+    changed_at timestamp with time zone NOT NULL,
+    origin text NOT NULL,
+    is_held boolean NOT NULL,
+    settings jsonb NOT NULL,
+    CONSTRAINT schedule_version_change_check CHECK ((change = ANY (ARRAY['publish'::text, 'put'::text, 'pause'::text, 'unpause'::text, 'delete'::text])))
+);
 
 CREATE TABLE evertick.shard (
     shard smallint NOT NULL,
@@ -3128,6 +3684,7 @@ CREATE TABLE evertick.task_spec (
     max_attempts integer NOT NULL,
     rerun_on_loss boolean NOT NULL,
     queue_timeout double precision,
+    outlets text[],
     CONSTRAINT task_spec_max_attempts_check CHECK ((max_attempts > 0)),
     CONSTRAINT task_spec_priority_check CHECK (((priority >= 0) AND (priority <= 9))),
     CONSTRAINT task_spec_queue_timeout_check CHECK ((queue_timeout > (0)::double precision))
@@ -3174,8 +3731,17 @@ CREATE TABLE evertick.timer (
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
 
+ALTER TABLE ONLY evertick.alert
+    ADD CONSTRAINT alert_pkey PRIMARY KEY (alert_id);
+
+ALTER TABLE ONLY evertick.arrival
+    ADD CONSTRAINT arrival_pkey PRIMARY KEY (arrival_id);
+
 ALTER TABLE ONLY evertick.attempt
     ADD CONSTRAINT attempt_pkey PRIMARY KEY (run_id, idx, map_index, epoch);
+
+ALTER TABLE ONLY evertick.awaited
+    ADD CONSTRAINT awaited_pkey PRIMARY KEY (kind, name, schedule_id);
 
 ALTER TABLE ONLY evertick.backfill
     ADD CONSTRAINT backfill_pkey PRIMARY KEY (backfill_id);
@@ -3188,6 +3754,9 @@ ALTER TABLE ONLY evertick.backfill_run
 
 ALTER TABLE ONLY evertick.bundle
     ADD CONSTRAINT bundle_pkey PRIMARY KEY (hash);
+
+ALTER TABLE ONLY evertick.cause
+    ADD CONSTRAINT cause_pkey PRIMARY KEY (schedule_id, fire_at, kind, name);
 
 ALTER TABLE ONLY evertick.cluster
     ADD CONSTRAINT cluster_pkey PRIMARY KEY (system_id, timeline);
@@ -3207,8 +3776,14 @@ ALTER TABLE ONLY evertick.dag_version
 ALTER TABLE ONLY evertick.dag_version
     ADD CONSTRAINT dag_version_pkey PRIMARY KEY (version_id);
 
+ALTER TABLE ONLY evertick.deadline
+    ADD CONSTRAINT deadline_pkey PRIMARY KEY (shard, due_at, run_id, kind);
+
 ALTER TABLE ONLY evertick.edge
     ADD CONSTRAINT edge_pkey PRIMARY KEY (version_id, src, dst);
+
+ALTER TABLE ONLY evertick.heard
+    ADD CONSTRAINT heard_pkey PRIMARY KEY (schedule_id, kind, name);
 
 ALTER TABLE ONLY evertick.import_error
     ADD CONSTRAINT import_error_pkey PRIMARY KEY (file);
@@ -3264,6 +3839,9 @@ ALTER TABLE ONLY evertick.schedule
 ALTER TABLE ONLY evertick.schedule_state
     ADD CONSTRAINT schedule_state_pkey PRIMARY KEY (schedule_id);
 
+ALTER TABLE ONLY evertick.schedule_version
+    ADD CONSTRAINT schedule_version_pkey PRIMARY KEY (schedule_id, version);
+
 ALTER TABLE ONLY evertick.shard
     ADD CONSTRAINT shard_pkey PRIMARY KEY (shard);
 
@@ -3281,6 +3859,10 @@ ALTER TABLE ONLY evertick.task_spec
 
 ALTER TABLE ONLY evertick.timer
     ADD CONSTRAINT timer_pkey PRIMARY KEY (shard, due_at, run_id, idx, map_index);
+
+CREATE UNIQUE INDEX alert_open ON evertick.alert USING btree (schedule_id, kind) WHERE (ended_at IS NULL);
+
+CREATE INDEX awaited_of ON evertick.awaited USING btree (schedule_id);
 
 CREATE INDEX backfill_live ON evertick.backfill USING btree (shard, backfill_id) WHERE ((state = 'running'::text) OR (open_runs > 0));
 

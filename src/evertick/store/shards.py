@@ -45,6 +45,7 @@ class Seen:
     overdue: list[int] | None
     with_room: list[int] | None
     backfills: list[int] | None
+    has_arrivals: bool | None
     troubles: list[str]
 
 

@@ -34,6 +34,8 @@ create table dag (
     version_id      int,
     max_active_runs int check (max_active_runs > 0),
     has_run_timeout boolean not null default false,   -- whether some version of it limits how long a run may take
+    is_awaited      boolean not null default false,   -- whether some schedule waits for its runs
+    has_turns       boolean not null default false,   -- whether some schedule of it lets its runs start only one after the other
     file            text not null,
     deleted_at      timestamptz
 );
@@ -71,6 +73,7 @@ create table task_spec (
     max_attempts   int not null check (max_attempts > 0),
     rerun_on_loss  boolean not null,
     queue_timeout  double precision check (queue_timeout > 0),
+    outlets        text[],   -- the assets that it updates; null for none
     primary key (version_id, idx)
 );
 
@@ -118,6 +121,11 @@ create table schedule (
     params      jsonb not null,
     misfire     text not null,
     window_seconds double precision not null,
+    catchup_limit int check (catchup_limit > 0),
+    overlap     text not null default 'allow' check (overlap in ('allow', 'skip', 'queue_one', 'queue_all', 'cancel')),
+    start_within  double precision check (start_within > 0),   -- deadlines of its runs, from when they are due
+    finish_within double precision check (finish_within > 0),
+    delay_seconds double precision not null default 0,   -- its jitter: how much later than its instants it is due
     origin      text not null default 'code' check (origin in ('code', 'user')),
     request     text,
     changed_by  text not null,
@@ -132,7 +140,8 @@ create table schedule_state (
     version     int not null,
     next_due    timestamptz,
     last_fired  timestamptz,
-    paused      boolean not null default false,
+    paused      boolean not null default false,   -- its own pause or the DAG's
+    is_held     boolean not null default false,   -- its own
     error       text
 ) with (fillfactor = 70);
 -- The due scan reads exactly the rows that are due: paused, finished and quarantined schedules are not in the index.

@@ -139,6 +139,23 @@ begin
     return array(select m from unnest(moved) m where (m).state <> 'available');
 end $$;
 
+-- The queued runs of a DAG that may start as far as their schedules are concerned: of a schedule whose runs must not overlap,
+-- the oldest, and only while none of it runs. Asked only about DAGs that have such a schedule,
+-- and not inlined: admission of all others must not depend on the schedules.
+create function whose_turn(p_dag_id int) returns setof bigint language plpgsql stable as $$
+begin
+    return query
+    select x.run_id from (
+        select a.run_id, a.state, c.overlap,
+               row_number() over (partition by r.schedule_id order by a.state <> 'running', a.run_id) as place
+        from (select y.run_id, y.state from run_status y
+              where y.dag_id = p_dag_id and y.state in ('queued', 'running') offset 0) a
+        cross join lateral (select y.schedule_id from run y where y.run_id = a.run_id offset 0) r
+        left join lateral (select y.overlap from schedule y where y.schedule_id = r.schedule_id offset 0) c on true) x
+    where x.state = 'queued' and (x.overlap is null or x.overlap = 'allow' or x.place = 1)
+    order by x.run_id;
+end $$;
+
 -- Lets queued runs of the DAGs start as far as pause and max_active_runs allow, oldest first. A queued run that
 -- somebody has locked is passed over: waiting for it here could deadlock, and reconcile comes by again.
 create function admit_runs(p_dag_ids int[]) returns int language plpgsql as $$
@@ -149,12 +166,13 @@ begin
     perform 1 from dag where dag_id = any(p_dag_ids) order by dag_id for no key update;
     with room as (
         select d.dag_id, case when d.max_active_runs is null then 1000 else d.max_active_runs - (
-                   select count(*) from run_status a where a.dag_id = d.dag_id and a.state = 'running') end as free
+                   select count(*) from run_status a where a.dag_id = d.dag_id and a.state = 'running') end as free,
+               case when d.has_turns then array(select x from whose_turn(d.dag_id) x) end as turn
         from dag d where d.dag_id = any(p_dag_ids) and not d.paused
     ), chosen as (
         select q.run_id from room, lateral (
             select run_id from run_status q
-            where q.dag_id = room.dag_id and q.state = 'queued'
+            where q.dag_id = room.dag_id and q.state = 'queued' and (room.turn is null or q.run_id = any(room.turn))
             order by q.run_id limit greatest(room.free, 0)
             for no key update skip locked) q
     ), started as (
@@ -253,11 +271,14 @@ end $$;
 create function close_runs(p_ended ended[]) returns int language plpgsql as $$
 declare
     limited int[];
+    closed bigint[];
+    has_updated boolean;
     t timestamptz := clock();
 begin
     with per_run as (
         select e.run_id, count(*)::int as n,
-               count(*) filter (where s.is_leaf and e.state in ('failed', 'canceled', 'upstream_failed'))::int as bad
+               count(*) filter (where s.is_leaf and e.state in ('failed', 'canceled', 'upstream_failed'))::int as bad,
+               bool_or(s.outlets is not null and e.state = 'success') as has_updated
         from unnest(p_ended) e join task_spec s on s.version_id = e.version_id and s.idx = e.idx
         group by e.run_id
     ), counted as (
@@ -271,11 +292,17 @@ begin
                          else 'success' end
         from per_run p
         where r.run_id = p.run_id and r.state in ('queued', 'running')
-        returning r.dag_id, r.state
+        returning r.run_id, r.dag_id, r.state, p.has_updated
     )
-    select array_agg(distinct c.dag_id) into limited
+    select array_agg(distinct c.dag_id) filter (where d.max_active_runs is not null or d.has_turns),
+           array_agg(c.run_id) filter (where d.is_awaited and c.state not in ('queued', 'running')),
+           bool_or(c.has_updated)
+    into limited, closed, has_updated
     from counted c join dag d on d.dag_id = c.dag_id
-    where c.state not in ('queued', 'running') and d.max_active_runs is not null;
+    where c.has_updated or c.state not in ('queued', 'running');
+    if closed is not null or has_updated then
+        perform note_arrivals(closed, p_ended);
+    end if;
     return case when limited is null then 0 else admit_runs(limited) end;
 end $$;
 

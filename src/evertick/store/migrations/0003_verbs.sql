@@ -60,10 +60,12 @@ begin
     with opened as (
         insert into run_status (run_id, dag_id, version_id, state, open_tasks, started_at)
         select r.run_id, r.dag_id, r.version_id,
-               case when d.paused or d.max_active_runs is not null then 'queued'::run_state else 'running' end,
+               case when h.is_held then 'queued'::run_state else 'running' end,
                v.task_count,
-               case when d.paused or d.max_active_runs is not null then null else t end
+               case when h.is_held then null else t end
         from run r join dag d on d.dag_id = r.dag_id join dag_version v on v.version_id = r.version_id
+        cross join lateral (select d.paused or d.max_active_runs is not null
+                                   or (d.has_turns and r.schedule_id is not null) as is_held) h
         where r.run_id = any(p_run_ids)
         order by r.run_id
         on conflict (run_id) do nothing
@@ -98,30 +100,39 @@ begin
     return query select made, true;
 end $$;
 
+-- What came of due schedules: which moved on, how many of their fires were skipped because of a run that is still open, and how
+-- many tasks of such runs were asked to stop.
+create type settled as (won int[], overlapped int, canceled int);
+
 -- Settles due schedules. p_plans: [{schedule_id, version, expected, fires: [instant], last_fire, skipped: {first_at, last_at,
--- count, reason} | null, next_due}]. The cursor moves and its runs are created in this one transaction (V1); a plan whose
--- schedule has moved on, changed or been paused meanwhile is left out. Returns the schedules that were settled.
-create function settle_schedules(p_plans jsonb) returns int[] language plpgsql as $$
+-- count, reason} | null, next_due, overlap, has_deadlines}], the last two only where they say something. The cursor moves and its runs are created in this one transaction (V1); a
+-- plan whose schedule has moved on, changed or been paused meanwhile is left out. Whoever changes a schedule also settles what
+-- it did not do while it was held: p_even_held. Returns the schedules that were settled.
+create function settle_schedules(p_plans jsonb, p_even_held boolean default false) returns settled language plpgsql as $$
 declare
-    won int[];
+    done settled;
     made bigint[];
     t timestamptz := clock();
 begin
     perform 1 from schedule_state s
     where s.schedule_id = any(array(select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x))
     order by s.schedule_id for no key update;
+    done.canceled := 0;
+    if jsonb_path_exists(p_plans, '$[*].overlap') then
+        select o.plans, o.canceled into p_plans, done.canceled from resolve_overlap(p_plans) o;
+    end if;
     -- Every row is found by its key. "is not true", because the index of what is due fits "not paused" as well, and a plan
     -- that was made while there were few schedules takes it and compares each with each (measured: 80 ms for a thousand).
     with plan as materialized (
         select * from jsonb_to_recordset(p_plans) as x(schedule_id int, version int, expected timestamptz,
-            next_due timestamptz, last_fire timestamptz, fires jsonb, skipped jsonb)
+            next_due timestamptz, last_fire timestamptz, fires jsonb, skipped jsonb, overlapped jsonb)
     ), moved as (
         update schedule_state s
         set next_due = p.next_due, last_fired = coalesce(p.last_fire, s.last_fired)
         from plan p
         where s.schedule_id = p.schedule_id and s.version = p.version and s.next_due = p.expected
-          and s.paused is not true and s.error is null
-        returning s.schedule_id, p.fires, p.skipped
+          and (p_even_held or (s.paused is not true and s.error is null))
+        returning s.schedule_id, p.fires, p.skipped, p.overlapped
     ), created as (
         insert into run as r (dag_id, version_id, kind, schedule_id, fire_at, params, triggered_by, created_at)
         select d.dag_id, d.version_id, 'scheduled', m.schedule_id, f.fire_at::timestamptz, c.params, 'schedule', t
@@ -137,18 +148,24 @@ begin
         insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
         select m.schedule_id, k.first_at, k.last_at, k.count, k.reason, t
         from moved m
-        cross join lateral jsonb_to_record(m.skipped)
+        cross join lateral (values (m.skipped), (m.overlapped)) v(skipped)
+        cross join lateral jsonb_to_record(v.skipped)
             as k(first_at timestamptz, last_at timestamptz, count bigint, reason text)
-        where jsonb_typeof(m.skipped) = 'object'
+        where jsonb_typeof(v.skipped) = 'object'
         on conflict (schedule_id, first_at) do nothing
     )
-    select array(select m.schedule_id from moved m), array(select c.run_id from created c) into won, made;
+    select array(select m.schedule_id from moved m), array(select c.run_id from created c),
+           coalesce((select sum((m.overlapped->>'count')::int) from moved m where m.overlapped is not null), 0)
+    into done.won, made, done.overlapped;
     perform open_runs(made);
-    return won;
+    if jsonb_path_exists(p_plans, '$[*].has_deadlines') then
+        perform set_deadlines(made);
+    end if;
+    return done;
 end $$;
 
 -- A schedule that somebody is just changing is passed by: who changes it settles what is due, and it keeps no other waiting.
-create function fire(p_shard smallint, p_epoch bigint, p_plans jsonb) returns int[] language plpgsql as $$
+create function fire(p_shard smallint, p_epoch bigint, p_plans jsonb) returns settled language plpgsql as $$
 declare
     free int[];
 begin
@@ -387,6 +404,10 @@ begin
         select f.refused, f.offered into stale, offered from finish(p_session, p_reports, p_infra_retries) f;
         return query select 'refused', x.run_id, x.idx, x.map_index, x.version_id, null::int, null::int,
                             null::timestamptz, null::text, null::text, null::int, null::bigint from unnest(stale) x;
+    end if;
+    if current_setting('evertick.arrived', true) = 'yes' then
+        return query select 'arrived', null::bigint, null::int, null::int, null::int, null::int, null::int,
+                            null::timestamptz, null::text, null::text, null::int, null::bigint;
     end if;
     if p_free > 0 and p_aging is null then
         return query select * from claim(p_session, p_queues, p_free, p_low);

@@ -109,13 +109,14 @@ create function dags_with_room(p_shard smallint) returns setof int language sql 
         from active a where a.dag_id is not null
     )
     select d.dag_id from active a
-    cross join lateral (select x.dag_id, x.max_active_runs from dag x
+    cross join lateral (select x.dag_id, x.max_active_runs, x.has_turns from dag x
                         where x.dag_id = a.dag_id and x.shard = p_shard and not x.paused offset 0) d
     where (select true from run_status q
            where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'queued' limit 1)
       and (d.max_active_runs is null or d.max_active_runs > (
                select count(*) from run_status q
                where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'running'))
+      and (not d.has_turns or exists (select 1 from whose_turn(d.dag_id)))
       and not is_set_aside('dag', d.dag_id)
     limit 100
 $$;
@@ -127,7 +128,7 @@ create function look(p_shard smallint, p_epoch bigint, p_seconds double precisio
                      p_elapsed double precision, p_lost_after double precision,
                      out read_at timestamptz, out is_watched boolean, out next_fire timestamptz, out next_timer timestamptz,
                      out has_line boolean, out next_expiry timestamptz, out silent bigint[], out stranded bigint[],
-                     out overdue bigint[], out with_room int[], out backfills int[],
+                     out overdue bigint[], out with_room int[], out backfills int[], out has_arrivals boolean,
                      out troubles text[]) language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
@@ -181,6 +182,11 @@ begin
                            where b.shard = p_shard and (b.state = 'running' or b.open_runs > 0) order by b.backfill_id limit 100);
     exception when others then
         troubles := array_append(troubles, 'backfill: ' || sqlerrm);
+    end;
+    begin
+        has_arrivals := exists (select 1 from arrival);
+    exception when others then
+        troubles := array_append(troubles, 'hear: ' || sqlerrm);
     end;
 end $$;
 

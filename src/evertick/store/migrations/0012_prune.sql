@@ -177,6 +177,32 @@ begin
     entry := note_pruned(p_entry, p_actor, p_before, 'skip_records', pruned);
 end $$;
 
+-- Alerts whose episode is long over.
+create function prune_alerts(p_shard smallint, p_epoch bigint, p_before timestamptz, p_limit int, p_actor text,
+                             p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
+begin
+    perform fence(p_shard, p_epoch);
+    delete from alert where ctid = any(array(
+        select a.ctid from alert a where a.ended_at < p_before limit p_limit for update skip locked));
+    get diagnostics pruned = row_count;
+    entry := note_pruned(p_entry, p_actor, p_before, 'alerts', pruned);
+end $$;
+
+-- What fires of long ago came after, schedule by schedule as above.
+create function prune_causes(p_shard smallint, p_epoch bigint, p_before timestamptz, p_limit int, p_actor text,
+                             p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
+begin
+    perform fence(p_shard, p_epoch);
+    delete from cause where ctid = any(array(
+        select k.ctid from schedule c cross join lateral (
+            select x.ctid from cause x
+            where x.schedule_id = c.schedule_id and x.fire_at < p_before
+            order by x.fire_at limit p_limit for update skip locked) k
+        limit p_limit));
+    get diagnostics pruned = row_count;
+    entry := note_pruned(p_entry, p_actor, p_before, 'causes', pruned);
+end $$;
+
 -- Runners that are gone for long. One that comes back finds out that it is gone by not being there.
 create function prune_runners(p_shard smallint, p_epoch bigint, p_before timestamptz, p_limit int, p_actor text,
                               p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$

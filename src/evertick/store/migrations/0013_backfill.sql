@@ -120,7 +120,8 @@ end $$;
 create function choose_instants(b backfill, p_instants timestamptz[], p_room int)
 returns table (place bigint, instant timestamptz, is_needed boolean) language sql stable as $$
     with cursor_at as (
-        select coalesce((select s.next_due from schedule_state s
+        select coalesce((select s.next_due - make_interval(secs => c.delay_seconds)
+                         from schedule_state s join schedule c on c.schedule_id = s.schedule_id
                          where s.schedule_id = (b).schedule_id and s.paused is not true and s.error is null), 'infinity') as next_due
     ), candidate as (
         select i.place, i.instant,

@@ -2,7 +2,7 @@
 
 -- name: publish
 select out_dag_id, out_version_id, is_new, coalesce(rerouted, 0) as rerouted
-  from publish_dag(%(dag)s::jsonb, %(settle)s::jsonb, %(actor)s::text)
+  from publish_dag(%(dag)s::jsonb, %(seen)s::jsonb, %(settle)s::jsonb, %(actor)s::text)
 
 -- name: put_bundle
 -- Content-addressed: the same hash is the same code. Its date is put anew, because prune takes old code that nobody uses,
@@ -15,10 +15,10 @@ on conflict (hash) do update set created_at = excluded.created_at
 select file, archive, uses_threads from bundle where hash = %(hash)s
 
 -- name: pause
-select pause_dag(%(dag_id)s::int, %(paused)s::boolean, %(settle)s::jsonb, %(cursors)s::jsonb, %(actor)s::text)
+select pause_dag(%(dag_id)s::int, %(paused)s::boolean, %(seen)s::jsonb, %(settle)s::jsonb, %(actor)s::text)
 
 -- name: delete
-select delete_dag(%(dag_id)s::int, %(settle)s::jsonb, %(actor)s::text)
+select delete_dag(%(dag_id)s::int, %(seen)s::jsonb, %(settle)s::jsonb, %(actor)s::text)
 
 -- name: find
 select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec, v.created_at,

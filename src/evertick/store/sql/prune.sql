@@ -42,6 +42,16 @@ select pruned, entry
   from prune_skips(%(shard)s::smallint, %(epoch)s::bigint, %(before)s::timestamptz, %(batch)s::int, %(actor)s::text,
                    %(entry)s::bigint)
 
+-- name: prune_alerts
+select pruned, entry
+  from prune_alerts(%(shard)s::smallint, %(epoch)s::bigint, %(before)s::timestamptz, %(batch)s::int, %(actor)s::text,
+                    %(entry)s::bigint)
+
+-- name: prune_causes
+select pruned, entry
+  from prune_causes(%(shard)s::smallint, %(epoch)s::bigint, %(before)s::timestamptz, %(batch)s::int, %(actor)s::text,
+                    %(entry)s::bigint)
+
 -- name: prune_runners
 select pruned, entry
   from prune_runners(%(shard)s::smallint, %(epoch)s::bigint, %(before)s::timestamptz, %(batch)s::int, %(actor)s::text,

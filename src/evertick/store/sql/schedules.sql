@@ -2,7 +2,8 @@
 
 -- name: due
 -- By the index of live cursors, oldest first: rows read are rows due, whatever the number of schedules.
-select s.schedule_id, s.version, s.next_due, c.spec::text as spec, c.misfire, c.window_seconds, clock() as read_at
+select s.schedule_id, s.version, s.next_due, c.spec::text as spec, c.misfire, c.window_seconds, c.catchup_limit,
+       c.overlap, c.start_within, c.finish_within, c.delay_seconds, clock() as read_at
   from schedule_state s join schedule c on c.schedule_id = s.schedule_id
  where s.shard = %(shard)s::smallint and s.next_due <= clock() and s.next_due is not null and not s.paused and s.error is null
    and s.schedule_id <> all(%(passed_over)s::int[])
@@ -14,7 +15,7 @@ select min(next_due), clock() from schedule_state
  where shard = %(shard)s::smallint and next_due is not null and not paused and error is null
 
 -- name: fire
-select fire(%(shard)s::smallint, %(epoch)s::bigint, %(plans)s::jsonb)
+select won, overlapped, canceled from fire(%(shard)s::smallint, %(epoch)s::bigint, %(plans)s::jsonb)
 
 -- name: set_aside
 -- A schedule that cannot be planned leaves the index, with the reason for people to see; the others go on.
@@ -23,21 +24,51 @@ select set_schedule_aside(%(shard)s::smallint, %(epoch)s::bigint, %(schedule_id)
 
 -- name: of_dag
 -- Everything that an edit, a pause or a delete must settle first.
-select c.schedule_id, s.version, s.next_due, c.spec::text as spec, c.misfire, c.window_seconds, c.name, c.params, s.paused, s.error
+select c.schedule_id, s.version, s.next_due, c.spec::text as spec, c.misfire, c.window_seconds, c.catchup_limit, c.overlap,
+       c.start_within, c.finish_within, c.delay_seconds, c.name, c.params, s.paused, s.is_held, c.origin, s.error
   from schedule c join schedule_state s on s.schedule_id = c.schedule_id join dag d on d.dag_id = c.dag_id
- where d.name = %(dag)s and c.deleted_at is null
+ where d.name = %(dag)s and c.deleted_at is null and (%(name)s::text is null or c.name = %(name)s)
  order by c.schedule_id limit 1000
 
+-- name: hear
+-- Whoever waited for what has happened is due now.
+select became_due, has_more from hear_arrivals(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
+
+-- name: causes
+-- What a run was started by, where that was no time.
+select k.kind, k.name, k.run_id, k.occurred_at
+  from run r join cause k on k.schedule_id = r.schedule_id and k.fire_at = r.fire_at
+ where r.run_id = %(run_id)s order by k.kind, k.name limit 1000
+
+-- name: settle
+-- What is due under schedules that somebody is about to change, where that is more than fits into the change itself.
+select won, overlapped, canceled from settle_schedules(%(plans)s::jsonb)
+
 -- name: list
-select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.last_fired, s.paused, s.error, c.misfire
+select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.last_fired, s.paused, s.is_held, s.error, c.misfire,
+       c.window_seconds, c.catchup_limit, c.overlap, c.start_within, c.finish_within, c.delay_seconds, c.params, c.origin, c.changed_by, c.changed_at, c.deleted_at
   from schedule c join schedule_state s on s.schedule_id = c.schedule_id join dag d on d.dag_id = c.dag_id
- where c.deleted_at is null and (%(dag)s::text is null or d.name = %(dag)s)
+ where (%(deleted)s::boolean or c.deleted_at is null) and (%(dag)s::text is null or d.name = %(dag)s)
  order by d.name, c.name limit %(limit)s
 
 -- name: skips
-select first_at, last_at, count, reason, recorded_at from skip_record
- where schedule_id = %(schedule_id)s order by first_at desc limit %(limit)s
+select d.name as dag, c.name, k.first_at, k.last_at, k.count, k.reason, k.recorded_at
+  from skip_record k join schedule c on c.schedule_id = k.schedule_id join dag d on d.dag_id = c.dag_id
+ where (%(dag)s::text is null or d.name = %(dag)s) and (%(name)s::text is null or c.name = %(name)s)
+ order by k.recorded_at desc, k.first_at desc limit %(limit)s
+
+-- name: history
+select v.version, v.change, v.changed_by, v.changed_at, v.origin, v.is_held, v.settings
+  from schedule_version v join schedule c on c.schedule_id = v.schedule_id join dag d on d.dag_id = c.dag_id
+ where d.name = %(dag)s and c.name = %(name)s
+ order by v.version desc limit %(limit)s
 
 -- name: put
 -- Null: somebody else changed it first.
-select put_schedule(%(dag_id)s::int, %(schedule)s::jsonb, %(expected)s::int, %(request)s::text, %(settle)s::jsonb, %(actor)s::text)
+select put_schedule(%(dag_id)s::int, %(schedule)s::jsonb, %(expected)s::int, %(request)s::text, %(origin)s::text, %(seen)s::jsonb,
+                    %(settle)s::jsonb, %(actor)s::text)
+
+-- name: change
+-- Null: it is not at the expected version.
+select change_schedule(%(dag_id)s::int, %(name)s::text, %(change)s::text, %(expected)s::int, %(seen)s::jsonb, %(settle)s::jsonb,
+                       %(actor)s::text)

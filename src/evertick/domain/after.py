@@ -1,0 +1,125 @@
+"""What a DAG may wait for instead of a time: runs of other DAGs and updates of data assets, all of them or any.
+
+A condition is written with `after`, `all_of`, `any_of`, `Asset` and `finished`, stored as canonical JSON text, and judged by
+the database when something arrives. Never looks anything up: a DAG or asset of that name need not exist yet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from evertick.domain.errors import InvalidSchedule
+
+_MOST_SOURCES = 100
+_DEEPEST = 10
+_LONGEST_NAME = 250
+_WORDS = {"dag": "{}", "end": "any end of {}", "asset": "asset {}"}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """`kind` dag: a run that succeeded; end: a run that ended, however; asset: a task that updates it succeeded."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`word` is "all" or "any" of the parts."""
+
+    word: str
+    parts: tuple[Condition | Source, ...]
+
+
+def Asset(name: str) -> Source:
+    """A named piece of data. Tasks update it (`outlets=[Asset("orders")]`), DAGs run after it (`after(Asset("orders"))`)."""
+    return Source("asset", name)
+
+
+def finished(dag: str) -> Source:
+    """Any end of a run of that DAG, also a failure. A bare name means success."""
+    return Source("end", dag)
+
+
+def all_of(*parts: object) -> Condition:
+    return Condition("all", tuple(_part(part) for part in parts))
+
+
+def any_of(*parts: object) -> Condition:
+    return Condition("any", tuple(_part(part) for part in parts))
+
+
+def after(*parts: object) -> Condition:
+    """Run when all of these have happened since the last run: `schedule=after("orders", Asset("rates"))`."""
+    return all_of(*parts)
+
+
+def sources_of(condition: Condition | Source) -> Iterator[Source]:
+    if isinstance(condition, Source):
+        yield condition
+    else:
+        for part in condition.parts:
+            yield from sources_of(part)
+
+
+def to_text(condition: Condition | Source) -> str:
+    """Canonical, after a check."""
+    plain = _plain(condition, 0)
+    found = list(sources_of(condition))
+    if len(found) > _MOST_SOURCES:
+        raise InvalidSchedule(f"after(...) names {len(found)} DAGs and assets: at most {_MOST_SOURCES} are allowed")
+    for source in found:
+        name = source.name
+        if not isinstance(name, str) or not 0 < len(name.strip()) <= _LONGEST_NAME or chr(0) in name:
+            raise InvalidSchedule(f"after(...): {str(name)[:40]!r} cannot name a DAG or an asset")
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"))
+
+
+def read_text(text: str) -> Condition | Source:
+    """The condition that `to_text` wrote."""
+    try:
+        return _read(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise InvalidSchedule(f"{text[:40]!r} is no condition: write after(...)") from None
+
+
+def in_words(condition: Condition | Source) -> str:
+    if isinstance(condition, Source):
+        return _WORDS[condition.kind].format(condition.name)
+    words = [
+        f"({in_words(part)})" if isinstance(part, Condition) and len(part.parts) > 1 else in_words(part)
+        for part in condition.parts
+    ]
+    return (" and " if condition.word == "all" else " or ").join(words)
+
+
+def _part(raw: object) -> Condition | Source:
+    if isinstance(raw, Condition | Source):
+        return raw
+    if isinstance(raw, str):
+        return Source("dag", raw)
+    raise InvalidSchedule(
+        f"after(...) takes names of DAGs, Asset(...), finished(...), all_of(...) and any_of(...), not {raw!r:.40}"
+    )
+
+
+def _plain(condition: Condition | Source, depth: int) -> object:
+    if depth > _DEEPEST:
+        raise InvalidSchedule(f"after(...) is nested deeper than {_DEEPEST}: write it flatter")
+    if isinstance(condition, Source):
+        return {condition.kind: condition.name}
+    if not condition.parts:
+        raise InvalidSchedule("after(...) is empty: name DAGs or assets in it, also in all_of and any_of")
+    return {condition.word: [_plain(part, depth + 1) for part in condition.parts]}
+
+
+def _read(raw: dict[str, object]) -> Condition | Source:
+    ((word, value),) = raw.items()
+    if word in ("all", "any") and isinstance(value, list):
+        return Condition(word, tuple(_read(each) for each in value))
+    if word in _WORDS and isinstance(value, str):
+        return Source(word, value)
+    raise ValueError(word)

@@ -1,0 +1,53 @@
+"""What did not happen in time becomes an alert: every few seconds, by the leader, beside what it tends to."""
+
+from __future__ import annotations
+
+from psycopg import AsyncConnection
+
+from evertick.domain.errors import NotLeader
+from evertick.engine.raise_alerts import raise_alerts
+from evertick.services import metrics
+from evertick.services.contained import Step, boot_seconds
+from evertick.services.events import Log
+from evertick.services.lead import SHARD, Lead
+
+# An alert is for people: a few seconds later is in time.
+EVERY_SECONDS = 5.0
+# A change of leader takes up to 6 s, and a schedule in somebody's hands a few more.
+UNFIRED_SECONDS = 60.0
+BATCH = 1000
+
+
+class Alerting:
+    def __init__(self, *, lead: Lead, log: Log) -> None:
+        self._lead, self._log = lead, log
+        self._step = Step("alerts", log=log)
+        self.begin()
+
+    def begin(self) -> None:
+        """A new lead: not at once, so that what was due meanwhile can fire first."""
+        self._at = boot_seconds() + EVERY_SECONDS
+
+    @property
+    def next_at(self) -> float:
+        return max(self._at, self._step.rests_until)
+
+    async def attempt(self, conn: AsyncConnection) -> None:
+        """One look, if it is time for one."""
+        if boot_seconds() < self.next_at:
+            return
+        self._at = boot_seconds() + EVERY_SECONDS
+        await self._step.attempt(conn, lambda: self._raise(conn))
+
+    async def _raise(self, conn: AsyncConnection) -> None:
+        epoch = self._lead.epoch
+        if epoch is None:
+            raise NotLeader(f"shard {SHARD} is led by somebody else")
+        changes = await raise_alerts(conn, shard=SHARD, epoch=epoch, unfired_seconds=UNFIRED_SECONDS, batch=BATCH)
+        for each in changes:
+            fields = {"dag": each.dag, "schedule": each.schedule, "run": each.run_id}
+            if each.has_ended:
+                self._log.info("alert_over", kind=each.kind, **fields)
+            else:
+                metrics.ALERTS.labels(kind=each.kind).inc()
+                self._log.error("alert", kind=each.kind, **fields)

@@ -1,0 +1,50 @@
+"""Alerts: schedules that did not fire, and runs that did not start or finish, in time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from psycopg import AsyncConnection
+
+from evertick.store.rows import all_rows
+from evertick.store.statements import sql
+
+
+@dataclass(frozen=True, slots=True)
+class AlertChange:
+    """An alert that was raised, or whose episode is over."""
+
+    kind: str
+    dag: str
+    schedule: str
+    run_id: int | None
+    has_ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    alert_id: int
+    kind: str
+    dag: str
+    schedule: str
+    run_id: int | None
+    due_at: datetime
+    last_due_at: datetime
+    count: int
+    raised_at: datetime
+    ended_at: datetime | None
+
+
+async def raise_due(
+    conn: AsyncConnection, *, shard: int, epoch: int, unfired_seconds: float, batch: int
+) -> list[AlertChange]:
+    params = {"shard": shard, "epoch": epoch, "unfired_seconds": unfired_seconds, "batch": batch}
+    return await all_rows(conn, sql("alerts", "raise"), params, AlertChange)
+
+
+async def list_all(
+    conn: AsyncConnection, *, dag: str | None = None, ended: bool = False, limit: int = 100
+) -> list[Alert]:
+    """Open ones first, the latest first."""
+    return await all_rows(conn, sql("alerts", "list"), {"dag": dag, "ended": ended, "limit": limit}, Alert)

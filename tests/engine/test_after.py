@@ -1,0 +1,228 @@
+"""A DAG runs after other work: when all, or any, of what it waits for has happened since its last run."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick import Asset, after, all_of, any_of, finished
+from evertick.domain.dag import NamedSchedule
+from evertick.domain.errors import InvalidSchedule
+from evertick.domain.overlap import OverlapPolicy
+from evertick.domain.retention import Pace
+from evertick.domain.schedule import ScheduleSpec, describe, parse_schedule
+from evertick.engine.change_schedule import pause_schedule, unpause_schedule
+from evertick.engine.fire import fire
+from evertick.engine.hear import hear
+from evertick.engine.prune import Kind, prune_kind
+from evertick.engine.put_schedule import put_schedule
+from evertick.store import schedules
+from evertick.store.db import Purpose, connect
+from evertick.store.prune import Mandate
+from tests.engine import invariants
+from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, start, value
+
+ONE: dict[str, list[str]] = {"t": []}
+
+
+class Scene:
+    """Some DAGs, one that waits, a leader and a runner."""
+
+    def __init__(self, conn: AsyncConnection, epoch: int, runner: Runner) -> None:
+        self.conn, self.epoch, self.runner = conn, epoch, runner
+
+    @classmethod
+    async def of(cls, conn: AsyncConnection, condition: object, **rules: object) -> Scene:
+        await invariants.install(conn)
+        await set_clock(conn, T0)
+        for name in ("a", "b"):
+            await put(conn, make_dag(name, ONE, per_task={"t": {"outlets": (f"data-{name}",)}}))
+        waiting = NamedSchedule(name="main", spec=parse_schedule(condition), **rules)  # type: ignore[arg-type]
+        await put(conn, replace(make_dag("w", ONE), schedules=(waiting,)))
+        return cls(conn, await lead(conn), await Runner.join(conn))
+
+    async def run(self, *dags: str, outcome: str = "success") -> None:
+        for dag in dags:
+            run_id = await start(self.conn, dag)
+            for claim in await self.runner.claim():
+                if claim.run_id == run_id:
+                    await self.runner.finish(claim, outcome, no_retry=True)
+
+    async def tend(self, seconds: float) -> int:
+        """How many runs the DAG that waits has then."""
+        await set_clock(self.conn, later(seconds))
+        await hear(self.conn, shard=0, epoch=self.epoch, batch=100)
+        await fire(self.conn, shard=0, epoch=self.epoch, batch=100)
+        assert await invariants.violations(self.conn) == []
+        return int(
+            str(await value(self.conn, "select count(*) from run r join dag d using (dag_id) where d.name = 'w'"))
+        )
+
+    async def causes(self) -> list[tuple[str, str, int]]:
+        run_id = await value(self.conn, "select max(run_id) from run r join dag d using (dag_id) where d.name = 'w'")
+        return [(each.kind, each.name, each.run_id) for each in await schedules.causes(self.conn, int(str(run_id)))]
+
+
+async def test_all_of_them_since_the_last_run(conn: AsyncConnection) -> None:
+    scene = await Scene.of(conn, after("a", "b"))
+    await scene.run("a", "a")
+    assert await scene.tend(1) == 0
+    await scene.run("b")
+    assert await scene.tend(2) == 1
+    assert await scene.causes() == [("dag", "a", 2), ("dag", "b", 3)]
+    await scene.run("b")
+    assert await scene.tend(3) == 1
+    await scene.run("a")
+    assert await scene.tend(4) == 2
+    assert await value(conn, "select count(*) from arrival") == 0
+
+
+async def test_any_of_them(conn: AsyncConnection) -> None:
+    scene = await Scene.of(conn, any_of("a", "b"))
+    await scene.run("a")
+    assert await scene.tend(1) == 1
+    await scene.run("b")
+    assert await scene.tend(2) == 2
+    # Several before it fires are one.
+    await scene.run("a", "b", "a")
+    assert await scene.tend(3) == 3
+    assert await scene.causes() == [("dag", "a", 7), ("dag", "b", 6)]
+
+
+async def test_a_failure_counts_only_for_who_asks_for_any_end(conn: AsyncConnection) -> None:
+    scene = await Scene.of(conn, any_of("a", all_of(finished("b"), Asset("never"))))
+    await scene.run("a", outcome="failed")
+    assert await scene.tend(1) == 0
+    await put_schedule(
+        conn, dag="w", schedule=NamedSchedule(name="main", spec=parse_schedule(after(finished("b")))), actor="x"
+    )
+    await scene.run("b", outcome="failed")
+    assert await scene.tend(2) == 1
+    assert await scene.causes() == [("end", "b", 2)]
+
+
+async def test_an_asset_is_updated_by_the_task_not_by_the_run(conn: AsyncConnection) -> None:
+    scene = await Scene.of(conn, after(Asset("first")))
+    shape = {"load": [], "rest": ["load"]}
+    await put(conn, make_dag("a", shape, per_task={"load": {"outlets": ("first", "other")}}))
+    await start(conn, "a")
+    (claim,) = await scene.runner.claim()
+    await scene.runner.finish(claim)
+    assert await scene.tend(1) == 1
+    assert await scene.causes() == [("asset", "first", 1)]
+    assert await value(conn, "select count(*) from arrival") == 0
+
+
+async def test_nobody_waits_and_nothing_is_noted(conn: AsyncConnection) -> None:
+    scene = await Scene.of(conn, after("a"))
+    await scene.run("b")
+    assert await value(conn, "select count(*) from arrival") == 0
+    assert await value(conn, "select array_agg(name) from dag where is_awaited") == ["a"]
+
+
+async def test_a_dag_that_is_published_after_the_one_that_waits_is_awaited(conn: AsyncConnection) -> None:
+    scene = await Scene.of(conn, after("later"))
+    await put(conn, make_dag("later", ONE))
+    await scene.run("later")
+    assert await scene.tend(1) == 1
+
+
+async def test_what_happens_more_often_before_it_fires_is_one_run(conn: AsyncConnection) -> None:
+    scene = await Scene.of(conn, after("a"))
+    await scene.run("a")
+    await hear(conn, shard=0, epoch=scene.epoch, batch=100)
+    await scene.run("a")
+    assert await scene.tend(1) == 1
+    assert await scene.causes() == [("dag", "a", 2)]
+    assert await scene.tend(2) == 1
+
+
+async def test_while_it_is_paused_it_does_not_run_and_says_so(conn: AsyncConnection) -> None:
+    scene = await Scene.of(conn, after("a"))
+    await pause_schedule(conn, dag="w", name="main", actor="x")
+    await scene.run("a")
+    assert await scene.tend(1) == 0
+    await unpause_schedule(conn, dag="w", name="main", actor="x")
+    assert await scene.tend(2) == 0
+    assert await value(conn, "select array_agg(reason || count) from skip_record") == ["paused1"]
+    await scene.run("a")
+    assert await scene.tend(3) == 1
+
+
+async def test_overlap_holds_for_it_as_well(conn: AsyncConnection) -> None:
+    scene = await Scene.of(conn, after("a"), overlap=OverlapPolicy.SKIP)
+    await scene.run("a")
+    assert await scene.tend(1) == 1
+    await scene.run("a")
+    assert await scene.tend(2) == 1
+    assert await value(conn, "select array_agg(reason) from skip_record") == ["overlap_skip"]
+
+
+async def test_publishing_again_keeps_what_was_heard_of(conn: AsyncConnection) -> None:
+    scene = await Scene.of(conn, after("a", "b"))
+    await scene.run("a")
+    await scene.tend(1)
+    waiting = NamedSchedule(name="main", spec=parse_schedule(after("a", "b")))
+    await put(conn, replace(make_dag("w", {"t": [], "u": []}), schedules=(waiting,)))
+    await scene.run("b")
+    assert await scene.tend(2) == 1
+
+
+async def test_two_that_end_at_once_are_both_heard_of(database: str) -> None:
+    """Ends, hearing and firing race; each pair of ends gives one run, and none is lost."""
+    async with (
+        await connect(database, purpose=Purpose.PLANNING) as leader,
+        await connect(database, purpose=Purpose.HOT) as first,
+        await connect(database, purpose=Purpose.HOT) as second,
+    ):
+        scene = await Scene.of(leader, after("a", "b"))
+        runners = [await Runner.join(conn, queues=(name,)) for conn, name in ((first, "a"), (second, "b"))]
+        for name in ("a", "b"):
+            await put(leader, make_dag(name, ONE, per_task={"t": {"queue": name}}))
+        for turn in range(1, 15):
+            claims = []
+            for runner, name in zip(runners, ("a", "b"), strict=True):
+                await set_clock(runner.conn, later(turn))
+                await start(leader, name)
+                claims += await runner.claim(queues=(name,))
+            await asyncio.gather(
+                *(runner.finish(claim) for runner, claim in zip(runners, claims, strict=True)),
+                hear(leader, shard=0, epoch=scene.epoch, batch=1),
+            )
+            await hear(leader, shard=0, epoch=scene.epoch, batch=1)
+            assert await scene.tend(turn) == turn
+
+
+async def test_causes_of_long_ago_are_pruned(conn: AsyncConnection) -> None:
+    scene = await Scene.of(conn, after("a"))
+    for seconds in (1, 2, 3):
+        await scene.run("a")
+        await scene.tend(seconds)
+    given = Mandate(shard=0, epoch=scene.epoch, before=later(2.5), actor="test", entry=None)
+    assert [(await prune_kind(conn, given, Kind.CAUSES, pace=Pace(batch=n))).pruned for n in (1, 10, 10)] == [1, 1, 0]
+    assert await scene.causes() == [("dag", "a", 5)]
+
+
+def test_a_condition_is_stored_and_told_in_words() -> None:
+    spec = parse_schedule(after("a", any_of(Asset("s3://x"), finished("b"))))
+    assert ScheduleSpec.from_json(spec.to_json()) == spec
+    assert describe(spec) == "after a and (asset s3://x or any end of b)"
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (lambda: after(), "after(...) is empty"),
+        (lambda: after(any_of()), "after(...) is empty"),
+        (lambda: after(3), "takes names of DAGs"),
+        (lambda: after(" "), "cannot name a DAG or an asset"),
+        (lambda: after(*(f"d{n}" for n in range(101))), "at most 100"),
+    ],
+)
+def test_a_condition_that_cannot_be_is_refused(write: object, words: str) -> None:
+    with pytest.raises(InvalidSchedule) as caught:
+        parse_schedule(write())  # type: ignore[operator]
+    assert words in str(caught.value)

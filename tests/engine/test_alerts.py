@@ -1,0 +1,124 @@
+"""What did not happen in time is an alert, once per episode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.domain.errors import NotLeader
+from evertick.domain.retention import Pace
+from evertick.engine.change_schedule import pause_schedule
+from evertick.engine.fire import fire
+from evertick.engine.prune import Kind, prune_kind
+from evertick.engine.raise_alerts import raise_alerts
+from evertick.store import alerts
+from evertick.store.prune import Mandate
+from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, value
+
+ONE: dict[str, list[str]] = {"a": []}
+
+
+async def world(conn: AsyncConnection, **rules: float) -> int:
+    await set_clock(conn, T0)
+    dag = make_dag("one", ONE, every="@every 100s")
+    (schedule,) = dag.schedules
+    await put(conn, replace(dag, schedules=(replace(schedule, **rules),)))  # type: ignore[arg-type]
+    return await lead(conn)
+
+
+async def look(
+    conn: AsyncConnection, epoch: int, seconds: float, *, fires: bool = False
+) -> list[tuple[str, int | None, bool]]:
+    await set_clock(conn, later(seconds))
+    if fires:
+        await fire(conn, shard=0, epoch=epoch, batch=10)
+    found = await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, batch=100)
+    return [(each.kind, each.run_id, each.has_ended) for each in found]
+
+
+async def test_a_run_that_does_not_start_or_finish_in_time_is_told_once(conn: AsyncConnection) -> None:
+    epoch = await world(conn, start_within_seconds=10, finish_within_seconds=30)
+    assert await look(conn, epoch, 100, fires=True) == []
+    assert await look(conn, epoch, 109) == []
+    assert await look(conn, epoch, 111) == [("not_started", 1, False)]
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim()
+    assert await look(conn, epoch, 131) == [("not_finished", 1, False)]
+    assert await look(conn, epoch, 140) == []
+    await runner.finish(claim)
+    # The next run misses both again: the same episodes go on.
+    assert await look(conn, epoch, 200, fires=True) == []
+    assert await look(conn, epoch, 235) == []
+    assert {(each.kind, each.count, each.run_id) for each in await alerts.list_all(conn)} == {
+        ("not_started", 2, 1),
+        ("not_finished", 2, 1),
+    }
+    await runner.drain()
+    # And the one after it is in time.
+    await look(conn, epoch, 300, fires=True)
+    await runner.drain()
+    assert sorted(await look(conn, epoch, 331)) == [("not_finished", 1, True), ("not_started", 1, True)]
+    assert await alerts.list_all(conn) == []
+    assert len(await alerts.list_all(conn, ended=True)) == 2
+    # What is late after that is a new episode.
+    await look(conn, epoch, 400, fires=True)
+    assert await look(conn, epoch, 411) == [("not_started", 4, False)]
+
+
+async def test_what_starts_late_but_before_anybody_looks_was_late(conn: AsyncConnection) -> None:
+    epoch = await world(conn, start_within_seconds=10)
+    await look(conn, epoch, 100, fires=True)
+    await set_clock(conn, later(112))
+    await (await Runner.join(conn)).drain()
+    assert await look(conn, epoch, 115) == [("not_started", 1, False)]
+
+
+async def test_a_run_in_time_raises_nothing_and_its_deadlines_are_gone(conn: AsyncConnection) -> None:
+    epoch = await world(conn, start_within_seconds=10, finish_within_seconds=30)
+    await look(conn, epoch, 100, fires=True)
+    assert await value(conn, "select count(*) from deadline") == 2
+    await (await Runner.join(conn)).drain()
+    assert await look(conn, epoch, 150) == []
+    assert await value(conn, "select count(*) from deadline") == 0
+
+
+async def test_a_schedule_without_deadlines_has_none(conn: AsyncConnection) -> None:
+    epoch = await world(conn)
+    await look(conn, epoch, 100, fires=True)
+    assert await value(conn, "select count(*) from deadline") == 0
+
+
+async def test_a_schedule_that_does_not_fire_is_told_until_it_does(conn: AsyncConnection) -> None:
+    epoch = await world(conn)
+    assert await look(conn, epoch, 159) == []
+    assert await look(conn, epoch, 161) == [("not_fired", None, False)]
+    assert await look(conn, epoch, 190) == []
+    assert await look(conn, epoch, 195, fires=True) == [("not_fired", None, True)]
+
+
+async def test_a_schedule_that_was_set_aside_is_told_until_somebody_pauses_it(conn: AsyncConnection) -> None:
+    epoch = await world(conn)
+    await conn.execute("""update schedule set spec = '{"kind": "cron", "expression": "99 * * * *"}'""")
+    assert await look(conn, epoch, 100, fires=True) == []
+    assert await look(conn, epoch, 170) == [("not_fired", None, False)]
+    await pause_schedule(conn, dag="one", name="main", actor="ann")
+    assert await look(conn, epoch, 180) == [("not_fired", None, True)]
+
+
+async def test_only_the_leader_raises(conn: AsyncConnection) -> None:
+    epoch = await world(conn)
+    await lead(conn)
+    with pytest.raises(NotLeader):
+        await look(conn, epoch, 200)
+
+
+async def test_alerts_that_are_long_over_are_pruned(conn: AsyncConnection) -> None:
+    epoch = await world(conn)
+    await look(conn, epoch, 170)
+    given = Mandate(shard=0, epoch=epoch, before=later(1000), actor="test", entry=None)
+    await set_clock(conn, later(2000))
+    assert (await prune_kind(conn, given, Kind.ALERTS, pace=Pace(batch=10))).pruned == 0
+    await look(conn, epoch, 900, fires=True)
+    assert (await prune_kind(conn, given, Kind.ALERTS, pace=Pace(batch=10))).pruned == 1
