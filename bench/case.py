@@ -40,6 +40,8 @@ class Size:
     soak_minutes: float = 60.0
     spike: int = 50_000
     idle_schedules: int = 1_000_000
+    keyed: tuple[int, int] = (20, 1000)
+    held: int = 100
 
 
 FULL = Size(singles={"process": 5_000, "warm": 5_000})
@@ -62,6 +64,8 @@ QUICK = Size(
     soak_minutes=0.02,
     spike=100,
     idle_schedules=2_000,
+    keyed=(2, 10),
+    held=1,
 )
 
 Raw = dict[int, float]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench import (
     case_ageing,
+    case_gates,
     case_history,
     case_idle,
     case_light,
@@ -46,6 +47,9 @@ IN_ONE_HOUSE: dict[str, InHouse] = {
     "singles": case_many.singles,
     "big_dag": case_many.big_dag,
     "pinned": case_pinned.pinned,
+    "pool_overhead": case_gates.pool_overhead,
+    "mutex_drain": case_gates.mutex_drain,
+    "gates_blocked": case_gates.gates_blocked,
     "schedules": case_time.schedules,
     "cron_lag": case_time.cron_lag,
     "submit": case_time.submit,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.house import House, NotMeasured
@@ -51,8 +51,11 @@ class Done:
         return [after.start - before.end for before, after in zip(self.spans, self.spans[1:], strict=False)]
 
 
-async def submit(house: House, dag: str, count: int) -> list[int]:
-    """Create and open that many runs in one transaction, as firing does, and wake the runners."""
+async def submit(house: House, dag: str, count: int, *, spread: Mapping[str, int] | None = None) -> list[int]:
+    """Create and open that many runs in one transaction, as firing does, and wake the runners.
+
+    `spread` gives each run the number of its remainder as a parameter: `{"key": 20}`.
+    """
     row = await dags.find(house.conn, dag)
     if row is None or row.version_id is None:
         raise NotMeasured(f"DAG {dag} is not published")
@@ -66,7 +69,12 @@ async def submit(house: House, dag: str, count: int) -> list[int]:
         )
         found = await cursor.fetchone()
         assert found is not None
-        await house.conn.execute("select open_runs(%s)", [found[0]])
+        for name, keys in (spread or {}).items():
+            await house.conn.execute(
+                "update run set params = jsonb_build_object(%s::text, run_id %% %s) where run_id = any(%s)",
+                [name, keys, found[0]],
+            )
+        await house.conn.execute("select open_runs(%s), pass_gates()", [found[0]])
     await notify(house.conn, Channel.READY)
     return list(found[0])
 

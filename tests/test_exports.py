@@ -38,6 +38,7 @@ def test_the_options_of_dags() -> None:
         "finish_within",
         "jitter",
         "max_active_runs",
+        "max_active_tasks",
         "misfire",
         "name",
         "overlap",
@@ -57,9 +58,14 @@ def test_the_options_of_dags() -> None:
 def test_the_options_of_tasks() -> None:
     assert sorted(TaskOptions.__annotations__) == [
         "isolation",
+        "max_active",
+        "mutex",
+        "mutex_shared",
         "name",
         "on_lost_contact",
         "outlets",
+        "parallel",
+        "pool",
         "priority",
         "queue",
         "queue_timeout",

@@ -145,8 +145,9 @@ async def test_nothing_updates_the_fact_of_a_run(functions: dict[str, str]) -> N
 # Locks ------------------------------------------------------------------------------------------------------
 
 # claim and claim_rows take no run lock: they skip locked rows of the line and wait for nothing but the task that they were handed.
+# let_in moves only tasks whose row of gate_wait it has taken, or whose run is locked: nobody else can want them.
 # sweep_runs deletes what is left of runs that are gone, so that there is nothing to lock.
-WITHOUT_RUN_LOCK = {"claim", "claim_rows", "sweep_runs"}
+WITHOUT_RUN_LOCK = {"claim", "claim_rows", "let_in", "sweep_runs"}
 PRUNING = {
     "prune_runs",
     "prune_journal",
@@ -157,7 +158,18 @@ PRUNING = {
     "prune_versions",
     "prune_bundles",
 }
-PLANNING = {"fire", "promote", "step_backfill", "fail_backfill", "reconcile", "sweep_runs", "sweep_versions", *PRUNING}
+GATES = {"tend_gates", "unadmit", "reconcile_gates"}
+PLANNING = {
+    "fire",
+    "promote",
+    "step_backfill",
+    "fail_backfill",
+    "reconcile",
+    "sweep_runs",
+    "sweep_versions",
+    *PRUNING,
+    *GATES,
+}
 
 LOCKS_RUN = re.compile(
     r"\b(from|join)\s+run_status\b.*\bfor\s+no\s+key\s+update\b|\b(update|insert\s+into)\s+run_status\b", re.S

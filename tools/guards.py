@@ -28,7 +28,7 @@ KEYS = {
     "rank",
     "seq",
 }
-KEYS |= {"name", "file", "hash", "bundle_hash", "key", "ctid"}
+KEYS |= {"name", "file", "hash", "bundle_hash", "key", "ctid", "gate_id", "line_id"}
 # The word that names a guard, the most telling one first.
 TELLING = ["state", "epoch", "session", "request", "paused", "gone_at", "lease_until", "next_due", "version", "error"]
 TELLING += ["not_before", "due_at", "deleted_at", "cancel_requested", "open_tasks", "finished_at", "beat"]

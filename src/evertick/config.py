@@ -32,6 +32,7 @@ class Settings:
     step_seconds: float = 5.0
     orphan_after_seconds: float = 300.0
     max_active_retries: int | None = None
+    unadmit_after_seconds: float = 60.0
     retention_days: float = 90.0
 
     runner_id: str | None = None
@@ -120,6 +121,7 @@ _LOWEST: dict[str, float] = {
     "promote_batch": 1,
     "reconcile_batch": 1,
     "reconcile_seconds": 0.01,
+    "unadmit_after_seconds": 0,
     "step_seconds": 0.1,
     "max_active_retries": 1,
     "retention_days": 0,

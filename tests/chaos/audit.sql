@@ -204,3 +204,19 @@ begin
 end $$;
 create constraint trigger chaos_commits after insert on chaos_audit.runner_move deferrable initially deferred for each row
     when (new.what in ('silence', 'gone')) execute function chaos_audit.commit_runner();
+
+-- V6 at every commit: whoever lets somebody in still holds the locks of the gates, so what is seen here is what there is. A pool
+-- that somebody made smaller may be overfull for a while; keys and limits never are.
+create table chaos_audit.limit_broken (entry bigint primary key default nextval('chaos_audit.entries'), at_ns bigint not null, what text not null);
+create function chaos_audit.note_limits() returns trigger language plpgsql as $$
+begin
+    insert into chaos_audit.limit_broken (at_ns, what)
+    select chaos_audit.boot_ns(), format('%s %s: %s of %s held, %s counted', g.kind, g.name, h.weight, g.capacity, g.used)
+    from evertick.gate g cross join lateral (
+        select coalesce(sum(n.weight), 0) as weight from evertick.gate_hold x
+        cross join lateral unnest(x.gate_ids, x.weights) as n(gate_id, weight) where n.gate_id = g.gate_id) h
+    where g.gate_id = any(new.gate_ids) and (h.weight > g.capacity or h.weight <> g.used);
+    return null;
+end $$;
+create constraint trigger chaos_limits after insert on evertick.gate_hold deferrable initially deferred for each row
+    execute function chaos_audit.note_limits();

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from psycopg import AsyncConnection
 
 from evertick.domain.dag import DagSpec
+from evertick.engine.gates import set_pool
 from evertick.engine.publish import publish
 from evertick.execution.bundle import Bundle, pack
 from evertick.execution.loader import load_file
@@ -124,6 +125,18 @@ def deposit():
 def ledger():
     deposit()
 
+# Behind gates: one at a time on each of two keys, three at once of all, and two slots of four.
+@task(mutex="half:{params.half}", parallel={"guarded": 3}, pool={"narrow": 2}, retries=2, retry_delay=0.2)
+def guard():
+    with noted():
+        time.sleep(random.uniform(0, 0.1))
+        if random.random() < 0.1:
+            raise ConnectionError("lost at the gate")
+
+@dag(params={**SCHEDULE, "half": 0}, max_active_tasks=3)
+def guarded():
+    [guard.override(name=f"guard{number}")() for number in range(2)] >> guard.override(name="last", mutex="last")()
+
 # Lasts until it is told, all epochs or only this one.
 @task(name="hold")
 def hold():
@@ -232,6 +245,7 @@ async def load(folder: Path) -> Work:
 
 async def publish_specs(conn: AsyncConnection, work: Work, specs: list[DagSpec]) -> None:
     bundle = work.bundle
+    await set_pool(conn, name="narrow", slots=4, actor="chaos")
     await dags.put_bundle(conn, bundle_hash=bundle.hash, file=FILE, archive=bundle.archive, uses_threads=None)
     for spec in specs:
         await publish(conn, spec=spec, file=FILE, bundle_hash=bundle.hash, actor="chaos")

@@ -44,9 +44,9 @@ class LoadPlan:
     steady: int = 0
     quick: int = 0
     per_second: float = 0.0
-    steady_dags: tuple[str, ...] = ("chain", "chain", "flaky", "warm_chain", "slow", "ledger")
+    steady_dags: tuple[str, ...] = ("chain", "chain", "flaky", "warm_chain", "slow", "ledger", "guarded")
     quick_dags: tuple[str, ...] = ("pulse",)
-    trigger_dags: tuple[str, ...] = ("pulse", "chain", "flaky")
+    trigger_dags: tuple[str, ...] = ("pulse", "chain", "flaky", "guarded")
     paces: tuple[float, ...] = PACES_SECONDS
 
 

@@ -15,6 +15,7 @@ from psycopg import AsyncConnection
 
 from evertick.domain.dag import NamedSchedule
 from evertick.domain.errors import NotLeader
+from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.schedule import parse_schedule
 from evertick.engine.cancel import cancel
 from evertick.engine.extend import extend
@@ -250,3 +251,21 @@ async def test_two_writers_of_one_task_leave_their_rows_in_the_order_of_their_lo
         await second
     rows = await (await audited.execute("select new_epoch from chaos_audit.task_move order by entry")).fetchall()
     assert [row[0] for row in rows] == [0, 10, 11]
+
+
+@pytest.mark.requirement("D3", "D4")
+async def test_a_limit_that_is_broken_at_a_commit_is_seen(audited: Conn, logs: dict[str, Path]) -> None:
+    key = GateSpec(kind=GateKind.MUTEX, name="k", weight=EXCLUSIVE)
+    await put(audited, make_dag("a", {"t": []}, task_gates=(key,)))
+    runner = await Runner.join(audited)
+    for _ in range(3):
+        await start(audited, "a")
+    await runner.drain()
+    assert await value(audited, "select count(*) from chaos_audit.limit_broken") == 0
+    assert "limit" not in {each.kind for each in (await gathered(audited, logs)).leftovers}
+    await start(audited, "a")
+    await audited.execute("update gate set used = 0")
+    await start(audited, "a")
+    found = [each for each in (await gathered(audited, logs)).leftovers if each.kind in ("limit", "hold")]
+    assert {each.kind for each in found} == {"limit", "hold"}
+    assert "2000000 of 1000000 held" in found[0].text

@@ -1,4 +1,4 @@
-"""What is true at all times (V1–V4, V7), as questions to the database. Installed in test databases only."""
+"""What is true at all times (V1–V4, V6, V7), as questions to the database. Installed in test databases only."""
 
 from __future__ import annotations
 
@@ -95,7 +95,48 @@ create or replace function violations() returns setof text language sql as $$
     from backfill b
     where b.made < b.open_runs + b.succeeded + b.failed + b.canceled or b.made + b.left_alone > b.total
        or (b.state = 'done' and b.made + b.left_alone <> b.total)
+    union all
+    {GATES}
 $$;
+"""
+
+GATE_VIOLATIONS = """
+    -- V6: what is used is what active tasks hold, and no more than there is (but where somebody lowered it)
+    select format('V6 gate %s %s: %s of %s used, its holders have %s', g.kind, g.name, g.used, g.capacity, coalesce(h.weight, 0))
+    from gate g left join (
+        select n.gate_id, sum(n.weight) as weight from gate_hold x
+        cross join lateral unnest(x.gate_ids, x.weights) as n(gate_id, weight) group by n.gate_id) h on h.gate_id = g.gate_id
+    where g.used <> coalesce(h.weight, 0) or (g.used > g.capacity and g.kind = 'mutex')
+    union all
+    select format('V6 a task holds gates and is %s: %s', k.state, (h.run_id, h.idx))
+    from gate_hold h left join task k on k.run_id = h.run_id and k.idx = h.idx and k.map_index = h.map_index
+    where k.state is null or k.state not in ('available', 'queued', 'running')
+    union all
+    select format('V6 %s without holding its gates: %s', k.state, (k.run_id, k.idx))
+    from task k join task_spec s on s.version_id = k.version_id and s.idx = k.idx and s.is_gated
+    where k.state in ('available', 'queued', 'running') and not exists (
+        select 1 from gate_hold h where h.run_id = k.run_id and h.idx = k.idx and h.map_index = k.map_index)
+    union all
+    select format('V6 two exclusive holders of %s', g.name) from gate_hold h
+    cross join lateral unnest(h.gate_ids, h.weights) as n(gate_id, weight) join gate g on g.gate_id = n.gate_id
+    where g.kind = 'mutex' and n.weight = g.capacity group by g.name having count(*) > 1
+    union all
+    select format('in a line but %s: %s', k.state, (w.run_id, w.idx))
+    from gate_wait w left join task k on k.run_id = w.run_id and k.idx = w.idx and k.map_index = w.map_index
+    where k.state is distinct from 'pending' or k.not_before is not null
+    union all
+    select format('in a line that is not there: %s', (w.run_id, w.idx)) from gate_wait w
+    where not exists (select 1 from gate_line l where l.line_id = w.line_id)
+    union all
+    select format('pending for nothing: %s', (k.run_id, k.idx))
+    from task k join run_status r on r.run_id = k.run_id join dag d on d.dag_id = r.dag_id
+    where k.state = 'pending' and k.not_before is null and not d.paused and not exists (
+        select 1 from gate_wait w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index)
+    union all
+    select format('line %s could be let in: %s of %s %s is free', l.line_id, g.capacity - g.used, g.kind, g.name)
+    from gate_line l join gate g on g.gate_id = l.blocked_on
+    where g.capacity - g.used >= l.need and not g.is_behind and reserved_for(g.gate_id) is null
+      and exists (select 1 from gate_wait w where w.line_id = l.line_id)
 """
 
 _GUARD = """
@@ -144,13 +185,19 @@ async def install(conn: AsyncConnection) -> None:
     moves += [("run_status", was.value, to.value) for was, tos in RUN_TRANSITIONS.items() for to in tos]
     async with conn.cursor() as cursor:
         await cursor.executemany("insert into legal_move values (%s, %s, %s)", moves)
-    await conn.execute(_VIOLATIONS)
+    await conn.execute(_VIOLATIONS.replace("{GATES}", GATE_VIOLATIONS))
     await conn.execute(_GUARD.replace("%%", "%"))
 
 
 async def violations(conn: AsyncConnection) -> list[str]:
     cursor = await conn.execute("select * from violations()")
     return [str(row[0]) for row in await cursor.fetchall()] + await _unsettled(conn)
+
+
+async def gate_violations(conn: AsyncConnection) -> list[str]:
+    """Of V6 alone, without anything installed."""
+    cursor = await conn.execute(GATE_VIOLATIONS)
+    return [str(row[0]) for row in await cursor.fetchall()]
 
 
 async def _unsettled(conn: AsyncConnection) -> list[str]:

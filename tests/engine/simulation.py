@@ -26,6 +26,7 @@ from psycopg.errors import RaiseException
 from evertick.domain.attempt import TaskKey
 from evertick.domain.backfill import Reprocess
 from evertick.domain.errors import NotLeader, UserError
+from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.patterns import read_pattern
 from evertick.domain.retention import Pace
 from evertick.domain.retry import RetryPolicy
@@ -39,6 +40,7 @@ from evertick.engine.claim_matching import Matching, step_matching
 from evertick.engine.clear import clear, select_tasks
 from evertick.engine.extend import extend
 from evertick.engine.fire import fire
+from evertick.engine.gates import reconcile_gates, set_pool, tend, unadmit
 from evertick.engine.mark import mark
 from evertick.engine.pause import delete, pause, unpause
 from evertick.engine.promote import promote
@@ -56,6 +58,7 @@ from tests.engine.world import T0, Runner, key_of, make_dag, put, set_clock, sta
 
 STEPS_PER_EPISODE = 500
 DAGS = ("one", "two", "three")
+POOLS = ("red", "blue")
 
 
 class Violation(AssertionError):
@@ -81,6 +84,8 @@ class World:
         self.epochs.append(await self._take_over())
         for _ in range(3):
             self.runners.append(await Runner.join(self.conn))
+        for name in POOLS:
+            await set_pool(self.conn, name=name, slots=2, actor="sim")
         for name in DAGS:
             await self.publish(name)
 
@@ -108,13 +113,46 @@ class World:
                 "priority": dice.randint(0, 9),
                 "rerun_on_loss": dice.random() < 0.8,
                 "is_setup": dice.random() < 0.1,
+                "gates": self._gates(),
             }
             for task in tasks
         }
         every = dice.choice([None, "@every 7s", "@every 10s", "*/1 * * * *"])
         limit = dice.choice([None, None, 1, 2])
-        dag = make_dag(name or dice.choice(DAGS), shape, per_task=options, every=every, max_active_runs=limit)
-        await put(self.conn, dag)
+        dag = make_dag(
+            name or dice.choice(DAGS),
+            shape,
+            per_task=options,
+            every=every,
+            max_active_runs=limit,
+            max_active_tasks=dice.choice([None, None, None, 3]),
+        )
+        await self._try(lambda: put(self.conn, dag))
+
+    def _gates(self) -> tuple[GateSpec, ...]:
+        """Half of the tasks have none; the others one to three of few, so that they meet."""
+        dice = self.dice
+        choices = [
+            GateSpec(kind=GateKind.POOL, name=dice.choice(POOLS), weight=dice.choice([1, 1, 2])),
+            GateSpec(kind=GateKind.MUTEX, name=dice.choice("xy"), weight=dice.choice([1, EXCLUSIVE])),
+            GateSpec(kind=GateKind.KEY, name="k", capacity=dice.choice([1, 3])),
+            GateSpec(kind=GateKind.TASK, name="", capacity=1),
+            GateSpec(kind=GateKind.GROUP, name="g", capacity=dice.choice([1, 2])),
+        ]
+        return tuple(dice.sample(choices, dice.choice([0, 0, 0, 1, 1, 2, 3])))
+
+    async def resize_pool(self) -> None:
+        slots = self.dice.choice([0, 1, 2, 2, 3, 5])
+        await set_pool(self.conn, name=self.dice.choice(POOLS), slots=slots, actor="sim")
+
+    async def tend_gates(self) -> None:
+        """What the leader does for gates. It never finds anything wrong."""
+        grace = self.dice.choice([0, 5])
+        await unadmit(self.conn, shard=0, epoch=self.epochs[-1], grace=grace, batch=100)
+        await tend(self.conn, shard=0, epoch=self.epochs[-1], batch=self.dice.choice([1, 100]))
+        done = await reconcile_gates(self.conn, shard=0, epoch=self.epochs[-1], after=0, batch=100)
+        if done.drifted or done.admitted:
+            raise Violation(f"seed {self.seed}, step {len(self.trace)}: gates had drifted: {done}")
 
     async def trigger(self) -> None:
         key = f"k{self.dice.randint(1, 30)}" if self.dice.random() < 0.3 else None
@@ -345,6 +383,10 @@ class World:
             "backfill",
             "backfill_run",
             "log_chunk",
+            "gate",
+            "gate_hold",
+            "gate_wait",
+            "gate_line",
         )
         query = " union all ".join(
             f"select '{t}', md5(coalesce(string_agg(x::text, ',' order by x::text), '')) from {t} x" for t in tables
@@ -385,6 +427,8 @@ ACTIONS: dict[str, tuple[Callable[[World], Awaitable[None]], int]] = {
     "mark": (World.mark, 4),
     "pause": (World.pause, 3),
     "remove": (World.remove, 1),
+    "resize_pool": (World.resize_pool, 4),
+    "tend_gates": (World.tend_gates, 3),
 }
 
 

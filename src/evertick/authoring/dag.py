@@ -87,6 +87,7 @@ class DagOptions(TypedDict, total=False):
     params: Mapping[str, object]
     tags: Iterable[str]
     max_active_runs: int
+    max_active_tasks: int
     run_timeout: Seconds
     paused: bool
     task_defaults: TaskOptions
@@ -261,6 +262,7 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "params": ("params", _read_params),
     "tags": ("tags", _read_tags),
     "max_active_runs": ("max_active_runs", read_count),
+    "max_active_tasks": ("max_active_tasks", read_count),
     "run_timeout": ("run_timeout_seconds", read_seconds),
     "paused": ("starts_paused", read_flag),
     "task_defaults": ("task_defaults", _read_task_defaults),

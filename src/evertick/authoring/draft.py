@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from types import TracebackType
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from evertick.authoring.location import refused
 from evertick.authoring.resolve import BoundTask
 from evertick.domain.dag import TaskSpec
 from evertick.domain.dag_rules import MAX_EDGES, MAX_TASKS
+from evertick.domain.gates import GateKind, GateSpec
 
 L = TypeVar("L")
 _drafting: ContextVar[Draft | None] = ContextVar("evertick_draft", default=None)
@@ -56,9 +58,14 @@ class TaskRef:
 class TaskGroup:
     """A named part of a DAG: `with task_group("extract"):`. Its tasks carry its name, and it takes arrows too."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, max_active: int | None = None) -> None:
         self.local_name = name
         self.name = name
+        if max_active is not None and (
+            isinstance(max_active, bool) or not isinstance(max_active, int) or max_active < 1
+        ):
+            raise refused(f"task group {name!r}: max_active is {max_active!r}, but it must be 1 or more.")
+        self.max_active = max_active
         self.draft: Draft | None = None
         self.members: list[int] = []
 
@@ -96,9 +103,12 @@ class TaskGroup:
         return self
 
 
-def task_group(name: str) -> TaskGroup:
-    """Open a group of tasks with `with task_group("extract"):`. Groups may stand in groups."""
-    return TaskGroup(name)
+def task_group(name: str, *, max_active: int | None = None) -> TaskGroup:
+    """Open a group of tasks with `with task_group("extract"):`. Groups may stand in groups.
+
+    `max_active` is how many of its tasks may be available or running at once in one run.
+    """
+    return TaskGroup(name, max_active)
 
 
 class Draft:
@@ -143,6 +153,10 @@ class Draft:
         position = len(self.specs)
         if position >= MAX_TASKS:
             raise refused(f"DAG {self.name!r} has more than {MAX_TASKS:,} tasks.")
+        limited = [group for group in self.open_groups if group.max_active is not None]
+        if limited:
+            gates = [GateSpec(kind=GateKind.GROUP, name=group.name, capacity=group.max_active) for group in limited]
+            spec = replace(spec, gates=(*gates, *spec.gates))
         self.specs.append(spec)
         self.bound.append(bound)
         self.upstream.append([])

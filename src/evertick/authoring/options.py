@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
 from evertick.authoring.location import refused
 from evertick.domain.after import Source
@@ -15,6 +15,7 @@ from evertick.domain.attempt import Isolation
 from evertick.domain.dag import OnLostContact, TaskSpec
 from evertick.domain.duration import parse_duration
 from evertick.domain.errors import InvalidDag
+from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec, check_gates, key_parts
 from evertick.domain.retry import Backoff, RetryPolicy
 from evertick.domain.states import TriggerRule
 
@@ -40,6 +41,11 @@ class TaskOptions(TypedDict, total=False):
     isolation: Isolation | str
     rerun_on_loss: bool
     on_lost_contact: OnLostContact | str
+    pool: str | Mapping[str, int]
+    mutex: str | Iterable[str]
+    mutex_shared: str | Iterable[str]
+    parallel: Mapping[str, int]
+    max_active: int
     setup: bool
     outlets: Iterable[Source | str]
 
@@ -49,15 +55,26 @@ def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
     check_names(f"task {name!r}", options, TaskOptions.__annotations__)
     fields: dict[str, Any] = {}
     retry: dict[str, Any] = {}
+    gates: dict[tuple[GateKind, str], GateSpec] = {}
     for option, value in options.items():
         if option == "name":
             continue
         field, read = _READERS[option]
+        if field == "gates" and value is None:
+            continue  # `.override(pool=None)` takes back a default
         try:
             converted = read(value)
         except (TypeError, ValueError) as error:
             raise refused(f"task {name!r}: {option} is {value!r}, but {error}.") from None
-        (retry if option.startswith("retr") else fields)[field] = converted
+        if field == "gates":
+            gates.update({(gate.kind, gate.name): gate for gate in cast("list[GateSpec]", converted)})
+        else:
+            (retry if option.startswith("retr") else fields)[field] = converted
+    if gates:
+        fields["gates"] = tuple(gates[key] for key in sorted(gates))
+        # Two bodies of one key at once are what its holders must never be.
+        if any(kind is GateKind.MUTEX for kind, _ in gates):
+            fields.setdefault("on_lost_contact", OnLostContact.STOP)
     try:
         return TaskSpec(name=name, retry=RetryPolicy(**retry) if retry else _NO_RETRIES, **fields)
     except InvalidDag as error:
@@ -147,6 +164,47 @@ def _read_outlets(value: object) -> tuple[str, ...]:
     return tuple(sorted({str(each) for each in names}))
 
 
+def _read_pool(value: object) -> list[GateSpec]:
+    slots = {value: 1} if isinstance(value, str) else value
+    if not isinstance(slots, Mapping):
+        raise TypeError('it must be a name, or a dict from names to slots, as in {"warehouse": 2}')
+    return _checked(GateSpec(kind=GateKind.POOL, name=name, weight=count) for name, count in slots.items())
+
+
+def _read_keys(weight: int) -> Callable[[object], list[GateSpec]]:
+    def read(value: object) -> list[GateSpec]:
+        keys = [value] if isinstance(value, str) else value
+        if not isinstance(keys, Iterable) or isinstance(keys, Mapping):
+            raise TypeError('it must be a key or a list of keys, as in "table:{params.table}"')
+        return _checked(GateSpec(kind=GateKind.MUTEX, name=read_text(key), weight=weight) for key in keys)
+
+    return read
+
+
+def _read_parallel(value: object) -> list[GateSpec]:
+    if not isinstance(value, Mapping):
+        raise TypeError('it must be a dict from keys to limits, as in {"api:{params.host}": 5}')
+    return _checked(GateSpec(kind=GateKind.KEY, name=read_text(key), capacity=value[key]) for key in value)
+
+
+def _read_max_active(value: object) -> list[GateSpec]:
+    return _checked([GateSpec(kind=GateKind.TASK, name="", capacity=read_count(value))])
+
+
+def _checked(gates: Iterable[GateSpec]) -> list[GateSpec]:
+    """Refused where they are written. Which parameters there are is known later, when the DAG is."""
+    found = list(gates)
+    for gate in found:
+        known = [part[0] for part in key_parts(gate.name) if isinstance(part, list)] if _is_key(gate) else []
+        for problem in check_gates([gate], known):
+            raise ValueError(problem.removesuffix("."))
+    return found
+
+
+def _is_key(gate: GateSpec) -> bool:
+    return gate.kind in (GateKind.MUTEX, GateKind.KEY)
+
+
 _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "retries": ("retries", _read_retries),
     "retry_delay": ("delay_seconds", read_seconds),
@@ -161,6 +219,11 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "isolation": ("isolation", read_choice(Isolation)),
     "rerun_on_loss": ("rerun_on_loss", read_flag),
     "on_lost_contact": ("on_lost_contact", read_choice(OnLostContact)),
+    "pool": ("gates", _read_pool),
+    "mutex": ("gates", _read_keys(EXCLUSIVE)),
+    "mutex_shared": ("gates", _read_keys(1)),
+    "parallel": ("gates", _read_parallel),
+    "max_active": ("gates", _read_max_active),
     "setup": ("is_setup", read_flag),
     "outlets": ("outlets", _read_outlets),
 }

@@ -80,7 +80,7 @@ app.command("trigger", epilog="Example: evertick dags trigger etl --param rows=5
 @app.command("pause", epilog="Example: evertick dags pause etl")
 def pause(dag: DagName) -> None:
     """Stop a DAG: its schedules skip (on record), and what has not started waits. Running tasks go on."""
-    changed = change(lambda conn: verbs.pause(conn, dag=dag, actor=actor()), Channel.PLAN)
+    changed = change(lambda conn: verbs.pause(conn, dag=dag, actor=actor()), Channel.PLAN, Channel.READY)
     show(line(f"{dag} is paused." if changed else f"{dag} was paused already."))
     show(hint(f"Let it go on with: evertick dags unpause {dag}"))
 

@@ -10,7 +10,7 @@ import typer
 from psycopg import AsyncConnection
 from rich.table import Table
 
-from evertick.cli import clearing, logs
+from evertick.cli import clearing, logs, why
 from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Downstream, DryRun, Json, Limit, Run, Task, Yes, run_number
@@ -76,6 +76,9 @@ def show_task(run: Run, task: Task, as_json: Json = False) -> None:
         if attempts:
             show(heading("Attempts"), _attempts(attempts, now))
             show(hint(f"\nSee what it wrote with: evertick tasks logs {run_id} {row.task}"))
+
+
+app.command("why", epilog="Example: evertick tasks why 12 load")(why.why_task)
 
 
 app.command("logs", epilog="Example: evertick tasks logs 12 extract -f")(logs.show_logs)

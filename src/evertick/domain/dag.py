@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from evertick.domain.attempt import Isolation
 from evertick.domain.errors import InvalidDag, InvalidSchedule
+from evertick.domain.gates import GateKind, GateSpec
 from evertick.domain.misfire import MisfirePolicy
 from evertick.domain.overlap import OverlapPolicy
 from evertick.domain.params import JsonValue, ParamSpec, ParamType
@@ -58,6 +59,7 @@ class TaskSpec:
     command: str | None = None
     inputs: tuple[str, ...] = ()
     outlets: tuple[str, ...] = ()
+    gates: tuple[GateSpec, ...] = ()
     doc: str | None = None
 
 
@@ -89,6 +91,7 @@ class DagSpec:
     schedules: tuple[NamedSchedule, ...] = ()
     timezone: str = "UTC"
     max_active_runs: int | None = None
+    max_active_tasks: int | None = None
     run_timeout_seconds: float | None = None
     misfire: MisfirePolicy = MisfirePolicy.LATEST
     catchup_window_seconds: float | None = None
@@ -144,7 +147,7 @@ _DEFAULTS: dict[type, list[tuple[str, object]]] = {
         (each.name, each.default_factory() if each.default_factory is not MISSING else each.default)
         for each in fields(kind)
     ]
-    for kind in (DagSpec, TaskSpec, NamedSchedule, ParamSpec, RetryPolicy)
+    for kind in (DagSpec, TaskSpec, NamedSchedule, ParamSpec, RetryPolicy, GateSpec)
 }
 
 
@@ -175,6 +178,7 @@ _TASK: _Readers = {
     "on_lost_contact": OnLostContact,
     "inputs": tuple,
     "outlets": tuple,
+    "gates": _read_all(GateSpec, {"kind": GateKind}),
 }
 _DAG: _Readers = {
     "tasks": _read_all(TaskSpec, _TASK),

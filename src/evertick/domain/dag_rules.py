@@ -14,6 +14,7 @@ from dataclasses import replace
 from evertick.domain.after import read_text, sources_of
 from evertick.domain.dag import DagSpec, NamedSchedule, TaskKind, TaskSpec
 from evertick.domain.errors import InvalidDag, InvalidParams
+from evertick.domain.gates import check_gates
 from evertick.domain.params import check_params
 
 MAX_NAME = 200
@@ -69,9 +70,9 @@ def _check_dag(spec: DagSpec) -> Iterator[str]:
     for tag in spec.tags:
         if not isinstance(tag, str) or not tag.strip() or len(tag) > MAX_TAG or not tag.isprintable():
             yield f"tag {_short(tag)} must be 1 to {MAX_TAG} printable characters."
-    limit = spec.max_active_runs
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        yield f"max_active_runs is {limit!r}; it must be 1 or more, or left out."
+    for name, limit in (("max_active_runs", spec.max_active_runs), ("max_active_tasks", spec.max_active_tasks)):
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 1_000_000):
+            yield f"{name} is {limit!r}; it must be from 1 to 1,000,000, or left out."
     if not _is_limit(spec.run_timeout_seconds):
         yield f"run_timeout is {spec.run_timeout_seconds!r} s; {_LIMIT_RULE}."
     if not _is_storable(spec.description):
@@ -112,8 +113,10 @@ def _check_tasks(spec: DagSpec) -> Iterator[str]:
         yield f"wrong types: {_listed(wrong_type)}."
         return
     yield from _check_names(spec.tasks)
+    params = {param.name for param in spec.params}
     for task in spec.tasks:
         yield from _check_task(task)
+        yield from (f"task {task.name!r}: {problem}" for problem in check_gates(task.gates, params))
 
 
 def _check_names(tasks: Sequence[TaskSpec]) -> Iterator[str]:

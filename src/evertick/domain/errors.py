@@ -3,6 +3,7 @@
 EvertickError
 ├── UserError                what the caller asked for cannot be done: tell them how to do it instead
 │   ├── InvalidDag           a DAG that cannot be published
+│   │   └── LacksPool        it needs a pool that is not there, or more of one than it has
 │   ├── InvalidSchedule      a schedule that cannot be saved
 │   ├── InvalidParams        parameters that do not fit the DAG's declaration
 │   ├── InvalidSettings      settings that contradict each other
@@ -45,6 +46,10 @@ class InvalidDag(UserError):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.file}, line {self.line})" if self.file else self.message
+
+
+class LacksPool(InvalidDag):
+    """The DAG needs a pool that is not there, or more of one than it has."""
 
 
 class InvalidSchedule(UserError):

@@ -5,6 +5,7 @@ What is due under schedules that the new version changes is settled first, in th
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections import Counter
 from datetime import datetime, timedelta
@@ -12,6 +13,8 @@ from datetime import datetime, timedelta
 from psycopg import AsyncConnection
 
 from evertick.domain.dag import DagSpec, NamedSchedule, structural_hash, to_json
+from evertick.domain.errors import LacksPool
+from evertick.domain.gates import GateKind, GateSpec, key_parts
 from evertick.domain.jitter import delay_of
 from evertick.domain.misfire import SkipRange, SkipReason, skip_until
 from evertick.domain.params import check_params
@@ -21,7 +24,7 @@ from evertick.domain.schedule_fields import EARLIEST
 from evertick.domain.states import TriggerRule
 from evertick.engine.plan import JsonObject, is_same_spec, plan_end, skip_row, spec_json
 from evertick.engine.settle import read_before, until_unmoved
-from evertick.store import dags
+from evertick.store import dags, gates
 from evertick.store.dags import Published
 from evertick.store.schedules import DagSchedule
 
@@ -39,7 +42,7 @@ async def publish(
     Other rules make no other version: they route the tasks of the version that is there.
     """
     row = dag_row(spec, file=file, bundle_hash=bundle_hash, routing=routing)
-
+    await check_pools(conn, spec)
     declared = {schedule.name: schedule for schedule in spec.schedules}
 
     def plan(old: DagSchedule, now: datetime) -> JsonObject | None:
@@ -96,12 +99,51 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
                 "rerun_on_loss": task.rerun_on_loss,
                 "queue_timeout": task.queue_timeout_seconds,
                 "outlets": list(task.outlets) or None,
+                "is_gated": bool(task.gates) or spec.max_active_tasks is not None,
             }
             for index, task in enumerate(spec.tasks)
         ],
         "edges": [list(edge) for edge in spec.edges],
+        "gates": [row for index in range(len(spec.tasks)) for row in gate_rows(spec, index)],
         "inputs": [[index, position[name]] for index, task in enumerate(spec.tasks) for name in task.inputs],
     }
+
+
+def gate_rows(spec: DagSpec, index: int) -> list[JsonObject]:
+    """What one task must pass. A limit of the whole DAG is a gate of each of its tasks."""
+    task, needed = spec.tasks[index], list(spec.tasks[index].gates)
+    if spec.max_active_tasks is not None:
+        needed.append(GateSpec(kind=GateKind.DAG, name="", capacity=spec.max_active_tasks))
+    rows: list[JsonObject] = []
+    for place, gate in enumerate(needed):
+        parts = key_parts(gate.name) if gate.kind in (GateKind.MUTEX, GateKind.KEY) else []
+        is_made = any(isinstance(part, list) for part in parts)
+        names = {GateKind.DAG: spec.name, GateKind.TASK: f"{spec.name}::{task.name}"}
+        fixed = "".join(map(str, parts)) or names.get(gate.kind, gate.name)
+        row = {"idx": index, "place": place, "kind": gate.kind, "weight": gate.weight, "capacity": gate.capacity}
+        rows.append({**row, "parts": parts} if is_made else {**row, "name": fixed})
+    return rows
+
+
+async def check_pools(conn: AsyncConnection, spec: DagSpec) -> None:
+    """Refuse a DAG whose tasks need a pool that is not there, or more of one than it has."""
+    needed = [(task.name, gate) for task in spec.tasks for gate in task.gates if gate.kind is GateKind.POOL]
+    if not needed:
+        return
+    slots = {pool.name: pool.capacity for pool in await gates.list_gates(conn, kinds=["pool"])}
+    for task, gate in needed:
+        if gate.name not in slots:
+            near = difflib.get_close_matches(gate.name, slots, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "there is none of that name."
+            raise LacksPool(
+                f"DAG {spec.name!r}: task {task!r} needs pool {gate.name!r}; {hint}"
+                f" Make it with `evertick pools set {gate.name} SLOTS`."
+            )
+        if gate.weight > slots[gate.name]:
+            raise LacksPool(
+                f"DAG {spec.name!r}: task {task!r} needs {gate.weight} slots of pool {gate.name!r}, which has"
+                f" {slots[gate.name]}; it could never start. Raise it with `evertick pools set {gate.name} {gate.weight}`."
+            )
 
 
 def schedule_row(spec: DagSpec, schedule: NamedSchedule, now: datetime, *, old: DagSchedule | None) -> JsonObject:

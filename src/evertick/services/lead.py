@@ -149,6 +149,7 @@ class Lead:
             with_room=None,
             backfills=None,
             has_arrivals=None,
+            has_gates=None,
             troubles=[],
         )
 

@@ -56,6 +56,7 @@ QUEUE_DEPTH = _gauge("queue_depth", "Tasks in line, claimable now, by queue. Cou
 DRIFT_REPAIRED = _counter(
     "drift_repaired", "What reconcile found wrong and put right. Each is a bug to report.", "kind"
 )
+GATE_DRIFT = _counter("gate_drift", "Gates whose used slots were not what their holders have. Each is a bug to report.")
 QUARANTINED = _counter("quarantined", "Things set aside because they fail every time.", "kind")
 ALERTS = _counter(
     "alerts", "Episodes of schedules that did not fire, or runs that did not start or finish, in time.", "kind"

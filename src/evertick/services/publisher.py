@@ -17,7 +17,7 @@ import watchfiles
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
-from evertick.domain.errors import InvalidDag, UserError
+from evertick.domain.errors import InvalidDag, LacksPool, UserError
 from evertick.domain.routing import Routing
 from evertick.engine.pause import delete
 from evertick.engine.publish import publish
@@ -56,6 +56,7 @@ class Publisher:
         self._owners: dict[str, str] = {}
         self._compared, self._compared_at = list[str](), -inf
         self._rules = Rules(settings.routing_file, log=log)
+        self._told: dict[str, str] = {}
         self._pulse = Pulse("publisher", longest_tick_seconds=settings.load_timeout_seconds + STALLED_SECONDS)
         self.wake, self.stop = asyncio.Event(), asyncio.Event()
 
@@ -121,7 +122,7 @@ class Publisher:
 
     async def _take(self, conn: AsyncConnection, loaded: LoadedFile, before: Fingerprint, routing: Routing) -> bool:
         """Publish one file's DAGs, or tell what is wrong with it. False: try again at the next scan."""
-        problem = loaded.error or self._duplicate_in(loaded)
+        problem, is_final = loaded.error or self._duplicate_in(loaded), True
         if problem is None:
             try:
                 bundle = await asyncio.to_thread(pack, self._folder, loaded.file, loaded.closure)
@@ -132,17 +133,22 @@ class Publisher:
                 await self._publish(conn, loaded, bundle, routing)
             except InvalidDag as error:
                 problem = ImportProblem(file=loaded.file, line=None, message=str(error))
+                # The pool may be there at the next scan, without any change of the file.
+                is_final = not isinstance(error, LacksPool)
             except OSError as error:
                 self._log.warning("file_vanished", file=loaded.file, error=error)
                 return False
         if problem is not None:
-            self._log.error("import_error", file=problem.file, line=problem.line, message=problem.message)
+            if self._told.get(loaded.file) != problem.message:
+                self._log.error("import_error", file=problem.file, line=problem.line, message=problem.message)
+            self._told[loaded.file] = problem.message if not is_final else ""
             await dags.put_import_error(
                 conn, file=loaded.file, line=problem.line, message=problem.message, detail=problem.traceback
             )
         else:
             await dags.drop_import_error(conn, loaded.file)
-        return True
+            self._told.pop(loaded.file, None)
+        return is_final
 
     async def _publish(self, conn: AsyncConnection, loaded: LoadedFile, bundle: Bundle, routing: Routing) -> None:
         threads = ", ".join(loaded.uses_threads) or None

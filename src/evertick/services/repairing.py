@@ -13,6 +13,7 @@ from psycopg import AsyncConnection, errors
 
 from evertick.config import Settings
 from evertick.domain.errors import NotLeader
+from evertick.engine.gates import reconcile_gates, unadmit
 from evertick.engine.reap import reap_orphan
 from evertick.engine.reconcile import reconcile, skip_one
 from evertick.services import metrics
@@ -27,6 +28,7 @@ SLICE_PAUSE_SECONDS = 0.02
 # To count what is in line is dear where the line is long; it is done in the first round and then in every tenth.
 LINE_ROUNDS = 10
 BEGINNING = (0, 0)
+GATES_AT_ONCE = 5000
 
 
 class Repairing:
@@ -34,6 +36,7 @@ class Repairing:
         self._settings, self._lead, self._waker, self._log = settings, lead, waker, log
         self._reconciling = Step("reconcile", log=log)
         self._reaping = Step("orphans", log=log)
+        self._counting = Step("gates", log=log)
         self._batch = settings.reconcile_batch
         self.begin()
 
@@ -59,6 +62,8 @@ class Repairing:
             self._slice_at = self._began_at + self._settings.reconcile_seconds
             if not self._reaping.is_resting:
                 await self._reaping.attempt(conn, lambda: self._reap_orphans(conn))
+            if not self._counting.is_resting:
+                await self._counting.attempt(conn, lambda: self._count_gates(conn))
         else:
             self._slice_at = boot_seconds() + SLICE_PAUSE_SECONDS
 
@@ -101,6 +106,25 @@ class Repairing:
             self._waker.wake(Channel.READY)
         self._rounds += done.last == BEGINNING
         return done.last == BEGINNING
+
+    async def _count_gates(self, conn: AsyncConnection) -> None:
+        """All gates, a slice after the other; before that, what no runner can take gives its gates back."""
+        grace = self._settings.unadmit_after_seconds
+        taken_back = await unadmit(
+            conn, shard=SHARD, epoch=self._epoch, grace=grace, batch=self._settings.promote_batch
+        )
+        if taken_back:
+            self._log.warning("unadmit", tasks=taken_back, reason="no live runner serves their queue")
+        after: int | None = 0
+        admitted = 0
+        while after is not None:
+            done = await reconcile_gates(conn, shard=SHARD, epoch=self._epoch, after=after, batch=GATES_AT_ONCE)
+            after, admitted = done.last_gate_id, admitted + done.admitted
+            if done.drifted:
+                metrics.GATE_DRIFT.inc(done.drifted)
+                self._log.error("gate_drift", gates=done.drifted)
+        if admitted or taken_back:
+            self._waker.wake(Channel.READY)
 
     async def _reap_orphans(self, conn: AsyncConnection) -> None:
         try:

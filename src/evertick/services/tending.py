@@ -17,6 +17,7 @@ from psycopg import AsyncConnection
 from evertick.config import Settings
 from evertick.domain.errors import NotLeader
 from evertick.engine.backfill import move_on
+from evertick.engine.gates import tend
 from evertick.engine.hear import hear
 from evertick.engine.promote import promote
 from evertick.engine.reap import listen, reap_runner
@@ -59,7 +60,7 @@ class Tending:
         self._on_refused = on_refused
         self._link = Link(url, Purpose.PLANNING)
         self._bounded: AsyncConnection | None = None
-        names = ("promote", "reap", "time_out", "admit", "hear", "backfill")
+        names = ("promote", "reap", "time_out", "admit", "hear", "backfill", "gates")
         self._steps = {name: Step(name, log=log) for name in names}
         self._repairing = Repairing(settings, lead=lead, waker=waker, log=log)
         self._alerting = Alerting(lead=lead, log=log)
@@ -74,7 +75,7 @@ class Tending:
         self._overdue: list[int] = []
         self._backfills: list[int] = []
         self._backfill_at = inf
-        self._has_room = self._has_arrivals = self._listens = False
+        self._has_room = self._has_arrivals = self._has_gates = self._listens = False
         self._listened_at = 0.0
         self._repairing.begin()
         self._alerting.begin()
@@ -92,6 +93,7 @@ class Tending:
         self._backfills = seen.backfills or []
         self._backfill_at = now if self._backfills else inf
         self._has_arrivals = bool(seen.has_arrivals)
+        self._has_gates = bool(seen.has_gates)
         self._listens = seen.silent is None and seen.stranded is None and not seen.troubles
         if not self._listens:
             self._listened_at = 0.0
@@ -141,6 +143,9 @@ class Tending:
         if self._backfill_at <= now:
             self._backfill_at = inf
             await self._each("backfill", conn, self._backfills, self._move_on)
+        if self._has_gates:
+            self._has_gates = False
+            await self._step("gates", conn, self._tend_gates)
         if self._lead.may_plan:
             await self._repairing.attempt(conn)
         if self._lead.may_plan:
@@ -263,6 +268,11 @@ class Tending:
         if (done.moved or done.ended) and not done.is_over:
             self._backfill_at = boot_seconds() + SOON_SECONDS
 
+    async def _tend_gates(self, conn: AsyncConnection) -> None:
+        batch = self._settings.promote_batch
+        if await tend(conn, shard=SHARD, epoch=self._epoch, batch=batch):
+            self._waker.wake(Channel.READY)
+
     def _count_refused(self, kind: str, count: int, *, verb: str) -> None:
         if count:
             metrics.QUARANTINED.labels(kind=kind).inc(count)
@@ -276,7 +286,8 @@ class Tending:
 
     def _next_at(self) -> float:
         """When there is something to do, by our clock."""
-        if self._sessions or self._overdue or self._has_room or self._has_arrivals or self._listens:
+        is_called = self._has_room or self._has_arrivals or self._has_gates or self._listens
+        if self._sessions or self._overdue or is_called:
             return 0.0
         resting = self._steps["promote"].rests_until
         soonest = min(max(self._promote_at, resting), self._expire_at, self._backfill_at)

@@ -31,6 +31,42 @@ CREATE TYPE evertick.ended AS (
 	state evertick.task_state
 );
 
+CREATE TYPE evertick.gate_arrival AS (
+	run_id bigint,
+	idx integer,
+	map_index integer,
+	version_id integer,
+	rank smallint,
+	gate_ids integer[],
+	weights integer[]
+);
+
+CREATE TYPE evertick.gate_kind AS ENUM (
+    'pool',
+    'mutex',
+    'key',
+    'group',
+    'task',
+    'dag'
+);
+
+CREATE TYPE evertick.gate_want AS (
+	run_id bigint,
+	idx integer,
+	map_index integer,
+	version_id integer,
+	rank smallint,
+	kind evertick.gate_kind,
+	name text,
+	weight integer,
+	capacity integer
+);
+
+CREATE TYPE evertick.gate_weight AS (
+	gate_id integer,
+	weight integer
+);
+
 CREATE TYPE evertick.run_kind AS ENUM (
     'scheduled',
     'manual',
@@ -96,6 +132,7 @@ CREATE FUNCTION evertick.admit(p_shard smallint, p_epoch bigint, OUT admitted in
 begin
     perform fence(p_shard, p_epoch);
     select a.admitted, a.refused into admitted, refused from admit_passed_over(p_shard) a;
+    perform pass_gates();
 end $$;
 
 CREATE FUNCTION evertick.admit_passed_over(p_shard smallint, OUT admitted integer, OUT refused integer) RETURNS record
@@ -151,6 +188,31 @@ begin
     return cardinality(admitted);
 end $$;
 
+CREATE FUNCTION evertick.arrivals_of(p_wants evertick.gate_want[]) RETURNS evertick.gate_arrival[]
+    LANGUAGE sql STABLE
+    AS $$
+    select array_agg(row(t.run_id, t.idx, t.map_index, t.version_id, t.rank, t.gate_ids, t.weights)::gate_arrival
+                     order by t.rank, t.run_id, t.idx, t.map_index)
+    from (
+        select n.run_id, n.idx, n.map_index, n.version_id, n.rank, array_agg(n.gate_id order by n.gate_id) as gate_ids,
+               array_agg(n.weight order by n.gate_id) as weights
+        from (
+            select w.run_id, w.idx, w.map_index, w.version_id, w.rank, g.gate_id, max(w.weight) as weight
+            from unnest(p_wants) w
+            cross join lateral (select x.gate_id from gate x where x.kind = w.kind and x.name = w.name offset 0) g
+            group by w.run_id, w.idx, w.map_index, w.version_id, w.rank, g.gate_id) n
+        group by n.run_id, n.idx, n.map_index, n.version_id, n.rank) t
+$$;
+
+CREATE FUNCTION evertick.blocker_of(p_gate_ids integer[], p_weights integer[], OUT gate_id integer, OUT need integer) RETURNS record
+    LANGUAGE sql STABLE
+    AS $$
+    select n.gate_id, n.weight
+    from unnest(p_gate_ids, p_weights) as n(gate_id, weight)
+    cross join lateral (select x.capacity, x.used from gate x where x.gate_id = n.gate_id offset 0) g
+    where g.capacity - g.used < n.weight order by n.gate_id limit 1
+$$;
+
 CREATE FUNCTION evertick.bury(p_session bigint, p_reason text, p_infra_retries integer) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -169,6 +231,7 @@ begin
     end if;
     begin
         perform finish(p_session, reports, p_infra_retries);
+        perform pass_gates();
         return jsonb_array_length(reports);
     exception when others then
         if not is_poison(sqlstate) then
@@ -186,6 +249,7 @@ begin
             perform set_aside('run', (report->>'r')::bigint, 'bury', sqlerrm, true);
         end;
     end loop;
+    perform pass_gates();
     return moved;
 end $$;
 
@@ -216,29 +280,20 @@ begin
           and r.state in ('queued', 'running')
         order by r.run_id for no key update);
     foreach one in array open loop
-        n := cancel_run(one, p_actor, format('backfill %s was canceled', p_backfill_id));
+        n := stop_run(one, p_actor, format('backfill %s was canceled', p_backfill_id));
         runs := runs + (n is not null)::int;
         asked := asked + coalesce(n, 0);
     end loop;
+    perform pass_gates();
 end $$;
 
 CREATE FUNCTION evertick.cancel_run(p_run_id bigint, p_actor text, p_reason text) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 declare
-    now_ended ended[];
-    asked int;
-    t timestamptz := clock();
+    asked int := stop_run(p_run_id, p_actor, p_reason);
 begin
-    update run_status r set cancel_requested = true, reason = p_reason
-    where r.run_id = p_run_id and r.state in ('queued', 'running');
-    if not found then
-        return null;
-    end if;
-    select s.stopped, s.asked into now_ended, asked from stop_tasks(p_run_id, p_reason) s;
-    insert into journal (occurred_at, verb, actor, run_id, detail)
-    values (t, 'cancel', p_actor, p_run_id, jsonb_build_object('reason', p_reason, 'asked_to_stop', asked));
-    perform close_runs(now_ended);
+    perform pass_gates();
     return asked;
 end $$;
 
@@ -283,6 +338,7 @@ begin
     end if;
     insert into journal (occurred_at, verb, actor, dag_id, detail)
     values (t, p_change || '_schedule', p_actor, p_dag_id, jsonb_build_object('name', p_name, 'version', changed));
+    perform pass_gates();
     return changed;
 end $$;
 
@@ -477,6 +533,7 @@ begin
     values (clock(), 'clear', p_actor, p_run_id, jsonb_build_object('tasks', p_idxs, 'reopened', reopened, 'asked', asked));
     if chosen is not null then
         perform reopen(chosen);
+        perform pass_gates();
     end if;
 end $$;
 
@@ -684,7 +741,7 @@ begin
             select w.run_id, w.idx, w.map_index, state_after(decide(
                        s.rule, s.upstream_total, coalesce(w.n_success, 0), coalesce(w.n_failed, 0),
                        coalesce(w.n_upstream_failed, 0), coalesce(w.n_skipped, 0),
-                       s.setup_total, coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0)), false) as state
+                       s.setup_total, coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0)), s.is_gated) as state
             from task w join task_spec s on s.version_id = w.version_id and s.idx = w.idx
             where w.run_id = any(p_run_ids) and w.state = 'waiting'
         ) n
@@ -693,8 +750,8 @@ begin
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
     select array_agg(row(run_id, idx, map_index, version_id, state)::ended) into moved from decided;
-    perform offer(array(select m from unnest(moved) m where (m).state = 'available'));
-    return array(select m from unnest(moved) m where (m).state <> 'available');
+    perform offer(moved);
+    return array(select m from unnest(moved) m where (m).state in ('skipped', 'upstream_failed'));
 end $$;
 
 CREATE FUNCTION evertick.delete_dag(p_dag_id integer, p_seen jsonb, p_settle jsonb, p_actor text) RETURNS boolean
@@ -711,7 +768,44 @@ begin
     perform sync_schedules(p_dag_id, '[]', true, p_actor);
     update dag d set deleted_at = clock() where d.dag_id = p_dag_id and d.deleted_at is null;
     insert into journal (occurred_at, verb, actor, dag_id, detail) values (clock(), 'delete', p_actor, p_dag_id, '{}');
+    perform pass_gates();
     return true;
+end $$;
+
+CREATE FUNCTION evertick.delete_pool(p_name text, p_actor text) RETURNS text
+    LANGUAGE plpgsql
+    AS $$
+declare
+    id int;
+    is_used boolean;
+    why text;
+begin
+    select g.gate_id, g.used > 0 into id, is_used from gate g where g.kind = 'pool' and g.name = p_name for update;
+    if not found then
+        return 'unknown';
+    end if;
+    if is_used or exists (select 1 from gate_line l where id = any(l.gate_ids)) then
+        return 'used';
+    end if;
+    select d.name into why from task_gate x join dag d on d.version_id = x.version_id and d.deleted_at is null
+    where x.kind = 'pool' and x.name = p_name limit 1;
+    if found then
+        return why;
+    end if;
+    delete from gate g where g.gate_id = id;
+    insert into journal (occurred_at, verb, actor, detail)
+    values (clock(), 'delete_pool', p_actor, jsonb_build_object('pool', p_name));
+    return null;
+end $$;
+
+CREATE FUNCTION evertick.enter_gates(p_tasks evertick.ended[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+    if coalesce(cardinality(p_tasks), 0) > 0 then
+        perform set_config('evertick.entering', (
+            coalesce(nullif(current_setting('evertick.entering', true), ''), '{}')::ended[] || p_tasks)::text, true);
+    end if;
 end $$;
 
 CREATE FUNCTION evertick.examine_run(p_run_id bigint, p_in_line integer) RETURNS text
@@ -748,7 +842,9 @@ begin
         where k.run_id = p_run_id and case k.state
             when 'running' then not exists (
                 select 1 from lease l where l.session = k.session and l.run_id = k.run_id and l.idx = k.idx and l.map_index = k.map_index)
-            when 'pending' then case when k.not_before is null then not is_paused else not is_timed(k) end
+            when 'pending' then case when k.not_before is null then not is_paused and not exists (
+                select 1 from gate_wait w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index)
+                                     else not is_timed(k) end
             else false end)
        or exists (
         -- without one of its first tasks
@@ -851,6 +947,7 @@ begin
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
     select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into over from moved m;
+    perform leave_gates(over);
     perform settle(over);
     return coalesce(cardinality(over), 0);
 end $$;
@@ -883,6 +980,7 @@ declare
     again ended[];
     cleared ended[];
     retried jsonb;
+    left_now ended[];
     t timestamptz := clock();
 begin
     perform 1 from run_status s
@@ -891,7 +989,7 @@ begin
     with report as materialized (
         select * from read_reports(p_reports)
     ), decided as (
-        select x.*, k.attempt, k.losses, k.started_at, k.request, k.version_id,
+        select x.*, k.attempt, k.losses, k.started_at, k.request, k.version_id, s.is_gated,
                case when n.state = 'pending' and x.kind = 'lost'
                     then t + make_interval(secs => case k.losses when 0 then 0 else least(5 * 2 ^ (k.losses - 1), 300) end)
                     when n.state = 'pending' then t + make_interval(secs => greatest(coalesce(x.retry_in, 0), 0))
@@ -936,7 +1034,7 @@ begin
         where k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index
           and k.state = 'running' and k.epoch = d.epoch and k.session = p_session
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, k.not_before, d.kind, d.reason,
-                  d.result, d.request, d.exit_code, d.attempt, d.started_at, d.log, d.seq, d.until
+                  d.result, d.request, d.exit_code, d.attempt, d.started_at, d.log, d.seq, d.until, d.is_gated
     ), kept as (
         insert into result (run_id, idx, map_index, epoch, value)
         select m.run_id, m.idx, m.map_index, m.epoch, m.result from moved m
@@ -953,8 +1051,12 @@ begin
            array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
                filter (where m.state = 'pending' and m.not_before is null),
            array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.request = 'clear'),
-           jsonb_agg(to_jsonb(m) - array['result', 'log']) filter (where m.state = 'pending')
-    into moved_now, ended_now, again, cleared, retried from moved m;
+           jsonb_agg(to_jsonb(m) - array['result', 'log']) filter (where m.state = 'pending'),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.is_gated)
+    into moved_now, ended_now, again, cleared, retried, left_now from moved m;
+    if left_now is not null then
+        perform leave_gates(left_now);
+    end if;
     if retried is not null then
         perform remember(p_session, retried);
     end if;
@@ -980,6 +1082,7 @@ CREATE FUNCTION evertick.fire(p_shard smallint, p_epoch bigint, p_plans jsonb) R
     AS $$
 declare
     free int[];
+    done settled;
 begin
     perform fence(p_shard, p_epoch);
     free := array(
@@ -990,7 +1093,32 @@ begin
         p_plans := (select coalesce(jsonb_agg(x), '[]') from jsonb_array_elements(p_plans) x
                     where (x->>'schedule_id')::int = any(free));
     end if;
-    return settle_schedules(p_plans);
+    done := settle_schedules(p_plans);
+    perform pass_gates();
+    return done;
+end $$;
+
+CREATE FUNCTION evertick.fits_in(p_gate_ids integer[], p_weights integer[]) RETURNS integer
+    LANGUAGE sql STABLE
+    AS $$
+    select min(greatest(g.capacity - g.used, 0) / n.weight)
+    from unnest(p_gate_ids, p_weights) as n(gate_id, weight)
+    cross join lateral (select x.capacity, x.used from gate x where x.gate_id = n.gate_id offset 0) g
+$$;
+
+CREATE FUNCTION evertick.gate_name(p_parts jsonb, p_run_id bigint) RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+    given jsonb := (select r.params from run r where r.run_id = p_run_id);
+    name text;
+begin
+    select string_agg(case jsonb_typeof(x.part)
+                          when 'string' then x.part #>> '{}'
+                          else coalesce(given #>> array(select jsonb_array_elements_text(x.part)), 'null') end,
+                      '' order by x.place)
+    into name from jsonb_array_elements(p_parts) with ordinality as x(part, place);
+    return case when length(name) > 400 then left(name, 300) || '…' || md5(name) else name end;
 end $$;
 
 CREATE FUNCTION evertick.has_claimed_since(p_session bigint, p_seconds double precision) RETURNS boolean
@@ -1059,18 +1187,45 @@ CREATE FUNCTION evertick.hold_dag(p_dag_id integer) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 declare
-    held int;
+    held ended[];
 begin
     perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
+    perform quit_lines(array(select r.run_id from run_status r where r.dag_id = p_dag_id and r.state = 'running'), null);
     delete from ready q using run_status r, task_spec s
     where r.dag_id = p_dag_id and r.state = 'running' and s.version_id = r.version_id
       and q.queue = s.queue and q.rank in (9 - s.priority, 9) and q.run_id = r.run_id;
-    update task k set state = 'pending'
-    from run_status r
-    where r.dag_id = p_dag_id and r.state = 'running' and k.run_id = r.run_id and k.state = 'available';
-    get diagnostics held = row_count;
-    return held;
+    with moved as (
+        update task k set state = 'pending'
+        from run_status r
+        where r.dag_id = p_dag_id and r.state = 'running' and k.run_id = r.run_id and k.state = 'available'
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    )
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into held from moved m;
+    perform leave_gates(held);
+    return coalesce(cardinality(held), 0);
 end $$;
+
+CREATE FUNCTION evertick.holders_of(p_gate_id integer, p_limit integer) RETURNS jsonb
+    LANGUAGE sql STABLE
+    AS $$
+    select coalesce(jsonb_agg(jsonb_build_object('run_id', x.run_id, 'dag', x.dag, 'task', x.task, 'state', x.state,
+                                                 'weight', x.weight, 'since', x.since) order by x.since, x.run_id, x.idx), '[]')
+    from (
+        select h.run_id, h.idx, d.name as dag, s.name as task, k.state, n.weight, h.since
+        from gate_hold h
+        cross join lateral unnest(h.gate_ids, h.weights) as n(gate_id, weight)
+        join task k on k.run_id = h.run_id and k.idx = h.idx and k.map_index = h.map_index
+        join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+        join run r on r.run_id = h.run_id join dag d on d.dag_id = r.dag_id
+        where n.gate_id = p_gate_id order by h.since, h.run_id, h.idx limit p_limit) x
+$$;
+
+CREATE FUNCTION evertick.holds_gates(p_run_id bigint, p_idx integer, p_map_index integer) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select exists (select 1 from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index
+                   and k.state in ('available', 'queued', 'running'))
+$$;
 
 CREATE FUNCTION evertick.is_met(p_condition jsonb, p_heard text[]) RETURNS boolean
     LANGUAGE plpgsql IMMUTABLE
@@ -1101,6 +1256,13 @@ CREATE FUNCTION evertick.is_poison(p_code text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     AS $$
     select left(p_code, 2) in ('22', '23', '54', 'XX') or p_code = 'P0001'
+$$;
+
+CREATE FUNCTION evertick.is_served(p_queue text, p_grace double precision) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select exists (select 1 from runner r where p_queue = any(r.queues)
+                   and ((r.gone_at is null and r.request is null) or r.gone_at > clock() - make_interval(secs => p_grace)))
 $$;
 
 CREATE FUNCTION evertick.is_set_aside(p_kind text, p_subject_id bigint) RETURNS boolean
@@ -1172,6 +1334,75 @@ CREATE FUNCTION evertick.is_unfired(s evertick.schedule_state, t timestamp with 
     select s.next_due < t - make_interval(secs => p_seconds) and not s.paused
 $$;
 
+CREATE FUNCTION evertick.join_line(p_gate_ids integer[], p_weights integer[], p_tasks evertick.gate_arrival[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    line bigint;
+    t timestamptz := clock();
+begin
+    select l.line_id into line from gate_line l
+    where l.gate_ids = p_gate_ids and l.weights = p_weights and l.queue is null;
+    if not found then
+        insert into gate_line (gate_ids, weights, blocked_on, need, rank, seq, since)
+        select p_gate_ids, p_weights, coalesce(b.gate_id, p_gate_ids[1]), coalesce(b.need, p_weights[1]), 100, 0, t
+        from (select 1) one left join blocker_of(p_gate_ids, p_weights) b on true
+        returning line_id into line;
+    end if;
+    insert into gate_wait (line_id, rank, run_id, idx, map_index, version_id, since)
+    select line, p.rank, p.run_id, p.idx, p.map_index, p.version_id, t
+    from unnest(p_tasks) with ordinality as p(run_id, idx, map_index, version_id, rank, gate_ids, weights, place) order by p.place;
+    perform refresh_line(line);
+end $$;
+
+CREATE FUNCTION evertick.leave_gates(p_tasks evertick.ended[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    given gate_weight[];
+begin
+    with left_now as (
+        delete from gate_hold h where h.ctid = any(array(
+            select x.place from unnest(p_tasks) p cross join lateral (
+                select y.ctid as place from gate_hold y
+                where y.run_id = p.run_id and y.idx = p.idx and y.map_index = p.map_index offset 0) x))
+        returning h.gate_ids, h.weights
+    )
+    select array_agg(row(s.gate_id, s.weight)::gate_weight) into given
+    from (select g.gate_id, sum(g.weight)::int as weight
+          from left_now l cross join lateral unnest(l.gate_ids, l.weights) as g(gate_id, weight) group by g.gate_id) s;
+    if given is not null then
+        perform set_config('evertick.released', (
+            coalesce(nullif(current_setting('evertick.released', true), ''), '{}')::gate_weight[] || given)::text, true);
+    end if;
+end $$;
+
+CREATE FUNCTION evertick.let_in(p_tasks evertick.gate_arrival[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    freed ended[];
+    t timestamptz := clock();
+begin
+    with moved as (
+        update task k set state = 'available'
+        from unnest(p_tasks) p
+        where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
+          and k.state = 'pending' and k.not_before is null
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state, p.gate_ids, p.weights
+    ), kept as (
+        insert into gate_hold (run_id, idx, map_index, gate_ids, weights, since)
+        select m.run_id, m.idx, m.map_index, m.gate_ids, m.weights, t from moved m
+    ), counted as (
+        update gate g set used = g.used + n.weight
+        from (select x.gate_id, sum(x.weight)::int as weight
+              from moved m cross join lateral unnest(m.gate_ids, m.weights) as x(gate_id, weight) group by x.gate_id) n
+        where g.gate_id = n.gate_id
+    )
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into freed from moved m;
+    return offer(freed);
+end $$;
+
 CREATE FUNCTION evertick.let_retries_in(p_places tid[]) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -1182,13 +1413,14 @@ begin
         delete from retry_line l where l.ctid = any(p_places)
         returning l.shard, l.queue, l.due_at, l.run_id, l.idx, l.map_index
     ), placed as (
-        select g.*, h.place, d.paused from gone g
-        cross join lateral (select k.ctid as place from task k where k.run_id = g.run_id and k.idx = g.idx
+        select g.*, h.place, d.paused or s.is_gated as is_held from gone g
+        cross join lateral (select k.ctid as place, k.version_id from task k where k.run_id = g.run_id and k.idx = g.idx
                             and k.map_index = g.map_index offset 0) h
+        cross join lateral (select x.is_gated from task_spec x where x.version_id = h.version_id and x.idx = g.idx offset 0) s
         cross join lateral (select r.dag_id from run_status r where r.run_id = g.run_id offset 0) r
         cross join lateral (select x.paused from dag x where x.dag_id = r.dag_id offset 0) d
     ), moved as (
-        update task k set state = case when p.paused then 'pending'::task_state else 'available' end, not_before = null
+        update task k set state = case when p.is_held then 'pending'::task_state else 'available' end, not_before = null
         from placed p
         where k.ctid = p.place and k.state = 'pending' and k.not_before = p.due_at
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, p.shard, p.queue
@@ -1197,8 +1429,7 @@ begin
         select m.shard, m.queue, m.run_id, m.idx, m.map_index, m.epoch from moved m where m.state = 'available'
         on conflict (shard, queue, run_id, idx, map_index) do update set epoch = excluded.epoch
     )
-    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.state = 'available')
-    into due from moved m;
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into due from moved m;
     return offer(due);
 end $$;
 
@@ -1227,6 +1458,28 @@ CREATE FUNCTION evertick.listen_for_silence(p_elapsed double precision, p_lost_a
     limit 100
 $$;
 
+CREATE FUNCTION evertick.lock_also(p_held integer[], p_gate_ids integer[]) RETURNS integer[]
+    LANGUAGE plpgsql
+    AS $$
+declare
+    g int;
+    top int := (select max(x) from unnest(p_held) x);
+begin
+    for g in select x from unnest(p_gate_ids) x where x <> all(p_held) order by x loop
+        if g > top then
+            perform 1 from gate x where x.gate_id = g for no key update;
+            top := g;
+        else
+            perform 1 from gate x where x.gate_id = g for no key update skip locked;
+        end if;
+        if not found then
+            return null;
+        end if;
+        p_held := p_held || g;
+    end loop;
+    return p_held;
+end $$;
+
 CREATE FUNCTION evertick.lock_schedules(p_name text) RETURNS void
     LANGUAGE sql
     AS $$
@@ -1234,7 +1487,7 @@ CREATE FUNCTION evertick.lock_schedules(p_name text) RETURNS void
     where d.name = p_name order by s.schedule_id for no key update of s
 $$;
 
-CREATE FUNCTION evertick.look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean, p_elapsed double precision, p_lost_after double precision, OUT read_at timestamp with time zone, OUT is_watched boolean, OUT next_fire timestamp with time zone, OUT next_timer timestamp with time zone, OUT has_line boolean, OUT next_expiry timestamp with time zone, OUT silent bigint[], OUT stranded bigint[], OUT overdue bigint[], OUT with_room integer[], OUT backfills integer[], OUT has_arrivals boolean, OUT troubles text[]) RETURNS record
+CREATE FUNCTION evertick.look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean, p_elapsed double precision, p_lost_after double precision, OUT read_at timestamp with time zone, OUT is_watched boolean, OUT next_fire timestamp with time zone, OUT next_timer timestamp with time zone, OUT has_line boolean, OUT next_expiry timestamp with time zone, OUT silent bigint[], OUT stranded bigint[], OUT overdue bigint[], OUT with_room integer[], OUT backfills integer[], OUT has_arrivals boolean, OUT has_gates boolean, OUT troubles text[]) RETURNS record
     LANGUAGE plpgsql
     AS $$
 begin
@@ -1295,6 +1548,12 @@ begin
     exception when others then
         troubles := array_append(troubles, 'hear: ' || sqlerrm);
     end;
+    begin
+        has_gates := exists (select 1 from gate g where g.is_behind)
+                  or exists (select 1 from gate_line l where l.queue is not null and is_served(l.queue, 0));
+    exception when others then
+        troubles := array_append(troubles, 'gates: ' || sqlerrm);
+    end;
 end $$;
 
 CREATE FUNCTION evertick.mark_task(p_run_id bigint, p_idx integer, p_map_index integer, p_state evertick.task_state, p_actor text) RETURNS text
@@ -1324,6 +1583,7 @@ begin
         where r.run_id = p_run_id and r.state = 'queued';
         perform settle(start_runs(array[p_run_id]));
     end if;
+    perform quit_lines(array[p_run_id], p_idx);
     delete from ready q
     where q.queue = spec.queue and q.rank in (9 - spec.priority, 9) and q.run_id = p_run_id and q.idx = p_idx
       and q.map_index = p_map_index;
@@ -1340,7 +1600,9 @@ begin
     values (t, 'mark', p_actor, p_run_id, p_idx, p_map_index,
             jsonb_build_object('from', coalesce(before.state, 'waiting'), 'to', p_state));
     if before.state is null or before.state not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed') then
+        perform leave_gates(array[row(p_run_id, p_idx, p_map_index, status.version_id, p_state)::ended]);
         perform settle(array[row(p_run_id, p_idx, p_map_index, status.version_id, p_state)::ended]);
+        perform pass_gates();
         return 'marked';
     end if;
     -- It had ended before, and maybe the run with it: keep that attempt, then let what was blocked by it be decided again.
@@ -1358,6 +1620,7 @@ begin
     from below b join task k on k.run_id = p_run_id and k.idx = b.dst
     where k.state in ('upstream_failed', 'waiting');
     perform reopen_marked(p_run_id, blocked);
+    perform pass_gates();
     return 'marked';
 end $$;
 
@@ -1477,9 +1740,103 @@ begin
                 else 9 - s.priority end,
            t.run_id, t.idx, t.map_index, now + make_interval(secs => s.queue_timeout), now
     from unnest(p_tasks) t join task_spec s on s.version_id = t.version_id and s.idx = t.idx
+    where t.state = 'available'
     order by s.queue, s.priority desc, t.run_id, t.idx, t.map_index;
     get diagnostics offered = row_count;
+    if offered < cardinality(p_tasks) then
+        perform enter_gates(array(
+            select t from unnest(p_tasks) t
+            cross join lateral (select r.dag_id from run_status r where r.run_id = (t).run_id offset 0) r
+            where (t).state = 'pending' and (select not d.paused from dag d where d.dag_id = r.dag_id)));
+    end if;
     return offered;
+end $$;
+
+CREATE FUNCTION evertick.open_gate(p_gate_id integer, INOUT held integer[], INOUT looks integer, OUT admitted integer) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    free int;
+    was_behind boolean;
+    is_left boolean := false;
+    set_aside bigint[] := '{}';
+    reserved bigint;
+    lines gate_line[];
+    line gate_line;
+    block record;
+    now_held int[];
+    taken gate_arrival[];
+begin
+    admitted := 0;
+    select g.is_behind into was_behind from gate g where g.gate_id = p_gate_id;
+    loop
+        select g.capacity - g.used into free from gate g where g.gate_id = p_gate_id;
+        exit when coalesce(free, 0) <= 0;
+        -- From need to need through the index: there are few different ones, and maybe many lines of each.
+        lines := array(
+            with recursive needs as (
+                (select l.need from gate_line l where l.blocked_on = p_gate_id and l.need <= free order by l.need limit 1)
+                union all
+                select (select l.need from gate_line l where l.blocked_on = p_gate_id and l.need > n.need and l.need <= free
+                        order by l.need limit 1)
+                from needs n where n.need is not null
+            )
+            select h.whole from needs n cross join lateral (
+                select l as whole, l.rank, l.seq from gate_line l
+                where l.blocked_on = p_gate_id and l.need = n.need and l.line_id <> all(set_aside)
+                order by l.rank, l.seq limit 2) h
+            where n.need is not null order by h.rank, h.seq limit 2);
+        exit when cardinality(lines) = 0;
+        reserved := reserved_for(p_gate_id);
+        if reserved is not null then
+            -- Its first may be gone by now, and with it the reason to keep anything free.
+            perform refresh_line(reserved);
+            exit when reserved_for(p_gate_id) = reserved;
+            continue;
+        end if;
+        if looks <= 0 then
+            is_left := true;
+            exit;
+        end if;
+        looks := looks - 1;
+        line := lines[1];
+        now_held := lock_also(held, line.gate_ids);
+        if now_held is null then
+            is_left := true;
+            set_aside := set_aside || line.line_id;
+            continue;
+        end if;
+        held := now_held;
+        select b.gate_id, b.need into block from blocker_of(line.gate_ids, line.weights) b;
+        if block.gate_id is not null then
+            update gate_line l set blocked_on = block.gate_id, need = block.need where l.line_id = line.line_id;
+            continue;
+        end if;
+        -- Up to the first of the next line: lines with other needs wait no longer for it than they must.
+        with first as (
+            select w.ctid as place, w.run_id, w.idx, w.map_index, w.version_id, w.rank, w.seq from gate_wait w
+            where w.line_id = line.line_id
+              and (cardinality(lines) < 2 or (w.rank, w.seq) < (lines[2].rank, lines[2].seq))
+            order by w.rank, w.seq limit fits_in(line.gate_ids, line.weights) for update skip locked
+        ), gone as (
+            delete from gate_wait w where w.ctid = any(array(select f.place from first f))
+        )
+        select array_agg(row(f.run_id, f.idx, f.map_index, f.version_id, f.rank, line.gate_ids, line.weights)::gate_arrival
+                         order by f.rank, f.seq)
+        into taken from first f;
+        if taken is not null then
+            admitted := admitted + let_in(taken);
+        end if;
+        perform refresh_line(line.line_id);
+        -- Nobody to take although somebody is first: he is just being taken away.
+        if taken is null and exists (select 1 from gate_line l where l.line_id = line.line_id
+                                     and (l.rank, l.seq) = (line.rank, line.seq)) then
+            set_aside := set_aside || line.line_id;
+        end if;
+    end loop;
+    if is_left <> was_behind then
+        update gate g set is_behind = is_left where g.gate_id = p_gate_id;
+    end if;
 end $$;
 
 CREATE FUNCTION evertick.open_runs(p_run_ids bigint[]) RETURNS integer
@@ -1560,6 +1917,20 @@ CREATE FUNCTION evertick.overdue_runs(p_shard smallint) RETURNS SETOF bigint
     limit 100
 $$;
 
+CREATE FUNCTION evertick.pass_gates() RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    entering text := nullif(current_setting('evertick.entering', true), '');
+    released text := nullif(current_setting('evertick.released', true), '');
+begin
+    if entering is null and released is null then
+        return 0;
+    end if;
+    perform set_config('evertick.entering', '', true), set_config('evertick.released', '', true);
+    return work_gates(coalesce(entering, '{}')::ended[], coalesce(released, '{}')::gate_weight[], '{}');
+end $$;
+
 CREATE FUNCTION evertick.pause_backfill(p_backfill_id integer, p_paused boolean, p_actor text) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
@@ -1589,6 +1960,7 @@ begin
     perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
     update dag d set paused = p_paused where d.dag_id = p_dag_id and d.deleted_at is null and d.paused <> p_paused;
     if not found then
+        perform pass_gates();
         return false;
     end if;
     update schedule_state s set paused = p_paused or s.is_held
@@ -1601,6 +1973,7 @@ begin
     end if;
     insert into journal (occurred_at, verb, actor, dag_id, detail)
     values (t, case when p_paused then 'pause' else 'unpause' end, p_actor, p_dag_id, '{}');
+    perform pass_gates();
     return true;
 end $$;
 
@@ -1672,6 +2045,7 @@ begin
         end if;
         q := (select min(l.queue) from retry_line l where l.shard = p_shard and l.queue > q);
     end loop;
+    promoted := promoted + pass_gates();
     select min(w.due_at) into next_due from timer w where w.shard = p_shard;
     has_line := exists (select 1 from retry_line l where l.shard = p_shard);
 end $$;
@@ -1815,12 +2189,16 @@ begin
     is_new := out_version_id is not null;
     if is_new then
         insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
-                               starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets)
+                               starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated)
         select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
-               x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets
+               x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets, coalesce(x.is_gated, false)
         from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint, rule trigger_rule,
              upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
-             max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[]);
+             max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[], is_gated boolean);
+        insert into task_gate (version_id, idx, place, kind, name, parts, weight, capacity)
+        select out_version_id, x.idx, x.place, x.kind, x.name, x.parts, x.weight, x.capacity
+        from jsonb_to_recordset(p_dag->'gates')
+            as x(idx int, place int, kind gate_kind, name text, parts jsonb, weight int, capacity int);
         insert into edge (version_id, src, dst)
         select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'edges') x;
         insert into task_input (version_id, idx, src)
@@ -1849,6 +2227,7 @@ begin
         insert into journal (occurred_at, verb, actor, dag_id, detail)
         values (t, 'publish', p_actor, out_dag_id, jsonb_build_object('version_id', out_version_id, 'hash', p_dag->>'hash'));
     end if;
+    perform pass_gates();
 end $$;
 
 CREATE FUNCTION evertick.put_schedule(p_dag_id integer, p_schedule jsonb, p_expected integer, p_request text, p_origin text, p_seen jsonb, p_settle jsonb, p_actor text) RETURNS integer
@@ -1883,6 +2262,7 @@ begin
         where p_expected is null or p_expected = case when c.deleted_at is null then c.version else 0 end
     returning c.version, c.schedule_id into put, id;
     if put is null then
+        perform pass_gates();
         return null;
     end if;
     insert into schedule_state as s (schedule_id, shard, version, next_due, paused)
@@ -1901,7 +2281,41 @@ begin
     perform note_schedules(array[id], 'put');
     insert into journal (occurred_at, verb, actor, dag_id, detail)
     values (t, 'put_schedule', p_actor, p_dag_id, p_schedule || jsonb_build_object('version', put));
+    perform pass_gates();
     return put;
+end $$;
+
+CREATE FUNCTION evertick.queue_facts(p_queue text) RETURNS jsonb
+    LANGUAGE sql STABLE
+    AS $$
+    select jsonb_build_object(
+        'queue', p_queue,
+        'runners', count(*) filter (where r.gone_at is null and r.request is null),
+        'draining', count(*) filter (where r.gone_at is null and r.request is not null),
+        'slots', coalesce(sum(r.slots) filter (where r.gone_at is null and r.request is null), 0),
+        'busy', coalesce(sum((select count(*) from lease l where l.session = r.session))
+                         filter (where r.gone_at is null and r.request is null), 0),
+        'last', (select jsonb_build_object('runner', x.runner_id, 'until', x.gone_at) from runner x
+                 where p_queue = any(x.queues) and x.gone_at is not null order by x.gone_at desc limit 1))
+    from runner r where p_queue = any(r.queues)
+$$;
+
+CREATE FUNCTION evertick.quit_lines(p_run_ids bigint[], p_idx integer) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    touched gate_weight[];
+begin
+    with gone as (
+        delete from gate_wait w where w.run_id = any(p_run_ids) and (p_idx is null or w.idx = p_idx)
+        returning w.line_id
+    )
+    select array_agg(distinct row(l.blocked_on, 0)::gate_weight) into touched
+    from gone g join gate_line l on l.line_id = g.line_id where l.blocked_on is not null;
+    if touched is not null then
+        perform set_config('evertick.released', (
+            coalesce(nullif(current_setting('evertick.released', true), ''), '{}')::gate_weight[] || touched)::text, true);
+    end if;
 end $$;
 
 CREATE FUNCTION evertick.raise_alerts(p_shard smallint, p_epoch bigint, p_unfired_seconds double precision, p_limit integer) RETURNS TABLE(kind text, dag text, schedule text, run_id bigint, has_ended boolean)
@@ -2005,6 +2419,7 @@ begin
             select 1 from orphan_watch w where w.run_id = p_run_id and w.watched_seconds >= p_after
                and w.fingerprint = fingerprint(p_run_id)) then
             delete from orphan_watch w where w.run_id = p_run_id;
+            perform pass_gates();
             return 'moved';
         end if;
         insert into task as k (run_id, idx, version_id, state, finished_at, reason)
@@ -2022,6 +2437,7 @@ begin
         values (t, 'reap', 'evertick', p_run_id, jsonb_build_object('reason', why));
         delete from orphan_watch w where w.run_id = p_run_id;
         perform admit_runs(array[status.dag_id]);
+        perform pass_gates();
         return 'reaped';
     exception when others then
         if not is_poison(sqlstate) then
@@ -2117,6 +2533,67 @@ begin
         perform take_back(p_shard);
         perform admit_passed_over(p_shard);
     end if;
+    perform pass_gates();
+end $$;
+
+CREATE FUNCTION evertick.reconcile_gates(p_shard smallint, p_epoch bigint, p_after integer, p_limit integer, OUT last_gate_id integer, OUT drifted integer, OUT admitted integer) RETURNS record
+    LANGUAGE plpgsql
+    SET enable_hashjoin TO 'on'
+    AS $$
+declare
+    slice int[];
+    stale gate_hold[];
+    doubtful int[];
+    held int[];
+begin
+    perform fence(p_shard, p_epoch);
+    drifted := 0;
+    admitted := 0;
+    slice := array(select g.gate_id from gate g where g.gate_id > p_after order by g.gate_id limit p_limit);
+    if cardinality(slice) = p_limit then
+        last_gate_id := slice[p_limit];
+    end if;
+    stale := array(
+        select h from gate_hold h
+        where h.gate_ids && slice and not holds_gates(h.run_id, h.idx, h.map_index));
+    doubtful := array(
+        select g.gate_id from gate g
+        left join (select n.gate_id, sum(n.weight)::int as weight
+                   from gate_hold h cross join lateral unnest(h.gate_ids, h.weights) as n(gate_id, weight)
+                   group by n.gate_id) s on s.gate_id = g.gate_id
+        where g.gate_id = any(slice)
+          and (g.used <> coalesce(s.weight, 0) or (g.kind <> 'pool' and g.used = 0)
+               or exists (select 1 from gate_line l where l.blocked_on = g.gate_id and l.need <= g.capacity - g.used)));
+    doubtful := doubtful || array(select unnest(x.gate_ids) from unnest(stale) x);
+    held := array(select g.gate_id from gate g where g.gate_id = any(doubtful) order by g.gate_id for update skip locked);
+    if cardinality(held) = 0 then
+        return;
+    end if;
+    delete from gate_hold h
+    where (h.run_id, h.idx, h.map_index) in (select x.run_id, x.idx, x.map_index from unnest(stale) x)
+      and h.gate_ids <@ held and not holds_gates(h.run_id, h.idx, h.map_index);
+    with repaired as (
+        update gate g set used = s.weight
+        from (select x.gate_id, coalesce((
+                  select sum(n.weight)::int from gate_hold h cross join lateral unnest(h.gate_ids, h.weights) as n(gate_id, weight)
+                  where x.gate_id = any(h.gate_ids) and n.gate_id = x.gate_id), 0) as weight
+              from unnest(held) as x(gate_id)) s
+        where g.gate_id = s.gate_id and g.used <> s.weight
+        returning g.kind, g.name, g.used
+    ), noted as (
+        insert into journal (occurred_at, verb, actor, detail)
+        select clock(), 'reconcile', 'evertick', jsonb_build_object('repairs', array['gate_drift'], 'gate', r.kind || ' ' || r.name,
+                                                                    'used', r.used) from repaired r
+    )
+    select count(*) into drifted from repaired;
+    with gone as (
+        delete from gate g
+        where g.gate_id = any(held) and g.kind <> 'pool' and g.used = 0
+          and g.gate_id not in (select unnest(l.gate_ids) from gate_line l)
+        returning g.gate_id
+    )
+    select array(select x from unnest(held) x where x not in (select gate_id from gone)) into held;
+    admitted := work_gates('{}', '{}', held);
 end $$;
 
 CREATE FUNCTION evertick.reconcile_run(p_run_id bigint) RETURNS text[]
@@ -2196,10 +2673,12 @@ begin
     end if;
 
     -- pending although nothing holds it
-    n := release(array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
-                       where k.run_id = p_run_id and k.state = 'pending' and k.not_before is null));
-    if n > 0 then
+    lost := array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
+                  where k.run_id = p_run_id and k.state = 'pending' and k.not_before is null and not exists (
+                      select 1 from gate_wait w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index));
+    if cardinality(lost) > 0 and not (select d.paused from dag d where d.dag_id = status.dag_id) then
         repairs := array_append(repairs, 'pending_without_gate');
+        perform release(lost);
     end if;
 
     -- running without a lease: nobody could ever report or lose it
@@ -2269,6 +2748,21 @@ begin
     return changed;
 end $$;
 
+CREATE FUNCTION evertick.refresh_line(p_line bigint) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    head record;
+begin
+    select w.rank, w.seq, w.since into head from gate_wait w where w.line_id = p_line order by w.rank, w.seq limit 1;
+    if not found then
+        delete from gate_line l where l.line_id = p_line;
+        return;
+    end if;
+    update gate_line l set rank = head.rank, seq = head.seq, since = head.since
+    where l.line_id = p_line and (l.rank, l.seq) is distinct from (head.rank, head.seq);
+end $$;
+
 CREATE FUNCTION evertick.refuse_moved(p_dag text, p_name text, p_seen jsonb) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -2293,11 +2787,19 @@ begin
         from unnest(p_tasks) p
         join run_status r on r.run_id = p.run_id
         join dag d on d.dag_id = r.dag_id
+        join task_spec s on s.version_id = p.version_id and s.idx = p.idx
         where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
-          and k.state = 'pending' and k.not_before is null and not d.paused
+          and k.state = 'pending' and k.not_before is null and not d.paused and not s.is_gated
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
     select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into freed from moved m;
+    if coalesce(cardinality(freed), 0) < cardinality(p_tasks) then
+        perform enter_gates(array(
+            select p from unnest(p_tasks) p
+            join task_spec s on s.version_id = (p).version_id and s.idx = (p).idx and s.is_gated
+            join run_status r on r.run_id = (p).run_id
+            join dag d on d.dag_id = r.dag_id and not d.paused));
+    end if;
     return offer(freed);
 end $$;
 
@@ -2436,6 +2938,15 @@ begin
     return (select count(*) from jsonb_object_keys(moved));
 end $$;
 
+CREATE FUNCTION evertick.reserved_for(p_gate_id integer) RETURNS bigint
+    LANGUAGE sql STABLE
+    AS $$
+    select o.line_id from gate g cross join lateral (
+        select l.line_id, l.since, l.need from gate_line l
+        where l.blocked_on = g.gate_id and l.need > 1 and l.need <= g.capacity order by l.since limit 1) o
+    where g.gate_id = p_gate_id and o.since < clock() - interval '60 seconds' and o.need > g.capacity - g.used
+$$;
+
 CREATE FUNCTION evertick.resign_shard(p_shard smallint, p_epoch bigint) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
@@ -2475,7 +2986,7 @@ begin
     if doomed is not null then
         perform 1 from run_status s where s.run_id = any(doomed) order by s.run_id for no key update;
         foreach one in array doomed loop
-            canceled := canceled + coalesce(cancel_run(one, 'schedule', 'the next fire of its schedule is due, and overlap is cancel'), 0);
+            canceled := canceled + coalesce(stop_run(one, 'schedule', 'the next fire of its schedule is due, and overlap is cancel'), 0);
         end loop;
     end if;
     select jsonb_agg(case when k.first is null then x.plan else x.plan || jsonb_build_object(
@@ -2570,6 +3081,25 @@ CREATE FUNCTION evertick.set_deadlines(p_run_ids bigint[]) RETURNS void
     on conflict do nothing
 $$;
 
+CREATE FUNCTION evertick.set_pool(p_name text, p_slots integer, p_actor text, OUT is_new boolean, OUT admitted integer) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    id int;
+    was int;
+begin
+    select g.gate_id, g.capacity into id, was from gate g where g.kind = 'pool' and g.name = p_name for no key update;
+    is_new := not found;
+    if is_new then
+        insert into gate (kind, name, capacity) values ('pool', p_name, p_slots) returning gate_id into id;
+    else
+        update gate g set capacity = p_slots where g.gate_id = id and g.capacity <> p_slots;
+    end if;
+    insert into journal (occurred_at, verb, actor, detail)
+    values (clock(), 'set_pool', p_actor, jsonb_strip_nulls(jsonb_build_object('pool', p_name, 'slots', p_slots, 'was', was)));
+    admitted := work_gates('{}', '{}', array[id]);
+end $$;
+
 CREATE FUNCTION evertick.set_schedule_aside(p_shard smallint, p_epoch bigint, p_schedule_id integer, p_version integer, p_reason text, p_is_tried_again boolean) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
@@ -2641,7 +3171,7 @@ begin
             join dag d on d.dag_id = r.dag_id
             cross join lateral (select case when r.state <> 'running' then 'waiting'::task_state else state_after(decide(
                 s.rule, s.upstream_total, h.success, h.failed, h.upstream_failed, h.skipped,
-                s.setup_total, h.setup_success, h.setup_skipped), d.paused) end as state) n
+                s.setup_total, h.setup_success, h.setup_skipped), d.paused or s.is_gated) end as state) n
             order by h.run_id, h.dst
             on conflict (run_id, idx, map_index) do update set
                 n_success = excluded.n_success, n_failed = excluded.n_failed,
@@ -2654,7 +3184,7 @@ begin
         select array_agg(row(run_id, idx, map_index, version_id, state)::ended) filter (where state <> 'waiting')
         into moved from counted;
         exit when moved is null;
-        offered := offered + offer(array(select m from unnest(moved) m where (m).state = 'available'));
+        offered := offered + offer(moved);
         frontier := array(select m from unnest(moved) m where (m).state in ('skipped', 'upstream_failed'));
         exit when cardinality(frontier) = 0;
         everything := everything || frontier;
@@ -2775,14 +3305,17 @@ declare
 begin
     with entering as (
         insert into task (run_id, idx, version_id, state)
-        select r.run_id, s.idx, r.version_id, 'available'
+        select r.run_id, s.idx, r.version_id, case when s.is_gated then 'pending'::task_state else 'available' end
         from run_status r join task_spec s on s.version_id = r.version_id and s.starts_at_once
         where r.run_id = any(p_run_ids)
         on conflict (run_id, idx, map_index) do nothing
         returning run_id, idx, map_index, version_id, state
     )
     select array_agg(row(run_id, idx, map_index, version_id, state)::ended) into moved from entering;
-    perform offer(moved);
+    if offer(array(select m from unnest(moved) m where (m).state = 'available')) < cardinality(moved) then
+        -- Whatever a pause says by now: whoever unpauses cannot see a run that is not committed, and would not come by again.
+        perform enter_gates(array(select m from unnest(moved) m where (m).state = 'pending'));
+    end if;
     return decide_waiting(p_run_ids);
 end $$;
 
@@ -2804,6 +3337,7 @@ declare
 begin
     if p_reports is not null then
         select f.refused, f.offered into stale, offered from finish(p_session, p_reports, p_infra_retries) f;
+        offered := offered + pass_gates();
         return query select 'refused', x.run_id, x.idx, x.map_index, x.version_id, null::int, null::int,
                             null::timestamptz, null::text, null::text, null::int, null::bigint from unnest(stale) x;
     end if;
@@ -2887,6 +3421,27 @@ begin
     where x.backfill_id = p_backfill_id and x.state = 'running' and x.is_planned and x.open_runs = 0;
     is_over := not exists (select 1 from backfill x where x.backfill_id = p_backfill_id
                            and (x.state = 'running' or x.open_runs > 0));
+    perform pass_gates();
+end $$;
+
+CREATE FUNCTION evertick.stop_run(p_run_id bigint, p_actor text, p_reason text) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    now_ended ended[];
+    asked int;
+    t timestamptz := clock();
+begin
+    update run_status r set cancel_requested = true, reason = p_reason
+    where r.run_id = p_run_id and r.state in ('queued', 'running');
+    if not found then
+        return null;
+    end if;
+    select s.stopped, s.asked into now_ended, asked from stop_tasks(p_run_id, p_reason) s;
+    insert into journal (occurred_at, verb, actor, run_id, detail)
+    values (t, 'cancel', p_actor, p_run_id, jsonb_build_object('reason', p_reason, 'asked_to_stop', asked));
+    perform close_runs(now_ended);
+    return asked;
 end $$;
 
 CREATE FUNCTION evertick.stop_tasks(p_run_id bigint, p_reason text, OUT stopped evertick.ended[], OUT asked integer) RETURNS record
@@ -2895,6 +3450,7 @@ CREATE FUNCTION evertick.stop_tasks(p_run_id bigint, p_reason text, OUT stopped 
 declare
     t timestamptz := clock();
 begin
+    perform quit_lines(array[p_run_id], null);
     delete from ready q using run_status r, task_spec s
     where r.run_id = p_run_id and s.version_id = r.version_id and q.queue = s.queue
       and q.rank in (9 - s.priority, 9) and q.run_id = p_run_id;
@@ -2910,6 +3466,9 @@ begin
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
     select array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::ended) into stopped from gone g;
+    if exists (select 1 from gate_hold h where h.run_id = p_run_id) then
+        perform leave_gates(stopped);
+    end if;
     update task k set request = 'cancel'
     where k.run_id = p_run_id and k.state in ('queued', 'running');
     get diagnostics asked = row_count;
@@ -2979,6 +3538,10 @@ begin
     swept := swept + n;
     delete from task_input
     where ctid = any(array(select x.ctid from task_input x where x.version_id = any(gone) limit p_limit - swept));
+    get diagnostics n = row_count;
+    swept := swept + n;
+    delete from task_gate
+    where ctid = any(array(select x.ctid from task_gate x where x.version_id = any(gone) limit p_limit - swept));
     get diagnostics n = row_count;
     swept := swept + n;
     delete from task_spec
@@ -3079,6 +3642,28 @@ begin
     return taken;
 end $$;
 
+CREATE FUNCTION evertick.tend_gates(p_shard smallint, p_epoch bigint, p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    back ended[];
+begin
+    perform fence(p_shard, p_epoch);
+    with waiting as (
+        select w.ctid as place, w.run_id, w.idx, w.map_index, w.version_id
+        from gate_line l
+        cross join lateral (select x.ctid, x.* from gate_wait x where x.line_id = l.line_id order by x.rank, x.seq limit p_limit) w
+        cross join lateral (select from run_status r where r.run_id = w.run_id for no key update skip locked) locked
+        where l.queue is not null and is_served(l.queue, 0) limit p_limit
+    ), gone as (
+        delete from gate_wait w where w.ctid = any(array(select x.place from waiting x))
+    )
+    select array_agg(row(x.run_id, x.idx, x.map_index, x.version_id, 'pending')::ended) into back from waiting x;
+    delete from gate_line l where l.queue is not null
+    and (select true from gate_wait w where w.line_id = l.line_id limit 1) is null;
+    return work_gates(coalesce(back, '{}'), '{}', array(select g.gate_id from gate g where g.is_behind order by g.gate_id limit p_limit));
+end $$;
+
 CREATE FUNCTION evertick.time_out_run(p_shard smallint, p_epoch bigint, p_run_id bigint) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -3100,6 +3685,7 @@ begin
         insert into journal (occurred_at, verb, actor, run_id, detail)
         values (clock(), 'time_out', 'evertick', p_run_id, jsonb_build_object('reason', why, 'asked_to_stop', asked));
         perform close_runs(stopped);
+        perform pass_gates();
         return asked;
     exception when others then
         if not is_poison(sqlstate) then
@@ -3129,6 +3715,7 @@ begin
         limit p_limit);
     begin
         failed := fail_waits(late);
+        perform pass_gates();
         return;
     exception when others then
         if not is_poison(sqlstate) then
@@ -3146,6 +3733,7 @@ begin
             refused := refused + 1;
         end;
     end loop;
+    perform pass_gates();
 end $$;
 
 CREATE FUNCTION evertick.trigger_run(p_dag_id integer, p_params jsonb, p_key text, p_actor text) RETURNS TABLE(run_id bigint, is_new boolean)
@@ -3164,7 +3752,66 @@ begin
         return;
     end if;
     perform open_runs(array[made]);
+    perform pass_gates();
     return query select made, true;
+end $$;
+
+CREATE FUNCTION evertick.unadmit(p_shard smallint, p_epoch bigint, p_grace double precision, p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    dead text[];
+    chosen ended[];
+    one record;
+    line bigint;
+    t timestamptz := clock();
+begin
+    perform fence(p_shard, p_epoch);
+    dead := array(
+        with recursive each_queue as (
+            (select q.queue from ready q order by q.queue limit 1)
+            union all
+            select (select q.queue from ready q where q.queue > e.queue order by q.queue limit 1)
+            from each_queue e where e.queue is not null
+        )
+        select e.queue from each_queue e where e.queue is not null and not is_served(e.queue, p_grace));
+    if cardinality(dead) = 0 then
+        return 0;
+    end if;
+    chosen := array(
+        select row(h.run_id, h.idx, h.map_index, k.version_id, 'pending')::ended
+        from gate_hold h
+        cross join lateral (select x.version_id from task x where x.run_id = h.run_id and x.idx = h.idx
+                            and x.map_index = h.map_index and x.state = 'available' offset 0) k
+        cross join lateral (select x.queue from task_spec x where x.version_id = k.version_id and x.idx = h.idx offset 0) s
+        cross join lateral (select from run_status r where r.run_id = h.run_id for no key update skip locked) locked
+        where h.since < t - make_interval(secs => p_grace) and s.queue = any(dead)
+        limit p_limit);
+    if cardinality(chosen) = 0 then
+        return 0;
+    end if;
+    with gone as (
+        delete from ready q
+        where q.queue = any(dead) and (q.run_id, q.idx, q.map_index) in (select c.run_id, c.idx, c.map_index from unnest(chosen) c)
+        returning q.run_id, q.idx, q.map_index
+    ), moved as (
+        update task k set state = 'pending' from gone g
+        where k.run_id = g.run_id and k.idx = g.idx and k.map_index = g.map_index and k.state = 'available'
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    )
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into chosen from moved m;
+    perform leave_gates(chosen);
+    for one in
+        select s.queue, 9 - s.priority as rank, c.run_id, c.idx, c.map_index, c.version_id
+        from unnest(chosen) c join task_spec s on s.version_id = c.version_id and s.idx = c.idx
+    loop
+        insert into gate_line (gate_ids, weights, queue, rank, seq, since) values ('{}', '{}', one.queue, 0, 0, t)
+        on conflict (gate_ids, weights, queue) do update set rank = 0 returning line_id into line;
+        insert into gate_wait (line_id, rank, run_id, idx, map_index, version_id, since)
+        values (line, one.rank, one.run_id, one.idx, one.map_index, one.version_id, t);
+    end loop;
+    perform pass_gates();
+    return coalesce(cardinality(chosen), 0);
 end $$;
 
 CREATE FUNCTION evertick.unhold_dag(p_dag_id integer) RETURNS integer
@@ -3205,6 +3852,24 @@ CREATE FUNCTION evertick.waits_until(p_run_id bigint, p_idx integer, p_map_index
                    and k.state = 'pending' and k.not_before = p_instant)
 $$;
 
+CREATE FUNCTION evertick.wants_of(p_tasks evertick.ended[]) RETURNS evertick.gate_want[]
+    LANGUAGE sql STABLE
+    AS $$
+    select coalesce(array_agg(row(p.run_id, p.idx, p.map_index, p.version_id,
+                                  case when r.kind = 'backfill' then 9 else 9 - s.priority end, g.kind,
+                                  case when g.kind = 'group' then p.run_id || '/' || g.name
+                                       else coalesce(g.name, gate_name(g.parts, p.run_id)) end,
+                                  g.weight, coalesce(g.capacity, case g.kind when 'mutex' then 1000000 else 0 end))::gate_want), '{}')
+    from (select distinct run_id, idx, map_index, version_id from unnest(p_tasks)) p
+    cross join lateral (select from task k where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
+                        and k.state = 'pending' and k.not_before is null offset 0) k
+    cross join lateral (select x.priority from task_spec x where x.version_id = p.version_id and x.idx = p.idx offset 0) s
+    cross join lateral (select * from task_gate x where x.version_id = p.version_id and x.idx = p.idx offset 0) g
+    cross join lateral (select x.kind from run x where x.run_id = p.run_id offset 0) r
+    where (select true from run_status r where r.run_id = p.run_id and r.state = 'running')
+      and (select true from gate_wait w where w.run_id = p.run_id and w.idx = p.idx and w.map_index = p.map_index) is null
+$$;
+
 CREATE FUNCTION evertick.was_in_time(p_run_id bigint, p_kind text, p_due_at timestamp with time zone) RETURNS boolean
     LANGUAGE sql STABLE
     AS $$
@@ -3214,6 +3879,21 @@ CREATE FUNCTION evertick.was_in_time(p_run_id bigint, p_kind text, p_due_at time
                 exists (select 1 from task k where k.run_id = p_run_id and k.started_at <= p_due_at)
                 or exists (select 1 from attempt a where a.run_id = p_run_id and a.started_at <= p_due_at)))
         from run_status s where s.run_id = p_run_id), true)
+$$;
+
+CREATE FUNCTION evertick.who_fits(p_tasks evertick.gate_arrival[], OUT fitting evertick.gate_arrival[], OUT others evertick.gate_arrival[]) RETURNS record
+    LANGUAGE sql STABLE
+    AS $$
+    select array_agg(j.whole order by j.place) filter (where j.fits), array_agg(j.whole order by j.place) filter (where not j.fits)
+    from (
+        select n.place, (array_agg(n.whole))[1] as whole, bool_and(n.running <= g.capacity - g.used) as fits
+        from (
+            select e.whole, e.place, x.gate_id, sum(x.weight) over (partition by x.gate_id order by e.place) as running
+            from (select a as whole, a.gate_ids, a.weights,
+                         row_number() over (order by a.rank, a.run_id, a.idx, a.map_index) as place from unnest(p_tasks) a) e
+            cross join lateral unnest(e.gate_ids, e.weights) as x(gate_id, weight)) n
+        cross join lateral (select x.capacity, x.used from gate x where x.gate_id = n.gate_id offset 0) g
+        group by n.place) j
 $$;
 
 CREATE FUNCTION evertick.whose_turn(p_dag_id integer) RETURNS SETOF bigint
@@ -3230,6 +3910,193 @@ begin
         left join lateral (select y.overlap from schedule y where y.schedule_id = r.schedule_id offset 0) c on true) x
     where x.state = 'queued' and (x.overlap is null or x.overlap = 'allow' or x.place = 1)
     order by x.run_id;
+end $$;
+
+CREATE FUNCTION evertick.why(p_run_id bigint, p_idx integer, p_map_index integer) RETURNS TABLE(kind text, detail jsonb)
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+    status run_status;
+    spec task_spec;
+    k task;
+    d dag;
+    wait gate_wait;
+    line gate_line;
+    most constant int := 10000;
+    t timestamptz := clock();
+begin
+    select r.* into status from run_status r where r.run_id = p_run_id;
+    select s.* into spec from task_spec s where s.version_id = status.version_id and s.idx = p_idx;
+    select x.* into k from task x where x.run_id = p_run_id and x.idx = p_idx and x.map_index = p_map_index;
+    select x.* into d from dag x where x.dag_id = status.dag_id;
+    if spec.idx is null then
+        return;
+    end if;
+    if k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed') then
+        return query select 'ended', jsonb_build_object('state', k.state, 'at', k.finished_at, 'reason', k.reason);
+        return;
+    end if;
+    if k.state in ('queued', 'running') then
+        return query select 'running', jsonb_build_object('since', k.started_at, 'asked', k.request, 'runner', (
+            select r.runner_id from runner r where r.session = k.session));
+        return;
+    end if;
+    return query select 'quarantined', jsonb_build_object('verb', q.verb, 'reason', q.reason, 'retry_at', q.retry_at)
+        from quarantine q where (q.kind, q.subject_id) in (('run', p_run_id), ('dag', status.dag_id::bigint))
+        and (q.retry_at is null or q.retry_at > t);
+    if d.paused and (status.state = 'queued' or k.state = 'pending') then
+        return query select 'dag_paused', jsonb_build_object('dag', d.name);
+    end if;
+    if status.state = 'queued' then
+        return query select 'run_queued', jsonb_build_object('limit', d.max_active_runs,
+            'active', (select count(*) from run_status a where a.dag_id = d.dag_id and a.state = 'running'),
+            'ahead', (select count(*) from (select 1 from run_status q where q.dag_id = d.dag_id and q.state = 'queued'
+                                            and q.run_id < p_run_id limit most) x));
+        return;
+    end if;
+    if k.state is null or k.state = 'waiting' then
+        return query
+        select 'upstream', jsonb_build_object('idx', g.src, 'task', s.name, 'state', coalesce(u.state, 'waiting'), 'rule', spec.rule,
+                                              'ended', coalesce(k.n_success, 0) + coalesce(k.n_failed, 0)
+                                                       + coalesce(k.n_upstream_failed, 0) + coalesce(k.n_skipped, 0),
+                                              'total', spec.upstream_total)
+        from edge g
+        join task_spec s on s.version_id = g.version_id and s.idx = g.src
+        left join task u on u.run_id = p_run_id and u.idx = g.src
+        where g.version_id = status.version_id and g.dst = p_idx
+          and coalesce(u.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
+        order by array_position(array['waiting', 'pending', 'deferred', 'available', 'queued', 'running']::task_state[],
+                                coalesce(u.state, 'waiting')) desc, g.src
+        limit 10;
+        return;
+    end if;
+    if k.state = 'pending' and k.not_before is not null then
+        if k.not_before > t then
+            return query select 'time', jsonb_build_object('until', k.not_before, 'attempt', k.attempt, 'reason', k.reason);
+        else
+            return query select 'retry_line', jsonb_build_object('queue', spec.queue, 'due_at', k.not_before, 'ahead', (
+                select count(*) from (select 1 from retry_line l where l.shard = d.shard and l.queue = spec.queue
+                                      and l.due_at < k.not_before limit most) x));
+        end if;
+        return;
+    end if;
+    if k.state = 'available' then
+        return query select case when is_served(spec.queue, 0) then 'in_line' else 'no_runner' end,
+            queue_facts(spec.queue) || jsonb_build_object('ahead', (
+                select count(*) from (
+                    select 1 from ready q join ready mine on mine.queue = q.queue and mine.run_id = p_run_id and mine.idx = p_idx
+                                                         and mine.map_index = p_map_index and mine.rank in (9 - spec.priority, 9)
+                    where q.queue = spec.queue and (q.rank, q.seq) < (mine.rank, mine.seq) limit most) x));
+        return;
+    end if;
+    select w.* into wait from gate_wait w where w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index;
+    select l.* into line from gate_line l where l.line_id = wait.line_id;
+    if line.queue is not null then
+        return query select 'no_runner', queue_facts(line.queue);
+    end if;
+    return query
+    select 'gate', jsonb_build_object(
+        'gate', g.kind, 'name', g.name, 'used', g.used, 'capacity', g.capacity, 'need', n.weight, 'since', wait.since,
+        'holders', holders_of(g.gate_id, 5),
+        'reserved_for', case when g.capacity - g.used >= n.weight then (
+            select jsonb_build_object('run_id', w.run_id, 'task', s.name, 'need', l.need)
+            from gate_line l join gate_wait w on w.line_id = l.line_id and w.rank = l.rank and w.seq = l.seq
+            join task_spec s on s.version_id = w.version_id and s.idx = w.idx
+            where l.line_id = reserved_for(g.gate_id)) end,
+        'ahead', case when g.gate_id = line.blocked_on then (
+            select count(*) from (
+                select 1 from gate_line l join gate_wait w on w.line_id = l.line_id
+                where l.blocked_on = g.gate_id and (w.rank, w.seq) < (wait.rank, wait.seq) limit most) x) end)
+    from unnest(line.gate_ids, line.weights) as n(gate_id, weight) join gate g on g.gate_id = n.gate_id
+    where g.gate_id = line.blocked_on or g.capacity - g.used < n.weight
+    order by g.gate_id = line.blocked_on desc, g.gate_id;
+end $$;
+
+CREATE FUNCTION evertick.work_gates(p_entering evertick.ended[], p_released evertick.gate_weight[], p_also integer[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    wants gate_want[] := '{}';
+    arrivals gate_arrival[] := '{}';
+    fresh gate_arrival[] := '{}';
+    asked int[];
+    held int[];
+    g int;
+    looks int := 500;
+    line record;
+    fits int;
+    offered int := 0;
+    opened record;
+begin
+    if cardinality(p_entering) > 0 then
+        wants := wants_of(p_entering);
+        -- In one order, and before any lock of a gate that others can see.
+        insert into gate (kind, name, capacity, version_id)
+        select distinct on (w.kind, w.name) w.kind, w.name, w.capacity, w.version_id from unnest(wants) w
+        where (select true from gate x where x.kind = w.kind and x.name = w.name) is null
+        order by w.kind, w.name, w.version_id desc
+        on conflict (kind, name) do nothing;
+        arrivals := arrivals_of(wants);
+    end if;
+    asked := array(
+        select distinct x from (
+            select unnest(p_also) union all select r.gate_id from unnest(p_released) r
+            union all select unnest(a.gate_ids) from unnest(arrivals) a) as all_of(x) order by x);
+    held := array(select x.gate_id from gate x where x.gate_id = any(asked) order by x.gate_id for no key update);
+    if cardinality(held) < cardinality(asked) then
+        raise exception 'a gate that nobody needed was just deleted' using errcode = 'serialization_failure';
+    end if;
+    update gate x set used = greatest(x.used - r.weight, 0)
+    from (select p.gate_id, sum(p.weight)::int as weight from unnest(p_released) p group by p.gate_id) r
+    where x.gate_id = r.gate_id and r.weight > 0;
+    update gate x set capacity = w.capacity, version_id = w.version_id
+    from (select distinct on (y.kind, y.name) y.kind, y.name, y.capacity, y.version_id from unnest(wants) y
+          where y.kind not in ('pool', 'mutex') order by y.kind, y.name, y.version_id desc) w
+    where x.kind = w.kind and x.name = w.name and x.version_id < w.version_id;
+    if cardinality(p_also) = 0 and not exists (select 1 from gate_line l where l.blocked_on = any(held)) then
+        fresh := arrivals;
+    else
+        for line in
+            select a.gate_ids, a.weights, array_agg(a order by a.rank, a.run_id, a.idx, a.map_index) as tasks
+            from unnest(arrivals) a group by a.gate_ids, a.weights
+        loop
+            -- Nobody goes past those who wait already.
+            if exists (select 1 from gate_line l where l.blocked_on = any(line.gate_ids)) then
+                perform join_line(line.gate_ids, line.weights, line.tasks);
+            else
+                fresh := fresh || line.tasks;
+            end if;
+        end loop;
+        foreach g in array array(
+            select x.gate_id from gate x
+            where x.gate_id = any(held)
+              and (x.is_behind or (select true from gate_line l where l.blocked_on = x.gate_id limit 1)) order by x.gate_id)
+        loop
+            select o.held, o.looks, o.admitted into opened from open_gate(g, held, looks) o;
+            held := opened.held;
+            looks := opened.looks;
+            offered := offered + opened.admitted;
+        end loop;
+    end if;
+    if cardinality(fresh) > 0 then
+        select f.fitting, f.others into opened from who_fits(fresh) f;
+        if opened.fitting is not null then
+            offered := offered + let_in(opened.fitting);
+        end if;
+        for line in
+            select a.gate_ids, a.weights, array_agg(a order by a.rank, a.run_id, a.idx, a.map_index) as tasks
+            from unnest(opened.others) a group by a.gate_ids, a.weights order by min(a.rank), min(a.run_id), min(a.idx)
+        loop
+            fits := fits_in(line.gate_ids, line.weights);
+            if fits > 0 then
+                offered := offered + let_in(line.tasks[1:fits]);
+            end if;
+            if fits < cardinality(line.tasks) then
+                perform join_line(line.gate_ids, line.weights, line.tasks[fits + 1:]);
+            end if;
+        end loop;
+    end if;
+    return offered;
 end $$;
 
 CREATE TABLE evertick.alert (
@@ -3342,6 +4209,14 @@ CREATE TABLE evertick.backfill_run (
     is_open boolean DEFAULT true NOT NULL
 );
 
+CREATE VIEW evertick.blocked AS
+SELECT
+    NULL::text AS kind,
+    NULL::text AS name,
+    NULL::bigint AS waiting,
+    NULL::timestamp with time zone AS since,
+    NULL::jsonb AS detail;
+
 CREATE TABLE evertick.bundle (
     hash text NOT NULL,
     file text NOT NULL,
@@ -3416,6 +4291,80 @@ CREATE TABLE evertick.edge (
     version_id integer NOT NULL,
     src integer NOT NULL,
     dst integer NOT NULL
+);
+
+CREATE TABLE evertick.gate (
+    gate_id integer NOT NULL,
+    kind evertick.gate_kind NOT NULL,
+    name text NOT NULL,
+    capacity integer NOT NULL,
+    used integer DEFAULT 0 NOT NULL,
+    is_behind boolean DEFAULT false NOT NULL,
+    version_id integer,
+    CONSTRAINT gate_capacity_check CHECK ((capacity >= 0))
+)
+WITH (fillfactor='30', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
+
+ALTER TABLE evertick.gate ALTER COLUMN gate_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME evertick.gate_gate_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE evertick.gate_hold (
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    gate_ids integer[] NOT NULL,
+    weights integer[] NOT NULL,
+    since timestamp with time zone NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0', vacuum_truncate=off);
+
+CREATE TABLE evertick.gate_line (
+    line_id bigint NOT NULL,
+    gate_ids integer[] NOT NULL,
+    weights integer[] NOT NULL,
+    queue text,
+    blocked_on integer,
+    need integer,
+    rank smallint NOT NULL,
+    seq bigint NOT NULL,
+    since timestamp with time zone NOT NULL
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
+
+ALTER TABLE evertick.gate_line ALTER COLUMN line_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME evertick.gate_line_line_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE evertick.gate_wait (
+    line_id bigint NOT NULL,
+    rank smallint NOT NULL,
+    seq bigint NOT NULL,
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    version_id integer NOT NULL,
+    since timestamp with time zone NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0', vacuum_truncate=off);
+
+ALTER TABLE evertick.gate_wait ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME evertick.gate_wait_seq_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
 );
 
 CREATE TABLE evertick.heard (
@@ -3663,6 +4612,20 @@ CREATE TABLE evertick.skip_record (
     CONSTRAINT skip_record_count_check CHECK ((count > 0))
 );
 
+CREATE TABLE evertick.task_gate (
+    version_id integer NOT NULL,
+    idx integer NOT NULL,
+    place integer NOT NULL,
+    kind evertick.gate_kind NOT NULL,
+    name text,
+    parts jsonb,
+    weight integer NOT NULL,
+    capacity integer,
+    CONSTRAINT task_gate_capacity_check CHECK ((capacity > 0)),
+    CONSTRAINT task_gate_check CHECK (((name IS NULL) <> (parts IS NULL))),
+    CONSTRAINT task_gate_weight_check CHECK ((weight > 0))
+);
+
 CREATE TABLE evertick.task_input (
     version_id integer NOT NULL,
     idx integer NOT NULL,
@@ -3685,6 +4648,7 @@ CREATE TABLE evertick.task_spec (
     rerun_on_loss boolean NOT NULL,
     queue_timeout double precision,
     outlets text[],
+    is_gated boolean DEFAULT false NOT NULL,
     CONSTRAINT task_spec_max_attempts_check CHECK ((max_attempts > 0)),
     CONSTRAINT task_spec_priority_check CHECK (((priority >= 0) AND (priority <= 9))),
     CONSTRAINT task_spec_queue_timeout_check CHECK ((queue_timeout > (0)::double precision))
@@ -3782,6 +4746,27 @@ ALTER TABLE ONLY evertick.deadline
 ALTER TABLE ONLY evertick.edge
     ADD CONSTRAINT edge_pkey PRIMARY KEY (version_id, src, dst);
 
+ALTER TABLE ONLY evertick.gate_hold
+    ADD CONSTRAINT gate_hold_pkey PRIMARY KEY (run_id, idx, map_index);
+
+ALTER TABLE ONLY evertick.gate
+    ADD CONSTRAINT gate_kind_name_key UNIQUE (kind, name);
+
+ALTER TABLE ONLY evertick.gate_line
+    ADD CONSTRAINT gate_line_gate_ids_weights_queue_key UNIQUE NULLS NOT DISTINCT (gate_ids, weights, queue);
+
+ALTER TABLE ONLY evertick.gate_line
+    ADD CONSTRAINT gate_line_pkey PRIMARY KEY (line_id);
+
+ALTER TABLE ONLY evertick.gate
+    ADD CONSTRAINT gate_pkey PRIMARY KEY (gate_id);
+
+ALTER TABLE ONLY evertick.gate_wait
+    ADD CONSTRAINT gate_wait_pkey PRIMARY KEY (line_id, rank, seq);
+
+ALTER TABLE ONLY evertick.gate_wait
+    ADD CONSTRAINT gate_wait_run_id_idx_map_index_key UNIQUE (run_id, idx, map_index);
+
 ALTER TABLE ONLY evertick.heard
     ADD CONSTRAINT heard_pkey PRIMARY KEY (schedule_id, kind, name);
 
@@ -3848,6 +4833,9 @@ ALTER TABLE ONLY evertick.shard
 ALTER TABLE ONLY evertick.skip_record
     ADD CONSTRAINT skip_record_pkey PRIMARY KEY (schedule_id, first_at);
 
+ALTER TABLE ONLY evertick.task_gate
+    ADD CONSTRAINT task_gate_pkey PRIMARY KEY (version_id, idx, place);
+
 ALTER TABLE ONLY evertick.task_input
     ADD CONSTRAINT task_input_pkey PRIMARY KEY (version_id, idx, src);
 
@@ -3874,6 +4862,14 @@ CREATE INDEX dag_timed ON evertick.dag USING btree (dag_id) WHERE has_run_timeou
 
 CREATE INDEX edge_upstream ON evertick.edge USING btree (version_id, dst, src);
 
+CREATE INDEX gate_behind ON evertick.gate USING btree (gate_id) WHERE is_behind;
+
+CREATE INDEX gate_line_blocked ON evertick.gate_line USING btree (blocked_on, need, rank, seq);
+
+CREATE INDEX gate_line_oldest ON evertick.gate_line USING btree (blocked_on, since) WHERE (need > 1);
+
+CREATE INDEX gate_line_taken_back ON evertick.gate_line USING btree (queue) WHERE (queue IS NOT NULL);
+
 CREATE INDEX journal_of_run ON evertick.journal USING btree (run_id, entry_id) WHERE (run_id IS NOT NULL);
 
 CREATE INDEX ready_expiry ON evertick.ready USING btree (expires_at) WHERE (expires_at IS NOT NULL);
@@ -3889,3 +4885,87 @@ CREATE INDEX run_of_dag ON evertick.run USING btree (dag_id, run_id);
 CREATE INDEX runner_live ON evertick.runner USING btree (session) WHERE (gone_at IS NULL);
 
 CREATE INDEX schedule_due ON evertick.schedule_state USING btree (shard, next_due) WHERE ((next_due IS NOT NULL) AND (NOT paused) AND (error IS NULL));
+
+CREATE INDEX task_gate_pool ON evertick.task_gate USING btree (name) WHERE (kind = 'pool'::evertick.gate_kind);
+
+CREATE OR REPLACE VIEW evertick.blocked AS
+ SELECT 'gate'::text AS kind,
+    ((g.kind || ' '::text) || g.name) AS name,
+    count(*) AS waiting,
+    min(w.since) AS since,
+    jsonb_build_object('used', g.used, 'capacity', g.capacity, 'holders', evertick.holders_of(g.gate_id, 3)) AS detail
+   FROM ((evertick.gate_line l
+     JOIN evertick.gate_wait w ON ((w.line_id = l.line_id)))
+     JOIN evertick.gate g ON ((g.gate_id = l.blocked_on)))
+  GROUP BY g.gate_id
+UNION ALL
+ SELECT 'no_runner'::text AS kind,
+    x.queue AS name,
+    (sum(x.waiting))::bigint AS waiting,
+    NULL::timestamp with time zone AS since,
+    evertick.queue_facts(x.queue) AS detail
+   FROM ( SELECT q.queue,
+            count(*) AS waiting
+           FROM evertick.ready q
+          WHERE (NOT evertick.is_served(q.queue, (0)::double precision))
+          GROUP BY q.queue
+        UNION ALL
+         SELECT l.queue,
+            count(*) AS count
+           FROM (evertick.gate_line l
+             JOIN evertick.gate_wait w ON ((w.line_id = l.line_id)))
+          WHERE (l.queue IS NOT NULL)
+          GROUP BY l.queue) x
+  GROUP BY x.queue
+UNION ALL
+ SELECT
+        CASE
+            WHEN d.paused THEN 'dag_paused'::text
+            ELSE 'run_queued'::text
+        END AS kind,
+    d.name,
+    count(*) AS waiting,
+    min(f.created_at) AS since,
+    jsonb_build_object('limit', d.max_active_runs, 'active', ( SELECT count(*) AS count
+           FROM evertick.run_status a
+          WHERE ((a.dag_id = d.dag_id) AND (a.state = ANY (ARRAY['queued'::evertick.run_state, 'running'::evertick.run_state])) AND (a.state = 'running'::evertick.run_state)))) AS detail
+   FROM ((evertick.run_status r
+     JOIN evertick.dag d ON ((d.dag_id = r.dag_id)))
+     JOIN evertick.run f ON ((f.run_id = r.run_id)))
+  WHERE ((r.state = 'queued'::evertick.run_state) AND (r.state = ANY (ARRAY['queued'::evertick.run_state, 'running'::evertick.run_state])))
+  GROUP BY d.dag_id
+UNION ALL
+ SELECT 'dag_paused'::text AS kind,
+    d.name,
+    count(*) AS waiting,
+    NULL::timestamp with time zone AS since,
+    jsonb_build_object('tasks', true) AS detail
+   FROM ((evertick.dag d
+     JOIN evertick.run_status r ON (((r.dag_id = d.dag_id) AND (r.state = 'running'::evertick.run_state) AND (r.state = ANY (ARRAY['queued'::evertick.run_state, 'running'::evertick.run_state])))))
+     JOIN evertick.task k ON (((k.run_id = r.run_id) AND (k.state = 'pending'::evertick.task_state) AND (k.not_before IS NULL))))
+  WHERE d.paused
+  GROUP BY d.dag_id
+UNION ALL
+ SELECT 'retry_line'::text AS kind,
+    l.queue AS name,
+    count(*) AS waiting,
+    min(l.due_at) AS since,
+    '{}'::jsonb AS detail
+   FROM evertick.retry_line l
+  GROUP BY l.queue
+UNION ALL
+ SELECT 'time'::text AS kind,
+    'retries that wait for their time'::text AS name,
+    count(*) AS waiting,
+    NULL::timestamp with time zone AS since,
+    jsonb_build_object('next', min(w.due_at)) AS detail
+   FROM evertick.timer w
+ HAVING (count(*) > 0)
+UNION ALL
+ SELECT 'quarantined'::text AS kind,
+    ((q.kind || ' '::text) || q.subject_id) AS name,
+    1 AS waiting,
+    q.since,
+    jsonb_build_object('verb', q.verb, 'reason', q.reason) AS detail
+   FROM evertick.quarantine q
+  WHERE ((q.retry_at IS NULL) OR (q.retry_at > evertick.clock()));

@@ -46,6 +46,7 @@ class Seen:
     with_room: list[int] | None
     backfills: list[int] | None
     has_arrivals: bool | None
+    has_gates: bool | None
     troubles: list[str]
 
 

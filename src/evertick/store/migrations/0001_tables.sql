@@ -74,6 +74,7 @@ create table task_spec (
     rerun_on_loss  boolean not null,
     queue_timeout  double precision check (queue_timeout > 0),
     outlets        text[],   -- the assets that it updates; null for none
+    is_gated       boolean not null default false,   -- it has rows in task_gate
     primary key (version_id, idx)
 );
 

@@ -2,8 +2,9 @@
 -- Stored functions, because a skip or failure cascades level by level inside the transaction that caused it, and no
 -- transaction may wait for its client (measured against pipelined statements in docs/decisions/0002-stored-moves.md).
 --
--- Lock order everywhere: shard fence, schedule_state by id, run_status by id, dag (admission), ready, task, lease.
--- claim alone takes no run lock; it skips locked ready rows and waits for nothing but the task row it was handed.
+-- Lock order everywhere: shard fence, schedule_state by id, run_status by id, dag (admission), gates by id, gate_wait, ready,
+-- task, lease. claim takes no run lock; it skips locked ready rows and waits for nothing but the task row it was handed. Who is
+-- let in by a gate is taken from gate_wait in the same way (0016_gates.sql).
 
 create type ended as (run_id bigint, idx int, map_index int, version_id int, state task_state);
 
@@ -70,8 +71,9 @@ create function state_after(d decision, is_held boolean) returns task_state lang
                   else 'waiting' end
 $$;
 
--- Puts the given available tasks in line, and says how many, so that the caller knows whether to wake somebody. Those of a
--- backfill stand in the last line, whatever their priority; who never made one pays nothing for asking.
+-- Puts those of the given tasks in line that are available, and says how many, so that the caller knows whether to wake
+-- somebody. Those of a backfill stand in the last line, whatever their priority; who never made one pays nothing for asking.
+-- Those that are pending pass their gates at the end of the transaction, unless it is a pause that holds them.
 create function offer(p_tasks ended[]) returns int language plpgsql as $$
 declare
     offered int;
@@ -88,8 +90,15 @@ begin
                 else 9 - s.priority end,
            t.run_id, t.idx, t.map_index, now + make_interval(secs => s.queue_timeout), now
     from unnest(p_tasks) t join task_spec s on s.version_id = t.version_id and s.idx = t.idx
+    where t.state = 'available'
     order by s.queue, s.priority desc, t.run_id, t.idx, t.map_index;
     get diagnostics offered = row_count;
+    if offered < cardinality(p_tasks) then
+        perform enter_gates(array(
+            select t from unnest(p_tasks) t
+            cross join lateral (select r.dag_id from run_status r where r.run_id = (t).run_id offset 0) r
+            where (t).state = 'pending' and (select not d.paused from dag d where d.dag_id = r.dag_id)));
+    end if;
     return offered;
 end $$;
 
@@ -101,14 +110,17 @@ declare
 begin
     with entering as (
         insert into task (run_id, idx, version_id, state)
-        select r.run_id, s.idx, r.version_id, 'available'
+        select r.run_id, s.idx, r.version_id, case when s.is_gated then 'pending'::task_state else 'available' end
         from run_status r join task_spec s on s.version_id = r.version_id and s.starts_at_once
         where r.run_id = any(p_run_ids)
         on conflict (run_id, idx, map_index) do nothing
         returning run_id, idx, map_index, version_id, state
     )
     select array_agg(row(run_id, idx, map_index, version_id, state)::ended) into moved from entering;
-    perform offer(moved);
+    if offer(array(select m from unnest(moved) m where (m).state = 'available')) < cardinality(moved) then
+        -- Whatever a pause says by now: whoever unpauses cannot see a run that is not committed, and would not come by again.
+        perform enter_gates(array(select m from unnest(moved) m where (m).state = 'pending'));
+    end if;
     return decide_waiting(p_run_ids);
 end $$;
 
@@ -126,7 +138,7 @@ begin
             select w.run_id, w.idx, w.map_index, state_after(decide(
                        s.rule, s.upstream_total, coalesce(w.n_success, 0), coalesce(w.n_failed, 0),
                        coalesce(w.n_upstream_failed, 0), coalesce(w.n_skipped, 0),
-                       s.setup_total, coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0)), false) as state
+                       s.setup_total, coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0)), s.is_gated) as state
             from task w join task_spec s on s.version_id = w.version_id and s.idx = w.idx
             where w.run_id = any(p_run_ids) and w.state = 'waiting'
         ) n
@@ -135,8 +147,8 @@ begin
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
     select array_agg(row(run_id, idx, map_index, version_id, state)::ended) into moved from decided;
-    perform offer(array(select m from unnest(moved) m where (m).state = 'available'));
-    return array(select m from unnest(moved) m where (m).state <> 'available');
+    perform offer(moved);
+    return array(select m from unnest(moved) m where (m).state in ('skipped', 'upstream_failed'));
 end $$;
 
 -- The queued runs of a DAG that may start as far as their schedules are concerned: of a schedule whose runs must not overlap,
@@ -245,7 +257,7 @@ begin
             join dag d on d.dag_id = r.dag_id
             cross join lateral (select case when r.state <> 'running' then 'waiting'::task_state else state_after(decide(
                 s.rule, s.upstream_total, h.success, h.failed, h.upstream_failed, h.skipped,
-                s.setup_total, h.setup_success, h.setup_skipped), d.paused) end as state) n
+                s.setup_total, h.setup_success, h.setup_skipped), d.paused or s.is_gated) end as state) n
             order by h.run_id, h.dst
             on conflict (run_id, idx, map_index) do update set
                 n_success = excluded.n_success, n_failed = excluded.n_failed,
@@ -258,7 +270,7 @@ begin
         select array_agg(row(run_id, idx, map_index, version_id, state)::ended) filter (where state <> 'waiting')
         into moved from counted;
         exit when moved is null;
-        offered := offered + offer(array(select m from unnest(moved) m where (m).state = 'available'));
+        offered := offered + offer(moved);
         frontier := array(select m from unnest(moved) m where (m).state in ('skipped', 'upstream_failed'));
         exit when cardinality(frontier) = 0;
         everything := everything || frontier;

@@ -97,6 +97,7 @@ begin
         return;
     end if;
     perform open_runs(array[made]);
+    perform pass_gates();
     return query select made, true;
 end $$;
 
@@ -168,6 +169,7 @@ end $$;
 create function fire(p_shard smallint, p_epoch bigint, p_plans jsonb) returns settled language plpgsql as $$
 declare
     free int[];
+    done settled;
 begin
     perform fence(p_shard, p_epoch);
     free := array(
@@ -178,7 +180,9 @@ begin
         p_plans := (select coalesce(jsonb_agg(x), '[]') from jsonb_array_elements(p_plans) x
                     where (x->>'schedule_id')::int = any(free));
     end if;
-    return settle_schedules(p_plans);
+    done := settle_schedules(p_plans);
+    perform pass_gates();
+    return done;
 end $$;
 
 -- Runners ----------------------------------------------------------------------------------------------------------------
@@ -262,6 +266,7 @@ declare
     again ended[];
     cleared ended[];
     retried jsonb;
+    left_now ended[];
     t timestamptz := clock();
 begin
     perform 1 from run_status s
@@ -270,7 +275,7 @@ begin
     with report as materialized (
         select * from read_reports(p_reports)
     ), decided as (
-        select x.*, k.attempt, k.losses, k.started_at, k.request, k.version_id,
+        select x.*, k.attempt, k.losses, k.started_at, k.request, k.version_id, s.is_gated,
                case when n.state = 'pending' and x.kind = 'lost'
                     then t + make_interval(secs => case k.losses when 0 then 0 else least(5 * 2 ^ (k.losses - 1), 300) end)
                     when n.state = 'pending' then t + make_interval(secs => greatest(coalesce(x.retry_in, 0), 0))
@@ -315,7 +320,7 @@ begin
         where k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index
           and k.state = 'running' and k.epoch = d.epoch and k.session = p_session
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, k.not_before, d.kind, d.reason,
-                  d.result, d.request, d.exit_code, d.attempt, d.started_at, d.log, d.seq, d.until
+                  d.result, d.request, d.exit_code, d.attempt, d.started_at, d.log, d.seq, d.until, d.is_gated
     ), kept as (
         insert into result (run_id, idx, map_index, epoch, value)
         select m.run_id, m.idx, m.map_index, m.epoch, m.result from moved m
@@ -332,8 +337,12 @@ begin
            array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
                filter (where m.state = 'pending' and m.not_before is null),
            array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.request = 'clear'),
-           jsonb_agg(to_jsonb(m) - array['result', 'log']) filter (where m.state = 'pending')
-    into moved_now, ended_now, again, cleared, retried from moved m;
+           jsonb_agg(to_jsonb(m) - array['result', 'log']) filter (where m.state = 'pending'),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.is_gated)
+    into moved_now, ended_now, again, cleared, retried, left_now from moved m;
+    if left_now is not null then
+        perform leave_gates(left_now);
+    end if;
     if retried is not null then
         perform remember(p_session, retried);
     end if;
@@ -372,7 +381,7 @@ begin
     on conflict do nothing;
 end $$;
 
--- Pending tasks that nothing holds any more become available at once, unless their DAG is paused.
+-- Pending tasks that nothing holds any more become available at once, unless their DAG is paused. Those with gates pass them first.
 create function release(p_tasks ended[]) returns int language plpgsql as $$
 declare
     freed ended[];
@@ -382,11 +391,19 @@ begin
         from unnest(p_tasks) p
         join run_status r on r.run_id = p.run_id
         join dag d on d.dag_id = r.dag_id
+        join task_spec s on s.version_id = p.version_id and s.idx = p.idx
         where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
-          and k.state = 'pending' and k.not_before is null and not d.paused
+          and k.state = 'pending' and k.not_before is null and not d.paused and not s.is_gated
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
     select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into freed from moved m;
+    if coalesce(cardinality(freed), 0) < cardinality(p_tasks) then
+        perform enter_gates(array(
+            select p from unnest(p_tasks) p
+            join task_spec s on s.version_id = (p).version_id and s.idx = (p).idx and s.is_gated
+            join run_status r on r.run_id = (p).run_id
+            join dag d on d.dag_id = r.dag_id and not d.paused));
+    end if;
     return offer(freed);
 end $$;
 
@@ -402,6 +419,7 @@ declare
 begin
     if p_reports is not null then
         select f.refused, f.offered into stale, offered from finish(p_session, p_reports, p_infra_retries) f;
+        offered := offered + pass_gates();
         return query select 'refused', x.run_id, x.idx, x.map_index, x.version_id, null::int, null::int,
                             null::timestamptz, null::text, null::text, null::int, null::bigint from unnest(stale) x;
     end if;

@@ -7,6 +7,7 @@ create function stop_tasks(p_run_id bigint, p_reason text, out stopped ended[], 
 declare
     t timestamptz := clock();
 begin
+    perform quit_lines(array[p_run_id], null);
     delete from ready q using run_status r, task_spec s
     where r.run_id = p_run_id and s.version_id = r.version_id and q.queue = s.queue
       and q.rank in (9 - s.priority, 9) and q.run_id = p_run_id;
@@ -22,6 +23,9 @@ begin
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
     select array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::ended) into stopped from gone g;
+    if exists (select 1 from gate_hold h where h.run_id = p_run_id) then
+        perform leave_gates(stopped);
+    end if;
     update task k set request = 'cancel'
     where k.run_id = p_run_id and k.state in ('queued', 'running');
     get diagnostics asked = row_count;
@@ -29,6 +33,15 @@ end $$;
 
 -- Cancels a run. Returns how many tasks are asked to stop; null when the run is over.
 create function cancel_run(p_run_id bigint, p_actor text, p_reason text) returns int language plpgsql as $$
+declare
+    asked int := stop_run(p_run_id, p_actor, p_reason);
+begin
+    perform pass_gates();
+    return asked;
+end $$;
+
+-- The same, for who cancels several: gates are passed once, at the very end.
+create function stop_run(p_run_id bigint, p_actor text, p_reason text) returns int language plpgsql as $$
 declare
     now_ended ended[];
     asked int;
@@ -113,6 +126,7 @@ begin
     values (clock(), 'clear', p_actor, p_run_id, jsonb_build_object('tasks', p_idxs, 'reopened', reopened, 'asked', asked));
     if chosen is not null then
         perform reopen(chosen);
+        perform pass_gates();
     end if;
 end $$;
 
@@ -144,6 +158,7 @@ begin
         where r.run_id = p_run_id and r.state = 'queued';
         perform settle(start_runs(array[p_run_id]));
     end if;
+    perform quit_lines(array[p_run_id], p_idx);
     delete from ready q
     where q.queue = spec.queue and q.rank in (9 - spec.priority, 9) and q.run_id = p_run_id and q.idx = p_idx
       and q.map_index = p_map_index;
@@ -160,7 +175,9 @@ begin
     values (t, 'mark', p_actor, p_run_id, p_idx, p_map_index,
             jsonb_build_object('from', coalesce(before.state, 'waiting'), 'to', p_state));
     if before.state is null or before.state not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed') then
+        perform leave_gates(array[row(p_run_id, p_idx, p_map_index, status.version_id, p_state)::ended]);
         perform settle(array[row(p_run_id, p_idx, p_map_index, status.version_id, p_state)::ended]);
+        perform pass_gates();
         return 'marked';
     end if;
     -- It had ended before, and maybe the run with it: keep that attempt, then let what was blocked by it be decided again.
@@ -178,6 +195,7 @@ begin
     from below b join task k on k.run_id = p_run_id and k.idx = b.dst
     where k.state in ('upstream_failed', 'waiting');
     perform reopen_marked(p_run_id, blocked);
+    perform pass_gates();
     return 'marked';
 end $$;
 
@@ -209,17 +227,22 @@ end $$;
 -- A paused DAG offers nothing: what was available goes back to pending. Repeated by reconcile for what slipped through.
 create function hold_dag(p_dag_id int) returns int language plpgsql as $$
 declare
-    held int;
+    held ended[];
 begin
     perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
+    perform quit_lines(array(select r.run_id from run_status r where r.dag_id = p_dag_id and r.state = 'running'), null);
     delete from ready q using run_status r, task_spec s
     where r.dag_id = p_dag_id and r.state = 'running' and s.version_id = r.version_id
       and q.queue = s.queue and q.rank in (9 - s.priority, 9) and q.run_id = r.run_id;
-    update task k set state = 'pending'
-    from run_status r
-    where r.dag_id = p_dag_id and r.state = 'running' and k.run_id = r.run_id and k.state = 'available';
-    get diagnostics held = row_count;
-    return held;
+    with moved as (
+        update task k set state = 'pending'
+        from run_status r
+        where r.dag_id = p_dag_id and r.state = 'running' and k.run_id = r.run_id and k.state = 'available'
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    )
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into held from moved m;
+    perform leave_gates(held);
+    return coalesce(cardinality(held), 0);
 end $$;
 
 create function unhold_dag(p_dag_id int) returns int language plpgsql as $$

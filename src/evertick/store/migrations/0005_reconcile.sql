@@ -76,10 +76,12 @@ begin
     end if;
 
     -- pending although nothing holds it
-    n := release(array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
-                       where k.run_id = p_run_id and k.state = 'pending' and k.not_before is null));
-    if n > 0 then
+    lost := array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
+                  where k.run_id = p_run_id and k.state = 'pending' and k.not_before is null and not exists (
+                      select 1 from gate_wait w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index));
+    if cardinality(lost) > 0 and not (select d.paused from dag d where d.dag_id = status.dag_id) then
         repairs := array_append(repairs, 'pending_without_gate');
+        perform release(lost);
     end if;
 
     -- running without a lease: nobody could ever report or lose it

@@ -7,8 +7,9 @@ create function lock_schedules(p_name text) returns void language sql as $$
 $$;
 
 -- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, run_timeout, starts_paused, tasks: [...], edges: [[src, dst]],
--- inputs: [[idx, src]], schedules: [{name, spec, params, misfire, window_seconds, catchup_limit, overlap, start_within, finish_within,
--- delay_seconds, next_due, skipped}]}. p_seen: the schedules as they stood when this was planned (see refuse_moved).
+-- inputs: [[idx, src]], gates: [{idx, place, kind, name, parts, weight, capacity}], schedules: [{name, spec, params, misfire,
+-- window_seconds, catchup_limit, overlap, start_within, finish_within, delay_seconds, next_due, skipped}]}. p_seen: the schedules
+-- as they stood when this was planned (see refuse_moved).
 -- p_settle: what is due under schedules that this changes or removes (see settle_schedules): it is settled first.
 create function publish_dag(p_dag jsonb, p_seen jsonb, p_settle jsonb, p_actor text, out out_dag_id int, out out_version_id int, out is_new boolean,
                             out rerouted int)
@@ -32,12 +33,16 @@ begin
     is_new := out_version_id is not null;
     if is_new then
         insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
-                               starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets)
+                               starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated)
         select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
-               x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets
+               x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets, coalesce(x.is_gated, false)
         from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint, rule trigger_rule,
              upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
-             max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[]);
+             max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[], is_gated boolean);
+        insert into task_gate (version_id, idx, place, kind, name, parts, weight, capacity)
+        select out_version_id, x.idx, x.place, x.kind, x.name, x.parts, x.weight, x.capacity
+        from jsonb_to_recordset(p_dag->'gates')
+            as x(idx int, place int, kind gate_kind, name text, parts jsonb, weight int, capacity int);
         insert into edge (version_id, src, dst)
         select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'edges') x;
         insert into task_input (version_id, idx, src)
@@ -66,6 +71,7 @@ begin
         insert into journal (occurred_at, verb, actor, dag_id, detail)
         values (t, 'publish', p_actor, out_dag_id, jsonb_build_object('version_id', out_version_id, 'hash', p_dag->>'hash'));
     end if;
+    perform pass_gates();
 end $$;
 
 -- Schedules are declared: what is absent is removed, what is the same keeps its cursor, what changed starts anew from now
@@ -154,6 +160,7 @@ begin
         where p_expected is null or p_expected = case when c.deleted_at is null then c.version else 0 end
     returning c.version, c.schedule_id into put, id;
     if put is null then
+        perform pass_gates();
         return null;
     end if;
     insert into schedule_state as s (schedule_id, shard, version, next_due, paused)
@@ -172,6 +179,7 @@ begin
     perform note_schedules(array[id], 'put');
     insert into journal (occurred_at, verb, actor, dag_id, detail)
     values (t, 'put_schedule', p_actor, p_dag_id, p_schedule || jsonb_build_object('version', put));
+    perform pass_gates();
     return put;
 end $$;
 
@@ -189,6 +197,7 @@ begin
     perform sync_schedules(p_dag_id, '[]', true, p_actor);
     update dag d set deleted_at = clock() where d.dag_id = p_dag_id and d.deleted_at is null;
     insert into journal (occurred_at, verb, actor, dag_id, detail) values (clock(), 'delete', p_actor, p_dag_id, '{}');
+    perform pass_gates();
     return true;
 end $$;
 
@@ -207,6 +216,7 @@ begin
     perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
     update dag d set paused = p_paused where d.dag_id = p_dag_id and d.deleted_at is null and d.paused <> p_paused;
     if not found then
+        perform pass_gates();
         return false;
     end if;
     update schedule_state s set paused = p_paused or s.is_held
@@ -219,5 +229,6 @@ begin
     end if;
     insert into journal (occurred_at, verb, actor, dag_id, detail)
     values (t, case when p_paused then 'pause' else 'unpause' end, p_actor, p_dag_id, '{}');
+    perform pass_gates();
     return true;
 end $$;

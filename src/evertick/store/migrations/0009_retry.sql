@@ -47,7 +47,7 @@ language sql stable as $$
                    and k.state = 'pending' and k.not_before = p_instant)
 $$;
 
--- Lets retries out of the line: they become available, or merely pending where their DAG is paused. Rows are found by key and
+-- Lets retries out of the line: they become available, or merely pending where their DAG is paused or they have gates to pass. Rows are found by key and
 -- changed at their place (docs/decisions/0005-plans-that-do-not-flip.md); nobody but the leader changes the line. Returns how
 -- many became available.
 create function let_retries_in(p_places tid[]) returns int language plpgsql as $$
@@ -58,13 +58,14 @@ begin
         delete from retry_line l where l.ctid = any(p_places)
         returning l.shard, l.queue, l.due_at, l.run_id, l.idx, l.map_index
     ), placed as (
-        select g.*, h.place, d.paused from gone g
-        cross join lateral (select k.ctid as place from task k where k.run_id = g.run_id and k.idx = g.idx
+        select g.*, h.place, d.paused or s.is_gated as is_held from gone g
+        cross join lateral (select k.ctid as place, k.version_id from task k where k.run_id = g.run_id and k.idx = g.idx
                             and k.map_index = g.map_index offset 0) h
+        cross join lateral (select x.is_gated from task_spec x where x.version_id = h.version_id and x.idx = g.idx offset 0) s
         cross join lateral (select r.dag_id from run_status r where r.run_id = g.run_id offset 0) r
         cross join lateral (select x.paused from dag x where x.dag_id = r.dag_id offset 0) d
     ), moved as (
-        update task k set state = case when p.paused then 'pending'::task_state else 'available' end, not_before = null
+        update task k set state = case when p.is_held then 'pending'::task_state else 'available' end, not_before = null
         from placed p
         where k.ctid = p.place and k.state = 'pending' and k.not_before = p.due_at
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, p.shard, p.queue
@@ -73,8 +74,7 @@ begin
         select m.shard, m.queue, m.run_id, m.idx, m.map_index, m.epoch from moved m where m.state = 'available'
         on conflict (shard, queue, run_id, idx, map_index) do update set epoch = excluded.epoch
     )
-    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.state = 'available')
-    into due from moved m;
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into due from moved m;
     return offer(due);
 end $$;
 
@@ -148,6 +148,7 @@ begin
         end if;
         q := (select min(l.queue) from retry_line l where l.shard = p_shard and l.queue > q);
     end loop;
+    promoted := promoted + pass_gates();
     select min(w.due_at) into next_due from timer w where w.shard = p_shard;
     has_line := exists (select 1 from retry_line l where l.shard = p_shard);
 end $$;
@@ -176,6 +177,7 @@ begin
         insert into journal (occurred_at, verb, actor, run_id, detail)
         values (clock(), 'time_out', 'evertick', p_run_id, jsonb_build_object('reason', why, 'asked_to_stop', asked));
         perform close_runs(stopped);
+        perform pass_gates();
         return asked;
     exception when others then
         if not is_poison(sqlstate) then
@@ -206,6 +208,7 @@ begin
         limit p_limit);
     begin
         failed := fail_waits(late);
+        perform pass_gates();
         return;
     exception when others then
         if not is_poison(sqlstate) then
@@ -223,6 +226,7 @@ begin
             refused := refused + 1;
         end;
     end loop;
+    perform pass_gates();
 end $$;
 
 -- The caller holds the runs' locks. A task that a runner is just taking stays with it.
@@ -249,6 +253,7 @@ begin
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
     select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into over from moved m;
+    perform leave_gates(over);
     perform settle(over);
     return coalesce(cardinality(over), 0);
 end $$;

@@ -21,6 +21,7 @@ begin
     end if;
     begin
         perform finish(p_session, reports, p_infra_retries);
+        perform pass_gates();
         return jsonb_array_length(reports);
     exception when others then
         if not is_poison(sqlstate) then
@@ -38,6 +39,7 @@ begin
             perform set_aside('run', (report->>'r')::bigint, 'bury', sqlerrm, true);
         end;
     end loop;
+    perform pass_gates();
     return moved;
 end $$;
 
@@ -119,7 +121,9 @@ begin
         where k.run_id = p_run_id and case k.state
             when 'running' then not exists (
                 select 1 from lease l where l.session = k.session and l.run_id = k.run_id and l.idx = k.idx and l.map_index = k.map_index)
-            when 'pending' then case when k.not_before is null then not is_paused else not is_timed(k) end
+            when 'pending' then case when k.not_before is null then not is_paused and not exists (
+                select 1 from gate_wait w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index)
+                                     else not is_timed(k) end
             else false end)
        or exists (
         -- without one of its first tasks
@@ -226,6 +230,7 @@ begin
         perform take_back(p_shard);
         perform admit_passed_over(p_shard);
     end if;
+    perform pass_gates();
 end $$;
 
 -- The next run of the round is set aside: to look at it alone takes longer than there is time. Returns which one it was.
@@ -268,6 +273,7 @@ create function admit(p_shard smallint, p_epoch bigint, out admitted int, out re
 begin
     perform fence(p_shard, p_epoch);
     select a.admitted, a.refused into admitted, refused from admit_passed_over(p_shard) a;
+    perform pass_gates();
 end $$;
 
 -- A run in which nothing has been able to move for as long as the threshold says, and which cannot be repaired either, fails;
@@ -286,6 +292,7 @@ begin
             select 1 from orphan_watch w where w.run_id = p_run_id and w.watched_seconds >= p_after
                and w.fingerprint = fingerprint(p_run_id)) then
             delete from orphan_watch w where w.run_id = p_run_id;
+            perform pass_gates();
             return 'moved';
         end if;
         insert into task as k (run_id, idx, version_id, state, finished_at, reason)
@@ -303,6 +310,7 @@ begin
         values (t, 'reap', 'evertick', p_run_id, jsonb_build_object('reason', why));
         delete from orphan_watch w where w.run_id = p_run_id;
         perform admit_runs(array[status.dag_id]);
+        perform pass_gates();
         return 'reaped';
     exception when others then
         if not is_poison(sqlstate) then

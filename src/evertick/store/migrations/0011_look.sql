@@ -128,7 +128,7 @@ create function look(p_shard smallint, p_epoch bigint, p_seconds double precisio
                      p_elapsed double precision, p_lost_after double precision,
                      out read_at timestamptz, out is_watched boolean, out next_fire timestamptz, out next_timer timestamptz,
                      out has_line boolean, out next_expiry timestamptz, out silent bigint[], out stranded bigint[],
-                     out overdue bigint[], out with_room int[], out backfills int[], out has_arrivals boolean,
+                     out overdue bigint[], out with_room int[], out backfills int[], out has_arrivals boolean, out has_gates boolean,
                      out troubles text[]) language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
@@ -187,6 +187,12 @@ begin
         has_arrivals := exists (select 1 from arrival);
     exception when others then
         troubles := array_append(troubles, 'hear: ' || sqlerrm);
+    end;
+    begin
+        has_gates := exists (select 1 from gate g where g.is_behind)
+                  or exists (select 1 from gate_line l where l.queue is not null and is_served(l.queue, 0));
+    exception when others then
+        troubles := array_append(troubles, 'gates: ' || sqlerrm);
     end;
 end $$;
 

@@ -126,6 +126,10 @@ begin
     where ctid = any(array(select x.ctid from task_input x where x.version_id = any(gone) limit p_limit - swept));
     get diagnostics n = row_count;
     swept := swept + n;
+    delete from task_gate
+    where ctid = any(array(select x.ctid from task_gate x where x.version_id = any(gone) limit p_limit - swept));
+    get diagnostics n = row_count;
+    swept := swept + n;
     delete from task_spec
     where ctid = any(array(select x.ctid from task_spec x where x.version_id = any(gone) limit p_limit - swept));
     get diagnostics n = row_count;

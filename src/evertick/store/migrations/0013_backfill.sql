@@ -214,6 +214,7 @@ begin
     where x.backfill_id = p_backfill_id and x.state = 'running' and x.is_planned and x.open_runs = 0;
     is_over := not exists (select 1 from backfill x where x.backfill_id = p_backfill_id
                            and (x.state = 'running' or x.open_runs > 0));
+    perform pass_gates();
 end $$;
 
 -- One that cannot be planned, or that the database refuses, ends with the reason; the others go on (V11).
@@ -269,8 +270,9 @@ begin
           and r.state in ('queued', 'running')
         order by r.run_id for no key update);
     foreach one in array open loop
-        n := cancel_run(one, p_actor, format('backfill %s was canceled', p_backfill_id));
+        n := stop_run(one, p_actor, format('backfill %s was canceled', p_backfill_id));
         runs := runs + (n is not null)::int;
         asked := asked + coalesce(n, 0);
     end loop;
+    perform pass_gates();
 end $$;

@@ -247,6 +247,7 @@ begin
     end if;
     insert into journal (occurred_at, verb, actor, dag_id, detail)
     values (t, p_change || '_schedule', p_actor, p_dag_id, jsonb_build_object('name', p_name, 'version', changed));
+    perform pass_gates();
     return changed;
 end $$;
 
@@ -284,7 +285,7 @@ begin
     if doomed is not null then
         perform 1 from run_status s where s.run_id = any(doomed) order by s.run_id for no key update;
         foreach one in array doomed loop
-            canceled := canceled + coalesce(cancel_run(one, 'schedule', 'the next fire of its schedule is due, and overlap is cancel'), 0);
+            canceled := canceled + coalesce(stop_run(one, 'schedule', 'the next fire of its schedule is due, and overlap is cancel'), 0);
         end loop;
     end if;
     select jsonb_agg(case when k.first is null then x.plan else x.plan || jsonb_build_object(

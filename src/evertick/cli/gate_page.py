@@ -1,0 +1,71 @@
+"""One gate for people: who holds it, and who waits for it in which order."""
+
+from __future__ import annotations
+
+import difflib
+from datetime import datetime
+
+from psycopg import AsyncConnection
+from rich.table import Table
+
+from evertick.cli.connection import ask
+from evertick.cli.documents import document, print_json
+from evertick.cli.tables import Cell, heading, hint, line, show, state, table
+from evertick.cli.times import relative
+from evertick.domain.errors import NotFound
+from evertick.domain.gates import EXCLUSIVE
+from evertick.store import gates
+from evertick.store.gates import GateRow, GateTask
+
+
+def used_text(gate: GateRow) -> str:
+    """How much of it is taken. A mutex key is held by one alone, or shared by some."""
+    if gate.kind != "mutex":
+        return f"{gate.used}/{gate.capacity}"
+    if gate.used == 0:
+        return "free"
+    return "exclusive" if gate.used >= EXCLUSIVE else "shared"
+
+
+def gate_page(noun: str, kinds: list[str], name: str, *, limit: int, as_json: bool) -> None:
+    async def read(conn: AsyncConnection) -> list[tuple[GateRow, list[GateTask], list[GateTask]]]:
+        known = await gates.list_gates(conn, kinds=kinds)
+        found = [gate for gate in known if gate.name == name]
+        if not found:
+            near = difflib.get_close_matches(name, [gate.name for gate in known], n=1)
+            hint_text = f" Did you mean {near[0]!r}?" if near else f" `evertick {noun}s list` shows what there is."
+            raise NotFound(f"There is no {noun} {name!r} now.{hint_text}")
+        return [
+            (
+                gate,
+                await gates.holders(conn, gate.gate_id, limit=limit),
+                await gates.waiters(conn, gate.gate_id, limit=limit),
+            )
+            for gate in found
+        ]
+
+    found, now = ask(read)
+    if as_json:
+        shown = [
+            {
+                **document(gate),
+                "held_by": [document(each) for each in held],
+                "waiting": [document(each) for each in waiting],
+            }
+            for gate, held, waiting in found
+        ]
+        print_json({f"{noun}s": shown})
+        return
+    for gate, held, waiting in found:
+        show(line(f"{gate.kind} {gate.name}: {used_text(gate)}", "bold"))
+        show(heading("Held by"), _tasks(held, now) if held else hint("nobody"))
+        show(heading("Waiting"), _tasks(waiting, now) if waiting else hint("nobody"))
+        if gate.waiters > len(waiting):
+            show(hint(f"{len(waiting):,} of {gate.waiters:,}; see more with --limit"))
+
+
+def _tasks(found: list[GateTask], now: datetime) -> Table:
+    rows: list[list[Cell]] = [
+        [each.run_id, each.dag, each.task, state(each.state), each.weight, relative(each.since, now)] for each in found
+    ]
+    return table(("#RUN", "DAG", "TASK", "STATE", "#SLOTS", "SINCE"), rows)

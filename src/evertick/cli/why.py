@@ -1,0 +1,87 @@
+"""`evertick tasks why`, and `evertick blocked`: why something does not run."""
+
+from __future__ import annotations
+
+import typer
+
+from evertick.cli.connection import ask
+from evertick.cli.documents import document, print_json
+from evertick.cli.options import Json, Limit, Run, Task, run_number
+from evertick.cli.tables import Cell, hint, line, show, state, table
+from evertick.cli.times import relative
+from evertick.domain.why import Blocked, Explained, Reason, tell
+from evertick.engine.why import explain
+from evertick.store import gates
+
+app = typer.Typer(add_completion=False)
+
+_KINDS = {
+    "gate": "full",
+    "no_runner": "no live runner",
+    "dag_paused": "DAG is paused",
+    "run_queued": "max_active_runs",
+    "retry_line": "max_active_retries",
+    "time": "time",
+    "quarantined": "set aside",
+}
+
+
+def why_task(run: Run, task: Task, as_json: Json = False) -> None:
+    """Say why a task is not running: every reason, the most binding first, and who holds what it waits for."""
+    run_id = run_number(run)
+    found, _ = ask(lambda conn: explain(conn, run_id=run_id, task=task))
+    if as_json:
+        print_json(_document(found))
+        return
+    each: Explained | None = found
+    while each is not None:
+        show(line(f"{each.task} of run {run_id} is {each.state}", "bold"))
+        for number, reason in enumerate(each.reasons):
+            show(line(f"{'  because' if number == 0 else '  and'} {tell(reason)}"))
+        if not each.reasons:
+            show(hint("  nothing holds it: it moves this very moment, look again"))
+        each = each.upstream
+
+
+@app.command(epilog="Example: evertick blocked")
+def list_blocked(limit: Limit = 50, as_json: Json = False) -> None:
+    """List what holds back the most work now, over all runs: full pools and keys, queues without a runner, paused DAGs."""
+    found, now = ask(lambda conn: gates.blocked(conn, limit=limit))
+    if as_json:
+        print_json({"blocked": [document(each) for each in found]})
+        return
+    if not found:
+        show(hint("Nothing is held back."))
+        return
+    rows: list[list[Cell]] = []
+    for each in found:
+        since = relative(each.since, now) if each.since else None
+        rows.append([each.waiting, state("pending", _KINDS[each.kind]), each.name, since, _facts(each)])
+    show(table(("#WAITING", "WHY", "WHAT", "OLDEST", "DETAIL"), rows))
+    show(hint("\nAsk about one task with: evertick tasks why RUN TASK"))
+
+
+def _facts(each: Blocked) -> str | None:
+    it = each.detail
+    if each.kind == "gate":
+        held = ", ".join(f"{x['dag']}.{x['task']} of run {x['run_id']}" for x in it["holders"]) or "nobody"
+        return (
+            f"{it['used']}/{it['capacity']} used by {held}" if not each.name.startswith("mutex ") else f"held by {held}"
+        )
+    if each.kind == "no_runner":
+        return tell(Reason("no_runner", it))
+    if each.kind == "run_queued":
+        return f"{it['active']} of {it['limit']} runs active" if it["limit"] else None
+    if each.kind == "time":
+        return f"the next at {it['next']}"
+    return f"{it['verb']}: {it['reason']}" if each.kind == "quarantined" else None
+
+
+def _document(found: Explained) -> dict[str, object]:
+    return {
+        "run_id": found.run_id,
+        "task": found.task,
+        "state": found.state,
+        "reasons": [{"kind": each.kind, "text": tell(each), **each.detail} for each in found.reasons],
+        "upstream": _document(found.upstream) if found.upstream else None,
+    }

@@ -1,0 +1,64 @@
+"""Pools as people set them, and what the leader does for gates: let in what others left over, take back what no runner can
+take, and add up again what is used (V6).
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from psycopg import AsyncConnection
+
+from evertick.domain.errors import Conflict, NotFound, UserError
+from evertick.domain.gates import MOST_SLOTS, check_pool_name
+from evertick.engine.fenced import as_leader
+from evertick.store import gates
+from evertick.store.db import retry_on_deadlock
+from evertick.store.gates import GatesReconciled, PoolSet
+
+
+async def set_pool(conn: AsyncConnection, *, name: str, slots: int, actor: str) -> PoolSet:
+    """Make a pool, or change its slots. Below what is used, running work ends and nothing new begins until there is room."""
+    if wrong := check_pool_name(name):
+        raise UserError(f"{name!r} cannot name a pool: {wrong}.")
+    if not 0 <= slots <= MOST_SLOTS:
+        raise UserError(f"Pool {name!r} cannot have {slots:,} slots: give it 0 (closed) to {MOST_SLOTS:,}.")
+    return await retry_on_deadlock(lambda: gates.set_pool(conn, name=name, slots=slots, actor=actor))
+
+
+async def delete_pool(conn: AsyncConnection, *, name: str, actor: str) -> None:
+    why = await retry_on_deadlock(lambda: gates.delete_pool(conn, name=name, actor=actor))
+    if why is None:
+        return
+    if why == "unknown":
+        names = [pool.name for pool in await gates.list_gates(conn, kinds=["pool"])]
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else " `evertick pools list` shows what there is."
+        raise NotFound(f"There is no pool {name!r}.{hint}")
+    if why == "used":
+        raise Conflict(
+            f"Pool {name!r} is in use: `evertick pools list` shows by how many. Close it with 0 slots first."
+        )
+    raise Conflict(f"DAG {why!r} needs pool {name!r}. Change the DAG first, or close the pool with 0 slots.")
+
+
+async def tend(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> int:
+    """For the leader: whatever others could not finish at the gates. How many tasks became available."""
+    return await as_leader(
+        lambda: gates.tend(conn, shard=shard, epoch=epoch, batch=batch),
+        shard=shard,
+        epoch=epoch,
+    )
+
+
+async def unadmit(conn: AsyncConnection, *, shard: int, epoch: int, grace: float, batch: int) -> int:
+    """For the leader: available tasks that no live runner can take give back what they hold. How many did."""
+    return await as_leader(
+        lambda: gates.unadmit(conn, shard=shard, epoch=epoch, grace=grace, batch=batch), shard=shard, epoch=epoch
+    )
+
+
+async def reconcile_gates(conn: AsyncConnection, *, shard: int, epoch: int, after: int, batch: int) -> GatesReconciled:
+    """For the leader: add up one slice of the gates again, repair, and let in who was overlooked."""
+    return await as_leader(
+        lambda: gates.reconcile(conn, shard=shard, epoch=epoch, after=after, batch=batch), shard=shard, epoch=epoch
+    )

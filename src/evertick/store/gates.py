@@ -1,0 +1,106 @@
+"""Gates: pools, keys and limits, who holds them and who waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+
+from psycopg import AsyncConnection
+
+from evertick.domain.attempt import TaskKey
+from evertick.domain.why import Blocked, Reason
+from evertick.store.rows import all_rows, one_row, one_value
+from evertick.store.statements import sql
+
+
+@dataclass(frozen=True, slots=True)
+class GateRow:
+    gate_id: int
+    kind: str
+    name: str
+    capacity: int
+    used: int
+    holders: int
+    waiters: int
+
+
+@dataclass(frozen=True, slots=True)
+class GateTask:
+    """A task that holds slots of a gate, or waits for them."""
+
+    run_id: int
+    idx: int
+    map_index: int
+    dag: str
+    task: str
+    state: str
+    weight: int
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSet:
+    is_new: bool
+    admitted: int
+
+
+@dataclass(frozen=True, slots=True)
+class GatesReconciled:
+    """`last_gate_id` is where to go on, None from the beginning. `drifted` gates had counted wrongly."""
+
+    last_gate_id: int | None
+    drifted: int
+    admitted: int
+
+
+async def set_pool(conn: AsyncConnection, *, name: str, slots: int, actor: str) -> PoolSet:
+    row = await one_row(conn, sql("gates", "set_pool"), {"name": name, "slots": slots, "actor": actor}, PoolSet)
+    assert row is not None
+    return row
+
+
+async def delete_pool(conn: AsyncConnection, *, name: str, actor: str) -> str | None:
+    """Why it cannot be deleted: 'unknown', 'used', or the DAG that needs it."""
+    return cast("str | None", await one_value(conn, sql("gates", "delete_pool"), {"name": name, "actor": actor}))
+
+
+async def tend(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> int:
+    """How many tasks became available."""
+    return int(await one_value(conn, sql("gates", "tend"), {"shard": shard, "epoch": epoch, "batch": batch}))
+
+
+async def unadmit(conn: AsyncConnection, *, shard: int, epoch: int, grace: float, batch: int) -> int:
+    """How many tasks gave back what they held."""
+    params = {"shard": shard, "epoch": epoch, "grace": grace, "batch": batch}
+    return int(await one_value(conn, sql("gates", "unadmit"), params))
+
+
+async def reconcile(conn: AsyncConnection, *, shard: int, epoch: int, after: int, batch: int) -> GatesReconciled:
+    params = {"shard": shard, "epoch": epoch, "after": after, "batch": batch}
+    row = await one_row(conn, sql("gates", "reconcile"), params, GatesReconciled)
+    assert row is not None
+    return row
+
+
+async def list_gates(conn: AsyncConnection, *, kinds: list[str], limit: int = 10_000) -> list[GateRow]:
+    return await all_rows(conn, sql("gates", "list"), {"kinds": kinds, "limit": limit}, GateRow)
+
+
+async def holders(conn: AsyncConnection, gate_id: int, *, limit: int = 1000) -> list[GateTask]:
+    return await all_rows(conn, sql("gates", "holders"), {"gate_id": gate_id, "limit": limit}, GateTask)
+
+
+async def waiters(conn: AsyncConnection, gate_id: int, *, limit: int = 1000) -> list[GateTask]:
+    return await all_rows(conn, sql("gates", "waiters"), {"gate_id": gate_id, "limit": limit}, GateTask)
+
+
+async def why(conn: AsyncConnection, key: TaskKey) -> list[Reason]:
+    """Why a task is not running, the most binding reason first."""
+    params = {"run_id": key.run_id, "idx": key.idx, "map_index": key.map_index}
+    return await all_rows(conn, sql("gates", "why"), params, Reason)
+
+
+async def blocked(conn: AsyncConnection, *, limit: int) -> list[Blocked]:
+    """What holds back the most work now."""
+    return await all_rows(conn, sql("gates", "blocked"), {"limit": limit}, Blocked)

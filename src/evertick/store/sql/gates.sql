@@ -1,0 +1,52 @@
+-- Gates: what stands between pending and available, who holds it and who waits.
+
+-- name: set_pool
+select is_new, admitted from set_pool(%(name)s::text, %(slots)s::int, %(actor)s::text)
+
+-- name: delete_pool
+select delete_pool(%(name)s::text, %(actor)s::text)
+
+-- name: tend
+select tend_gates(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
+
+-- name: unadmit
+select unadmit(%(shard)s::smallint, %(epoch)s::bigint, %(grace)s::double precision, %(batch)s::int)
+
+-- name: reconcile
+select last_gate_id, drifted, admitted
+  from reconcile_gates(%(shard)s::smallint, %(epoch)s::bigint, %(after)s::int, %(batch)s::int)
+
+-- name: list
+-- With how many tasks hold each, and how many are known to wait for it: those in lines that are blocked on it now.
+select g.gate_id, g.kind, g.name, g.capacity, g.used, coalesce(h.holders, 0) as holders, coalesce(w.waiters, 0) as waiters
+  from gate g
+  left join (select x as gate_id, count(*) as holders from gate_hold, unnest(gate_ids) x group by x) h on h.gate_id = g.gate_id
+  left join (select l.blocked_on, count(*) as waiters from gate_line l join gate_wait w on w.line_id = l.line_id
+              group by l.blocked_on) w on w.blocked_on = g.gate_id
+ where g.kind::text = any(%(kinds)s::text[])
+ order by g.kind, g.name limit %(limit)s
+
+-- name: holders
+select h.run_id, h.idx, h.map_index, d.name as dag, s.name as task, k.state, n.weight, h.since
+  from gate_hold h
+  cross join lateral unnest(h.gate_ids, h.weights) as n(gate_id, weight)
+  join task k on k.run_id = h.run_id and k.idx = h.idx and k.map_index = h.map_index
+  join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+  join run r on r.run_id = h.run_id join dag d on d.dag_id = r.dag_id
+ where n.gate_id = %(gate_id)s::int order by h.since, h.run_id, h.idx limit %(limit)s
+
+-- name: waiters
+-- In the order in which they are let in.
+select w.run_id, w.idx, w.map_index, d.name as dag, s.name as task, 'pending' as state, l.need as weight, w.since
+  from gate_line l
+  join gate_wait w on w.line_id = l.line_id
+  join task_spec s on s.version_id = w.version_id and s.idx = w.idx
+  join run r on r.run_id = w.run_id join dag d on d.dag_id = r.dag_id
+ where l.blocked_on = %(gate_id)s::int order by w.rank, w.seq limit %(limit)s
+
+-- name: why
+-- In the order in which the function gives them, the most binding first.
+select kind, detail from why(%(run_id)s::bigint, %(idx)s::int, %(map_index)s::int) limit 100
+
+-- name: blocked
+select kind, name, waiting, since, detail from blocked order by waiting desc, kind, name limit %(limit)s
