@@ -55,7 +55,7 @@ async def test_a_scheduler_of_the_same_machine_sees_it_as_well(there: Installati
 
 @pytest.mark.requirement("N07", "K4")
 async def test_one_that_joined_a_moment_ago_is_missed_as_soon_as_an_old_one(there: Installation) -> None:
-    """Who is there is asked once in five ticks, here every hundred seconds: only that it joined makes it known."""
+    """Who is there is asked once in ten ticks, here every 200 seconds: only that it joined makes it known."""
     scheduler = await there.start("scheduler", tick_seconds=20.0, leader_lease_seconds=60.0, **SILENT)
     await scheduler.saw("lead")
     runner = await there.start("runner", runner_id="young", **SILENT)

@@ -47,7 +47,7 @@ from evertick.services.whoami import new_runner
 from evertick.store import runners
 from evertick.store.db import Purpose
 from evertick.store.tasks import StepRow
-from evertick.store.wake import Channel, notify
+from evertick.store.wake import Channel
 
 MOST_REPORTS = 500
 TELL_AGAIN_SECONDS = 5.0
@@ -204,10 +204,7 @@ class RunnerSession:
     async def _join(self) -> None:
         conn = await self._side.get()
         self._note_heard(boot_seconds())
-        await join(conn, self._me, log=self._log)
-        if self._settings.notify:
-            # Here, and not by the waker: before the first claim, so that whoever holds something is known.
-            await notify(conn, Channel.JOIN)
+        await join(conn, self._me, tells=self._settings.notify, log=self._log)
         await self._claiming.warn_if_idle(conn, log=self._log)
 
     async def _start(self, claims: list[StepRow]) -> None:
