@@ -91,6 +91,25 @@ def test_a_dag_travels_with_its_own_schedules_and_policies() -> None:
         assert [(skip.schedule, skip.count) for skip in journey.skips] == [("hourly", 2), ("night", 1)]
 
 
+def test_a_schedule_may_have_policies_of_its_own() -> None:
+    @dag(
+        schedules={
+            "few": {"schedule": "0 * * * *", "misfire": "all", "catchup_limit": 2},
+            "none": {"schedule": "30 * * * *", "misfire": "skip"},
+        }
+    )
+    def own() -> None:
+        load()
+
+    down = [("2025-01-01T00:45", "2025-01-01T05:45")]
+    journey = travel(own, "2025-01-01T00:40", "2025-01-01T05:50", down=down)
+    assert [(fire.schedule, fire.at.hour) for fire in journey.fires] == [("few", 4), ("few", 5)]
+    assert sorted((skip.schedule, skip.count, skip.reason.value) for skip in journey.skips) == [
+        ("few", 3, "over_limit"),
+        ("none", 5, "misfire_skip"),
+    ]
+
+
 def test_without_a_window_it_is_the_engines() -> None:
     assert evertick.testing.DEFAULT_WINDOW_SECONDS == DEFAULT_WINDOW_SECONDS
 

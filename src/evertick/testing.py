@@ -14,7 +14,7 @@ from evertick.authoring.resolve import Dag
 from evertick.domain.dag import DagSpec, NamedSchedule
 from evertick.domain.duration import parse_duration
 from evertick.domain.errors import UserError
-from evertick.domain.misfire import MisfirePolicy, SkipReason
+from evertick.domain.misfire import MOST_MISSED, MisfirePolicy, SkipReason
 from evertick.domain.schedule import ScheduleSpec, parse_schedule
 from evertick.domain.travel import Policies, take_through
 from evertick.domain.zones import find_zone, first_instant
@@ -88,8 +88,8 @@ def travel(
     Times are datetimes or texts; without an offset they are wall times in the schedule's zone.
 
     `down` are stretches (from, to) in which no scheduler ran: when it is back, `misfire` and `catchup_window` decide, as in
-    `@dag`. `paused` are stretches in which the DAG was paused: what was due in them is skipped. What a run does, how long it
-    takes, and limits such as `max_active_runs` are no part of this.
+    `@dag` and its schedules. `paused` are stretches in which the DAG was paused: what was due in them is skipped. What a run
+    does, how long it takes, and limits such as `max_active_runs` are no part of this.
     """
     journeys = []
     for each, policies in _schedules(subject, timezone, misfire, catchup_window):
@@ -126,11 +126,11 @@ def _schedules(
     if spec is None:
         plain = parse_schedule(subject, timezone=timezone)
         found: tuple[NamedSchedule, ...] = (NamedSchedule(name="default", spec=plain),)
-        policy, seconds = MisfirePolicy.LATEST, None
+        policy, seconds, most = MisfirePolicy.LATEST, None, None
     else:
         if timezone is not None:
             raise UserError("a DAG's schedules have their own time zones: leave timezone out.")
-        found, policy, seconds = spec
+        found, policy, seconds, most = spec
     if misfire is not None:
         try:
             policy = MisfirePolicy(misfire)
@@ -139,20 +139,30 @@ def _schedules(
     if window is not None:
         seconds = _seconds(window)
     for each in found:
-        yield each, Policies(misfire=policy, window_seconds=DEFAULT_WINDOW_SECONDS if seconds is None else seconds)
+        own = each.catchup_window_seconds if window is None else None
+        within = own if own is not None else seconds
+        yield (
+            each,
+            Policies(
+                misfire=each.misfire or policy if misfire is None else policy,
+                window_seconds=DEFAULT_WINDOW_SECONDS if within is None else within,
+                most_missed=each.catchup_limit or most or MOST_MISSED,
+            ),
+        )
 
 
-def _dag_of(subject: object) -> tuple[tuple[NamedSchedule, ...], MisfirePolicy, float | None] | None:
+def _dag_of(subject: object) -> tuple[tuple[NamedSchedule, ...], MisfirePolicy, float | None, int | None] | None:
     """The schedules of a DAG and its policies; nothing for what is a schedule itself."""
     match subject:
         case DagDefinition():
             defaults = DagSpec(name=subject.name, tasks=(), schedules=subject.frame["schedules"])
             policy = subject.frame.get("misfire", defaults.misfire)
-            return defaults.schedules, policy, subject.frame.get("catchup_window_seconds")
+            window, limit = subject.frame.get("catchup_window_seconds"), subject.frame.get("catchup_limit")
+            return defaults.schedules, policy, window, limit
         case Dag():
-            return subject.spec.schedules, subject.spec.misfire, subject.spec.catchup_window_seconds
+            return _dag_of(subject.spec)
         case DagSpec():
-            return subject.schedules, subject.misfire, subject.catchup_window_seconds
+            return subject.schedules, subject.misfire, subject.catchup_window_seconds, subject.catchup_limit
         case ScheduleSpec() | _:
             return None
 

@@ -194,6 +194,22 @@ async def test_what_the_schedule_has_still_to_fire_is_left_to_it(scene: Scene) -
     assert (await scene.row(made)).left_alone == 1
 
 
+async def test_an_instant_whose_jitter_is_still_running_is_left_to_the_schedule(conn: AsyncConnection) -> None:
+    jittered = NamedSchedule(name="main", spec=parse_schedule(HOURLY, jitter_seconds=600))
+    scene = await Scene.begin(conn, every=None, schedules=(jittered,))
+    delay = await value(conn, "select delay_seconds from schedule")
+    assert isinstance(delay, float) and delay > 0
+    await conn.execute("update schedule_state set next_due = %s", [T0 + timedelta(seconds=delay)])
+    made = await scene.make(parallel=100)
+    await scene.step(made)
+    assert await scene.instants(made) == ALL[:-1]
+    await set_clock(conn, T0 + timedelta(seconds=delay))
+    assert (await fire(conn, shard=0, epoch=scene.epoch, batch=10)).runs == 1
+    await scene.finish_all()
+    assert await scene.complete(made) == ALL[:-1]
+    assert (await backfill.find_backfill(conn, made)).left_alone == 1
+
+
 @pytest.mark.parametrize("held", ["paused = true", "error = 'cannot be planned'"])
 async def test_a_schedule_that_fires_nothing_keeps_nobody_waiting(scene: Scene, held: str) -> None:
     await scene.conn.execute("update schedule_state set next_due = %s", [ALL[2]])

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from enum import IntEnum
 
 from evertick.domain.errors import UserError
-from evertick.domain.misfire import MisfirePolicy, SkipRange, SkipReason, count_between, latest_between, plan_fires
+from evertick.domain.misfire import MisfirePolicy, SkipRange, SkipReason, plan_fires, skip_until
 from evertick.domain.schedule import ScheduleSpec, next_after
 
 MOST_FIRES = 100_000
@@ -24,6 +24,7 @@ Stretch = tuple[datetime, datetime]
 class Policies:
     misfire: MisfirePolicy
     window_seconds: float | None
+    most_missed: int | None = None
 
 
 @dataclass(slots=True)
@@ -103,6 +104,7 @@ class _Journey:
                 policy=self._policies.misfire,
                 window_seconds=self._policies.window_seconds,
                 limit=_FIRES_PER_CALL,
+                most_missed=self._policies.most_missed,
             )
             course.fires += [(at, now) for at in plan.fires]
             course.skips += [plan.skipped] if plan.skipped else []
@@ -112,13 +114,11 @@ class _Journey:
 
     def _skip(self, now: datetime) -> None:
         """What a pause kept from firing is skipped on record when it ends."""
-        course, due = self._course, self._course.next_due
-        if due is None or due > now:
-            return
-        last = latest_between(self._spec, due, now) or due
-        count = 1 + count_between(self._spec, due, now)
-        course.skips.append(SkipRange(first=due, last=last, count=count, reason=SkipReason.PAUSED))
-        course.next_due = next_after(self._spec, now)
+        course = self._course
+        skipped = skip_until(self._spec, next_due=course.next_due, now=now, reason=SkipReason.PAUSED)
+        if skipped is not None:
+            course.skips.append(skipped)
+            course.next_due = next_after(self._spec, now)
 
 
 def _turns(
