@@ -17,10 +17,12 @@ READY, STOP, PLAN = Channel.READY, Channel.STOP, Channel.PLAN
     ("command", "woken"),
     [
         (["dags", "trigger", "etl"], {READY}),
-        (["dags", "pause", "etl"], {PLAN}),
+        # What it held of its pools and keys goes to others.
+        (["dags", "pause", "etl"], {PLAN, READY}),
         (["dags", "unpause", "etl"], {PLAN, READY}),
         (["dags", "delete", "etl", "--yes"], {PLAN}),
         (["runs", "cancel", "1"], {STOP, READY}),
+        (["pools", "set", "db", "2"], {READY}),
         (["runs", "clear", "1", "--yes"], {READY, STOP}),
         (["tasks", "mark", "1", "b", "failed"], {READY, STOP}),
     ],
