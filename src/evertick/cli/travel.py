@@ -79,7 +79,9 @@ def next_fires(
         if each.row is not None and each.row.error:
             show(state("failed", each.row.error))
         elif each.row is not None and each.row.paused and since is None:
-            show(state("paused", "paused: it fires nothing until its DAG is unpaused"))
+            show(state("paused", "paused: it fires nothing until it is unpaused"))
+        elif not fires and each.spec.after:
+            show(hint("It waits for other work, not for a time."))
         elif not fires:
             show(hint("It has ended: no fire is left."))
         else:
