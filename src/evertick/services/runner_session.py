@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -40,13 +39,12 @@ from evertick.services.loop import UNREACHABLE, keep_trying, run_loop
 from evertick.services.neighbours import Neighbours
 from evertick.services.reporting import show_finished, show_refused, tell
 from evertick.services.shipping import LogService, last_lines, ship
-from evertick.services.starting import prepare
-from evertick.services.versions import Versions, unpacked
+from evertick.services.starting import Starting
+from evertick.services.versions import unpacked
 from evertick.services.watch import SELDOM_SECONDS
 from evertick.services.whoami import new_runner
 from evertick.store import runners
 from evertick.store.db import Purpose
-from evertick.store.tasks import StepRow
 from evertick.store.wake import Channel
 
 MOST_REPORTS = 500
@@ -76,7 +74,6 @@ class RunnerSession:
         self._settings, self._url, self._environment = settings, url, environment
         self._hot, self._side = Link(url, Purpose.HOT), Link(url, Purpose.PLANNING)
         self._waker = Waker(url, is_enabled=settings.notify, log=self._log, look_seconds=SELDOM_SECONDS)
-        self._versions = Versions()
         self._claiming = Claiming(settings, session=self.session)
         self._holding = Holding(settings.runner_slots)
         self._contact = Contact(settings.lost_after_seconds, now=boot_seconds())
@@ -92,6 +89,13 @@ class RunnerSession:
             resolve_bundle=self._place,
             on_outcomes=self._on_outcomes,
             limits=ExecutorLimits(log_cap=cap),
+        )
+        self._starting = Starting(
+            holding=self._holding,
+            executor=self._executor,
+            link=self._side,
+            session=self.session,
+            on_started=self._on_started,
         )
         spool, poll = settings.spool_folder, self._executor.poll_logs
         self._logs = LogService(url, spool=spool, session=self.session, poll=poll, log=self._log)
@@ -142,6 +146,7 @@ class RunnerSession:
 
     async def tick(self) -> float:
         """Report what ended and claim as much as there are free slots, in one round trip."""
+        self._starting.start_soon()
         may_claim = not self._is_leaving and self.duty.is_free and self._contact.may_claim(boot_seconds())
         free = self._holding.free if may_claim else 0
         ended, since = self._holding.take_ended(MOST_REPORTS)
@@ -184,9 +189,7 @@ class RunnerSession:
             await self._drop(done.refused, ended)
         if done.claims:
             metrics.CLAIMS.inc(len(done.claims))
-            await self._start(done.claims)
-            if since is not None:
-                metrics.HOP_SECONDS.observe(time.monotonic() - since)
+            await self._starting.start(done.claims, since)
         self._look_if_idle()
 
     def _tell_again(self, outcomes: list[Outcome]) -> None:
@@ -207,15 +210,11 @@ class RunnerSession:
         await join(conn, self._me, tells=self._settings.notify, log=self._log)
         await self._claiming.warn_if_idle(conn, log=self._log)
 
-    async def _start(self, claims: list[StepRow]) -> None:
-        prepared = await prepare(
-            claims, holding=self._holding, versions=self._versions, link=self._side, session=self.session
-        )
-        self._executor.start_many(prepared.orders)
+    def _on_started(self) -> None:
         self._logs.is_busy = True
         self._logs.wake.set()
-        if prepared.trouble is not None:
-            raise prepared.trouble
+        if self._holding.has_ended:
+            self._wake.set()
 
     def _on_outcomes(self, outcomes: list[Outcome]) -> None:
         """The executor calls this on our loop when attempts have ended and their processes are gone."""

@@ -15,6 +15,7 @@ from evertick.domain.dag import DagSpec, OnLostContact, from_json
 from evertick.domain.errors import NotFound
 from evertick.execution.bundle import unpack
 from evertick.execution.bundle_folders import keep
+from evertick.services.link import Link
 from evertick.store import dags
 from evertick.store.tasks import StepRow
 
@@ -40,11 +41,11 @@ class Versions:
             self._known.move_to_end(version_id)
         return self._known.get(version_id)
 
-    async def fetch(self, conn: AsyncConnection, version_id: int) -> Version:
+    async def fetch(self, link: Link, version_id: int) -> Version:
         found = self.known(version_id)
         if found is not None:
             return found
-        row = await dags.version(conn, version_id)
+        row = await dags.version(await link.get(), version_id)
         if row is None:
             raise NotFound(f"DAG version {version_id} is not in the database.")
         spec = await asyncio.to_thread(from_json, json.dumps(row.spec))

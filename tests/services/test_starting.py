@@ -1,0 +1,92 @@
+"""What a runner starts, and when: at once, or while the database answers; and what becomes of it if the runner stops first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
+from evertick.execution.local import LocalExecutor
+from evertick.execution.stock import BundlePlace
+from evertick.services.holding import Holding
+from evertick.services.link import Link
+from evertick.services.starting import Starting
+from evertick.store.db import Purpose
+from evertick.store.tasks import StepRow
+from tests.engine.world import Runner, make_dag, put, start
+
+
+class Rig:
+    """A runner's parts around the one under test. Its bundles never arrive, so that nothing that is started ends."""
+
+    def __init__(self, url: str, folder: Path, claims: list[StepRow]) -> None:
+        self.claims, self.holding, self.started = claims, Holding(8), 0
+        self.link = Link(url, Purpose.PLANNING)
+        self.executor = LocalExecutor(
+            slots=8, spool_dir=folder, session=1, resolve_bundle=self._never, on_outcomes=lambda _: None
+        )
+        self.starting = Starting(
+            holding=self.holding, executor=self.executor, link=self.link, session=1, on_started=self._count
+        )
+        self.holding.hold(claims)
+
+    def end_something(self) -> None:
+        """As an attempt that has ended and waits to be told."""
+        self.holding.put_back([Outcome(key=TaskKey(1, 0, -1), epoch=1, kind=OutcomeKind.SUCCESS)])
+
+    async def _never(self, bundle: str, file: str) -> BundlePlace:
+        await asyncio.Event().wait()
+        raise AssertionError(bundle, file)
+
+    def _count(self) -> None:
+        self.started += 1
+
+
+@pytest.fixture
+async def rig(database: str, conn: AsyncConnection, tmp_path: Path) -> AsyncIterator[Rig]:
+    await put(conn, make_dag("pair", {"a": [], "b": []}))
+    await start(conn, "pair")
+    it = Rig(database, tmp_path, await (await Runner.join(conn)).claim())
+    assert len(it.claims) == 2
+    async with it.executor:
+        yield it
+    await it.link.close()
+
+
+def keys(claims: list[StepRow]) -> set[TaskKey]:
+    return {TaskKey(claim.run_id, claim.idx, claim.map_index) for claim in claims}
+
+
+async def test_with_nothing_to_tell_it_starts_at_once(rig: Rig) -> None:
+    await rig.starting.start(rig.claims, None)
+    assert {key for key, _ in rig.executor.held()} == keys(rig.claims)
+    assert rig.started == 1
+
+
+async def test_while_ends_wait_to_be_told_it_starts_after_they_are_sent(rig: Rig) -> None:
+    rig.end_something()
+    await rig.starting.start(rig.claims, None)
+    rig.starting.start_soon()
+    assert rig.executor.held() == [], "whoever asked has not waited for anything yet"
+    await asyncio.sleep(0)
+    assert {key for key, _ in rig.executor.held()} == keys(rig.claims)
+    rig.starting.start_soon()
+    await asyncio.sleep(0)
+    assert rig.started == 1, "once"
+
+
+async def test_what_was_put_off_is_given_back_if_the_runner_stops_first(rig: Rig) -> None:
+    rig.end_something()
+    await rig.starting.start(rig.claims, None)
+    await rig.executor.stop(grace_seconds=0)
+    rig.starting.start_soon()
+    await asyncio.sleep(0)
+    ended, _ = rig.holding.take_ended(10)
+    back = {outcome.key: outcome for outcome in ended if outcome.kind is OutcomeKind.GIVEN_BACK}
+    assert set(back) == keys(rig.claims)
+    assert all("stopping" in str(outcome.reason) for outcome in back.values())
+    assert rig.holding.active == 0
