@@ -142,6 +142,31 @@ async def test_nothing_updates_the_fact_of_a_run(functions: dict[str, str]) -> N
     assert not re.search(r"\bupdate\s+run\b(?!_)", functions["prune_runs"])
 
 
+# Claims -----------------------------------------------------------------------------------------------------
+
+
+def what_a_claim_does(text: str) -> list[str]:
+    """The guards and writes of a claim: who may, which task moves and how, and its lease. Which rows it picks is left out."""
+    plain = " ".join(text.split())
+    parts = (
+        r"perform 1 from runner where .*? end if;",
+        r"update task k set .*? from picked p where .*? returning",
+        r"insert into lease .*? from moved m",
+        r"\(select jsonb_object_agg.*?i\.idx = m\.idx\)",
+    )
+    return [match[0] if (match := re.search(part, plain)) else f"lacks {part}" for part in parts]
+
+
+@pytest.mark.requirement("V2")
+async def test_whichever_way_rows_are_picked_a_claim_is_guarded_alike(functions: dict[str, str]) -> None:
+    """Twice on purpose: a function that both call would cost the hot one a second plan and a materialised set."""
+    by_line, by_place = what_a_claim_does(functions["claim"]), what_a_claim_does(functions["claim_rows"])
+    assert by_line == by_place
+    assert not any(part.startswith("lacks") for part in by_line)
+    weaker = functions["claim_rows"].replace("and k.state = 'available'", "")
+    assert what_a_claim_does(weaker) != by_line, "a guard that one of them lacks is seen"
+
+
 # Locks ------------------------------------------------------------------------------------------------------
 
 # claim and claim_rows take no run lock: they skip locked rows of the line and wait for nothing but the task that they were handed.

@@ -122,6 +122,7 @@ async def test_the_estimate_follows_from_what_is_done(cli: Cli, conn: AsyncConne
         (["create", "elt", *MARCH], "Did you mean 'etl'?"),
         (["create", "etl", "--from", "soon"], "--from 'soon' is not a date"),
         (["create", "etl", "--from", "2025-03-29", "--to", "2999-01-01"], "in the future"),
+        (["create", "etl", "--from", "2999-01-01"], "begins at 2999-01-01T00:00:00+00:00, in the future"),
         (["create", "etl", "--from", "2025-03-29", "--to", "2025-03-28"], "swap them"),
         (["create", "etl", "--from", "2025-03-29T03:00", "--to", "2025-03-29T04:00"], "Nothing fires"),
         (["create", "etl", *MARCH, "--schedule", "x", "--cron", "@daily"], "give one of them"),

@@ -52,7 +52,8 @@ def show_pool(pool: Pool, limit: Limit = 20, as_json: Json = False) -> None:
     gate_page("pool", ["pool"], pool, limit=limit, as_json=as_json)
 
 
-@app.command("set", epilog="Example: evertick pools set warehouse 4")
+# A negative number would otherwise be taken for an option, and the reason would be hidden.
+@app.command("set", epilog="Example: evertick pools set warehouse 4", context_settings={"ignore_unknown_options": True})
 def set_pool(pool: Pool, slots: Slots) -> None:
     """Make a pool, or change its slots at once. With fewer than are taken, nothing new begins until there is room."""
 

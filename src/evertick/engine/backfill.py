@@ -86,6 +86,11 @@ async def foresee(conn: AsyncConnection, wish: Wish) -> Outlook:
     now = await shards.read_clock(conn)
     schedule_id, name, spec, params = await _when(conn, wish)
     last = now if wish.last is None else wish.last
+    if wish.first > now:
+        raise UserError(
+            f"The range begins at {wish.first.isoformat()}, in the future: what is still to come, the schedule fires itself."
+            " Choose an earlier --from."
+        )
     if last > now:
         raise UserError(
             f"The range ends at {last.isoformat()}, in the future: what is still to come, the schedule fires itself."

@@ -105,8 +105,8 @@ class Watch:
                 self._log.warning(
                     "failover",
                     **timelines,
-                    message="The standby was asynchronous: what was acknowledged in the last second before it was promoted"
-                    " may be lost.",
+                    message="The standby was asynchronous: what was acknowledged in the last seconds before it was"
+                    " promoted may be lost.",
                 )
             case _:
                 self._log.warning("failover", **timelines, message="Every acknowledged write is there.")
