@@ -6,6 +6,7 @@ Prints what pytest prints, the total, and as its last lines the ten slowest test
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -83,6 +84,8 @@ def totals(reports: list[Path]) -> str:
 
 
 def main(arguments: list[str]) -> int:
+    # A shell starts what runs in the background with Ctrl-C ignored, and tests of Ctrl-C would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="evertick-tests-") as folder:
         todo = stages(Path(folder), arguments)
