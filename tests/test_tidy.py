@@ -31,10 +31,14 @@ ENVIRONMENT_READERS = {
     "config": "settings are read here, once",
     "cli": "hands its environment to the children that it supervises",
     "services/postgres_cluster.environment": "PostgreSQL's programs get ours without what would change their behaviour",
+    "services/nursery._Nursery._become": "a fork takes on the environment that it was given, as a new process would",
+    "services/nursery._name": "how setproctitle is told to leave the environment alone",
 }
 
 # module.function: why whatever is raised must be caught there
 CATCH_ALL = {
+    "services/nursery.live": "a fork must never return into the code of whoever forked it",
+    "services/nursery._Nursery._become": "a fork must never return into the code of whoever forked it",
     "services/loop.run_loop": "the loop outlives every tick",
     "services/contained.Step.attempt": "one step that fails must not stop the others (A12)",
     "services/http_port.HttpPort._answer": "the outermost of an HTTP port: whoever asks gets a 500, the port stays open",
@@ -54,6 +58,7 @@ CATCH_ALL = {
 
 # module.function: why the import cannot stand on top
 LATE_IMPORTS = {
+    "services/nursery._name": "setproctitle reads how it shall work when it is imported",
     "execution/child._serve_coroutines": "asyncio doubles what each fork copies",
     "execution/child._run_alone": "asyncio doubles what each fork copies",
     "execution/parent.WarmParent._load": "asyncio doubles what each fork copies",

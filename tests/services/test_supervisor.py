@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from evertick.config import Settings
+from evertick.services.nursery_link import Nursery
 from evertick.services.supervisor import Supervisor, _how_it_ended, _next_line
 from tests.services.hosting import Said
 
@@ -26,7 +27,7 @@ async def test_a_line_that_is_too_long_is_dropped_and_the_next_one_is_read() -> 
 @pytest.mark.parametrize("line", [b"17\n", b"null\n", b"[1]\n", b'"text"\n', b"\xff\xfe\n", b"{\n", b"\n"])
 def test_what_is_no_event_is_passed_on_as_it_is(line: bytes, tmp_path: Path) -> None:
     said: list[str] = []
-    supervisor = Supervisor(Settings(home=tmp_path), environment={}, say=said.append, log=Said().log)
+    supervisor = Supervisor(Settings(home=tmp_path), environment={}, nursery=Nursery(), say=said.append, log=Said().log)
     supervisor._relay(supervisor.children[0], line)
     assert said == [line.decode("utf-8", "replace").rstrip()]
 
@@ -36,7 +37,9 @@ def test_what_is_no_event_is_passed_on_as_it_is(line: bytes, tmp_path: Path) -> 
 )
 def test_events_are_shown_in_the_form_that_was_asked_for(form: str, expected: str, tmp_path: Path) -> None:
     said: list[str] = []
-    supervisor = Supervisor(Settings(home=tmp_path, log=form), environment={}, say=said.append, log=Said().log)
+    supervisor = Supervisor(
+        Settings(home=tmp_path, log=form), environment={}, nursery=Nursery(), say=said.append, log=Said().log
+    )
     supervisor._relay(supervisor.children[1], b'{"service": "runner", "event": "finish"}\n')
     assert expected in said[0]
 

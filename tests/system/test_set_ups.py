@@ -84,14 +84,14 @@ class SetUp:
 
     def pids(self, kind: str) -> list[int]:
         """The processes of that service, oldest first."""
-        wanted = f"evertick.cli.main {kind} "
+        wanted = (f"evertick.cli.main {kind} ", f"evertick {kind} ")
         found = []
         for pid in find_by_token(self.token):
             try:
-                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() + " "
             except OSError:
                 continue
-            found += [pid] if wanted in line and is_running(pid) else []
+            found += [pid] if any(each in line for each in wanted) and is_running(pid) else []
         return sorted(found)
 
     def kill(self, pid: int, kind: str) -> None:

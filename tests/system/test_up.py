@@ -84,10 +84,15 @@ class Up:
         eventually_sync(grown, within_seconds=40.0)
 
     def child(self, command: str) -> int:
-        for pid in children_of(self.process.pid):
-            if command in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
+        """A process that `up` or its nursery started."""
+        own = children_of(self.process.pid)
+        for pid in [*own, *(below for each in own for below in children_of(each))]:
+            if re.search(command, Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()):
                 return pid
         raise AssertionError(f"no {command} among the children")
+
+    def service(self, name: str) -> int:
+        return self.child(rf"^evertick {name}\b|evertick.cli.main {name}\b")
 
     def leftovers(self) -> list[int]:
         return [pid for pid in find_by_token(self.token) if pid != os.getpid()]
@@ -121,10 +126,14 @@ def test_up_fires_runs_survives_every_death_and_stops_clean(up: Up) -> None:
     up.wait_for("Evertick is up")
     up.wait_for_more_runs()
     for number, name in enumerate(("scheduler", "runner", "publisher"), 1):
-        os.kill(up.child(f"evertick.cli.main {name}"), signal.SIGKILL)
+        os.kill(up.service(name), signal.SIGKILL)
         up.wait_for(" died ", times=number)
         up.wait_for_more_runs()
     os.kill(up.child("postgres"), signal.SIGKILL)
+    up.wait_for_more_runs()
+    os.kill(up.child("^evertick nursery"), signal.SIGKILL)
+    up.wait_for("each on its own")
+    up.wait_for(" died ", times=7)
     up.wait_for_more_runs()
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(timeout=30) == 0
@@ -150,7 +159,7 @@ def test_a_killed_up_takes_everything_with_it_and_the_next_one_goes_on(up: Up, f
 def test_a_runner_that_was_dismissed_is_not_started_again_and_a_killed_one_is_proven_dead(up: Up, folder: Path) -> None:
     up.wait_for("Evertick is up")
     up.wait_for_more_runs()
-    os.kill(up.child("evertick.cli.main runner"), signal.SIGKILL)
+    os.kill(up.service("runner"), signal.SIGKILL)
     up.wait_for(" bury ")
     up.wait_for_more_runs()
     command = [sys.executable, "-m", "evertick.cli.main", "runners", "drain", "--all", "--stop", "--wait"]

@@ -6,7 +6,9 @@ import asyncio
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +19,9 @@ from evertick.cli.options import noun
 from evertick.config import Settings, environment_for, load_routing, read_settings
 from evertick.domain.errors import InvalidSettings
 from evertick.services.events import configure
+from evertick.services.nursery_link import Nursery
 from evertick.services.postgres_home import Home, holder_of
-from evertick.services.supervisor import Supervisor
+from evertick.services.supervisor import SERVICES, Supervisor
 from evertick.services.whoami import process_name
 from evertick.store.address import where
 
@@ -43,7 +46,8 @@ def up(home: HomeOption = None, database_url: UrlOption = None, dags: Dags = Non
     settings = read_settings(home=home, database_url=database_url, dags_folder=dags, runner_slots=slots)
     load_routing(settings.routing_file)
     log = configure(service="evertick", owner=process_name(), as_json=settings.log == "json")
-    supervisor = Supervisor(settings, environment=environment_for(settings), say=_say, log=log)
+    nursery = Nursery(_services())
+    supervisor = Supervisor(settings, environment=environment_for(settings), nursery=nursery, say=_say, log=log)
     # Where another one runs already there is nothing to announce; the supervisor says who holds the home.
     if settings.database_url or holder_of(settings.home) is None:
         copied = put_examples(settings.dags_folder)
@@ -56,6 +60,14 @@ def up(home: HomeOption = None, database_url: UrlOption = None, dags: Dags = Non
         asyncio.run(_supervise(supervisor, settings))
     finally:
         supervisor.port.stop()
+
+
+def _services() -> Callable[[list[str]], int]:
+    """What runs a service by its command line, with all of them imported."""
+    for name in SERVICES:
+        import_module(f"evertick.cli.{name}")
+    main: Callable[[list[str]], int] = import_module("evertick.cli.main").main
+    return main
 
 
 def put_examples(folder: Path) -> list[str]:

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import time
-from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,13 +22,14 @@ import psycopg
 from evertick.config import Settings
 from evertick.domain.errors import PostgresUnavailable
 from evertick.execution.kill import children_of, kill_tree
-from evertick.execution.linux import become_subreaper, die_with_parent
+from evertick.execution.linux import become_subreaper
 from evertick.services.events import Log, render_line
 from evertick.services.health import Phase
 from evertick.services.health_port import HealthPort
 from evertick.services.link import Link
 from evertick.services.loop import back_off, run_loop
 from evertick.services.neighbours import certify_deaths
+from evertick.services.nursery_link import Nursery, Served
 from evertick.services.postgres import EmbeddedPostgres
 from evertick.services.up_health import ChildHealth, UpHealth
 from evertick.services.whoami import process_name
@@ -37,6 +37,7 @@ from evertick.store.db import Purpose, connect
 from evertick.store.migrate import migrate
 from evertick.store.wake import Channel, notify
 
+SERVICES = ("scheduler", "runner", "publisher")
 READY_EVENTS = {"scheduler": "lead", "runner": "started"}
 Print = Callable[[str], None]
 
@@ -48,16 +49,20 @@ class Child:
     name: str
     arguments: list[str]
     health: ChildHealth
-    process: Process | None = None
+    process: Served | None = None
     is_dismissed: bool = False
     is_ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Supervisor:
-    def __init__(self, settings: Settings, *, environment: Mapping[str, str], say: Print, log: Log) -> None:
+    def __init__(
+        self, settings: Settings, *, environment: Mapping[str, str], nursery: Nursery, say: Print, log: Log
+    ) -> None:
         self._settings, self._environment, self._say, self._log = settings, dict(environment), say, log
+        self._nursery = nursery
+        nursery.lost = self._lost_nursery
         self._postgres = None if settings.database_url else EmbeddedPostgres(settings.home)
-        self.children = [Child(name, [name], ChildHealth(name)) for name in ("scheduler", "runner", "publisher")]
+        self.children = [Child(name, [name], ChildHealth(name)) for name in SERVICES]
         self.health = UpHealth([child.health for child in self.children], owner=process_name())
         self.port = HealthPort("up", self.health.routes(), settings=settings, log=log)
         self.stop = asyncio.Event()
@@ -87,6 +92,7 @@ class Supervisor:
                 for task in tasks:
                     task.cancel()
         finally:
+            self._nursery.close()
             if self._postgres is not None:
                 await self._postgres.stop()
                 self._event("postgres", "stopped")
@@ -122,17 +128,7 @@ class Supervisor:
         if self._settings.health_port is not None:
             # That one is ours.
             environment["EVERTICK_HEALTH_PORT"] = "0"
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "evertick.cli.main",
-            *child.arguments,
-            env=environment,
-            stdout=PIPE,
-            stdin=asyncio.subprocess.DEVNULL,
-            limit=1024 * 1024,
-            preexec_fn=_die_with(os.getpid()),
-        )
+        process = await self._nursery.start(child.arguments, environment)
         child.process = process
         child.health.is_born(process.pid)
         assert process.stdout is not None
@@ -160,6 +156,10 @@ class Supervisor:
                 return
         self._show(event)
 
+    def _lost_nursery(self) -> None:
+        how = "All services start again, each on its own. They need more memory until the next `up`."
+        self._event("nursery", "died", message=how, level="error")
+
     async def _tick(self) -> None:
         """Nothing but a sign that this loop turns, for whoever asks our health port."""
 
@@ -177,7 +177,8 @@ class Supervisor:
 
     async def _certify_deaths(self) -> None:
         """Bury runners of this machine that are provably gone, after their processes are."""
-        _kill_strays({child.process.pid for child in self.children if child.process} | self._postgres_pids())
+        ours = {child.process.pid for child in self.children if child.process} | self._postgres_pids()
+        _kill_strays(ours | ({self._nursery.pid} if self._nursery.pid is not None else set()))
         link = Link(self.url, Purpose.PLANNING)
         with suppress(psycopg.Error, PostgresUnavailable, OSError):
             conn = await link.get()
@@ -247,15 +248,6 @@ def _is_of_the_house(pid: int) -> bool:
     """A service or a PostgreSQL that is just being started, and that nobody has entered in the list yet."""
     with suppress(OSError):
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return b"evertick.cli" in command or b"postgres" in command or b"evertick\0up" in command
+        named = command.startswith(b"evertick ") or b"evertick.cli" in command or b"evertick\0up" in command
+        return named or b"postgres" in command
     return True
-
-
-def _die_with(parent_pid: int) -> Callable[[], None]:
-    """In the child before exec: an orphaned service would hold the home and the leases of a dead installation."""
-
-    def prepare() -> None:
-        os.setpgid(0, 0)
-        die_with_parent(signal.SIGTERM, parent_pid)
-
-    return prepare
