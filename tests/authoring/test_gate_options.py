@@ -116,3 +116,68 @@ def test_bad_limits_of_groups_and_dags_are_refused() -> None:
         built(lambda: shell("x", "true"), max_active_tasks=0)
     with pytest.raises(InvalidDag, match="at most 20"):
         built(lambda: shell("x", "true", mutex=[f"k{i}" for i in range(21)]))
+
+
+def test_order_rate_and_past_become_gates() -> None:
+    @task(order={"t:{params.table}": "{params.table}", "s": 7}, rate={"api": "10/1m"}, depends_on_past=True)
+    def work() -> None: ...
+
+    compiled = built(work)
+    spec = only(compiled)
+    assert set(spec.gates) == {
+        GateSpec(kind=GateKind.ORDER, name="t:{params.table}", version="{params.table}"),
+        GateSpec(kind=GateKind.ORDER, name="s", version=7),
+        GateSpec(kind=GateKind.RATE, name="api", capacity=10, period_seconds=60.0),
+        GateSpec(kind=GateKind.PAST, name=""),
+    }
+    assert spec.on_lost_contact is OnLostContact.STOP, "a smaller version must not run beside a larger one"
+    assert from_json(to_json(compiled.spec)) == compiled.spec
+    rows = dag_row(compiled.spec, file="f", bundle_hash="b")["gates"]
+    assert {(each["kind"], str(each["version"]), each["period"]) for each in rows} == {  # type: ignore[attr-defined]
+        ("order", "['table']", None),
+        ("order", "7", None),
+        ("rate", "None", 60.0),
+        ("past", "None", None),
+    }
+
+    @task(depends_on_past=False, rate=None)  # type: ignore[arg-type]
+    def free() -> None: ...
+
+    assert only(built(free, task_defaults={"depends_on_past": True, "rate": {"api": "1/1s"}})).gates == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"order": "k"}, "it must be a dict from keys to versions"),
+        ({"order": {"k": "7"}}, "is not a version: write a whole number, or one parameter"),
+        ({"order": {"k": "{params.a}{params.b}"}}, "is not a version"),
+        ({"order": {"k": 1.5}}, "is not a whole number of at most 64 bits"),
+        ({"order": {"k": 2**63}}, "is not a whole number of at most 64 bits"),
+        ({"order": {"k": None}}, "is not a whole number of at most 64 bits"),
+        ({"order": {"": 1}}, "a key is a text of 1 to 200 characters"),
+        ({"rate": "10/1m"}, "it must be a dict from keys to rates"),
+        ({"rate": {"k": "10"}}, "is not a rate: write how many in how long"),
+        ({"rate": {"k": 10}}, "is not a rate"),
+        ({"rate": {"k": "x/1m"}}, "is not a rate"),
+        ({"rate": {"k": "0/1m"}}, "slots and limits are whole numbers from 1"),
+        ({"rate": {"k": "5/0s"}}, "its period is more than 0 and at most a year"),
+        ({"rate": {"k": "5/2000d"}}, "its period is more than 0 and at most a year"),
+        ({"rate": {"k": "5/soon"}}, "soon"),
+        ({"depends_on_past": "yes"}, "it must be True or False"),
+    ],
+)
+def test_bad_orders_rates_and_pasts_are_refused_with_the_reason(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidDag) as refused:
+        built(lambda: shell("x", "true", **options))  # type: ignore[arg-type]
+    assert message in str(refused.value)
+
+
+def test_a_version_of_a_parameter_that_is_not_declared_is_refused() -> None:
+    with pytest.raises(InvalidDag, match="declares no parameter 'seq'"):
+        built(lambda: shell("x", "true", order={"k": "{params.seq}"}))
+
+
+def test_a_schedule_whose_version_is_no_number_is_refused() -> None:
+    with pytest.raises(InvalidDag, match=r"schedule .*cannot start a run: task 'x': .*which is 't'"):
+        built(lambda: shell("x", "true", order={"k": "{params.table}"}), schedule="@daily")

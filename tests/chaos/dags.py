@@ -135,7 +135,8 @@ def guard():
 
 @dag(params={**SCHEDULE, "half": 0}, max_active_tasks=3)
 def guarded():
-    [guard.override(name=f"guard{number}")() for number in range(2)] >> guard.override(name="last", mutex="last")()
+    last = guard.override(name="last", mutex="last", order={"turn": 1}, rate={"last": "500/1s"})
+    [guard.override(name=f"guard{number}")() for number in range(2)] >> last()
 
 # Lasts until it is told, all epochs or only this one.
 @task(name="hold")

@@ -111,8 +111,10 @@ where verb = 'reconcile' and detail->'repairs' ? 'gate_drift'
 union all
 select 'hold', format('task %s of run %s still holds gates', h.idx, h.run_id), h.run_id from evertick.gate_hold h
 union all
+select 'hold', format('task %s of run %s still is on an ordered key', o.idx, o.run_id), o.run_id from evertick.gate_order o
+union all
 select 'hold', format('%s %s counts %s used and nobody holds it', g.kind, g.name, g.used), null from evertick.gate g
-where g.used <> 0 and not exists (select 1 from evertick.gate_hold h where g.gate_id = any(h.gate_ids))
+where g.used <> 0 and g.kind <> 'rate' and not exists (select 1 from evertick.gate_hold h where g.gate_id = any(h.gate_ids))
 union all
 select 'schedule', format('schedule %s is due since %s', s.schedule_id, s.next_due), null
 from evertick.schedule_state s where s.next_due < evertick.clock() - interval '10 seconds' and not s.paused and s.error is null

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from psycopg import AsyncConnection
 
 from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.domain.retry import RetryPolicy
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, make_dag, put, start
 
@@ -30,3 +33,37 @@ async def test_why_tells_the_chain_down_to_who_holds_the_key(cli: Cli, conn: Asy
 
 async def test_nothing_is_held_back(cli: Cli, conn: AsyncConnection) -> None:
     assert (await cli("blocked")).out == "Nothing is held back.\n"
+
+
+async def test_orders_rates_and_pasts_are_told_and_listed(cli: Cli, conn: AsyncConnection) -> None:
+    await Runner.join(conn)
+    order = tuple(GateSpec(kind=GateKind.ORDER, name="schema", version=number) for number in (3, 8))
+    await put(conn, make_dag("m", {"x": [], "y": []}, per_task={"x": {"gates": order[:1]}, "y": {"gates": order[1:]}}))
+    rate = GateSpec(kind=GateKind.RATE, name="api", capacity=1, period_seconds=timedelta(hours=2).total_seconds())
+    await put(conn, make_dag("a", {"t": []}, task_gates=(rate,)))
+    run = await start(conn, "m")
+    _, second = await start(conn, "a"), await start(conn, "a")
+    told = (await cli("tasks", "why", run, "y")).out
+    assert f"because version 8 on key schema waits for version 3: m.x of run {run} (available)" in told
+    told = (await cli("tasks", "why", second, "t")).out
+    assert "because rate api is used up: 1/1 in 7200 s; it is its turn in 1 h; 0 before it in line" in told
+    listed = (await cli("keys", "list")).out
+    assert "version 3" in listed and "1/1 in 2 h" in listed
+    shown = (await cli("keys", "show", "schema")).out
+    assert "order schema: version 3" in shown and "VERSION" in shown
+    lines = (await cli("blocked")).out
+    assert "smaller version" in lines and f"version 3: m.x of run {run}" in lines
+    assert "used up" in lines and "1/1 in 2 h, the next in 1 h" in lines
+
+
+async def test_instants_are_told_as_all_commands_tell_them(cli: Cli, conn: AsyncConnection) -> None:
+    await put(conn, make_dag("a", {"t": []}, task_retry=RetryPolicy(retries=1)))
+    runner = await Runner.join(conn)
+    run = await start(conn, "a")
+    (claim,) = await runner.claim()
+    assert f"it runs on r{runner.session}, begun now" in (await cli("tasks", "why", run, "t")).out
+    await runner.finish(claim, "failed", retry_in=300)
+    assert "it is tried again in 4 min, after attempt 1" in (await cli("tasks", "why", run, "t")).out
+    assert "the next in 4 min" in (await cli("blocked")).out
+    document = await cli.json("tasks", "why", run, "t")
+    assert "T" in document["reasons"][0]["until"], "programs get the instant itself"

@@ -106,7 +106,24 @@ GATE_VIOLATIONS = """
     from gate g left join (
         select n.gate_id, sum(n.weight) as weight from gate_hold x
         cross join lateral unnest(x.gate_ids, x.weights) as n(gate_id, weight) group by n.gate_id) h on h.gate_id = g.gate_id
-    where g.used <> coalesce(h.weight, 0) or (g.used > g.capacity and g.kind = 'mutex')
+    where (g.used <> coalesce(h.weight, 0) and g.kind <> 'rate') or (g.used > g.capacity and g.kind in ('mutex', 'rate'))
+    union all
+    select format('V6 rate %s: %s used, %s taken', g.name, g.used, p.n) from gate g
+    cross join lateral (select count(*) as n from gate_pass p where p.gate_id = g.gate_id) p where g.kind = 'rate' and g.used <> p.n
+    union all
+    -- D5: nobody was let in while a smaller version was open, and who is open is on the key
+    select format('D5 version %s of %s was let in after %s had come: %s', o.version, o.gate_id, s.version, (o.run_id, o.idx))
+    from gate_order o join gate_hold h on h.run_id = o.run_id and h.idx = o.idx and h.map_index = o.map_index
+    join gate_order s on s.gate_id = o.gate_id and s.version < o.version and s.since < h.since
+    union all
+    select format('D5 on a key but %s: %s', k.state, (o.run_id, o.idx))
+    from gate_order o left join task k on k.run_id = o.run_id and k.idx = o.idx and k.map_index = o.map_index
+    where k.state is null or k.state not in ('pending', 'available', 'queued', 'running', 'deferred')
+    union all
+    select format('D5 %s without its place: %s', k.state, (k.run_id, k.idx))
+    from task k join task_spec s on s.version_id = k.version_id and s.idx = k.idx and s.is_ordered
+    where k.state in ('pending', 'available', 'queued', 'running', 'deferred') and not exists (
+        select 1 from gate_order o where o.run_id = k.run_id and o.idx = k.idx and o.map_index = k.map_index)
     union all
     select format('V6 a task holds gates and is %s: %s', k.state, (h.run_id, h.idx))
     from gate_hold h left join task k on k.run_id = h.run_id and k.idx = h.idx and k.map_index = h.map_index
@@ -135,7 +152,7 @@ GATE_VIOLATIONS = """
     union all
     select format('line %s could be let in: %s of %s %s is free', l.line_id, g.capacity - g.used, g.kind, g.name)
     from gate_line l join gate g on g.gate_id = l.blocked_on
-    where g.capacity - g.used >= l.need and not g.is_behind and reserved_for(g.gate_id) is null
+    where room_at(g.gate_id) >= l.need and not g.is_behind and reserved_for(g.gate_id) is null
       and exists (select 1 from gate_wait w where w.line_id = l.line_id)
 """
 

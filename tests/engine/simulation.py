@@ -138,6 +138,11 @@ class World:
             GateSpec(kind=GateKind.KEY, name="k", capacity=dice.choice([1, 3])),
             GateSpec(kind=GateKind.TASK, name="", capacity=1),
             GateSpec(kind=GateKind.GROUP, name="g", capacity=dice.choice([1, 2])),
+            GateSpec(kind=GateKind.ORDER, name=dice.choice("vw"), version=dice.randint(1, 4)),
+            GateSpec(
+                kind=GateKind.RATE, name="r", capacity=dice.choice([2, 4]), period_seconds=dice.choice([1.0, 5.0])
+            ),
+            GateSpec(kind=GateKind.PAST, name=""),
         ]
         return tuple(dice.sample(choices, dice.choice([0, 0, 0, 1, 1, 2, 3])))
 
@@ -387,6 +392,8 @@ class World:
             "gate_hold",
             "gate_wait",
             "gate_line",
+            "gate_order",
+            "gate_pass",
         )
         query = " union all ".join(
             f"select '{t}', md5(coalesce(string_agg(x::text, ',' order by x::text), '')) from {t} x" for t in tables

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.patterns import read_pattern
+from evertick.domain.attempt import TaskKey
+from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.domain.patterns import matches, read_pattern
+from evertick.domain.why import tell
 from evertick.engine import claim_matching
 from evertick.engine.claim_matching import FULL_LOOK_SECONDS, LAG_SECONDS, Matching, step_matching
 from evertick.engine.drain import drain
+from evertick.engine.gates import tend, unadmit
 from evertick.engine.step import Stepped
-from evertick.store import runners, tasks
+from evertick.store import gates, runners, shards, tasks
 from evertick.store.tasks import StepRow
-from tests.engine.world import Runner, end, later, make_dag, names_of, put, set_clock, start, value
+from tests.engine.world import Runner, end, later, lead, make_dag, names_of, put, set_clock, start, states, value
 
 pytestmark = pytest.mark.requirement("K7")
 
@@ -191,3 +197,53 @@ async def test_a_row_that_somebody_just_takes_is_not_waited_for(conn: AsyncConne
         await other.execute("select 1 from evertick.ready where seq = %s for update", [seqs[0]])
         claims = await tasks.claim_rows(conn, session=runner.session, queues=["default"], places=places, seqs=seqs)
     assert [claim.seq for claim in claims] == [seqs[1]]
+
+
+async def test_patterns_mean_the_same_to_the_database(conn: AsyncConnection) -> None:
+    """The twin in SQL, by which `why` and un-admission know who takes what: random patterns on random names."""
+    dice = random.Random(7)
+    words = ["a", "ab", "b.c", "x_y", "b-1", "abc"]
+
+    def segment() -> str:
+        return dice.choice([*words, "*", "a*", "*b", "a*c", "*.c", "x*y"])
+
+    for _ in range(400):
+        text = "::".join(dice.choice([segment(), segment(), "**"]) for _ in range(dice.randint(1, 4)))
+        text = text.replace("**::**::**::**", "**").replace("**::**::**", "**").replace("**::**", "**")
+        name = [dice.choice(words) for _ in range(dice.randint(2, 4))]
+        asked = "select %s ~ pattern_regex(%s)"
+        said = await value(conn, asked, "::".join(name) + "::", text)
+        assert said == matches(read_pattern(text), name), (text, name)
+
+
+async def test_a_task_that_all_runners_pass_by_is_explained_and_gives_back_what_it_holds(conn: AsyncConnection) -> None:
+    await set_clock(conn, later(0))
+    leader = await lead(conn)
+    key = GateSpec(kind=GateKind.MUTEX, name="k", weight=EXCLUSIVE)
+    await put(conn, make_dag("etl", {"g.load": []}, task_gates=(key,), task_priority=7))
+    await put(conn, make_dag("ml", {"train": []}, task_gates=(key,)))
+    await Runner.join(conn, match=("ml::**", "other"))
+    held, waiting = await start(conn, "etl"), await start(conn, "ml")
+    (reason,) = await gates.why(conn, TaskKey(held, 0, -1))
+    assert (reason.kind, reason.detail["runners"]) == ("no_runner", 0)
+    assert "no live runner of queue default takes this task: those that serve it match only ml::**, other" in tell(
+        reason
+    )
+    (blocked, _) = await gates.blocked(conn, limit=10)
+    assert (blocked.kind, blocked.name, blocked.waiting) == ("no_runner", "default", 1)
+    await set_clock(conn, later(61))
+    assert await unadmit(conn, shard=0, epoch=leader, grace=60, batch=10) == 1
+    assert ((await states(conn, held))["g.load"], (await states(conn, waiting))["train"]) == ("pending", "available")
+    (reason,) = await gates.why(conn, TaskKey(held, 0, -1))
+    assert (reason.kind, reason.detail["others"]) == ("no_runner", ["ml::**", "other"])
+    (reason,) = await gates.why(conn, TaskKey(waiting, 0, -1))
+    assert (reason.kind, reason.detail["runners"]) == ("in_line", 1)
+    assert (await tend(conn, shard=0, epoch=leader, batch=10)).admitted == 0
+    assert not (await shards.look(conn, shard=0, epoch=leader, lost_after=90)).has_gates
+    assert await unadmit(conn, shard=0, epoch=leader, grace=0, batch=10) == 0, "the other one has its runner"
+    # One that does take it brings it back.
+    await Runner.join(conn, match=("load",))
+    assert (await shards.look(conn, shard=0, epoch=leader, lost_after=90)).has_gates
+    await tend(conn, shard=0, epoch=leader, batch=10)
+    (reason,) = await gates.why(conn, TaskKey(held, 0, -1))
+    assert reason.kind == "gate", "it comes again, behind the one that has the key now"

@@ -308,10 +308,10 @@ async def test_what_was_taken_back_for_want_of_a_runner_comes_again_with_one(db:
     assert (await states(db, run))["t"] == "pending"
     assert await used(db) == {}
     await sound(db)
-    assert await tend(db, shard=0, epoch=leader, batch=10) == 0
+    assert (await tend(db, shard=0, epoch=leader, batch=10)).admitted == 0
     assert (await reconcile(db, shard=0, epoch=leader, after=(0, 0), batch=100)).repaired == []
     runner = await Runner.join(db, queues=("gpu",))
-    assert await tend(db, shard=0, epoch=leader, batch=10) == 1
+    assert (await tend(db, shard=0, epoch=leader, batch=10)).admitted == 1
     assert [claim.run_id for claim in await runner.claim(queues=("gpu",))] == [run]
     await sound(db)
 
@@ -427,7 +427,7 @@ async def test_what_one_transaction_leaves_over_the_leader_lets_in(db: AsyncConn
     await set_pool(db, name="db", slots=1000, actor="test")
     assert (await used(db))["db"] == 500
     assert await value(db, "select is_behind from gate where name = 'db'") is True
-    assert await tend(db, shard=0, epoch=leader, batch=10) == 200
+    assert (await tend(db, shard=0, epoch=leader, batch=10)).admitted == 200
     assert await value(db, "select is_behind from gate where name = 'db'") is False
     assert len(await runner.claim(1000)) == 700
     await sound(db)
@@ -471,3 +471,16 @@ async def test_what_was_reserved_for_a_task_that_is_taken_away_goes_to_the_next(
     await doors(verb, db, heavy, runner, leader)
     assert (await states(db, light))["t"] == "available"
     await sound(db)
+
+
+async def test_a_task_of_a_backfill_that_is_taken_back_stays_behind_the_others(db: AsyncConnection) -> None:
+    """Whatever its own priority: as it stood in line."""
+    leader = await lead(db)
+    await one_task(db, "low", mutex("k"), task_priority=2)
+    await one_task(db, "past", mutex("j"), task_priority=9)
+    low, past = await start(db, "low"), await start(db, "past")
+    await db.execute("update run set kind = 'backfill' where run_id = %s", [past])
+    await set_clock(db, later(61))
+    assert await unadmit(db, shard=0, epoch=leader, grace=60, batch=10) == 2
+    cursor = await db.execute("select run_id, rank from gate_wait order by run_id")
+    assert await cursor.fetchall() == [(low, 7), (past, 9)]

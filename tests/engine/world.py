@@ -72,7 +72,9 @@ class Runner:
         self.conn, self.session = conn, session
 
     @classmethod
-    async def join(cls, conn: AsyncConnection, *, queues: tuple[str, ...] = ("default",)) -> Runner:
+    async def join(
+        cls, conn: AsyncConnection, *, queues: tuple[str, ...] = ("default",), match: tuple[str, ...] = ()
+    ) -> Runner:
         session = next(_SESSIONS)
         new = NewRunner(
             session=session,
@@ -84,6 +86,7 @@ class Runner:
             pid_started=0.0,
             queues=list(queues),
             slots=100,
+            match=list(match),
         )
         await runners.register(conn, new)
         return cls(conn, session)

@@ -15,7 +15,7 @@ from evertick.domain.attempt import Isolation
 from evertick.domain.dag import OnLostContact, TaskSpec
 from evertick.domain.duration import parse_duration
 from evertick.domain.errors import InvalidDag
-from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec, check_gates, key_parts
+from evertick.domain.gates import EXCLUSIVE, KEYED, GateKind, GateSpec, check_gates, key_parts, version_path
 from evertick.domain.retry import Backoff, RetryPolicy
 from evertick.domain.states import TriggerRule
 
@@ -46,6 +46,9 @@ class TaskOptions(TypedDict, total=False):
     mutex_shared: str | Iterable[str]
     parallel: Mapping[str, int]
     max_active: int
+    order: Mapping[str, int | str]
+    rate: Mapping[str, str]
+    depends_on_past: bool
     setup: bool
     outlets: Iterable[Source | str]
 
@@ -72,8 +75,8 @@ def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
             (retry if option.startswith("retr") else fields)[field] = converted
     if gates:
         fields["gates"] = tuple(gates[key] for key in sorted(gates))
-        # Two bodies of one key at once are what its holders must never be.
-        if any(kind is GateKind.MUTEX for kind, _ in gates):
+        # Two bodies of one key at once, or a smaller version after a larger one, are what its holders must never be.
+        if any(kind in (GateKind.MUTEX, GateKind.ORDER) for kind, _ in gates):
             fields.setdefault("on_lost_contact", OnLostContact.STOP)
     try:
         return TaskSpec(name=name, retry=RetryPolicy(**retry) if retry else _NO_RETRIES, **fields)
@@ -191,18 +194,40 @@ def _read_max_active(value: object) -> list[GateSpec]:
     return _checked([GateSpec(kind=GateKind.TASK, name="", capacity=read_count(value))])
 
 
+def _read_order(value: object) -> list[GateSpec]:
+    if not isinstance(value, Mapping):
+        raise TypeError('it must be a dict from keys to versions, as in {"account:{params.account}": "{params.seq}"}')
+    return _checked(GateSpec(kind=GateKind.ORDER, name=read_text(key), version=value[key]) for key in value)
+
+
+def _read_rate(value: object) -> list[GateSpec]:
+    if not isinstance(value, Mapping):
+        raise TypeError('it must be a dict from keys to rates, as in {"api:{params.host}": "10/1m"}')
+    return _checked(_rate(read_text(key), value[key]) for key in value)
+
+
+def _rate(key: str, text: object) -> GateSpec:
+    count, slash, period = text.partition("/") if isinstance(text, str) else ("", "", "")
+    if not slash or not count.strip().isdecimal():
+        raise ValueError(f'{text!r} is not a rate: write how many in how long, as in "10/1m" or "100/1h"')
+    seconds = read_seconds(period.strip())
+    return GateSpec(kind=GateKind.RATE, name=key, capacity=int(count), period_seconds=seconds)
+
+
+def _read_past(value: object) -> list[GateSpec]:
+    return [GateSpec(kind=GateKind.PAST, name="")] if read_flag(value) else []
+
+
 def _checked(gates: Iterable[GateSpec]) -> list[GateSpec]:
     """Refused where they are written. Which parameters there are is known later, when the DAG is."""
     found = list(gates)
     for gate in found:
-        known = [part[0] for part in key_parts(gate.name) if isinstance(part, list)] if _is_key(gate) else []
+        known = [part[0] for part in key_parts(gate.name) if isinstance(part, list)] if gate.kind in KEYED else []
+        if isinstance(gate.version, str):
+            known += version_path(gate.version)
         for problem in check_gates([gate], known):
             raise ValueError(problem.removesuffix("."))
     return found
-
-
-def _is_key(gate: GateSpec) -> bool:
-    return gate.kind in (GateKind.MUTEX, GateKind.KEY)
 
 
 _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
@@ -224,6 +249,9 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "mutex_shared": ("gates", _read_keys(1)),
     "parallel": ("gates", _read_parallel),
     "max_active": ("gates", _read_max_active),
+    "order": ("gates", _read_order),
+    "rate": ("gates", _read_rate),
+    "depends_on_past": ("gates", _read_past),
     "setup": ("is_setup", read_flag),
     "outlets": ("outlets", _read_outlets),
 }

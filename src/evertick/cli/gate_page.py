@@ -11,7 +11,7 @@ from rich.table import Table
 from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
 from evertick.cli.tables import Cell, heading, hint, line, show, state, table
-from evertick.cli.times import relative
+from evertick.cli.times import length, relative
 from evertick.domain.errors import NotFound
 from evertick.domain.gates import EXCLUSIVE
 from evertick.store import gates
@@ -19,12 +19,23 @@ from evertick.store.gates import GateRow, GateTask
 
 
 def used_text(gate: GateRow) -> str:
-    """How much of it is taken. A mutex key is held by one alone, or shared by some."""
+    """How much of it is taken. A mutex key is held by one alone, or shared by some; an ordered one has its smallest version."""
+    if gate.kind == "order":
+        return "nobody" if gate.version is None else f"version {gate.version}"
+    if gate.kind == "rate":
+        return f"{gate.used}/{gate.capacity} in {span(gate.period or 0)}"
+    if gate.kind == "past":
+        return "run before"
     if gate.kind != "mutex":
         return f"{gate.used}/{gate.capacity}"
     if gate.used == 0:
         return "free"
     return "exclusive" if gate.used >= EXCLUSIVE else "shared"
+
+
+def span(seconds: float) -> str:
+    """A period in its own unit: `10 s`, `1 min`, `24 h`."""
+    return length(seconds).removesuffix(" 0 s")
 
 
 def gate_page(noun: str, kinds: list[str], name: str, *, limit: int, as_json: bool) -> None:
@@ -58,14 +69,15 @@ def gate_page(noun: str, kinds: list[str], name: str, *, limit: int, as_json: bo
         return
     for gate, held, waiting in found:
         show(line(f"{gate.kind} {gate.name}: {used_text(gate)}", "bold"))
-        show(heading("Held by"), _tasks(held, now) if held else hint("nobody"))
-        show(heading("Waiting"), _tasks(waiting, now) if waiting else hint("nobody"))
+        show(heading("Held by"), _tasks(held, now, gate) if held else hint("nobody"))
+        show(heading("Waiting"), _tasks(waiting, now, gate) if waiting else hint("nobody"))
         if gate.waiters > len(waiting):
             show(hint(f"{len(waiting):,} of {gate.waiters:,}; see more with --limit"))
 
 
-def _tasks(found: list[GateTask], now: datetime) -> Table:
+def _tasks(found: list[GateTask], now: datetime, gate: GateRow) -> Table:
     rows: list[list[Cell]] = [
         [each.run_id, each.dag, each.task, state(each.state), each.weight, relative(each.since, now)] for each in found
     ]
-    return table(("#RUN", "DAG", "TASK", "STATE", "#SLOTS", "SINCE"), rows)
+    taken = "#VERSION" if gate.kind == "order" else "#SLOTS"
+    return table(("#RUN", "DAG", "TASK", "STATE", taken, "SINCE"), rows)

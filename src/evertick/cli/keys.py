@@ -1,4 +1,4 @@
-"""`evertick keys`: mutex keys and limits that are in use now. They come with the tasks that need them, and go with them."""
+"""`evertick keys`: keys, rates and limits that are in use now. They come with the tasks that need them, and go with them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from evertick.store import gates
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The key, as `evertick keys list` shows it.")]
-KINDS = ["mutex", "key", "group", "task", "dag"]
+KINDS = ["mutex", "key", "group", "task", "dag", "order", "rate", "past"]
 
 
 @app.callback()
 def about() -> None:
-    """Mutex keys and limits in use: who holds them, and who waits."""
+    """Mutex keys, ordered keys, rates and limits in use: who holds them, and who waits."""
 
 
 @app.command("list", epilog="Example: evertick keys list")
 def list_keys(limit: Limit = 1000, as_json: Json = False) -> None:
-    """List the mutex keys, parallel limits and active limits that tasks hold or wait for now."""
+    """List the keys (mutex and ordered), rates and limits that tasks hold or wait for now."""
     found, _ = ask(lambda conn: gates.list_gates(conn, kinds=KINDS, limit=limit))
     if as_json:
         print_json({"keys": [document(key) for key in found]})

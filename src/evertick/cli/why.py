@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime
+
 import typer
 
 from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
+from evertick.cli.gate_page import span
 from evertick.cli.options import Json, Limit, Run, Task, run_number
 from evertick.cli.tables import Cell, hint, line, show, state, table
 from evertick.cli.times import relative
@@ -16,7 +20,6 @@ from evertick.store import gates
 app = typer.Typer(add_completion=False)
 
 _KINDS = {
-    "gate": "full",
     "no_runner": "no live runner",
     "dag_paused": "DAG is paused",
     "run_queued": "max_active_runs",
@@ -29,7 +32,8 @@ _KINDS = {
 def why_task(run: Run, task: Task, as_json: Json = False) -> None:
     """Say why a task is not running: every reason, the most binding first, and who holds what it waits for."""
     run_id = run_number(run)
-    found, _ = ask(lambda conn: explain(conn, run_id=run_id, task=task))
+    found, now = ask(lambda conn: explain(conn, run_id=run_id, task=task))
+    when = _seen_from(now)
     if as_json:
         print_json(_document(found))
         return
@@ -37,7 +41,7 @@ def why_task(run: Run, task: Task, as_json: Json = False) -> None:
     while each is not None:
         show(line(f"{each.task} of run {run_id} is {each.state}", "bold"))
         for number, reason in enumerate(each.reasons):
-            show(line(f"{'  because' if number == 0 else '  and'} {tell(reason)}"))
+            show(line(f"{'  because' if number == 0 else '  and'} {tell(reason, when)}"))
         if not each.reasons:
             show(hint("  nothing holds it: it moves this very moment, look again"))
         each = each.upstream
@@ -56,24 +60,44 @@ def list_blocked(limit: Limit = 50, as_json: Json = False) -> None:
     rows: list[list[Cell]] = []
     for each in found:
         since = relative(each.since, now) if each.since else None
-        rows.append([each.waiting, state("pending", _KINDS[each.kind]), each.name, since, _facts(each)])
+        rows.append([each.waiting, state("pending", _kind(each)), each.name, since, _facts(each, _seen_from(now))])
     show(table(("#WAITING", "WHY", "WHAT", "OLDEST", "DETAIL"), rows))
     show(hint("\nAsk about one task with: evertick tasks why RUN TASK"))
 
 
-def _facts(each: Blocked) -> str | None:
+def _seen_from(now: datetime) -> Callable[[str], str]:
+    """Instants as all commands show them."""
+    return lambda instant: relative(datetime.fromisoformat(instant), now)
+
+
+def _kind(each: Blocked) -> str:
+    if each.kind == "gate":
+        return {"order": "smaller version", "rate": "used up", "past": "run before"}.get(each.detail["gate"], "full")
+    return _KINDS[each.kind]
+
+
+def _facts(each: Blocked, when: Callable[[str], str]) -> str | None:
     it = each.detail
+    if each.kind == "gate" and it["gate"] == "order":
+        first = it["smaller"][0] if it["smaller"] else None
+        return f"version {first['version']}: {first['dag']}.{first['task']} of run {first['run_id']}" if first else None
+    if each.kind == "gate" and it["gate"] == "rate":
+        return f"{it['used']}/{it['capacity']} in {span(it['period'])}" + (
+            f", the next {when(it['until'])}" if it["until"] else ""
+        )
+    if each.kind == "gate" and it["gate"] == "past":
+        return f"{it['task']} of run {it['run_id']} is {it['state']}"
     if each.kind == "gate":
         held = ", ".join(f"{x['dag']}.{x['task']} of run {x['run_id']}" for x in it["holders"]) or "nobody"
         return (
             f"{it['used']}/{it['capacity']} used by {held}" if not each.name.startswith("mutex ") else f"held by {held}"
         )
     if each.kind == "no_runner":
-        return tell(Reason("no_runner", it))
+        return tell(Reason("no_runner", it), when)
     if each.kind == "run_queued":
         return f"{it['active']} of {it['limit']} runs active" if it["limit"] else None
     if each.kind == "time":
-        return f"the next at {it['next']}"
+        return f"the next {when(it['next'])}"
     return f"{it['verb']}: {it['reason']}" if each.kind == "quarantined" else None
 
 

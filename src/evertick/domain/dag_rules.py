@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from evertick.domain.after import read_text, sources_of
 from evertick.domain.dag import DagSpec, NamedSchedule, TaskKind, TaskSpec
 from evertick.domain.errors import InvalidDag, InvalidParams
-from evertick.domain.gates import check_gates
-from evertick.domain.params import check_params
+from evertick.domain.gates import check_gates, check_versions
+from evertick.domain.params import JsonValue, check_params
 
 MAX_NAME = 200
 MAX_TASKS = 100_000
@@ -178,6 +178,15 @@ def check_schedule(spec: DagSpec, schedule: NamedSchedule) -> None:
         raise InvalidDag(f"DAG {spec.name!r}: {problems[0]}")
 
 
+def check_run_params(spec: DagSpec, given: Mapping[str, object]) -> dict[str, JsonValue]:
+    """The parameters of a run, checked, also as what its tasks make of them."""
+    values = check_params(spec.params, given)
+    for task in spec.tasks:
+        for problem in check_versions(task.gates, values):
+            raise InvalidParams(f"task {task.name!r}: {problem}.")
+    return values
+
+
 def _check_schedules(spec: DagSpec) -> Iterator[str]:
     names = [schedule.name for schedule in spec.schedules]
     if bad := [_short(name) for name in names if not (isinstance(name, str) and _NAME.fullmatch(name))]:
@@ -190,7 +199,7 @@ def _check_schedules(spec: DagSpec) -> Iterator[str]:
         }:
             yield f"schedule {schedule.name!r} waits for its own DAG: each run would start the next. Name another."
         try:
-            check_params(spec.params, schedule.params)
+            check_run_params(spec, schedule.params)
         except InvalidParams as error:
             yield f"schedule {schedule.name!r} cannot start a run: {error}"
 

@@ -1,4 +1,5 @@
-"""What a task must pass before it becomes available: pools, mutex keys, limits. All are slots of a named gate.
+"""What a task must pass before it becomes available: pools, mutex keys, limits, which are slots of a named gate; and ordered keys,
+rates and the run before, of which it holds nothing.
 
 Keys are templates over the run's parameters, as in "table:{params.table}". They are filled in by the database; here they are
 only read and checked, and nothing of them is ever evaluated.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -17,6 +18,9 @@ EXCLUSIVE = 1_000_000
 MOST_SLOTS = 1_000_000
 MOST_GATES = 20
 MOST_KEY_CHARACTERS = 200
+LONGEST_PERIOD_SECONDS = 366 * 86_400.0
+# A version is a whole number of 64 bits.
+MOST_VERSION = 2**63 - 1
 _POOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 
 
@@ -27,16 +31,59 @@ class GateKind(StrEnum):
     GROUP = "group"
     TASK = "task"
     DAG = "dag"
+    ORDER = "order"
+    RATE = "rate"
+    PAST = "past"
+
+
+# Those whose name is a template.
+KEYED = (GateKind.MUTEX, GateKind.KEY, GateKind.ORDER, GateKind.RATE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSpec:
-    """One gate of a task. `name` is that of a pool or a group, or the template of a key. A pool's capacity is not the DAG's."""
+    """One gate of a task. `name` is that of a pool or a group, or the template of a key. A pool's capacity is not the DAG's.
+
+    `version` is the place on an ordered key: a number, or a template such as "{params.seq}". A rate lets `capacity` tasks
+    through in any `period_seconds`.
+    """
 
     kind: GateKind
     name: str
     weight: int = 1
     capacity: int | None = None
+    version: int | str | None = None
+    period_seconds: float | None = None
+
+
+def awaits_past(gates: Collection[GateSpec]) -> bool:
+    """Whether a task of these gates waits for the run before."""
+    return any(gate.kind is GateKind.PAST for gate in gates)
+
+
+def version_path(template: str) -> list[str]:
+    """The parameter that a version is: "{params.seq}" is ["seq"]."""
+    parts = key_parts(template)
+    if len(parts) != 1 or not isinstance(parts[0], list):
+        raise ValueError(
+            f'{template!r} is not a version: write a whole number, or one parameter as in "{{params.seq}}"'
+        )
+    return parts[0]
+
+
+def check_versions(gates: Collection[GateSpec], params: Mapping[str, object]) -> Iterator[str]:
+    """What is wrong with the parameters of a run as versions of ordered keys."""
+    for gate in gates:
+        if isinstance(gate.version, str):
+            path, found = version_path(gate.version), dict(params)
+            value: object = found
+            for name in path:
+                value = value.get(name) if isinstance(value, dict) else None
+            if not _is_version(value):
+                yield (
+                    f"order {gate.name!r} takes its version from {'.'.join(path)}, which is {value!r}:"
+                    " it must be a whole number of at most 64 bits"
+                )
 
 
 def key_parts(template: str) -> list[str | list[str]]:
@@ -72,8 +119,12 @@ def check_gates(gates: Collection[GateSpec], params: Collection[str]) -> Iterato
         if gate.kind is GateKind.POOL:
             if wrong := check_pool_name(gate.name):
                 yield f"pool {gate.name!r}: {wrong}."
-        elif gate.kind in (GateKind.MUTEX, GateKind.KEY):
+        elif gate.kind in KEYED:
             yield from _check_key(gate, params)
+        if gate.kind is GateKind.ORDER:
+            yield from _check_version(gate, params)
+        if gate.kind is GateKind.RATE and not 0 < (gate.period_seconds or 0) <= LONGEST_PERIOD_SECONDS:
+            yield f"rate {gate.name!r}: its period is more than 0 and at most a year."
 
 
 def _check_key(gate: GateSpec, params: Collection[str]) -> Iterator[str]:
@@ -92,6 +143,24 @@ def _check_key(gate: GateSpec, params: Collection[str]) -> Iterator[str]:
     for path in parts:
         if isinstance(path, list) and path[0] not in params:
             yield f"{name}: the DAG declares no parameter {path[0]!r}; add it to params of @dag."
+
+
+def _check_version(gate: GateSpec, params: Collection[str]) -> Iterator[str]:
+    if not isinstance(gate.version, str):
+        if not _is_version(gate.version):
+            yield f"order {gate.name!r}: version {gate.version!r} is not a whole number of at most 64 bits."
+        return
+    try:
+        path = version_path(gate.version)
+    except ValueError as error:
+        yield f"order {gate.name!r}: {error}."
+        return
+    if path[0] not in params:
+        yield f"order {gate.name!r}: the DAG declares no parameter {path[0]!r}; add it to params of @dag."
+
+
+def _is_version(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -MOST_VERSION <= value <= MOST_VERSION
 
 
 def _is_count(value: object) -> bool:

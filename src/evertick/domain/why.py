@@ -4,7 +4,7 @@ only told, and must never be weighed again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -44,58 +44,68 @@ class Explained:
     upstream: Explained | None = None
 
 
-def tell(reason: Reason) -> str:
+# An instant of a reason's detail, for people.
+When = Callable[[str], str]
+
+
+def _as_it_is(instant: str) -> str:
+    return f"at {instant}"
+
+
+def tell(reason: Reason, when: When = _as_it_is) -> str:
     """One sentence."""
-    return _SENTENCES[reason.kind](reason.detail)
+    return _SENTENCES[reason.kind](reason.detail, when)
 
 
-def _ended(it: Detail) -> str:
+def _ended(it: Detail, when: When) -> str:
     return f"it has ended: {it['state']}" + (f" ({it['reason']})" if it["reason"] else "")
 
 
-def _running(it: Detail) -> str:
+def _running(it: Detail, when: When) -> str:
     asked = f"; it was asked to stop ({it['asked']})" if it["asked"] else ""
-    return f"it runs on {it['runner'] or 'a runner'} since {it['since']}{asked}"
+    return f"it runs on {it['runner'] or 'a runner'}, begun {when(it['since'])}{asked}"
 
 
-def _quarantined(it: Detail) -> str:
-    again = f"tried again at {it['retry_at']}" if it["retry_at"] else "until it is published anew"
+def _quarantined(it: Detail, when: When) -> str:
+    again = f"tried again {when(it['retry_at'])}" if it["retry_at"] else "until it is published anew"
     return f"set aside, {again}: {it['verb']} failed: {it['reason']}"
 
 
-def _paused(it: Detail) -> str:
+def _paused(it: Detail, when: When) -> str:
     return f"DAG {it['dag']} is paused: `evertick dags unpause {it['dag']}`"
 
 
-def _run_queued(it: Detail) -> str:
+def _run_queued(it: Detail, when: When) -> str:
     limit = it["limit"]
     if limit is not None and it["active"] >= limit:
         return f"its run waits: {it['active']} of {limit} runs are active (max_active_runs), {it['ahead']} before it"
     return "its run is about to begin"
 
 
-def _upstream(it: Detail) -> str:
+def _upstream(it: Detail, when: When) -> str:
     return f"it waits for {it['task']}, which is {it['state']} ({it['ended']} of {it['total']} before it ended, rule {it['rule']})"
 
 
-def _time(it: Detail) -> str:
+def _time(it: Detail, when: When) -> str:
     why = f": {it['reason']}" if it["reason"] else ""
-    return f"it is tried again at {it['until']}, after attempt {it['attempt']}{why}"
+    return f"it is tried again {when(it['until'])}, after attempt {it['attempt']}{why}"
 
 
-def _retry_line(it: Detail) -> str:
+def _retry_line(it: Detail, when: When) -> str:
     return (
-        f"its retry is due since {it['due_at']}, but as many retries of queue {it['queue']} are active as"
+        f"its retry was due {when(it['due_at'])}, but as many retries of queue {it['queue']} are active as"
         f" max_active_retries allows; {it['ahead']} before it"
     )
 
 
-def _gate(it: Detail) -> str:
+def _gate(it: Detail, when: When) -> str:
     held = _holders(it["holders"])
     if kept := it["reserved_for"]:
         who = f"{kept['task']} of run {kept['run_id']}, which needs {kept['need']} and has waited for over a minute"
         return f"{it['gate']} {it['name']} is reserved for {who}"
     place = f"; {it['ahead']} before it in line" if it["ahead"] is not None else ""
+    if it["gate"] in _CHECKS:
+        return _CHECKS[it["gate"]](it, when) + (place if it["gate"] == "rate" else "")
     if it["gate"] == "mutex":
         kind = "alone" if it["need"] >= EXCLUSIVE else "shared"
         return f"it needs key {it['name']} ({kind}), held by {held}{place}"
@@ -111,6 +121,31 @@ def _gate(it: Detail) -> str:
     return f"{what} {it['name']} is full: {need}{it['used']}/{it['capacity']} used by {held}{place}"
 
 
+def _order(it: Detail, when: When) -> str:
+    smaller = it["smaller"]
+    if not smaller:
+        return f"version {it['need']} on key {it['name']} is about to have its turn"
+    first, more = smaller[0], f" and {it['ahead'] - 1} more" if it["ahead"] > 1 else ""
+    who = f"{first['dag']}.{first['task']} of run {first['run_id']} ({first['state']})"
+    return f"version {it['need']} on key {it['name']} waits for version {first['version']}: {who}{more}"
+
+
+def _rate(it: Detail, when: When) -> str:
+    until = f"it is its turn {when(it['until'])}" if it["until"] else "it is about to have its turn"
+    return f"rate {it['name']} is used up: {it['used']}/{it['capacity']} in {it['period']:g} s; {until}"
+
+
+def _past(it: Detail, when: When) -> str:
+    run = f"run {it['run_id']} (the run before, {it['run_state']})"
+    text = f"it waits for {it['task']} of {run}, which is {it['state']}"
+    if it["state"] in ("failed", "canceled", "upstream_failed"):
+        text += f": `evertick tasks clear {it['run_id']} {it['task']}`, or mark it as success or skipped"
+    return text
+
+
+_CHECKS = {"order": _order, "rate": _rate, "past": _past}
+
+
 def _holders(holders: Sequence[Detail]) -> str:
     if not holders:
         return "nobody"
@@ -118,9 +153,15 @@ def _holders(holders: Sequence[Detail]) -> str:
     return f"{shown} and others" if len(holders) > 3 else shown
 
 
-def _no_runner(it: Detail) -> str:
+def _no_runner(it: Detail, when: When) -> str:
+    if it["others"] and not it["draining"]:
+        names = ", ".join(it["others"][:5])
+        return (
+            f"no live runner of queue {it['queue']} takes this task: those that serve it match only {names}:"
+            f" start one without --match, or with a pattern of its name"
+        )
     last = (
-        f"; the last one, {it['last']['runner']}, left at {it['last']['until']}"
+        f"; the last one, {it['last']['runner']}, left {when(it['last']['until'])}"
         if it["last"]
         else "; there never was one"
     )
@@ -128,7 +169,7 @@ def _no_runner(it: Detail) -> str:
     return f"no live runner serves queue {it['queue']}{draining}{last}: `evertick runner --queues {it['queue']}`"
 
 
-def _in_line(it: Detail) -> str:
+def _in_line(it: Detail, when: When) -> str:
     return f"it is in line for queue {it['queue']}: {it['ahead']} before it, {it['busy']}/{it['slots']} slots of its runners busy"
 
 

@@ -13,8 +13,9 @@ import psycopg
 from psycopg import AsyncConnection
 
 from evertick.domain.backfill import MOST_PARALLEL, Reprocess, next_batch
+from evertick.domain.dag_rules import check_run_params
 from evertick.domain.errors import Conflict, NotFound, UserError
-from evertick.domain.params import check_params
+from evertick.domain.gates import awaits_past
 from evertick.domain.preview import count_fires, fires_between, last_fires_between
 from evertick.domain.schedule import ScheduleSpec
 from evertick.engine.bounded import TookTooLongError, at_most
@@ -100,6 +101,11 @@ async def foresee(conn: AsyncConnection, wish: Wish) -> Outlook:
         raise UserError(
             f"The range ends at {last.isoformat()}, before it begins at {wish.first.isoformat()}: swap them."
         )
+    if wish.newest_first and (tasks := [task.name for task in dag_spec.tasks if awaits_past(task.gates)]):
+        raise UserError(
+            f"DAG {wish.dag!r} cannot be backfilled newest first: {tasks[0]!r} has depends_on_past, so each run waits for the"
+            " one before it. Leave --newest-first out."
+        )
     total = count_fires(spec, wish.first, last)
     if total == 0:
         raise UserError(
@@ -112,7 +118,7 @@ async def foresee(conn: AsyncConnection, wish: Wish) -> Outlook:
         schedule_id=schedule_id,
         schedule=name,
         spec=spec,
-        params=dict(check_params(dag_spec.params, params if wish.params is None else {**params, **wish.params})),
+        params=check_run_params(dag_spec, params if wish.params is None else {**params, **wish.params}),
         first=wish.first,
         last=last,
         total=total,

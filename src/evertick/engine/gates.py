@@ -13,7 +13,7 @@ from evertick.domain.gates import MOST_SLOTS, check_pool_name
 from evertick.engine.fenced import as_leader
 from evertick.store import gates
 from evertick.store.db import retry_on_deadlock
-from evertick.store.gates import GatesReconciled, PoolSet
+from evertick.store.gates import GatesReconciled, PoolSet, Tended
 
 
 async def set_pool(conn: AsyncConnection, *, name: str, slots: int, actor: str) -> PoolSet:
@@ -41,8 +41,8 @@ async def delete_pool(conn: AsyncConnection, *, name: str, actor: str) -> None:
     raise Conflict(f"DAG {why!r} needs pool {name!r}. Change the DAG first, or close the pool with 0 slots.")
 
 
-async def tend(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> int:
-    """For the leader: whatever others could not finish at the gates. How many tasks became available."""
+async def tend(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> Tended:
+    """For the leader: whatever others could not finish at the gates, and what time has freed."""
     return await as_leader(
         lambda: gates.tend(conn, shard=shard, epoch=epoch, batch=batch),
         shard=shard,

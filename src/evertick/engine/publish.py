@@ -13,11 +13,11 @@ from datetime import datetime, timedelta
 from psycopg import AsyncConnection
 
 from evertick.domain.dag import DagSpec, NamedSchedule, structural_hash, to_json
+from evertick.domain.dag_rules import check_run_params
 from evertick.domain.errors import LacksPool
-from evertick.domain.gates import GateKind, GateSpec, key_parts
+from evertick.domain.gates import KEYED, GateKind, GateSpec, awaits_past, key_parts, version_path
 from evertick.domain.jitter import delay_of
 from evertick.domain.misfire import SkipRange, SkipReason, skip_until
-from evertick.domain.params import check_params
 from evertick.domain.routing import Routing, queues_of
 from evertick.domain.schedule import ScheduleKind, ScheduleSpec, next_after
 from evertick.domain.schedule_fields import EARLIEST
@@ -100,6 +100,8 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
                 "queue_timeout": task.queue_timeout_seconds,
                 "outlets": list(task.outlets) or None,
                 "is_gated": bool(task.gates) or spec.max_active_tasks is not None,
+                "is_ordered": any(gate.kind is GateKind.ORDER for gate in task.gates),
+                "awaits_past": awaits_past(task.gates),
             }
             for index, task in enumerate(spec.tasks)
         ],
@@ -116,11 +118,20 @@ def gate_rows(spec: DagSpec, index: int) -> list[JsonObject]:
         needed.append(GateSpec(kind=GateKind.DAG, name="", capacity=spec.max_active_tasks))
     rows: list[JsonObject] = []
     for place, gate in enumerate(needed):
-        parts = key_parts(gate.name) if gate.kind in (GateKind.MUTEX, GateKind.KEY) else []
+        parts = key_parts(gate.name) if gate.kind in KEYED else []
         is_made = any(isinstance(part, list) for part in parts)
         names = {GateKind.DAG: spec.name, GateKind.TASK: f"{spec.name}::{task.name}"}
         fixed = "".join(map(str, parts)) or names.get(gate.kind, gate.name)
-        row = {"idx": index, "place": place, "kind": gate.kind, "weight": gate.weight, "capacity": gate.capacity}
+        version = version_path(gate.version) if isinstance(gate.version, str) else gate.version
+        row: JsonObject = {
+            "idx": index,
+            "place": place,
+            "kind": gate.kind,
+            "weight": gate.weight,
+            "capacity": gate.capacity,
+            "version": version,
+            "period": gate.period_seconds,
+        }
         rows.append({**row, "parts": parts} if is_made else {**row, "name": fixed})
     return rows
 
@@ -156,7 +167,7 @@ def schedule_row(spec: DagSpec, schedule: NamedSchedule, now: datetime, *, old: 
     return {
         "name": schedule.name,
         "spec": spec_json(schedule.spec),
-        "params": check_params(spec.params, schedule.params),
+        "params": check_run_params(spec, schedule.params),
         "misfire": schedule.misfire or spec.misfire,
         "window_seconds": DEFAULT_WINDOW_SECONDS if window is None else window,
         "catchup_limit": schedule.catchup_limit or spec.catchup_limit,

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from psycopg import AsyncConnection
 
 from evertick.domain.dag import DagSpec, from_json
+from evertick.domain.dag_rules import check_run_params
 from evertick.domain.errors import NotFound
-from evertick.domain.params import check_params
 from evertick.store import dags, runs
 from evertick.store.dags import DagRow
 from evertick.store.db import retry_on_deadlock
@@ -22,7 +22,7 @@ async def trigger(
 ) -> Triggered:
     """Create a run of the DAG's current version. On a paused DAG it waits until that is unpaused."""
     row, spec = await find_dag(conn, dag)
-    checked = dict(check_params(spec.params, params))
+    checked = check_run_params(spec, params)
     made = await retry_on_deadlock(lambda: runs.trigger(conn, dag_id=row.dag_id, params=checked, key=key, actor=actor))
     if made is None:
         raise NotFound(f"DAG {dag!r} was removed while it was being triggered. Publish it again first.")

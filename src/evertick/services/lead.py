@@ -150,6 +150,7 @@ class Lead:
             backfills=None,
             has_arrivals=None,
             has_gates=None,
+            next_opening=None,
             troubles=[],
         )
 

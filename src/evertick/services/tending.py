@@ -70,7 +70,7 @@ class Tending:
 
     def begin(self) -> None:
         """A new lead: nothing of what was known before counts, and everything is looked at once."""
-        self._promote_at = self._expire_at = inf
+        self._promote_at = self._expire_at = self._opens_at = inf
         self._sessions: list[int] = []
         self._overdue: list[int] = []
         self._backfills: list[int] = []
@@ -94,6 +94,7 @@ class Tending:
         self._backfill_at = now if self._backfills else inf
         self._has_arrivals = bool(seen.has_arrivals)
         self._has_gates = bool(seen.has_gates)
+        self._opens_at = self._boot_time(seen.next_opening)
         self._listens = seen.silent is None and seen.stranded is None and not seen.troubles
         if not self._listens:
             self._listened_at = 0.0
@@ -143,8 +144,8 @@ class Tending:
         if self._backfill_at <= now:
             self._backfill_at = inf
             await self._each("backfill", conn, self._backfills, self._move_on)
-        if self._has_gates:
-            self._has_gates = False
+        if self._has_gates or self._opens_at <= now:
+            self._has_gates, self._opens_at = False, inf
             await self._step("gates", conn, self._tend_gates)
         if self._lead.may_plan:
             await self._repairing.attempt(conn)
@@ -270,7 +271,9 @@ class Tending:
 
     async def _tend_gates(self, conn: AsyncConnection) -> None:
         batch = self._settings.promote_batch
-        if await tend(conn, shard=SHARD, epoch=self._epoch, batch=batch):
+        done = await tend(conn, shard=SHARD, epoch=self._epoch, batch=batch)
+        self._opens_at = self._boot_time(done.next_opening)
+        if done.admitted:
             self._waker.wake(Channel.READY)
 
     def _count_refused(self, kind: str, count: int, *, verb: str) -> None:
@@ -290,7 +293,7 @@ class Tending:
         if self._sessions or self._overdue or is_called:
             return 0.0
         resting = self._steps["promote"].rests_until
-        soonest = min(max(self._promote_at, resting), self._expire_at, self._backfill_at)
+        soonest = min(max(self._promote_at, resting), self._expire_at, self._backfill_at, self._opens_at)
         return min(soonest, self._repairing.next_at, self._alerting.next_at)
 
     def _boot_time(self, instant: datetime | None) -> float:

@@ -23,6 +23,8 @@ class GateRow:
     used: int
     holders: int
     waiters: int
+    version: int | None  # of an ordered key: the smallest that is open
+    period: float | None  # of a rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,14 @@ class PoolSet:
 
 
 @dataclass(frozen=True, slots=True)
+class Tended:
+    """`next_opening` is when the next slot of a rate comes back for which somebody waits."""
+
+    admitted: int
+    next_opening: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class GatesReconciled:
     """`last_gate_id` is where to go on, None from the beginning. `drifted` gates had counted wrongly."""
 
@@ -65,9 +75,10 @@ async def delete_pool(conn: AsyncConnection, *, name: str, actor: str) -> str | 
     return cast("str | None", await one_value(conn, sql("gates", "delete_pool"), {"name": name, "actor": actor}))
 
 
-async def tend(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> int:
-    """How many tasks became available."""
-    return int(await one_value(conn, sql("gates", "tend"), {"shard": shard, "epoch": epoch, "batch": batch}))
+async def tend(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> Tended:
+    row = await one_row(conn, sql("gates", "tend"), {"shard": shard, "epoch": epoch, "batch": batch}, Tended)
+    assert row is not None
+    return row
 
 
 async def unadmit(conn: AsyncConnection, *, shard: int, epoch: int, grace: float, batch: int) -> int:

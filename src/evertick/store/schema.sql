@@ -38,7 +38,9 @@ CREATE TYPE evertick.gate_arrival AS (
 	version_id integer,
 	rank smallint,
 	gate_ids integer[],
-	weights integer[]
+	weights integer[],
+	checks integer[],
+	needs bigint[]
 );
 
 CREATE TYPE evertick.gate_kind AS ENUM (
@@ -47,7 +49,10 @@ CREATE TYPE evertick.gate_kind AS ENUM (
     'key',
     'group',
     'task',
-    'dag'
+    'dag',
+    'order',
+    'rate',
+    'past'
 );
 
 CREATE TYPE evertick.gate_want AS (
@@ -59,7 +64,9 @@ CREATE TYPE evertick.gate_want AS (
 	kind evertick.gate_kind,
 	name text,
 	weight integer,
-	capacity integer
+	capacity integer,
+	need bigint,
+	period double precision
 );
 
 CREATE TYPE evertick.gate_weight AS (
@@ -126,6 +133,14 @@ CREATE TYPE evertick.trigger_rule AS ENUM (
     'always'
 );
 
+CREATE FUNCTION evertick.address_of(p_version_id integer, p_idx integer) RETURNS text
+    LANGUAGE sql STABLE
+    AS $$
+    select d.name || '::' || replace(s.name, '.', '::') || '::'
+    from task_spec s join dag_version v on v.version_id = s.version_id join dag d on d.dag_id = v.dag_id
+    where s.version_id = p_version_id and s.idx = p_idx
+$$;
+
 CREATE FUNCTION evertick.admit(p_shard smallint, p_epoch bigint, OUT admitted integer, OUT refused integer) RETURNS record
     LANGUAGE plpgsql
     AS $$
@@ -167,7 +182,8 @@ begin
     with room as (
         select d.dag_id, case when d.max_active_runs is null then 1000 else d.max_active_runs - (
                    select count(*) from run_status a where a.dag_id = d.dag_id and a.state = 'running') end as free,
-               case when d.has_turns then array(select x from whose_turn(d.dag_id) x) end as turn
+               case when d.has_turns then array(select x from whose_turn(d.dag_id) x) end as turn,
+               case when d.awaits_past then array(select x from waited_for(d.dag_id) x) end as wanted
         from dag d where d.dag_id = any(p_dag_ids) and not d.paused
     ), chosen as (
         select q.run_id from room, lateral (
@@ -175,6 +191,10 @@ begin
             where q.dag_id = room.dag_id and q.state = 'queued' and (room.turn is null or q.run_id = any(room.turn))
             order by q.run_id limit greatest(room.free, 0)
             for no key update skip locked) q
+        union
+        select q.run_id from room, lateral (
+            select run_id from run_status q
+            where q.run_id = any(room.wanted) and q.state = 'queued' for no key update skip locked) q
     ), started as (
         update run_status r set state = 'running', started_at = coalesce(r.started_at, t)
         from chosen where r.run_id = chosen.run_id and r.state = 'queued'
@@ -191,27 +211,39 @@ end $$;
 CREATE FUNCTION evertick.arrivals_of(p_wants evertick.gate_want[]) RETURNS evertick.gate_arrival[]
     LANGUAGE sql STABLE
     AS $$
-    select array_agg(row(t.run_id, t.idx, t.map_index, t.version_id, t.rank, t.gate_ids, t.weights)::gate_arrival
+    select array_agg(row(t.run_id, t.idx, t.map_index, t.version_id, t.rank, t.gate_ids, t.weights, t.checks, t.needs)::gate_arrival
                      order by t.rank, t.run_id, t.idx, t.map_index)
     from (
-        select n.run_id, n.idx, n.map_index, n.version_id, n.rank, array_agg(n.gate_id order by n.gate_id) as gate_ids,
-               array_agg(n.weight order by n.gate_id) as weights
+        select n.run_id, n.idx, n.map_index, n.version_id, n.rank,
+               coalesce(array_agg(n.gate_id order by n.gate_id) filter (where n.is_held), '{}') as gate_ids,
+               coalesce(array_agg(n.weight order by n.gate_id) filter (where n.is_held), '{}') as weights,
+               coalesce(array_agg(n.gate_id order by n.gate_id) filter (where not n.is_held and n.gate_id is not null), '{}') as checks,
+               coalesce(array_agg(n.need order by n.gate_id) filter (where not n.is_held and n.gate_id is not null), '{}') as needs
         from (
-            select w.run_id, w.idx, w.map_index, w.version_id, w.rank, g.gate_id, max(w.weight) as weight
+            select w.run_id, w.idx, w.map_index, w.version_id, w.rank, g.gate_id, w.kind < 'order' as is_held,
+                   max(w.weight) as weight, max(w.need) as need
             from unnest(p_wants) w
-            cross join lateral (select x.gate_id from gate x where x.kind = w.kind and x.name = w.name offset 0) g
-            group by w.run_id, w.idx, w.map_index, w.version_id, w.rank, g.gate_id) n
+            cross join lateral (select (select x.gate_id from gate x where x.kind = w.kind and x.name = w.name) offset 0) g(gate_id)
+            group by w.run_id, w.idx, w.map_index, w.version_id, w.rank, g.gate_id, is_held) n
         group by n.run_id, n.idx, n.map_index, n.version_id, n.rank) t
 $$;
 
-CREATE FUNCTION evertick.blocker_of(p_gate_ids integer[], p_weights integer[], OUT gate_id integer, OUT need integer) RETURNS record
-    LANGUAGE sql STABLE
+CREATE FUNCTION evertick.blocker_of(p_gate_ids integer[], p_weights integer[], p_checks integer[], p_needs bigint[], OUT gate_id integer, OUT need bigint) RETURNS record
+    LANGUAGE plpgsql STABLE
     AS $$
-    select n.gate_id, n.weight
+begin
+    if p_checks <> '{}' then
+        select n.gate_id, n.need into gate_id, need
+        from unnest(p_checks, p_needs) as n(gate_id, need) where n.need > room_at(n.gate_id) order by n.gate_id limit 1;
+        if found then
+            return;
+        end if;
+    end if;
+    select n.gate_id, n.weight into gate_id, need
     from unnest(p_gate_ids, p_weights) as n(gate_id, weight)
     cross join lateral (select x.capacity, x.used from gate x where x.gate_id = n.gate_id offset 0) g
-    where g.capacity - g.used < n.weight order by n.gate_id limit 1
-$$;
+    where g.capacity - g.used < n.weight order by n.gate_id limit 1;
+end $$;
 
 CREATE FUNCTION evertick.bury(p_session bigint, p_reason text, p_infra_retries integer) RETURNS integer
     LANGUAGE plpgsql
@@ -252,6 +284,15 @@ begin
     perform pass_gates();
     return moved;
 end $$;
+
+CREATE FUNCTION evertick.can_come_back() RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select exists (
+        select 1 from gate_line l
+        cross join lateral (select distinct w.version_id, w.idx from gate_wait w where w.line_id = l.line_id offset 0) w
+        where l.queue is not null and is_served(l.queue, w.version_id, w.idx, 0))
+$$;
 
 CREATE FUNCTION evertick.cancel_backfill(p_backfill_id integer, p_leaves_runs boolean, p_actor text, OUT runs integer, OUT asked integer) RETURNS record
     LANGUAGE plpgsql
@@ -340,6 +381,39 @@ begin
     values (t, p_change || '_schedule', p_actor, p_dag_id, jsonb_build_object('name', p_name, 'version', changed));
     perform pass_gates();
     return changed;
+end $$;
+
+CREATE FUNCTION evertick.check_facts(p_gate_id integer, p_need bigint, p_ahead bigint) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+    g gate;
+begin
+    select x.* into g from gate x where x.gate_id = p_gate_id;
+    case g.kind
+    when 'order' then
+        return jsonb_build_object(
+            'ahead', (select count(*) from (select 1 from gate_order o where o.gate_id = p_gate_id and o.version < p_need limit 10000) x),
+            'smaller', (
+                select coalesce(jsonb_agg(jsonb_build_object('version', f.version, 'run_id', f.run_id, 'dag', d.name, 'task', s.name,
+                                                             'state', k.state) order by f.version, f.run_id, f.idx), '[]')
+                from (select o.* from gate_order o where o.gate_id = p_gate_id and o.version < p_need
+                      order by o.version, o.run_id, o.idx limit 5) f
+                join task k on k.run_id = f.run_id and k.idx = f.idx and k.map_index = f.map_index
+                join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+                join run r on r.run_id = f.run_id join dag d on d.dag_id = r.dag_id));
+    when 'rate' then
+        -- Slots come back in the order in which they were taken, and are taken again at once by those who wait.
+        return jsonb_build_object('period', g.period, 'until', (
+            select p.until from gate_pass p where p.gate_id = p_gate_id order by p.until, p.seq
+            offset p_ahead % g.capacity limit 1) + make_interval(secs => g.period * (p_ahead / g.capacity)));
+    else
+        return (
+            select jsonb_build_object('run_id', b.run_id, 'task', s.name, 'state', coalesce(k.state, 'waiting'), 'run_state', b.state)
+            from run_status b join task_spec s on s.version_id = b.version_id and s.idx = split_part(g.name, '/', 2)::int
+            left join task k on k.run_id = b.run_id and k.idx = s.idx
+            where b.run_id = split_part(g.name, '/', 1)::bigint);
+    end case;
 end $$;
 
 CREATE TABLE evertick.backfill (
@@ -567,12 +641,14 @@ declare
     limited int[];
     closed bigint[];
     has_updated boolean;
+    is_past boolean;
     t timestamptz := clock();
 begin
     with per_run as (
         select e.run_id, count(*)::int as n,
                count(*) filter (where s.is_leaf and e.state in ('failed', 'canceled', 'upstream_failed'))::int as bad,
-               bool_or(s.outlets is not null and e.state = 'success') as has_updated
+               bool_or(s.outlets is not null and e.state = 'success') as has_updated,
+               bool_or(s.awaits_past) as is_past
         from unnest(p_ended) e join task_spec s on s.version_id = e.version_id and s.idx = e.idx
         group by e.run_id
     ), counted as (
@@ -586,14 +662,18 @@ begin
                          else 'success' end
         from per_run p
         where r.run_id = p.run_id and r.state in ('queued', 'running')
-        returning r.run_id, r.dag_id, r.state, p.has_updated
+        returning r.run_id, r.dag_id, r.state, p.has_updated, p.is_past
     )
-    select array_agg(distinct c.dag_id) filter (where d.max_active_runs is not null or d.has_turns),
+    select array_agg(distinct c.dag_id) filter (where (d.max_active_runs is not null or d.has_turns)
+                                                  and c.state not in ('queued', 'running')),
            array_agg(c.run_id) filter (where d.is_awaited and c.state not in ('queued', 'running')),
-           bool_or(c.has_updated)
-    into limited, closed, has_updated
+           bool_or(c.has_updated), bool_or(c.is_past)
+    into limited, closed, has_updated, is_past
     from counted c join dag d on d.dag_id = c.dag_id
-    where c.has_updated or c.state not in ('queued', 'running');
+    where c.has_updated or c.is_past or c.state not in ('queued', 'running');
+    if is_past then
+        perform note_past(p_ended);
+    end if;
     if closed is not null or has_updated then
         perform note_arrivals(closed, p_ended);
     end if;
@@ -627,6 +707,18 @@ begin
     update backfill b set open_runs = (select count(*) from backfill_run o where o.backfill_id = p_backfill_id and o.is_open)
     where b.backfill_id = p_backfill_id;
     return n;
+end $$;
+
+CREATE FUNCTION evertick.count_passes(p_checks integer[], p_count integer) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+begin
+    insert into gate_pass (gate_id, until)
+    select g.gate_id, t + make_interval(secs => g.period)
+    from gate g cross join generate_series(1, p_count) where g.gate_id = any(p_checks) and g.kind = 'rate';
+    update gate g set used = g.used + p_count where g.gate_id = any(p_checks) and g.kind = 'rate';
 end $$;
 
 CREATE FUNCTION evertick.create_backfill(p_plan jsonb, p_request text, p_actor text, OUT id integer, OUT is_new boolean) RETURNS record
@@ -665,14 +757,15 @@ CREATE FUNCTION evertick.dags_with_room(p_shard smallint) RETURNS SETOF integer
         from active a where a.dag_id is not null
     )
     select d.dag_id from active a
-    cross join lateral (select x.dag_id, x.max_active_runs, x.has_turns from dag x
+    cross join lateral (select x.dag_id, x.max_active_runs, x.has_turns, x.awaits_past from dag x
                         where x.dag_id = a.dag_id and x.shard = p_shard and not x.paused offset 0) d
     where (select true from run_status q
            where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'queued' limit 1)
-      and (d.max_active_runs is null or d.max_active_runs > (
-               select count(*) from run_status q
-               where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'running'))
-      and (not d.has_turns or exists (select 1 from whose_turn(d.dag_id)))
+      and (((d.max_active_runs is null or d.max_active_runs > (
+                select count(*) from run_status q
+                where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'running'))
+            and (not d.has_turns or exists (select 1 from whose_turn(d.dag_id))))
+           or (d.awaits_past and exists (select 1 from waited_for(d.dag_id))))
       and not is_set_aside('dag', d.dag_id)
     limit 100
 $$;
@@ -1098,12 +1191,17 @@ begin
     return done;
 end $$;
 
-CREATE FUNCTION evertick.fits_in(p_gate_ids integer[], p_weights integer[]) RETURNS integer
+CREATE FUNCTION evertick.fits_in(p_gate_ids integer[], p_weights integer[], p_checks integer[], p_needs bigint[]) RETURNS integer
     LANGUAGE sql STABLE
     AS $$
-    select min(greatest(g.capacity - g.used, 0) / n.weight)
-    from unnest(p_gate_ids, p_weights) as n(gate_id, weight)
-    cross join lateral (select x.capacity, x.used from gate x where x.gate_id = n.gate_id offset 0) g
+    select least(
+        (select min(greatest(g.capacity - g.used, 0) / n.weight)
+         from unnest(p_gate_ids, p_weights) as n(gate_id, weight)
+         cross join lateral (select x.capacity, x.used from gate x where x.gate_id = n.gate_id offset 0) g),
+        case when p_checks <> '{}' then (
+            select min(case when n.need > room_at(n.gate_id) then 0 when g.kind = 'rate' then room_at(n.gate_id) end)
+            from unnest(p_checks, p_needs) as n(gate_id, need)
+            cross join lateral (select x.kind from gate x where x.gate_id = n.gate_id offset 0) g) end)
 $$;
 
 CREATE FUNCTION evertick.gate_name(p_parts jsonb, p_run_id bigint) RETURNS text
@@ -1252,16 +1350,34 @@ CREATE FUNCTION evertick.is_overdue(p_run_id bigint) RETURNS boolean
                                or (k.state in ('queued', 'running') and k.request is null)))))
 $$;
 
+CREATE FUNCTION evertick.is_past_over(p_name text) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select coalesce(
+        (select k.state in ('success', 'skipped') from task k
+         where k.run_id = split_part(p_name, '/', 1)::bigint and k.idx = split_part(p_name, '/', 2)::int and k.map_index = -1),
+        not exists (select 1 from run_status r where r.run_id = split_part(p_name, '/', 1)::bigint))
+$$;
+
 CREATE FUNCTION evertick.is_poison(p_code text) RETURNS boolean
     LANGUAGE sql IMMUTABLE
     AS $$
     select left(p_code, 2) in ('22', '23', '54', 'XX') or p_code = 'P0001'
 $$;
 
-CREATE FUNCTION evertick.is_served(p_queue text, p_grace double precision) RETURNS boolean
+CREATE FUNCTION evertick.is_served(p_queue text, p_version_id integer, p_idx integer, p_grace double precision) RETURNS boolean
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+    return exists (select 1 from runner r where p_queue = any(r.queues)
+                   and ((r.gone_at is null and r.request is null) or r.gone_at > clock() - make_interval(secs => p_grace))
+                   and takes(r.match, p_version_id, p_idx));
+end $$;
+
+CREATE FUNCTION evertick.is_served_to_all(p_queue text, p_grace double precision) RETURNS boolean
     LANGUAGE sql STABLE
     AS $$
-    select exists (select 1 from runner r where p_queue = any(r.queues)
+    select exists (select 1 from runner r where p_queue = any(r.queues) and r.match = '{}'
                    and ((r.gone_at is null and r.request is null) or r.gone_at > clock() - make_interval(secs => p_grace)))
 $$;
 
@@ -1334,7 +1450,7 @@ CREATE FUNCTION evertick.is_unfired(s evertick.schedule_state, t timestamp with 
     select s.next_due < t - make_interval(secs => p_seconds) and not s.paused
 $$;
 
-CREATE FUNCTION evertick.join_line(p_gate_ids integer[], p_weights integer[], p_tasks evertick.gate_arrival[]) RETURNS void
+CREATE FUNCTION evertick.join_line(p_gate_ids integer[], p_weights integer[], p_checks integer[], p_needs bigint[], p_tasks evertick.gate_arrival[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
 declare
@@ -1342,16 +1458,17 @@ declare
     t timestamptz := clock();
 begin
     select l.line_id into line from gate_line l
-    where l.gate_ids = p_gate_ids and l.weights = p_weights and l.queue is null;
+    where l.gate_ids = p_gate_ids and l.weights = p_weights and l.checks = p_checks and l.needs = p_needs and l.queue is null;
     if not found then
-        insert into gate_line (gate_ids, weights, blocked_on, need, rank, seq, since)
-        select p_gate_ids, p_weights, coalesce(b.gate_id, p_gate_ids[1]), coalesce(b.need, p_weights[1]), 100, 0, t
-        from (select 1) one left join blocker_of(p_gate_ids, p_weights) b on true
+        insert into gate_line (gate_ids, weights, checks, needs, blocked_on, need, rank, seq, since)
+        select p_gate_ids, p_weights, p_checks, p_needs, coalesce(b.gate_id, p_gate_ids[1], p_checks[1]),
+               coalesce(b.need, p_weights[1], p_needs[1]), 100, 0, t
+        from blocker_of(p_gate_ids, p_weights, p_checks, p_needs) b
         returning line_id into line;
     end if;
     insert into gate_wait (line_id, rank, run_id, idx, map_index, version_id, since)
     select line, p.rank, p.run_id, p.idx, p.map_index, p.version_id, t
-    from unnest(p_tasks) with ordinality as p(run_id, idx, map_index, version_id, rank, gate_ids, weights, place) order by p.place;
+    from unnest(p_tasks) with ordinality as p(run_id, idx, map_index, version_id, rank, gate_ids, weights, checks, needs, place) order by p.place;
     perform refresh_line(line);
 end $$;
 
@@ -1367,10 +1484,18 @@ begin
                 select y.ctid as place from gate_hold y
                 where y.run_id = p.run_id and y.idx = p.idx and y.map_index = p.map_index offset 0) x))
         returning h.gate_ids, h.weights
+    ), over as (
+        delete from gate_order o where o.ctid = any(array(
+            select x.place from unnest(p_tasks) p cross join lateral (
+                select y.ctid as place from gate_order y
+                where y.run_id = p.run_id and y.idx = p.idx and y.map_index = p.map_index offset 0) x
+            where p.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')))
+        returning o.gate_id
     )
     select array_agg(row(s.gate_id, s.weight)::gate_weight) into given
     from (select g.gate_id, sum(g.weight)::int as weight
-          from left_now l cross join lateral unnest(l.gate_ids, l.weights) as g(gate_id, weight) group by g.gate_id) s;
+          from (select n.gate_id, n.weight from left_now l cross join lateral unnest(l.gate_ids, l.weights) as n(gate_id, weight)
+                union all select o.gate_id, 0 from over o) g group by g.gate_id) s;
     if given is not null then
         perform set_config('evertick.released', (
             coalesce(nullif(current_setting('evertick.released', true), ''), '{}')::gate_weight[] || given)::text, true);
@@ -1400,6 +1525,10 @@ begin
         where g.gate_id = n.gate_id
     )
     select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into freed from moved m;
+    -- Whoever lets in at once has the same gates, or none of them has checks.
+    if (p_tasks[1]).checks <> '{}' then
+        perform count_passes((p_tasks[1]).checks, coalesce(cardinality(freed), 0));
+    end if;
     return offer(freed);
 end $$;
 
@@ -1463,17 +1592,21 @@ CREATE FUNCTION evertick.lock_also(p_held integer[], p_gate_ids integer[]) RETUR
     AS $$
 declare
     g int;
+    is_rate boolean;
     top int := (select max(x) from unnest(p_held) x);
 begin
     for g in select x from unnest(p_gate_ids) x where x <> all(p_held) order by x loop
         if g > top then
-            perform 1 from gate x where x.gate_id = g for no key update;
+            select x.kind = 'rate' into is_rate from gate x where x.gate_id = g for no key update;
             top := g;
         else
-            perform 1 from gate x where x.gate_id = g for no key update skip locked;
+            select x.kind = 'rate' into is_rate from gate x where x.gate_id = g for no key update skip locked;
         end if;
         if not found then
             return null;
+        end if;
+        if is_rate then
+            perform return_slots(array[g]);
         end if;
         p_held := p_held || g;
     end loop;
@@ -1487,7 +1620,7 @@ CREATE FUNCTION evertick.lock_schedules(p_name text) RETURNS void
     where d.name = p_name order by s.schedule_id for no key update of s
 $$;
 
-CREATE FUNCTION evertick.look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean, p_elapsed double precision, p_lost_after double precision, OUT read_at timestamp with time zone, OUT is_watched boolean, OUT next_fire timestamp with time zone, OUT next_timer timestamp with time zone, OUT has_line boolean, OUT next_expiry timestamp with time zone, OUT silent bigint[], OUT stranded bigint[], OUT overdue bigint[], OUT with_room integer[], OUT backfills integer[], OUT has_arrivals boolean, OUT has_gates boolean, OUT troubles text[]) RETURNS record
+CREATE FUNCTION evertick.look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean, p_elapsed double precision, p_lost_after double precision, OUT read_at timestamp with time zone, OUT is_watched boolean, OUT next_fire timestamp with time zone, OUT next_timer timestamp with time zone, OUT has_line boolean, OUT next_expiry timestamp with time zone, OUT silent bigint[], OUT stranded bigint[], OUT overdue bigint[], OUT with_room integer[], OUT backfills integer[], OUT has_arrivals boolean, OUT has_gates boolean, OUT next_opening timestamp with time zone, OUT troubles text[]) RETURNS record
     LANGUAGE plpgsql
     AS $$
 begin
@@ -1549,8 +1682,9 @@ begin
         troubles := array_append(troubles, 'hear: ' || sqlerrm);
     end;
     begin
+        select min(g.opens_at) into next_opening from gate g where g.opens_at is not null;
         has_gates := exists (select 1 from gate g where g.is_behind)
-                  or exists (select 1 from gate_line l where l.queue is not null and is_served(l.queue, 0));
+                  or can_come_back();
     exception when others then
         troubles := array_append(troubles, 'gates: ' || sqlerrm);
     end;
@@ -1620,6 +1754,9 @@ begin
     from below b join task k on k.run_id = p_run_id and k.idx = b.dst
     where k.state in ('upstream_failed', 'waiting');
     perform reopen_marked(p_run_id, blocked);
+    if spec.awaits_past then
+        perform note_past(array[row(p_run_id, p_idx, p_map_index, status.version_id, p_state)::ended]);
+    end if;
     perform pass_gates();
     return 'marked';
 end $$;
@@ -1678,6 +1815,14 @@ begin
     end if;
 end $$;
 
+CREATE FUNCTION evertick.note_past(p_ended evertick.ended[]) RETURNS void
+    LANGUAGE sql
+    AS $$
+    select note_tasks(array(
+        select e from unnest(p_ended) e
+        join task_spec s on s.version_id = (e).version_id and s.idx = (e).idx and s.awaits_past))
+$$;
+
 CREATE FUNCTION evertick.note_pruned(p_entry bigint, p_actor text, p_before timestamp with time zone, p_kind text, p_count bigint) RETURNS bigint
     LANGUAGE plpgsql
     AS $$
@@ -1722,12 +1867,24 @@ CREATE FUNCTION evertick.note_schedules(p_ids integer[], p_change text) RETURNS 
         select w.name from awaited w where w.schedule_id = any(p_ids) and w.kind in ('dag', 'end'));
 $$;
 
+CREATE FUNCTION evertick.note_tasks(p_tasks evertick.ended[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+    if coalesce(cardinality(p_tasks), 0) > 0 then
+        perform set_config('evertick.noted', (
+            coalesce(nullif(current_setting('evertick.noted', true), ''), '{}')::ended[] || p_tasks)::text, true);
+    end if;
+end $$;
+
 CREATE FUNCTION evertick.offer(p_tasks evertick.ended[]) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 declare
     offered int;
     has_backfills boolean := exists (select 1 from backfill);
+    entering ended[];
+    held ended[];
     now timestamptz := clock();
 begin
     if coalesce(cardinality(p_tasks), 0) = 0 then
@@ -1744,10 +1901,17 @@ begin
     order by s.queue, s.priority desc, t.run_id, t.idx, t.map_index;
     get diagnostics offered = row_count;
     if offered < cardinality(p_tasks) then
-        perform enter_gates(array(
-            select t from unnest(p_tasks) t
-            cross join lateral (select r.dag_id from run_status r where r.run_id = (t).run_id offset 0) r
-            where (t).state = 'pending' and (select not d.paused from dag d where d.dag_id = r.dag_id)));
+        select array_agg(t) filter (where not d.paused), array_agg(t) filter (where d.paused and s.is_ordered)
+        into entering, held
+        from unnest(p_tasks) t
+        cross join lateral (select r.dag_id from run_status r where r.run_id = (t).run_id offset 0) r
+        cross join lateral (select x.paused from dag x where x.dag_id = r.dag_id offset 0) d
+        cross join lateral (select x.is_ordered from task_spec x where x.version_id = (t).version_id and x.idx = (t).idx offset 0) s
+        where (t).state = 'pending';
+        perform enter_gates(entering);
+        if held is not null then
+            perform note_tasks(held);
+        end if;
     end if;
     return offered;
 end $$;
@@ -1756,7 +1920,8 @@ CREATE FUNCTION evertick.open_gate(p_gate_id integer, INOUT held integer[], INOU
     LANGUAGE plpgsql
     AS $$
 declare
-    free int;
+    free bigint;
+    kind gate_kind;
     was_behind boolean;
     is_left boolean := false;
     set_aside bigint[] := '{}';
@@ -1768,10 +1933,14 @@ declare
     taken gate_arrival[];
 begin
     admitted := 0;
-    select g.is_behind into was_behind from gate g where g.gate_id = p_gate_id;
+    select g.is_behind, g.kind into was_behind, kind from gate g where g.gate_id = p_gate_id;
     loop
-        select g.capacity - g.used into free from gate g where g.gate_id = p_gate_id;
-        exit when coalesce(free, 0) <= 0;
+        if kind in ('order', 'past') then
+            free := room_at(p_gate_id);
+        else
+            select g.capacity - g.used into free from gate g where g.gate_id = p_gate_id;
+        end if;
+        exit when free is null or (free <= 0 and kind <> 'order');
         -- From need to need through the index: there are few different ones, and maybe many lines of each.
         lines := array(
             with recursive needs as (
@@ -1787,7 +1956,7 @@ begin
                 order by l.rank, l.seq limit 2) h
             where n.need is not null order by h.rank, h.seq limit 2);
         exit when cardinality(lines) = 0;
-        reserved := reserved_for(p_gate_id);
+        reserved := case when kind < 'order' then reserved_for(p_gate_id) end;
         if reserved is not null then
             -- Its first may be gone by now, and with it the reason to keep anything free.
             perform refresh_line(reserved);
@@ -1800,14 +1969,14 @@ begin
         end if;
         looks := looks - 1;
         line := lines[1];
-        now_held := lock_also(held, line.gate_ids);
+        now_held := lock_also(held, line.gate_ids || line.checks);
         if now_held is null then
             is_left := true;
             set_aside := set_aside || line.line_id;
             continue;
         end if;
         held := now_held;
-        select b.gate_id, b.need into block from blocker_of(line.gate_ids, line.weights) b;
+        select b.gate_id, b.need into block from blocker_of(line.gate_ids, line.weights, line.checks, line.needs) b;
         if block.gate_id is not null then
             update gate_line l set blocked_on = block.gate_id, need = block.need where l.line_id = line.line_id;
             continue;
@@ -1817,12 +1986,13 @@ begin
             select w.ctid as place, w.run_id, w.idx, w.map_index, w.version_id, w.rank, w.seq from gate_wait w
             where w.line_id = line.line_id
               and (cardinality(lines) < 2 or (w.rank, w.seq) < (lines[2].rank, lines[2].seq))
-            order by w.rank, w.seq limit fits_in(line.gate_ids, line.weights) for update skip locked
+            order by w.rank, w.seq limit fits_in(line.gate_ids, line.weights, line.checks, line.needs)
+            for update skip locked
         ), gone as (
             delete from gate_wait w where w.ctid = any(array(select f.place from first f))
         )
-        select array_agg(row(f.run_id, f.idx, f.map_index, f.version_id, f.rank, line.gate_ids, line.weights)::gate_arrival
-                         order by f.rank, f.seq)
+        select array_agg(row(f.run_id, f.idx, f.map_index, f.version_id, f.rank, line.gate_ids, line.weights, line.checks,
+                             line.needs)::gate_arrival order by f.rank, f.seq)
         into taken from first f;
         if taken is not null then
             admitted := admitted + let_in(taken);
@@ -1923,13 +2093,56 @@ CREATE FUNCTION evertick.pass_gates() RETURNS integer
 declare
     entering text := nullif(current_setting('evertick.entering', true), '');
     released text := nullif(current_setting('evertick.released', true), '');
+    noted text := nullif(current_setting('evertick.noted', true), '');
 begin
-    if entering is null and released is null then
+    if entering is null and released is null and noted is null then
         return 0;
     end if;
     perform set_config('evertick.entering', '', true), set_config('evertick.released', '', true);
-    return work_gates(coalesce(entering, '{}')::ended[], coalesce(released, '{}')::gate_weight[], '{}');
+    if noted is not null then
+        perform set_config('evertick.noted', '', true);
+    end if;
+    return work_gates(coalesce(entering, '{}')::ended[], coalesce(noted, '{}')::ended[],
+                      coalesce(released, '{}')::gate_weight[], '{}');
 end $$;
+
+CREATE FUNCTION evertick.past_name(p_run_id bigint, p_idx integer) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    AS $$
+    select p_run_id || '/' || p_idx
+$$;
+
+CREATE FUNCTION evertick.past_of(p_run_id bigint, p_version_id integer, p_idx integer) RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+    this run;
+    before run_status;
+    wanted text;
+begin
+    select r.* into this from run r where r.run_id = p_run_id;
+    select s.* into before from run_status s where s.run_id = case this.kind
+        when 'scheduled' then (select r.run_id from run r where r.schedule_id = this.schedule_id and r.fire_at < this.fire_at
+                               order by r.fire_at desc limit 1)
+        when 'backfill' then (select o.run_id from backfill_run b
+                              join backfill_run o on o.dag_id = b.dag_id and o.schedule_id = b.schedule_id
+                                                 and o.fire_at < b.fire_at and o.backfill_id = b.backfill_id
+                              where b.run_id = p_run_id order by o.fire_at desc, o.run_id desc limit 1) end;
+    select s.name into wanted from task_spec s where s.version_id = p_version_id and s.idx = p_idx;
+    -- Most runs have the version of the run before, where the place is the same; only otherwise is it looked for.
+    return past_name(before.run_id, coalesce(
+        (select s.idx from task_spec s where s.version_id = before.version_id and s.idx = p_idx and s.name = wanted),
+        (select s.idx from task_spec s where s.version_id = before.version_id and s.name = wanted)));
+end $$;
+
+CREATE FUNCTION evertick.pattern_regex(p_pattern text) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    AS $_$
+    select '^' || string_agg(case x.segment when '**' then '([^:]+::)*'
+                                  else replace(replace(x.segment, '.', '\.'), '*', '[^:]*') || '::' end, '' order by x.place) || '$'
+    from unnest(string_to_array(case when strpos(p_pattern, '::') = 0 and p_pattern <> '**' then '**::' || p_pattern else p_pattern end,
+                                '::')) with ordinality as x(segment, place)
+$_$;
 
 CREATE FUNCTION evertick.pause_backfill(p_backfill_id integer, p_paused boolean, p_actor text) RETURNS boolean
     LANGUAGE plpgsql
@@ -2189,16 +2402,20 @@ begin
     is_new := out_version_id is not null;
     if is_new then
         insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
-                               starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated)
+                               starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated, is_ordered,
+                               awaits_past)
         select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
-               x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets, coalesce(x.is_gated, false)
+               x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets, coalesce(x.is_gated, false),
+               coalesce(x.is_ordered, false), coalesce(x.awaits_past, false)
         from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint, rule trigger_rule,
              upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
-             max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[], is_gated boolean);
-        insert into task_gate (version_id, idx, place, kind, name, parts, weight, capacity)
-        select out_version_id, x.idx, x.place, x.kind, x.name, x.parts, x.weight, x.capacity
+             max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[], is_gated boolean,
+             is_ordered boolean, awaits_past boolean);
+        insert into task_gate (version_id, idx, place, kind, name, parts, weight, capacity, version, period)
+        select out_version_id, x.idx, x.place, x.kind, x.name, x.parts, x.weight, x.capacity, x.version, x.period
         from jsonb_to_recordset(p_dag->'gates')
-            as x(idx int, place int, kind gate_kind, name text, parts jsonb, weight int, capacity int);
+            as x(idx int, place int, kind gate_kind, name text, parts jsonb, weight int, capacity int, version jsonb,
+                 period double precision);
         insert into edge (version_id, src, dst)
         select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'edges') x;
         insert into task_input (version_id, idx, src)
@@ -2219,6 +2436,9 @@ begin
       and (d.version_id, d.max_active_runs) is distinct from (out_version_id, (p_dag->>'max_active_runs')::int);
     update dag d set has_run_timeout = true
     where d.dag_id = out_dag_id and not d.has_run_timeout and (p_dag->>'run_timeout') is not null;
+    update dag d set awaits_past = true
+    where d.dag_id = out_dag_id and not d.awaits_past and exists (
+        select 1 from task_spec s where s.version_id = out_version_id and s.awaits_past);
     update dag d set is_awaited = true
     where d.dag_id = out_dag_id and not d.is_awaited and exists (
         select 1 from awaited w where w.kind in ('dag', 'end') and w.name = d.name);
@@ -2285,19 +2505,23 @@ begin
     return put;
 end $$;
 
-CREATE FUNCTION evertick.queue_facts(p_queue text) RETURNS jsonb
+CREATE FUNCTION evertick.queue_facts(p_queue text, p_version_id integer, p_idx integer) RETURNS jsonb
     LANGUAGE sql STABLE
     AS $$
     select jsonb_build_object(
         'queue', p_queue,
+        'others', (select coalesce(jsonb_agg(distinct m.pattern), '[]') from runner x cross join unnest(x.match) as m(pattern)
+                   where p_queue = any(x.queues) and x.gone_at is null and x.request is null
+                     and not takes(x.match, p_version_id, p_idx)),
         'runners', count(*) filter (where r.gone_at is null and r.request is null),
         'draining', count(*) filter (where r.gone_at is null and r.request is not null),
         'slots', coalesce(sum(r.slots) filter (where r.gone_at is null and r.request is null), 0),
         'busy', coalesce(sum((select count(*) from lease l where l.session = r.session))
                          filter (where r.gone_at is null and r.request is null), 0),
         'last', (select jsonb_build_object('runner', x.runner_id, 'until', x.gone_at) from runner x
-                 where p_queue = any(x.queues) and x.gone_at is not null order by x.gone_at desc limit 1))
-    from runner r where p_queue = any(r.queues)
+                 where p_queue = any(x.queues) and x.gone_at is not null and takes(x.match, p_version_id, p_idx)
+                 order by x.gone_at desc limit 1))
+    from runner r where p_queue = any(r.queues) and takes(r.match, p_version_id, p_idx)
 $$;
 
 CREATE FUNCTION evertick.quit_lines(p_run_ids bigint[], p_idx integer) RETURNS void
@@ -2543,6 +2767,7 @@ CREATE FUNCTION evertick.reconcile_gates(p_shard smallint, p_epoch bigint, p_aft
 declare
     slice int[];
     stale gate_hold[];
+    gone_places gate_order[];
     doubtful int[];
     held int[];
 begin
@@ -2556,15 +2781,21 @@ begin
     stale := array(
         select h from gate_hold h
         where h.gate_ids && slice and not holds_gates(h.run_id, h.idx, h.map_index));
+    gone_places := array(
+        select o from gate_order o where o.gate_id = any(slice) and not exists (
+            select 1 from task k where k.run_id = o.run_id and k.idx = o.idx and k.map_index = o.map_index
+               and k.state in ('pending', 'available', 'queued', 'running', 'deferred')));
     doubtful := array(
         select g.gate_id from gate g
         left join (select n.gate_id, sum(n.weight)::int as weight
                    from gate_hold h cross join lateral unnest(h.gate_ids, h.weights) as n(gate_id, weight)
                    group by n.gate_id) s on s.gate_id = g.gate_id
         where g.gate_id = any(slice)
-          and (g.used <> coalesce(s.weight, 0) or (g.kind <> 'pool' and g.used = 0)
-               or exists (select 1 from gate_line l where l.blocked_on = g.gate_id and l.need <= g.capacity - g.used)));
-    doubtful := doubtful || array(select unnest(x.gate_ids) from unnest(stale) x);
+          and (case g.kind when 'rate' then g.used <> used_of(g.gate_id) else g.used <> coalesce(s.weight, 0) end
+               or (g.kind <> 'pool' and g.used = 0)
+               or exists (select 1 from gate_pass p where p.gate_id = g.gate_id and p.until <= clock())
+               or exists (select 1 from gate_line l where l.blocked_on = g.gate_id and l.need <= room_at(g.gate_id))));
+    doubtful := doubtful || array(select unnest(x.gate_ids) from unnest(stale) x) || array(select x.gate_id from unnest(gone_places) x);
     held := array(select g.gate_id from gate g where g.gate_id = any(doubtful) order by g.gate_id for update skip locked);
     if cardinality(held) = 0 then
         return;
@@ -2572,13 +2803,15 @@ begin
     delete from gate_hold h
     where (h.run_id, h.idx, h.map_index) in (select x.run_id, x.idx, x.map_index from unnest(stale) x)
       and h.gate_ids <@ held and not holds_gates(h.run_id, h.idx, h.map_index);
-    with repaired as (
+    with dropped as (
+        delete from gate_order o
+        where (o.gate_id, o.run_id, o.idx, o.map_index) in (select x.gate_id, x.run_id, x.idx, x.map_index from unnest(gone_places) x)
+          and o.gate_id = any(held)
+        returning o.gate_id
+    ), repaired as (
         update gate g set used = s.weight
-        from (select x.gate_id, coalesce((
-                  select sum(n.weight)::int from gate_hold h cross join lateral unnest(h.gate_ids, h.weights) as n(gate_id, weight)
-                  where x.gate_id = any(h.gate_ids) and n.gate_id = x.gate_id), 0) as weight
-              from unnest(held) as x(gate_id)) s
-        where g.gate_id = s.gate_id and g.used <> s.weight
+        from (select x.gate_id, used_of(x.gate_id) as weight from unnest(held) as x(gate_id)) s
+        where g.gate_id = s.gate_id and (g.used <> s.weight or g.gate_id in (select d.gate_id from dropped d))
         returning g.kind, g.name, g.used
     ), noted as (
         insert into journal (occurred_at, verb, actor, detail)
@@ -2589,11 +2822,12 @@ begin
     with gone as (
         delete from gate g
         where g.gate_id = any(held) and g.kind <> 'pool' and g.used = 0
-          and g.gate_id not in (select unnest(l.gate_ids) from gate_line l)
+          and g.gate_id not in (select unnest(l.gate_ids || l.checks) from gate_line l)
+          and not exists (select 1 from gate_order o where o.gate_id = g.gate_id)
         returning g.gate_id
     )
     select array(select x from unnest(held) x where x not in (select gate_id from gone)) into held;
-    admitted := work_gates('{}', '{}', held);
+    admitted := work_gates('{}', '{}', '{}', held);
 end $$;
 
 CREATE FUNCTION evertick.reconcile_run(p_run_id bigint) RETURNS text[]
@@ -3023,6 +3257,30 @@ begin
          - (select count(*) from retry_slot x where x.shard = p_shard and x.queue = p_queue);
 end $$;
 
+CREATE FUNCTION evertick.return_slots(p_gate_ids integer[]) RETURNS void
+    LANGUAGE sql
+    AS $$
+    with back as (
+        delete from gate_pass p where p.gate_id = any(p_gate_ids) and p.until <= clock() returning p.gate_id
+    )
+    update gate g set used = g.used - b.slots
+    from (select x.gate_id, count(*)::int as slots from back x group by x.gate_id) b
+    where g.gate_id = b.gate_id
+$$;
+
+CREATE FUNCTION evertick.room_at(p_gate_id integer) RETURNS bigint
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+    g gate;
+begin
+    select x.* into g from gate x where x.gate_id = p_gate_id;
+    return case g.kind
+        when 'order' then (select o.version from gate_order o where o.gate_id = p_gate_id order by o.version limit 1)
+        when 'past' then is_past_over(g.name)::int
+        else g.capacity - g.used end;
+end $$;
+
 CREATE TABLE evertick.dag (
     dag_id integer NOT NULL,
     name text NOT NULL,
@@ -3033,6 +3291,7 @@ CREATE TABLE evertick.dag (
     has_run_timeout boolean DEFAULT false NOT NULL,
     is_awaited boolean DEFAULT false NOT NULL,
     has_turns boolean DEFAULT false NOT NULL,
+    awaits_past boolean DEFAULT false NOT NULL,
     file text NOT NULL,
     deleted_at timestamp with time zone,
     CONSTRAINT dag_max_active_runs_check CHECK ((max_active_runs > 0))
@@ -3081,6 +3340,16 @@ CREATE FUNCTION evertick.set_deadlines(p_run_ids bigint[]) RETURNS void
     on conflict do nothing
 $$;
 
+CREATE FUNCTION evertick.set_openings(p_gate_ids integer[]) RETURNS void
+    LANGUAGE sql
+    AS $$
+    update gate g set opens_at = n.opens_at
+    from (select x.gate_id, case when exists (select 1 from gate_line l where l.blocked_on = x.gate_id)
+                                 then (select p.until from gate_pass p where p.gate_id = x.gate_id order by p.until limit 1) end as opens_at
+          from gate x where x.gate_id = any(p_gate_ids) and x.kind = 'rate') n
+    where g.gate_id = n.gate_id and g.opens_at is distinct from n.opens_at
+$$;
+
 CREATE FUNCTION evertick.set_pool(p_name text, p_slots integer, p_actor text, OUT is_new boolean, OUT admitted integer) RETURNS record
     LANGUAGE plpgsql
     AS $$
@@ -3097,7 +3366,7 @@ begin
     end if;
     insert into journal (occurred_at, verb, actor, detail)
     values (clock(), 'set_pool', p_actor, jsonb_strip_nulls(jsonb_build_object('pool', p_name, 'slots', p_slots, 'was', was)));
-    admitted := work_gates('{}', '{}', array[id]);
+    admitted := work_gates('{}', '{}', '{}', array[id]);
 end $$;
 
 CREATE FUNCTION evertick.set_schedule_aside(p_shard smallint, p_epoch bigint, p_schedule_id integer, p_version integer, p_reason text, p_is_tried_again boolean) RETURNS boolean
@@ -3466,7 +3735,8 @@ begin
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
     select array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::ended) into stopped from gone g;
-    if exists (select 1 from gate_hold h where h.run_id = p_run_id) then
+    if exists (select 1 from gate_hold h where h.run_id = p_run_id)
+       or exists (select 1 from gate_order o where o.run_id = p_run_id) then
         perform leave_gates(stopped);
     end if;
     update task k set request = 'cancel'
@@ -3624,6 +3894,17 @@ begin
     where w.shard = p_shard and w.due_at <= t and (select true from run_status r where r.run_id = w.run_id) is null;
 end $$;
 
+CREATE FUNCTION evertick.take_places(p_tasks evertick.gate_arrival[]) RETURNS void
+    LANGUAGE sql
+    AS $$
+    insert into gate_order (gate_id, version, run_id, idx, map_index, since)
+    select n.gate_id, n.need, a.run_id, a.idx, a.map_index, clock()
+    from unnest(p_tasks) a cross join lateral unnest(a.checks, a.needs) as n(gate_id, need)
+    cross join lateral (select x.kind from gate x where x.gate_id = n.gate_id offset 0) g
+    where g.kind = 'order'
+    on conflict (run_id, idx, map_index, gate_id) do nothing
+$$;
+
 CREATE FUNCTION evertick.take_shard(p_shard smallint, p_owner text, p_seconds double precision) RETURNS bigint
     LANGUAGE plpgsql
     AS $$
@@ -3642,7 +3923,14 @@ begin
     return taken;
 end $$;
 
-CREATE FUNCTION evertick.tend_gates(p_shard smallint, p_epoch bigint, p_limit integer) RETURNS integer
+CREATE FUNCTION evertick.takes(p_match text[], p_version_id integer, p_idx integer) RETURNS boolean
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+    return p_match = '{}' or exists (select 1 from unnest(p_match) m where address_of(p_version_id, p_idx) ~ pattern_regex(m));
+end $$;
+
+CREATE FUNCTION evertick.tend_gates(p_shard smallint, p_epoch bigint, p_limit integer, OUT admitted integer, OUT next_opening timestamp with time zone) RETURNS record
     LANGUAGE plpgsql
     AS $$
 declare
@@ -3652,16 +3940,22 @@ begin
     with waiting as (
         select w.ctid as place, w.run_id, w.idx, w.map_index, w.version_id
         from gate_line l
-        cross join lateral (select x.ctid, x.* from gate_wait x where x.line_id = l.line_id order by x.rank, x.seq limit p_limit) w
+        cross join lateral (select x.ctid, x.* from gate_wait x
+                            where x.line_id = l.line_id and is_served(l.queue, x.version_id, x.idx, 0)
+                            order by x.rank, x.seq limit p_limit) w
         cross join lateral (select from run_status r where r.run_id = w.run_id for no key update skip locked) locked
-        where l.queue is not null and is_served(l.queue, 0) limit p_limit
+        where l.queue is not null limit p_limit
     ), gone as (
         delete from gate_wait w where w.ctid = any(array(select x.place from waiting x))
     )
     select array_agg(row(x.run_id, x.idx, x.map_index, x.version_id, 'pending')::ended) into back from waiting x;
     delete from gate_line l where l.queue is not null
     and (select true from gate_wait w where w.line_id = l.line_id limit 1) is null;
-    return work_gates(coalesce(back, '{}'), '{}', array(select g.gate_id from gate g where g.is_behind order by g.gate_id limit p_limit));
+    admitted := work_gates(coalesce(back, '{}'), '{}', '{}', array(
+        (select g.gate_id from gate g where g.is_behind order by g.gate_id limit p_limit)
+        union
+        (select g.gate_id from gate g where g.opens_at <= clock() order by g.opens_at limit p_limit)));
+    select min(g.opens_at) into next_opening from gate g where g.opens_at is not null;
 end $$;
 
 CREATE FUNCTION evertick.time_out_run(p_shard smallint, p_epoch bigint, p_run_id bigint) RETURNS integer
@@ -3774,7 +4068,7 @@ begin
             select (select q.queue from ready q where q.queue > e.queue order by q.queue limit 1)
             from each_queue e where e.queue is not null
         )
-        select e.queue from each_queue e where e.queue is not null and not is_served(e.queue, p_grace));
+        select e.queue from each_queue e where e.queue is not null and not is_served_to_all(e.queue, p_grace));
     if cardinality(dead) = 0 then
         return 0;
     end if;
@@ -3786,6 +4080,7 @@ begin
         cross join lateral (select x.queue from task_spec x where x.version_id = k.version_id and x.idx = h.idx offset 0) s
         cross join lateral (select from run_status r where r.run_id = h.run_id for no key update skip locked) locked
         where h.since < t - make_interval(secs => p_grace) and s.queue = any(dead)
+          and not is_served(s.queue, k.version_id, h.idx, p_grace)
         limit p_limit);
     if cardinality(chosen) = 0 then
         return 0;
@@ -3802,11 +4097,11 @@ begin
     select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into chosen from moved m;
     perform leave_gates(chosen);
     for one in
-        select s.queue, 9 - s.priority as rank, c.run_id, c.idx, c.map_index, c.version_id
-        from unnest(chosen) c join task_spec s on s.version_id = c.version_id and s.idx = c.idx
+        select s.queue, case when r.kind = 'backfill' then 9 else 9 - s.priority end as rank, c.run_id, c.idx, c.map_index, c.version_id
+        from unnest(chosen) c join task_spec s on s.version_id = c.version_id and s.idx = c.idx join run r on r.run_id = c.run_id
     loop
         insert into gate_line (gate_ids, weights, queue, rank, seq, since) values ('{}', '{}', one.queue, 0, 0, t)
-        on conflict (gate_ids, weights, queue) do update set rank = 0 returning line_id into line;
+        on conflict (gate_ids, weights, checks, needs, queue) do update set rank = 0 returning line_id into line;
         insert into gate_wait (line_id, rank, run_id, idx, map_index, version_id, since)
         values (line, one.rank, one.run_id, one.idx, one.map_index, one.version_id, t);
     end loop;
@@ -3845,6 +4140,38 @@ CREATE FUNCTION evertick.upstream_of(p_run_id bigint, p_idxs integer[]) RETURNS 
     group by w.idx, w.map_index
 $$;
 
+CREATE FUNCTION evertick.used_of(p_gate_id integer) RETURNS integer
+    LANGUAGE sql STABLE
+    AS $$
+    select case when (select g.kind = 'rate' from gate g where g.gate_id = p_gate_id)
+                then (select count(*) from gate_pass p where p.gate_id = p_gate_id)
+                else coalesce((select sum(n.weight) from gate_hold h cross join lateral unnest(h.gate_ids, h.weights) as n(gate_id, weight)
+                               where p_gate_id = any(h.gate_ids) and n.gate_id = p_gate_id), 0) end::int
+$$;
+
+CREATE FUNCTION evertick.version_of(p_version jsonb, p_run_id bigint) RETURNS bigint
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+    if jsonb_typeof(p_version) = 'number' then
+        return p_version::bigint;
+    end if;
+    return (select r.params #>> array(select jsonb_array_elements_text(p_version)) from run r where r.run_id = p_run_id)::bigint;
+end $$;
+
+CREATE FUNCTION evertick.waited_for(p_dag_id integer) RETURNS SETOF bigint
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+    return query
+    select q.run_id from run_status q
+    where q.dag_id = p_dag_id and q.state = 'queued' and exists (
+        select 1 from task_gate t
+        cross join lateral (select x.gate_id from gate x where x.kind = 'past' and x.name = past_name(q.run_id, t.idx) offset 0) g
+        where t.version_id = q.version_id and t.kind = 'past'
+          and exists (select 1 from gate_line l where l.blocked_on = g.gate_id));
+end $$;
+
 CREATE FUNCTION evertick.waits_until(p_run_id bigint, p_idx integer, p_map_index integer, p_instant timestamp with time zone) RETURNS boolean
     LANGUAGE sql STABLE
     AS $$
@@ -3857,9 +4184,12 @@ CREATE FUNCTION evertick.wants_of(p_tasks evertick.ended[]) RETURNS evertick.gat
     AS $$
     select coalesce(array_agg(row(p.run_id, p.idx, p.map_index, p.version_id,
                                   case when r.kind = 'backfill' then 9 else 9 - s.priority end, g.kind,
-                                  case when g.kind = 'group' then p.run_id || '/' || g.name
-                                       else coalesce(g.name, gate_name(g.parts, p.run_id)) end,
-                                  g.weight, coalesce(g.capacity, case g.kind when 'mutex' then 1000000 else 0 end))::gate_want), '{}')
+                                  case g.kind when 'group' then p.run_id || '/' || g.name
+                                              when 'past' then past_of(p.run_id, p.version_id, p.idx)
+                                              else coalesce(g.name, gate_name(g.parts, p.run_id)) end,
+                                  g.weight, coalesce(g.capacity, case g.kind when 'mutex' then 1000000 else 0 end),
+                                  case g.kind when 'order' then version_of(g.version, p.run_id) else 1 end,
+                                  g.period)::gate_want), '{}')
     from (select distinct run_id, idx, map_index, version_id from unnest(p_tasks)) p
     cross join lateral (select from task k where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
                         and k.state = 'pending' and k.not_before is null offset 0) k
@@ -3886,13 +4216,14 @@ CREATE FUNCTION evertick.who_fits(p_tasks evertick.gate_arrival[], OUT fitting e
     AS $$
     select array_agg(j.whole order by j.place) filter (where j.fits), array_agg(j.whole order by j.place) filter (where not j.fits)
     from (
-        select n.place, (array_agg(n.whole))[1] as whole, bool_and(n.running <= g.capacity - g.used) as fits
+        select n.place, (array_agg(n.whole))[1] as whole,
+               coalesce(bool_and(n.running <= g.capacity - g.used), false) and bool_and(n.checks = '{}') as fits
         from (
-            select e.whole, e.place, x.gate_id, sum(x.weight) over (partition by x.gate_id order by e.place) as running
-            from (select a as whole, a.gate_ids, a.weights,
+            select e.whole, e.place, e.checks, x.gate_id, sum(x.weight) over (partition by x.gate_id order by e.place) as running
+            from (select a as whole, a.gate_ids, a.weights, a.checks,
                          row_number() over (order by a.rank, a.run_id, a.idx, a.map_index) as place from unnest(p_tasks) a) e
-            cross join lateral unnest(e.gate_ids, e.weights) as x(gate_id, weight)) n
-        cross join lateral (select x.capacity, x.used from gate x where x.gate_id = n.gate_id offset 0) g
+            left join lateral unnest(e.gate_ids, e.weights) as x(gate_id, weight) on true) n
+        left join lateral (select x.capacity, x.used from gate x where x.gate_id = n.gate_id offset 0) g on true
         group by n.place) j
 $$;
 
@@ -3981,8 +4312,8 @@ begin
         return;
     end if;
     if k.state = 'available' then
-        return query select case when is_served(spec.queue, 0) then 'in_line' else 'no_runner' end,
-            queue_facts(spec.queue) || jsonb_build_object('ahead', (
+        return query select case when is_served(spec.queue, spec.version_id, p_idx, 0) then 'in_line' else 'no_runner' end,
+            queue_facts(spec.queue, spec.version_id, p_idx) || jsonb_build_object('ahead', (
                 select count(*) from (
                     select 1 from ready q join ready mine on mine.queue = q.queue and mine.run_id = p_run_id and mine.idx = p_idx
                                                          and mine.map_index = p_map_index and mine.rank in (9 - spec.priority, 9)
@@ -3992,35 +4323,41 @@ begin
     select w.* into wait from gate_wait w where w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index;
     select l.* into line from gate_line l where l.line_id = wait.line_id;
     if line.queue is not null then
-        return query select 'no_runner', queue_facts(line.queue);
+        return query select 'no_runner', queue_facts(line.queue, spec.version_id, p_idx);
     end if;
     return query
     select 'gate', jsonb_build_object(
-        'gate', g.kind, 'name', g.name, 'used', g.used, 'capacity', g.capacity, 'need', n.weight, 'since', wait.since,
-        'holders', holders_of(g.gate_id, 5),
-        'reserved_for', case when g.capacity - g.used >= n.weight then (
+        'gate', g.kind, 'name', g.name, 'used', g.used, 'capacity', g.capacity, 'need', n.need, 'since', wait.since,
+        'holders', case when n.is_held then holders_of(g.gate_id, 5) else '[]' end,
+        'reserved_for', case when n.is_held and g.capacity - g.used >= n.need then (
             select jsonb_build_object('run_id', w.run_id, 'task', s.name, 'need', l.need)
             from gate_line l join gate_wait w on w.line_id = l.line_id and w.rank = l.rank and w.seq = l.seq
             join task_spec s on s.version_id = w.version_id and s.idx = w.idx
             where l.line_id = reserved_for(g.gate_id)) end,
-        'ahead', case when g.gate_id = line.blocked_on then (
-            select count(*) from (
-                select 1 from gate_line l join gate_wait w on w.line_id = l.line_id
-                where l.blocked_on = g.gate_id and (w.rank, w.seq) < (wait.rank, wait.seq) limit most) x) end)
-    from unnest(line.gate_ids, line.weights) as n(gate_id, weight) join gate g on g.gate_id = n.gate_id
-    where g.gate_id = line.blocked_on or g.capacity - g.used < n.weight
+        'ahead', a.ahead) || case when n.is_held then '{}' else check_facts(g.gate_id, n.need, coalesce(a.ahead, 0)) end
+    from (select x.gate_id, x.weight::bigint, true from unnest(line.gate_ids, line.weights) as x(gate_id, weight)
+          union all select x.gate_id, x.need, false from unnest(line.checks, line.needs) as x(gate_id, need)) as n(gate_id, need, is_held)
+    join gate g on g.gate_id = n.gate_id
+    cross join lateral (select case when g.gate_id = line.blocked_on then (
+        select count(*) from (
+            select 1 from gate_line l join gate_wait w on w.line_id = l.line_id
+            where l.blocked_on = g.gate_id and (w.rank, w.seq) < (wait.rank, wait.seq) limit most) x) end as ahead) a
+    where g.gate_id = line.blocked_on or n.need > room_at(g.gate_id)
     order by g.gate_id = line.blocked_on desc, g.gate_id;
 end $$;
 
-CREATE FUNCTION evertick.work_gates(p_entering evertick.ended[], p_released evertick.gate_weight[], p_also integer[]) RETURNS integer
+CREATE FUNCTION evertick.work_gates(p_entering evertick.ended[], p_noted evertick.ended[], p_released evertick.gate_weight[], p_also integer[]) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 declare
     wants gate_want[] := '{}';
     arrivals gate_arrival[] := '{}';
     fresh gate_arrival[] := '{}';
+    counting gate_want[] := '{}';
     asked int[];
+    has_checks boolean;
     held int[];
+    at_first int;
     g int;
     looks int := 500;
     line record;
@@ -4028,41 +4365,60 @@ declare
     offered int := 0;
     opened record;
 begin
-    if cardinality(p_entering) > 0 then
+    if p_noted <> '{}' then
+        counting := wants_of(p_noted) || array(
+            select row(p.run_id, p.idx, -1, p.version_id, 0, 'past', past_name(p.run_id, p.idx), 1, 0, 1, null)::gate_want
+            from unnest(p_noted) p where p.state <> 'pending');
+        counting := array(select w from unnest(counting) w where (w).kind in ('order', 'past'));
+    end if;
+    if cardinality(p_entering) > 0 or counting <> '{}' then
         wants := wants_of(p_entering);
         -- In one order, and before any lock of a gate that others can see.
-        insert into gate (kind, name, capacity, version_id)
-        select distinct on (w.kind, w.name) w.kind, w.name, w.capacity, w.version_id from unnest(wants) w
-        where (select true from gate x where x.kind = w.kind and x.name = w.name) is null
+        insert into gate (kind, name, capacity, version_id, period)
+        select distinct on (w.kind, w.name) w.kind, w.name, w.capacity, w.version_id, w.period from unnest(wants || counting) w
+        where w.name is not null and (select true from gate x where x.kind = w.kind and x.name = w.name) is null
         order by w.kind, w.name, w.version_id desc
         on conflict (kind, name) do nothing;
         arrivals := arrivals_of(wants);
+        if counting <> '{}' then
+            p_also := p_also || array(
+                select x.gate_id from unnest(counting) w cross join lateral (
+                    select y.gate_id from gate y where y.kind = w.kind and y.name = w.name offset 0) x);
+        end if;
     end if;
-    asked := array(
-        select distinct x from (
-            select unnest(p_also) union all select r.gate_id from unnest(p_released) r
-            union all select unnest(a.gate_ids) from unnest(arrivals) a) as all_of(x) order by x);
+    select array_agg(distinct n.gate_id order by n.gate_id), coalesce(bool_or(n.is_check), false) into asked, has_checks
+    from (select unnest(p_also), true union all select r.gate_id, false from unnest(p_released) r
+          union all select unnest(a.gate_ids), false from unnest(arrivals) a
+          union all select unnest(a.checks), true from unnest(arrivals) a) as n(gate_id, is_check);
     held := array(select x.gate_id from gate x where x.gate_id = any(asked) order by x.gate_id for no key update);
     if cardinality(held) < cardinality(asked) then
         raise exception 'a gate that nobody needed was just deleted' using errcode = 'serialization_failure';
     end if;
+    at_first := cardinality(held);
     update gate x set used = greatest(x.used - r.weight, 0)
     from (select p.gate_id, sum(p.weight)::int as weight from unnest(p_released) p group by p.gate_id) r
     where x.gate_id = r.gate_id and r.weight > 0;
-    update gate x set capacity = w.capacity, version_id = w.version_id
-    from (select distinct on (y.kind, y.name) y.kind, y.name, y.capacity, y.version_id from unnest(wants) y
+    update gate x set capacity = w.capacity, version_id = w.version_id, period = w.period
+    from (select distinct on (y.kind, y.name) y.kind, y.name, y.capacity, y.version_id, y.period from unnest(wants) y
           where y.kind not in ('pool', 'mutex') order by y.kind, y.name, y.version_id desc) w
     where x.kind = w.kind and x.name = w.name and x.version_id < w.version_id;
+    if has_checks then
+        perform return_slots(held);
+        perform take_places(arrivals);
+        if counting <> '{}' then
+            perform take_places(arrivals_of(counting));
+        end if;
+    end if;
     if cardinality(p_also) = 0 and not exists (select 1 from gate_line l where l.blocked_on = any(held)) then
         fresh := arrivals;
     else
         for line in
-            select a.gate_ids, a.weights, array_agg(a order by a.rank, a.run_id, a.idx, a.map_index) as tasks
-            from unnest(arrivals) a group by a.gate_ids, a.weights
+            select a.gate_ids, a.weights, a.checks, a.needs, array_agg(a order by a.rank, a.run_id, a.idx, a.map_index) as tasks
+            from unnest(arrivals) a group by a.gate_ids, a.weights, a.checks, a.needs
         loop
             -- Nobody goes past those who wait already.
-            if exists (select 1 from gate_line l where l.blocked_on = any(line.gate_ids)) then
-                perform join_line(line.gate_ids, line.weights, line.tasks);
+            if exists (select 1 from gate_line l where l.blocked_on = any(line.gate_ids || line.checks)) then
+                perform join_line(line.gate_ids, line.weights, line.checks, line.needs, line.tasks);
             else
                 fresh := fresh || line.tasks;
             end if;
@@ -4084,17 +4440,21 @@ begin
             offered := offered + let_in(opened.fitting);
         end if;
         for line in
-            select a.gate_ids, a.weights, array_agg(a order by a.rank, a.run_id, a.idx, a.map_index) as tasks
-            from unnest(opened.others) a group by a.gate_ids, a.weights order by min(a.rank), min(a.run_id), min(a.idx)
+            select a.gate_ids, a.weights, a.checks, a.needs, array_agg(a order by a.rank, a.run_id, a.idx, a.map_index) as tasks
+            from unnest(opened.others) a group by a.gate_ids, a.weights, a.checks, a.needs
+            order by min(a.rank), min(a.run_id), min(a.idx)
         loop
-            fits := fits_in(line.gate_ids, line.weights);
+            fits := coalesce(fits_in(line.gate_ids, line.weights, line.checks, line.needs), cardinality(line.tasks));
             if fits > 0 then
                 offered := offered + let_in(line.tasks[1:fits]);
             end if;
             if fits < cardinality(line.tasks) then
-                perform join_line(line.gate_ids, line.weights, line.tasks[fits + 1:]);
+                perform join_line(line.gate_ids, line.weights, line.checks, line.needs, line.tasks[fits + 1:]);
             end if;
         end loop;
+    end if;
+    if has_checks or cardinality(held) > at_first then
+        perform set_openings(held);
     end if;
     return offered;
 end $$;
@@ -4301,6 +4661,8 @@ CREATE TABLE evertick.gate (
     used integer DEFAULT 0 NOT NULL,
     is_behind boolean DEFAULT false NOT NULL,
     version_id integer,
+    period double precision,
+    opens_at timestamp with time zone,
     CONSTRAINT gate_capacity_check CHECK ((capacity >= 0))
 )
 WITH (fillfactor='30', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
@@ -4328,9 +4690,11 @@ CREATE TABLE evertick.gate_line (
     line_id bigint NOT NULL,
     gate_ids integer[] NOT NULL,
     weights integer[] NOT NULL,
+    checks integer[] DEFAULT '{}'::integer[] NOT NULL,
+    needs bigint[] DEFAULT '{}'::bigint[] NOT NULL,
     queue text,
     blocked_on integer,
-    need integer,
+    need bigint,
     rank smallint NOT NULL,
     seq bigint NOT NULL,
     since timestamp with time zone NOT NULL
@@ -4339,6 +4703,32 @@ WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_thr
 
 ALTER TABLE evertick.gate_line ALTER COLUMN line_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME evertick.gate_line_line_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE evertick.gate_order (
+    gate_id integer NOT NULL,
+    version bigint NOT NULL,
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    since timestamp with time zone NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
+
+CREATE TABLE evertick.gate_pass (
+    gate_id integer NOT NULL,
+    until timestamp with time zone NOT NULL,
+    seq bigint NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
+
+ALTER TABLE evertick.gate_pass ALTER COLUMN seq ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME evertick.gate_pass_seq_seq
     START WITH 1
     INCREMENT BY 1
     NO MINVALUE
@@ -4621,8 +5011,13 @@ CREATE TABLE evertick.task_gate (
     parts jsonb,
     weight integer NOT NULL,
     capacity integer,
+    version jsonb,
+    period double precision,
     CONSTRAINT task_gate_capacity_check CHECK ((capacity > 0)),
     CONSTRAINT task_gate_check CHECK (((name IS NULL) <> (parts IS NULL))),
+    CONSTRAINT task_gate_check1 CHECK (((kind = 'order'::evertick.gate_kind) = (version IS NOT NULL))),
+    CONSTRAINT task_gate_check2 CHECK (((kind = 'rate'::evertick.gate_kind) = (period IS NOT NULL))),
+    CONSTRAINT task_gate_period_check CHECK ((period > (0)::double precision)),
     CONSTRAINT task_gate_weight_check CHECK ((weight > 0))
 );
 
@@ -4649,6 +5044,8 @@ CREATE TABLE evertick.task_spec (
     queue_timeout double precision,
     outlets text[],
     is_gated boolean DEFAULT false NOT NULL,
+    is_ordered boolean DEFAULT false NOT NULL,
+    awaits_past boolean DEFAULT false NOT NULL,
     CONSTRAINT task_spec_max_attempts_check CHECK ((max_attempts > 0)),
     CONSTRAINT task_spec_priority_check CHECK (((priority >= 0) AND (priority <= 9))),
     CONSTRAINT task_spec_queue_timeout_check CHECK ((queue_timeout > (0)::double precision))
@@ -4753,10 +5150,19 @@ ALTER TABLE ONLY evertick.gate
     ADD CONSTRAINT gate_kind_name_key UNIQUE (kind, name);
 
 ALTER TABLE ONLY evertick.gate_line
-    ADD CONSTRAINT gate_line_gate_ids_weights_queue_key UNIQUE NULLS NOT DISTINCT (gate_ids, weights, queue);
+    ADD CONSTRAINT gate_line_gate_ids_weights_checks_needs_queue_key UNIQUE NULLS NOT DISTINCT (gate_ids, weights, checks, needs, queue);
 
 ALTER TABLE ONLY evertick.gate_line
     ADD CONSTRAINT gate_line_pkey PRIMARY KEY (line_id);
+
+ALTER TABLE ONLY evertick.gate_order
+    ADD CONSTRAINT gate_order_pkey PRIMARY KEY (gate_id, version, run_id, idx, map_index);
+
+ALTER TABLE ONLY evertick.gate_order
+    ADD CONSTRAINT gate_order_run_id_idx_map_index_gate_id_key UNIQUE (run_id, idx, map_index, gate_id);
+
+ALTER TABLE ONLY evertick.gate_pass
+    ADD CONSTRAINT gate_pass_pkey PRIMARY KEY (gate_id, until, seq);
 
 ALTER TABLE ONLY evertick.gate
     ADD CONSTRAINT gate_pkey PRIMARY KEY (gate_id);
@@ -4870,6 +5276,8 @@ CREATE INDEX gate_line_oldest ON evertick.gate_line USING btree (blocked_on, sin
 
 CREATE INDEX gate_line_taken_back ON evertick.gate_line USING btree (queue) WHERE (queue IS NOT NULL);
 
+CREATE INDEX gate_opens ON evertick.gate USING btree (opens_at) WHERE (opens_at IS NOT NULL);
+
 CREATE INDEX journal_of_run ON evertick.journal USING btree (run_id, entry_id) WHERE (run_id IS NOT NULL);
 
 CREATE INDEX ready_expiry ON evertick.ready USING btree (expires_at) WHERE (expires_at IS NOT NULL);
@@ -4893,7 +5301,11 @@ CREATE OR REPLACE VIEW evertick.blocked AS
     ((g.kind || ' '::text) || g.name) AS name,
     count(*) AS waiting,
     min(w.since) AS since,
-    jsonb_build_object('used', g.used, 'capacity', g.capacity, 'holders', evertick.holders_of(g.gate_id, 3)) AS detail
+    (jsonb_build_object('gate', g.kind, 'used', g.used, 'capacity', g.capacity, 'holders', evertick.holders_of(g.gate_id, 3)) ||
+        CASE
+            WHEN (g.kind >= 'order'::evertick.gate_kind) THEN evertick.check_facts(g.gate_id, min(l.need), (0)::bigint)
+            ELSE '{}'::jsonb
+        END) AS detail
    FROM ((evertick.gate_line l
      JOIN evertick.gate_wait w ON ((w.line_id = l.line_id)))
      JOIN evertick.gate g ON ((g.gate_id = l.blocked_on)))
@@ -4903,19 +5315,32 @@ UNION ALL
     x.queue AS name,
     (sum(x.waiting))::bigint AS waiting,
     NULL::timestamp with time zone AS since,
-    evertick.queue_facts(x.queue) AS detail
-   FROM ( SELECT q.queue,
-            count(*) AS waiting
-           FROM evertick.ready q
-          WHERE (NOT evertick.is_served(q.queue, (0)::double precision))
-          GROUP BY q.queue
+    evertick.queue_facts(x.queue, min(x.version_id), min(x.idx)) AS detail
+   FROM ( SELECT n.queue,
+            n.version_id,
+            n.idx,
+            n.waiting
+           FROM ( SELECT q.queue,
+                    k.version_id,
+                    k.idx,
+                    count(*) AS waiting
+                   FROM ((( SELECT y.queue
+                           FROM ( SELECT DISTINCT z.queue
+                                   FROM evertick.ready z) y
+                          WHERE (NOT evertick.is_served_to_all(y.queue, (0)::double precision))) u
+                     JOIN evertick.ready q ON ((q.queue = u.queue)))
+                     JOIN evertick.task k ON (((k.run_id = q.run_id) AND (k.idx = q.idx) AND (k.map_index = q.map_index))))
+                  GROUP BY q.queue, k.version_id, k.idx) n
+          WHERE (NOT evertick.is_served(n.queue, n.version_id, n.idx, (0)::double precision))
         UNION ALL
          SELECT l.queue,
+            w.version_id,
+            w.idx,
             count(*) AS count
            FROM (evertick.gate_line l
              JOIN evertick.gate_wait w ON ((w.line_id = l.line_id)))
           WHERE (l.queue IS NOT NULL)
-          GROUP BY l.queue) x
+          GROUP BY l.queue, w.version_id, w.idx) x
   GROUP BY x.queue
 UNION ALL
  SELECT

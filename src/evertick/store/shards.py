@@ -47,6 +47,7 @@ class Seen:
     backfills: list[int] | None
     has_arrivals: bool | None
     has_gates: bool | None
+    next_opening: datetime | None
     troubles: list[str]
 
 

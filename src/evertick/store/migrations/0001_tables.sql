@@ -36,6 +36,7 @@ create table dag (
     has_run_timeout boolean not null default false,   -- whether some version of it limits how long a run may take
     is_awaited      boolean not null default false,   -- whether some schedule waits for its runs
     has_turns       boolean not null default false,   -- whether some schedule of it lets its runs start only one after the other
+    awaits_past     boolean not null default false,   -- whether some task of it waits for the run before
     file            text not null,
     deleted_at      timestamptz
 );
@@ -75,6 +76,8 @@ create table task_spec (
     queue_timeout  double precision check (queue_timeout > 0),
     outlets        text[],   -- the assets that it updates; null for none
     is_gated       boolean not null default false,   -- it has rows in task_gate
+    is_ordered     boolean not null default false,   -- of them, one of an ordered key
+    awaits_past    boolean not null default false,   -- of them, the one of the run before
     primary key (version_id, idx)
 );
 

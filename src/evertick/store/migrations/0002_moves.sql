@@ -73,11 +73,14 @@ $$;
 
 -- Puts those of the given tasks in line that are available, and says how many, so that the caller knows whether to wake
 -- somebody. Those of a backfill stand in the last line, whatever their priority; who never made one pays nothing for asking.
--- Those that are pending pass their gates at the end of the transaction, unless it is a pause that holds them.
+-- Those that are pending pass their gates at the end of the transaction, unless it is a pause that holds them; their place on an
+-- ordered key they take all the same.
 create function offer(p_tasks ended[]) returns int language plpgsql as $$
 declare
     offered int;
     has_backfills boolean := exists (select 1 from backfill);
+    entering ended[];
+    held ended[];
     now timestamptz := clock();
 begin
     if coalesce(cardinality(p_tasks), 0) = 0 then
@@ -94,10 +97,17 @@ begin
     order by s.queue, s.priority desc, t.run_id, t.idx, t.map_index;
     get diagnostics offered = row_count;
     if offered < cardinality(p_tasks) then
-        perform enter_gates(array(
-            select t from unnest(p_tasks) t
-            cross join lateral (select r.dag_id from run_status r where r.run_id = (t).run_id offset 0) r
-            where (t).state = 'pending' and (select not d.paused from dag d where d.dag_id = r.dag_id)));
+        select array_agg(t) filter (where not d.paused), array_agg(t) filter (where d.paused and s.is_ordered)
+        into entering, held
+        from unnest(p_tasks) t
+        cross join lateral (select r.dag_id from run_status r where r.run_id = (t).run_id offset 0) r
+        cross join lateral (select x.paused from dag x where x.dag_id = r.dag_id offset 0) d
+        cross join lateral (select x.is_ordered from task_spec x where x.version_id = (t).version_id and x.idx = (t).idx offset 0) s
+        where (t).state = 'pending';
+        perform enter_gates(entering);
+        if held is not null then
+            perform note_tasks(held);
+        end if;
     end if;
     return offered;
 end $$;
@@ -168,8 +178,22 @@ begin
     order by x.run_id;
 end $$;
 
--- Lets queued runs of the DAGs start as far as pause and max_active_runs allow, oldest first. A queued run that
--- somebody has locked is passed over: waiting for it here could deadlock, and reconcile comes by again.
+-- The queued runs of a DAG for which a task of a running one waits: they were cleared after it had begun. Asked only about DAGs
+-- whose tasks wait for the run before.
+create function waited_for(p_dag_id int) returns setof bigint language plpgsql stable as $$
+begin
+    return query
+    select q.run_id from run_status q
+    where q.dag_id = p_dag_id and q.state = 'queued' and exists (
+        select 1 from task_gate t
+        cross join lateral (select x.gate_id from gate x where x.kind = 'past' and x.name = past_name(q.run_id, t.idx) offset 0) g
+        where t.version_id = q.version_id and t.kind = 'past'
+          and exists (select 1 from gate_line l where l.blocked_on = g.gate_id));
+end $$;
+
+-- Lets queued runs of the DAGs start as far as pause and max_active_runs allow, oldest first; one that a running run waits for
+-- starts in any case, or both would wait for ever. A queued run that somebody has locked is passed over: waiting for it here
+-- could deadlock, and reconcile comes by again.
 create function admit_runs(p_dag_ids int[]) returns int language plpgsql as $$
 declare
     admitted bigint[];
@@ -179,7 +203,8 @@ begin
     with room as (
         select d.dag_id, case when d.max_active_runs is null then 1000 else d.max_active_runs - (
                    select count(*) from run_status a where a.dag_id = d.dag_id and a.state = 'running') end as free,
-               case when d.has_turns then array(select x from whose_turn(d.dag_id) x) end as turn
+               case when d.has_turns then array(select x from whose_turn(d.dag_id) x) end as turn,
+               case when d.awaits_past then array(select x from waited_for(d.dag_id) x) end as wanted
         from dag d where d.dag_id = any(p_dag_ids) and not d.paused
     ), chosen as (
         select q.run_id from room, lateral (
@@ -187,6 +212,10 @@ begin
             where q.dag_id = room.dag_id and q.state = 'queued' and (room.turn is null or q.run_id = any(room.turn))
             order by q.run_id limit greatest(room.free, 0)
             for no key update skip locked) q
+        union
+        select q.run_id from room, lateral (
+            select run_id from run_status q
+            where q.run_id = any(room.wanted) and q.state = 'queued' for no key update skip locked) q
     ), started as (
         update run_status r set state = 'running', started_at = coalesce(r.started_at, t)
         from chosen where r.run_id = chosen.run_id and r.state = 'queued'
@@ -285,12 +314,14 @@ declare
     limited int[];
     closed bigint[];
     has_updated boolean;
+    is_past boolean;
     t timestamptz := clock();
 begin
     with per_run as (
         select e.run_id, count(*)::int as n,
                count(*) filter (where s.is_leaf and e.state in ('failed', 'canceled', 'upstream_failed'))::int as bad,
-               bool_or(s.outlets is not null and e.state = 'success') as has_updated
+               bool_or(s.outlets is not null and e.state = 'success') as has_updated,
+               bool_or(s.awaits_past) as is_past
         from unnest(p_ended) e join task_spec s on s.version_id = e.version_id and s.idx = e.idx
         group by e.run_id
     ), counted as (
@@ -304,14 +335,18 @@ begin
                          else 'success' end
         from per_run p
         where r.run_id = p.run_id and r.state in ('queued', 'running')
-        returning r.run_id, r.dag_id, r.state, p.has_updated
+        returning r.run_id, r.dag_id, r.state, p.has_updated, p.is_past
     )
-    select array_agg(distinct c.dag_id) filter (where d.max_active_runs is not null or d.has_turns),
+    select array_agg(distinct c.dag_id) filter (where (d.max_active_runs is not null or d.has_turns)
+                                                  and c.state not in ('queued', 'running')),
            array_agg(c.run_id) filter (where d.is_awaited and c.state not in ('queued', 'running')),
-           bool_or(c.has_updated)
-    into limited, closed, has_updated
+           bool_or(c.has_updated), bool_or(c.is_past)
+    into limited, closed, has_updated, is_past
     from counted c join dag d on d.dag_id = c.dag_id
-    where c.has_updated or c.state not in ('queued', 'running');
+    where c.has_updated or c.is_past or c.state not in ('queued', 'running');
+    if is_past then
+        perform note_past(p_ended);
+    end if;
     if closed is not null or has_updated then
         perform note_arrivals(closed, p_ended);
     end if;

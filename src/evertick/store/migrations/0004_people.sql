@@ -23,7 +23,8 @@ begin
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
     select array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::ended) into stopped from gone g;
-    if exists (select 1 from gate_hold h where h.run_id = p_run_id) then
+    if exists (select 1 from gate_hold h where h.run_id = p_run_id)
+       or exists (select 1 from gate_order o where o.run_id = p_run_id) then
         perform leave_gates(stopped);
     end if;
     update task k set request = 'cancel'
@@ -195,6 +196,9 @@ begin
     from below b join task k on k.run_id = p_run_id and k.idx = b.dst
     where k.state in ('upstream_failed', 'waiting');
     perform reopen_marked(p_run_id, blocked);
+    if spec.awaits_past then
+        perform note_past(array[row(p_run_id, p_idx, p_map_index, status.version_id, p_state)::ended]);
+    end if;
     perform pass_gates();
     return 'marked';
 end $$;

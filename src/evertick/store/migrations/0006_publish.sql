@@ -7,7 +7,8 @@ create function lock_schedules(p_name text) returns void language sql as $$
 $$;
 
 -- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, run_timeout, starts_paused, tasks: [...], edges: [[src, dst]],
--- inputs: [[idx, src]], gates: [{idx, place, kind, name, parts, weight, capacity}], schedules: [{name, spec, params, misfire,
+-- inputs: [[idx, src]], gates: [{idx, place, kind, name, parts, weight, capacity,
+-- version, period}], schedules: [{name, spec, params, misfire,
 -- window_seconds, catchup_limit, overlap, start_within, finish_within, delay_seconds, next_due, skipped}]}. p_seen: the schedules
 -- as they stood when this was planned (see refuse_moved).
 -- p_settle: what is due under schedules that this changes or removes (see settle_schedules): it is settled first.
@@ -33,16 +34,20 @@ begin
     is_new := out_version_id is not null;
     if is_new then
         insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
-                               starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated)
+                               starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated, is_ordered,
+                               awaits_past)
         select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
-               x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets, coalesce(x.is_gated, false)
+               x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets, coalesce(x.is_gated, false),
+               coalesce(x.is_ordered, false), coalesce(x.awaits_past, false)
         from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint, rule trigger_rule,
              upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
-             max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[], is_gated boolean);
-        insert into task_gate (version_id, idx, place, kind, name, parts, weight, capacity)
-        select out_version_id, x.idx, x.place, x.kind, x.name, x.parts, x.weight, x.capacity
+             max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[], is_gated boolean,
+             is_ordered boolean, awaits_past boolean);
+        insert into task_gate (version_id, idx, place, kind, name, parts, weight, capacity, version, period)
+        select out_version_id, x.idx, x.place, x.kind, x.name, x.parts, x.weight, x.capacity, x.version, x.period
         from jsonb_to_recordset(p_dag->'gates')
-            as x(idx int, place int, kind gate_kind, name text, parts jsonb, weight int, capacity int);
+            as x(idx int, place int, kind gate_kind, name text, parts jsonb, weight int, capacity int, version jsonb,
+                 period double precision);
         insert into edge (version_id, src, dst)
         select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'edges') x;
         insert into task_input (version_id, idx, src)
@@ -63,6 +68,9 @@ begin
       and (d.version_id, d.max_active_runs) is distinct from (out_version_id, (p_dag->>'max_active_runs')::int);
     update dag d set has_run_timeout = true
     where d.dag_id = out_dag_id and not d.has_run_timeout and (p_dag->>'run_timeout') is not null;
+    update dag d set awaits_past = true
+    where d.dag_id = out_dag_id and not d.awaits_past and exists (
+        select 1 from task_spec s where s.version_id = out_version_id and s.awaits_past);
     update dag d set is_awaited = true
     where d.dag_id = out_dag_id and not d.is_awaited and exists (
         select 1 from awaited w where w.kind in ('dag', 'end') and w.name = d.name);

@@ -109,14 +109,15 @@ create function dags_with_room(p_shard smallint) returns setof int language sql 
         from active a where a.dag_id is not null
     )
     select d.dag_id from active a
-    cross join lateral (select x.dag_id, x.max_active_runs, x.has_turns from dag x
+    cross join lateral (select x.dag_id, x.max_active_runs, x.has_turns, x.awaits_past from dag x
                         where x.dag_id = a.dag_id and x.shard = p_shard and not x.paused offset 0) d
     where (select true from run_status q
            where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'queued' limit 1)
-      and (d.max_active_runs is null or d.max_active_runs > (
-               select count(*) from run_status q
-               where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'running'))
-      and (not d.has_turns or exists (select 1 from whose_turn(d.dag_id)))
+      and (((d.max_active_runs is null or d.max_active_runs > (
+                select count(*) from run_status q
+                where q.dag_id = d.dag_id and q.state in ('queued', 'running') and q.state = 'running'))
+            and (not d.has_turns or exists (select 1 from whose_turn(d.dag_id))))
+           or (d.awaits_past and exists (select 1 from waited_for(d.dag_id))))
       and not is_set_aside('dag', d.dag_id)
     limit 100
 $$;
@@ -129,7 +130,7 @@ create function look(p_shard smallint, p_epoch bigint, p_seconds double precisio
                      out read_at timestamptz, out is_watched boolean, out next_fire timestamptz, out next_timer timestamptz,
                      out has_line boolean, out next_expiry timestamptz, out silent bigint[], out stranded bigint[],
                      out overdue bigint[], out with_room int[], out backfills int[], out has_arrivals boolean, out has_gates boolean,
-                     out troubles text[]) language plpgsql as $$
+                     out next_opening timestamptz, out troubles text[]) language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
     read_at := clock();
@@ -189,8 +190,9 @@ begin
         troubles := array_append(troubles, 'hear: ' || sqlerrm);
     end;
     begin
+        select min(g.opens_at) into next_opening from gate g where g.opens_at is not null;
         has_gates := exists (select 1 from gate g where g.is_behind)
-                  or exists (select 1 from gate_line l where l.queue is not null and is_served(l.queue, 0));
+                  or can_come_back();
     exception when others then
         troubles := array_append(troubles, 'gates: ' || sqlerrm);
     end;

@@ -28,6 +28,28 @@ alter table ready add column offered_at timestamptz not null default clock();
 -- The patterns of a runner that serves only some tasks of its queues; none is all of them.
 alter table runner add column match text[] not null default '{}';
 
+-- A pattern on names as a regular expression on addresses. Segments end with '::', so that each stands for itself. The twin of
+-- domain/patterns.py, which says what patterns mean; a test compares both.
+create function pattern_regex(p_pattern text) returns text language sql immutable as $$
+    select '^' || string_agg(case x.segment when '**' then '([^:]+::)*'
+                                  else replace(replace(x.segment, '.', '\.'), '*', '[^:]*') || '::' end, '' order by x.place) || '$'
+    from unnest(string_to_array(case when strpos(p_pattern, '::') = 0 and p_pattern <> '**' then '**::' || p_pattern else p_pattern end,
+                                '::')) with ordinality as x(segment, place)
+$$;
+
+-- The full name of a task, for those regular expressions.
+create function address_of(p_version_id int, p_idx int) returns text language sql stable as $$
+    select d.name || '::' || replace(s.name, '.', '::') || '::'
+    from task_spec s join dag_version v on v.version_id = s.version_id join dag d on d.dag_id = v.dag_id
+    where s.version_id = p_version_id and s.idx = p_idx
+$$;
+
+-- Whether a runner with these patterns takes a task of its queues.
+create function takes(p_match text[], p_version_id int, p_idx int) returns boolean language plpgsql stable as $$
+begin
+    return p_match = '{}' or exists (select 1 from unnest(p_match) m where address_of(p_version_id, p_idx) ~ pattern_regex(m));
+end $$;
+
 -- Claims these very rows of the line, as far as they are still there and nobody has them, in the order in which they are
 -- named. p_places: 10 x (place of the queue in p_queues, from 0) + rank. The guards are those of claim.
 create function claim_rows(p_session bigint, p_queues text[], p_places int[], p_seqs bigint[]) returns setof step_row

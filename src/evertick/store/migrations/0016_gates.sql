@@ -4,11 +4,14 @@
 -- Lock order: runs, DAG, gates by id, gate_wait, ready, task, lease. Gates are locked by work_gates alone, once per transaction
 -- and at its end. Who takes a pending or available task away deletes from gate_wait first, then from ready, then moves the task.
 
-create type gate_kind as enum ('pool', 'mutex', 'key', 'group', 'task', 'dag');
+-- Of most gates a task holds slots, from when it is let in until it leaves. Of the last three it holds nothing: they are looked at
+-- when it is let in (`checks`). A task passes such a check if its need is no larger than what there is room for (room_at).
+create type gate_kind as enum ('pool', 'mutex', 'key', 'group', 'task', 'dag', 'order', 'rate', 'past');
 create type gate_weight as (gate_id int, weight int);
 create type gate_want as (run_id bigint, idx int, map_index int, version_id int, rank smallint, kind gate_kind, name text,
-                          weight int, capacity int);
-create type gate_arrival as (run_id bigint, idx int, map_index int, version_id int, rank smallint, gate_ids int[], weights int[]);
+                          weight int, capacity int, need bigint, period double precision);
+create type gate_arrival as (run_id bigint, idx int, map_index int, version_id int, rank smallint, gate_ids int[], weights int[],
+                             checks int[], needs bigint[]);
 
 -- A pool is made and changed by people. The others are made by the first task that needs them, with the capacity that the newest
 -- version says, and deleted when nobody needs them.
@@ -20,9 +23,12 @@ create table gate (
     used       int not null default 0,
     is_behind  boolean not null default false,   -- somebody could not look at all of its lines: the leader does
     version_id int,
+    period     double precision,   -- of a rate: for how many seconds a slot is taken
+    opens_at   timestamptz,        -- of a rate for which somebody waits: when the next slot comes back
     unique (kind, name)
 ) with (fillfactor = 30, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 create index gate_behind on gate (gate_id) where is_behind;
+create index gate_opens on gate (opens_at) where opens_at is not null;
 
 -- What a task needs. Either the name is the same for all runs, or it is made of parts: texts, and paths into the run's parameters.
 create table task_gate (
@@ -34,8 +40,12 @@ create table task_gate (
     parts      jsonb,
     weight     int not null check (weight > 0),
     capacity   int check (capacity > 0),
+    version    jsonb,                                    -- of an ordered key: a number, or a path into the run's parameters
+    period     double precision check (period > 0),      -- of a rate
     primary key (version_id, idx, place),
-    check ((name is null) <> (parts is null))
+    check ((name is null) <> (parts is null)),
+    check ((kind = 'order') = (version is not null)),
+    check ((kind = 'rate') = (period is not null))
 );
 create index task_gate_pool on task_gate (name) where kind = 'pool';
 
@@ -51,6 +61,27 @@ create table gate_hold (
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
         vacuum_truncate = off);
 
+-- The open tasks of an ordered key, from when they are pending for the first time until they have ended, whatever happens in
+-- between. Written under the key's lock; whoever ends a task deletes its row, and comes by the key at the end.
+create table gate_order (
+    gate_id   int not null,
+    version   bigint not null,
+    run_id    bigint not null,
+    idx       int not null,
+    map_index int not null,
+    since     timestamptz not null,
+    primary key (gate_id, version, run_id, idx, map_index),
+    unique (run_id, idx, map_index, gate_id)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+
+-- The slots of a rate that are taken, and until when: as many as its counter says. Nobody gives them back but time.
+create table gate_pass (
+    gate_id int not null,
+    until   timestamptz not null,
+    seq     bigint generated always as identity,
+    primary key (gate_id, until, seq)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
+
 -- All pending tasks that need exactly these gates: blocked on one of them, where they need so much, and who is first, since when. Whoever
 -- changes a line holds the lock of the gate that it is blocked on. A line with a queue has been taken back, because no live
 -- runner served that queue: it is blocked on that alone.
@@ -58,13 +89,15 @@ create table gate_line (
     line_id    bigint generated always as identity primary key,
     gate_ids   int[] not null,
     weights    int[] not null,
+    checks     int[] not null default '{}',
+    needs      bigint[] not null default '{}',
     queue      text,
     blocked_on int,
-    need       int,
+    need       bigint,
     rank       smallint not null,
     seq        bigint not null,
     since      timestamptz not null,
-    unique nulls not distinct (gate_ids, weights, queue)
+    unique nulls not distinct (gate_ids, weights, checks, needs, queue)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 create index gate_line_blocked on gate_line (blocked_on, need, rank, seq);
 create index gate_line_oldest on gate_line (blocked_on, since) where need > 1;
@@ -96,7 +129,25 @@ begin
     end if;
 end $$;
 
--- Tasks that are no longer available, queued or running hold nothing: what they held is noted, and counted back at the end.
+-- Notes tasks that are pending for an ordered key although a pause keeps them from its line, and ended tasks that the next run
+-- may wait for. Nobody is let in: they only count.
+create function note_tasks(p_tasks ended[]) returns void language plpgsql as $$
+begin
+    if coalesce(cardinality(p_tasks), 0) > 0 then
+        perform set_config('evertick.noted', (
+            coalesce(nullif(current_setting('evertick.noted', true), ''), '{}')::ended[] || p_tasks)::text, true);
+    end if;
+end $$;
+
+-- Notes which of these ended tasks the next run may wait for.
+create function note_past(p_ended ended[]) returns void language sql as $$
+    select note_tasks(array(
+        select e from unnest(p_ended) e
+        join task_spec s on s.version_id = (e).version_id and s.idx = (e).idx and s.awaits_past))
+$$;
+
+-- Tasks that are no longer available, queued or running hold nothing: what they held is noted, and counted back at the end. Those
+-- that have ended leave their ordered keys, too; who comes after them may be next.
 create function leave_gates(p_tasks ended[]) returns void language plpgsql as $$
 declare
     given gate_weight[];
@@ -107,10 +158,18 @@ begin
                 select y.ctid as place from gate_hold y
                 where y.run_id = p.run_id and y.idx = p.idx and y.map_index = p.map_index offset 0) x))
         returning h.gate_ids, h.weights
+    ), over as (
+        delete from gate_order o where o.ctid = any(array(
+            select x.place from unnest(p_tasks) p cross join lateral (
+                select y.ctid as place from gate_order y
+                where y.run_id = p.run_id and y.idx = p.idx and y.map_index = p.map_index offset 0) x
+            where p.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')))
+        returning o.gate_id
     )
     select array_agg(row(s.gate_id, s.weight)::gate_weight) into given
     from (select g.gate_id, sum(g.weight)::int as weight
-          from left_now l cross join lateral unnest(l.gate_ids, l.weights) as g(gate_id, weight) group by g.gate_id) s;
+          from (select n.gate_id, n.weight from left_now l cross join lateral unnest(l.gate_ids, l.weights) as n(gate_id, weight)
+                union all select o.gate_id, 0 from over o) g group by g.gate_id) s;
     if given is not null then
         perform set_config('evertick.released', (
             coalesce(nullif(current_setting('evertick.released', true), ''), '{}')::gate_weight[] || given)::text, true);
@@ -140,12 +199,17 @@ create function pass_gates() returns int language plpgsql as $$
 declare
     entering text := nullif(current_setting('evertick.entering', true), '');
     released text := nullif(current_setting('evertick.released', true), '');
+    noted text := nullif(current_setting('evertick.noted', true), '');
 begin
-    if entering is null and released is null then
+    if entering is null and released is null and noted is null then
         return 0;
     end if;
     perform set_config('evertick.entering', '', true), set_config('evertick.released', '', true);
-    return work_gates(coalesce(entering, '{}')::ended[], coalesce(released, '{}')::gate_weight[], '{}');
+    if noted is not null then
+        perform set_config('evertick.noted', '', true);
+    end if;
+    return work_gates(coalesce(entering, '{}')::ended[], coalesce(noted, '{}')::ended[],
+                      coalesce(released, '{}')::gate_weight[], '{}');
 end $$;
 
 -- What the given tasks need, as far as they are pending and nothing but gates holds them --------------------------------------
@@ -164,13 +228,53 @@ begin
     return case when length(name) > 400 then left(name, 300) || '…' || md5(name) else name end;
 end $$;
 
+-- The version of a task on an ordered key. Whoever makes a run checks that its parameter is such a number.
+create function version_of(p_version jsonb, p_run_id bigint) returns bigint language plpgsql stable as $$
+begin
+    if jsonb_typeof(p_version) = 'number' then
+        return p_version::bigint;
+    end if;
+    return (select r.params #>> array(select jsonb_array_elements_text(p_version)) from run r where r.run_id = p_run_id)::bigint;
+end $$;
+
+-- A task as the name of a gate: what the next run waits for.
+create function past_name(p_run_id bigint, p_idx int) returns text language sql immutable as $$
+    select p_run_id || '/' || p_idx
+$$;
+
+-- The same task of the run before this one: of its schedule, or of its backfill. Null for the first one, for a run that is of
+-- neither, and where the task is new.
+create function past_of(p_run_id bigint, p_version_id int, p_idx int) returns text language plpgsql stable as $$
+declare
+    this run;
+    before run_status;
+    wanted text;
+begin
+    select r.* into this from run r where r.run_id = p_run_id;
+    select s.* into before from run_status s where s.run_id = case this.kind
+        when 'scheduled' then (select r.run_id from run r where r.schedule_id = this.schedule_id and r.fire_at < this.fire_at
+                               order by r.fire_at desc limit 1)
+        when 'backfill' then (select o.run_id from backfill_run b
+                              join backfill_run o on o.dag_id = b.dag_id and o.schedule_id = b.schedule_id
+                                                 and o.fire_at < b.fire_at and o.backfill_id = b.backfill_id
+                              where b.run_id = p_run_id order by o.fire_at desc, o.run_id desc limit 1) end;
+    select s.name into wanted from task_spec s where s.version_id = p_version_id and s.idx = p_idx;
+    -- Most runs have the version of the run before, where the place is the same; only otherwise is it looked for.
+    return past_name(before.run_id, coalesce(
+        (select s.idx from task_spec s where s.version_id = before.version_id and s.idx = p_idx and s.name = wanted),
+        (select s.idx from task_spec s where s.version_id = before.version_id and s.name = wanted)));
+end $$;
+
 -- The state and the run's state are looked at again: what was noted on the way may have gone on since.
 create function wants_of(p_tasks ended[]) returns gate_want[] language sql stable as $$
     select coalesce(array_agg(row(p.run_id, p.idx, p.map_index, p.version_id,
                                   case when r.kind = 'backfill' then 9 else 9 - s.priority end, g.kind,
-                                  case when g.kind = 'group' then p.run_id || '/' || g.name
-                                       else coalesce(g.name, gate_name(g.parts, p.run_id)) end,
-                                  g.weight, coalesce(g.capacity, case g.kind when 'mutex' then 1000000 else 0 end))::gate_want), '{}')
+                                  case g.kind when 'group' then p.run_id || '/' || g.name
+                                              when 'past' then past_of(p.run_id, p.version_id, p.idx)
+                                              else coalesce(g.name, gate_name(g.parts, p.run_id)) end,
+                                  g.weight, coalesce(g.capacity, case g.kind when 'mutex' then 1000000 else 0 end),
+                                  case g.kind when 'order' then version_of(g.version, p.run_id) else 1 end,
+                                  g.period)::gate_want), '{}')
     from (select distinct run_id, idx, map_index, version_id from unnest(p_tasks)) p
     cross join lateral (select from task k where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
                         and k.state = 'pending' and k.not_before is null offset 0) k
@@ -181,36 +285,106 @@ create function wants_of(p_tasks ended[]) returns gate_want[] language sql stabl
       and (select true from gate_wait w where w.run_id = p.run_id and w.idx = p.idx and w.map_index = p.map_index) is null
 $$;
 
--- By task, with gates in order of their ids. Two of a task's keys may turn out to be the same one.
+-- By task, with gates in order of their ids. Two of a task's keys may turn out to be the same one; and one that waits for the run
+-- before it may have none.
 create function arrivals_of(p_wants gate_want[]) returns gate_arrival[] language sql stable as $$
-    select array_agg(row(t.run_id, t.idx, t.map_index, t.version_id, t.rank, t.gate_ids, t.weights)::gate_arrival
+    select array_agg(row(t.run_id, t.idx, t.map_index, t.version_id, t.rank, t.gate_ids, t.weights, t.checks, t.needs)::gate_arrival
                      order by t.rank, t.run_id, t.idx, t.map_index)
     from (
-        select n.run_id, n.idx, n.map_index, n.version_id, n.rank, array_agg(n.gate_id order by n.gate_id) as gate_ids,
-               array_agg(n.weight order by n.gate_id) as weights
+        select n.run_id, n.idx, n.map_index, n.version_id, n.rank,
+               coalesce(array_agg(n.gate_id order by n.gate_id) filter (where n.is_held), '{}') as gate_ids,
+               coalesce(array_agg(n.weight order by n.gate_id) filter (where n.is_held), '{}') as weights,
+               coalesce(array_agg(n.gate_id order by n.gate_id) filter (where not n.is_held and n.gate_id is not null), '{}') as checks,
+               coalesce(array_agg(n.need order by n.gate_id) filter (where not n.is_held and n.gate_id is not null), '{}') as needs
         from (
-            select w.run_id, w.idx, w.map_index, w.version_id, w.rank, g.gate_id, max(w.weight) as weight
+            select w.run_id, w.idx, w.map_index, w.version_id, w.rank, g.gate_id, w.kind < 'order' as is_held,
+                   max(w.weight) as weight, max(w.need) as need
             from unnest(p_wants) w
-            cross join lateral (select x.gate_id from gate x where x.kind = w.kind and x.name = w.name offset 0) g
-            group by w.run_id, w.idx, w.map_index, w.version_id, w.rank, g.gate_id) n
+            cross join lateral (select (select x.gate_id from gate x where x.kind = w.kind and x.name = w.name) offset 0) g(gate_id)
+            group by w.run_id, w.idx, w.map_index, w.version_id, w.rank, g.gate_id, is_held) n
         group by n.run_id, n.idx, n.map_index, n.version_id, n.rank) t
 $$;
 
 -- At the gates: everything below is done under the locks of the gates that it names --------------------------------------------
 
--- How many tasks with these needs fit in now.
-create function fits_in(p_gate_ids int[], p_weights int[]) returns int language sql stable as $$
-    select min(greatest(g.capacity - g.used, 0) / n.weight)
-    from unnest(p_gate_ids, p_weights) as n(gate_id, weight)
-    cross join lateral (select x.capacity, x.used from gate x where x.gate_id = n.gate_id offset 0) g
+-- Whether the task that a gate is named after succeeded or was skipped. One that was deleted keeps nobody waiting.
+create function is_past_over(p_name text) returns boolean language sql stable as $$
+    select coalesce(
+        (select k.state in ('success', 'skipped') from task k
+         where k.run_id = split_part(p_name, '/', 1)::bigint and k.idx = split_part(p_name, '/', 2)::int and k.map_index = -1),
+        not exists (select 1 from run_status r where r.run_id = split_part(p_name, '/', 1)::bigint))
 $$;
 
--- The first of these gates that has no room for one more. Nothing where there is none.
-create function blocker_of(p_gate_ids int[], p_weights int[], out gate_id int, out need int) language sql stable as $$
-    select n.gate_id, n.weight
+-- Up to which need a check lets pass. On an ordered key the need is a task's version, and there is room up to the smallest version
+-- that is open: equal ones go together, larger ones wait.
+create function room_at(p_gate_id int) returns bigint language plpgsql stable as $$
+declare
+    g gate;
+begin
+    select x.* into g from gate x where x.gate_id = p_gate_id;
+    return case g.kind
+        when 'order' then (select o.version from gate_order o where o.gate_id = p_gate_id order by o.version limit 1)
+        when 'past' then is_past_over(g.name)::int
+        else g.capacity - g.used end;
+end $$;
+
+-- How many tasks with these needs fit in now. Null where nothing limits them.
+create function fits_in(p_gate_ids int[], p_weights int[], p_checks int[], p_needs bigint[]) returns int language sql stable as $$
+    select least(
+        (select min(greatest(g.capacity - g.used, 0) / n.weight)
+         from unnest(p_gate_ids, p_weights) as n(gate_id, weight)
+         cross join lateral (select x.capacity, x.used from gate x where x.gate_id = n.gate_id offset 0) g),
+        case when p_checks <> '{}' then (
+            select min(case when n.need > room_at(n.gate_id) then 0 when g.kind = 'rate' then room_at(n.gate_id) end)
+            from unnest(p_checks, p_needs) as n(gate_id, need)
+            cross join lateral (select x.kind from gate x where x.gate_id = n.gate_id offset 0) g) end)
+$$;
+
+-- The first of these gates that has no room for one more, and what is needed there. Nothing where there is none. Checks come first:
+-- who has to wait for others or for a time need not be looked at whenever a slot becomes free.
+create function blocker_of(p_gate_ids int[], p_weights int[], p_checks int[], p_needs bigint[], out gate_id int, out need bigint)
+language plpgsql stable as $$
+begin
+    if p_checks <> '{}' then
+        select n.gate_id, n.need into gate_id, need
+        from unnest(p_checks, p_needs) as n(gate_id, need) where n.need > room_at(n.gate_id) order by n.gate_id limit 1;
+        if found then
+            return;
+        end if;
+    end if;
+    select n.gate_id, n.weight into gate_id, need
     from unnest(p_gate_ids, p_weights) as n(gate_id, weight)
     cross join lateral (select x.capacity, x.used from gate x where x.gate_id = n.gate_id offset 0) g
-    where g.capacity - g.used < n.weight order by n.gate_id limit 1
+    where g.capacity - g.used < n.weight order by n.gate_id limit 1;
+end $$;
+
+-- Writes down the versions of tasks on their ordered keys. Who is known there keeps its place.
+create function take_places(p_tasks gate_arrival[]) returns void language sql as $$
+    insert into gate_order (gate_id, version, run_id, idx, map_index, since)
+    select n.gate_id, n.need, a.run_id, a.idx, a.map_index, clock()
+    from unnest(p_tasks) a cross join lateral unnest(a.checks, a.needs) as n(gate_id, need)
+    cross join lateral (select x.kind from gate x where x.gate_id = n.gate_id offset 0) g
+    where g.kind = 'order'
+    on conflict (run_id, idx, map_index, gate_id) do nothing
+$$;
+
+-- The slots of rates that time has given back are free again. The instant itself belongs to the next period.
+create function return_slots(p_gate_ids int[]) returns void language sql as $$
+    with back as (
+        delete from gate_pass p where p.gate_id = any(p_gate_ids) and p.until <= clock() returning p.gate_id
+    )
+    update gate g set used = g.used - b.slots
+    from (select x.gate_id, count(*)::int as slots from back x group by x.gate_id) b
+    where g.gate_id = b.gate_id
+$$;
+
+-- When the next slot of these rates comes back, as far as somebody waits for one: the leader comes by then.
+create function set_openings(p_gate_ids int[]) returns void language sql as $$
+    update gate g set opens_at = n.opens_at
+    from (select x.gate_id, case when exists (select 1 from gate_line l where l.blocked_on = x.gate_id)
+                                 then (select p.until from gate_pass p where p.gate_id = x.gate_id order by p.until limit 1) end as opens_at
+          from gate x where x.gate_id = any(p_gate_ids) and x.kind = 'rate') n
+    where g.gate_id = n.gate_id and g.opens_at is distinct from n.opens_at
 $$;
 
 -- Lets tasks in: they become available and hold their gates. A task that waits no more is left out.
@@ -235,42 +409,60 @@ begin
         where g.gate_id = n.gate_id
     )
     select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into freed from moved m;
+    -- Whoever lets in at once has the same gates, or none of them has checks.
+    if (p_tasks[1]).checks <> '{}' then
+        perform count_passes((p_tasks[1]).checks, coalesce(cardinality(freed), 0));
+    end if;
     return offer(freed);
+end $$;
+
+-- Each task that was let in takes a slot of each of its rates for a period.
+create function count_passes(p_checks int[], p_count int) returns void language plpgsql as $$
+declare
+    t timestamptz := clock();
+begin
+    insert into gate_pass (gate_id, until)
+    select g.gate_id, t + make_interval(secs => g.period)
+    from gate g cross join generate_series(1, p_count) where g.gate_id = any(p_checks) and g.kind = 'rate';
+    update gate g set used = g.used + p_count where g.gate_id = any(p_checks) and g.kind = 'rate';
 end $$;
 
 -- Of tasks that nobody waits before: those for which there is room, counted in their order, and the others. All at once, because
 -- a run may begin with thousands of tasks that need a gate each. Whoever does not fit counts, too: no gate gets too many, and
--- what could have slipped in beside is looked at again, line by line.
+-- what could have slipped in beside is looked at again, line by line; so are those that have checks to pass, or nothing at all.
 create function who_fits(p_tasks gate_arrival[], out fitting gate_arrival[], out others gate_arrival[]) language sql stable as $$
     select array_agg(j.whole order by j.place) filter (where j.fits), array_agg(j.whole order by j.place) filter (where not j.fits)
     from (
-        select n.place, (array_agg(n.whole))[1] as whole, bool_and(n.running <= g.capacity - g.used) as fits
+        select n.place, (array_agg(n.whole))[1] as whole,
+               coalesce(bool_and(n.running <= g.capacity - g.used), false) and bool_and(n.checks = '{}') as fits
         from (
-            select e.whole, e.place, x.gate_id, sum(x.weight) over (partition by x.gate_id order by e.place) as running
-            from (select a as whole, a.gate_ids, a.weights,
+            select e.whole, e.place, e.checks, x.gate_id, sum(x.weight) over (partition by x.gate_id order by e.place) as running
+            from (select a as whole, a.gate_ids, a.weights, a.checks,
                          row_number() over (order by a.rank, a.run_id, a.idx, a.map_index) as place from unnest(p_tasks) a) e
-            cross join lateral unnest(e.gate_ids, e.weights) as x(gate_id, weight)) n
-        cross join lateral (select x.capacity, x.used from gate x where x.gate_id = n.gate_id offset 0) g
+            left join lateral unnest(e.gate_ids, e.weights) as x(gate_id, weight) on true) n
+        left join lateral (select x.capacity, x.used from gate x where x.gate_id = n.gate_id offset 0) g on true
         group by n.place) j
 $$;
 
 -- Puts tasks at the end of the line of those who need the same.
-create function join_line(p_gate_ids int[], p_weights int[], p_tasks gate_arrival[]) returns void language plpgsql as $$
+create function join_line(p_gate_ids int[], p_weights int[], p_checks int[], p_needs bigint[], p_tasks gate_arrival[])
+returns void language plpgsql as $$
 declare
     line bigint;
     t timestamptz := clock();
 begin
     select l.line_id into line from gate_line l
-    where l.gate_ids = p_gate_ids and l.weights = p_weights and l.queue is null;
+    where l.gate_ids = p_gate_ids and l.weights = p_weights and l.checks = p_checks and l.needs = p_needs and l.queue is null;
     if not found then
-        insert into gate_line (gate_ids, weights, blocked_on, need, rank, seq, since)
-        select p_gate_ids, p_weights, coalesce(b.gate_id, p_gate_ids[1]), coalesce(b.need, p_weights[1]), 100, 0, t
-        from (select 1) one left join blocker_of(p_gate_ids, p_weights) b on true
+        insert into gate_line (gate_ids, weights, checks, needs, blocked_on, need, rank, seq, since)
+        select p_gate_ids, p_weights, p_checks, p_needs, coalesce(b.gate_id, p_gate_ids[1], p_checks[1]),
+               coalesce(b.need, p_weights[1], p_needs[1]), 100, 0, t
+        from blocker_of(p_gate_ids, p_weights, p_checks, p_needs) b
         returning line_id into line;
     end if;
     insert into gate_wait (line_id, rank, run_id, idx, map_index, version_id, since)
     select line, p.rank, p.run_id, p.idx, p.map_index, p.version_id, t
-    from unnest(p_tasks) with ordinality as p(run_id, idx, map_index, version_id, rank, gate_ids, weights, place) order by p.place;
+    from unnest(p_tasks) with ordinality as p(run_id, idx, map_index, version_id, rank, gate_ids, weights, checks, needs, place) order by p.place;
     perform refresh_line(line);
 end $$;
 
@@ -302,17 +494,21 @@ $$;
 create function lock_also(p_held int[], p_gate_ids int[]) returns int[] language plpgsql as $$
 declare
     g int;
+    is_rate boolean;
     top int := (select max(x) from unnest(p_held) x);
 begin
     for g in select x from unnest(p_gate_ids) x where x <> all(p_held) order by x loop
         if g > top then
-            perform 1 from gate x where x.gate_id = g for no key update;
+            select x.kind = 'rate' into is_rate from gate x where x.gate_id = g for no key update;
             top := g;
         else
-            perform 1 from gate x where x.gate_id = g for no key update skip locked;
+            select x.kind = 'rate' into is_rate from gate x where x.gate_id = g for no key update skip locked;
         end if;
         if not found then
             return null;
+        end if;
+        if is_rate then
+            perform return_slots(array[g]);
         end if;
         p_held := p_held || g;
     end loop;
@@ -324,7 +520,8 @@ end $$;
 -- the work of one transaction: what is left over is the leader's.
 create function open_gate(p_gate_id int, inout held int[], inout looks int, out admitted int) language plpgsql as $$
 declare
-    free int;
+    free bigint;
+    kind gate_kind;
     was_behind boolean;
     is_left boolean := false;
     set_aside bigint[] := '{}';
@@ -336,10 +533,14 @@ declare
     taken gate_arrival[];
 begin
     admitted := 0;
-    select g.is_behind into was_behind from gate g where g.gate_id = p_gate_id;
+    select g.is_behind, g.kind into was_behind, kind from gate g where g.gate_id = p_gate_id;
     loop
-        select g.capacity - g.used into free from gate g where g.gate_id = p_gate_id;
-        exit when coalesce(free, 0) <= 0;
+        if kind in ('order', 'past') then
+            free := room_at(p_gate_id);
+        else
+            select g.capacity - g.used into free from gate g where g.gate_id = p_gate_id;
+        end if;
+        exit when free is null or (free <= 0 and kind <> 'order');
         -- From need to need through the index: there are few different ones, and maybe many lines of each.
         lines := array(
             with recursive needs as (
@@ -355,7 +556,7 @@ begin
                 order by l.rank, l.seq limit 2) h
             where n.need is not null order by h.rank, h.seq limit 2);
         exit when cardinality(lines) = 0;
-        reserved := reserved_for(p_gate_id);
+        reserved := case when kind < 'order' then reserved_for(p_gate_id) end;
         if reserved is not null then
             -- Its first may be gone by now, and with it the reason to keep anything free.
             perform refresh_line(reserved);
@@ -368,14 +569,14 @@ begin
         end if;
         looks := looks - 1;
         line := lines[1];
-        now_held := lock_also(held, line.gate_ids);
+        now_held := lock_also(held, line.gate_ids || line.checks);
         if now_held is null then
             is_left := true;
             set_aside := set_aside || line.line_id;
             continue;
         end if;
         held := now_held;
-        select b.gate_id, b.need into block from blocker_of(line.gate_ids, line.weights) b;
+        select b.gate_id, b.need into block from blocker_of(line.gate_ids, line.weights, line.checks, line.needs) b;
         if block.gate_id is not null then
             update gate_line l set blocked_on = block.gate_id, need = block.need where l.line_id = line.line_id;
             continue;
@@ -385,12 +586,13 @@ begin
             select w.ctid as place, w.run_id, w.idx, w.map_index, w.version_id, w.rank, w.seq from gate_wait w
             where w.line_id = line.line_id
               and (cardinality(lines) < 2 or (w.rank, w.seq) < (lines[2].rank, lines[2].seq))
-            order by w.rank, w.seq limit fits_in(line.gate_ids, line.weights) for update skip locked
+            order by w.rank, w.seq limit fits_in(line.gate_ids, line.weights, line.checks, line.needs)
+            for update skip locked
         ), gone as (
             delete from gate_wait w where w.ctid = any(array(select f.place from first f))
         )
-        select array_agg(row(f.run_id, f.idx, f.map_index, f.version_id, f.rank, line.gate_ids, line.weights)::gate_arrival
-                         order by f.rank, f.seq)
+        select array_agg(row(f.run_id, f.idx, f.map_index, f.version_id, f.rank, line.gate_ids, line.weights, line.checks,
+                             line.needs)::gate_arrival order by f.rank, f.seq)
         into taken from first f;
         if taken is not null then
             admitted := admitted + let_in(taken);
@@ -408,14 +610,18 @@ begin
 end $$;
 
 -- Counts back what was released, lets in who waited, then who enters: the only place where gates are locked and counted.
--- p_also: gates to look at besides.
-create function work_gates(p_entering ended[], p_released gate_weight[], p_also int[]) returns int language plpgsql as $$
+-- p_noted: tasks that only count, see note_tasks. p_also: gates to look at besides.
+create function work_gates(p_entering ended[], p_noted ended[], p_released gate_weight[], p_also int[]) returns int
+language plpgsql as $$
 declare
     wants gate_want[] := '{}';
     arrivals gate_arrival[] := '{}';
     fresh gate_arrival[] := '{}';
+    counting gate_want[] := '{}';
     asked int[];
+    has_checks boolean;
     held int[];
+    at_first int;
     g int;
     looks int := 500;
     line record;
@@ -423,41 +629,60 @@ declare
     offered int := 0;
     opened record;
 begin
-    if cardinality(p_entering) > 0 then
+    if p_noted <> '{}' then
+        counting := wants_of(p_noted) || array(
+            select row(p.run_id, p.idx, -1, p.version_id, 0, 'past', past_name(p.run_id, p.idx), 1, 0, 1, null)::gate_want
+            from unnest(p_noted) p where p.state <> 'pending');
+        counting := array(select w from unnest(counting) w where (w).kind in ('order', 'past'));
+    end if;
+    if cardinality(p_entering) > 0 or counting <> '{}' then
         wants := wants_of(p_entering);
         -- In one order, and before any lock of a gate that others can see.
-        insert into gate (kind, name, capacity, version_id)
-        select distinct on (w.kind, w.name) w.kind, w.name, w.capacity, w.version_id from unnest(wants) w
-        where (select true from gate x where x.kind = w.kind and x.name = w.name) is null
+        insert into gate (kind, name, capacity, version_id, period)
+        select distinct on (w.kind, w.name) w.kind, w.name, w.capacity, w.version_id, w.period from unnest(wants || counting) w
+        where w.name is not null and (select true from gate x where x.kind = w.kind and x.name = w.name) is null
         order by w.kind, w.name, w.version_id desc
         on conflict (kind, name) do nothing;
         arrivals := arrivals_of(wants);
+        if counting <> '{}' then
+            p_also := p_also || array(
+                select x.gate_id from unnest(counting) w cross join lateral (
+                    select y.gate_id from gate y where y.kind = w.kind and y.name = w.name offset 0) x);
+        end if;
     end if;
-    asked := array(
-        select distinct x from (
-            select unnest(p_also) union all select r.gate_id from unnest(p_released) r
-            union all select unnest(a.gate_ids) from unnest(arrivals) a) as all_of(x) order by x);
+    select array_agg(distinct n.gate_id order by n.gate_id), coalesce(bool_or(n.is_check), false) into asked, has_checks
+    from (select unnest(p_also), true union all select r.gate_id, false from unnest(p_released) r
+          union all select unnest(a.gate_ids), false from unnest(arrivals) a
+          union all select unnest(a.checks), true from unnest(arrivals) a) as n(gate_id, is_check);
     held := array(select x.gate_id from gate x where x.gate_id = any(asked) order by x.gate_id for no key update);
     if cardinality(held) < cardinality(asked) then
         raise exception 'a gate that nobody needed was just deleted' using errcode = 'serialization_failure';
     end if;
+    at_first := cardinality(held);
     update gate x set used = greatest(x.used - r.weight, 0)
     from (select p.gate_id, sum(p.weight)::int as weight from unnest(p_released) p group by p.gate_id) r
     where x.gate_id = r.gate_id and r.weight > 0;
-    update gate x set capacity = w.capacity, version_id = w.version_id
-    from (select distinct on (y.kind, y.name) y.kind, y.name, y.capacity, y.version_id from unnest(wants) y
+    update gate x set capacity = w.capacity, version_id = w.version_id, period = w.period
+    from (select distinct on (y.kind, y.name) y.kind, y.name, y.capacity, y.version_id, y.period from unnest(wants) y
           where y.kind not in ('pool', 'mutex') order by y.kind, y.name, y.version_id desc) w
     where x.kind = w.kind and x.name = w.name and x.version_id < w.version_id;
+    if has_checks then
+        perform return_slots(held);
+        perform take_places(arrivals);
+        if counting <> '{}' then
+            perform take_places(arrivals_of(counting));
+        end if;
+    end if;
     if cardinality(p_also) = 0 and not exists (select 1 from gate_line l where l.blocked_on = any(held)) then
         fresh := arrivals;
     else
         for line in
-            select a.gate_ids, a.weights, array_agg(a order by a.rank, a.run_id, a.idx, a.map_index) as tasks
-            from unnest(arrivals) a group by a.gate_ids, a.weights
+            select a.gate_ids, a.weights, a.checks, a.needs, array_agg(a order by a.rank, a.run_id, a.idx, a.map_index) as tasks
+            from unnest(arrivals) a group by a.gate_ids, a.weights, a.checks, a.needs
         loop
             -- Nobody goes past those who wait already.
-            if exists (select 1 from gate_line l where l.blocked_on = any(line.gate_ids)) then
-                perform join_line(line.gate_ids, line.weights, line.tasks);
+            if exists (select 1 from gate_line l where l.blocked_on = any(line.gate_ids || line.checks)) then
+                perform join_line(line.gate_ids, line.weights, line.checks, line.needs, line.tasks);
             else
                 fresh := fresh || line.tasks;
             end if;
@@ -479,381 +704,21 @@ begin
             offered := offered + let_in(opened.fitting);
         end if;
         for line in
-            select a.gate_ids, a.weights, array_agg(a order by a.rank, a.run_id, a.idx, a.map_index) as tasks
-            from unnest(opened.others) a group by a.gate_ids, a.weights order by min(a.rank), min(a.run_id), min(a.idx)
+            select a.gate_ids, a.weights, a.checks, a.needs, array_agg(a order by a.rank, a.run_id, a.idx, a.map_index) as tasks
+            from unnest(opened.others) a group by a.gate_ids, a.weights, a.checks, a.needs
+            order by min(a.rank), min(a.run_id), min(a.idx)
         loop
-            fits := fits_in(line.gate_ids, line.weights);
+            fits := coalesce(fits_in(line.gate_ids, line.weights, line.checks, line.needs), cardinality(line.tasks));
             if fits > 0 then
                 offered := offered + let_in(line.tasks[1:fits]);
             end if;
             if fits < cardinality(line.tasks) then
-                perform join_line(line.gate_ids, line.weights, line.tasks[fits + 1:]);
+                perform join_line(line.gate_ids, line.weights, line.checks, line.needs, line.tasks[fits + 1:]);
             end if;
         end loop;
     end if;
+    if has_checks or cardinality(held) > at_first then
+        perform set_openings(held);
+    end if;
     return offered;
 end $$;
-
--- What people do with pools ------------------------------------------------------------------------------------------------------
-
--- Makes a pool or changes its slots; whoever fits in now is let in. Below what is used nothing new is let in until there is room.
-create function set_pool(p_name text, p_slots int, p_actor text, out is_new boolean, out admitted int) language plpgsql as $$
-declare
-    id int;
-    was int;
-begin
-    select g.gate_id, g.capacity into id, was from gate g where g.kind = 'pool' and g.name = p_name for no key update;
-    is_new := not found;
-    if is_new then
-        insert into gate (kind, name, capacity) values ('pool', p_name, p_slots) returning gate_id into id;
-    else
-        update gate g set capacity = p_slots where g.gate_id = id and g.capacity <> p_slots;
-    end if;
-    insert into journal (occurred_at, verb, actor, detail)
-    values (clock(), 'set_pool', p_actor, jsonb_strip_nulls(jsonb_build_object('pool', p_name, 'slots', p_slots, 'was', was)));
-    admitted := work_gates('{}', '{}', array[id]);
-end $$;
-
--- Returns why not: a DAG that needs it, or 'used', 'unknown'. Null when it is gone.
-create function delete_pool(p_name text, p_actor text) returns text language plpgsql as $$
-declare
-    id int;
-    is_used boolean;
-    why text;
-begin
-    select g.gate_id, g.used > 0 into id, is_used from gate g where g.kind = 'pool' and g.name = p_name for update;
-    if not found then
-        return 'unknown';
-    end if;
-    if is_used or exists (select 1 from gate_line l where id = any(l.gate_ids)) then
-        return 'used';
-    end if;
-    select d.name into why from task_gate x join dag d on d.version_id = x.version_id and d.deleted_at is null
-    where x.kind = 'pool' and x.name = p_name limit 1;
-    if found then
-        return why;
-    end if;
-    delete from gate g where g.gate_id = id;
-    insert into journal (occurred_at, verb, actor, detail)
-    values (clock(), 'delete_pool', p_actor, jsonb_build_object('pool', p_name));
-    return null;
-end $$;
-
--- What the leader does ------------------------------------------------------------------------------------------------------------
-
--- Whether some runner could take tasks of a queue, or could a moment ago.
-create function is_served(p_queue text, p_grace double precision) returns boolean language sql stable as $$
-    select exists (select 1 from runner r where p_queue = any(r.queues)
-                   and ((r.gone_at is null and r.request is null) or r.gone_at > clock() - make_interval(secs => p_grace)))
-$$;
-
--- Gates that somebody left to the leader, and lines that a runner could serve again.
-create function tend_gates(p_shard smallint, p_epoch bigint, p_limit int) returns int language plpgsql as $$
-declare
-    back ended[];
-begin
-    perform fence(p_shard, p_epoch);
-    with waiting as (
-        select w.ctid as place, w.run_id, w.idx, w.map_index, w.version_id
-        from gate_line l
-        cross join lateral (select x.ctid, x.* from gate_wait x where x.line_id = l.line_id order by x.rank, x.seq limit p_limit) w
-        cross join lateral (select from run_status r where r.run_id = w.run_id for no key update skip locked) locked
-        where l.queue is not null and is_served(l.queue, 0) limit p_limit
-    ), gone as (
-        delete from gate_wait w where w.ctid = any(array(select x.place from waiting x))
-    )
-    select array_agg(row(x.run_id, x.idx, x.map_index, x.version_id, 'pending')::ended) into back from waiting x;
-    delete from gate_line l where l.queue is not null
-    and (select true from gate_wait w where w.line_id = l.line_id limit 1) is null;
-    return work_gates(coalesce(back, '{}'), '{}', array(select g.gate_id from gate g where g.is_behind order by g.gate_id limit p_limit));
-end $$;
-
--- Available tasks that hold gates although no live runner serves their queue, for longer than the grace: they give them back,
--- and come again when a runner does. Returns how many.
-create function unadmit(p_shard smallint, p_epoch bigint, p_grace double precision, p_limit int) returns int language plpgsql as $$
-declare
-    dead text[];
-    chosen ended[];
-    one record;
-    line bigint;
-    t timestamptz := clock();
-begin
-    perform fence(p_shard, p_epoch);
-    dead := array(
-        with recursive each_queue as (
-            (select q.queue from ready q order by q.queue limit 1)
-            union all
-            select (select q.queue from ready q where q.queue > e.queue order by q.queue limit 1)
-            from each_queue e where e.queue is not null
-        )
-        select e.queue from each_queue e where e.queue is not null and not is_served(e.queue, p_grace));
-    if cardinality(dead) = 0 then
-        return 0;
-    end if;
-    chosen := array(
-        select row(h.run_id, h.idx, h.map_index, k.version_id, 'pending')::ended
-        from gate_hold h
-        cross join lateral (select x.version_id from task x where x.run_id = h.run_id and x.idx = h.idx
-                            and x.map_index = h.map_index and x.state = 'available' offset 0) k
-        cross join lateral (select x.queue from task_spec x where x.version_id = k.version_id and x.idx = h.idx offset 0) s
-        cross join lateral (select from run_status r where r.run_id = h.run_id for no key update skip locked) locked
-        where h.since < t - make_interval(secs => p_grace) and s.queue = any(dead)
-        limit p_limit);
-    if cardinality(chosen) = 0 then
-        return 0;
-    end if;
-    with gone as (
-        delete from ready q
-        where q.queue = any(dead) and (q.run_id, q.idx, q.map_index) in (select c.run_id, c.idx, c.map_index from unnest(chosen) c)
-        returning q.run_id, q.idx, q.map_index
-    ), moved as (
-        update task k set state = 'pending' from gone g
-        where k.run_id = g.run_id and k.idx = g.idx and k.map_index = g.map_index and k.state = 'available'
-        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
-    )
-    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into chosen from moved m;
-    perform leave_gates(chosen);
-    for one in
-        select s.queue, 9 - s.priority as rank, c.run_id, c.idx, c.map_index, c.version_id
-        from unnest(chosen) c join task_spec s on s.version_id = c.version_id and s.idx = c.idx
-    loop
-        insert into gate_line (gate_ids, weights, queue, rank, seq, since) values ('{}', '{}', one.queue, 0, 0, t)
-        on conflict (gate_ids, weights, queue) do update set rank = 0 returning line_id into line;
-        insert into gate_wait (line_id, rank, run_id, idx, map_index, version_id, since)
-        values (line, one.rank, one.run_id, one.idx, one.map_index, one.version_id, t);
-    end loop;
-    perform pass_gates();
-    return coalesce(cardinality(chosen), 0);
-end $$;
-
--- Whether a task may hold gates.
-create function holds_gates(p_run_id bigint, p_idx int, p_map_index int) returns boolean language sql stable as $$
-    select exists (select 1 from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index
-                   and k.state in ('available', 'queued', 'running'))
-$$;
-
--- One slice of the gates: what is used is added up again under the gate's lock, holds of tasks that hold nothing are dropped,
--- whoever was overlooked is let in, and gates that nobody needs are deleted. Gates that somebody works on are passed by.
--- Returns where to go on (null: from the beginning), and how many gates had drifted.
-create function reconcile_gates(p_shard smallint, p_epoch bigint, p_after int, p_limit int,
-                                out last_gate_id int, out drifted int, out admitted int)
-language plpgsql set enable_hashjoin = on as $$
-declare
-    slice int[];
-    stale gate_hold[];
-    doubtful int[];
-    held int[];
-begin
-    perform fence(p_shard, p_epoch);
-    drifted := 0;
-    admitted := 0;
-    slice := array(select g.gate_id from gate g where g.gate_id > p_after order by g.gate_id limit p_limit);
-    if cardinality(slice) = p_limit then
-        last_gate_id := slice[p_limit];
-    end if;
-    stale := array(
-        select h from gate_hold h
-        where h.gate_ids && slice and not holds_gates(h.run_id, h.idx, h.map_index));
-    doubtful := array(
-        select g.gate_id from gate g
-        left join (select n.gate_id, sum(n.weight)::int as weight
-                   from gate_hold h cross join lateral unnest(h.gate_ids, h.weights) as n(gate_id, weight)
-                   group by n.gate_id) s on s.gate_id = g.gate_id
-        where g.gate_id = any(slice)
-          and (g.used <> coalesce(s.weight, 0) or (g.kind <> 'pool' and g.used = 0)
-               or exists (select 1 from gate_line l where l.blocked_on = g.gate_id and l.need <= g.capacity - g.used)));
-    doubtful := doubtful || array(select unnest(x.gate_ids) from unnest(stale) x);
-    held := array(select g.gate_id from gate g where g.gate_id = any(doubtful) order by g.gate_id for update skip locked);
-    if cardinality(held) = 0 then
-        return;
-    end if;
-    delete from gate_hold h
-    where (h.run_id, h.idx, h.map_index) in (select x.run_id, x.idx, x.map_index from unnest(stale) x)
-      and h.gate_ids <@ held and not holds_gates(h.run_id, h.idx, h.map_index);
-    with repaired as (
-        update gate g set used = s.weight
-        from (select x.gate_id, coalesce((
-                  select sum(n.weight)::int from gate_hold h cross join lateral unnest(h.gate_ids, h.weights) as n(gate_id, weight)
-                  where x.gate_id = any(h.gate_ids) and n.gate_id = x.gate_id), 0) as weight
-              from unnest(held) as x(gate_id)) s
-        where g.gate_id = s.gate_id and g.used <> s.weight
-        returning g.kind, g.name, g.used
-    ), noted as (
-        insert into journal (occurred_at, verb, actor, detail)
-        select clock(), 'reconcile', 'evertick', jsonb_build_object('repairs', array['gate_drift'], 'gate', r.kind || ' ' || r.name,
-                                                                    'used', r.used) from repaired r
-    )
-    select count(*) into drifted from repaired;
-    with gone as (
-        delete from gate g
-        where g.gate_id = any(held) and g.kind <> 'pool' and g.used = 0
-          and g.gate_id not in (select unnest(l.gate_ids) from gate_line l)
-        returning g.gate_id
-    )
-    select array(select x from unnest(held) x where x not in (select gate_id from gone)) into held;
-    admitted := work_gates('{}', '{}', held);
-end $$;
-
--- Why a task does not run -----------------------------------------------------------------------------------------------------------
-
--- The tasks that hold a gate, the oldest first.
-create function holders_of(p_gate_id int, p_limit int) returns jsonb language sql stable as $$
-    select coalesce(jsonb_agg(jsonb_build_object('run_id', x.run_id, 'dag', x.dag, 'task', x.task, 'state', x.state,
-                                                 'weight', x.weight, 'since', x.since) order by x.since, x.run_id, x.idx), '[]')
-    from (
-        select h.run_id, h.idx, d.name as dag, s.name as task, k.state, n.weight, h.since
-        from gate_hold h
-        cross join lateral unnest(h.gate_ids, h.weights) as n(gate_id, weight)
-        join task k on k.run_id = h.run_id and k.idx = h.idx and k.map_index = h.map_index
-        join task_spec s on s.version_id = k.version_id and s.idx = k.idx
-        join run r on r.run_id = h.run_id join dag d on d.dag_id = r.dag_id
-        where n.gate_id = p_gate_id order by h.since, h.run_id, h.idx limit p_limit) x
-$$;
-
--- Why a task is not running: every reason, the most binding first. It asks the functions and rows that decide: `decide` for the
--- upstream, the line's own gate, `is_served` for the queue. Stable, so that all of it is of one moment.
-create function why(p_run_id bigint, p_idx int, p_map_index int) returns table (kind text, detail jsonb) language plpgsql stable as $$
-declare
-    status run_status;
-    spec task_spec;
-    k task;
-    d dag;
-    wait gate_wait;
-    line gate_line;
-    most constant int := 10000;
-    t timestamptz := clock();
-begin
-    select r.* into status from run_status r where r.run_id = p_run_id;
-    select s.* into spec from task_spec s where s.version_id = status.version_id and s.idx = p_idx;
-    select x.* into k from task x where x.run_id = p_run_id and x.idx = p_idx and x.map_index = p_map_index;
-    select x.* into d from dag x where x.dag_id = status.dag_id;
-    if spec.idx is null then
-        return;
-    end if;
-    if k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed') then
-        return query select 'ended', jsonb_build_object('state', k.state, 'at', k.finished_at, 'reason', k.reason);
-        return;
-    end if;
-    if k.state in ('queued', 'running') then
-        return query select 'running', jsonb_build_object('since', k.started_at, 'asked', k.request, 'runner', (
-            select r.runner_id from runner r where r.session = k.session));
-        return;
-    end if;
-    return query select 'quarantined', jsonb_build_object('verb', q.verb, 'reason', q.reason, 'retry_at', q.retry_at)
-        from quarantine q where (q.kind, q.subject_id) in (('run', p_run_id), ('dag', status.dag_id::bigint))
-        and (q.retry_at is null or q.retry_at > t);
-    if d.paused and (status.state = 'queued' or k.state = 'pending') then
-        return query select 'dag_paused', jsonb_build_object('dag', d.name);
-    end if;
-    if status.state = 'queued' then
-        return query select 'run_queued', jsonb_build_object('limit', d.max_active_runs,
-            'active', (select count(*) from run_status a where a.dag_id = d.dag_id and a.state = 'running'),
-            'ahead', (select count(*) from (select 1 from run_status q where q.dag_id = d.dag_id and q.state = 'queued'
-                                            and q.run_id < p_run_id limit most) x));
-        return;
-    end if;
-    if k.state is null or k.state = 'waiting' then
-        return query
-        select 'upstream', jsonb_build_object('idx', g.src, 'task', s.name, 'state', coalesce(u.state, 'waiting'), 'rule', spec.rule,
-                                              'ended', coalesce(k.n_success, 0) + coalesce(k.n_failed, 0)
-                                                       + coalesce(k.n_upstream_failed, 0) + coalesce(k.n_skipped, 0),
-                                              'total', spec.upstream_total)
-        from edge g
-        join task_spec s on s.version_id = g.version_id and s.idx = g.src
-        left join task u on u.run_id = p_run_id and u.idx = g.src
-        where g.version_id = status.version_id and g.dst = p_idx
-          and coalesce(u.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
-        order by array_position(array['waiting', 'pending', 'deferred', 'available', 'queued', 'running']::task_state[],
-                                coalesce(u.state, 'waiting')) desc, g.src
-        limit 10;
-        return;
-    end if;
-    if k.state = 'pending' and k.not_before is not null then
-        if k.not_before > t then
-            return query select 'time', jsonb_build_object('until', k.not_before, 'attempt', k.attempt, 'reason', k.reason);
-        else
-            return query select 'retry_line', jsonb_build_object('queue', spec.queue, 'due_at', k.not_before, 'ahead', (
-                select count(*) from (select 1 from retry_line l where l.shard = d.shard and l.queue = spec.queue
-                                      and l.due_at < k.not_before limit most) x));
-        end if;
-        return;
-    end if;
-    if k.state = 'available' then
-        return query select case when is_served(spec.queue, 0) then 'in_line' else 'no_runner' end,
-            queue_facts(spec.queue) || jsonb_build_object('ahead', (
-                select count(*) from (
-                    select 1 from ready q join ready mine on mine.queue = q.queue and mine.run_id = p_run_id and mine.idx = p_idx
-                                                         and mine.map_index = p_map_index and mine.rank in (9 - spec.priority, 9)
-                    where q.queue = spec.queue and (q.rank, q.seq) < (mine.rank, mine.seq) limit most) x));
-        return;
-    end if;
-    select w.* into wait from gate_wait w where w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index;
-    select l.* into line from gate_line l where l.line_id = wait.line_id;
-    if line.queue is not null then
-        return query select 'no_runner', queue_facts(line.queue);
-    end if;
-    return query
-    select 'gate', jsonb_build_object(
-        'gate', g.kind, 'name', g.name, 'used', g.used, 'capacity', g.capacity, 'need', n.weight, 'since', wait.since,
-        'holders', holders_of(g.gate_id, 5),
-        'reserved_for', case when g.capacity - g.used >= n.weight then (
-            select jsonb_build_object('run_id', w.run_id, 'task', s.name, 'need', l.need)
-            from gate_line l join gate_wait w on w.line_id = l.line_id and w.rank = l.rank and w.seq = l.seq
-            join task_spec s on s.version_id = w.version_id and s.idx = w.idx
-            where l.line_id = reserved_for(g.gate_id)) end,
-        'ahead', case when g.gate_id = line.blocked_on then (
-            select count(*) from (
-                select 1 from gate_line l join gate_wait w on w.line_id = l.line_id
-                where l.blocked_on = g.gate_id and (w.rank, w.seq) < (wait.rank, wait.seq) limit most) x) end)
-    from unnest(line.gate_ids, line.weights) as n(gate_id, weight) join gate g on g.gate_id = n.gate_id
-    where g.gate_id = line.blocked_on or g.capacity - g.used < n.weight
-    order by g.gate_id = line.blocked_on desc, g.gate_id;
-end $$;
-
--- Who serves a queue, how busy they are, and who served it last.
-create function queue_facts(p_queue text) returns jsonb language sql stable as $$
-    select jsonb_build_object(
-        'queue', p_queue,
-        'runners', count(*) filter (where r.gone_at is null and r.request is null),
-        'draining', count(*) filter (where r.gone_at is null and r.request is not null),
-        'slots', coalesce(sum(r.slots) filter (where r.gone_at is null and r.request is null), 0),
-        'busy', coalesce(sum((select count(*) from lease l where l.session = r.session))
-                         filter (where r.gone_at is null and r.request is null), 0),
-        'last', (select jsonb_build_object('runner', x.runner_id, 'until', x.gone_at) from runner x
-                 where p_queue = any(x.queues) and x.gone_at is not null order by x.gone_at desc limit 1))
-    from runner r where p_queue = any(r.queues)
-$$;
-
--- What holds back the most work now, over all runs: for each cause how many tasks (or runs) wait for it.
-create view blocked as
-select 'gate' as kind, g.kind || ' ' || g.name as name, count(*) as waiting, min(w.since) as since,
-       jsonb_build_object('used', g.used, 'capacity', g.capacity, 'holders', holders_of(g.gate_id, 3)) as detail
-from gate_line l join gate_wait w on w.line_id = l.line_id join gate g on g.gate_id = l.blocked_on
-group by g.gate_id
-union all
-select 'no_runner', x.queue, sum(x.waiting)::bigint, null, queue_facts(x.queue)
-from (select q.queue, count(*) as waiting from ready q where not is_served(q.queue, 0) group by q.queue
-      union all
-      select l.queue, count(*) from gate_line l join gate_wait w on w.line_id = l.line_id
-      where l.queue is not null group by l.queue) x
-group by x.queue
-union all
-select case when d.paused then 'dag_paused' else 'run_queued' end, d.name, count(*), min(f.created_at),
-       jsonb_build_object('limit', d.max_active_runs, 'active', (
-           select count(*) from run_status a where a.dag_id = d.dag_id and a.state in ('queued', 'running') and a.state = 'running'))
-from run_status r join dag d on d.dag_id = r.dag_id join run f on f.run_id = r.run_id
-where r.state = 'queued' and r.state in ('queued', 'running')
-group by d.dag_id
-union all
-select 'dag_paused', d.name, count(*), null, jsonb_build_object('tasks', true)
-from dag d join run_status r on r.dag_id = d.dag_id and r.state = 'running' and r.state in ('queued', 'running')
-join task k on k.run_id = r.run_id and k.state = 'pending' and k.not_before is null
-where d.paused
-group by d.dag_id
-union all
-select 'retry_line', l.queue, count(*), min(l.due_at), '{}' from retry_line l group by l.queue
-union all
-select 'time', 'retries that wait for their time', count(*), null, jsonb_build_object('next', min(w.due_at)) from timer w having count(*) > 0
-union all
-select 'quarantined', q.kind || ' ' || q.subject_id, 1, q.since, jsonb_build_object('verb', q.verb, 'reason', q.reason)
-from quarantine q where q.retry_at is null or q.retry_at > clock();

@@ -7,7 +7,7 @@ select is_new, admitted from set_pool(%(name)s::text, %(slots)s::int, %(actor)s:
 select delete_pool(%(name)s::text, %(actor)s::text)
 
 -- name: tend
-select tend_gates(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
+select admitted, next_opening from tend_gates(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
 
 -- name: unadmit
 select unadmit(%(shard)s::smallint, %(epoch)s::bigint, %(grace)s::double precision, %(batch)s::int)
@@ -18,31 +18,42 @@ select last_gate_id, drifted, admitted
 
 -- name: list
 -- With how many tasks hold each, and how many are known to wait for it: those in lines that are blocked on it now.
-select g.gate_id, g.kind, g.name, g.capacity, g.used, coalesce(h.holders, 0) as holders, coalesce(w.waiters, 0) as waiters
+select g.gate_id, g.kind, g.name, g.capacity, g.used, coalesce(h.holders, 0) as holders, coalesce(w.waiters, 0) as waiters,
+       case when g.kind = 'order' then room_at(g.gate_id) end as version, g.period
   from gate g
-  left join (select x as gate_id, count(*) as holders from gate_hold, unnest(gate_ids) x group by x) h on h.gate_id = g.gate_id
+  left join (select x as gate_id, count(*) as holders from gate_hold, unnest(gate_ids) x group by x
+             union all
+             select o.gate_id, count(*) from gate_order o
+               join task k on k.run_id = o.run_id and k.idx = o.idx and k.map_index = o.map_index
+              where k.state in ('available', 'queued', 'running') group by o.gate_id) h on h.gate_id = g.gate_id
   left join (select l.blocked_on, count(*) as waiters from gate_line l join gate_wait w on w.line_id = l.line_id
               group by l.blocked_on) w on w.blocked_on = g.gate_id
  where g.kind::text = any(%(kinds)s::text[])
  order by g.kind, g.name limit %(limit)s
 
 -- name: holders
+-- On an ordered key nobody holds anything: those of its open tasks that are past it, with their versions.
 select h.run_id, h.idx, h.map_index, d.name as dag, s.name as task, k.state, n.weight, h.since
   from gate_hold h
-  cross join lateral unnest(h.gate_ids, h.weights) as n(gate_id, weight)
+  cross join lateral (select x.weight::bigint from unnest(h.gate_ids, h.weights) as x(gate_id, weight)
+                       where x.gate_id = %(gate_id)s::int
+                      union all
+                      select o.version from gate_order o where o.gate_id = %(gate_id)s::int and o.run_id = h.run_id
+                         and o.idx = h.idx and o.map_index = h.map_index) as n(weight)
   join task k on k.run_id = h.run_id and k.idx = h.idx and k.map_index = h.map_index
   join task_spec s on s.version_id = k.version_id and s.idx = k.idx
   join run r on r.run_id = h.run_id join dag d on d.dag_id = r.dag_id
- where n.gate_id = %(gate_id)s::int order by h.since, h.run_id, h.idx limit %(limit)s
+ order by h.since, h.run_id, h.idx limit %(limit)s
 
 -- name: waiters
--- In the order in which they are let in.
+-- In the order in which they are let in: on an ordered key by version.
 select w.run_id, w.idx, w.map_index, d.name as dag, s.name as task, 'pending' as state, l.need as weight, w.since
   from gate_line l
   join gate_wait w on w.line_id = l.line_id
   join task_spec s on s.version_id = w.version_id and s.idx = w.idx
   join run r on r.run_id = w.run_id join dag d on d.dag_id = r.dag_id
- where l.blocked_on = %(gate_id)s::int order by w.rank, w.seq limit %(limit)s
+ where l.blocked_on = %(gate_id)s::int
+ order by (select l.need from gate g where g.gate_id = l.blocked_on and g.kind = 'order'), w.rank, w.seq limit %(limit)s
 
 -- name: why
 -- In the order in which the function gives them, the most binding first.

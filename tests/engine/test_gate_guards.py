@@ -1,0 +1,397 @@
+"""Guards of the gates, one by one: what keeps lines apart, what is locked and what is passed by, what the tables refuse."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection
+from psycopg.errors import CheckViolation, UniqueViolation
+
+from evertick.domain.attempt import TaskKey
+from evertick.domain.errors import Conflict
+from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.engine.cancel import cancel
+from evertick.engine.gates import delete_pool, reconcile_gates, set_pool, tend, unadmit
+from evertick.engine.mark import mark
+from evertick.store import gates
+from evertick.store.db import Purpose, connect
+from tests.engine import invariants
+from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start, states, value
+from tests.waiting import eventually
+
+PATIENCE = "set lock_timeout = '300ms'"
+
+
+def pool(name: str, slots: int = 1) -> GateSpec:
+    return GateSpec(kind=GateKind.POOL, name=name, weight=slots)
+
+
+def mutex(key: str) -> GateSpec:
+    return GateSpec(kind=GateKind.MUTEX, name=key, weight=EXCLUSIVE)
+
+
+async def one_task(conn: AsyncConnection, name: str, *needed: GateSpec, **options: object) -> None:
+    await put(conn, make_dag(name, {"t": []}, task_gates=needed, **options))
+
+
+async def state(conn: AsyncConnection, run: int) -> str:
+    return (await states(conn, run))["t"]
+
+
+async def sound(conn: AsyncConnection) -> None:
+    assert await invariants.gate_violations(conn) == []
+
+
+@pytest.fixture
+async def db(conn: AsyncConnection) -> AsyncConnection:
+    await set_clock(conn, later(0))
+    await set_pool(conn, name="db", slots=2, actor="test")
+    return conn
+
+
+@pytest.fixture
+async def pair(database: str) -> AsyncIterator[tuple[AsyncConnection, AsyncConnection]]:
+    """One that acts and has little patience, and one that holds locks."""
+    async with AsyncExitStack() as stack:
+        actor, holder = [
+            await stack.enter_async_context(await connect(database, purpose=Purpose.PLANNING)) for _ in range(2)
+        ]
+        await set_clock(actor, later(0))
+        await set_clock(holder, later(0))
+        yield actor, holder
+
+
+async def locked(conn: AsyncConnection, name: str) -> None:
+    await conn.execute("select from gate where name = %s for no key update", [name])
+
+
+# Lines and names --------------------------------------------------------------------------------------------------------
+
+
+async def test_gates_of_one_name_and_different_kinds_do_not_meet(db: AsyncConnection) -> None:
+    await set_pool(db, name="k", slots=1, actor="test")
+    await one_task(db, "pooled", pool("k"))
+    await one_task(db, "locked", mutex("k"))
+    await one_task(db, "keyed", GateSpec(kind=GateKind.KEY, name="k", capacity=1))
+    made = [await start(db, name) for name in ("pooled", "locked", "keyed")]
+    assert [await state(db, run) for run in made] == ["available"] * 3
+    assert await value(db, "select count(*) from gate where name = 'k' and used > 0") == 3
+    # Another version changes the limit of its own kind, and only that.
+    await one_task(db, "keyed", GateSpec(kind=GateKind.KEY, name="k", capacity=2))
+    made.append(await start(db, "keyed"))
+    assert await state(db, made[-1]) == "available"
+    cursor = await db.execute("select kind::text, capacity from gate where name = 'k' order by kind")
+    assert await cursor.fetchall() == [("pool", 1), ("mutex", EXCLUSIVE), ("key", 2)]
+    for run in made:
+        await cancel(db, run_id=run, actor="test")
+    await one_task(db, "pooled")
+    await delete_pool(db, name="k", actor="test")
+    assert await value(db, "select count(*) from gate where name = 'k' and kind <> 'pool'") == 2
+    await sound(db)
+
+
+async def test_a_run_of_an_older_version_does_not_bring_the_old_limit_back(db: AsyncConnection) -> None:
+    key = [GateSpec(kind=GateKind.KEY, name="k", capacity=count) for count in (3, 1)]
+    shape = {"up": [], "t": ["up"]}
+    await put(db, make_dag("a", shape, per_task={"t": {"gates": (key[0],)}}))
+    old = await start(db, "a")
+    runner = await Runner.join(db)
+    (up,) = await runner.claim()
+    await put(db, make_dag("a", shape, per_task={"t": {"gates": (key[1],)}}))
+    new = await start(db, "a")
+    (next_up,) = await runner.claim()
+    await runner.finish(next_up)
+    await runner.finish(up)
+    assert [await state(db, run) for run in (new, old)] == ["available", "pending"]
+    assert await value(db, "select capacity from gate where name = 'k'") == 1
+
+
+async def test_a_task_that_is_marked_leaves_the_others_of_its_run_in_line(db: AsyncConnection) -> None:
+    await one_task(db, "holder", mutex("k"))
+    await start(db, "holder")
+    await put(db, make_dag("a", {"x": [], "y": []}, task_gates=(mutex("k"),)))
+    run = await start(db, "a")
+    await mark(db, TaskKey(run, 0, -1), state="success", actor="test")
+    assert await value(db, "select array_agg(idx) from gate_wait") == [1]
+    await sound(db)
+
+
+@pytest.mark.parametrize("verb", ["cancel", "mark"])
+async def test_what_was_taken_back_can_be_ended(db: AsyncConnection, verb: str) -> None:
+    leader = await lead(db)
+    await one_task(db, "a", mutex("k"), task_queue="gpu")
+    run = await start(db, "a")
+    await set_clock(db, later(61))
+    assert await unadmit(db, shard=0, epoch=leader, grace=60, batch=10) == 1
+    if verb == "cancel":
+        await cancel(db, run_id=run, actor="test")
+    else:
+        await mark(db, TaskKey(run, 0, -1), state="success", actor="test")
+    assert await tend(db, shard=0, epoch=leader, batch=10)
+    assert await value(db, "select count(*) from gate_line") == 0
+
+
+async def test_only_what_holds_gates_is_taken_back_and_only_after_the_grace(db: AsyncConnection) -> None:
+    leader = await lead(db)
+    await Runner.join(db, queues=("elsewhere",))
+    gone = await Runner.join(db, queues=("gpu",))
+    await one_task(db, "a", mutex("k"), task_queue="gpu")
+    await one_task(db, "free", task_queue="gpu")
+    await one_task(db, "served", mutex("j"), task_queue="elsewhere")
+    made = [await start(db, name) for name in ("a", "free", "served")]
+    await set_clock(db, later(100))
+    await db.execute("update runner set gone_at = clock() where session = %s", [gone.session])
+    await set_clock(db, later(130))
+    assert await unadmit(db, shard=0, epoch=leader, grace=60, batch=10) == 0, "its runner left half a minute ago"
+    assert (await gates.why(db, TaskKey(made[0], 0, -1)))[0].kind == "no_runner"
+    await set_clock(db, later(161))
+    assert await unadmit(db, shard=0, epoch=leader, grace=60, batch=10) == 1
+    assert [await state(db, run) for run in made] == ["pending", "available", "available"]
+    assert await value(db, "select count(*) from ready") == 2
+    await sound(db)
+
+
+# Reserved ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_gate_is_reserved_for_who_needs_much_and_not_for_who_waits_longest(db: AsyncConnection) -> None:
+    await one_task(db, "light", pool("db"))
+    await one_task(db, "heavy", pool("db", 2))
+    runner = await Runner.join(db)
+    for _ in range(2):
+        await start(db, "light")
+    first, second = await runner.claim()
+    light = await start(db, "light")
+    await set_clock(db, later(1))
+    heavy = await start(db, "heavy")
+    await set_clock(db, later(70))
+    await runner.finish(first)
+    assert [await state(db, run) for run in (light, heavy)] == ["pending", "pending"]
+    await runner.finish(second)
+    assert await state(db, heavy) == "available"
+
+
+async def test_who_needs_more_than_there_is_and_who_waits_elsewhere_reserve_nothing(db: AsyncConnection) -> None:
+    await set_pool(db, name="other", slots=2, actor="test")
+    await one_task(db, "light", pool("db"))
+    await one_task(db, "heavy", pool("db", 2))
+    await one_task(db, "elsewhere", pool("other", 2))
+    for _ in range(2):
+        await start(db, "elsewhere")
+    await set_pool(db, name="db", slots=1, actor="test")
+    await db.execute("update gate set capacity = 1 where name = 'db'")
+    heavy = await start(db, "heavy")
+    await set_clock(db, later(100))
+    light = await start(db, "light")
+    assert [await state(db, run) for run in (heavy, light)] == ["pending", "available"]
+
+
+# Pools ------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_pool_for_which_somebody_waits_is_in_use(db: AsyncConnection) -> None:
+    await one_task(db, "a", pool("db"))
+    await set_pool(db, name="db", slots=0, actor="test")
+    await start(db, "a")
+    await one_task(db, "a")
+    with pytest.raises(Conflict, match="is in use"):
+        await delete_pool(db, name="db", actor="test")
+
+
+async def test_a_pool_that_is_just_being_taken_is_not_deleted(pair: tuple[AsyncConnection, AsyncConnection]) -> None:
+    actor, holder = pair
+    await set_pool(actor, name="db", slots=1, actor="test")
+    await one_task(actor, "a", pool("db"))
+    await one_task(actor, "b")
+    async with holder.transaction():
+        await start(holder, "a")
+        # It needs the pool no more once it is published anew; but its run does.
+        await holder.execute("delete from task_gate where kind = 'pool'")
+        deleting = asyncio.ensure_future(delete_pool(actor, name="db", actor="test"))
+        query = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
+        await eventually(lambda: value(holder, query, actor.info.backend_pid))
+    with pytest.raises(Conflict, match="is in use"):
+        await deleting
+
+
+# Locks ------------------------------------------------------------------------------------------------------------------
+
+
+async def test_whoever_enters_waits_for_the_gate(pair: tuple[AsyncConnection, AsyncConnection]) -> None:
+    actor, holder = pair
+    await one_task(actor, "a", mutex("k"))
+    await start(actor, "a")
+    await actor.execute(PATIENCE)
+    async with holder.transaction():
+        await locked(holder, "k")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            await start(actor, "a")
+
+
+async def test_a_key_that_two_make_at_once_is_one(pair: tuple[AsyncConnection, AsyncConnection]) -> None:
+    actor, holder = pair
+    await one_task(actor, "a", mutex("k"))
+    async with holder.transaction():
+        first = await start(holder, "a")
+        starting = asyncio.ensure_future(start(actor, "a"))
+        query = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
+        await eventually(lambda: value(holder, query, actor.info.backend_pid))
+    second = await starting
+    assert [await state(actor, run) for run in (first, second)] == ["available", "pending"]
+    await sound(actor)
+
+
+@pytest.mark.parametrize("is_later", [True, False])
+async def test_a_line_takes_the_locks_of_all_its_gates(
+    pair: tuple[AsyncConnection, AsyncConnection], is_later: bool
+) -> None:
+    """One that comes later in the order is waited for; an earlier one is only tried, and the leader comes by again."""
+    actor, holder = pair
+    leader, runner = await lead(actor), await Runner.join(actor)
+    for name in ("early", "late"):
+        await set_pool(actor, name=name, slots=1, actor="test")
+    mine, other = ("early", "late") if is_later else ("late", "early")
+    await one_task(actor, "mine", pool(mine))
+    await one_task(actor, "both", pool("early"), pool("late"))
+    await start(actor, "mine")
+    waiting = await start(actor, "both")
+    (claim,) = await runner.claim()
+    await actor.execute(PATIENCE)
+    async with holder.transaction():
+        await locked(holder, other)
+        if is_later:
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                await runner.finish(claim)
+        else:
+            await runner.finish(claim)
+            assert await state(actor, waiting) == "pending"
+            assert await value(actor, "select is_behind from gate where name = %s", mine) is True
+    if is_later:
+        await runner.finish(claim)
+    else:
+        await tend(actor, shard=0, epoch=leader, batch=10)
+    assert await state(actor, waiting) == "available"
+    await sound(actor)
+
+
+async def test_who_is_just_being_taken_away_is_passed_by(pair: tuple[AsyncConnection, AsyncConnection]) -> None:
+    actor, holder = pair
+    runner = await Runner.join(actor)
+    await one_task(actor, "a", mutex("k"))
+    _, second, third = [await start(actor, "a") for _ in range(3)]
+    (claim,) = await runner.claim()
+    await actor.execute(PATIENCE)
+    async with holder.transaction(force_rollback=True):
+        await holder.execute("delete from gate_wait where run_id = %s", [second])
+        await runner.finish(claim)
+        assert [await state(actor, run) for run in (second, third)] == ["pending", "available"]
+
+
+@pytest.mark.parametrize("verb", ["tend", "unadmit"])
+async def test_the_leader_passes_by_runs_that_somebody_works_on(
+    pair: tuple[AsyncConnection, AsyncConnection], verb: str
+) -> None:
+    actor, holder = pair
+    leader = await lead(actor)
+    await one_task(actor, "a", mutex("k"), task_queue="gpu")
+    await one_task(actor, "b", mutex("j"), task_queue="gpu")
+    busy, free = await start(actor, "a"), await start(actor, "b")
+    await set_clock(actor, later(100))
+    if verb == "tend":
+        assert await unadmit(actor, shard=0, epoch=leader, grace=60, batch=10) == 2
+        await Runner.join(actor, queues=("gpu",))
+    await actor.execute(PATIENCE)
+    async with holder.transaction():
+        await holder.execute("select from run_status where run_id = %s for no key update", [busy])
+        if verb == "tend":
+            assert (await tend(actor, shard=0, epoch=leader, batch=10)).admitted == 1
+            assert [await state(actor, run) for run in (busy, free)] == ["pending", "available"]
+        else:
+            assert await unadmit(actor, shard=0, epoch=leader, grace=60, batch=10) == 1
+            assert [await state(actor, run) for run in (busy, free)] == ["available", "pending"]
+    await sound(actor)
+
+
+async def test_reconcile_passes_by_gates_that_somebody_works_on(pair: tuple[AsyncConnection, AsyncConnection]) -> None:
+    actor, holder = pair
+    leader = await lead(actor)
+    for name in ("x", "y"):
+        await set_pool(actor, name=name, slots=5, actor="test")
+    await one_task(actor, "a", pool("x"), pool("y"))
+    run = await start(actor, "a")
+    await cancel(actor, run_id=run, actor="test")
+    await actor.execute("update gate set used = 1")
+    await actor.execute(
+        "insert into gate_hold select %s, 0, -1, array_agg(gate_id), array[1, 1], clock() from gate", [run]
+    )
+    await actor.execute("update gate set used = 3 where name = 'x'")
+    await actor.execute(PATIENCE)
+    async with holder.transaction():
+        await locked(holder, "y")
+        assert (await reconcile_gates(actor, shard=0, epoch=leader, after=0, batch=10)).drifted == 1
+        cursor = await actor.execute("select name, used from gate order by name")
+        assert await cursor.fetchall() == [("x", 1), ("y", 1)], "a hold goes with all of its gates, or not at all"
+    await reconcile_gates(actor, shard=0, epoch=leader, after=0, batch=10)
+    assert await value(actor, "select sum(used) from gate") == 0
+    assert await value(actor, "select count(*) from gate_hold") == 0
+
+
+async def test_reconcile_goes_from_slice_to_slice(db: AsyncConnection) -> None:
+    leader = await lead(db)
+    for name in ("x", "y", "z"):
+        await set_pool(db, name=name, slots=5, actor="test")
+    await db.execute("update gate set used = 1")
+    after: int | None = 0
+    found, steps = 0, 0
+    while after is not None:
+        done = await reconcile_gates(db, shard=0, epoch=leader, after=after, batch=1)
+        after, found, steps = done.last_gate_id, found + done.drifted, steps + 1
+        assert done.drifted <= 1 and steps < 10
+    assert (found, await value(db, "select sum(used) from gate")) == (4, 0)
+
+
+# What the tables refuse ---------------------------------------------------------------------------------------------------
+
+_GATE = "insert into task_gate (version_id, idx, place, kind, name, parts, weight, capacity, version, period) values "
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "insert into gate (kind, name, capacity) values ('pool', 'x', -1)",
+        _GATE + "(1, 0, 0, 'pool', 'x', null, 0, null, null, null)",
+        _GATE + "(1, 0, 0, 'key', 'x', null, 1, 0, null, null)",
+        _GATE + "(1, 0, 0, 'pool', null, null, 1, null, null, null)",
+        _GATE + "(1, 0, 0, 'pool', 'x', '[]', 1, null, null, null)",
+        _GATE + "(1, 0, 0, 'order', 'x', null, 1, null, null, null)",
+        _GATE + "(1, 0, 0, 'rate', 'x', null, 1, 1, null, null)",
+        _GATE + "(1, 0, 0, 'rate', 'x', null, 1, 1, null, 0)",
+    ],
+)
+async def test_the_tables_refuse_what_makes_no_sense(db: AsyncConnection, statement: str) -> None:
+    with pytest.raises(CheckViolation):
+        await db.execute(statement)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "insert into gate (kind, name, capacity) values ('key', 'x', 1)",
+        _GATE + "(1, 0, 0, 'pool', 'x', null, 1, null, null, null)",
+        "insert into gate_hold values (1, 0, -1, '{}', '{}', clock())",
+        "insert into gate_order values (1, 7, 1, 0, -1, clock())",
+        "insert into gate_pass overriding system value values (1, '2030-01-01', 1)",
+        "insert into gate_wait overriding system value values (1, 0, 1, (select count(*) from gate_wait), 0, -1, 1, clock())",
+        "insert into gate_wait values (1, 0, default, 1, 0, -1, 1, clock())",
+        "insert into gate_order values (1, (select count(*) from gate_order), 1, 0, -1, clock())",
+        "insert into gate_line values (default, '{1}', '{1}', '{}', '{}', null, 1, 1, 0, 0, clock())",
+    ],
+)
+async def test_the_tables_refuse_what_is_there(db: AsyncConnection, statement: str) -> None:
+    await db.execute(statement)  # type: ignore[arg-type]
+    with pytest.raises(UniqueViolation):
+        await db.execute(statement)  # type: ignore[arg-type]

@@ -1,0 +1,226 @@
+"""depends_on_past: a task starts only when the same task of the run before succeeded or was skipped."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.domain.attempt import TaskKey
+from evertick.domain.errors import UserError
+from evertick.domain.gates import GateKind, GateSpec
+from evertick.domain.why import tell
+from evertick.engine.backfill import Wish, create, move_on
+from evertick.engine.cancel import cancel
+from evertick.engine.clear import clear, select_tasks
+from evertick.engine.fire import fire
+from evertick.engine.gates import reconcile_gates
+from evertick.engine.mark import mark
+from evertick.engine.reconcile import admit
+from evertick.store import gates, shards
+from tests.engine import invariants
+from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
+
+PAST = {"gates": (GateSpec(kind=GateKind.PAST, name=""),)}
+
+
+@pytest.fixture
+async def db(conn: AsyncConnection) -> AsyncConnection:
+    await set_clock(conn, later(0))
+    await lead(conn)
+    return conn
+
+
+async def hourly(conn: AsyncConnection, **options: object) -> None:
+    shape = {"up": [], "t": ["up"]}
+    await put(conn, make_dag("a", shape, per_task={"t": PAST}, every=timedelta(hours=1), **options))
+
+
+async def epoch_of(conn: AsyncConnection) -> int:
+    return int(str(await value(conn, "select epoch from shard")))
+
+
+async def fired(conn: AsyncConnection, hour: int) -> int:
+    """The run of that hour."""
+    await set_clock(conn, later(3600 * hour))
+    await fire(conn, shard=0, epoch=await epoch_of(conn), batch=10)
+    return int(str(await value(conn, "select max(run_id) from run")))
+
+
+async def sound(conn: AsyncConnection) -> None:
+    assert await invariants.gate_violations(conn) == []
+
+
+async def state(conn: AsyncConnection, run: int) -> str:
+    return (await states(conn, run))["t"]
+
+
+async def finish_ups(runner: Runner) -> None:
+    claims = await runner.claim()
+    await runner.step([(claim, "success", {}) for claim in claims if claim.idx == 0])
+
+
+@pytest.mark.requirement("D1")
+@pytest.mark.parametrize("way", ["success", "skipped", "failed", "marked", "cleared", "canceled", "upstream_skipped"])
+async def test_it_waits_for_the_run_before(db: AsyncConnection, way: str) -> None:
+    await hourly(db)
+    runner = await Runner.join(db)
+    first = await fired(db, 1)
+    (up,) = await runner.claim()
+    if way == "upstream_skipped":
+        second = await fired(db, 2)
+        (next_up,) = await runner.claim()
+        await runner.finish(next_up)
+        assert await state(db, second) == "pending"
+        await runner.finish(up, "skipped")
+        assert [await state(db, run) for run in (first, second)] == ["skipped", "available"]
+        await sound(db)
+        return
+    await runner.finish(up)
+    assert await state(db, first) == "available", "the first one has no past"
+    second = await fired(db, 2)
+    t, next_up = await runner.claim()
+    await runner.finish(next_up)
+    (reason,) = await gates.why(db, TaskKey(second, 1, -1))
+    assert tell(reason) == f"it waits for t of run {first} (the run before, running), which is running"
+    if way == "canceled":
+        await cancel(db, run_id=first, actor="test")
+        await runner.finish(t, "killed")
+    else:
+        await runner.finish(t, "failed" if way in ("marked", "cleared") else way, no_retry=True)
+    if way in ("success", "skipped"):
+        assert await state(db, second) == "available"
+        await sound(db)
+        return
+    assert await state(db, second) == "pending"
+    (reason,) = await gates.why(db, TaskKey(second, 1, -1))
+    assert f"`evertick tasks clear {first} t`" in tell(reason)
+    await sound(db)
+    if way == "cleared":
+        await clear(db, run_id=first, chosen=await select_tasks(db, run_id=first, names=["t"]), actor="test")
+        assert await state(db, second) == "pending"
+        (claim,) = await runner.claim()
+        await runner.finish(claim)
+    else:
+        await mark(db, TaskKey(first, 1, -1), state="success", actor="test")
+    assert await state(db, second) == "available"
+    await sound(db)
+
+
+async def test_many_runs_at_once_go_one_after_the_other_and_nothing_is_left(db: AsyncConnection) -> None:
+    leader = await epoch_of(db)
+    await hourly(db, misfire="all")
+    await set_clock(db, later(3600 * 6))
+    await fire(db, shard=0, epoch=leader, batch=10)
+    runner = await Runner.join(db)
+    await finish_ups(runner)
+    order = []
+    claims = await runner.claim()
+    while claims:
+        (claim,) = claims
+        order.append(claim.run_id)
+        claims, _ = await runner.step([(claim, "success", {})], free=10)
+        await sound(db)
+    assert order == sorted(order) and len(order) == 6
+    await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=100)
+    assert await value(db, "select count(*) from gate") == 0
+
+
+async def test_manual_runs_have_no_past_and_are_none(db: AsyncConnection) -> None:
+    await hourly(db)
+    runner = await Runner.join(db)
+    first = await fired(db, 1)
+    by_hand = await start(db, "a")
+    second = await fired(db, 2)
+    await finish_ups(runner)
+    assert [await state(db, run) for run in (first, by_hand, second)] == ["available", "available", "pending"]
+    (reason,) = await gates.why(db, TaskKey(second, 1, -1))
+    assert reason.detail["run_id"] == first
+
+
+async def test_a_task_that_is_new_or_has_moved_is_found_by_its_name(db: AsyncConnection) -> None:
+    await hourly(db)
+    runner = await Runner.join(db)
+    first = await fired(db, 1)
+    per_task = {"t": PAST, "new": PAST}
+    shape = {"up": [], "new": ["up"], "t": ["up"]}
+    await put(db, make_dag("a", shape, per_task=per_task, every=timedelta(hours=1)))
+    second = await fired(db, 2)
+    await finish_ups(runner)
+    found = await states(db, second)
+    assert (found["new"], found["t"]) == ("available", "pending")
+    (reason,) = await gates.why(db, TaskKey(second, 2, -1))
+    assert (reason.detail["run_id"], reason.detail["task"]) == (first, "t")
+    await mark(db, TaskKey(first, 1, -1), state="skipped", actor="test")
+    assert await state(db, second) == "available"
+
+
+async def test_a_run_that_was_pruned_keeps_nobody_waiting(db: AsyncConnection) -> None:
+    await hourly(db)
+    runner = await Runner.join(db)
+    first, second = await fired(db, 1), await fired(db, 2)
+    await finish_ups(runner)
+    await cancel(db, run_id=first, actor="test")
+    assert await state(db, second) == "pending"
+    for table in ("task", "run_status", "run"):
+        await db.execute(f"delete from {table} where run_id = %s", [first])  # type: ignore[arg-type]
+    await reconcile_gates(db, shard=0, epoch=await epoch_of(db), after=0, batch=100)
+    assert await state(db, second) == "available"
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+async def test_a_cleared_run_is_admitted_past_the_limit_if_a_running_one_waits_for_it(
+    db: AsyncConnection, is_early: bool
+) -> None:
+    """Otherwise the two would wait for each other for ever."""
+    await hourly(db, max_active_runs=1)
+    runner = await Runner.join(db)
+    leader = await epoch_of(db)
+    first = await fired(db, 1)
+    (claim,) = await runner.claim()
+    ((claim,), _) = await runner.step([(claim, "success", {})], free=1)
+    await runner.finish(claim, "failed", no_retry=True)
+    second = await fired(db, 2)
+    third = await fired(db, 3)
+    chosen = await select_tasks(db, run_id=first, names=["t"])
+    if is_early:
+        await clear(db, run_id=first, chosen=chosen, actor="test")
+        assert await run_state(db, first) == "queued", "nobody waits for it yet"
+        await finish_ups(runner)
+        seen = await shards.look(db, shard=0, epoch=leader, lost_after=90, watch=(False, False))
+        assert seen.with_room
+        await admit(db, shard=0, epoch=leader)
+    else:
+        await finish_ups(runner)
+        await clear(db, run_id=first, chosen=chosen, actor="test")
+    assert [await run_state(db, run) for run in (first, second, third)] == ["running", "running", "queued"]
+    (claim,) = await runner.claim()
+    assert claim.run_id == first
+    ((claim,), _) = await runner.step([(claim, "success", {})], free=5)
+    assert claim.run_id == second
+    assert await run_state(db, third) == "queued"
+
+
+async def test_a_backfill_depends_on_its_own_past_and_goes_forward_only(db: AsyncConnection) -> None:
+    await hourly(db)
+    await set_clock(db, later(3600 * 3.5))
+    leader, runner = await epoch_of(db), await Runner.join(db)
+    wish = Wish(dag="a", schedule="main", first=later(-7200), last=later(0), parallel=10)
+    with pytest.raises(UserError, match=r"newest first.*depends_on_past"):
+        await create(db, Wish(dag="a", schedule="main", first=later(-7200), last=later(0), newest_first=True),
+                     request="r1", actor="test")  # fmt: skip
+    made, _ = await create(db, wish, request="r2", actor="test")
+    await move_on(db, shard=0, epoch=leader, backfill_id=made.id)
+    await fire(db, shard=0, epoch=leader, batch=10)
+    await finish_ups(runner)
+    runs = [int(row[0]) for row in await (await db.execute("select run_id from run order by run_id")).fetchall()]
+    *backfilled, scheduled = runs
+    assert len(backfilled) == 3
+    assert [await state(db, run) for run in runs] == ["available", "pending", "pending", "available"]
+    assert await run_state(db, scheduled) == "running"
+    first = {claim.run_id: claim for claim in await runner.claim()}
+    assert set(first) == {backfilled[0], scheduled}
+    ((claim,), _) = await runner.step([(first[backfilled[0]], "success", {})], free=5)
+    assert claim.run_id == backfilled[1]
+    await sound(db)
