@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from math import isfinite
 from pathlib import Path
 
 from evertick.domain.errors import InvalidRouting, InvalidSettings
@@ -59,6 +60,11 @@ class Settings:
     log_tail_bytes: int = 1024 * 1024
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            # No comparison below is true of "not a number", so that it would pass them all.
+            if isinstance(value, float) and not isfinite(value):
+                raise InvalidSettings(f"{_variable(each.name)}={value} is not a finite number.")
         for name, lowest in _LOWEST.items():
             value = getattr(self, name)
             if value is not None and value < lowest:

@@ -177,6 +177,18 @@ async def looks(conn: AsyncConnection) -> None:
     assert seen.troubles == []
 
 
+async def takes_over(conn: AsyncConnection) -> None:
+    """Another scheduler takes the shard whose lease is over, looks around, fires and repairs."""
+    await set_clock(conn, later(3650))
+    await conn.execute("update shard set lease_until = clock()")
+    standing = await shards.stand_by(conn, shard=0, owner="next", seconds=5, watches=True)
+    assert standing.epoch == LEADER + 1 and standing.is_watched
+    seen = await shards.look(conn, shard=0, epoch=LEADER + 1, lost_after=90, seconds=5, elapsed=1, watch=(True, True))
+    assert seen.troubles == [] and seen.next_fire is not None
+    assert (await fire(conn, shard=0, epoch=LEADER + 1, batch=10)).settled == 10
+    await reconcile(conn, shard=0, epoch=LEADER + 1, after=(0, 0), batch=20, counts_line=False)
+
+
 async def reaps(conn: AsyncConnection) -> None:
     runner = await Runner.join(conn)
     await runner.claim(5)
@@ -237,6 +249,7 @@ async def prunes(conn: AsyncConnection) -> None:
 VERBS: list[Verb] = [
     claims_and_finishes,
     looks,
+    takes_over,
     fires,
     promotes,
     triggers,
@@ -250,7 +263,7 @@ VERBS: list[Verb] = [
 ]
 
 
-@pytest.mark.requirement("H6")
+@pytest.mark.requirement("H6", "H3")
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__)
 async def test_a_verb_never_reads_a_hot_table_from_end_to_end(busy: AsyncConnection, verb: Verb) -> None:
     before = await sequential_scans(busy)

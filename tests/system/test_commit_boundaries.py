@@ -15,7 +15,26 @@ from tests.system.boundaries import SERVICES, Stage, chosen_sites, failures, reh
 
 
 @pytest.mark.requirement(
-    "N06", "A3", "V1", "V2", "V4", "V7", "V9", "I3", "I4", "I5", "K1", "M2", "F2", "M3", "F3", "M4", "F4", "M5", "F5"
+    "N06",
+    "A3",
+    "B5",
+    "V1",
+    "V2",
+    "V4",
+    "V7",
+    "V9",
+    "I3",
+    "I4",
+    "I5",
+    "K1",
+    "M2",
+    "F2",
+    "M3",
+    "F3",
+    "M4",
+    "F4",
+    "M5",
+    "F5",
 )
 @pytest.mark.parametrize("kind", SERVICES)
 async def test_a_service_that_is_killed_at_a_commit_boundary_changes_nothing(stage: Stage, kind: str) -> None:
