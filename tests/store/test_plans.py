@@ -180,7 +180,7 @@ async def looks(conn: AsyncConnection) -> None:
 async def takes_over(conn: AsyncConnection) -> None:
     """Another scheduler takes the shard whose lease is over, looks around, fires and repairs."""
     await set_clock(conn, later(3650))
-    await conn.execute("update shard set lease_until = clock()")
+    await conn.execute("update shard set lease_until = clock() - interval '1 second'")
     standing = await shards.stand_by(conn, shard=0, owner="next", seconds=5, watches=True)
     assert standing.epoch == LEADER + 1 and standing.is_watched
     seen = await shards.look(conn, shard=0, epoch=LEADER + 1, lost_after=90, seconds=5, elapsed=1, watch=(True, True))
