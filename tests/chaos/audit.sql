@@ -47,7 +47,7 @@ create table chaos_audit.schedule_version (
     entry bigint primary key default nextval('chaos_audit.entries'), tx xid8 not null default pg_current_xact_id(),
     at timestamptz not null default clock_timestamp(), at_ns bigint not null, schedule_id int not null, dag_id int not null,
     name text not null, version int not null, spec jsonb not null, misfire text not null, window_seconds double precision,
-    request text, changed_by text not null, is_deleted boolean not null);
+    request text, changed_by text not null, is_deleted boolean not null, overlap text not null);
 create table chaos_audit.runner_move (
     entry bigint primary key default nextval('chaos_audit.entries'),
     tx xid8 not null default pg_current_xact_id(), backend text not null,
@@ -83,8 +83,14 @@ create table chaos_audit.leader_commit (
     place bigint generated always as identity primary key, tx xid8 not null default pg_current_xact_id(), backend text not null,
     at_ns bigint not null, kind text not null, shard int, epoch bigint);
 
+-- Runs that were put there as if they had ended long ago: nothing of theirs is noted.
+create table chaos_audit.old_run (run_id bigint primary key);
+
 create function chaos_audit.note_task() returns trigger language plpgsql as $$
 begin
+    if tg_op = 'DELETE' and exists (select 1 from chaos_audit.old_run o where o.run_id = old.run_id) then
+        return null;
+    end if;
     insert into chaos_audit.task_move (at_ns, run_id, idx, map_index, old_state, new_state, old_epoch, new_epoch, old_session,
                                        new_session, attempt, losses, reason)
     values (chaos_audit.boot_ns(), coalesce(new.run_id, old.run_id), coalesce(new.idx, old.idx),
@@ -101,6 +107,9 @@ create trigger chaos_deleted after delete on evertick.task for each row execute 
 
 create function chaos_audit.note_run() returns trigger language plpgsql as $$
 begin
+    if tg_op = 'DELETE' and exists (select 1 from chaos_audit.old_run o where o.run_id = old.run_id) then
+        return null;
+    end if;
     insert into chaos_audit.run_move (at_ns, run_id, old_state, new_state, reason)
     values (chaos_audit.boot_ns(), coalesce(new.run_id, old.run_id), old.state, new.state, new.reason);
     return null;
@@ -112,7 +121,10 @@ create trigger chaos_deleted after delete on evertick.run_status for each row ex
 
 create function chaos_audit.note_fact() returns trigger language plpgsql as $$
 begin
-    insert into chaos_audit.fact_change (at_ns, run_id, what) values (chaos_audit.boot_ns(), old.run_id, lower(tg_op));
+    -- What was over long ago may be deleted, and nothing else.
+    if tg_op = 'UPDATE' or not exists (select 1 from chaos_audit.old_run o where o.run_id = old.run_id) then
+        insert into chaos_audit.fact_change (at_ns, run_id, what) values (chaos_audit.boot_ns(), old.run_id, lower(tg_op));
+    end if;
     return null;
 end $$;
 create trigger chaos_changed after update or delete on evertick.run for each row execute function chaos_audit.note_fact();
@@ -157,9 +169,9 @@ create trigger chaos_updated after update on evertick.schedule_state for each ro
 create function chaos_audit.note_version() returns trigger language plpgsql as $$
 begin
     insert into chaos_audit.schedule_version (at_ns, schedule_id, dag_id, name, version, spec, misfire, window_seconds, request,
-                                              changed_by, is_deleted)
+                                              changed_by, is_deleted, overlap)
     values (chaos_audit.boot_ns(), new.schedule_id, new.dag_id, new.name, new.version, new.spec, new.misfire, new.window_seconds,
-            new.request, new.changed_by, new.deleted_at is not null);
+            new.request, new.changed_by, new.deleted_at is not null, new.overlap);
     return null;
 end $$;
 create trigger chaos_changed after insert or update on evertick.schedule for each row execute function chaos_audit.note_version();
@@ -220,3 +232,16 @@ begin
 end $$;
 create constraint trigger chaos_limits after insert on evertick.gate_hold deferrable initially deferred for each row
     execute function chaos_audit.note_limits();
+
+-- How large pools are: what a checker holds against the moves of the tasks.
+create table chaos_audit.pool_move (
+    entry bigint primary key default nextval('chaos_audit.entries'), name text not null, capacity int not null);
+create function chaos_audit.note_pool() returns trigger language plpgsql as $$
+begin
+    insert into chaos_audit.pool_move (name, capacity) values (new.name, new.capacity);
+    return null;
+end $$;
+create trigger chaos_made after insert on evertick.gate for each row
+    when (new.kind = 'pool') execute function chaos_audit.note_pool();
+create trigger chaos_resized after update on evertick.gate for each row
+    when (new.kind = 'pool' and old.capacity <> new.capacity) execute function chaos_audit.note_pool();

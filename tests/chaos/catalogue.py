@@ -12,7 +12,9 @@ from tests.chaos.scenarios import (
     disks,
     edits,
     failover,
+    gates,
     leaders,
+    past,
     poison,
     runners,
 )
@@ -26,7 +28,21 @@ NOT_YET = (
     Scenario(name="N33", title="rolling upgrade", missing="there is no released version to upgrade from yet"),
 )
 
-_MODULES = (leaders, boundaries, runners, databases, failover, disks, clocks, poison, crowds, edits, composite)
+_MODULES = (
+    leaders,
+    boundaries,
+    runners,
+    databases,
+    failover,
+    disks,
+    clocks,
+    poison,
+    crowds,
+    gates,
+    edits,
+    past,
+    composite,
+)
 
 SCENARIOS: tuple[Scenario, ...] = tuple(
     sorted((*NOT_YET, *(each for module in _MODULES for each in module.SCENARIOS)), key=lambda each: each.name)

@@ -1,4 +1,4 @@
-"""Reads the evidence of a run and proves the invariants J1 to J14, or shows where they were broken.
+"""Reads the evidence of a run and proves the invariants J1 to J16, or shows where they were broken.
 
 Shares no code with the program that is on trial. An invariant that found nothing to check says so.
 """
@@ -13,6 +13,7 @@ from tests.chaos.checks.clients import j10
 from tests.chaos.checks.fires import j1, j2, j3
 from tests.chaos.checks.leaders import j9, j13
 from tests.chaos.checks.leaks import j14
+from tests.chaos.checks.limits import j15, j16
 from tests.chaos.checks.moves import j6, j8
 from tests.chaos.checks.reaps import j7
 from tests.chaos.checks.retries import j11
@@ -22,7 +23,7 @@ from tests.chaos.verdict import INVARIANTS, Finding, Limits, Report, Violation
 __all__ = ["INVARIANTS", "Finding", "Limits", "Report", "Violation", "check"]
 
 _CHECKS: dict[str, Callable[[Case, Finding], None]] = dict(
-    zip(INVARIANTS, (j1, j2, j3, j4, j5, j6, j7, j8, j9, j10, j11, j12, j13, j14), strict=True)
+    zip(INVARIANTS, (j1, j2, j3, j4, j5, j6, j7, j8, j9, j10, j11, j12, j13, j14, j15, j16), strict=True)
 )
 
 

@@ -138,6 +138,18 @@ def guarded():
     last = guard.override(name="last", mutex="last", order={"turn": 1}, rate={"last": "500/1s"})
     [guard.override(name=f"guard{number}")() for number in range(2)] >> last()
 
+# Takes up to two seconds, so that its next fire often finds it open.
+@task(name="busy", isolation="warm")
+def busy():
+    with noted():
+        time.sleep(random.uniform(0.1, 2.0))
+
+def lingering():
+    busy()
+
+for overlap in ("skip", "queue_one", "queue_all", "cancel"):
+    dag(name=f"linger_{overlap}", params=SCHEDULE, overlap=overlap)(lingering)
+
 # Lasts until it is told, all epochs or only this one.
 @task(name="hold")
 def hold():

@@ -139,6 +139,7 @@ class ScheduleVersion(NamedTuple):
     request: str | None
     changed_by: str
     is_deleted: bool
+    overlap: str = "allow"
 
 
 class RunFact(NamedTuple):
@@ -152,6 +153,7 @@ class RunFact(NamedTuple):
     triggered_by: str
     created_at: datetime
     state: str | None
+    params: Mapping[str, Any] = {}
 
 
 class Skip(NamedTuple):
@@ -196,12 +198,30 @@ class ResultRow(NamedTuple):
     epoch: int
 
 
+class Need(NamedTuple):
+    """One gate that a task must pass. The name of a key is a template; a pool's capacity is not the DAG's."""
+
+    kind: str
+    name: str
+    weight: int
+    capacity: int | None
+
+
 class TaskPlan(NamedTuple):
     """What a version says about one task, as published."""
 
     name: str
     max_attempts: int
     retry: Mapping[str, Any]
+    needs: tuple[Need, ...] = ()
+
+
+class PoolMove(NamedTuple):
+    """A pool was made, or has another size from here on."""
+
+    entry: int
+    name: str
+    capacity: int
 
 
 class Leftover(NamedTuple):
@@ -250,6 +270,8 @@ class Evidence:
     results: tuple[ResultRow, ...] = ()
     plans: Mapping[tuple[int, int], TaskPlan] = field(default_factory=dict)  # (version_id, idx)
     changed_facts: tuple[str, ...] = ()
+    pool_moves: tuple[PoolMove, ...] = ()
+    limits_broken: tuple[str, ...] = ()
     leftovers: tuple[Leftover, ...] = ()
     changes: tuple[Change, ...] = ()
     refused: Mapping[str, int] = field(default_factory=dict)

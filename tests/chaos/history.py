@@ -23,7 +23,9 @@ from tests.chaos.evidence import (
     LeaderCommit,
     LeaseMove,
     Leftover,
+    Need,
     PastAttempt,
+    PoolMove,
     ResultRow,
     RunFact,
     RunMove,
@@ -68,25 +70,31 @@ from chaos_audit.schedule_move order by entry
 """
 _SCHEDULE_VERSIONS: LiteralString = """
 select v.entry, v.at, v.schedule_id, d.name, v.name, v.version, v.spec, v.misfire, v.window_seconds, v.request, v.changed_by,
-       v.is_deleted
+       v.is_deleted, v.overlap
 from chaos_audit.schedule_version v join evertick.dag d on d.dag_id = v.dag_id order by v.entry
 """
 _RUNNER_MOVES: LiteralString = "select entry, at_ns, session, what, reason from chaos_audit.runner_move order by entry"
 _RUNNERS: LiteralString = "select session, runner_id, pid from evertick.runner order by session"
 _RUNS: LiteralString = """
-select r.run_id, d.name, r.version_id, r.kind::text, r.schedule_id, r.fire_at, r.key, r.triggered_by, r.created_at, s.state::text
+select r.run_id, d.name, r.version_id, r.kind::text, r.schedule_id, r.fire_at, r.key, r.triggered_by, r.created_at, s.state::text,
+       r.params
 from evertick.run r join evertick.dag d on d.dag_id = r.dag_id left join evertick.run_status s on s.run_id = r.run_id
+where not exists (select 1 from chaos_audit.old_run o where o.run_id = r.run_id)
 order by r.run_id
 """
 _SKIPS: LiteralString = """
 select schedule_id, first_at, last_at, count, reason, recorded_at from evertick.skip_record order by schedule_id, first_at
 """
 _PAST: LiteralString = "select run_id, idx, map_index, epoch, session from evertick.attempt"
-_RESULTS: LiteralString = "select run_id, idx, map_index, epoch from evertick.result"
+_RESULTS: LiteralString = """
+select run_id, idx, map_index, epoch from evertick.result r
+where not exists (select 1 from chaos_audit.old_run o where o.run_id = r.run_id)
+"""
 _PLANS: LiteralString = """
 select s.version_id, s.idx, s.name, s.max_attempts,
-       coalesce((select t->'retry' from jsonb_array_elements(v.spec->'tasks') t where t->>'name' = s.name limit 1), '{}')
-from evertick.task_spec s join evertick.dag_version v on v.version_id = s.version_id
+       coalesce(t->'retry', '{}'), coalesce(t->'gates', '[]'), (v.spec->>'max_active_tasks')::int, d.name
+from evertick.task_spec s join evertick.dag_version v on v.version_id = s.version_id join evertick.dag d on d.dag_id = v.dag_id
+left join lateral (select x from jsonb_array_elements(v.spec->'tasks') x where x->>'name' = s.name limit 1) as found(t) on true
 """
 _CHANGED_FACTS: LiteralString = "select format('run %s: %s', run_id, what) from chaos_audit.fact_change order by entry"
 _LEFTOVERS: LiteralString = """
@@ -104,11 +112,6 @@ union all
 select 'timer', format('task %s of run %s waits for %s', t.idx, t.run_id, t.due_at), t.run_id from evertick.timer t
 where t.due_at < evertick.clock()
 union all
-select 'limit', what, null from chaos_audit.limit_broken
-union all
-select 'limit', format('gates had to be put right: %s', detail), null from evertick.journal
-where verb = 'reconcile' and detail->'repairs' ? 'gate_drift'
-union all
 select 'hold', format('task %s of run %s still holds gates', h.idx, h.run_id), h.run_id from evertick.gate_hold h
 union all
 select 'hold', format('task %s of run %s still is on an ordered key', o.idx, o.run_id), o.run_id from evertick.gate_order o
@@ -118,6 +121,14 @@ where g.used <> 0 and g.kind <> 'rate' and not exists (select 1 from evertick.ga
 union all
 select 'schedule', format('schedule %s is due since %s', s.schedule_id, s.next_due), null
 from evertick.schedule_state s where s.next_due < evertick.clock() - interval '10 seconds' and not s.paused and s.error is null
+limit 1000
+"""
+_POOL_MOVES: LiteralString = "select entry, name, capacity from chaos_audit.pool_move order by entry"
+_LIMITS_BROKEN: LiteralString = """
+select what from chaos_audit.limit_broken
+union all
+select format('gates had to be put right: %s', detail) from evertick.journal
+where verb = 'reconcile' and detail->'repairs' ? 'gate_drift'
 limit 1000
 """
 # Who asked is the request's own name where a verb has no key: see the client log.
@@ -143,7 +154,7 @@ async def collect(
 ) -> Evidence:
     """Everything that is known now. `conn` goes straight to the database under test."""
     async with _one_look(conn):
-        plans = await _rows(conn, _PLANS, lambda v, i, name, most, retry: ((v, i), TaskPlan(name, most, retry)))
+        plans = await _rows(conn, _PLANS, _plan)
         clock = await conn.execute("select evertick.clock()")
         now = await clock.fetchone()
         assert now is not None
@@ -168,6 +179,8 @@ async def collect(
             results=await _rows(conn, _RESULTS, ResultRow),
             plans=dict(plans),
             changed_facts=await _rows(conn, _CHANGED_FACTS, str),
+            pool_moves=await _rows(conn, _POOL_MOVES, PoolMove),
+            limits_broken=await _rows(conn, _LIMITS_BROKEN, str),
             leftovers=await _rows(conn, _LEFTOVERS, Leftover),
             changes=await _rows(conn, _CHANGES, Change),
             refused=await refusals(conn),
@@ -175,6 +188,15 @@ async def collect(
             read_at=now[0],
             read_ns=boot_ns(),
         )
+
+
+def _plan(
+    version: int, idx: int, name: str, most: int, retry: Any, gates: list[Any], most_of_dag: int | None, dag: str
+) -> tuple[tuple[int, int], TaskPlan]:
+    needs = [Need(each["kind"], each["name"], each.get("weight", 1), each.get("capacity")) for each in gates]
+    if most_of_dag is not None:
+        needs.append(Need("dag", dag, 1, most_of_dag))
+    return (version, idx), TaskPlan(name, most, retry, tuple(needs))
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -18,6 +18,7 @@ import psycopg
 from evertick.domain.dag import DagSpec, NamedSchedule
 from evertick.domain.errors import EvertickError, PostgresUnavailable
 from evertick.domain.misfire import MisfirePolicy
+from evertick.domain.overlap import OverlapPolicy
 from evertick.domain.schedule import parse_schedule
 from evertick.engine.trigger import trigger
 from evertick.services.link import Link
@@ -33,14 +34,23 @@ MISFIRE = {"warm_chain": MisfirePolicy.LATEST, "ledger": MisfirePolicy.SKIP}
 
 PACES_SECONDS = (5, 7, 10, 15, 20, 30, 45, 60)
 MOST_SCHEDULES_OF_A_DAG = 50
+# Where every run waits for the one before it, there must be time to catch up.
+LINGERING_PACES = {
+    OverlapPolicy.SKIP: 1.0,
+    OverlapPolicy.QUEUE_ONE: 1.0,
+    OverlapPolicy.QUEUE_ALL: 4.0,
+    OverlapPolicy.CANCEL: 1.5,
+}
 ANSWER_SECONDS = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """`steady` schedules fire every 5 to 60 s, `quick` ones every second; `per_second` runs are triggered by hand."""
+    """`steady` schedules fire every 5 to 60 s, `quick` ones every second; `per_second` runs are triggered by hand. For each
+    policy about overlaps there are so many `lingering` schedules, whose runs often last longer than until the next fire."""
 
     seconds: float
+    lingering: int = 0
     steady: int = 0
     quick: int = 0
     per_second: float = 0.0
@@ -82,6 +92,10 @@ class Load:
         for number in range(self.plan.quick):
             dag = self.plan.quick_dags[number % len(self.plan.quick_dags)]
             schedules[dag].append(self._every(1, f"{dag}-quick-{number}", start_at, end_at))
+        for policy, pace in LINGERING_PACES.items():
+            for number in range(self.plan.lingering):
+                dag = f"linger_{policy}"
+                schedules[dag].append(self._every(pace, f"{dag}-{number}", start_at, end_at))
         return [
             replace(
                 spec,
@@ -94,7 +108,9 @@ class Load:
 
     def _every(self, pace: float, name: str, start_at: datetime, end_at: datetime) -> NamedSchedule:
         """Some by cron with seconds, most by interval; each at an offset of its own, so that they do not all come at once."""
-        params: Mapping[str, str] = {"schedule": name}
+        params: dict[str, object] = {"schedule": name}
+        if name.startswith("guarded"):
+            params["half"] = self.dice.randrange(2)
         if pace == 1 and self.dice.random() < 0.3:
             return NamedSchedule(
                 name=name, spec=parse_schedule("* * * * * *", start_at=start_at, end_at=end_at), params=params

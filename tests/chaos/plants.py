@@ -426,7 +426,7 @@ def j12_shared_token(e: Evidence) -> Evidence:
 
 
 def j12_no_effect(e: Evidence) -> Evidence:
-    run_id = next(run.run_id for run in e.runs if run.dag == "chain" and run.fire_at == wall(117))
+    run_id = chain_at(e, 117)
     return removed(e, "effects", lambda effect: effect.run_id == run_id and effect.task == "last")
 
 
@@ -436,6 +436,45 @@ def j12_effects_beyond_epochs(e: Evidence) -> Evidence:
 
 def j13_gap(e: Evidence) -> Evidence:
     return removed(e, "leader_commits", lambda commit: ns(115.5) < commit.at_ns < ns(120.5))
+
+
+def j15_a_key_held_twice(e: Evidence) -> Evidence:
+    """Two runs of the chain with the same key at the same time, which each of them wants for itself."""
+    whole = {
+        where: plan._replace(
+            needs=tuple(need._replace(weight=1_000_000) for need in plan.needs if need.kind == "mutex")
+        )
+        for where, plan in e.plans.items()
+    }
+    late = j16_closed_late(replace(e, plans=whole))
+    first, second = (chain_at(e, at) for at in (117, 127))
+    (begun,) = (move.entry for move in e.task_moves if move.task == (second, 0, -1) and move.old_state is None)
+    ended = max(move.entry for move in e.task_moves if move.run_id == first)
+    # The last end of the first one comes right after the second was let in, in the order of the audit.
+    return changed(late, "task_moves", lambda move: move.entry == ended, entry=begun + 0.5)
+
+
+def chain_at(evidence: Evidence, seconds: float) -> int:
+    return next(run.run_id for run in evidence.runs if run.dag == "chain" and run.fire_at == wall(seconds))
+
+
+def j16_closed_late(e: Evidence) -> Evidence:
+    """A run of the chain is closed only when the next one has begun."""
+    first, second = (chain_at(e, at) for at in (117, 127))
+    begun = max(move.entry for move in e.run_moves if move.run_id == second)
+    closed = max(move.entry for move in e.run_moves if move.run_id == first)
+    return changed(e, "run_moves", lambda move: move.entry == closed, entry=begun - 0.5)
+
+
+def j16_overlapping(e: Evidence) -> Evidence:
+    return changed(j16_closed_late(e), "schedule_versions", lambda each: each.dag == "chain", overlap="queue_all")
+
+
+def j16_skipped_alone(e: Evidence) -> Evidence:
+    run = next(run for run in e.runs if run.run_id == chain_at(e, 117))
+    assert run.schedule_id is not None and run.fire_at is not None
+    skip = Skip(run.schedule_id, run.fire_at, run.fire_at, 1, "overlap_skip", run.fire_at)
+    return added(without_run(e, run.run_id), "skips", skip)
 
 
 def totals(e: Evidence, **fields: Any) -> Evidence:
@@ -532,6 +571,12 @@ def _planted() -> list[Planted]:
         ),
         of("J14", "connections", lambda e: totals(e, connections=40)),
         of("J14", "strays", lambda e: totals(e, strays=1)),
+        of("J15", "overfull", lambda e: changed(e, "pool_moves", lambda each: True, capacity=1)),
+        of("J15", "overfull", j15_a_key_held_twice, "J16"),
+        of("J15", "limit_drift", lambda e: replace(e, limits_broken=("pool wide: 3 of 2 held, 2 counted",))),
+        of("J16", "ran_beside", j16_closed_late),
+        of("J16", "runs_overlap", j16_overlapping),
+        of("J16", "skipped_alone", j16_skipped_alone),
     ]
 
 

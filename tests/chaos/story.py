@@ -21,7 +21,9 @@ from tests.chaos.evidence import (
     Evidence,
     LeaderCommit,
     LeaseMove,
+    Need,
     PastAttempt,
+    PoolMove,
     ResultRow,
     RunFact,
     RunMove,
@@ -300,7 +302,9 @@ class Story:
             policy, spec = "latest" if schedule == 3 else "all", _spec(schedule)
             self.add(
                 "schedule_versions",
-                ScheduleVersion(self.entry(), wall(5), schedule, dag, name, 1, spec, policy, 3600.0, None, "x", False),
+                ScheduleVersion(
+                    self.entry(), wall(5), schedule, dag, name, 1, spec, policy, 3600.0, None, "x", False, _OVERLAP[dag]
+                ),
             )
             self._schedule_move(schedule, 5.0, is_paused=False)
         # The third is paused for 40 s: four fires are skipped on record, and it ends before it fires again.
@@ -402,7 +406,7 @@ def tell(*, busy: int = 0, also: Callable[[Story], None] = lambda story: None) -
     parts["effects"] = tuple(sorted(parts["effects"], key=lambda effect: effect.at_ns))
     parts["lease_moves"] = tuple(sorted(parts["lease_moves"]))
     plans = {
-        (version, idx): TaskPlan(name, 3 if dag == "flaky" else 1, RETRY if dag == "flaky" else {})
+        (version, idx): TaskPlan(name, 3 if dag == "flaky" else 1, RETRY if dag == "flaky" else {}, _NEEDS.get(dag, ()))
         for dag, version in _VERSION.items()
         for idx, name in enumerate(_TASKS[dag])
     }
@@ -411,6 +415,7 @@ def tell(*, busy: int = 0, also: Callable[[Story], None] = lambda story: None) -
         sink=Sink(touches, rows),
         nemesis=story.torment(),
         plans=plans,
+        pool_moves=(PoolMove(0, "wide", 1000),),
         refused={"finish": 1, "extend": 0, "fence": 0},
         read_at=wall(END - 1),
         read_ns=ns(END - 1),
@@ -419,6 +424,8 @@ def tell(*, busy: int = 0, also: Callable[[Story], None] = lambda story: None) -
 
 _VERSION = {"pulse": 1, "chain": 2, "flaky": 3, "paused": 4, "quiet": 5}
 _TASKS = {"pulse": ["beat"], "chain": ["first", "last"], "flaky": ["sometimes"], "paused": ["never"], "quiet": ["mute"]}
+_NEEDS = {"pulse": (Need("pool", "wide", 2, None),), "chain": (Need("mutex", "link:{params.link}", 1, None),)}
+_OVERLAP = {"pulse": "allow", "chain": "skip", "paused": "allow"}
 _SCHEDULES = {1: ("pulse", "main"), 2: ("chain", "cron"), 3: ("paused", "main")}
 _UNTIL = wall(END - 20).isoformat()
 _SPECS: dict[int, dict[str, Any]] = {

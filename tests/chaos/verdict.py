@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-INVARIANTS = tuple(f"J{number}" for number in range(1, 15))
+INVARIANTS = tuple(f"J{number}" for number in range(1, 17))
 
 _SHOWN = 20
 

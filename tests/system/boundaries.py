@@ -63,13 +63,6 @@ class Site:
         return f"{before}{self.service} {self.when} {self.statement} #{self.number}"
 
 
-# As if on another machine: nobody there can see that a runner's process is gone.
-_ELSEWHERE = """
-create function elsewhere() returns trigger language plpgsql as $$ begin new.host := 'elsewhere'; return new; end $$;
-create trigger elsewhere before insert on runner for each row execute function elsewhere();
-"""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """Where the plays take place."""
@@ -92,7 +85,7 @@ class Play:
         there = self._installation
         await invariants.install(there.conn)
         if not self._is_certified:
-            await there.conn.execute(_ELSEWHERE)
+            await there.keep_runners_elsewhere()
         await publish_work(there.conn, self._stage.work, only=TRIGGERED)
         for dag in TRIGGERED:
             await start_run(there.conn, dag, key="once")

@@ -39,6 +39,10 @@ QUICK: dict[str, Any] = {
     "runner_slots": 4,
 }
 
+_ELSEWHERE = """
+create function elsewhere() returns trigger language plpgsql as $$ begin new.host := 'elsewhere'; return new; end $$;
+create trigger elsewhere before insert on runner for each row execute function elsewhere();
+"""
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["tests.system.service"])
 
@@ -205,9 +209,10 @@ class Installation:
             if service.kind == kind and service.is_alive:
                 await service.kill()
 
-    async def move_elsewhere(self) -> None:
-        """From now on the runners seem to be on another machine, where nobody here can see their processes."""
-        await self.conn.execute("update runner set host = 'elsewhere'")
+    async def keep_runners_elsewhere(self) -> None:
+        """Runners that join from now on seem to be on another machine, where nobody here can see that their processes are
+        gone. From their first row on: a neighbour that has seen one here remembers it."""
+        await self.conn.execute(_ELSEWHERE)
 
     async def value(self, query: str, *params: object) -> Any:
         cursor = await self.conn.execute(query, params)  # type: ignore[arg-type]

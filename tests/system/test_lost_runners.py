@@ -26,9 +26,9 @@ async def tries(there: Installation, task: str) -> tuple[int, int, str]:
 
 @pytest.mark.requirement("N07", "K4", "K3", "F4", "A7", "V8")
 async def test_without_a_certificate_silence_tells_and_never_too_early(there: Installation) -> None:
+    await there.keep_runners_elsewhere()
     await there.start("scheduler")
     runners = await two_runners(there)
-    await there.move_elsewhere()
     run_id = await start_run(there.conn, "holding")
     first = await there.begun("hold")
     killed_at = time.monotonic_ns()

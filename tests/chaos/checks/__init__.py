@@ -1,1 +1,1 @@
-"""The invariants J1 to J14, a few to a module. Each check is a function of a case and the finding that it fills."""
+"""The invariants J1 to J16, a few to a module. Each check is a function of a case and the finding that it fills."""

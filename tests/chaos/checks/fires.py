@@ -119,9 +119,10 @@ def _compare(finding: Finding, table: Timetable, runs: set[datetime], skips: Ski
 
 
 def _judge_policy(finding: Finding, table: Timetable, skip: Skip, who: str) -> None:
-    """Who fires all that was missed may skip only what a pause kept, or what is older than the window."""
+    """Who fires all that was missed may skip only what a pause kept, what is older than the window, or what would overlap (J16
+    judges that)."""
     era = table.fires.get(skip.first_at) or table.fires.get(skip.last_at)
-    if era is None or era.version.misfire != _ALL or skip.reason == "paused":
+    if era is None or era.version.misfire != _ALL or skip.reason == "paused" or skip.reason.startswith("overlap_"):
         return
     window = era.version.window_seconds
     is_old = window is not None and skip.recorded_at - skip.last_at > timedelta(seconds=window)
@@ -158,6 +159,8 @@ def j3(case: Case, finding: Finding) -> None:
     finding.counts["ms late at most, of those in time"] += worst // 1_000_000
     patience = case.ns(case.limits.start_tolerance_seconds)
     for bodies in _bodies(case):
+        if any(era.version.overlap != "allow" for era in bodies.table.eras):
+            continue  # its runs wait for each other
         finding.looked_at("starts", len(bodies.wanted))
         for instant, due in bodies.wanted.items():
             began = bodies.begun.get(instant)

@@ -18,6 +18,7 @@ from tests.chaos.scenario import Scenario
 from tests.chaos.scenarios.clocks import JUMPS_SECONDS, add_skewed_services, skew
 from tests.chaos.scenarios.disks import SMALL, add_small_runner, full_spool
 from tests.chaos.stage import Stage
+from tests.chaos.verdict import INVARIANTS
 from tests.chaos.zombie import haunted
 from tests.waiting import elapse
 
@@ -103,7 +104,7 @@ async def composite(stage: Stage) -> None:
     members = stage.cluster.members
     menu = MENU | {name: deed for name, (member, deed) in ODD.items() if member in members}
     seconds = stage.seconds or stage.scaled(3600, DEFAULT_SECONDS)
-    await stage.begin_load(seconds=seconds + CALM_SECONDS, steady=200, quick=12, per_second=2)
+    await stage.begin_load(seconds=seconds + CALM_SECONDS, steady=200, quick=12, lingering=1, per_second=2)
     over = time.monotonic() + seconds
     lanes = [Lane(stage.nemesis, menu, f"{stage.dice.random()}") for _ in range(LANES)]
     async with haunted(stage.cluster, random.Random(stage.dice.random()), per_second=6) as zombie:
@@ -144,7 +145,7 @@ SCENARIOS = (
         play=composite,
         prepare=add_odd_members,
         shape=lambda is_full: Shape(schedulers=2, runners=4 if is_full else 2, slots=6),
-        required=tuple(f"J{number}" for number in range(1, 15)),
+        required=INVARIANTS,
         is_alone=True,
     ),
 )

@@ -1,4 +1,4 @@
-"""N31 and N32: schedules that are edited while they fire, and runs that nobody closes."""
+"""N31 and N32: schedules that are edited while they fire, runs that must not overlap, and runs that nobody closes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from evertick.engine.put_schedule import put_schedule
 from evertick.store import schedules
 from evertick.store.db import Purpose, connect
 from tests.chaos.cluster import Shape
+from tests.chaos.faults import network, planning, processes
 from tests.chaos.record import Answer, Fault
 from tests.chaos.scenario import Scenario
 from tests.chaos.stage import Stage
@@ -93,6 +94,21 @@ async def _pause_now_and_then(stage: Stage, seconds: float) -> None:
                 await elapse(0.8)
 
 
+async def one_at_a_time(stage: Stage) -> None:
+    """N31b: schedules whose runs must not overlap, each policy, while leaders and runners die and leaders overlap."""
+    await stage.begin_load(seconds=stage.scaled(120, 16), lingering=2, quick=2)
+    deeds = (processes.kill_leader, planning.overlap, processes.kill_runner, network.drop_reply)
+    for _ in range(int(stage.scaled(6, 1))):
+        for deed in deeds:
+            await deed(stage.nemesis)
+            await elapse(stage.dice.uniform(0.5, 1.5))
+    found = dict(await stage.cluster.watch.must("select reason, sum(count)::int from skip_record group by 1"))
+    stage.note(f"fires skipped: {found}")
+    stage.expect({"overlap_skip", "overlap_queue_one"} <= set(found), f"no fire met an open run: {found}")
+    canceled = await stage.cluster.watch.value("select count(*) from run_status where state = 'canceled'")
+    stage.expect(canceled, "no run was canceled in favour of the next")
+
+
 async def orphans(stage: Stage) -> None:
     """N32: a run whose tasks have all ended and that nobody closed is closed; one with a live task is left alone."""
     held = await stage.hold_tasks(1)
@@ -122,6 +138,13 @@ SCENARIOS = (
         play=edit_storm,
         shape=lambda is_full: Shape(schedulers=2, runners=1),
         required=("J1", "J2", "J10"),
+    ),
+    Scenario(
+        name="N31b",
+        title="runs that must not overlap, while leaders and runners die",
+        play=one_at_a_time,
+        shape=lambda is_full: Shape(schedulers=2, runners=2, slots=8),
+        required=("J1", "J2", "J16"),
     ),
     Scenario(
         name="N32",
