@@ -25,7 +25,7 @@ from evertick.domain.errors import InvalidSettings
 from evertick.execution import bundle, result
 from evertick.execution.loader import load_file
 from evertick.execution.seat import ReuseLimits
-from evertick.services import publisher, runner_session
+from evertick.services import hearing, publisher
 from tests.source_tree import ROOT, SOURCE
 
 DOCS = ROOT / "docs"
@@ -301,7 +301,7 @@ def test_the_figures_in_the_text_are_those_of_the_code() -> None:
         ),
         ("after 1,000 attempts", first, reuse.attempts == 1000),
         ("grown by 256 MB", first, reuse.growth_bytes == 256 * 2**20),
-        ("After half a second", retries, runner_session.CANCEL_GRACE_SECONDS == 0.5),
+        ("After half a second", retries, hearing.CANCEL_GRACE_SECONDS == 0.5),
         ("| `retries` | 0 |", retries, policy.retries == 0),
         ("| `retry_delay` | 30 s |", retries, policy.delay_seconds == 30),
         ('| `retry_backoff` | `"fixed"` |', retries, policy.backoff is retry.Backoff.FIXED),

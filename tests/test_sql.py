@@ -171,18 +171,8 @@ async def test_whichever_way_rows_are_picked_a_claim_is_guarded_alike(functions:
 
 # claim and claim_rows take no run lock: they skip locked rows of the line and wait for nothing but the task that they were handed.
 # let_in moves only tasks whose row of gate_wait it has taken, or whose run is locked: nobody else can want them.
-# sweep_runs deletes what is left of runs that are gone, so that there is nothing to lock.
-WITHOUT_RUN_LOCK = {"claim", "claim_rows", "let_in", "sweep_runs"}
-PRUNING = {
-    "prune_runs",
-    "prune_journal",
-    "prune_skips",
-    "prune_alerts",
-    "prune_causes",
-    "prune_runners",
-    "prune_versions",
-    "prune_bundles",
-}
+WITHOUT_RUN_LOCK = {"claim", "claim_rows", "let_in"}
+PRUNING = {"prune_runs", "prune_journal", "prune_versions", "prune_kind", "sweep"}
 GATES = {"tend_gates", "unadmit", "reconcile_gates"}
 PLANNING = {
     "fire",
@@ -190,8 +180,6 @@ PLANNING = {
     "step_backfill",
     "fail_backfill",
     "reconcile",
-    "sweep_runs",
-    "sweep_versions",
     *PRUNING,
     *GATES,
 }

@@ -249,7 +249,7 @@ async def test_only_the_remains_that_were_asked_for_are_swept(conn: AsyncConnect
     given = await mandate(conn, epoch, days=10)
     await prune_runs(conn, given, after=0, pace=ALL, now=later(100 * DAY))
     await conn.execute("insert into remains values (0, 'version', %s)", [seen[1]])
-    await prune.sweep_runs(conn, given, [seen[1]], 1000)
+    await prune.sweep(conn, given, Remains.RUN, [seen[1]], 1000)
     assert [len(await rows_of(conn, run)) > 0 for run in seen] == [True, False, True]
     left = await (await conn.execute("select kind, id from remains order by 1, 2")).fetchall()
     assert left == [("run", seen[0]), ("run", seen[2]), ("version", seen[1])]
@@ -260,8 +260,8 @@ async def test_what_is_not_on_the_list_of_remains_by_its_kind_is_not_swept(conn:
     other_version = await put(conn, make_dag("dag", {"b": []}))
     given = await mandate(conn, epoch, days=10)
     await conn.execute("insert into remains values (0, 'version', %s), (0, 'run', %s)", [run, version])
-    await prune.sweep_runs(conn, given, [run], 1000)
-    await prune.sweep_versions(conn, given, [version, other_version], 1000)
+    await prune.sweep(conn, given, Remains.RUN, [run], 1000)
+    await prune.sweep(conn, given, Remains.VERSION, [version, other_version], 1000)
     assert len(await rows_of(conn, run)) == len(OF_A_RUN)
     specs = "select count(*) from task_spec where version_id = any(%s)"
     assert await value(conn, specs, [version, other_version]) == 2
@@ -270,7 +270,7 @@ async def test_what_is_not_on_the_list_of_remains_by_its_kind_is_not_swept(conn:
         "insert into remains values (0, 'version', %s), (0, 'version', %s), (0, 'run', %s)",
         [version, other_version, version],
     )
-    await prune.sweep_versions(conn, given, [version], 1000)
+    await prune.sweep(conn, given, Remains.VERSION, [version], 1000)
     assert await value(conn, specs, [version, other_version]) == 1
     left = await (await conn.execute("select kind, id from remains order by 1, 2")).fetchall()
     assert left == [("run", version), ("version", other_version)]

@@ -338,7 +338,7 @@ async def blocks_of_pruning(url: str) -> int:
                         conn, sql("prune", "walk_runs"), {"shard": 0, "after": first - 1, "batch": 5}, ANALYZED
                     ),
                     await explain(conn, sql("prune", "prune_runs"), {**named, "ids": ids}, ANALYZED),
-                    await explain(conn, sql("prune", "sweep_runs"), {**named, "ids": ids}, ANALYZED),
+                    await explain(conn, sql("prune", "sweep"), {**named, "kind": "run", "ids": ids}, ANALYZED),
                 ]
                 blocks = sum(int(plan["Shared Hit Blocks"]) + int(plan["Shared Read Blocks"]) for plan in plans)
                 assert plans[0]["Actual Rows"] == 5

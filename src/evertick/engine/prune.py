@@ -81,28 +81,20 @@ async def prune_journal(conn: AsyncConnection, mandate: Mandate, *, after: int, 
 async def prune_kind(conn: AsyncConnection, mandate: Mandate, kind: Kind, *, pace: Pace) -> Pruned:
     """One batch of what needs no walk. Fewer than the batch means that there are no more."""
     match kind:
-        case Kind.SKIP_RECORDS:
-            verb = store.prune_skips
-        case Kind.ALERTS:
-            verb = store.prune_alerts
-        case Kind.CAUSES:
-            verb = store.prune_causes
-        case Kind.RUNNERS:
-            verb = store.prune_runners
-        case Kind.VERSIONS:
-            verb = store.prune_versions
-        case Kind.BUNDLES:
-            verb = store.prune_bundles
         case Kind.RUNS | Kind.JOURNAL:
             raise ValueError(f"{kind} are pruned by walking over them")
-    return await _fenced(mandate, lambda: verb(conn, mandate, pace.batch))
+        case Kind.VERSIONS:
+            return await _fenced(mandate, lambda: store.prune_versions(conn, mandate, pace.batch))
+        case Kind.SKIP_RECORDS | Kind.ALERTS | Kind.CAUSES | Kind.RUNNERS | Kind.BUNDLES:
+            return await _fenced(mandate, lambda: store.prune_kind(conn, mandate, kind, pace.batch))
 
 
 async def sweep(conn: AsyncConnection, mandate: Mandate, kind: Remains, *, after: int, pace: Pace) -> Swept:
     """Delete some of the rows that hung on what is pruned: at most as many as the pace allows."""
     ids = await store.remains(conn, shard=mandate.shard, kind=kind, after=after, batch=pace.batch)
-    verb = store.sweep_runs if kind is Remains.RUN else store.sweep_versions
-    done, refused = await _by_halves(lambda some: _fenced(mandate, lambda: verb(conn, mandate, some, pace.rows)), ids)
+    done, refused = await _by_halves(
+        lambda some: _fenced(mandate, lambda: store.sweep(conn, mandate, kind, some, pace.rows)), ids
+    )
     is_clean = all(each.is_clean for each in done)
     last = ids[-1] if ids and is_clean else after
     rows = sum(each.swept for each in done)

@@ -30,7 +30,8 @@ from evertick.services.code_cleaning import keep_clean
 from evertick.services.contact import Contact
 from evertick.services.duty import Duty
 from evertick.services.events import Log
-from evertick.services.heartbeat import Beat, Heartbeat
+from evertick.services.hearing import Hearing
+from evertick.services.heartbeat import Heartbeat
 from evertick.services.holding import Holding
 from evertick.services.joining import join
 from evertick.services.leaving import Ending, stop_within
@@ -49,10 +50,7 @@ from evertick.store.wake import Channel
 
 MOST_REPORTS = 500
 TELL_AGAIN_SECONDS = 5.0
-ASK_AGAIN_SECONDS = 0.2
 GOODBYE_SECONDS = 5.0
-# A canceled body is gone within a second of the command (DESIGN, States); this is what it has to tidy up.
-CANCEL_GRACE_SECONDS = 0.5
 
 
 class RunnerSession:
@@ -97,6 +95,19 @@ class RunnerSession:
             session=self.session,
             on_started=self._on_started,
         )
+        self._hearing = Hearing(
+            holding=self._holding,
+            executor=self._executor,
+            contact=self._contact,
+            changeover=self._changeover,
+            duty=self.duty,
+            hot=self._hot,
+            wake=self._wake,
+            log=self._log,
+            ask_again=lambda: self._heartbeat.beat_now(),
+            on_buried=self._on_buried,
+            on_idle=self._look_if_idle,
+        )
         spool, poll = settings.spool_folder, self._executor.poll_logs
         self._logs = LogService(url, spool=spool, session=self.session, poll=poll, log=self._log)
         self._neighbours = Neighbours(settings, link=self._side, on_buried=self._on_neighbour_buried, log=self._log)
@@ -123,7 +134,7 @@ class RunnerSession:
             url=self._url,
             session=self.session,
             held=self._holding.held,
-            on_beat=self._on_beat,
+            on_beat=self._hearing.on_beat,
             log=self._log,
         )
         self._heartbeat.start()
@@ -206,7 +217,7 @@ class RunnerSession:
 
     async def _join(self) -> None:
         conn = await self._side.get()
-        self._note_heard(boot_seconds())
+        self._hearing.note_heard(boot_seconds())
         await join(conn, self._me, tells=self._settings.notify, log=self._log)
         await self._claiming.warn_if_idle(conn, log=self._log)
 
@@ -236,56 +247,11 @@ class RunnerSession:
         with suppress(psycopg.Error, PostgresUnavailable, OSError):
             await ship(await self._side.get(), session=self.session, chunks=late)
 
-    def _on_beat(self, beat: Beat) -> None:
-        """A heartbeat was answered: the two-sided reply names what we lost and what we do not know we have."""
-        reply = beat.reply
-        if reply.is_gone:
-            self._on_buried()
-        elif self._note_heard(beat.sent_at):
-            self._obey(reply.request)
-        if beat.by_spare and self._contact.is_step_suspect(beat.sent_at):
-            # A fresh line answers while an old one does not: what was sent there before may be lost.
-            self._hot.cut()
-        for key, epoch in reply.lost:
-            if self._holding.holds(key, epoch):
-                self._executor.kill(key, epoch, "lease lost", grace_seconds=0.0)
-        for key, epoch in reply.stop:
-            if self._holding.holds(key, epoch):
-                self._executor.kill(key, epoch, "stop requested", grace_seconds=CANCEL_GRACE_SECONDS)
-        self._changeover.hear(beat.server, reply.lost)
-        self._give_back(reply.unknown, beat.sent_at)
-
-    def _give_back(self, unknown: list[Held], sent_at: float) -> None:
-        if self._contact.stepping_since is not None:
-            if any(not self._holding.holds(*held) for held in unknown):
-                # The reply that is on its way may carry them; ask again once it is here.
-                asyncio.get_running_loop().call_later(ASK_AGAIN_SECONDS, self._heartbeat.beat_now)
-            return
-        if (count := self._holding.give_back(unknown, "claim_reply_lost")) > 0:
-            metrics.CLAIMS_LOST.inc(count)
-            self._log.warning("claim_reply_lost", attempts=count)
-            self._wake.set()
-        if self._contact.settle_doubt(sent_at):
-            self._wake.set()
-
-    def _note_heard(self, sent_at: float) -> bool:
-        if not self._contact.may_claim(sent_at):
-            self._wake.set()
-        is_latest = self._contact.note_heard(sent_at)
-        self._executor.keep_contact(self._contact.stop_at)
-        return is_latest
-
     def _on_buried(self) -> None:
         if self._ending is not Ending.BURIED:
             self._ending = Ending.BURIED
             self._log.error("buried", attempts=self._holding.active)
             self.leave()
-
-    def _obey(self, request: Request | None) -> None:
-        """What people ask of this runner."""
-        if self.duty.hear(request):
-            self._wake.set()
-            self._look_if_idle()
 
     def _look_if_idle(self) -> None:
         is_idle = self._contact.is_certain and not self._holding.active and not self._holding.has_ended

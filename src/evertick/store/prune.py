@@ -78,36 +78,19 @@ async def prune_journal(conn: AsyncConnection, mandate: Mandate, ids: list[int])
     return await _prune(conn, sql("prune", "prune_journal"), mandate, ids=ids)
 
 
-async def prune_alerts(conn: AsyncConnection, mandate: Mandate, batch: int) -> Pruned:
-    return await _prune(conn, sql("prune", "prune_alerts"), mandate, batch=batch)
-
-
-async def prune_causes(conn: AsyncConnection, mandate: Mandate, batch: int) -> Pruned:
-    return await _prune(conn, sql("prune", "prune_causes"), mandate, batch=batch)
-
-
-async def prune_skips(conn: AsyncConnection, mandate: Mandate, batch: int) -> Pruned:
-    return await _prune(conn, sql("prune", "prune_skips"), mandate, batch=batch)
-
-
-async def prune_runners(conn: AsyncConnection, mandate: Mandate, batch: int) -> Pruned:
-    return await _prune(conn, sql("prune", "prune_runners"), mandate, batch=batch)
+async def prune_kind(conn: AsyncConnection, mandate: Mandate, kind: str, batch: int) -> Pruned:
+    return await _prune(conn, sql("prune", "prune_kind"), mandate, kind=kind, batch=batch)
 
 
 async def prune_versions(conn: AsyncConnection, mandate: Mandate, batch: int) -> Pruned:
     return await _prune(conn, sql("prune", "prune_versions"), mandate, batch=batch)
 
 
-async def prune_bundles(conn: AsyncConnection, mandate: Mandate, batch: int) -> Pruned:
-    return await _prune(conn, sql("prune", "prune_bundles"), mandate, batch=batch)
-
-
-async def sweep_runs(conn: AsyncConnection, mandate: Mandate, ids: list[int], rows: int) -> Swept:
-    return await _sweep(conn, sql("prune", "sweep_runs"), mandate, ids, rows)
-
-
-async def sweep_versions(conn: AsyncConnection, mandate: Mandate, ids: list[int], rows: int) -> Swept:
-    return await _sweep(conn, sql("prune", "sweep_versions"), mandate, ids, rows)
+async def sweep(conn: AsyncConnection, mandate: Mandate, kind: str, ids: list[int], rows: int) -> Swept:
+    params = {"shard": mandate.shard, "epoch": mandate.epoch, "kind": kind, "ids": ids, "rows": rows}
+    row = await one_row(conn, sql("prune", "sweep"), params, Swept)
+    assert row is not None
+    return row
 
 
 async def count_old(conn: AsyncConnection, *, before: datetime) -> Old:
@@ -126,12 +109,5 @@ async def _prune(conn: AsyncConnection, statement: LiteralString, mandate: Manda
         **what,
     }
     row = await one_row(conn, statement, params, Pruned)
-    assert row is not None
-    return row
-
-
-async def _sweep(conn: AsyncConnection, statement: LiteralString, mandate: Mandate, ids: list[int], rows: int) -> Swept:
-    params = {"shard": mandate.shard, "epoch": mandate.epoch, "ids": ids, "rows": rows}
-    row = await one_row(conn, statement, params, Swept)
     assert row is not None
     return row

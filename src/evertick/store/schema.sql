@@ -2263,45 +2263,6 @@ begin
     has_line := exists (select 1 from retry_line l where l.shard = p_shard);
 end $$;
 
-CREATE FUNCTION evertick.prune_alerts(p_shard smallint, p_epoch bigint, p_before timestamp with time zone, p_limit integer, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
-    LANGUAGE plpgsql
-    AS $$
-begin
-    perform fence(p_shard, p_epoch);
-    delete from alert where ctid = any(array(
-        select a.ctid from alert a where a.ended_at < p_before limit p_limit for update skip locked));
-    get diagnostics pruned = row_count;
-    entry := note_pruned(p_entry, p_actor, p_before, 'alerts', pruned);
-end $$;
-
-CREATE FUNCTION evertick.prune_bundles(p_shard smallint, p_epoch bigint, p_before timestamp with time zone, p_limit integer, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
-    LANGUAGE plpgsql
-    AS $$
-begin
-    perform fence(p_shard, p_epoch);
-    delete from bundle where ctid = any(array(
-        select b.ctid from bundle b
-        where b.created_at < p_before and b.hash <> all(select v.bundle_hash from dag_version v)
-        limit p_limit for update skip locked));
-    get diagnostics pruned = row_count;
-    entry := note_pruned(p_entry, p_actor, p_before, 'bundles', pruned);
-end $$;
-
-CREATE FUNCTION evertick.prune_causes(p_shard smallint, p_epoch bigint, p_before timestamp with time zone, p_limit integer, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
-    LANGUAGE plpgsql
-    AS $$
-begin
-    perform fence(p_shard, p_epoch);
-    delete from cause where ctid = any(array(
-        select k.ctid from schedule c cross join lateral (
-            select x.ctid from cause x
-            where x.schedule_id = c.schedule_id and x.fire_at < p_before
-            order by x.fire_at limit p_limit for update skip locked) k
-        limit p_limit));
-    get diagnostics pruned = row_count;
-    entry := note_pruned(p_entry, p_actor, p_before, 'causes', pruned);
-end $$;
-
 CREATE FUNCTION evertick.prune_journal(p_shard smallint, p_epoch bigint, p_entry_ids bigint[], p_before timestamp with time zone, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
     LANGUAGE plpgsql
     AS $$
@@ -2314,17 +2275,49 @@ begin
     entry := note_pruned(p_entry, p_actor, p_before, 'journal', pruned);
 end $$;
 
-CREATE FUNCTION evertick.prune_runners(p_shard smallint, p_epoch bigint, p_before timestamp with time zone, p_limit integer, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
+CREATE FUNCTION evertick.prune_kind(p_shard smallint, p_epoch bigint, p_kind text, p_before timestamp with time zone, p_limit integer, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
     LANGUAGE plpgsql
     AS $$
 begin
     perform fence(p_shard, p_epoch);
-    delete from runner where ctid = any(array(
-        select r.ctid from runner r
-        where r.gone_at < p_before and not exists (select 1 from lease l where l.session = r.session)
-        limit p_limit for update of r skip locked));
+    if p_kind = 'skip_records' then
+        -- Schedule by schedule: within one, ranges are in the order of time. A range is recorded when it is over.
+        delete from skip_record where ctid = any(array(
+            select k.ctid from schedule c cross join lateral (
+                select x.ctid from skip_record x
+                where x.schedule_id = c.schedule_id and x.first_at < p_before and x.recorded_at < p_before
+                order by x.first_at limit p_limit for update skip locked) k
+            limit p_limit));
+    elsif p_kind = 'causes' then
+        -- What fires of long ago came after, schedule by schedule as well.
+        delete from cause where ctid = any(array(
+            select k.ctid from schedule c cross join lateral (
+                select x.ctid from cause x
+                where x.schedule_id = c.schedule_id and x.fire_at < p_before
+                order by x.fire_at limit p_limit for update skip locked) k
+            limit p_limit));
+    elsif p_kind = 'alerts' then
+        -- Their episode is long over.
+        delete from alert where ctid = any(array(
+            select a.ctid from alert a where a.ended_at < p_before limit p_limit for update skip locked));
+    elsif p_kind = 'runners' then
+        -- Gone for long. One that comes back finds out that it is gone by not being there.
+        delete from runner where ctid = any(array(
+            select r.ctid from runner r
+            where r.gone_at < p_before and not exists (select 1 from lease l where l.session = r.session)
+            limit p_limit for update of r skip locked));
+    elsif p_kind = 'bundles' then
+        -- Code that no version has. Publishing puts the code first and the version a moment later, and puts its date anew even if
+        -- it is there already: an old date means that nobody is about to use it.
+        delete from bundle where ctid = any(array(
+            select b.ctid from bundle b
+            where b.created_at < p_before and b.hash <> all(select v.bundle_hash from dag_version v)
+            limit p_limit for update skip locked));
+    else
+        raise exception 'nothing is pruned as %', p_kind;
+    end if;
     get diagnostics pruned = row_count;
-    entry := note_pruned(p_entry, p_actor, p_before, 'runners', pruned);
+    entry := note_pruned(p_entry, p_actor, p_before, p_kind, pruned);
 end $$;
 
 CREATE FUNCTION evertick.prune_runs(p_shard smallint, p_epoch bigint, p_run_ids bigint[], p_before timestamp with time zone, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
@@ -2344,21 +2337,6 @@ begin
     delete from run r where r.run_id = any(doomed);
     pruned := cardinality(doomed);
     entry := note_pruned(p_entry, p_actor, p_before, 'runs', pruned);
-end $$;
-
-CREATE FUNCTION evertick.prune_skips(p_shard smallint, p_epoch bigint, p_before timestamp with time zone, p_limit integer, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
-    LANGUAGE plpgsql
-    AS $$
-begin
-    perform fence(p_shard, p_epoch);
-    delete from skip_record where ctid = any(array(
-        select k.ctid from schedule c cross join lateral (
-            select x.ctid from skip_record x
-            where x.schedule_id = c.schedule_id and x.first_at < p_before and x.recorded_at < p_before
-            order by x.first_at limit p_limit for update skip locked) k
-        limit p_limit));
-    get diagnostics pruned = row_count;
-    entry := note_pruned(p_entry, p_actor, p_before, 'skip_records', pruned);
 end $$;
 
 CREATE FUNCTION evertick.prune_versions(p_shard smallint, p_epoch bigint, p_before timestamp with time zone, p_limit integer, p_actor text, p_entry bigint, OUT pruned bigint, OUT entry bigint) RETURNS record
@@ -3759,70 +3737,32 @@ CREATE FUNCTION evertick.stranded() RETURNS SETOF bigint
     limit 100
 $$;
 
-CREATE FUNCTION evertick.sweep_runs(p_shard smallint, p_epoch bigint, p_run_ids bigint[], p_limit integer, OUT swept integer, OUT is_clean boolean) RETURNS record
+CREATE FUNCTION evertick.sweep(p_shard smallint, p_epoch bigint, p_kind text, p_ids bigint[], p_limit integer, OUT swept integer, OUT is_clean boolean) RETURNS record
     LANGUAGE plpgsql
-    AS $$
+    AS $_$
 declare
     gone bigint[];
+    hung text;
     n int;
 begin
     perform fence(p_shard, p_epoch);
     swept := 0;
     gone := array(
         select m.id from remains m
-        where m.shard = p_shard and m.kind = 'run' and m.id = any(p_run_ids)
+        where m.shard = p_shard and m.kind = p_kind and m.id = any(p_ids)
         order by m.id for update skip locked);
-    delete from log_chunk where ctid = any(array(select x.ctid from log_chunk x where x.run_id = any(gone) limit p_limit));
-    get diagnostics n = row_count;
-    swept := swept + n;
-    delete from result where ctid = any(array(select x.ctid from result x where x.run_id = any(gone) limit p_limit - swept));
-    get diagnostics n = row_count;
-    swept := swept + n;
-    delete from attempt where ctid = any(array(select x.ctid from attempt x where x.run_id = any(gone) limit p_limit - swept));
-    get diagnostics n = row_count;
-    swept := swept + n;
-    delete from task where ctid = any(array(select x.ctid from task x where x.run_id = any(gone) limit p_limit - swept));
-    get diagnostics n = row_count;
-    swept := swept + n;
+    foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'attempt', 'task']
+                                      else array['edge', 'task_input', 'task_gate', 'task_spec'] end loop
+        execute format('delete from %1$I where ctid = any(array(select x.ctid from %1$I x where x.%2$I = any($1) limit $2))',
+                       hung, p_kind || '_id') using gone, p_limit - swept;
+        get diagnostics n = row_count;
+        swept := swept + n;
+    end loop;
     is_clean := swept < p_limit;
     if is_clean then
-        delete from remains m where m.shard = p_shard and m.kind = 'run' and m.id = any(gone);
+        delete from remains m where m.shard = p_shard and m.kind = p_kind and m.id = any(gone);
     end if;
-end $$;
-
-CREATE FUNCTION evertick.sweep_versions(p_shard smallint, p_epoch bigint, p_version_ids integer[], p_limit integer, OUT swept integer, OUT is_clean boolean) RETURNS record
-    LANGUAGE plpgsql
-    AS $$
-declare
-    gone int[];
-    n int;
-begin
-    perform fence(p_shard, p_epoch);
-    swept := 0;
-    gone := array(
-        select m.id from remains m
-        where m.shard = p_shard and m.kind = 'version' and m.id = any(p_version_ids)
-        order by m.id for update skip locked);
-    delete from edge where ctid = any(array(select x.ctid from edge x where x.version_id = any(gone) limit p_limit));
-    get diagnostics n = row_count;
-    swept := swept + n;
-    delete from task_input
-    where ctid = any(array(select x.ctid from task_input x where x.version_id = any(gone) limit p_limit - swept));
-    get diagnostics n = row_count;
-    swept := swept + n;
-    delete from task_gate
-    where ctid = any(array(select x.ctid from task_gate x where x.version_id = any(gone) limit p_limit - swept));
-    get diagnostics n = row_count;
-    swept := swept + n;
-    delete from task_spec
-    where ctid = any(array(select x.ctid from task_spec x where x.version_id = any(gone) limit p_limit - swept));
-    get diagnostics n = row_count;
-    swept := swept + n;
-    is_clean := swept < p_limit;
-    if is_clean then
-        delete from remains m where m.shard = p_shard and m.kind = 'version' and m.id = any(gone);
-    end if;
-end $$;
+end $_$;
 
 CREATE FUNCTION evertick.sync_schedules(p_dag_id integer, p_schedules jsonb, p_removes_all boolean, p_actor text) RETURNS void
     LANGUAGE plpgsql

@@ -54,35 +54,31 @@ begin
     entry := note_pruned(p_entry, p_actor, p_before, 'runs', pruned);
 end $$;
 
--- Deletes at most p_limit rows that hung on runs which are gone. A run that has none left is taken off the list. By place,
--- because a delete has no limit of its own. Nobody else can want these rows: every verb begins with the run.
-create function sweep_runs(p_shard smallint, p_epoch bigint, p_run_ids bigint[], p_limit int,
-                           out swept int, out is_clean boolean) language plpgsql as $$
+-- Deletes at most p_limit rows that hung on runs or versions which are gone. What has none left is taken off the list. By place,
+-- because a delete has no limit of its own. Nobody else can want these rows: every verb begins with the run, or with the DAG.
+create function sweep(p_shard smallint, p_epoch bigint, p_kind text, p_ids bigint[], p_limit int,
+                      out swept int, out is_clean boolean) language plpgsql as $$
 declare
     gone bigint[];
+    hung text;
     n int;
 begin
     perform fence(p_shard, p_epoch);
     swept := 0;
     gone := array(
         select m.id from remains m
-        where m.shard = p_shard and m.kind = 'run' and m.id = any(p_run_ids)
+        where m.shard = p_shard and m.kind = p_kind and m.id = any(p_ids)
         order by m.id for update skip locked);
-    delete from log_chunk where ctid = any(array(select x.ctid from log_chunk x where x.run_id = any(gone) limit p_limit));
-    get diagnostics n = row_count;
-    swept := swept + n;
-    delete from result where ctid = any(array(select x.ctid from result x where x.run_id = any(gone) limit p_limit - swept));
-    get diagnostics n = row_count;
-    swept := swept + n;
-    delete from attempt where ctid = any(array(select x.ctid from attempt x where x.run_id = any(gone) limit p_limit - swept));
-    get diagnostics n = row_count;
-    swept := swept + n;
-    delete from task where ctid = any(array(select x.ctid from task x where x.run_id = any(gone) limit p_limit - swept));
-    get diagnostics n = row_count;
-    swept := swept + n;
+    foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'attempt', 'task']
+                                      else array['edge', 'task_input', 'task_gate', 'task_spec'] end loop
+        execute format('delete from %1$I where ctid = any(array(select x.ctid from %1$I x where x.%2$I = any($1) limit $2))',
+                       hung, p_kind || '_id') using gone, p_limit - swept;
+        get diagnostics n = row_count;
+        swept := swept + n;
+    end loop;
     is_clean := swept < p_limit;
     if is_clean then
-        delete from remains m where m.shard = p_shard and m.kind = 'run' and m.id = any(gone);
+        delete from remains m where m.shard = p_shard and m.kind = p_kind and m.id = any(gone);
     end if;
 end $$;
 
@@ -107,53 +103,6 @@ begin
     entry := note_pruned(p_entry, p_actor, p_before, 'versions', pruned);
 end $$;
 
-create function sweep_versions(p_shard smallint, p_epoch bigint, p_version_ids int[], p_limit int,
-                               out swept int, out is_clean boolean) language plpgsql as $$
-declare
-    gone int[];
-    n int;
-begin
-    perform fence(p_shard, p_epoch);
-    swept := 0;
-    gone := array(
-        select m.id from remains m
-        where m.shard = p_shard and m.kind = 'version' and m.id = any(p_version_ids)
-        order by m.id for update skip locked);
-    delete from edge where ctid = any(array(select x.ctid from edge x where x.version_id = any(gone) limit p_limit));
-    get diagnostics n = row_count;
-    swept := swept + n;
-    delete from task_input
-    where ctid = any(array(select x.ctid from task_input x where x.version_id = any(gone) limit p_limit - swept));
-    get diagnostics n = row_count;
-    swept := swept + n;
-    delete from task_gate
-    where ctid = any(array(select x.ctid from task_gate x where x.version_id = any(gone) limit p_limit - swept));
-    get diagnostics n = row_count;
-    swept := swept + n;
-    delete from task_spec
-    where ctid = any(array(select x.ctid from task_spec x where x.version_id = any(gone) limit p_limit - swept));
-    get diagnostics n = row_count;
-    swept := swept + n;
-    is_clean := swept < p_limit;
-    if is_clean then
-        delete from remains m where m.shard = p_shard and m.kind = 'version' and m.id = any(gone);
-    end if;
-end $$;
-
--- Code that no version has. Publishing puts the code first and the version a moment later, and puts its date anew even if it
--- is there already: an old date means that nobody is about to use it.
-create function prune_bundles(p_shard smallint, p_epoch bigint, p_before timestamptz, p_limit int, p_actor text,
-                              p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
-begin
-    perform fence(p_shard, p_epoch);
-    delete from bundle where ctid = any(array(
-        select b.ctid from bundle b
-        where b.created_at < p_before and b.hash <> all(select v.bundle_hash from dag_version v)
-        limit p_limit for update skip locked));
-    get diagnostics pruned = row_count;
-    entry := note_pruned(p_entry, p_actor, p_before, 'bundles', pruned);
-end $$;
-
 create function prune_journal(p_shard smallint, p_epoch bigint, p_entry_ids bigint[], p_before timestamptz, p_actor text,
                               p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
 begin
@@ -165,57 +114,47 @@ begin
     entry := note_pruned(p_entry, p_actor, p_before, 'journal', pruned);
 end $$;
 
--- Ranges that were skipped long ago, schedule by schedule: within one they are in the order of time. A range is recorded when
--- it is over.
-create function prune_skips(p_shard smallint, p_epoch bigint, p_before timestamptz, p_limit int, p_actor text,
-                            p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
+-- One batch of what needs no walk and has nothing hanging on it.
+create function prune_kind(p_shard smallint, p_epoch bigint, p_kind text, p_before timestamptz, p_limit int, p_actor text,
+                           p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
-    delete from skip_record where ctid = any(array(
-        select k.ctid from schedule c cross join lateral (
-            select x.ctid from skip_record x
-            where x.schedule_id = c.schedule_id and x.first_at < p_before and x.recorded_at < p_before
-            order by x.first_at limit p_limit for update skip locked) k
-        limit p_limit));
+    if p_kind = 'skip_records' then
+        -- Schedule by schedule: within one, ranges are in the order of time. A range is recorded when it is over.
+        delete from skip_record where ctid = any(array(
+            select k.ctid from schedule c cross join lateral (
+                select x.ctid from skip_record x
+                where x.schedule_id = c.schedule_id and x.first_at < p_before and x.recorded_at < p_before
+                order by x.first_at limit p_limit for update skip locked) k
+            limit p_limit));
+    elsif p_kind = 'causes' then
+        -- What fires of long ago came after, schedule by schedule as well.
+        delete from cause where ctid = any(array(
+            select k.ctid from schedule c cross join lateral (
+                select x.ctid from cause x
+                where x.schedule_id = c.schedule_id and x.fire_at < p_before
+                order by x.fire_at limit p_limit for update skip locked) k
+            limit p_limit));
+    elsif p_kind = 'alerts' then
+        -- Their episode is long over.
+        delete from alert where ctid = any(array(
+            select a.ctid from alert a where a.ended_at < p_before limit p_limit for update skip locked));
+    elsif p_kind = 'runners' then
+        -- Gone for long. One that comes back finds out that it is gone by not being there.
+        delete from runner where ctid = any(array(
+            select r.ctid from runner r
+            where r.gone_at < p_before and not exists (select 1 from lease l where l.session = r.session)
+            limit p_limit for update of r skip locked));
+    elsif p_kind = 'bundles' then
+        -- Code that no version has. Publishing puts the code first and the version a moment later, and puts its date anew even if
+        -- it is there already: an old date means that nobody is about to use it.
+        delete from bundle where ctid = any(array(
+            select b.ctid from bundle b
+            where b.created_at < p_before and b.hash <> all(select v.bundle_hash from dag_version v)
+            limit p_limit for update skip locked));
+    else
+        raise exception 'nothing is pruned as %', p_kind;
+    end if;
     get diagnostics pruned = row_count;
-    entry := note_pruned(p_entry, p_actor, p_before, 'skip_records', pruned);
-end $$;
-
--- Alerts whose episode is long over.
-create function prune_alerts(p_shard smallint, p_epoch bigint, p_before timestamptz, p_limit int, p_actor text,
-                             p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
-begin
-    perform fence(p_shard, p_epoch);
-    delete from alert where ctid = any(array(
-        select a.ctid from alert a where a.ended_at < p_before limit p_limit for update skip locked));
-    get diagnostics pruned = row_count;
-    entry := note_pruned(p_entry, p_actor, p_before, 'alerts', pruned);
-end $$;
-
--- What fires of long ago came after, schedule by schedule as above.
-create function prune_causes(p_shard smallint, p_epoch bigint, p_before timestamptz, p_limit int, p_actor text,
-                             p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
-begin
-    perform fence(p_shard, p_epoch);
-    delete from cause where ctid = any(array(
-        select k.ctid from schedule c cross join lateral (
-            select x.ctid from cause x
-            where x.schedule_id = c.schedule_id and x.fire_at < p_before
-            order by x.fire_at limit p_limit for update skip locked) k
-        limit p_limit));
-    get diagnostics pruned = row_count;
-    entry := note_pruned(p_entry, p_actor, p_before, 'causes', pruned);
-end $$;
-
--- Runners that are gone for long. One that comes back finds out that it is gone by not being there.
-create function prune_runners(p_shard smallint, p_epoch bigint, p_before timestamptz, p_limit int, p_actor text,
-                              p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
-begin
-    perform fence(p_shard, p_epoch);
-    delete from runner where ctid = any(array(
-        select r.ctid from runner r
-        where r.gone_at < p_before and not exists (select 1 from lease l where l.session = r.session)
-        limit p_limit for update of r skip locked));
-    get diagnostics pruned = row_count;
-    entry := note_pruned(p_entry, p_actor, p_before, 'runners', pruned);
+    entry := note_pruned(p_entry, p_actor, p_before, p_kind, pruned);
 end $$;

@@ -29,46 +29,24 @@ select pruned, entry
   from prune_runs(%(shard)s::smallint, %(epoch)s::bigint, %(ids)s::bigint[], %(before)s::timestamptz, %(actor)s::text,
                   %(entry)s::bigint)
 
--- name: sweep_runs
-select swept, is_clean from sweep_runs(%(shard)s::smallint, %(epoch)s::bigint, %(ids)s::bigint[], %(rows)s::int)
+-- name: sweep
+select swept, is_clean
+  from sweep(%(shard)s::smallint, %(epoch)s::bigint, %(kind)s::text, %(ids)s::bigint[], %(rows)s::int)
 
 -- name: prune_journal
 select pruned, entry
   from prune_journal(%(shard)s::smallint, %(epoch)s::bigint, %(ids)s::bigint[], %(before)s::timestamptz, %(actor)s::text,
                      %(entry)s::bigint)
 
--- name: prune_skips
+-- name: prune_kind
 select pruned, entry
-  from prune_skips(%(shard)s::smallint, %(epoch)s::bigint, %(before)s::timestamptz, %(batch)s::int, %(actor)s::text,
-                   %(entry)s::bigint)
-
--- name: prune_alerts
-select pruned, entry
-  from prune_alerts(%(shard)s::smallint, %(epoch)s::bigint, %(before)s::timestamptz, %(batch)s::int, %(actor)s::text,
-                    %(entry)s::bigint)
-
--- name: prune_causes
-select pruned, entry
-  from prune_causes(%(shard)s::smallint, %(epoch)s::bigint, %(before)s::timestamptz, %(batch)s::int, %(actor)s::text,
-                    %(entry)s::bigint)
-
--- name: prune_runners
-select pruned, entry
-  from prune_runners(%(shard)s::smallint, %(epoch)s::bigint, %(before)s::timestamptz, %(batch)s::int, %(actor)s::text,
-                     %(entry)s::bigint)
+  from prune_kind(%(shard)s::smallint, %(epoch)s::bigint, %(kind)s::text, %(before)s::timestamptz, %(batch)s::int,
+                  %(actor)s::text, %(entry)s::bigint)
 
 -- name: prune_versions
 select pruned, entry
   from prune_versions(%(shard)s::smallint, %(epoch)s::bigint, %(before)s::timestamptz, %(batch)s::int, %(actor)s::text,
                       %(entry)s::bigint)
-
--- name: sweep_versions
-select swept, is_clean from sweep_versions(%(shard)s::smallint, %(epoch)s::bigint, %(ids)s::int[], %(rows)s::int)
-
--- name: prune_bundles
-select pruned, entry
-  from prune_bundles(%(shard)s::smallint, %(epoch)s::bigint, %(before)s::timestamptz, %(batch)s::int, %(actor)s::text,
-                     %(entry)s::bigint)
 
 -- name: count_old
 -- For people who ask before they delete; the runs themselves are counted by walking over them.
