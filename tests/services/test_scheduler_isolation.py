@@ -15,10 +15,10 @@ from psycopg import AsyncConnection
 
 from evertick.domain.errors import NotLeader
 from evertick.engine.reap import reap_orphan
+from evertick.services import contained, metrics, repairing
 from evertick.services import lead as leading
-from evertick.services import metrics, repairing
 from evertick.services.lead import Lead
-from evertick.store import shards
+from evertick.store import runners, shards
 from evertick.store.db import Purpose, connect
 from tests.engine.poison import refuse
 from tests.engine.world import Runner, make_dag, put, run_state, start, states, value
@@ -139,6 +139,58 @@ async def test_a_step_that_takes_for_ever_is_broken_off_and_the_others_go_on(
         await said.saw("quarantine", kind="run", verb="reconcile", within_seconds=20)
     assert counted["step_failures{reconcile}"] >= 1
     assert counted["quarantined{run}"] == 1
+
+
+@pytest.mark.requirement("A1", "A13", "B2")
+async def test_a_lost_runner_whose_run_somebody_holds_delays_the_reaping_of_no_other(
+    database: str, conn: AsyncConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be reaped is left alone for as long as this test could last; who dies then is reaped all the same."""
+    monkeypatch.setattr(contained, "SHORTEST_REST_SECONDS", 60.0)
+    await put(conn, make_dag("one", {"a": []}))
+    runs, dead = [], []
+    for _ in range(2):
+        runs.append(await start(conn, "one"))
+        dead.append(await Runner.join(conn))
+        await dead[-1].claim()
+    said = Said()
+    settings = quick(database, tmp_path, step_seconds=0.4)
+    async with await connect(database, purpose=Purpose.PLANNING) as holder, holder.transaction():
+        await holder.execute("set local idle_in_transaction_session_timeout = 0")
+        await holder.execute("select 1 from run_status where run_id = %s for update", [runs[0]])
+        await runners.leave(conn, dead[0].session)
+        async with hosted(make_scheduler(settings, said)):
+            failed = await said.saw("step_failed", step="reap")
+            assert failed["candidate"] == dead[0].session
+            await runners.leave(conn, dead[1].session)
+            await said.saw("agent_lost", session=dead[1].session)
+    assert await states(conn, runs[1]) == {"a": "available"}
+
+
+@pytest.mark.requirement("A1", "A12")
+async def test_where_every_candidate_hangs_the_step_rests_and_the_others_go_on(
+    database: str, conn: AsyncConnection, tmp_path: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contained, "SHORTEST_REST_SECONDS", 60.0)
+    await put(conn, make_dag("one", {"a": []}))
+    await put(conn, make_dag("flaky", {"a": []}, per_task={"a": {"retry": retries(3)}}))
+    dead = [await Runner.join(conn) for _ in range(5)]
+    for each in dead:
+        await start(conn, "one")
+        await each.claim()
+        await runners.leave(conn, each.session)
+    runner, run = await Runner.join(conn), await start(conn, "flaky")
+    (claim,) = await runner.claim()
+    await conn.execute(
+        "create or replace function bury(p_session bigint, p_reason text, p_infra_retries int) returns int"
+        " language sql as $$ select 1 from pg_sleep(60) $$"
+    )
+    said = Said()
+    async with hosted(make_scheduler(quick(database, tmp_path, step_seconds=0.2), said)):
+        await said.saw("step_failed", step="reap", within_seconds=20)
+        await runner.finish(claim, "failed", retry_in=0.1)
+        await eventually(lambda: value(conn, "select state = 'available' from task where run_id = %s", run))
+    assert counted["step_failures{reap}"] <= contained.MOST_FAILURES_IN_A_ROW + 1
 
 
 # poison --------------------------------------------------------------------------------------------------------------

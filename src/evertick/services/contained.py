@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from psycopg import AsyncConnection
@@ -14,6 +15,8 @@ from evertick.services.events import Log
 
 T = TypeVar("T")
 SHORTEST_REST_SECONDS = 0.5
+# So many in a row, and the trouble is not theirs.
+MOST_FAILURES_IN_A_ROW = 3
 
 
 def boot_seconds() -> float:
@@ -44,8 +47,11 @@ class Step:
                 raise
             self.fail(error)
             return None
-        self._failures = 0
+        self.succeed()
         return done
+
+    def succeed(self) -> None:
+        self._failures = 0
 
     def fail(self, error: Exception | str) -> None:
         self._failures += 1
@@ -53,3 +59,35 @@ class Step:
         self.rests_until = boot_seconds() + rest
         metrics.STEP_FAILURES.labels(step=self.name).inc()
         self._log.error("step_failed", step=self.name, error=error, rest_seconds=rest)
+
+
+class EachStep:
+    """A step that is done for several candidates, each contained on its own: one that hangs or breaks rests alone and keeps no
+    other from its turn (A13). Where several in a row fail, the step rests as a whole, so that it delays no other step."""
+
+    def __init__(self, name: str, *, log: Log) -> None:
+        self.whole, self._log = Step(name, log=log), log
+        self._own: dict[int, Step] = {}
+
+    async def attempt(
+        self, conn: AsyncConnection, candidates: list[int], work: Callable[[int], Awaitable[None]]
+    ) -> None:
+        if not candidates:
+            return
+        # Those who are not named any more are over.
+        self._own = {candidate: own for candidate, own in self._own.items() if candidate in candidates}
+        failures = 0
+        for candidate in candidates:
+            if self.whole.is_resting:
+                return
+            own = self._own.setdefault(candidate, Step(self.whole.name, log=self._log.bind(candidate=candidate)))
+            if own.is_resting:
+                continue
+            await own.attempt(conn, partial(work, candidate))
+            if not own.is_resting:
+                failures = 0
+                self.whole.succeed()
+                continue
+            failures += 1
+            if failures == MOST_FAILURES_IN_A_ROW:
+                self.whole.fail(f"{failures} candidates in a row have failed")

@@ -25,7 +25,7 @@ from evertick.engine.reconcile import admit
 from evertick.engine.time_out import time_out_run, time_out_waits
 from evertick.services import metrics
 from evertick.services.alerting import Alerting
-from evertick.services.contained import Step, boot_seconds
+from evertick.services.contained import EachStep, Step, boot_seconds
 from evertick.services.events import Log
 from evertick.services.lead import SHARD, Lead
 from evertick.services.link import Link, Waker
@@ -60,8 +60,9 @@ class Tending:
         self._on_refused = on_refused
         self._link = Link(url, Purpose.PLANNING)
         self._bounded: AsyncConnection | None = None
-        names = ("promote", "reap", "time_out", "admit", "hear", "backfill", "gates")
-        self._steps = {name: Step(name, log=log) for name in names}
+        self._each = {name: EachStep(name, log=log) for name in ("reap", "time_out", "backfill")}
+        self._steps = {name: Step(name, log=log) for name in ("promote", "admit", "hear", "gates")}
+        self._steps |= {name: each.whole for name, each in self._each.items()}
         self._repairing = Repairing(settings, lead=lead, waker=waker, log=log)
         self._alerting = Alerting(lead=lead, log=log)
         self._wake = asyncio.Event()
@@ -129,9 +130,9 @@ class Tending:
             self._listens = False
             await self._step("reap", conn, self._listen)
         sessions, self._sessions = self._sessions, []
-        await self._each("reap", conn, sessions, self._reap)
+        await self._for_each("reap", conn, sessions, self._reap)
         overdue, self._overdue = self._overdue, []
-        await self._each("time_out", conn, overdue, self._time_out)
+        await self._for_each("time_out", conn, overdue, self._time_out)
         if self._expire_at <= now:
             self._expire_at = inf
             await self._step("time_out", conn, self._time_out_waits)
@@ -143,7 +144,7 @@ class Tending:
             await self._step("admit", conn, self._admit)
         if self._backfill_at <= now:
             self._backfill_at = inf
-            await self._each("backfill", conn, self._backfills, self._move_on)
+            await self._for_each("backfill", conn, self._backfills, self._move_on)
         if self._has_gates or self._opens_at <= now:
             self._has_gates, self._opens_at = False, inf
             await self._step("gates", conn, self._tend_gates)
@@ -157,20 +158,18 @@ class Tending:
         if self._lead.may_plan and not step.is_resting:
             await step.attempt(conn, partial(work, conn))
 
-    async def _each(
+    async def _for_each(
         self,
         name: str,
         conn: AsyncConnection,
         candidates: list[int],
         work: Callable[[AsyncConnection, int], Awaitable[None]],
     ) -> None:
-        """Each candidate on its own: one that breaks keeps no other from its turn (A13)."""
-        step = self._steps[name]
-        if step.is_resting:
-            return
-        for candidate in candidates:
+        async def one(candidate: int) -> None:
             if self._lead.may_plan:
-                await step.attempt(conn, partial(work, conn, candidate))
+                await work(conn, candidate)
+
+        await self._each[name].attempt(conn, candidates, one)
 
     def _complain(self, step: str, reason: str) -> None:
         if step == "reap":
