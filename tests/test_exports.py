@@ -57,18 +57,21 @@ def test_the_options_of_dags() -> None:
 
 def test_the_options_of_tasks() -> None:
     assert sorted(TaskOptions.__annotations__) == [
+        "depends_on_past",
         "isolation",
         "max_active",
         "mutex",
         "mutex_shared",
         "name",
         "on_lost_contact",
+        "order",
         "outlets",
         "parallel",
         "pool",
         "priority",
         "queue",
         "queue_timeout",
+        "rate",
         "rerun_on_loss",
         "retries",
         "retry_backoff",

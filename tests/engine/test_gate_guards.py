@@ -84,11 +84,13 @@ async def test_gates_of_one_name_and_different_kinds_do_not_meet(db: AsyncConnec
     await one_task(db, "keyed", GateSpec(kind=GateKind.KEY, name="k", capacity=2))
     made.append(await start(db, "keyed"))
     assert await state(db, made[-1]) == "available"
-    cursor = await db.execute("select kind::text, capacity from gate where name = 'k' order by kind")
+    cursor = await db.execute("select kind::text, capacity from gate g where name = 'k' order by g.kind")
     assert await cursor.fetchall() == [("pool", 1), ("mutex", EXCLUSIVE), ("key", 2)]
     for run in made:
         await cancel(db, run_id=run, actor="test")
     await one_task(db, "pooled")
+    for _ in range(2):
+        await start(db, "locked")  # somebody waits, but not for the pool
     await delete_pool(db, name="k", actor="test")
     assert await value(db, "select count(*) from gate where name = 'k' and kind <> 'pool'") == 2
     await sound(db)
@@ -172,22 +174,32 @@ async def test_a_gate_is_reserved_for_who_needs_much_and_not_for_who_waits_longe
     await runner.finish(first)
     assert [await state(db, run) for run in (light, heavy)] == ["pending", "pending"]
     await runner.finish(second)
-    assert await state(db, heavy) == "available"
+    assert [await state(db, run) for run in (light, heavy)] == ["available", "pending"], "with room for both, by age"
 
 
-async def test_who_needs_more_than_there_is_and_who_waits_elsewhere_reserve_nothing(db: AsyncConnection) -> None:
-    await set_pool(db, name="other", slots=2, actor="test")
+async def test_who_needs_more_than_there_is_reserves_nothing(db: AsyncConnection) -> None:
     await one_task(db, "light", pool("db"))
     await one_task(db, "heavy", pool("db", 2))
-    await one_task(db, "elsewhere", pool("other", 2))
-    for _ in range(2):
-        await start(db, "elsewhere")
     await set_pool(db, name="db", slots=1, actor="test")
-    await db.execute("update gate set capacity = 1 where name = 'db'")
     heavy = await start(db, "heavy")
     await set_clock(db, later(100))
     light = await start(db, "light")
     assert [await state(db, run) for run in (heavy, light)] == ["pending", "available"]
+
+
+async def test_who_waits_at_another_gate_reserves_nothing_here(db: AsyncConnection) -> None:
+    runner = await Runner.join(db)
+    await set_pool(db, name="other", slots=2, actor="test")
+    await one_task(db, "light", pool("db"))
+    await one_task(db, "elsewhere", pool("other", 2))
+    for name in ("light", "light", "elsewhere", "elsewhere"):
+        await start(db, name)
+    (first, *_) = await runner.claim()
+    await set_clock(db, later(100))
+    waiting = await start(db, "light")
+    assert await state(db, waiting) == "pending"
+    await runner.finish(first)
+    assert await state(db, waiting) == "available"
 
 
 # Pools ------------------------------------------------------------------------------------------------------------------
