@@ -19,6 +19,7 @@ from evertick.domain.misfire import (
     plan_fires,
 )
 from evertick.domain.schedule import ScheduleSpec, next_after, parse_schedule
+from evertick.domain.travel import Policies, take_through
 
 DAY = 86_400.0
 NOON = datetime(2025, 6, 1, 12, tzinfo=UTC)
@@ -272,3 +273,32 @@ def test_all_runs_at_most_as_many_as_the_limit_the_newest(
     assert found.fires == tuple(
         NOON + hours(n) for n in range(first if reason is not SkipReason.OVER_LIMIT else 7 - most, 7)
     )
+
+
+APIA = {"kind": "cron", "timezone": "Pacific/Apia"}
+
+
+@pytest.mark.parametrize(
+    ("expression", "count"),
+    [("0 12 * * *", 1), ("0 0,12 * * *", 2), ("0 12 30 12 *", 1), ("0 */2 * * *", None), ("0 12 29 12 *", None)],
+)
+def test_a_day_that_never_was_is_skipped_on_record(expression: str, count: int | None) -> None:
+    """Samoa left out the 30th of December 2011: fired, caught up with, or taken through, it is the same record."""
+    spec = parse_schedule(APIA | {"expression": expression})
+    begin, end = datetime(2010, 12, 20, tzinfo=UTC), datetime(2012, 1, 5, tzinfo=UTC)
+    at = datetime(2011, 12, 30, 10, tzinfo=UTC) - timedelta(microseconds=1)
+    expected = [] if count is None else [SkipRange(first=at, last=at, count=count, reason=SkipReason.NEVER_WAS)]
+    first = due = next_after(spec, begin)
+    assert first is not None
+    found: list[SkipRange] = []
+    while due is not None and due <= end:
+        step = plan(spec, due, due, "all")
+        found += [step.missing] if step.missing else []
+        due = step.next_due
+    assert found == expected
+    for policy in MisfirePolicy:
+        assert [plan(spec, first, end, policy, None, 10_000).missing] == (expected or [None])
+    policies = Policies(misfire=MisfirePolicy.ALL, window_seconds=None)
+    for paused in ([], [(begin, end)]):
+        course = take_through(spec, policies, first=begin, last=end, paused=paused)
+        assert [skip for skip in course.skips if skip.reason is SkipReason.NEVER_WAS] == expected

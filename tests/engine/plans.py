@@ -46,3 +46,19 @@ def plan(schedule: DagSchedule, **changes: object) -> JsonObject:
 
 async def fire_plan(conn: AsyncConnection, epoch: int, *plans: JsonObject) -> int:
     return len((await schedules.fire(conn, shard=0, epoch=epoch, plans=list(plans))).won)
+
+
+async def plant(conn: AsyncConnection, name: str, count: int, *, due: float | datetime) -> None:
+    """Schedules of the DAG "tick" that are due at that second, and then not for a day."""
+    at = due if isinstance(due, datetime) else later(due)
+    await conn.execute(
+        """with made as (
+               insert into schedule (dag_id, name, version, spec, params, misfire, window_seconds, changed_by, changed_at)
+               select d.dag_id, %(name)s || n, 1, jsonb_build_object('kind', 'interval', 'timezone', 'UTC', 'every_seconds',
+                      86400.0, 'anchor_at', %(anchor)s::text), '{}', 'latest', 86400, 'test', clock()
+               from dag d cross join generate_series(1, %(count)s) n where d.name = 'tick'
+               returning schedule_id)
+           insert into schedule_state (schedule_id, shard, version, next_due)
+           select schedule_id, 0, 1, %(due)s from made""",
+        {"name": name, "count": count, "due": at, "anchor": at.isoformat()},
+    )

@@ -9,14 +9,15 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick import Asset, after, all_of, any_of, finished
-from evertick.domain.dag import NamedSchedule
-from evertick.domain.errors import InvalidSchedule
+from evertick.domain.dag import DagSpec, NamedSchedule
+from evertick.domain.errors import EndlessLoop, InvalidSchedule
 from evertick.domain.overlap import OverlapPolicy
 from evertick.domain.retention import Pace
 from evertick.domain.schedule import ScheduleSpec, describe, parse_schedule
 from evertick.engine.change_schedule import pause_schedule, unpause_schedule
 from evertick.engine.fire import fire
 from evertick.engine.hear import hear
+from evertick.engine.pause import delete
 from evertick.engine.prune import Kind, prune_kind
 from evertick.engine.put_schedule import put_schedule
 from evertick.store import schedules
@@ -226,3 +227,55 @@ def test_a_condition_that_cannot_be_is_refused(write: object, words: str) -> Non
     with pytest.raises(InvalidSchedule) as caught:
         parse_schedule(write())  # type: ignore[operator]
     assert words in str(caught.value)
+
+
+def waiting(name: str, condition: object, outlets: tuple[str, ...] = ()) -> DagSpec:
+    schedule = NamedSchedule(name="main", spec=parse_schedule(condition))
+    return replace(make_dag(name, ONE, per_task={"t": {"outlets": outlets}}), schedules=(schedule,))
+
+
+@pytest.mark.requirement("R1")
+async def test_dags_that_would_start_each_other_for_ever_are_refused(rollback_conn: AsyncConnection) -> None:
+    conn = rollback_conn
+    await put(conn, waiting("b", after("a")))
+    await put(conn, waiting("c", after(Asset("orders")), outlets=("rates",)))
+    with pytest.raises(EndlessLoop, match="'a' would start itself again for ever: a → b → a"):
+        await put(conn, waiting("a", after("b")))
+    with pytest.raises(EndlessLoop, match="a → b → a"):
+        await put(conn, waiting("a", any_of("nightly", finished("b"))))
+    with pytest.raises(EndlessLoop, match="self → self"):
+        await put(conn, waiting("self", after(finished("self"))))
+    with pytest.raises(EndlessLoop, match="d → c → d"):
+        await put(conn, waiting("d", after(Asset("rates")), outlets=("orders",)))
+    await put(conn, waiting("d", after(Asset("rates"))))
+    await put(conn, waiting("a", after("b", "nightly")))
+    assert await value(conn, "select count(*) from dag where name in ('a', 'b', 'c', 'd')") == 4
+    # What was deleted starts nothing any more.
+    await delete(conn, dag="b", actor="ann")
+    await put(conn, waiting("a", after("b")))
+
+
+async def test_an_edit_that_closes_a_loop_is_refused_and_one_that_breaks_it_is_not(
+    rollback_conn: AsyncConnection,
+) -> None:
+    conn = rollback_conn
+    await put(conn, make_dag("a", ONE))
+    await put(conn, waiting("b", after("a")))
+
+    async def edit(name: str, condition: object) -> int:
+        schedule = NamedSchedule(name=name, spec=parse_schedule(condition))
+        return await put_schedule(conn, dag="a", schedule=schedule, actor="ann")
+
+    with pytest.raises(EndlessLoop, match="a → b → a"):
+        await edit("main", after("b"))
+    assert await edit("main", after("c")) == 1
+    with pytest.raises(EndlessLoop, match="a → b → a"):
+        await edit("second", after("b"))
+    assert await edit("main", "@daily") == 2
+    # What people set stays when the DAG is published again, and counts then too.
+    await edit("main", after("c"))
+    with pytest.raises(EndlessLoop, match="c → a → b → c"):
+        await put(conn, waiting("c", after("b")))
+    await put(conn, make_dag("a", ONE))
+    with pytest.raises(EndlessLoop, match="c → a → b → c"):
+        await put(conn, waiting("c", after("b")))

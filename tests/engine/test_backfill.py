@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,7 +21,7 @@ from evertick.engine.backfill import Wish, create, foresee, move_on
 from evertick.engine.cancel import cancel as cancel_run
 from evertick.engine.fire import fire
 from evertick.engine.pause import delete, pause, unpause
-from evertick.engine.prune import prune_runs
+from evertick.engine.prune import Kind, prune_kind, prune_runs
 from evertick.store import backfills, runs
 from evertick.store.backfills import BackfillRow
 from evertick.store.db import Purpose, connect
@@ -482,6 +483,43 @@ async def test_runs_that_were_pruned_keep_it_from_nothing(scene: Scene) -> None:
     assert await value(scene.conn, "select count(*) from backfill_run") == 0
     assert await scene.complete(made) == ALL[3:]
     assert (await scene.row(made)).state == "done"
+
+
+async def test_one_that_is_over_is_pruned_and_no_other(scene: Scene) -> None:
+    conn = scene.conn
+    over, late, running, left = [
+        await scene.make(name, reprocess=Reprocess.ALL) for name in ("over", "late", "running", "left")
+    ]
+    await scene.complete(over)
+    await scene.step(left)
+    await backfill.cancel(conn, backfill_id=left, leaves_runs=True, actor="ann")
+    await set_clock(conn, T0 + timedelta(days=2))
+    await backfill.cancel(conn, backfill_id=late, leaves_runs=False, actor="ann")
+    elsewhere = await scene.make("elsewhere")
+    await conn.execute(
+        "update backfill set state = 'done', finished_at = created_at, shard = 1 where backfill_id = %s", [elsewhere]
+    )
+    mandate = Mandate(shard=0, epoch=scene.epoch, before=T0 + timedelta(days=1), actor="test")
+    await conn.execute("update backfill set finished_at = %s where backfill_id = %s", [T0, elsewhere])
+    with pytest.raises(NotLeader):
+        await prune_kind(conn, replace(mandate, epoch=scene.epoch - 1), Kind.BACKFILLS, pace=Pace())
+    assert (await prune_kind(conn, mandate, Kind.BACKFILLS, pace=Pace())).pruned == 1
+    assert await value(conn, "select array_agg(backfill_id order by 1) from backfill") == [
+        late,
+        running,
+        left,
+        elsewhere,
+    ]
+    # The runs that it left have ended and are counted: now it goes too.
+    await scene.finish_all()
+    await scene.step(left)
+    assert (await prune_kind(conn, mandate, Kind.BACKFILLS, pace=Pace())).pruned == 1
+    assert (
+        await value(
+            conn, "select detail->>'backfills' from journal where verb = 'prune' order by entry_id desc limit 1"
+        )
+        == "1"
+    )
 
 
 @pytest.mark.parametrize("newest_first", [False, True])

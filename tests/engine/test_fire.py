@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from psycopg import AsyncConnection
 
 from evertick.domain.errors import NotLeader
-from evertick.engine.fire import fire
+from evertick.engine.fire import Half, fire
 from evertick.engine.pause import delete, pause, unpause
 from evertick.store import schedules, shards
 from evertick.store.db import Purpose, connect
 from tests.engine import invariants
+from tests.engine.plans import plant
 from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, start, value
 
 EVERY = "@every 10s"
@@ -220,3 +221,115 @@ async def test_a_row_that_the_database_refuses_is_found_by_halving(conn: AsyncCo
     done = await fire(conn, shard=0, epoch=epoch, batch=100)
     assert (done.settled, len(done.quarantined)) == (8, 1)
     assert await value(conn, "select count(*) from run") == 8
+
+
+@pytest.mark.requirement("H1", "I3")
+async def test_a_spike_is_drained_batch_by_batch_and_nothing_fires_twice(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    epoch = await lead(conn)
+    await put(conn, make_dag("tick", {"a": []}))
+    await plant(conn, "spike", 500, due=10)
+    await set_clock(conn, later(11))
+    done = [await fire(conn, shard=0, epoch=epoch, batch=100) for _ in range(6)]
+    assert [each.settled for each in done] == [100] * 5 + [0]
+    assert [each.has_more for each in done] == [True] * 5 + [False]
+    assert await value(conn, "select count(distinct schedule_id) from run where fire_at = %s", later(10)) == 500
+    assert await value(conn, "select count(*) from run") == await value(conn, "select count(*) from ready") == 500
+
+
+@pytest.mark.requirement("H1")
+async def test_what_becomes_due_during_a_spike_does_not_wait_for_its_end(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    epoch = await lead(conn)
+    await put(conn, make_dag("tick", {"a": []}))
+    await plant(conn, "spike", 200, due=10)
+    await plant(conn, "other", 12, due=11)
+    await plant(conn, "newest", 5, due=12)
+    await plant(conn, "future", 5, due=14)
+    await set_clock(conn, later(13))
+
+    async def fired_at(second: float) -> object:
+        return await value(conn, "select count(*) from run where fire_at = %s", later(second))
+
+    await fire(conn, shard=0, epoch=epoch, batch=80)
+    assert [await fired_at(second) for second in (10, 11, 12)] == [70, 5, 5], "an eighth for those that came last"
+    await fire(conn, shard=0, epoch=epoch, batch=80)
+    assert [await fired_at(second) for second in (10, 11, 12)] == [143, 12, 5]
+    await fire(conn, shard=0, epoch=epoch, batch=80)
+    assert [await fired_at(second) for second in (10, 11, 12, 14)] == [200, 12, 5, 0]
+
+
+@pytest.mark.requirement("H1", "I2")
+async def test_those_that_came_last_are_chosen_like_the_others(conn: AsyncConnection) -> None:
+    """Paused, set aside, passed over, of another shard, not due: none of them takes a place of a spike."""
+    await set_clock(conn, T0)
+    await put(conn, make_dag("tick", {"a": []}))
+    await plant(conn, "spike", 20, due=10)
+    for name in ("paused", "aside", "elsewhere", "passed", "later", "live"):
+        await plant(conn, name, 1, due=99 if name == "later" else 12)
+    state = "update schedule_state s set {} from schedule c where c.schedule_id = s.schedule_id and c.name = '{}1'"
+    for name, change in (("paused", "paused = true"), ("aside", "error = 'odd'"), ("elsewhere", "shard = 1")):
+        await conn.execute(state.format(change, name))  # type: ignore[arg-type]
+    passed = await value(conn, "select schedule_id from schedule where name = 'passed1'")
+    assert isinstance(passed, int)
+    await set_clock(conn, later(13))
+    due = await schedules.due(conn, shard=0, batch=16, passed_over=[passed])
+    assert len(due) == 16 and [each.next_due for each in due] == [later(10)] * 15 + [later(12)]
+    assert due[-1].schedule_id == await value(conn, "select schedule_id from schedule where name = 'live1'")
+    few = await schedules.due(conn, shard=0, batch=7)
+    assert [each.next_due for each in few] == [later(10)] * 7, "an eighth of so few is none"
+    everything = await schedules.due(conn, shard=0, batch=100)
+    assert len(everything) == len({each.schedule_id for each in everything}) == 22
+
+
+@pytest.mark.requirement("H1")
+async def test_two_that_share_the_work_take_different_schedules(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    await put(conn, make_dag("tick", {"a": []}))
+    await plant(conn, "spike", 40, due=10)
+    await plant(conn, "newest", 10, due=12)
+    await set_clock(conn, later(13))
+    for half in Half:
+        due = await schedules.due(conn, shard=0, batch=16, half=half)
+        assert {each.schedule_id % 2 for each in due} == {half}
+        assert [each.next_due for each in due] == [later(10)] * 14 + [later(12)] * 2
+    both = [each.schedule_id for half in Half for each in await schedules.due(conn, shard=0, batch=100, half=half)]
+    assert len(both) == len(set(both)) == 50
+
+
+@pytest.mark.requirement("I7")
+async def test_a_day_that_never_was_is_on_record_as_skipped(conn: AsyncConnection) -> None:
+    """Samoa went from the 29th to the 31st of December 2011."""
+
+    def samoa(text: str) -> datetime:
+        return datetime.fromisoformat(text + "Z")
+
+    await set_clock(conn, samoa("2011-12-28T00:00"))
+    epoch = await lead(conn)
+    daily = {"kind": "cron", "expression": "0 12 * * *", "timezone": "Pacific/Apia"}
+    await put(conn, make_dag("noon", {"a": []}, every=daily))
+    await put(conn, make_dag("hourly", {"a": []}, every=daily | {"expression": "0 */6 * * *"}))
+    for text in ("2011-12-28T22:00", "2011-12-29T22:00", "2011-12-30T22:00", "2011-12-31T22:00"):
+        for _ in range(5):
+            await set_clock(conn, samoa(text))
+            await fire(conn, shard=0, epoch=epoch, batch=10)
+    noon = "select array_agg(r.fire_at order by r.fire_at) from run r join dag d on d.dag_id = r.dag_id where d.name = 'noon'"
+    fires = await value(conn, noon)
+    assert fires == [samoa(f"2011-12-{day}T22:00") for day in (28, 29, 30, 31)], "22:00 in UTC is noon on either side"
+    cursor = await conn.execute("select first_at, last_at, count, reason from skip_record where reason = 'never_was'")
+    just_before = samoa("2011-12-30T10:00") - timedelta(microseconds=1)
+    assert await cursor.fetchall() == [(just_before, just_before, 1, "never_was")], "and elapsed time lost nothing"
+
+
+@pytest.mark.requirement("I7")
+async def test_a_day_that_never_was_is_on_record_also_after_a_pause(conn: AsyncConnection) -> None:
+    await set_clock(conn, datetime(2011, 12, 28, tzinfo=UTC))
+    epoch = await lead(conn)
+    every = {"kind": "cron", "expression": "0 0,12 * * *", "timezone": "Pacific/Apia"}
+    await put(conn, make_dag("noon", {"a": []}, every=every))
+    await pause(conn, dag="noon", actor="ann")
+    await set_clock(conn, datetime(2012, 1, 2, tzinfo=UTC))
+    await unpause(conn, dag="noon", actor="ann")
+    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
+    cursor = await conn.execute("select count, reason from skip_record order by reason")
+    assert await cursor.fetchall() == [(2, "never_was"), (10, "paused")]

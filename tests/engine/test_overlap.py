@@ -181,3 +181,77 @@ async def test_a_run_that_finishes_at_that_very_moment_leaves_nothing_behind(dat
             assert await invariants.violations(leader) == []
         counted = "select (select count(*) from run) + (select coalesce(sum(count), 0) from skip_record)"
         assert await value(leader, counted) == seconds // 10
+
+
+@pytest.mark.requirement("I7")
+@pytest.mark.parametrize(
+    ("overlap", "runs", "expected"),
+    [
+        ("skip", 1, [(20, 340, "overlap_skip")]),
+        ("queue_one", 2, [(30, 340, "overlap_queue_one")]),
+    ],
+)
+async def test_what_a_long_backlog_skips_is_one_record(
+    conn: AsyncConnection, overlap: str, runs: int, expected: list[tuple[int, int, str]]
+) -> None:
+    """It is settled ten fires at a time."""
+    epoch = await world(conn, overlap, misfire=MisfirePolicy.ALL)
+    await fire_at(conn, epoch, 345)
+    for _ in range(5):
+        await fire_at(conn, epoch, 345)
+    assert await value(conn, "select count(*) from run") == runs
+    cursor = await conn.execute("select first_at, last_at, count, reason from skip_record")
+    assert await cursor.fetchall() == [
+        (later(first), later(last), (last - first) // 10 + 1, why) for first, last, why in expected
+    ]
+    # What becomes due later is another range, also where nothing ran between.
+    await fire_at(conn, epoch, 350)
+    await fire_at(conn, epoch, 360)
+    assert await value(conn, "select array_agg(count order by first_at) from skip_record") == [
+        (340 - expected[0][0]) // 10 + 1,
+        1,
+        1,
+    ]
+
+
+_RUN_AT = (
+    "insert into run (dag_id, version_id, kind, schedule_id, params, triggered_by, created_at, fire_at)"
+    " select 1, 1, 'scheduled', {one}, '{{}}', 'schedule', clock(), "
+)
+_RECORD = "insert into skip_record values (%s, %s, %s, %s, %s, %s)"
+
+
+@pytest.mark.parametrize(
+    ("change", "is_joined"),
+    [
+        ("select 1", True),
+        ("update skip_record set reason = 'overlap_queue_one' where count = 4", False),
+        ("update schedule set changed_at = timestamptz '{recorded}'", False),
+        ("update schedule set delay_seconds = 60", True),
+        ("update schedule set delay_seconds = 60.5", False),
+        ("update skip_record set last_at = timestamptz '{recorded}' + interval '1 s' where count = 4", False),
+        (_RUN_AT + "timestamptz '{between}'", False),
+        (_RUN_AT + "timestamptz '{between}' - interval '20 s'", True),
+        (_RUN_AT + "timestamptz '{between}' + interval '20 s'", True),
+    ],
+)
+async def test_which_records_are_one_range(conn: AsyncConnection, change: str, is_joined: bool) -> None:
+    """Parts of one backlog, that is: everything of the second was due when the first was written."""
+    await set_clock(conn, T0)
+    await put(conn, make_dag("one", ONE, every="@every 10s"))
+    await put(conn, make_dag("other", ONE, every="@every 10s"))
+    one, other = [
+        await value(conn, "select schedule_id from schedule join dag using (dag_id) where dag.name = %s", name)
+        for name in ("one", "other")
+    ]
+    for schedule in (one, other):
+        for first, last, count, recorded in ((1, 2, 1, 3), (10, 20, 3, 100), (30, 40, 4, 101)):
+            await conn.execute(_RECORD, [schedule, later(first), later(last), count, "overlap_skip", later(recorded)])
+    await conn.execute(change.format(recorded=later(100), between=later(25), one=one))  # type: ignore[arg-type]
+    await conn.execute("select join_overlapped(array[%s::int])", [one])
+    counts = "select array_agg(count order by first_at) from skip_record where schedule_id = %s"
+    assert await value(conn, counts, one) == ([1, 7] if is_joined else [1, 3, 4])
+    assert await value(conn, counts, other) == [1, 3, 4]
+    if is_joined:
+        ends = "select array[first_at, last_at] from skip_record where schedule_id = %s and count = 7"
+        assert await value(conn, ends, one) == [later(10), later(40)]

@@ -197,6 +197,28 @@ async def test_pausing_takes_available_tasks_out_of_the_line(conn: AsyncConnecti
     assert await value(conn, "select count(*) from ready") == 0
 
 
+async def test_a_pause_walks_over_a_long_line_once(rollback_conn: AsyncConnection) -> None:
+    conn = rollback_conn
+    for name in ("one", "other"):
+        await put(conn, make_dag(name, {"a": []}))
+        for _ in range(150):
+            await start(conn, name)
+    read = "select idx_tup_fetch + coalesce(seq_tup_read, 0) from pg_stat_xact_user_tables where relname = 'ready'"
+    before = await value(conn, read)
+    assert await pause(conn, dag="one", actor="ann")
+    after = await value(conn, read)
+    assert isinstance(before, int) and isinstance(after, int) and 150 <= after - before <= 900
+    assert await value(conn, "select count(*) from ready") == 150
+    assert (
+        await value(
+            conn,
+            "select count(*) from ready q join run r using (run_id) join dag d using (dag_id) where d.name = 'one'",
+        )
+        == 0
+    )
+    assert await value(conn, "select count(*) from task where state = 'pending'") == 150
+
+
 async def test_a_retry_that_comes_due_while_its_dag_is_paused_waits_for_the_unpause(conn: AsyncConnection) -> None:
     await set_clock(conn, T0)
     epoch = await lead(conn)

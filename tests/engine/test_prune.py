@@ -375,10 +375,12 @@ VERBS: dict[str, Verb] = {
     "journal": lambda conn, given: prune_journal(conn, given, after=0, pace=ALL, now=later(100 * DAY)),
     **{
         kind.value: lambda conn, given, kind=kind: prune_kind(conn, given, kind, pace=ALL)  # type: ignore[misc]
-        for kind in (Kind.SKIP_RECORDS, Kind.RUNNERS, Kind.VERSIONS, Kind.BUNDLES)
+        for kind in Kind
+        if kind not in (Kind.RUNS, Kind.JOURNAL)
     },
 }
-EVERYTHING = (*OF_A_RUN, "remains", "journal", "skip_record", "runner", "dag_version", "task_spec", "edge", "bundle")
+OF_SCHEDULES = ("skip_record", "alert", "backfill", "cause")
+EVERYTHING = (*OF_A_RUN, *OF_SCHEDULES, "remains", "journal", "runner", "dag_version", "task_spec", "edge", "bundle")
 
 
 @pytest.mark.requirement("A4")
@@ -407,6 +409,9 @@ LOCKED = {
     "sweep_versions": "remains",
     "journal": "journal",
     "skip_records": "skip_record",
+    "alerts": "alert",
+    "backfills": "backfill",
+    "causes": "cause",
     "runners": "runner",
     "versions": "dag",
     "bundles": "bundle",
@@ -434,6 +439,16 @@ async def make_everything_old(conn: AsyncConnection, epoch: int) -> Mandate:
     await conn.execute("insert into skip_record select 1, clock(), clock(), 1, 'x', clock()")
     await put(conn, make_dag("scheduled", ONE, every="@every 3600s"))
     await put(conn, make_dag("scheduled", {"a": [], "b": ["a"]}, every="@every 3600s"))
+    await conn.execute(
+        "insert into alert (kind, schedule_id, due_at, last_due_at, raised_at, ended_at)"
+        " values ('not_fired', 1, clock(), clock(), clock(), clock())"
+    )
+    await conn.execute("insert into cause select schedule_id, clock(), 'dag', 'a', 1, clock() from schedule limit 1")
+    await conn.execute(
+        "insert into backfill (shard, dag_id, spec, params, first_at, last_at, reprocess, newest_first, parallel, request, state,"
+        " total, created_by, created_at, finished_at) select 0, 1, '{}', '{}', clock(), clock(), 'none', false, 1, 'r', 'done', 1,"
+        " 'me', clock(), clock()"
+    )
     await conn.execute("update runner set gone_at = clock()")
     await dags.put_bundle(conn, bundle_hash="unused", file="f.py", archive=b"", uses_threads=None)
     await conn.execute("insert into remains values (0, 'run', 777), (0, 'version', 777)")

@@ -160,6 +160,7 @@ class Life:
         """Which of them become runs, while as many are open as there are."""
         assert self.wanted is not None
         overlap = str(self.wanted.overlap or "allow")
+        passed_over: list[datetime] = []
         for first in range(0, len(kept), chunk):
             part = kept[first : first + chunk]
             match overlap:
@@ -173,7 +174,15 @@ class Life:
                     made, passed = part, []
             self.fires += made
             self.open_runs += len(made)
-            self._skip(passed, f"overlap_{overlap}")
+            # What is skipped in one part and goes on in the next is one range.
+            if made:
+                self._skip(passed_over, f"overlap_{overlap}")
+                passed_over = []
+            if overlap == "cancel":
+                self._skip(passed, f"overlap_{overlap}")
+            else:
+                passed_over += passed
+        self._skip(passed_over, f"overlap_{overlap}")
 
     def _skip(self, passed: list[datetime], reason: str) -> None:
         if passed:

@@ -22,6 +22,7 @@ from evertick.engine.step import step
 from evertick.services.scheduler import Scheduler
 from evertick.store import shards
 from evertick.store.wake import Channel, notify
+from tests.engine.plans import plant
 from tests.engine.world import Runner, end, make_dag, put, start, states, value
 from tests.services.hosting import Said, armed, hosted, quick
 from tests.system.work import start_with
@@ -325,3 +326,53 @@ async def test_a_dag_that_waits_for_another_runs_when_that_has_ended(
         await notify(conn, Channel.PLAN)
         await eventually(lambda: value(conn, "select count(*) = 1 from run where schedule_id is not null"))
     assert await value(conn, "select array_agg(run_id) from cause") == [run_id]
+
+
+@pytest.mark.requirement("H1", "I3")
+async def test_two_hands_drain_a_burst_and_nothing_fires_twice(
+    database: str, conn: AsyncConnection, tmp_path: Path
+) -> None:
+    await put(conn, make_dag("tick", {"a": []}))
+    # Who made which run.
+    await conn.execute("create table hand (pid int, schedule_id int)")
+    await conn.execute(
+        "create function note() returns trigger language plpgsql as"
+        " $$begin insert into hand values (pg_backend_pid(), new.schedule_id); return new; end$$"
+    )
+    await conn.execute("create trigger note after insert on run for each row execute function note()")
+    said = Said()
+    async with hosted(make_scheduler(quick(database, tmp_path, fire_batch=20), said)):
+        await said.saw("lead")
+        for burst in (1, 2):
+            await plant(conn, f"spike{burst}-", 1000, due=await shards.read_clock(conn))
+            await conn.execute("select pg_notify('evertick_plan', '')")
+            await eventually(lambda burst=burst: value(conn, "select count(*) = %s from run", burst * 1000), 20)  # type: ignore[misc]
+    assert await value(conn, "select count(distinct schedule_id) from run") == 2000
+    assert await value(conn, "select count(distinct pid) from hand") == 2
+    assert said.events("tick_failed") == []
+
+
+@pytest.mark.requirement("H1", "A12")
+async def test_a_second_hand_that_cannot_work_holds_up_nobody(
+    database: str, conn: AsyncConnection, tmp_path: Path
+) -> None:
+    """Whoever comes second is refused: one session alone may make runs."""
+    await put(conn, make_dag("tick", {"a": []}))
+    await conn.execute("create table hand (only_one boolean primary key default true, pid int)")
+    await conn.execute(
+        "create function note() returns trigger language plpgsql as $$begin"
+        " insert into hand (pid) values (pg_backend_pid()) on conflict do nothing;"
+        " if (select pid from hand) <> pg_backend_pid() then raise 'not you' using errcode = '57P05'; end if;"
+        " return new; end$$"
+    )
+    await conn.execute("create trigger note after insert on run for each row execute function note()")
+    said = Said()
+    async with hosted(make_scheduler(quick(database, tmp_path, fire_batch=20), said)):
+        await said.saw("lead")
+        await plant(conn, "first", 1, due=await shards.read_clock(conn))
+        await eventually(lambda: value(conn, "select count(*) = 1 from run"), 20)
+        await plant(conn, "spike", 600, due=await shards.read_clock(conn))
+        await conn.execute("select pg_notify('evertick_plan', '')")
+        await eventually(lambda: value(conn, "select count(*) = 601 from run"), 20)
+    assert await value(conn, "select count(distinct schedule_id) from run") == 601
+    assert said.events("unreachable", loop="second_hand") or said.events("tick_failed", loop="second_hand")

@@ -16,6 +16,7 @@ from evertick.cli.poll import poll
 from evertick.cli.tables import Cell, console, facts, heading, hint, line, show, state, table
 from evertick.cli.times import clock, length, relative, took
 from evertick.config import read_settings
+from evertick.domain.misfire import never_was
 from evertick.domain.schedule import ScheduleSpec, describe
 from evertick.domain.zones import find_zone
 from evertick.engine.backfill import Outlook, Wish, find_backfill
@@ -71,9 +72,14 @@ def show_outlook(outlook: Outlook, wish: Wish) -> None:
     if outlook.existing:
         kinds = ", ".join(f"{count:,} {name}" for name, count in sorted(outlook.existing.items()))
         show(hint(f"Instants that have a run: {kinds}. --reprocess says which of them run again."))
-    rows = [[_local(spec, instant), iso(instant)] for instant in outlook.sample]
+    if lost := never_was(spec, outlook.first, outlook.last):
+        show(hint(f"On the clock of {spec.timezone}, {noun(lost.count, 'time')} never was: no run is made for that."))
     order = "newest first" if wish.newest_first else "oldest first"
-    show(heading(f"The first of them, {order}"), table((spec.timezone, "UTC"), rows))
+    if spec.timezone == "UTC":
+        sample = table(("UTC",), [[iso(instant)] for instant in outlook.sample])
+    else:
+        sample = table((spec.timezone, "UTC"), [[_local(spec, instant), iso(instant)] for instant in outlook.sample])
+    show(heading(f"The first of them, {order}"), sample)
     if outlook.total > len(outlook.sample):
         show(hint(f"and {outlook.total - len(outlook.sample):,} more"))
     show(hint("Nothing was made. Without --dry-run it is."))

@@ -36,6 +36,7 @@ _NAMES = {
     Kind.JOURNAL: ("journal entry", "journal entries"),
     Kind.SKIP_RECORDS: ("skip record", "skip records"),
     Kind.ALERTS: ("alert", "alerts"),
+    Kind.BACKFILLS: ("backfill that is over", "backfills that are over"),
     Kind.CAUSES: ("cause of a run", "causes of runs"),
     Kind.RUNNERS: ("runner that is gone", "runners that are gone"),
     Kind.VERSIONS: ("DAG version", "DAG versions"),

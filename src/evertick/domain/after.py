@@ -7,7 +7,7 @@ the database when something arrives. Never looks anything up: a DAG or asset of 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from evertick.domain.errors import InvalidSchedule
@@ -63,6 +63,43 @@ def sources_of(condition: Condition | Source) -> Iterator[Source]:
     else:
         for part in condition.parts:
             yield from sources_of(part)
+
+
+def is_met(condition: Condition | Source, happened: Collection[Source]) -> bool:
+    """As the database judges it."""
+    if isinstance(condition, Source):
+        return condition in happened
+    judge = all if condition.word == "all" else any
+    return judge(is_met(part, happened) for part in condition.parts)
+
+
+def find_loop(
+    dag: str, waits: Mapping[str, Sequence[Condition | Source]], outlets: Mapping[str, Collection[str]]
+) -> list[str] | None:
+    """How a run of `dag` would bring about the next run of `dag`, and so on for ever, with nothing from outside: the DAGs on
+    the way, from `dag` to `dag`. `waits`: what starts each DAG; `outlets`: which assets each one updates."""
+    listening: dict[Source, list[tuple[str, Condition | Source]]] = {}
+    for name, conditions in waits.items():
+        for condition in conditions:
+            for source in set(sources_of(condition)):
+                listening.setdefault(source, []).append((name, condition))
+    caused_by: dict[str, str] = {}
+    happened: set[Source] = set()
+    began = [dag]
+    for each in began:
+        sources = {Source("dag", each), Source("end", each), *(Asset(name) for name in outlets.get(each, ()))}
+        happened |= sources
+        for source in sorted(sources, key=str):
+            for name, condition in listening.get(source, ()):
+                if name not in caused_by and is_met(condition, happened):
+                    caused_by[name] = each
+                    began += [name] if name != dag else []
+    if dag not in caused_by:
+        return None
+    way = [dag, caused_by[dag]]
+    while way[-1] != dag:
+        way.append(caused_by[way[-1]])
+    return way[::-1]
 
 
 def to_text(condition: Condition | Source) -> str:

@@ -67,6 +67,22 @@ class Cron:
             second = regime.end
         return count
 
+    def lost_between(self, after: datetime, through: datetime) -> tuple[datetime, int] | None:
+        """What a gap that is too long to be made up for swallowed, if there is one after `after` and at or before `through`:
+        the first instant after the last such gap, and how many wall times of all of them never were."""
+        if self.fields.is_elapsed:
+            return None
+        end = to_seconds(through)
+        regime = regime_at(self.timezone, to_seconds(after))
+        count, at = 0, None
+        while regime.end <= end:
+            regime = regime_at(self.timezone, regime.end)
+            if regime.wall_start - regime.gap_start > LONGEST_GAP_SECONDS and (
+                lost := self.fields.count_walls(regime.gap_start, regime.wall_start)
+            ):
+                count, at = count + lost, from_seconds(regime.start)
+        return None if at is None else (at, count)
+
     def _first_wall(self, regime: Regime) -> int:
         """Where matching starts in a regime: a calendar schedule has already fired for repeated wall times."""
         return regime.wall_start if self.fields.is_elapsed else regime.first_new_wall
@@ -86,17 +102,16 @@ def parse_cron(expression: str, timezone: str = "UTC") -> Cron:
             f"cron {expression[:40]!r}… has {len(expression)} characters: at most {_LONGEST_EXPRESSION} are allowed"
         )
     find_zone(timezone)
-    canonical = " ".join(expression.split())
-    if canonical.startswith("@"):
-        canonical = canonical.lower()
-        if canonical not in _MACROS:
-            raise InvalidSchedule(f"cron {expression!r} is not a known macro: use one of {', '.join(_MACROS)}")
-    else:
-        canonical = canonical.upper()
-    fields = parse_fields(_MACROS.get(canonical, canonical))
+    written = " ".join(expression.split())
+    is_macro = written.startswith("@")
+    canonical = written.lower() if is_macro else written.upper()
+    if is_macro and canonical not in _MACROS:
+        raise InvalidSchedule(f"cron {expression!r} is not a known macro: use one of {', '.join(_MACROS)}")
+    # A fault is told in the words in which it was written.
+    fields = parse_fields(_MACROS.get(canonical, written))
     if fields.next_wall(0) is None:
         raise InvalidSchedule(
-            f"cron {canonical!r} never fires: no fire in 400 years, because its day-of-month, month and day-of-week "
+            f"cron {written!r} never fires: no fire in 400 years, because its day-of-month, month and day-of-week "
             "fields fit no date; change one of them"
         )
     return Cron(expression=canonical, timezone=timezone, fields=fields)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import calendar
 from dataclasses import dataclass
 from datetime import date
+from functools import lru_cache
 
 from evertick.domain.errors import InvalidSchedule
 
@@ -83,8 +84,7 @@ class CronFields:
 
     def _days_of(self, year: int, month: int) -> int:
         """The set of matching days in one month."""
-        first_weekday, length = calendar.monthrange(year, month)
-        first_weekday = (first_weekday + 1) % 7
+        first_weekday, length = _month(year, month)
         month_days = (2 << length) - 2
         days = self.days
         if self.has_last_day:
@@ -121,6 +121,13 @@ class CronFields:
             return minutes * self.seconds.bit_count()
         minutes += _count_below(self.minutes, minute)
         return minutes * self.seconds.bit_count() + (self.minutes >> minute & 1) * _count_below(self.seconds, second)
+
+
+@lru_cache(maxsize=1024)
+def _month(year: int, month: int) -> tuple[int, int]:
+    """The weekday that it begins with, and its length."""
+    monday_based, length = calendar.monthrange(year, month)
+    return (monday_based + 1) % 7, length
 
 
 def _lowest(members: int) -> int:
@@ -163,8 +170,8 @@ class _Field:
         return range(first, last + 1, step)
 
     def parse_value(self, text: str) -> int:
-        if text in self.names:
-            return self.names.index(text) + self.low
+        if text.upper() in self.names:
+            return self.names.index(text.upper()) + self.low
         value = _number(text)
         if not self.low <= value <= self.high:
             raise ValueError(f"{value} is not between {self.low} and {self.high}")
@@ -184,7 +191,7 @@ _FIELDS = (_SECOND, _MINUTE, _HOUR, _DAY, _MONTH, _WEEKDAY)
 
 def parse_fields(expression: str) -> CronFields:
     """Five or six fields. A fault is refused with the names of the field and of the expression."""
-    texts = expression.upper().split()
+    texts = expression.split()
     if len(texts) not in (5, 6):
         raise InvalidSchedule(
             f"cron {expression!r} has {len(texts)} field(s): write 5 (minute hour day-of-month month day-of-week), or "
@@ -207,8 +214,8 @@ def parse_fields(expression: str) -> CronFields:
         minutes=plain[1],
         hours=plain[2],
         days=plain[3],
-        has_last_day="L" in terms[3],
-        has_last_workday="LW" in terms[3],
+        has_last_day="L" in map(str.upper, terms[3]),
+        has_last_workday="LW" in map(str.upper, terms[3]),
         months=plain[4],
         weekdays=(plain[5] | plain[5] >> 7) & 0x7F,
         nth_weekdays=tuple(nth_weekdays),
@@ -218,16 +225,16 @@ def parse_fields(expression: str) -> CronFields:
 
 
 def _is_nth(term: str) -> bool:
-    return "#" in term or term.endswith("L")
+    return "#" in term or term.endswith(("L", "l"))
 
 
 def _is_special(field: _Field, term: str) -> bool:
-    return _is_nth(term) if field is _WEEKDAY else field is _DAY and term in ("L", "LW")
+    return _is_nth(term) if field is _WEEKDAY else field is _DAY and term.upper() in ("L", "LW")
 
 
 def _parse_nth(term: str) -> tuple[int, int]:
     """`5#2`, the second Friday, or `5L`, the last one."""
-    if term.endswith("L"):
+    if term.endswith(("L", "l")):
         return _WEEKDAY.parse_value(term[:-1]) % 7, _LAST
     weekday, _, nth_text = term.partition("#")
     nth = _number(nth_text)

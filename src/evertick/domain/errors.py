@@ -3,7 +3,8 @@
 EvertickError
 ├── UserError                what the caller asked for cannot be done: tell them how to do it instead
 │   ├── InvalidDag           a DAG that cannot be published
-│   │   └── LacksPool        it needs a pool that is not there, or more of one than it has
+│   │   ├── LacksPool        it needs a pool that is not there, or more of one than it has
+│   │   └── EndlessLoop      it would start itself again for ever
 │   ├── InvalidSchedule      a schedule that cannot be saved
 │   ├── InvalidParams        parameters that do not fit the DAG's declaration
 │   ├── InvalidSettings      settings that contradict each other
@@ -50,6 +51,10 @@ class InvalidDag(UserError):
 
 class LacksPool(InvalidDag):
     """The DAG needs a pool that is not there, or more of one than it has."""
+
+
+class EndlessLoop(InvalidDag):
+    """Each run of the DAG would bring about its next one, for ever."""
 
 
 class InvalidSchedule(UserError):

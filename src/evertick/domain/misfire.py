@@ -6,7 +6,7 @@ Every due instant ends in exactly one of the two, and the cursor moves past it. 
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import assert_never
@@ -20,6 +20,7 @@ ON_TIME_SECONDS = 10.0
 MOST_MISSED = 1000
 _LONGEST_WINDOW_SECONDS = 3e9
 _TICK = timedelta(microseconds=1)
+_ON_TIME = timedelta(seconds=ON_TIME_SECONDS)
 
 
 class MisfirePolicy(StrEnum):
@@ -38,6 +39,7 @@ class SkipReason(StrEnum):
     PAUSED = "paused"
     SET_ASIDE = "set_aside"
     PAST = "past_when_published"
+    NEVER_WAS = "never_was"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +54,13 @@ class SkipRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirePlan:
-    """The runs to create, the skip to record, and where the cursor stands afterwards (None: the schedule has ended)."""
+    """The runs to create, the skip to record, and where the cursor stands afterwards (None: the schedule has ended). `missing`:
+    what it passes that never was."""
 
     fires: tuple[datetime, ...]
     skipped: SkipRange | None
     next_due: datetime | None
+    missing: SkipRange | None = None
 
 
 def plan_fires(
@@ -79,28 +83,63 @@ def plan_fires(
         raise ValueError(f"limit is {limit}: one call must be allowed to fire at least once")
     if next_due > now:
         return FirePlan(fires=(), skipped=None, next_due=next_due)
+    following = next_after(spec, next_due)
+    if next_due >= now - _ON_TIME and (following is None or following > now):
+        # Almost every fire: one instant is due, and neither policy nor window say anything about it.
+        plan = FirePlan(fires=(next_due,), skipped=None, next_due=following)
+    else:
+        plan = _catch_up(spec, (next_due, following), now, policy, window_seconds, limit, most_missed)
+    missing = never_was(spec, next_due, plan.next_due)
+    return plan if missing is None else replace(plan, missing=missing)
+
+
+def _catch_up(
+    spec: ScheduleSpec,
+    due: tuple[datetime, datetime | None],
+    now: datetime,
+    policy: MisfirePolicy,
+    window_seconds: float | None,
+    limit: int,
+    most_missed: int | None,
+) -> FirePlan:
+    """The same where the cursor, `due` with the instant after it, is behind."""
+    next_due, following = due
+    last = next_due
+    is_behind = following is not None and following <= now
     window = _LONGEST_WINDOW_SECONDS if window_seconds is None else min(window_seconds, _LONGEST_WINDOW_SECONDS)
     oldest = now - timedelta(seconds=max(window, ON_TIME_SECONDS))
     if policy is MisfirePolicy.ALL:
         return _fire_all(spec, next_due, now, _oldest_of(spec, next_due, now, oldest, most_missed), limit)
-    last, following = next_due, next_after(spec, next_due)
-    if is_behind := following is not None and following <= now:
+    if is_behind:
         last = latest_between(spec, next_due, now) or next_due
         following = next_after(spec, last)
     if last < oldest:
         skipped = _skip(spec, next_due, last, SkipReason.OUTSIDE_WINDOW)
         return FirePlan(fires=(), skipped=skipped, next_due=following)
-    if policy is MisfirePolicy.SKIP and is_behind and last < now - timedelta(seconds=ON_TIME_SECONDS):
+    if not is_behind:
+        return FirePlan(fires=(last,), skipped=None, next_due=following)
+    if policy is MisfirePolicy.SKIP and last < now - _ON_TIME:
         skipped = _skip(spec, next_due, last, SkipReason.MISFIRE_SKIP)
         return FirePlan(fires=(), skipped=skipped, next_due=following)
     reason = SkipReason.MISFIRE_SKIP if policy is MisfirePolicy.SKIP else SkipReason.MISFIRE_LATEST
-    earlier = _skip(spec, next_due, last - _TICK, reason) if is_behind else None
-    return FirePlan(fires=(last,), skipped=earlier, next_due=following)
+    return FirePlan(fires=(last,), skipped=_skip(spec, next_due, last - _TICK, reason), next_due=following)
 
 
 def skip_until(spec: ScheduleSpec, *, next_due: datetime | None, now: datetime, reason: SkipReason) -> SkipRange | None:
     """Everything that is due until `now`, for a schedule that was held: none of it fires afterwards, as no surprise."""
     return None if next_due is None or next_due > now else _skip(spec, next_due, now, reason)
+
+
+def never_was(spec: ScheduleSpec, after: datetime, through: datetime | None) -> SkipRange | None:
+    """The wall times of a calendar schedule that no clock ever showed, because the zone left out a day, while its cursor goes
+    from `after` to `through`. They have no instant of their own: they are on record just before the clock jumped."""
+    if spec.kind is not ScheduleKind.CRON or through is None:
+        return None
+    lost = spec.cron.lost_between(after, through)
+    if lost is None:
+        return None
+    at, count = lost
+    return SkipRange(first=at - _TICK, last=at - _TICK, count=count, reason=SkipReason.NEVER_WAS)
 
 
 def _oldest_of(

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from enum import IntEnum
 
 from evertick.domain.errors import UserError
-from evertick.domain.misfire import MisfirePolicy, SkipRange, SkipReason, plan_fires, skip_until
+from evertick.domain.misfire import MisfirePolicy, SkipRange, SkipReason, never_was, plan_fires, skip_until
 from evertick.domain.schedule import ScheduleSpec, next_after
 
 MOST_FIRES = 100_000
@@ -107,7 +107,7 @@ class _Journey:
                 most_missed=self._policies.most_missed,
             )
             course.fires += [(at, now) for at in plan.fires]
-            course.skips += [plan.skipped] if plan.skipped else []
+            course.skips += [each for each in (plan.skipped, plan.missing) if each]
             course.next_due = plan.next_due
             if len(course.fires) > MOST_FIRES:
                 raise UserError(f"That is more than {MOST_FIRES:,} fires: travel through a shorter time.")
@@ -117,8 +117,10 @@ class _Journey:
         course = self._course
         skipped = skip_until(self._spec, next_due=course.next_due, now=now, reason=SkipReason.PAUSED)
         if skipped is not None:
-            course.skips.append(skipped)
-            course.next_due = next_after(self._spec, now)
+            following = next_after(self._spec, now)
+            missing = never_was(self._spec, skipped.first, following)
+            course.skips += [skipped, *([missing] if missing else [])]
+            course.next_due = following
 
 
 def _turns(

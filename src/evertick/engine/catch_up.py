@@ -56,7 +56,7 @@ async def preview(conn: AsyncConnection, *, dag: str, catch_up: CatchUp, name: s
 
 
 def _missed(name: str, plan: JsonObject) -> Missed:
-    fires, skipped = plan["fires"], plan["skipped"]
+    fires, skipped = plan["fires"], plan.get("skipped")
     assert isinstance(fires, list)
     runs = [datetime.fromisoformat(fire) for fire in fires]
     if not isinstance(skipped, dict):

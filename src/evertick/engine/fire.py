@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import IntEnum
 
 import psycopg
 from psycopg import AsyncConnection, errors
@@ -22,6 +23,13 @@ from evertick.store.schedules import DueSchedule, Settled
 
 # Planning one schedule takes microseconds, and a thousand missed fires milliseconds.
 PLAN_SECONDS = 1.0
+
+
+class Half(IntEnum):
+    """Which schedules, by their ids, if two share the work."""
+
+    EVEN = 0
+    ODD = 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,27 +60,60 @@ class _Batch:
 
 
 async def fire(
-    conn: AsyncConnection, *, shard: int, epoch: int, batch: int, passed_over: Collection[int] = ()
+    conn: AsyncConnection,
+    *,
+    shard: int,
+    epoch: int,
+    batch: int,
+    passed_over: Collection[int] = (),
+    half: Half | None = None,
 ) -> Fired:
-    """Settle one batch of what is due now, but for those to pass over."""
-    due = await schedules.due(conn, shard=shard, batch=batch, passed_over=passed_over)
+    """Settle one batch of what is due now, of all schedules or of one half, but for those to pass over."""
+    due = await schedules.due(conn, shard=shard, batch=batch, passed_over=passed_over, half=half)
     fired = Fired(was_due=len(due), has_more=len(due) == batch)
     if not due:
         return fired
     now = due[0].read_at
     fired.lag_seconds = _lag(due, now)
     work = _Batch(conn, shard, epoch, min(batch, FIRES_PER_CALL), {each.schedule_id: each for each in due}, fired)
-    plans: list[JsonObject] = []
-    for schedule in due:
-        try:
-            with at_most(PLAN_SECONDS):
-                plan = plan_row(schedule, now, most_fires=work.most_fires)
-        except (*UNPLANNABLE, TookTooLongError) as error:
-            await _set_aside(work, schedule, error, is_tried_again=False)
-        else:
-            plans += [plan] if plan else []
+    plans, unplannable = _plan(due, now, most_fires=work.most_fires)
+    for schedule, error in unplannable:
+        await _set_aside(work, schedule, error, is_tried_again=False)
     await _settle(work, plans)
     return fired
+
+
+_Planned = tuple[list[JsonObject], list[tuple[DueSchedule, Exception]]]
+
+
+def _plan(due: list[DueSchedule], now: datetime, *, most_fires: int) -> _Planned:
+    """What is to be done, and what cannot be planned. One bound for all: to set one for each takes as long as to plan it. If
+    that is not enough, each is planned by itself, to find the one that does not come to an end."""
+    try:
+        with at_most(PLAN_SECONDS):
+            return _plan_each(due, now, most_fires=most_fires)
+    except TookTooLongError as error:
+        if len(due) == 1:
+            return [], [(due[0], error)]
+    plans, unplannable = [], []
+    for schedule in due:
+        more_plans, more_unplannable = _plan([schedule], now, most_fires=most_fires)
+        plans += more_plans
+        unplannable += more_unplannable
+    return plans, unplannable
+
+
+def _plan_each(due: list[DueSchedule], now: datetime, *, most_fires: int) -> _Planned:
+    plans: list[JsonObject] = []
+    unplannable: list[tuple[DueSchedule, Exception]] = []
+    for schedule in due:
+        try:
+            plan = plan_row(schedule, now, most_fires=most_fires)
+        except UNPLANNABLE as error:
+            unplannable.append((schedule, error))
+        else:
+            plans += [plan] if plan else []
+    return plans, unplannable
 
 
 async def _settle(work: _Batch, plans: list[JsonObject]) -> None:
@@ -114,11 +155,12 @@ def _count(fired: Fired, plans: list[JsonObject], done: Settled) -> None:
         if _id_of(plan) not in won:
             fired.lost.append(_id_of(plan))
         else:
-            fires, skipped = plan["fires"], plan["skipped"]
+            fires = plan["fires"]
             assert isinstance(fires, list)
             fired.runs += len(fires)
-            if isinstance(skipped, dict):
-                fired.skips[str(skipped["reason"])] += int(skipped["count"])
+            for skipped in (plan.get("skipped"), plan.get("missing")):
+                if isinstance(skipped, dict):
+                    fired.skips[str(skipped["reason"])] += int(skipped["count"])
 
 
 async def _set_aside(work: _Batch, schedule: DueSchedule, error: Exception, *, is_tried_again: bool) -> None:

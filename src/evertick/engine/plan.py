@@ -10,13 +10,23 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 
 from evertick.domain.errors import EvertickError
-from evertick.domain.misfire import MOST_MISSED, FirePlan, MisfirePolicy, SkipRange, SkipReason, plan_fires, skip_until
+from evertick.domain.misfire import (
+    MOST_MISSED,
+    FirePlan,
+    MisfirePolicy,
+    SkipRange,
+    SkipReason,
+    never_was,
+    plan_fires,
+    skip_until,
+)
 from evertick.domain.overlap import OverlapPolicy
 from evertick.domain.schedule import ScheduleSpec, describe, next_after
 from evertick.store.schedules import DagSchedule, DueSchedule
 
 JsonObject = dict[str, object]
 FIRES_PER_CALL = 100
+_NONE = timedelta(0)
 # What a stored schedule can make of its own planning.
 UNPLANNABLE = (EvertickError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
@@ -59,7 +69,7 @@ def plan_row(
     """
     if due.next_due is None or due.next_due > now:
         return None
-    delay = timedelta(seconds=due.delay_seconds)
+    delay = timedelta(seconds=due.delay_seconds) if due.delay_seconds else _NONE
     plan = plan_fires(
         read_spec(due.spec),
         next_due=due.next_due - delay,
@@ -101,9 +111,10 @@ def plan_skip(schedule: DagSchedule, now: datetime, reason: SkipReason) -> JsonO
         spec = read_spec(schedule.spec)
         skipped = skip_until(spec, next_due=schedule.next_due - delay, now=now - delay, reason=reason)
         following = next_after(spec, now - delay)
+        missing = never_was(spec, schedule.next_due - delay, following)
     except UNPLANNABLE:
         return None
-    return _row(schedule, FirePlan(fires=(), skipped=skipped, next_due=following))
+    return _row(schedule, FirePlan(fires=(), skipped=skipped, next_due=following, missing=missing))
 
 
 def is_last(plan: JsonObject, now: datetime) -> bool:
@@ -132,17 +143,23 @@ def skip_row(skipped: SkipRange | None) -> JsonObject | None:
 
 def _row(due: DueSchedule | DagSchedule, plan: FirePlan) -> JsonObject:
     assert due.next_due is not None
-    following = plan.next_due and plan.next_due + timedelta(seconds=due.delay_seconds)
+    following = plan.next_due
+    if following is not None and due.delay_seconds:
+        following += timedelta(seconds=due.delay_seconds)
+    fires = [fire.isoformat() for fire in plan.fires]
     row: JsonObject = {
         "schedule_id": due.schedule_id,
         "version": due.version,
         "expected": due.next_due.isoformat(),
-        "fires": [fire.isoformat() for fire in plan.fires],
-        "last_fire": plan.fires[-1].isoformat() if plan.fires else None,
-        "skipped": skip_row(plan.skipped),
+        "fires": fires,
+        "last_fire": fires[-1] if fires else None,
         "next_due": following.isoformat() if following else None,
     }
     # Only where they say something: without them the database does not look for open runs, and sets no deadline.
+    if plan.skipped is not None:
+        row["skipped"] = skip_row(plan.skipped)
+    if plan.missing is not None:
+        row["missing"] = skip_row(plan.missing)
     if due.overlap != OverlapPolicy.ALLOW:
         row["overlap"] = due.overlap
     if due.start_within is not None or due.finish_within is not None:

@@ -29,6 +29,7 @@ class Kind(StrEnum):
     JOURNAL = "journal"
     SKIP_RECORDS = "skip_records"
     ALERTS = "alerts"
+    BACKFILLS = "backfills"
     CAUSES = "causes"
     RUNNERS = "runners"
     VERSIONS = "versions"
@@ -85,7 +86,7 @@ async def prune_kind(conn: AsyncConnection, mandate: Mandate, kind: Kind, *, pac
             raise ValueError(f"{kind} are pruned by walking over them")
         case Kind.VERSIONS:
             return await _fenced(mandate, lambda: store.prune_versions(conn, mandate, pace.batch))
-        case Kind.SKIP_RECORDS | Kind.ALERTS | Kind.CAUSES | Kind.RUNNERS | Kind.BUNDLES:
+        case Kind.SKIP_RECORDS | Kind.ALERTS | Kind.BACKFILLS | Kind.CAUSES | Kind.RUNNERS | Kind.BUNDLES:
             return await _fenced(mandate, lambda: store.prune_kind(conn, mandate, kind, pace.batch))
 
 

@@ -23,6 +23,7 @@ from evertick.domain.schedule import ScheduleKind, ScheduleSpec, next_after
 from evertick.domain.schedule_fields import EARLIEST
 from evertick.domain.states import TriggerRule
 from evertick.engine.plan import JsonObject, is_same_spec, plan_end, skip_row, spec_json
+from evertick.engine.refuse_loops import refuse_loops
 from evertick.engine.settle import read_before, until_unmoved
 from evertick.store import dags, gates
 from evertick.store.dags import Published
@@ -43,6 +44,13 @@ async def publish(
     """
     row = dag_row(spec, file=file, bundle_hash=bundle_hash, routing=routing)
     await check_pools(conn, spec)
+    await refuse_loops(
+        conn,
+        dag=spec.name,
+        wanted=spec.schedules,
+        outlets={asset for task in spec.tasks for asset in task.outlets},
+        stays=lambda wait: wait.origin == "user",
+    )
     declared = {schedule.name: schedule for schedule in spec.schedules}
 
     def plan(old: DagSchedule, now: datetime) -> JsonObject | None:

@@ -11,6 +11,7 @@ from evertick.domain.dag import NamedSchedule
 from evertick.domain.errors import Conflict
 from evertick.engine.plan import plan_end
 from evertick.engine.publish import schedule_row
+from evertick.engine.refuse_loops import refuse_loops
 from evertick.engine.settle import read_before, until_unmoved
 from evertick.engine.trigger import find_dag
 from evertick.store import schedules
@@ -31,6 +32,13 @@ async def put_schedule(
     A `request` id makes the same call after a lost reply one change. With the origin "code" it is the code's again.
     """
     row, spec = await find_dag(conn, dag)
+    await refuse_loops(
+        conn,
+        dag=dag,
+        wanted=[schedule],
+        outlets={asset for task in spec.tasks for asset in task.outlets},
+        stays=lambda wait: wait.name != schedule.name,
+    )
 
     async def once() -> int | None:
         before = await read_before(conn, dag=dag, name=schedule.name, plan=plan_end)

@@ -17,7 +17,7 @@ import watchfiles
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
-from evertick.domain.errors import InvalidDag, LacksPool, UserError
+from evertick.domain.errors import EndlessLoop, InvalidDag, LacksPool, UserError
 from evertick.domain.routing import Routing
 from evertick.engine.pause import delete
 from evertick.engine.publish import publish
@@ -133,8 +133,8 @@ class Publisher:
                 await self._publish(conn, loaded, bundle, routing)
             except InvalidDag as error:
                 problem = ImportProblem(file=loaded.file, line=None, message=str(error))
-                # The pool may be there at the next scan, without any change of the file.
-                is_final = not isinstance(error, LacksPool)
+                # The pool may be there at the next scan, or the loop broken, without any change of the file.
+                is_final = not isinstance(error, LacksPool | EndlessLoop)
             except OSError as error:
                 self._log.warning("file_vanished", file=loaded.file, error=error)
                 return False

@@ -20,6 +20,7 @@ from evertick.services.lead import SHARD, Lead
 from evertick.services.link import Link, Waker, keep_listening
 from evertick.services.loop import run_loop
 from evertick.services.neighbours import Neighbours
+from evertick.services.second_hand import SecondHand
 from evertick.services.tending import Tending
 from evertick.services.upkeep import Upkeep
 from evertick.store.db import Purpose
@@ -44,17 +45,19 @@ class Scheduler:
         self._tending = Tending(
             settings, url=url, lead=self._lead, waker=self._waker, on_refused=self.wake.set, log=log
         )
+        self._second_hand = SecondHand(settings, url=url, lead=self._lead, tell=self._tell, log=log)
         self._upkeep = Upkeep(settings, url=url, epoch=self._lead.current_epoch, log=log)
         self._firing = Step("fire", log=log, longest_rest=settings.tick_seconds)
         self._fire_at = 0.0
         self._fire_batch = settings.fire_batch
+        self._has_half = False
         self._passed_over: dict[int, float] = {}
 
     async def run(self) -> None:
         """Until `stop` is set; then the shard is handed over at once."""
         async with asyncio.TaskGroup() as group:
-            beside = (self._waker.run(), self._neighbours.run(), self._tending.run(), self._upkeep.run())
-            background = [group.create_task(each) for each in beside]
+            beside = (self._waker, self._neighbours, self._tending, self._second_hand, self._upkeep)
+            background = [group.create_task(each.run()) for each in beside]
             if self._settings.notify:
                 listening = keep_listening(self._url, [Channel.PLAN, Channel.JOIN], self._on_wake, log=self._log)
                 background.append(group.create_task(listening))
@@ -67,6 +70,7 @@ class Scheduler:
         """Hand over what is led, and leave no connection open."""
         await self._lead.resign()
         await self._tending.close()
+        await self._second_hand.close()
         await self._waker.close()
         await self._beside.close()
 
@@ -102,8 +106,10 @@ class Scheduler:
             self._tending.begin()
         if self._lead.may_plan and boot_seconds() >= self._fire_at and not self._firing.is_resting:
             done = await self._firing.attempt(conn, lambda: self._fire(conn))
-            if done is not None and done.has_more and not self._lead.is_renewal_due:
-                return 0.0
+            if done is not None and done.has_more:
+                self._second_hand.call()
+                if not self._lead.is_renewal_due:
+                    return 0.0
         seen = await self._lead.look(conn)
         self._fire_at = self._next_fire(seen)
         self._tending.hear(seen)
@@ -113,15 +119,23 @@ class Scheduler:
         assert self._lead.epoch is not None
         now = boot_seconds()
         self._passed_over = {each: until for each, until in self._passed_over.items() if until > now}
+        half = self._second_hand.half if self._has_half else None
         try:
             done = await fire(
-                conn, shard=SHARD, epoch=self._lead.epoch, batch=self._fire_batch, passed_over=self._passed_over
+                conn,
+                shard=SHARD,
+                epoch=self._lead.epoch,
+                batch=self._fire_batch,
+                passed_over=self._passed_over,
+                half=half,
             )
         except errors.QueryCanceled:
             # So many at once take longer than the lease allows: fewer next time, in the end one fire of one schedule.
             self._fire_batch = max(1, self._fire_batch // 4)
             raise
         self._fire_batch = min(self._fire_batch * 2, self._settings.fire_batch)
+        # A half that is nearly done is finished by both.
+        self._has_half = done.has_more
         self._passed_over |= dict.fromkeys(done.lost, now + PAUSE_SECONDS)
         self._passed_over |= dict.fromkeys(done.passed_over, now + PASS_OVER_SECONDS)
         self._tell(done)

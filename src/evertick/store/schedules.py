@@ -112,6 +112,22 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
+class Wait:
+    """One schedule that waits for other work. `condition` as it is stored."""
+
+    dag: str
+    name: str
+    origin: str
+    condition: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    dag: str
+    asset: str
+
+
+@dataclass(frozen=True, slots=True)
 class Cause:
     """Of what kind, which DAG or asset, and the run that ended or updated it."""
 
@@ -142,9 +158,11 @@ class Skip:
     recorded_at: datetime
 
 
-async def due(conn: AsyncConnection, *, shard: int, batch: int, passed_over: Collection[int] = ()) -> list[DueSchedule]:
-    """Oldest first, without those in `passed_over`."""
-    params = {"shard": shard, "batch": batch, "passed_over": list(passed_over)}
+async def due(
+    conn: AsyncConnection, *, shard: int, batch: int, passed_over: Collection[int] = (), half: int | None = None
+) -> list[DueSchedule]:
+    """Oldest first, without those in `passed_over`; only those with even (0) or odd (1) ids if a half is named."""
+    params = {"shard": shard, "batch": batch, "passed_over": list(passed_over), "half": half}
     return await all_rows(conn, sql("schedules", "due"), params, DueSchedule)
 
 
@@ -163,6 +181,14 @@ async def fire(conn: AsyncConnection, *, shard: int, epoch: int, plans: list[Jso
 async def hear(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> Heard:
     params = {"shard": shard, "epoch": epoch, "batch": batch}
     return cast(Heard, await one_row(conn, sql("schedules", "hear"), params, Heard))
+
+
+async def waits(conn: AsyncConnection) -> list[Wait]:
+    return await all_rows(conn, sql("schedules", "waits"), {}, Wait)
+
+
+async def outlets(conn: AsyncConnection, *, dags: Collection[str]) -> list[Outlet]:
+    return await all_rows(conn, sql("schedules", "outlets"), {"dags": list(dags)}, Outlet)
 
 
 async def causes(conn: AsyncConnection, run_id: int) -> list[Cause]:

@@ -1186,7 +1186,7 @@ begin
         p_plans := (select coalesce(jsonb_agg(x), '[]') from jsonb_array_elements(p_plans) x
                     where (x->>'schedule_id')::int = any(free));
     end if;
-    done := settle_schedules(p_plans);
+    done := settle_locked(p_plans, false);
     perform pass_gates();
     return done;
 end $$;
@@ -1289,9 +1289,15 @@ declare
 begin
     perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
     perform quit_lines(array(select r.run_id from run_status r where r.dag_id = p_dag_id and r.state = 'running'), null);
-    delete from ready q using run_status r, task_spec s
-    where r.dag_id = p_dag_id and r.state = 'running' and s.version_id = r.version_id
-      and q.queue = s.queue and q.rank in (9 - s.priority, 9) and q.run_id = r.run_id;
+    -- The lines are walked over once: looked for run by run, a long line is read as often as there are runs.
+    delete from ready q where q.ctid = any(array(
+        select x.ctid from ready x
+        cross join lateral (select 1 from run_status r
+                            where r.run_id = x.run_id and r.dag_id = p_dag_id and r.state = 'running' offset 0) r
+        where x.queue = any(array(
+            select distinct s.queue
+            from (select distinct r.version_id from run_status r where r.dag_id = p_dag_id and r.state = 'running') v
+            join task_spec s on s.version_id = v.version_id))));
     with moved as (
         update task k set state = 'pending'
         from run_status r
@@ -1471,6 +1477,26 @@ begin
     from unnest(p_tasks) with ordinality as p(run_id, idx, map_index, version_id, rank, gate_ids, weights, checks, needs, place) order by p.place;
     perform refresh_line(line);
 end $$;
+
+CREATE FUNCTION evertick.join_overlapped(p_ids integer[]) RETURNS void
+    LANGUAGE sql
+    AS $$
+    with part as (
+        select n.schedule_id, b.first_at as begins_at, n.first_at, n.last_at, n.count
+        from unnest(p_ids) i(id)
+        cross join lateral (select * from skip_record x where x.schedule_id = i.id order by x.first_at desc limit 1) n
+        cross join lateral (select * from skip_record x where x.schedule_id = i.id and x.first_at < n.first_at
+                            order by x.first_at desc limit 1) b
+        cross join lateral (select x.delay_seconds, x.changed_at from schedule x where x.schedule_id = i.id offset 0) c
+        where b.reason = n.reason and c.changed_at < b.recorded_at
+          and n.last_at + make_interval(secs => c.delay_seconds) <= b.recorded_at
+          and not exists (select 1 from run r where r.schedule_id = i.id and r.fire_at > b.last_at and r.fire_at < n.first_at)
+    ), gone as (
+        delete from skip_record k using part p where k.schedule_id = p.schedule_id and k.first_at = p.first_at
+    )
+    update skip_record k set last_at = p.last_at, count = k.count + p.count
+    from part p where k.schedule_id = p.schedule_id and k.first_at = p.begins_at
+$$;
 
 CREATE FUNCTION evertick.leave_gates(p_tasks evertick.ended[]) RETURNS void
     LANGUAGE plpgsql
@@ -2037,7 +2063,7 @@ begin
     select array_agg(run_id) filter (where state = 'running'), array_agg(distinct dag_id) filter (where state = 'queued')
     into started, held from opened;
     if started is not null then
-        perform settle(start_runs(started));
+        perform settle(start_runs(started, true));
     end if;
     if held is not null then
         perform admit_runs(held);
@@ -2300,6 +2326,11 @@ begin
         -- Their episode is long over.
         delete from alert where ctid = any(array(
             select a.ctid from alert a where a.ended_at < p_before limit p_limit for update skip locked));
+    elsif p_kind = 'backfills' then
+        -- They are over and their runs are all counted; the runs go by themselves.
+        delete from backfill where ctid = any(array(
+            select b.ctid from backfill b where b.shard = p_shard and b.finished_at < p_before and b.open_runs = 0
+            limit p_limit for update skip locked));
     elsif p_kind = 'runners' then
         -- Gone for long. One that comes back finds out that it is gone by not being there.
         delete from runner where ctid = any(array(
@@ -3439,7 +3470,7 @@ begin
     return offered + close_runs(everything);
 end $$;
 
-CREATE FUNCTION evertick.settle_schedules(p_plans jsonb, p_even_held boolean DEFAULT false) RETURNS evertick.settled
+CREATE FUNCTION evertick.settle_locked(p_plans jsonb, p_even_held boolean) RETURNS evertick.settled
     LANGUAGE plpgsql
     AS $_$
 declare
@@ -3447,9 +3478,6 @@ declare
     made bigint[];
     t timestamptz := clock();
 begin
-    perform 1 from schedule_state s
-    where s.schedule_id = any(array(select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x))
-    order by s.schedule_id for no key update;
     done.canceled := 0;
     if jsonb_path_exists(p_plans, '$[*].overlap') then
         select o.plans, o.canceled into p_plans, done.canceled from resolve_overlap(p_plans) o;
@@ -3458,30 +3486,29 @@ begin
     -- that was made while there were few schedules takes it and compares each with each (measured: 80 ms for a thousand).
     with plan as materialized (
         select * from jsonb_to_recordset(p_plans) as x(schedule_id int, version int, expected timestamptz,
-            next_due timestamptz, last_fire timestamptz, fires jsonb, skipped jsonb, overlapped jsonb)
+            next_due timestamptz, last_fire timestamptz, fires timestamptz[], skipped jsonb, overlapped jsonb, missing jsonb)
     ), moved as (
         update schedule_state s
         set next_due = p.next_due, last_fired = coalesce(p.last_fire, s.last_fired)
         from plan p
         where s.schedule_id = p.schedule_id and s.version = p.version and s.next_due = p.expected
           and (p_even_held or (s.paused is not true and s.error is null))
-        returning s.schedule_id, p.fires, p.skipped, p.overlapped
+        returning s.schedule_id, p.fires, p.skipped, p.overlapped, p.missing
     ), created as (
         insert into run as r (dag_id, version_id, kind, schedule_id, fire_at, params, triggered_by, created_at)
-        select d.dag_id, d.version_id, 'scheduled', m.schedule_id, f.fire_at::timestamptz, c.params, 'schedule', t
-        from moved m
-        cross join lateral (select * from schedule c where c.schedule_id = m.schedule_id offset 0) c
+        select d.dag_id, d.version_id, 'scheduled', f.schedule_id, f.fire_at, c.params, 'schedule', t
+        from (select m.schedule_id, unnest(m.fires) as fire_at from moved m) f
+        cross join lateral (select * from schedule c where c.schedule_id = f.schedule_id offset 0) c
         cross join lateral (select * from dag d where d.dag_id = c.dag_id offset 0) d
-        cross join lateral jsonb_array_elements_text(m.fires) f(fire_at)
         where d.deleted_at is null
-        order by f.fire_at::timestamptz, m.schedule_id
+        order by f.fire_at, f.schedule_id
         on conflict (schedule_id, fire_at) where schedule_id is not null do nothing
         returning r.run_id
     ), passed as (
         insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
         select m.schedule_id, k.first_at, k.last_at, k.count, k.reason, t
         from moved m
-        cross join lateral (values (m.skipped), (m.overlapped)) v(skipped)
+        cross join lateral (values (m.skipped), (m.overlapped), (m.missing)) v(skipped)
         cross join lateral jsonb_to_record(v.skipped)
             as k(first_at timestamptz, last_at timestamptz, count bigint, reason text)
         where jsonb_typeof(v.skipped) = 'object'
@@ -3490,12 +3517,25 @@ begin
     select array(select m.schedule_id from moved m), array(select c.run_id from created c),
            coalesce((select sum((m.overlapped->>'count')::int) from moved m where m.overlapped is not null), 0)
     into done.won, made, done.overlapped;
+    if done.overlapped > 0 then
+        perform join_overlapped(done.won);
+    end if;
     perform open_runs(made);
     if jsonb_path_exists(p_plans, '$[*].has_deadlines') then
         perform set_deadlines(made);
     end if;
     return done;
 end $_$;
+
+CREATE FUNCTION evertick.settle_schedules(p_plans jsonb, p_even_held boolean DEFAULT false) RETURNS evertick.settled
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform 1 from schedule_state s
+    where s.schedule_id = any(array(select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x))
+    order by s.schedule_id for no key update;
+    return settle_locked(p_plans, p_even_held);
+end $$;
 
 CREATE FUNCTION evertick.skip_run(p_shard smallint, p_epoch bigint, p_after_dag integer, p_after_run bigint, OUT skipped_dag_id integer, OUT skipped_run_id bigint) RETURNS record
     LANGUAGE plpgsql
@@ -3544,7 +3584,7 @@ begin
     end if;
 end $$;
 
-CREATE FUNCTION evertick.start_runs(p_run_ids bigint[]) RETURNS evertick.ended[]
+CREATE FUNCTION evertick.start_runs(p_run_ids bigint[], p_are_new boolean DEFAULT false) RETURNS evertick.ended[]
     LANGUAGE plpgsql
     AS $$
 declare
@@ -3563,7 +3603,7 @@ begin
         -- Whatever a pause says by now: whoever unpauses cannot see a run that is not committed, and would not come by again.
         perform enter_gates(array(select m from unnest(moved) m where (m).state = 'pending'));
     end if;
-    return decide_waiting(p_run_ids);
+    return case when p_are_new then '{}' else decide_waiting(p_run_ids) end;
 end $$;
 
 CREATE FUNCTION evertick.state_after(d evertick.decision, is_held boolean) RETURNS evertick.task_state

@@ -113,8 +113,8 @@ begin
 end $$;
 
 -- Starts runs: first tasks enter, and waiting rows (of a cleared run) are decided again. Returns what ended at once.
--- The caller holds the runs' locks and has set them running.
-create function start_runs(p_run_ids bigint[]) returns ended[] language plpgsql as $$
+-- The caller holds the runs' locks and has set them running. Runs that are new have no waiting rows to be looked for.
+create function start_runs(p_run_ids bigint[], p_are_new boolean default false) returns ended[] language plpgsql as $$
 declare
     moved ended[];
 begin
@@ -131,7 +131,7 @@ begin
         -- Whatever a pause says by now: whoever unpauses cannot see a run that is not committed, and would not come by again.
         perform enter_gates(array(select m from unnest(moved) m where (m).state = 'pending'));
     end if;
-    return decide_waiting(p_run_ids);
+    return case when p_are_new then '{}' else decide_waiting(p_run_ids) end;
 end $$;
 
 -- Decides every waiting row of the runs from its counters: what may run is offered, what can never run ends.

@@ -74,7 +74,7 @@ begin
     select array_agg(run_id) filter (where state = 'running'), array_agg(distinct dag_id) filter (where state = 'queued')
     into started, held from opened;
     if started is not null then
-        perform settle(start_runs(started));
+        perform settle(start_runs(started, true));
     end if;
     if held is not null then
         perform admit_runs(held);
@@ -106,18 +106,25 @@ end $$;
 create type settled as (won int[], overlapped int, canceled int);
 
 -- Settles due schedules. p_plans: [{schedule_id, version, expected, fires: [instant], last_fire, skipped: {first_at, last_at,
--- count, reason} | null, next_due, overlap, has_deadlines}], the last two only where they say something. The cursor moves and its runs are created in this one transaction (V1); a
--- plan whose schedule has moved on, changed or been paused meanwhile is left out. Whoever changes a schedule also settles what
--- it did not do while it was held: p_even_held. Returns the schedules that were settled.
+-- count, reason}, missing: the same, next_due, overlap, has_deadlines}]; skipped, missing and the last two only where they say
+-- something. The cursor moves and its runs are created in this one transaction (V1); a plan whose schedule has moved on, changed
+-- or been paused meanwhile is left out. Whoever changes a schedule also settles what it did not do while it was held:
+-- p_even_held. Returns the schedules that were settled.
 create function settle_schedules(p_plans jsonb, p_even_held boolean default false) returns settled language plpgsql as $$
+begin
+    perform 1 from schedule_state s
+    where s.schedule_id = any(array(select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x))
+    order by s.schedule_id for no key update;
+    return settle_locked(p_plans, p_even_held);
+end $$;
+
+-- The same for whoever holds the locks of these schedules.
+create function settle_locked(p_plans jsonb, p_even_held boolean) returns settled language plpgsql as $$
 declare
     done settled;
     made bigint[];
     t timestamptz := clock();
 begin
-    perform 1 from schedule_state s
-    where s.schedule_id = any(array(select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x))
-    order by s.schedule_id for no key update;
     done.canceled := 0;
     if jsonb_path_exists(p_plans, '$[*].overlap') then
         select o.plans, o.canceled into p_plans, done.canceled from resolve_overlap(p_plans) o;
@@ -126,30 +133,29 @@ begin
     -- that was made while there were few schedules takes it and compares each with each (measured: 80 ms for a thousand).
     with plan as materialized (
         select * from jsonb_to_recordset(p_plans) as x(schedule_id int, version int, expected timestamptz,
-            next_due timestamptz, last_fire timestamptz, fires jsonb, skipped jsonb, overlapped jsonb)
+            next_due timestamptz, last_fire timestamptz, fires timestamptz[], skipped jsonb, overlapped jsonb, missing jsonb)
     ), moved as (
         update schedule_state s
         set next_due = p.next_due, last_fired = coalesce(p.last_fire, s.last_fired)
         from plan p
         where s.schedule_id = p.schedule_id and s.version = p.version and s.next_due = p.expected
           and (p_even_held or (s.paused is not true and s.error is null))
-        returning s.schedule_id, p.fires, p.skipped, p.overlapped
+        returning s.schedule_id, p.fires, p.skipped, p.overlapped, p.missing
     ), created as (
         insert into run as r (dag_id, version_id, kind, schedule_id, fire_at, params, triggered_by, created_at)
-        select d.dag_id, d.version_id, 'scheduled', m.schedule_id, f.fire_at::timestamptz, c.params, 'schedule', t
-        from moved m
-        cross join lateral (select * from schedule c where c.schedule_id = m.schedule_id offset 0) c
+        select d.dag_id, d.version_id, 'scheduled', f.schedule_id, f.fire_at, c.params, 'schedule', t
+        from (select m.schedule_id, unnest(m.fires) as fire_at from moved m) f
+        cross join lateral (select * from schedule c where c.schedule_id = f.schedule_id offset 0) c
         cross join lateral (select * from dag d where d.dag_id = c.dag_id offset 0) d
-        cross join lateral jsonb_array_elements_text(m.fires) f(fire_at)
         where d.deleted_at is null
-        order by f.fire_at::timestamptz, m.schedule_id
+        order by f.fire_at, f.schedule_id
         on conflict (schedule_id, fire_at) where schedule_id is not null do nothing
         returning r.run_id
     ), passed as (
         insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
         select m.schedule_id, k.first_at, k.last_at, k.count, k.reason, t
         from moved m
-        cross join lateral (values (m.skipped), (m.overlapped)) v(skipped)
+        cross join lateral (values (m.skipped), (m.overlapped), (m.missing)) v(skipped)
         cross join lateral jsonb_to_record(v.skipped)
             as k(first_at timestamptz, last_at timestamptz, count bigint, reason text)
         where jsonb_typeof(v.skipped) = 'object'
@@ -158,6 +164,9 @@ begin
     select array(select m.schedule_id from moved m), array(select c.run_id from created c),
            coalesce((select sum((m.overlapped->>'count')::int) from moved m where m.overlapped is not null), 0)
     into done.won, made, done.overlapped;
+    if done.overlapped > 0 then
+        perform join_overlapped(done.won);
+    end if;
     perform open_runs(made);
     if jsonb_path_exists(p_plans, '$[*].has_deadlines') then
         perform set_deadlines(made);
@@ -180,7 +189,7 @@ begin
         p_plans := (select coalesce(jsonb_agg(x), '[]') from jsonb_array_elements(p_plans) x
                     where (x->>'schedule_id')::int = any(free));
     end if;
-    done := settle_schedules(p_plans);
+    done := settle_locked(p_plans, false);
     perform pass_gates();
     return done;
 end $$;

@@ -235,9 +235,15 @@ declare
 begin
     perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
     perform quit_lines(array(select r.run_id from run_status r where r.dag_id = p_dag_id and r.state = 'running'), null);
-    delete from ready q using run_status r, task_spec s
-    where r.dag_id = p_dag_id and r.state = 'running' and s.version_id = r.version_id
-      and q.queue = s.queue and q.rank in (9 - s.priority, 9) and q.run_id = r.run_id;
+    -- The lines are walked over once: looked for run by run, a long line is read as often as there are runs.
+    delete from ready q where q.ctid = any(array(
+        select x.ctid from ready x
+        cross join lateral (select 1 from run_status r
+                            where r.run_id = x.run_id and r.dag_id = p_dag_id and r.state = 'running' offset 0) r
+        where x.queue = any(array(
+            select distinct s.queue
+            from (select distinct r.version_id from run_status r where r.dag_id = p_dag_id and r.state = 'running') v
+            join task_spec s on s.version_id = v.version_id))));
     with moved as (
         update task k set state = 'pending'
         from run_status r

@@ -139,6 +139,11 @@ begin
         -- Their episode is long over.
         delete from alert where ctid = any(array(
             select a.ctid from alert a where a.ended_at < p_before limit p_limit for update skip locked));
+    elsif p_kind = 'backfills' then
+        -- They are over and their runs are all counted; the runs go by themselves.
+        delete from backfill where ctid = any(array(
+            select b.ctid from backfill b where b.shard = p_shard and b.finished_at < p_before and b.open_runs = 0
+            limit p_limit for update skip locked));
     elsif p_kind = 'runners' then
         -- Gone for long. One that comes back finds out that it is gone by not being there.
         delete from runner where ctid = any(array(

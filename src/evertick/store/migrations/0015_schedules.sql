@@ -307,6 +307,26 @@ begin
     left join lateral (select w.first, w.last where w.first <= w.last) k on true;
 end $$;
 
+-- A long backlog is settled in parts. What was skipped in one part and goes on in the next is one range, and one record: nothing
+-- fired between, nobody changed the schedule, and all of it was due already when the first part was written down.
+create function join_overlapped(p_ids int[]) returns void language sql as $$
+    with part as (
+        select n.schedule_id, b.first_at as begins_at, n.first_at, n.last_at, n.count
+        from unnest(p_ids) i(id)
+        cross join lateral (select * from skip_record x where x.schedule_id = i.id order by x.first_at desc limit 1) n
+        cross join lateral (select * from skip_record x where x.schedule_id = i.id and x.first_at < n.first_at
+                            order by x.first_at desc limit 1) b
+        cross join lateral (select x.delay_seconds, x.changed_at from schedule x where x.schedule_id = i.id offset 0) c
+        where b.reason = n.reason and c.changed_at < b.recorded_at
+          and n.last_at + make_interval(secs => c.delay_seconds) <= b.recorded_at
+          and not exists (select 1 from run r where r.schedule_id = i.id and r.fire_at > b.last_at and r.fire_at < n.first_at)
+    ), gone as (
+        delete from skip_record k using part p where k.schedule_id = p.schedule_id and k.first_at = p.first_at
+    )
+    update skip_record k set last_at = p.last_at, count = k.count + p.count
+    from part p where k.schedule_id = p.schedule_id and k.first_at = p.begins_at
+$$;
+
 -- Deadlines and alerts ---------------------------------------------------------------------------------------------------
 
 -- By when a run must have started or finished: one row each, gone when the time has come. Only of schedules that say so.

@@ -1,13 +1,31 @@
 -- Schedules: what is due, and where each one stands.
 
 -- name: due
--- By the index of live cursors, oldest first: rows read are rows due, whatever the number of schedules.
+-- By the index of live cursors: rows read are rows due, whatever the number of schedules. Oldest first; but if more are due than
+-- fit, an eighth of the places is for those that became due last: what comes after a burst does not wait until it is over. With
+-- half, only the even or the odd ids: of two that share the work neither takes what the other has.
+with now as materialized (
+    select clock() as t
+), oldest as materialized (
+    select s.schedule_id, s.version, s.next_due from schedule_state s
+     where s.shard = %(shard)s::smallint and s.next_due <= (select t from now) and s.next_due is not null and not s.paused
+       and s.error is null and s.schedule_id <> all(%(passed_over)s::int[])
+       and (%(half)s::int is null or mod(s.schedule_id, 2) = %(half)s::int)
+     order by s.next_due limit %(batch)s::int
+), newest as materialized (
+    select s.schedule_id, s.version, s.next_due from schedule_state s
+     where s.shard = %(shard)s::smallint and s.next_due <= (select t from now) and s.next_due is not null and not s.paused
+       and s.error is null and s.schedule_id <> all(%(passed_over)s::int[])
+       and (%(half)s::int is null or mod(s.schedule_id, 2) = %(half)s::int)
+       and s.next_due > (select max(o.next_due) from oldest o having count(*) = %(batch)s::int)
+     order by s.next_due desc limit %(batch)s::int / 8
+), taken as materialized (
+    select * from newest union all select * from oldest limit %(batch)s::int
+)
 select s.schedule_id, s.version, s.next_due, c.spec::text as spec, c.misfire, c.window_seconds, c.catchup_limit,
-       c.overlap, c.start_within, c.finish_within, c.delay_seconds, clock() as read_at
-  from schedule_state s join schedule c on c.schedule_id = s.schedule_id
- where s.shard = %(shard)s::smallint and s.next_due <= clock() and s.next_due is not null and not s.paused and s.error is null
-   and s.schedule_id <> all(%(passed_over)s::int[])
- order by s.next_due limit %(batch)s
+       c.overlap, c.start_within, c.finish_within, c.delay_seconds, (select t from now) as read_at
+  from taken s cross join lateral (select * from schedule x where x.schedule_id = s.schedule_id offset 0) c
+ order by s.next_due, s.schedule_id
 
 -- name: next_due
 -- When to wake up, and what the time is there.
@@ -33,6 +51,20 @@ select c.schedule_id, s.version, s.next_due, c.spec::text as spec, c.misfire, c.
 -- name: hear
 -- Whoever waited for what has happened is due now.
 select became_due, has_more from hear_arrivals(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
+
+-- name: waits
+-- What starts DAGs, where that is no time. Asked when somebody changes that. What was deleted awaits nothing.
+select d.name as dag, c.name, c.origin, c.spec->>'after' as condition
+  from (select distinct w.schedule_id from awaited w) w
+  join schedule c on c.schedule_id = w.schedule_id join dag d on d.dag_id = c.dag_id
+ order by d.name, c.name limit 10000
+
+-- name: outlets
+-- Which assets the current versions of these DAGs update.
+select distinct d.name as dag, o.asset
+  from dag d join task_spec s on s.version_id = d.version_id cross join lateral unnest(s.outlets) o(asset)
+ where d.name = any(%(dags)s::text[])
+ limit 100000
 
 -- name: causes
 -- What a run was started by, where that was no time.

@@ -1,0 +1,97 @@
+"""A second hand for bursts of due schedules: while the database settles one batch, the next is read and planned.
+
+Called by the leader when more is due than fits into a batch; fires half of the schedules, on a connection of its own. Nothing
+depends on it: where it does not get on, the leader fires all of them. What both take is settled once, by the cursor (V1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from psycopg import AsyncConnection
+
+from evertick.config import Settings
+from evertick.domain.errors import NotLeader
+from evertick.engine.fire import Fired, Half, fire
+from evertick.services.contained import boot_seconds
+from evertick.services.events import Log
+from evertick.services.lead import SHARD, Lead
+from evertick.services.link import Link
+from evertick.services.loop import run_loop
+from evertick.services.pulse import Pulse
+from evertick.store import shards
+from evertick.store.db import Purpose
+from evertick.store.line import keeps_session
+
+# A batch takes a tenth of that. Whoever is not back by then may hang, and its half is nobody's any more.
+LONGEST_BATCH_SECONDS = 0.5
+LOCK_SHARE = 0.1
+
+
+class SecondHand:
+    """`tell` is called with what came of each batch."""
+
+    def __init__(self, settings: Settings, *, url: str, lead: Lead, tell: Callable[[Fired], None], log: Log) -> None:
+        self._settings, self._lead, self._tell, self._log = settings, lead, tell, log
+        self._link = Link(url, Purpose.PLANNING)
+        self._bounded: AsyncConnection | None = None
+        self._wake = asyncio.Event()
+        self._is_called = False
+        self._began_at: float | None = None
+
+    @property
+    def half(self) -> Half | None:
+        """What is left to the leader: half of the schedules while this one gets on with the others, otherwise all."""
+        is_busy = self._began_at is not None and boot_seconds() - self._began_at < LONGEST_BATCH_SECONDS
+        return Half.EVEN if is_busy else None
+
+    def call(self) -> None:
+        """More is due than fits into one batch."""
+        self._is_called = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until canceled."""
+        never = asyncio.Event()
+        pulse = Pulse("second_hand", is_essential=False)
+        await run_loop(self.tick, wake=self._wake, stop=never, name="second_hand", log=self._log, pulse=pulse)
+
+    async def tick(self) -> float:
+        epoch = self._lead.current_epoch()
+        if not self._is_called or epoch is None:
+            return self._settings.tick_seconds
+        self._is_called = False
+        try:
+            conn = await self._connection()
+            self._began_at = boot_seconds()
+            done = await fire(conn, shard=SHARD, epoch=epoch, batch=self._settings.fire_batch, half=Half.ODD)
+        except NotLeader as error:
+            self._log.warning("refused", error=error)
+            return self._settings.tick_seconds
+        finally:
+            self._began_at = None
+        self._tell(done)
+        if not (done.has_more and done.settled):
+            return self._settings.tick_seconds
+        self._is_called, self._began_at = True, boot_seconds()
+        return 0.0
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    async def _connection(self) -> AsyncConnection:
+        conn = await self._link.get()
+        if self._link.server != self._lead.led_on:
+            raise NotLeader(f"shard {SHARD} was led on another server ({self._lead.led_on})")
+        if conn is not self._bounded:
+            if keeps_session(conn):
+                seconds = self._settings.step_seconds
+                await shards.bound_session(
+                    conn,
+                    statement_seconds=seconds,
+                    lock_seconds=seconds * LOCK_SHARE,
+                    transaction_seconds=self._settings.leader_lease_seconds,
+                )
+            self._bounded = conn
+        return conn
