@@ -2,7 +2,7 @@
 
 The daylight-saving rule. An hour field that starts with `*` makes a schedule *elapsed*: it fires at every real instant
 whose wall clock matches. Any other is *calendar*: each matching wall time fires once, a repeated one at its first copy;
-what a gap of up to 3 hours swallowed fires as one at the first instant after it; a longer gap is skipped.
+what a gap of up to 3 hours swallowed fires as one at the first instant after it; a longer gap is skipped, on record.
 """
 
 from __future__ import annotations

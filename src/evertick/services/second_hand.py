@@ -27,6 +27,8 @@ from evertick.store.line import keeps_session
 # A batch takes a tenth of that. Whoever is not back by then may hang, and its half is nobody's any more.
 LONGEST_BATCH_SECONDS = 0.5
 LOCK_SHARE = 0.1
+# Where somebody holds what a fire needs, the leader knows whom to pass over: this one would wait for it again and again.
+REST_SECONDS = 1.0
 
 
 class SecondHand:
@@ -39,6 +41,7 @@ class SecondHand:
         self._wake = asyncio.Event()
         self._is_called = False
         self._began_at: float | None = None
+        self._rests_until = 0.0
 
     @property
     def half(self) -> Half | None:
@@ -59,7 +62,7 @@ class SecondHand:
 
     async def tick(self) -> float:
         epoch = self._lead.current_epoch()
-        if not self._is_called or epoch is None:
+        if not self._is_called or epoch is None or boot_seconds() < self._rests_until:
             return self._settings.tick_seconds
         self._is_called = False
         try:
@@ -72,6 +75,9 @@ class SecondHand:
         finally:
             self._began_at = None
         self._tell(done)
+        if done.passed_over:
+            self._rests_until = boot_seconds() + REST_SECONDS
+            return self._settings.tick_seconds
         if not (done.has_more and done.settled):
             return self._settings.tick_seconds
         self._is_called, self._began_at = True, boot_seconds()
