@@ -504,7 +504,7 @@ async def test_one_that_is_over_is_pruned_and_no_other(scene: Scene) -> None:
     with pytest.raises(NotLeader):
         await prune_kind(conn, replace(mandate, epoch=scene.epoch - 1), Kind.BACKFILLS, pace=Pace())
     assert (await prune_kind(conn, mandate, Kind.BACKFILLS, pace=Pace())).pruned == 1
-    assert await value(conn, "select array_agg(backfill_id order by 1) from backfill") == [
+    assert await value(conn, "select array_agg(backfill_id order by backfill_id) from backfill") == [
         late,
         running,
         left,
