@@ -494,7 +494,7 @@ async def test_skip_records_go_when_they_were_recorded_long_ago(conn: AsyncConne
     assert (await prune_kind(conn, given, Kind.SKIP_RECORDS, pace=Pace(batch=1))).pruned == 1
     assert (await prune_kind(conn, given, Kind.SKIP_RECORDS, pace=ALL)).pruned == 1
     assert (await prune_kind(conn, given, Kind.SKIP_RECORDS, pace=ALL)).pruned == 0
-    assert await value(conn, "select array_agg(first_at order by 1) from skip_record") == [
+    assert await value(conn, "select array_agg(first_at order by first_at) from skip_record") == [
         later(4 * DAY),
         later(60 * DAY),
     ]

@@ -234,7 +234,7 @@ async def test_a_run_that_takes_too_long_to_look_at_is_passed_by(conn: AsyncConn
     assert run_id == first
     assert (await skip_one(conn, shard=0, epoch=epoch, after=(dag_id, run_id)))[1] == second
     assert await skip_one(conn, shard=0, epoch=epoch, after=(dag_id, second)) == (0, 0)
-    assert await value(conn, "select array_agg(subject_id order by 1) from quarantine") == [first, second]
+    assert await value(conn, "select array_agg(subject_id order by subject_id) from quarantine") == [first, second]
 
 
 async def test_a_run_that_has_not_started_is_not_passed_by_in_the_place_of_one_that_has(conn: AsyncConnection) -> None:

@@ -205,7 +205,7 @@ async def test_the_leader_prunes_by_itself_and_says_what_went(
     async with hosted(Scheduler(settings, url=database, owner="one", log=said.log)):
         told = await said.saw("prune", within_seconds=20)
     assert (told["runs"], value_of(counted) - before) == (120, 120)
-    assert await value(conn, "select array_agg(run_id order by 1) from run") == kept
+    assert await value(conn, "select array_agg(run_id order by run_id) from run") == kept
     assert await value(conn, "select count(*) from task") == 2
     assert await value(conn, "select detail->>'runs' from journal where verb = 'prune'") == "120"
 
