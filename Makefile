@@ -9,7 +9,7 @@ ONLY ?=
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test check format requirements mutants simulate sweep year boundaries chaos bench profile bench-peers clean lock
+.PHONY: help up test check format requirements mutants simulate sweep year boundaries canaries chaos bench profile bench-peers clean lock
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,9 @@ sweep: $(STAMP) ## every clock change of every time zone against brute force, on
 
 year: $(STAMP) ## a year of 500 random schedules, crashes, edits and two schedulers against an oracle (SEED=n repeats one)
 	@$(BIN)/python -m tests.engine.year $(if $(SEED),--seed $(SEED))
+
+canaries: $(STAMP) ## 50 secrets that 1,000 tasks print, raise, template and return; then they are searched for everywhere
+	@$(BIN)/python -m tests.services.canaries
 
 chaos: $(STAMP) ## break everything and prove that nothing is lost (SCENARIO=N13 FULL=1 SEED=n CHAOS_MINUTES=60)
 	@$(BIN)/python -m tests.chaos.run $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(FULL),--full) $(if $(SEED),--seed $(SEED)) $(if $(CHAOS_MINUTES),--minutes $(CHAOS_MINUTES))

@@ -289,7 +289,8 @@ def test_the_figures_in_the_text_are_those_of_the_code() -> None:
     first, retries = howto["first-dag"], howto["retries-and-timeouts"]
     policy, reuse = retry.RetryPolicy(), ReuseLimits()
     claims = [
-        ("at most 1 MiB", first, result.DEFAULT_RESULT_BYTES == 2**20),
+        ("above 1 MiB in a file", first, Settings().result_spill_bytes == result.DEFAULT_RESULT_BYTES == 2**20),
+        ("up to 256 MiB", howto["data"], Settings().result_max_bytes == 256 * 2**20),
         ("within five seconds", first, publisher.RESCAN_SECONDS == 5),
         ("at most ten seconds late", first, misfire.ON_TIME_SECONDS == 10),
         ("50 ms at the least", first, schedule.parse_schedule("@every 50ms").every_seconds == 0.05),

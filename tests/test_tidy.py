@@ -23,6 +23,7 @@ PROCESS_NOUNS = {"group", "tree", "start", "name"}
 
 # name of the function: why it takes more
 MANY_PARAMETERS: dict[str, str] = {
+    "authoring/kinds.http": "a request has as many parts, and people write them by name",
     "testing.travel": "people's tests say in one call what happened in their story",
 }
 
@@ -39,6 +40,7 @@ ENVIRONMENT_READERS = {
 CATCH_ALL = {
     "services/nursery.live": "a fork must never return into the code of whoever forked it",
     "services/nursery._Nursery._become": "a fork must never return into the code of whoever forked it",
+    "services/grants.Grants._ask": "a backend is somebody else's code, and its messages may quote secrets",
     "services/loop.run_loop": "the loop outlives every tick",
     "services/contained.Step.attempt": "one step that fails must not stop the others (A12)",
     "services/http_port.HttpPort._answer": "the outermost of an HTTP port: whoever asks gets a 500, the port stays open",
@@ -59,6 +61,15 @@ CATCH_ALL = {
 # module.function: why the import cannot stand on top
 LATE_IMPORTS = {
     "services/nursery._name": "setproctitle reads how it shall work when it is imported",
+    "services/grants.Grants._read": "cryptography, only where a stored value is wanted",
+    "execution/child._run_shell": "subprocess, only for commands that are granted something",
+    "execution/child.Child._hide": "only for attempts that are granted something; each fork would map it",
+    "authoring/templates.check_template": "jinja2, only for DAGs that have templates",
+    "authoring/templates._render": "jinja2, only for DAGs that have templates",
+    "authoring/templates._evaluate": "jinja2, only for DAGs that have templates",
+    "authoring/templates._environment": "jinja2, only for DAGs that have templates",
+    "execution/body._perform": "http.client brings ssl and email, which each fork would map",
+    "execution/result._typed": "decimal, uuid and zoneinfo, for values that JSON lacks; each fork would map them",
     "execution/child._serve_coroutines": "asyncio doubles what each fork copies",
     "execution/child._run_alone": "asyncio doubles what each fork copies",
     "execution/parent.WarmParent._load": "asyncio doubles what each fork copies",

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from evertick.authoring.context import TaskContext, current_context
     from evertick.authoring.dag import dag
     from evertick.authoring.draft import task_group
+    from evertick.authoring.kinds import http, program
+    from evertick.authoring.outputs import push
     from evertick.authoring.signals import Fail, RetryAfter, Skip
     from evertick.authoring.task import shell, task
     from evertick.domain.after import Asset, after, all_of, any_of, finished
@@ -30,6 +32,9 @@ __all__ = [
     "current_context",
     "dag",
     "finished",
+    "http",
+    "program",
+    "push",
     "shell",
     "task",
     "task_group",
@@ -39,6 +44,8 @@ _PLACES = {
     "evertick.authoring.context": ("TaskContext", "current_context"),
     "evertick.authoring.dag": ("dag",),
     "evertick.authoring.draft": ("task_group",),
+    "evertick.authoring.kinds": ("http", "program"),
+    "evertick.authoring.outputs": ("push",),
     "evertick.authoring.signals": ("Fail", "RetryAfter", "Skip"),
     "evertick.authoring.task": ("shell", "task"),
     "evertick.domain.after": ("Asset", "after", "all_of", "any_of", "finished"),

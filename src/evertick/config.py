@@ -6,6 +6,7 @@ The only place that reads the environment.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from math import isfinite
@@ -53,9 +54,16 @@ class Settings:
     health_port: int | None = None
     otlp_endpoint: str | None = None
     failpoint: str | None = None
+    # Not shown where settings are: they open every stored secret.
+    secret_keys: tuple[str, ...] = field(default=(), repr=False)
+    secret_key_file: Path | None = None
+    secrets_backends: tuple[str, ...] = ("store",)
 
     load_timeout_seconds: float = 30.0
     routing_file: Path | None = None
+    results_folder: Path | None = None
+    result_spill_bytes: int = 1024 * 1024
+    result_max_bytes: int = 256 * 1024 * 1024
     log_head_bytes: int = 4 * 1024 * 1024
     log_tail_bytes: int = 1024 * 1024
 
@@ -109,6 +117,14 @@ class Settings:
             )
 
     @property
+    def result_place(self) -> Path:
+        return self.results_folder or self.home / "results"
+
+    @property
+    def secret_key_place(self) -> Path:
+        return self.secret_key_file or self.home / "secret.key"
+
+    @property
     def bundles_folder(self) -> Path:
         return self.home / "bundles"
 
@@ -138,6 +154,8 @@ _LOWEST: dict[str, float] = {
     "stop_grace_seconds": 0,
     "health_port": 0,
     "load_timeout_seconds": 0.1,
+    "result_spill_bytes": 1024,
+    "result_max_bytes": 1024,
     "log_head_bytes": 4096,
     "log_tail_bytes": 4096,
 }
@@ -194,6 +212,12 @@ def user_environment(environment: Mapping[str, str] | None = None) -> dict[str, 
     """What user code may see of the environment: everything but our own settings, which name the database."""
     env = os.environ if environment is None else environment
     return {name: value for name, value in env.items() if not name.startswith("EVERTICK_")}
+
+
+def value_from_environment(kind: str, name: str, environment: Mapping[str, str] | None = None) -> str | None:
+    """A stored value that this process was started with: EVERTICK_SECRET__DB for secret `db`."""
+    env = os.environ if environment is None else environment
+    return env.get(f"EVERTICK_{kind.upper()}__{re.sub('[^A-Za-z0-9]', '_', name).upper()}")
 
 
 def _variable(name: str) -> str:

@@ -487,7 +487,7 @@ def test_a_dag_can_be_called_after_a_failed_one() -> None:
         (lambda: extract.override(name="")(), "'' cannot name a task"),
         (lambda: (shell("x", "ls"), shell("x", "ls")), "already has a task or group 'x'"),
         (lambda: shell("x", " "), "needs a command"),
-        (lambda: shell("x", "ls", env={"A=B": 1}), "'A=B' is not a name"),
+        (lambda: shell("x", "ls", env={"A=B": 1}), "'A=B', which is not a name"),
         (lambda: shell("x", "ls", env=["A"]), "env must be a dict"),  # type: ignore[call-overload]
         (lambda: shell("x", "ls", retris=1), "did you mean 'retries'?"),  # type: ignore[call-overload]
     ],

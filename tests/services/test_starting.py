@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.config import Settings
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.execution.local import LocalExecutor
 from evertick.execution.stock import BundlePlace
+from evertick.services.grants import Grants
 from evertick.services.holding import Holding
 from evertick.services.link import Link
 from evertick.services.starting import Starting
@@ -30,7 +32,12 @@ class Rig:
             slots=8, spool_dir=folder, session=1, resolve_bundle=self._never, on_outcomes=lambda _: None
         )
         self.starting = Starting(
-            holding=self.holding, executor=self.executor, link=self.link, session=1, on_started=self._count
+            holding=self.holding,
+            executor=self.executor,
+            link=self.link,
+            session=1,
+            grants=Grants(Settings()),
+            on_started=self._count,
         )
         self.holding.hold(claims)
 

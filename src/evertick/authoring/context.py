@@ -8,10 +8,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from evertick.domain.errors import UserError
+from evertick.domain.misfire import latest_between
+from evertick.domain.schedule import ScheduleSpec
+from evertick.domain.schedule_fields import EARLIEST
+from evertick.domain.stored_values import Connection
 
 _running: ContextVar[TaskContext] = ContextVar("evertick_task")
 
@@ -22,6 +26,8 @@ class TaskContext:
 
     `idempotency_key` is the same for every attempt: hand it to outside systems, so that a repeated call is recognised.
     `epoch` rises with every attempt: a store that keeps the highest can refuse a writer that was replaced.
+    `variables`, `connections` and `secrets` are those that the task declares.
+    `pushed` is what `push(name, value)` has named so far.
     """
 
     run_id: int
@@ -32,9 +38,21 @@ class TaskContext:
     epoch: int = 1
     idempotency_key: str = ""
     fire_at: datetime | None = None
+    schedule: ScheduleSpec | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("evertick.task"))
     cancelled: threading.Event = field(default_factory=threading.Event)
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    connections: Mapping[str, Connection] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    pushed: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def data_interval_start(self) -> datetime | None:
+        """The fire before `fire_at`, where the DAG's file has one schedule; `fire_at` is the end of that interval."""
+        if self.fire_at is None or self.schedule is None:
+            return None
+        return latest_between(self.schedule, EARLIEST, self.fire_at - timedelta(microseconds=1))
 
     def is_cancelled(self) -> bool:
         """Whether somebody asked this task to stop; long loops should look now and then, and return."""

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypedDict, Unpack, overload
 
@@ -23,7 +23,8 @@ from evertick.authoring.options import (
     read_text,
     task_spec,
 )
-from evertick.authoring.resolve import Dag
+from evertick.authoring.resolve import Dag, ParamRef
+from evertick.authoring.run_params import params_of
 from evertick.domain.after import Condition, Source
 from evertick.domain.dag import DagSpec, NamedSchedule
 from evertick.domain.dag_rules import arrange, validate
@@ -84,7 +85,7 @@ class DagOptions(TypedDict, total=False):
     overlap: OverlapPolicy | str
     start_within: Seconds
     finish_within: Seconds
-    params: Mapping[str, object]
+    params: Mapping[str, object] | type
     tags: Iterable[str]
     max_active_runs: int
     max_active_tasks: int
@@ -127,7 +128,8 @@ class DagDefinition:
         self.name = options.get("name", getattr(function, "__name__", "dag"))
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
             raise refused(f"DAG {self.name!r} must be a plain function; its tasks may be async.")
-        self.frame = _read_options(self.name, function, options)
+        self.param_names, declared = params_of(function, options.get("params"))
+        self.frame = _read_options(self.name, function, {**options, "params": declared} if declared else options)
         self.task_defaults: Mapping[str, object] = self.frame.pop("task_defaults", {})
         if (collection := _collecting.get()) is not None:
             collection.definitions.append((module_file(), self))
@@ -138,16 +140,27 @@ class DagDefinition:
     def __call__(self, *args: object, **kwargs: object) -> Dag:
         draft = Draft(self.name, self.task_defaults)
         with drafting(draft):
-            self.function(*args, **kwargs)
+            self.function(*args, **self._with_params(args, kwargs))
         spec = DagSpec(**self.frame, tasks=tuple(draft.specs), edges=tuple(sorted(draft.edges)))
         try:
             validate(spec)
         except InvalidDag as error:
             raise self._at_definition(error.message) from None
-        dag = Dag(spec=arrange(spec), tasks={bound.name: bound for bound in draft.bound})
+        only = spec.schedules[0].spec if len(spec.schedules) == 1 and not spec.schedules[0].spec.after else None
+        bound = [replace(each, schedule=only) if only is not None else each for each in draft.bound]
+        dag = Dag(spec=arrange(spec), tasks={each.name: each for each in bound})
         if (collection := _collecting.get()) is not None:
             collection.built.append((module_file(), self, dag))
         return dag
+
+    def _with_params(self, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, object]:
+        """The function's arguments: what each run is given stands there by name."""
+        if not self.param_names:
+            return kwargs
+        given = inspect.signature(self.function).bind_partial(*args, **kwargs).arguments
+        if fixed := [name for name in self.param_names if name in given]:
+            raise refused(f"DAG {self.name!r}: {fixed[0]!r} is a parameter of its runs and cannot be given here.")
+        return {**kwargs, **{name: ParamRef(name) for name in self.param_names}}
 
     def build(self) -> Dag:
         """Compile a DAG that its file declares but never calls."""

@@ -28,15 +28,28 @@ _NUMBERED = re.compile(r"(.+)__(\d+)")
 class TaskRef:
     """The future result of a task: pass it to other tasks, or draw arrows with `>>` and `<<`."""
 
-    __slots__ = ("draft", "name", "position")
+    __slots__ = ("draft", "name", "path", "position")
 
-    def __init__(self, draft: Draft, position: int, name: str) -> None:
+    def __init__(self, draft: Draft, position: int, name: str, path: tuple[str | int, ...] = ()) -> None:
         self.draft = draft
         self.position = position
         self.name = name
+        self.path = path
 
     def __repr__(self) -> str:
-        return f"<result of {self.name}>"
+        return f"<result of {self.name}{''.join(f'[{key!r}]' for key in self.path)}>"
+
+    def __getitem__(self, key: str | int) -> TaskRef:
+        """A part of the result: a name that the task pushes, a key of the dict or a place in the list that it returns."""
+        if isinstance(key, bool) or not isinstance(key, str | int):
+            raise refused(f"{self!r} can be asked for a name or a number, not for {key!r}.")
+        names = self.draft.specs[self.position].outputs
+        if names and not self.path and key not in names:
+            raise refused(f"task {self.name!r} has no output {key!r}; it has: {', '.join(names)}.")
+        return TaskRef(self.draft, self.position, self.name, (*self.path, key))
+
+    def __iter__(self) -> Iterator[object]:
+        raise refused(f"{self!r} is known only when the task has run: a DAG's function cannot loop over it.")
 
     def __rshift__(self, other: L) -> L:
         link(self, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -14,10 +15,11 @@ from evertick.domain.after import Source
 from evertick.domain.attempt import Isolation
 from evertick.domain.dag import OnLostContact, TaskSpec
 from evertick.domain.duration import parse_duration
-from evertick.domain.errors import InvalidDag
+from evertick.domain.errors import InvalidDag, UserError
 from evertick.domain.gates import EXCLUSIVE, KEYED, GateKind, GateSpec, check_gates, key_parts, version_path
 from evertick.domain.retry import Backoff, RetryPolicy
 from evertick.domain.states import TriggerRule
+from evertick.domain.stored_values import ValueKind, check_name
 
 Seconds = float | timedelta | str
 E = TypeVar("E", bound=StrEnum)
@@ -33,6 +35,8 @@ class TaskOptions(TypedDict, total=False):
     retry_backoff: Backoff | str
     retry_max_delay: Seconds | None
     retry_jitter: float
+    retry_on: object
+    never_on: object
     timeout: Seconds | None
     queue_timeout: Seconds | None
     queue: str | None
@@ -51,6 +55,10 @@ class TaskOptions(TypedDict, total=False):
     depends_on_past: bool
     setup: bool
     outlets: Iterable[Source | str]
+    outputs: Iterable[str]
+    variables: Iterable[str]
+    connections: Iterable[str]
+    secrets: Iterable[str]
 
 
 def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
@@ -67,12 +75,12 @@ def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
             continue  # `.override(pool=None)` takes back a default
         try:
             converted = read(value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, UserError) as error:
             raise refused(f"task {name!r}: {option} is {value!r}, but {error}.") from None
         if field == "gates":
             gates.update({(gate.kind, gate.name): gate for gate in cast("list[GateSpec]", converted)})
         else:
-            (retry if option.startswith("retr") else fields)[field] = converted
+            (retry if option.startswith(("retr", "never_on")) else fields)[field] = converted
     if gates:
         fields["gates"] = tuple(gates[key] for key in sorted(gates))
         # Two bodies of one key at once, or a smaller version after a larger one, are what its holders must never be.
@@ -143,6 +151,27 @@ def _read_jitter(value: object) -> float:
     return float(value)
 
 
+def _read_exceptions(value: object) -> tuple[str, ...]:
+    """Classes by their names, so that one whose module is imported only where it is needed can be meant, too."""
+    listed = [value] if isinstance(value, str | type) else value
+    if not isinstance(listed, Iterable):
+        raise TypeError('it must be exception classes or their names, as in [ConnectionError, "requests.Timeout"]')
+    return tuple(sorted({_exception_name(each) for each in listed}))
+
+
+def _exception_name(value: object) -> str:
+    if isinstance(value, type) and issubclass(value, BaseException):
+        return f"{value.__module__}.{value.__qualname__}"
+    if not isinstance(value, str) or not all(part.isidentifier() for part in value.split(".")):
+        raise TypeError(f"{value!r:.100} is neither an exception class nor the name of one")
+    if "." in value:
+        return value
+    known = getattr(builtins, value, None)
+    if not (isinstance(known, type) and issubclass(known, BaseException)):
+        raise ValueError(f"{value!r} is no exception of Python's own; name its module, as in 'requests.{value}'")
+    return f"builtins.{value}"
+
+
 def _read_retries(value: object) -> int:
     if (count := read_count(value)) < 0:
         raise ValueError("it must be 0 or more")
@@ -165,6 +194,24 @@ def _read_outlets(value: object) -> tuple[str, ...]:
     if wrong := [each for each in names if not isinstance(each, str) or not each.strip() or len(each) > 250]:
         raise TypeError(f"{wrong[0]!r} cannot name an asset")
     return tuple(sorted({str(each) for each in names}))
+
+
+def _read_outputs(value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError("it must be a list of names")
+    names = [read_text(each) for each in value]
+    if wrong := [each for each in names if not each or len(each) > 200]:
+        raise ValueError(f"{wrong[0]!r:.100} cannot name an output")
+    return tuple(dict.fromkeys(names))
+
+
+def _read_names(kind: ValueKind) -> Callable[[object], tuple[str, ...]]:
+    def read(value: object) -> tuple[str, ...]:
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise TypeError(f'it must be a list of names of {kind}s, as in ["db"]')
+        return tuple(sorted({check_name(kind, read_text(each)) for each in value}))
+
+    return read
 
 
 def _read_pool(value: object) -> list[GateSpec]:
@@ -236,6 +283,8 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "retry_backoff": ("backoff", read_choice(Backoff)),
     "retry_max_delay": ("max_delay_seconds", _read_cap),
     "retry_jitter": ("jitter", _read_jitter),
+    "retry_on": ("retry_on", _read_exceptions),
+    "never_on": ("never_on", _read_exceptions),
     "timeout": ("timeout_seconds", _read_cap),
     "queue_timeout": ("queue_timeout_seconds", _read_cap),
     "queue": ("queue", _read_queue),
@@ -254,4 +303,8 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "depends_on_past": ("gates", _read_past),
     "setup": ("is_setup", read_flag),
     "outlets": ("outlets", _read_outlets),
+    "outputs": ("outputs", _read_outputs),
+    "variables": ("variables", _read_names(ValueKind.VARIABLE)),
+    "connections": ("connections", _read_names(ValueKind.CONNECTION)),
+    "secrets": ("secrets", _read_names(ValueKind.SECRET)),
 }

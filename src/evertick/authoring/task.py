@@ -11,6 +11,7 @@ from evertick.authoring.draft import TaskGroup, TaskRef, current_draft
 from evertick.authoring.location import refused
 from evertick.authoring.options import TaskOptions, task_spec
 from evertick.authoring.resolve import BoundTask, ResultOf
+from evertick.authoring.templates import check_template, is_template
 from evertick.domain.dag import TaskKind
 
 _MAX_DOC = 10_000
@@ -30,7 +31,8 @@ class Task:
         self._context_place = names.index("context") if "context" in names else None
         self.is_async = inspect.iscoroutinefunction(function)
         self.__doc__ = inspect.getdoc(function)
-        task_spec(self.name, options)  # a wrong option is refused where it is written, not where the task is called
+        # A wrong option is refused where it is written, not where the task is called.
+        self.outputs = task_spec(self.name, options).outputs
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise refused(f"task {self.name!r} is a generator; return a list instead of using `yield`.")
 
@@ -53,10 +55,11 @@ class Task:
         bound = BoundTask(
             name=name,
             function=self.function,
-            args=tuple(_marked(value, inputs) for value in args),
-            kwargs={key: _marked(value, inputs) for key, value in kwargs.items()},
+            args=tuple(marked(value, inputs) for value in args),
+            kwargs={key: marked(value, inputs) for key, value in kwargs.items()},
             is_async=self.is_async,
             wants_context=wants_context,
+            outputs=self.outputs,
         )
         spec = replace(
             task_spec(name, {**draft.task_defaults, **self.options}),
@@ -65,7 +68,7 @@ class Task:
             inputs=tuple(inputs),
             doc=self.__doc__[:_MAX_DOC] if self.__doc__ else None,
         )
-        ref = draft.add(spec, bound)
+        ref = draft.add(spec, replace(bound, retry=spec.retry))
         for upstream in inputs.values():
             draft.connect(upstream, ref)
         return ref
@@ -99,10 +102,25 @@ def task(
 
 
 @overload
-def shell(command: str, /, *, env: Mapping[str, object] = ..., **options: Unpack[TaskOptions]) -> TaskRef: ...
+def shell(
+    command: str,
+    /,
+    *,
+    env: Mapping[str, object] = ...,
+    inputs: Mapping[str, object] = ...,
+    template: bool = ...,
+    **options: Unpack[TaskOptions],
+) -> TaskRef: ...
 @overload
 def shell(
-    name: str, command: str, /, *, env: Mapping[str, object] = ..., **options: Unpack[TaskOptions]
+    name: str,
+    command: str,
+    /,
+    *,
+    env: Mapping[str, object] = ...,
+    inputs: Mapping[str, object] = ...,
+    template: bool = ...,
+    **options: Unpack[TaskOptions],
 ) -> TaskRef: ...
 def shell(
     first: str,
@@ -110,55 +128,75 @@ def shell(
     /,
     *,
     env: Mapping[str, object] | None = None,
+    inputs: Mapping[str, object] | None = None,
+    template: bool = True,
     **options: Unpack[TaskOptions],
 ) -> TaskRef:
     """A task that runs a shell command: `shell("archive", "tar czf out.tgz out")`, or without a name.
 
-    `env` adds variables; a value may be another task's result, which arrives as text or as JSON.
+    `env` adds variables; a value may be another task's result, which arrives as text or as JSON. The command may be a template:
+    `{{ params.table }}`, `{{ inputs.rows }}`. Its values are handed over as variables too, quoted, and never become code.
     """
     command = first if second is None else second
     given = options.get("name") if second is None else first
     draft = current_draft(f"shell task {given or command!r}")
+    if wrong := [name for name in ("retry_on", "never_on", "outputs") if name in options]:
+        raise refused(
+            f"shell task {given or command!r}: {wrong[0]} is for Python tasks; a command has an exit code only."
+        )
     if not isinstance(command, str) or not command.strip():
         raise refused("a shell task needs a command, as in shell('list', 'ls -l').")
     name = draft.claim_name(given or "shell", numbered=given is None)
-    inputs: dict[str, TaskRef] = {}
-    marked = {key: _marked(value, inputs) for key, value in _checked_env(name, env).items()}
+    refs: dict[str, TaskRef] = {}
+    variables = {key: marked(value, refs) for key, value in checked_env(f"shell task {name!r}", "env", env).items()}
+    known = {key: marked(value, refs) for key, value in checked_env(f"shell task {name!r}", "inputs", inputs).items()}
+    if template:
+        check_template(f"shell task {name!r}", "its command", command)
     spec = replace(
         task_spec(name, {**draft.task_defaults, **options}),
         kind=TaskKind.SHELL,
         group=draft.group,
         command=command,
-        inputs=tuple(inputs),
+        inputs=tuple(refs),
     )
-    ref = draft.add(spec, BoundTask(name=name, kind=TaskKind.SHELL, command=command, env=marked))
-    for upstream in inputs.values():
+    ref = draft.add(
+        spec,
+        BoundTask(
+            name=name,
+            kind=TaskKind.SHELL,
+            command=command,
+            env=variables,
+            is_template=template and is_template(command),
+            template_inputs=known,
+        ),
+    )
+    for upstream in refs.values():
         draft.connect(upstream, ref)
     return ref
 
 
-def _checked_env(name: str, env: Mapping[str, object] | None) -> Mapping[str, object]:
+def checked_env(owner: str, option: str, env: Mapping[str, object] | None) -> Mapping[str, object]:
     if env is None:
         return {}
     if not isinstance(env, Mapping):
-        raise refused(f"shell task {name!r}: env must be a dict of variables, not {env!r}.")
+        raise refused(f"{owner}: {option} must be a dict of names and values, not {env!r}.")
     for key in env:
         if not isinstance(key, str) or not key or "=" in key or "\0" in key:
-            raise refused(f"shell task {name!r}: {key!r} is not a name for an environment variable.")
+            raise refused(f"{owner}: {option} has {key!r}, which is not a name that it can have.")
     return env
 
 
-def _marked(value: object, inputs: dict[str, TaskRef]) -> object:
+def marked(value: object, inputs: dict[str, TaskRef]) -> object:
     """The argument with every future result replaced by its task's name; `inputs` collects what was found."""
     if isinstance(value, TaskRef):
         inputs[value.name] = value
-        return ResultOf(value.name)
+        return ResultOf(value.name, value.path)
     if type(value) is list:
-        return [_marked(each, inputs) for each in value]
+        return [marked(each, inputs) for each in value]
     if type(value) is tuple:
-        return tuple(_marked(each, inputs) for each in value)
+        return tuple(marked(each, inputs) for each in value)
     if type(value) is dict:
-        return {key: _marked(each, inputs) for key, each in value.items()}
+        return {key: marked(each, inputs) for key, each in value.items()}
     if isinstance(value, Task | TaskGroup):
         raise refused(f"{value!r} cannot be passed to a task; pass what calling a task returns, as in load(extract()).")
     if isinstance(value, Collection) and not isinstance(value, str | bytes):

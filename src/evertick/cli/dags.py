@@ -8,7 +8,7 @@ from datetime import datetime
 import typer
 from psycopg import AsyncConnection
 
-from evertick.cli import dag_page, schedule_edits, trigger, validate
+from evertick.cli import dag_page, dag_versions, schedule_edits, trigger, validate
 from evertick.cli.connection import actor, ask, change, shown
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import CatchUpOption, DagName, DryRun, Json, Limit, WindowOption, Yes, noun
@@ -75,6 +75,10 @@ def list_dags(limit: Limit = 1000, as_json: Json = False) -> None:
 app.command("show", epilog="Example: evertick dags show etl")(dag_page.show_dag)
 app.command("validate", epilog="Example: evertick dags validate dags/etl.py")(validate.validate)
 app.command("trigger", epilog="Example: evertick dags trigger etl --param rows=50 --wait")(trigger.trigger_dag)
+
+app.command("versions", epilog="Example: evertick dags versions etl")(dag_versions.list_versions)
+app.command("diff", epilog="Example: evertick dags diff etl 3 5")(dag_versions.diff_versions)
+app.command("rollback", epilog="Example: evertick dags rollback etl 3")(dag_versions.roll_back_dag)
 
 
 @app.command("pause", epilog="Example: evertick dags pause etl")

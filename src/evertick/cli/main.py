@@ -31,9 +31,12 @@ COMMANDS = {
     "scheduler": _Command("scheduler", "Run one scheduler; more of them stand by.", _RUN),
     "runner": _Command("runner", "Run one runner: it claims tasks and executes them.", _RUN),
     "publisher": _Command("publisher", "Watch a folder and publish the DAGs in it.", _RUN),
+    "deploy": _Command("deploy", "Publish the DAGs of a folder once.", _RUN),
     "health": _Command("health", "See whether everything is well; exit status 1 if something is not.", _RUN),
     "db": _Command("db", "Bring the database up to date, or see how it stands.", _RUN),
-    "dags": _Command("dags", "DAGs: list, show, validate, pause, unpause, trigger, delete.", _WORK),
+    "dags": _Command(
+        "dags", "DAGs: list, show, validate, pause, unpause, trigger, delete, versions, diff, rollback.", _WORK
+    ),
     "runs": _Command("runs", "Runs: list, show, watch, cancel, clear.", _WORK),
     "tasks": _Command("tasks", "Tasks of a run: list, show, why, logs, clear, mark.", _WORK),
     "schedules": _Command(
@@ -45,6 +48,9 @@ COMMANDS = {
     "blocked": _Command("why", "What holds back the most work now.", _WORK),
     "pools": _Command("pools", "Pools: slots that tasks share; list, show, set, delete.", _WORK),
     "keys": _Command("keys", "Mutex keys and limits in use: who holds them, who waits.", _WORK),
+    "variables": _Command("variables", "Variables: values that tasks declare; set, get, list, delete.", _WORK),
+    "connections": _Command("connections", "Connections: addresses with passwords; set, get, list, delete.", _WORK),
+    "secrets": _Command("secrets", "Secrets, stored encrypted: set, get, list, delete, rotate.", _WORK),
     "queues": _Command("queues", "Queues: what waits there, how long, and who serves them.", _WORK),
     "route": _Command("route", "Routing rules: list them, and see which one a task meets.", _WORK),
     "alerts": _Command("alerts", "Schedules that did not fire, runs that did not start or finish, in time.", _WORK),

@@ -51,6 +51,7 @@ def up(home: HomeOption = None, database_url: UrlOption = None, dags: Dags = Non
     # Where another one runs already there is nothing to announce; the supervisor says who holds the home.
     if settings.database_url or holder_of(settings.home) is None:
         copied = put_examples(settings.dags_folder)
+        make_first_key(settings)
         supervisor.port.start()
         if settings.log == "text":
             _say(banner(settings, copied, supervisor.port.url))
@@ -68,6 +69,13 @@ def _services() -> Callable[[list[str]], int]:
         import_module(f"evertick.cli.{name}")
     main: Callable[[list[str]], int] = import_module("evertick.cli.main").main
     return main
+
+
+def make_first_key(settings: Settings) -> None:
+    """For secrets. Imported late: the library would be mapped by every service."""
+    from evertick.services.keyring import make_key
+
+    make_key(settings)
 
 
 def put_examples(folder: Path) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -57,6 +57,7 @@ class AttemptOrder:
     isolation: Isolation
     command: str | None = None
     stops_on_lost_contact: bool = False
+    granted_json: str = field(default="", repr=False)
 
     @property
     def idempotency_key(self) -> str:

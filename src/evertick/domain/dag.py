@@ -26,6 +26,8 @@ from evertick.domain.states import TriggerRule
 class TaskKind(StrEnum):
     PYTHON = "python"
     SHELL = "shell"
+    HTTP = "http"
+    PROGRAM = "program"
 
 
 class OnLostContact(StrEnum):
@@ -57,8 +59,13 @@ class TaskSpec:
     is_async: bool = False
     is_setup: bool = False
     command: str | None = None
+    summary: str | None = None
     inputs: tuple[str, ...] = ()
     outlets: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    connections: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
     gates: tuple[GateSpec, ...] = ()
     doc: str | None = None
 
@@ -163,7 +170,7 @@ def _read_all(make: Callable[..., T], readers: _Readers) -> Callable[[list[dict[
     return lambda rows: tuple(_read(make, row, readers) for row in rows)
 
 
-_RETRY: _Readers = {"backoff": Backoff}
+_RETRY: _Readers = {"backoff": Backoff, "retry_on": tuple, "never_on": tuple}
 _PARAM: _Readers = {"type": ParamType, "choices": tuple}
 _SCHEDULE: _Readers = {
     "spec": lambda raw: ScheduleSpec.from_json(json.dumps(raw)),
@@ -178,6 +185,10 @@ _TASK: _Readers = {
     "on_lost_contact": OnLostContact,
     "inputs": tuple,
     "outlets": tuple,
+    "outputs": tuple,
+    "variables": tuple,
+    "connections": tuple,
+    "secrets": tuple,
     "gates": _read_all(GateSpec, {"kind": GateKind}),
 }
 _DAG: _Readers = {

@@ -37,6 +37,7 @@ _FIELD_TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
     ("queue_timeout_seconds", (int, float, type(None))),
     ("group", (str, type(None))),
     ("command", (str, type(None))),
+    ("summary", (str, type(None))),
     ("doc", (str, type(None))),
 )
 _SHOWN = 10
@@ -149,7 +150,7 @@ def _check_task(task: TaskSpec) -> Iterator[str]:
         yield f"task {task.name!r}: queue {_short(task.queue)} is not allowed; {_NAME_RULE}."
     if (task.kind is TaskKind.SHELL) != bool(task.command):
         yield f"task {task.name!r}: a shell task needs a command, and only a shell task has one."
-    if not (_is_storable(task.command) and _is_storable(task.doc)):
+    if not (_is_storable(task.command) and _is_storable(task.summary) and _is_storable(task.doc)):
         yield f"task {task.name!r}: its command and its docstring must be {_TEXT_RULE}."
 
 

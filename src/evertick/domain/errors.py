@@ -7,10 +7,13 @@ EvertickError
 │   │   └── EndlessLoop      it would start itself again for ever
 │   ├── InvalidSchedule      a schedule that cannot be saved
 │   ├── InvalidParams        parameters that do not fit the DAG's declaration
+│   ├── InvalidTemplate      a template that cannot be rendered
+│   ├── SecretLocked         a stored value that no key here can read
 │   ├── InvalidSettings      settings that contradict each other
 │   ├── InvalidRouting       routing rules or a pattern that cannot be used
 │   ├── NotFound             no such DAG, run, task, schedule, runner
 │   └── Conflict             somebody else changed it first, or it is in the wrong state
+├── ResultLost               a task's result cannot be read: its file is gone or changed, or its type is unknown here
 ├── LeaseLost                an attempt's owner was replaced: drop the work and say so
 ├── NotLeader                a planning write by a scheduler that no longer leads
 ├── SchemaMismatch           the database's schema and this program do not fit each other
@@ -69,6 +72,18 @@ class InvalidParams(UserError):
     code = "invalid_params"
 
 
+class InvalidTemplate(UserError):
+    """The template cannot be rendered."""
+
+    code = "invalid_template"
+
+
+class SecretLocked(UserError):
+    """No key here can read the stored value."""
+
+    code = "secret_locked"
+
+
 class InvalidSettings(UserError):
     """Two settings contradict each other, or one has an impossible value."""
 
@@ -91,6 +106,12 @@ class Conflict(UserError):
     """The thing is not in a state that allows this, or somebody changed it first."""
 
     code = "conflict"
+
+
+class ResultLost(EvertickError):
+    """A task's result cannot be read: its file is gone or changed, or its type is unknown here."""
+
+    code = "result_lost"
 
 
 class LeaseLost(EvertickError):

@@ -20,6 +20,8 @@ JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, J
 MAX_PARAMS = 200
 MAX_PARAM_NAME = 200
 MAX_PARAMS_BYTES = 256 * 1024
+_LONGEST_PATTERN = 200
+_LONGEST_MATCHED = 1000
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _TRUE, _FALSE = frozenset({"true", "yes", "on"}), frozenset({"false", "no", "off"})
@@ -40,7 +42,8 @@ class Param:
     """A parameter as a DAG file declares it: `params={"rows": Param(100, type=int, minimum=1)}`.
 
     `type` is int, float, str, bool, list, dict or a JSON name; left out, it is the default's.
-    A default of None allows null.
+    A default of None allows null, and so does `nullable`. Lengths are of texts and lists; `pattern` is a regular
+    expression that the whole of a text must match.
     """
 
     default: object = None
@@ -50,12 +53,16 @@ class Param:
     minimum: float | None = None
     maximum: float | None = None
     choices: Sequence[object] | None = None
+    min_length: int | None = None
+    max_length: int | None = None
+    pattern: str | None = None
+    nullable: bool = False
     description: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamSpec:
-    """A declared parameter, checked. Null is a value only where the default is null."""
+    """A declared parameter, checked. Null is a value only where the default is null, or where it says so."""
 
     name: str
     type: ParamType = ParamType.ANY
@@ -64,6 +71,10 @@ class ParamSpec:
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[JsonValue, ...] | None = None
+    min_length: int | None = None
+    max_length: int | None = None
+    pattern: str | None = None
+    nullable: bool = False
     description: str | None = None
 
     @property
@@ -77,7 +88,12 @@ class ParamSpec:
             text += f" of at least {self.minimum:g}"
         if self.maximum is not None:
             text += f"{' and' if self.minimum is not None else ' of'} at most {self.maximum:g}"
-        return text
+        parts = "items" if self.type is ParamType.ARRAY else "characters"
+        if self.min_length is not None:
+            text += f" of at least {self.min_length} {parts}"
+        if self.max_length is not None:
+            text += f"{' and' if self.min_length is not None else ' of'} at most {self.max_length} {parts}"
+        return text if self.pattern is None else f"{text} that matches {self.pattern}"
 
 
 def declare_params(raw: Mapping[str, object]) -> tuple[ParamSpec, ...]:
@@ -152,6 +168,10 @@ def _declare(name: object, param: Param) -> ParamSpec:
             minimum=_bound(kind, param.minimum),
             maximum=_bound(kind, param.maximum),
             choices=choices,
+            min_length=_length(kind, param.min_length),
+            max_length=_length(kind, param.max_length),
+            pattern=_pattern(kind, param.pattern),
+            nullable=bool(param.nullable),
             description=_description(param.description),
         )
         if not param.required and default is not None:
@@ -170,7 +190,7 @@ def _checked(spec: ParamSpec, given: Mapping[str, object]) -> JsonValue:
         value = as_json(given[spec.name])
     except ValueError as error:
         raise ValueError(f"param {spec.name!r}: {error}") from None
-    if not (value is None and spec.default is None and not spec.required):
+    if not (value is None and (spec.nullable or (spec.default is None and not spec.required))):
         _check_value(spec, value)
     return value
 
@@ -190,6 +210,10 @@ def _has_type(kind: ParamType, value: JsonValue) -> bool:
 
 
 def _within(spec: ParamSpec, value: JsonValue) -> bool:
+    if isinstance(value, str | list):
+        if not (spec.min_length or 0) <= len(value) <= (len(value) if spec.max_length is None else spec.max_length):
+            return False
+        return spec.pattern is None or not isinstance(value, str) or _matches(spec.pattern, value)
     if not isinstance(value, int | float):
         return True
     return (spec.minimum is None or value >= spec.minimum) and (spec.maximum is None or value <= spec.maximum)
@@ -215,6 +239,35 @@ def _bound(kind: ParamType, value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"a minimum or maximum must be a number, not {_shown(value)}")
     return float(value)
+
+
+def _length(kind: ParamType, value: object) -> int | None:
+    if value is None:
+        return None
+    if kind not in (ParamType.STRING, ParamType.ARRAY):
+        raise ValueError(f"min_length and max_length are for texts and lists, and this is {kind}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TypeError(f"a length must be a whole number, not {_shown(value)}")
+    return value
+
+
+def _pattern(kind: ParamType, value: object) -> str | None:
+    if value is None:
+        return None
+    if kind is not ParamType.STRING:
+        raise ValueError(f"pattern is for texts, and this is {kind}")
+    if not isinstance(value, str) or len(value) > _LONGEST_PATTERN:
+        raise TypeError(f"pattern must be a regular expression of at most {_LONGEST_PATTERN} characters")
+    try:
+        re.compile(value)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"pattern {_shown(value)} is not a regular expression ({error})") from None
+    return value
+
+
+def _matches(pattern: str, value: str) -> bool:
+    """Only of short texts: a clever expression can take for ever on a long one."""
+    return len(value) <= _LONGEST_MATCHED and re.fullmatch(pattern, value) is not None
 
 
 def _type_of(declared: type | str) -> ParamType:

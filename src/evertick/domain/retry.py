@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import assert_never
@@ -28,13 +29,16 @@ class Backoff(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """`max_delay_seconds` bounds the growth, so a fixed delay does not heed it. `jitter` shortens a delay by up to that
-    share of it, at random, so that many tasks that failed together do not come back together."""
+    share of it, at random, so that many tasks that failed together do not come back together. `retry_on` and `never_on` are
+    names of exceptions, as `module.Class`: what is no exception (a kill, a time limit) is retried whatever they say."""
 
     retries: int = 0
     delay_seconds: float = 30.0
     backoff: Backoff = Backoff.FIXED
     max_delay_seconds: float | None = 3600.0
     jitter: float = 0.0
+    retry_on: tuple[str, ...] = ()
+    never_on: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (
@@ -57,17 +61,26 @@ class RetryPolicy:
             )
 
     def to_json(self) -> str:
-        """Canonical text: equal policies give equal bytes."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        """Canonical text: equal policies give equal bytes, and those without exceptions none about them."""
+        given = {name: value for name, value in asdict(self).items() if value != ()}
+        return json.dumps(given, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> RetryPolicy:
         """The policy that `to_json` wrote, checked again. What it leaves out has its default."""
         try:
             raw = json.loads(text)
-            return cls(**raw | ({"backoff": Backoff(raw["backoff"])} if "backoff" in raw else {}))
+            names = {name: tuple(raw[name]) for name in ("retry_on", "never_on") if name in raw}
+            return cls(**raw | names | ({"backoff": Backoff(raw["backoff"])} if "backoff" in raw else {}))
         except (TypeError, ValueError, RecursionError):
             raise InvalidDag(f"{text[:40]!r} is not a retry policy: store what `to_json` gives") from None
+
+
+def may_retry(policy: RetryPolicy, raised: Collection[str]) -> bool:
+    """Whether a failure by an exception of these classes, as `module.Class`, may be tried again."""
+    if any(name in raised for name in policy.never_on):
+        return False
+    return not policy.retry_on or any(name in raised for name in policy.retry_on)
 
 
 def delay_before(policy: RetryPolicy, failures: int, unit_random: float) -> float:

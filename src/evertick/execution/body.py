@@ -9,29 +9,55 @@ import traceback
 from collections.abc import Callable
 from datetime import datetime
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evertick.authoring.context import TaskContext, enter
+from evertick.authoring.context import TaskContext, current_context, enter
 from evertick.authoring.location import is_own
-from evertick.authoring.resolve import BoundTask
+from evertick.authoring.resolve import BoundTask, HttpCall
 from evertick.authoring.signals import Fail, RetryAfter, Skip
 from evertick.domain.attempt import OutcomeKind
+from evertick.domain.retry import RetryPolicy, may_retry
 from evertick.execution.capture import TASK_LOGGER
 from evertick.execution.exits import OUT_OF_MEMORY
 from evertick.execution.protocol import Report, Start
-from evertick.execution.result import encode_result, storable_text
+from evertick.execution.result import TAG, decode_inputs, encode_outputs, encode_result, storable_text
+from evertick.execution.result_files import ResultFiles
+
+if TYPE_CHECKING:
+    from evertick.execution.granted import Granted
 
 LONGEST_REASON_CHARS = 1000
 
 _TASK_LOGGER = logging.getLogger(TASK_LOGGER)
 
 _SUCCESS = OutcomeKind.SUCCESS
+_NO_POLICY = RetryPolicy()
 
 Say = Callable[[str, str], None]
 
 
-def context_of(start: Start, cancelled: threading.Event) -> TaskContext:
+class Desk(NamedTuple):
+    """What a body's process has at hand: where its lines go, where large results do, and what it was granted."""
+
+    say: Say
+    files: ResultFiles = ResultFiles()
+    granted: Granted | None = None
+
+    def hide(self, text: str) -> str:
+        return text if self.granted is None else self.granted.masker.hide(text)
+
+
+def context_of(
+    start: Start, bound: BoundTask, cancelled: threading.Event, granted: Granted | None = None
+) -> TaskContext:
     """What the task can ask about itself."""
+    given: dict[str, Any] = {}
+    if granted is not None:
+        given = {
+            "variables": granted.variables,
+            "connections": granted.connections,
+            "secrets": granted.secrets,
+        }
     return TaskContext(
         run_id=start.run_id,
         dag=start.dag,
@@ -41,74 +67,115 @@ def context_of(start: Start, cancelled: threading.Event) -> TaskContext:
         epoch=start.epoch,
         idempotency_key=start.idempotency_key,
         fire_at=datetime.fromisoformat(start.fire_at) if start.fire_at else None,
+        schedule=bound.schedule,
         params=_from_json(start.params_json),
         logger=_TASK_LOGGER,
         cancelled=cancelled,
+        **given,
     )
 
 
-def inputs_of(start: Start) -> dict[str, Any]:
+def inputs_of(start: Start, files: ResultFiles) -> dict[str, Any]:
+    """What upstream tasks returned, by their names. Raises ResultLost."""
     inputs: dict[str, Any] = _from_json(start.inputs_json)
+    if TAG in start.inputs_json:
+        inputs = decode_inputs(inputs, lambda digest, size: files.get(start.run_id, digest, size))
     return inputs
 
 
-def run_body(start: Start, bound: BoundTask, context: TaskContext, say: Say) -> Report:
+def run_body(start: Start, bound: BoundTask, context: TaskContext, desk: Desk) -> Report:
     """A plain function, from its arguments to its report."""
     try:
         enter(context)
-        value = _call(bound, start)
+        value = _call(bound, start, desk)
     except BaseException as error:
-        return report_of_error(start.number, error, say)
-    return report_of_value(start.number, value, say)
+        return report_of_error(start.number, error, desk, bound.retry)
+    return report_of_value(start, bound, context, value, desk)
 
 
-async def await_body(start: Start, bound: BoundTask, context: TaskContext, say: Say) -> Report:
+async def await_body(start: Start, bound: BoundTask, context: TaskContext, desk: Desk) -> Report:
     """The same for an async function."""
     try:
         enter(context)
-        value = await _call(bound, start)
+        value = await _call(bound, start, desk)
     except BaseException as error:
-        return report_of_error(start.number, error, say)
-    return report_of_value(start.number, value, say)
+        return report_of_error(start.number, error, desk, bound.retry)
+    return report_of_value(start, bound, context, value, desk)
 
 
-def report_of_value(number: int, value: object, say: Say) -> Report:
-    encoded = encode_result(value)
+def report_of_value(start: Start, bound: BoundTask, context: TaskContext, value: object, desk: Desk) -> Report:
+    number, say, files = start.number, desk.say, desk.files
+    if bound.outputs and (missing := _missing_outputs(bound, context, value)):
+        refusal = f"the task ended without its outputs {missing}; push() each of them or return a dict with them"
+        say("ERROR", refusal)
+        return Report(number, OutcomeKind.FAILED, refusal)
+    pushed = context.pushed
+    encoded = encode_outputs(value, pushed, files.max_bytes) if pushed else encode_result(value, files.max_bytes)
     if encoded.refusal is not None:
-        say("ERROR", encoded.refusal)
-        return Report(number, OutcomeKind.FAILED, encoded.refusal)
+        refusal = desk.hide(encoded.refusal)
+        say("ERROR", refusal)
+        return Report(number, OutcomeKind.FAILED, refusal)
     if encoded.replaced_count:
         count = encoded.replaced_count
         say("WARNING", f"{count} characters of the result (NUL or lone surrogates) cannot be stored: now U+FFFD")
-    return Report(number, _SUCCESS, None, encoded.text)
+    text = encoded.text
+    if text is not None and desk.granted is not None:
+        text = desk.granted.masker.hide_json(text)
+    if text is not None and len(text) > files.spill_bytes:
+        try:
+            text = files.put(start.run_id, text)
+        except OSError as error:
+            refusal = f"the result, {len(text):,} characters, cannot be written to {files.folder}: {error.strerror}"
+            say("ERROR", refusal)
+            return Report(number, OutcomeKind.FAILED, refusal)
+    return Report(number, _SUCCESS, None, text)
 
 
-def report_of_error(number: int, error: BaseException, say: Say) -> Report:
+def _missing_outputs(bound: BoundTask, context: TaskContext, value: object) -> str:
+    given = context.pushed.keys() | (value.keys() if isinstance(value, dict) else set())
+    return ", ".join(name for name in bound.outputs if name not in given)
+
+
+def report_of_error(number: int, error: BaseException, desk: Desk, policy: RetryPolicy = _NO_POLICY) -> Report:
+    say = desk.say
+    is_final = bool(policy.retry_on or policy.never_on) and not may_retry(policy, _class_names(error))
     match error:
         case Skip():
-            return Report(number, OutcomeKind.SKIPPED, _bounded(error.reason) or None)
+            return Report(number, OutcomeKind.SKIPPED, _bounded(desk.hide(str(error.reason))) or None)
         case Fail():
-            return Report(number, OutcomeKind.FAILED, _bounded(error.reason) or "Fail", no_retry=error.no_retry)
+            return Report(
+                number, OutcomeKind.FAILED, _bounded(desk.hide(str(error.reason))) or "Fail", no_retry=error.no_retry
+            )
         case RetryAfter():
-            reason = _bounded(error.reason) or f"RetryAfter: {error.seconds:g} s"
+            reason = _bounded(desk.hide(str(error.reason))) or f"RetryAfter: {error.seconds:g} s"
             return Report(number, OutcomeKind.FAILED, reason, retry_after_seconds=error.seconds)
         case SystemExit():
-            return _report_of_exit(number, error, say)
+            return _report_of_exit(number, error, desk)._replace(no_retry=is_final)
         case MemoryError():
             say("ERROR", user_traceback(error))
-            return Report(number, OutcomeKind.FAILED, f"{OUT_OF_MEMORY}: {described(error)}")
+            return Report(
+                number, OutcomeKind.FAILED, f"{OUT_OF_MEMORY}: {described(error, desk.hide)}", no_retry=is_final
+            )
         case _:
             say("ERROR", user_traceback(error))
-            return Report(number, OutcomeKind.FAILED, described(error))
+            return Report(number, OutcomeKind.FAILED, described(error, desk.hide), no_retry=is_final)
 
 
-def described(error: BaseException) -> str:
+def _class_names(error: BaseException) -> set[str]:
+    """Of the exception and its bases, as `module.Class`; of a group, those of each in it, too."""
+    names = {f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__}
+    for inner in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+        names |= _class_names(inner)
+    return names
+
+
+def described(error: BaseException, hide: Callable[[str], str] = str) -> str:
     try:
         text = str(error)
     except Exception:
         text = "(its message cannot be shown)"
     name = type(error).__name__
-    return _bounded(f"{name}: {text}" if text else name)
+    return _bounded(hide(f"{name}: {text}" if text else name))
 
 
 def user_traceback(error: BaseException) -> str:
@@ -127,21 +194,56 @@ def _from_json(text: str) -> Any:
     return json.loads(text) if text and text != "{}" else {}
 
 
-def _call(bound: BoundTask, start: Start) -> Any:
-    args, kwargs = bound.call_arguments(inputs_of(start))
-    assert bound.function is not None
+def _call(bound: BoundTask, start: Start, desk: Desk) -> Any:
+    inputs = inputs_of(start, desk.files)
+    if bound.function is None:
+        return _perform(bound, start, inputs, desk)
+    args, kwargs = bound.call_arguments(inputs)
     return bound.function(*args, **kwargs)
 
 
-def _report_of_exit(number: int, error: SystemExit, say: Say) -> Report:
+def _perform(bound: BoundTask, start: Start, inputs: dict[str, Any], desk: Desk) -> object:
+    """A task that is no function: a request, or a program."""
+    if isinstance(bound.call, HttpCall):
+        from evertick.execution.http_request import send
+
+        return send(bound.call, bound.template_names(inputs) if bound.is_template else None)
+    from evertick.execution.program import run_program
+
+    assert bound.call is not None
+    variables = {**task_variables(start), **desk_variables(desk), **bound.environment(inputs)}
+    return run_program(bound.call, variables, current_context(), desk.say)
+
+
+def desk_variables(desk: Desk) -> dict[str, str]:
+    return {} if desk.granted is None else desk.granted.environment()
+
+
+def task_variables(start: Start) -> dict[str, str]:
+    """What a shell or another program is told about its task."""
+    return {
+        "EVERTICK_RUN_ID": str(start.run_id),
+        "EVERTICK_DAG": start.dag,
+        "EVERTICK_TASK": start.task,
+        "EVERTICK_MAP_INDEX": str(start.map_index),
+        "EVERTICK_ATTEMPT": str(start.attempt),
+        "EVERTICK_EPOCH": str(start.epoch),
+        "EVERTICK_IDEMPOTENCY_KEY": start.idempotency_key,
+        "EVERTICK_FIRE_AT": start.fire_at or "",
+        "EVERTICK_PARAMS": start.params_json,
+        "EVERTICK_INPUTS": start.inputs_json,
+    }
+
+
+def _report_of_exit(number: int, error: SystemExit, desk: Desk) -> Report:
     """`sys.exit()` and `sys.exit(0)` end a task well, as they end a program well."""
     code = error.code
     if code is None or code == 0:
         return Report(number, OutcomeKind.SUCCESS)
     if isinstance(code, int):
         return Report(number, OutcomeKind.FAILED, f"exited with code {code}", exit_code=code)
-    say("ERR", str(code))
-    return Report(number, OutcomeKind.FAILED, _bounded(f"exited with code 1: {code}"), exit_code=1)
+    desk.say("ERR", str(code))
+    return Report(number, OutcomeKind.FAILED, _bounded(desk.hide(f"exited with code 1: {code}")), exit_code=1)
 
 
 def _bounded(text: str) -> str:

@@ -65,6 +65,11 @@ def pack(folder: Path, file: str, closure: Iterable[str]) -> Bundle:
     return Bundle(hash=_hash(members), archive=_archive(members))
 
 
+def contents(archive: bytes, hash: str) -> dict[str, bytes]:
+    """The files of a bundle by their paths."""
+    return {member.path: member.content for member in _open(archive, hash) if member.path != _MAIN_FILE}
+
+
 def unpack(archive: bytes, hash: str, into: Path) -> Path:
     """The folder `into/hash` with the bundle's files, made if it is not there yet. Safe from many processes at once."""
     if not _HASH.fullmatch(hash):

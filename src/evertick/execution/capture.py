@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
@@ -18,18 +19,24 @@ from typing import Any
 from evertick.execution import lines
 
 TASK_LOGGER = "evertick.task"
+# A line without an end is held back so long where secrets are hidden: a cut could go through one.
+_LONGEST_HELD_CHARS = 1024 * 1024
 
 
 class SpoolWriter:
     """Appends lines to one spool file. Safe in threads and after a fork: one write per call, no lock."""
 
-    __slots__ = ("dropped_bytes", "fd")
+    __slots__ = ("dropped_bytes", "fd", "mask")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.dropped_bytes = 0
+        # Hides secrets; most attempts have none.
+        self.mask: Callable[[str], str] | None = None
 
     def write_text(self, level: str, text: str) -> None:
+        if self.mask is not None:
+            text = self.mask(text)
         self.append(lines.framed(time.time_ns() // 1000, level, text))
 
     def append(self, spooled: bytes) -> None:
@@ -57,6 +64,10 @@ class Captured:
         self.writer = writer
         self.of_coroutine: ContextVar[SpoolWriter | None] = ContextVar("evertick_spool", default=None)
 
+    @property
+    def is_hiding(self) -> bool:
+        return self.writer.mask is not None
+
     def write_text(self, level: str, text: str) -> None:
         (self.of_coroutine.get() or self.writer).write_text(level, text)
 
@@ -81,7 +92,7 @@ class CapturedStream(io.TextIOBase):
         whole, newline, rest = (self._unfinished.pop(thread, "") + text).rpartition("\n")
         if newline:
             self._captured.write_text(self._level, whole)
-        if len(rest) > lines.LONGEST_LINE_CHARS:
+        if len(rest) > lines.LONGEST_LINE_CHARS and not (self._captured.is_hiding and len(rest) < _LONGEST_HELD_CHARS):
             self._captured.write_text(self._level, rest)
         elif rest:
             self._unfinished[thread] = rest

@@ -10,11 +10,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from evertick.authoring.context import enter
 from evertick.authoring.resolve import BoundTask
 from evertick.execution import lines
-from evertick.execution.body import context_of, report_of_error, run_body
+from evertick.execution.body import Desk, context_of, report_of_error, run_body
 from evertick.execution.capture import CapturedStream, SpoolWriter, capture_logging, finish_lines
 from evertick.execution.kill import children_of
 from evertick.execution.linux import signal_mask
@@ -32,6 +33,9 @@ from evertick.execution.seat import (
 )
 from evertick.execution.shell import become_shell
 
+if TYPE_CHECKING:
+    from evertick.execution.granted import Granted
+
 Find = Callable[[str, str], BoundTask]
 _NO_SIGNALS = signal_mask(set())
 # An order fits, as a rule; so few bytes Python takes from memory that it holds already.
@@ -47,6 +51,7 @@ class Child:
         self._wear = Wear(seat)
         self._spared = spared
         self._frames = Frames()
+        self._granted: Granted | None = None
 
     def live(self, code: Loaded | Callable[[], Loaded], unwanted: list[tuple[int, int]]) -> NoReturn:
         """Until the runner hangs up or the one attempt is over. Does not return into the parent's code."""
@@ -96,27 +101,41 @@ class Child:
         pid = os.getpid()
         writer = self._writer
         writer.append(lines.header(start.run_id, start.idx, start.map_index, start.epoch, start.session))
+        hidden = self._hide(start) if start.granted_json else None
         report = self._run(start, find)
         if os.getpid() != pid:
             os._exit(0)  # a copy that the body forked and let run on: only the original reports
         finish_lines()
         leave_no_process(self._spared)
+        if hidden is not None:
+            hidden.close()
         trouble, writer.dropped_bytes = writer.trouble(), 0
         should_retire = start.is_single_use or self._wear.should_retire(report)
         return frame((*report[:7], os.lseek(writer.fd, 0, os.SEEK_END), trouble, should_retire))
 
+    def _hide(self, start: Start) -> Any:
+        """What the attempt was granted is its process's own, which runs no other: nothing of it is left for the next."""
+        from evertick.execution.granted import Granted, HiddenOutput
+
+        self._granted = Granted(start.granted_json)
+        self._writer.mask = self._granted.masker.hide
+        return HiddenOutput(self._writer, self._granted.masker)
+
     def _run(self, start: Start, find: Find) -> Report:
-        say = self._writer.write_text
+        desk = Desk(self._writer.write_text, self._seat.files, self._granted)
         try:
             bound = find(start.dag, start.task)
+            context = context_of(start, bound, self._seat.cancellation.for_next_attempt(), self._granted)
             if start.command is not None:
-                become_shell(start, bound)
-            context = context_of(start, self._seat.cancellation.for_next_attempt())
+                enter(context)
+                if self._granted is not None:
+                    return _run_shell(start, bound, desk)
+                become_shell(start, bound, desk)
         except Exception as error:
-            return report_of_error(start.number, error, say)
+            return report_of_error(start.number, error, desk)
         if bound.is_async:
-            return _run_alone(start, bound, context, say)
-        return run_body(start, bound, context, say)
+            return _run_alone(start, bound, context, desk)
+        return run_body(start, bound, context, desk)
 
 
 def _rehearsed_body() -> list[float]:
@@ -132,7 +151,7 @@ def _find_rehearsal(_dag: str, _task: str) -> BoundTask:
 
 _PRINT = print
 _REHEARSED_TASK = BoundTask(name="", function=_rehearsed_body)
-_REHEARSAL = frame(Start("start", 0, 0, 0, -1, 0, 0, 0, "", "", "", None, "{}", "{}", True, None))
+_REHEARSAL = frame(Start("start", 0, 0, 0, -1, 0, 0, 0, "", "", "", None, "{}", "{}", True, None, ""))
 
 
 # asyncio is imported only where it is needed: it doubles the memory that each fork has to copy (1.1 ms against 0.5 ms).
@@ -142,6 +161,12 @@ def _serve_coroutines(*everything: Any) -> None:
     from evertick.execution.coroutines import serve_coroutines
 
     serve_coroutines(*everything)
+
+
+def _run_shell(*attempt: Any) -> Report:
+    from evertick.execution.shell_beside import run_shell
+
+    return run_shell(*attempt)
 
 
 def _run_alone(*attempt: Any) -> Report:

@@ -12,7 +12,7 @@ from evertick.authoring.context import TaskContext
 from evertick.authoring.resolve import BoundTask
 from evertick.domain.attempt import OutcomeKind
 from evertick.execution import lines
-from evertick.execution.body import Say, await_body, context_of, report_of_error
+from evertick.execution.body import Desk, await_body, context_of, report_of_error
 from evertick.execution.capture import SpoolWriter, finish_lines
 from evertick.execution.loaded import Loaded
 from evertick.execution.protocol import Frames, Report, Start, frame
@@ -20,19 +20,19 @@ from evertick.execution.seat import REPORTED_EXIT_CODE, ChildSeat, Wear, leave_n
 from evertick.execution.spool import coroutine_spool, open_spool
 
 
-def run_alone(start: Start, bound: BoundTask, context: TaskContext, say: Say) -> Report:
+def run_alone(start: Start, bound: BoundTask, context: TaskContext, desk: Desk) -> Report:
     """An async function in a process of its own. SIGTERM cancels it."""
 
     async def main() -> Report:
         async with asyncio.TaskGroup() as group:
-            body = group.create_task(await_body(start, bound, context, say))
+            body = group.create_task(await_body(start, bound, context, desk))
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _cancel, body, context)
         return body.result()
 
     try:
         return asyncio.run(main())
     except BaseException as error:
-        return report_of_error(start.number, error, say)
+        return report_of_error(start.number, error, desk, bound.retry)
 
 
 def serve_coroutines(
@@ -107,10 +107,10 @@ class _Server:
             return
         start = Start._make(message)
         try:
-            context = context_of(start, threading.Event())
             bound = self._loaded.find(start.dag, start.task)
+            context = context_of(start, bound, threading.Event())
         except Exception as error:
-            self._send(report_of_error(start.number, error, self._seat.captured.write_text))
+            self._send(report_of_error(start.number, error, Desk(self._seat.captured.write_text)))
             return
         task = self._group.create_task(self._attempt(start, bound, context))
         self._running[start.number] = task, context
@@ -120,7 +120,7 @@ class _Server:
         header = lines.header(start.run_id, start.idx, start.map_index, start.epoch, start.session)
         spool = _Spool(coroutine_spool(self._seat.log_path, self._seat.number, start.number), header)
         self._seat.captured.of_coroutine.set(spool)
-        report = await await_body(start, bound, context, spool.write_text)
+        report = await await_body(start, bound, context, Desk(spool.write_text, self._seat.files))
         if os.getpid() != self._pid:
             os._exit(0)  # a copy that the body forked and let run on: only the original reports
         finish_lines()

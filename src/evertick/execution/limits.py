@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from evertick.execution.result_files import ResultFiles
 from evertick.execution.seat import ReuseLimits
 from evertick.execution.spool import LogCap
 
@@ -25,3 +26,4 @@ class ExecutorLimits:
     inline_log_bytes: int = 64 * 1024
     log_cap: LogCap = field(default_factory=LogCap)
     reuse: ReuseLimits = field(default_factory=ReuseLimits)
+    results: ResultFiles = field(default_factory=ResultFiles)

@@ -25,6 +25,7 @@ from evertick.execution.guard import ContactGuard
 from evertick.execution.kill import children_of, kill_tree
 from evertick.execution.linux import fd_ranges, signal_fd, signal_mask
 from evertick.execution.loaded import Loaded, load, obstacle_to_forking
+from evertick.execution.result_files import ResultFiles
 from evertick.execution.seat import REPORTED_EXIT_CODE, Cancellation, ChildSeat, ReuseLimits, settle_in
 from evertick.execution.spool_shelf import OpenSpool, SpoolShelf, open_nowhere
 
@@ -54,6 +55,7 @@ class ParentPlan:
     spool_prefix: str
     token: str
     limits: ReuseLimits = field(default_factory=ReuseLimits)
+    files: ResultFiles = field(default_factory=ResultFiles)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -61,7 +63,7 @@ class ParentPlan:
     @classmethod
     def from_json(cls, text: str) -> ParentPlan:
         fields = json.loads(text)
-        return cls(**{**fields, "limits": ReuseLimits(**fields["limits"])})
+        return cls(**{**fields, "limits": ReuseLimits(**fields["limits"]), "files": ResultFiles(**fields["files"])})
 
 
 class WarmParent:
@@ -204,6 +206,7 @@ class WarmParent:
             captured=self._captured,
             cancellation=self._cancellation,
             limits=self._plan.limits,
+            files=self._plan.files,
         )
 
     def _fork_batch(self, seats: list[ChildSeat], runner_ends: list[int]) -> None:

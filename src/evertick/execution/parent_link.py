@@ -22,6 +22,7 @@ from evertick.execution.child_link import ChildLink
 from evertick.execution.guard import CUT_OFF
 from evertick.execution.kill import find_by_token, kill_tree
 from evertick.execution.parent import BATCH, MARK, ParentPlan
+from evertick.execution.result_files import ResultFiles
 from evertick.execution.seat import ReuseLimits
 from evertick.execution.spool_files import SpoolFolder
 
@@ -66,6 +67,7 @@ class ParentLink:
         folder: Path,
         file: str,
         limits: ReuseLimits,
+        files: ResultFiles,
         *,
         imports_in_child: bool,
         environment: Mapping[str, str] | None = None,
@@ -79,6 +81,7 @@ class ParentLink:
             spool_prefix=str(self._spool.path / f"{self._token}-"),
             token=self._token,
             limits=limits,
+            files=files,
         )
         with theirs, (self._spool.path / f"{self._token}.err").open("wb") as errors:
             # A fresh interpreter, so that none of the runner's threads, sockets and locks are copied into attempts.

@@ -31,6 +31,7 @@ class Start(NamedTuple):
     inputs_json: str
     is_single_use: bool
     command: str | None
+    granted_json: str
 
 
 class Report(NamedTuple):
@@ -100,6 +101,7 @@ def start_frame(number: int, order: AttemptOrder, *, is_joining: bool = False) -
         order.inputs_json,
         order.isolation is Isolation.PROCESS or order.command is not None,
         order.command,
+        order.granted_json,
     )
     return frame(start)
 

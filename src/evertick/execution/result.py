@@ -1,17 +1,22 @@
 """Turns a task's return value into JSON that PostgreSQL can store, or into the reason why it cannot. Never raises.
 
+Plain values are written as they are, by the quick encoder alone; what JSON lacks takes the longer way of `typed_json`.
+
 NUL characters and lone surrogates, which jsonb refuses, become U+FFFD; the caller is told how many and says so.
 """
 
 from __future__ import annotations
 
-import math
 import re
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from evertick.execution.fast_json import json_encoder
 
 DEFAULT_RESULT_BYTES = 1024 * 1024
+# Marks what JSON lacks; see `typed_json`.
+TAG = "$evertick"
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _to_json = json_encoder(allow_nan=False)
@@ -29,9 +34,56 @@ def encode_result(value: Any, max_bytes: int = DEFAULT_RESULT_BYTES) -> EncodedR
     if value is None:
         return EncodedResult(None)
     try:
-        return _within_bounds(_to_json(value), value, max_bytes)
-    except (TypeError, ValueError, RecursionError) as error:
-        return EncodedResult(None, _refusal(value, error))
+        text = _to_json(value)
+        if TAG in text:
+            return _encode_typed(value, max_bytes)
+        return _within_bounds(text, value, max_bytes)
+    except (TypeError, ValueError, RecursionError):
+        return _encode_typed(value, max_bytes)
+
+
+def encode_outputs(value: Any, pushed: Mapping[str, object], max_bytes: int = DEFAULT_RESULT_BYTES) -> EncodedResult:
+    """A result with others that were pushed by name."""
+    typed = _typed()
+    try:
+        named = {name: typed.to_plain(item, f"output {name!r}") for name, item in pushed.items()}
+        plain = {TAG: "outputs", "value": typed.to_plain(value), "named": named}
+    except (typed.Unstorable, TypeError, ValueError, RecursionError) as error:
+        return _refused(error)
+    return _within_bounds(_to_json(plain), plain, max_bytes)
+
+
+def _encode_typed(value: Any, max_bytes: int) -> EncodedResult:
+    typed = _typed()
+    try:
+        plain = typed.to_plain(value)
+        return _within_bounds(_to_json(plain), plain, max_bytes)
+    except (typed.Unstorable, TypeError, ValueError, RecursionError) as error:
+        return _refused(error)
+
+
+def _refused(error: Exception) -> EncodedResult:
+    if isinstance(error, RecursionError):
+        return EncodedResult(
+            None, "result cannot be stored: it is nested too deeply or contains itself; return a flatter value"
+        )
+    return EncodedResult(
+        None,
+        f"result cannot be stored as JSON: {storable_text(str(error))}; return only dict, list, set, str, int, finite float,"
+        " bool, None, bytes, Decimal, UUID, dates and times, and dataclasses, pydantic models or enums of a module",
+    )
+
+
+def _typed() -> ModuleType:
+    """Imported when a value first needs it: what it needs would else be mapped by every attempt's process."""
+    from evertick.execution import typed_json
+
+    return typed_json
+
+
+def decode_inputs(inputs: Any, read_file: Callable[[str, int], str]) -> Any:
+    """Upstream results with what JSON lacks in them, as their tasks returned them. Raises ResultLost."""
+    return _typed().from_plain(inputs, read_file)
 
 
 def storable_text(text: str) -> str:
@@ -66,35 +118,3 @@ def _clean(value: Any) -> tuple[Any, int]:
         items = [_clean(item) for item in value]
         return [item for item, _ in items], sum(count for _, count in items)
     return value, 0
-
-
-def _refusal(value: Any, error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "result cannot be stored: it is nested too deeply or contains itself; return a flatter value"
-    culprit = _find_culprit(value, "result", depth=0)
-    if culprit is None:
-        return f"result cannot be stored as JSON: {storable_text(str(error))}"
-    where, what = culprit
-    return (
-        f"result cannot be stored as JSON: {where} is {what}; "
-        "return only dict (with str keys), list, str, int, finite float, bool or None"
-    )
-
-
-def _find_culprit(value: Any, where: str, depth: int) -> tuple[str, str] | None:
-    """The first part of the value that JSON lacks, by its path."""
-    if depth > 50 or value is None or isinstance(value, str | bool):
-        return None
-    if isinstance(value, int | float):
-        return (where, str(value)) if isinstance(value, float) and not math.isfinite(value) else None
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str | int | float | bool | None):
-                return where, f"a dict with a key of type {type(key).__name__}"
-            if found := _find_culprit(item, f"{where}[{key!r}]", depth + 1):
-                return found
-        return None
-    if isinstance(value, list | tuple):
-        found_in = (_find_culprit(item, f"{where}[{at}]", depth + 1) for at, item in enumerate(value))
-        return next((found for found in found_in if found), None)
-    return where, f"of type {type(value).__name__}"

@@ -21,6 +21,7 @@ from evertick.execution.linux import (
     reap_any,
 )
 from evertick.execution.protocol import Report
+from evertick.execution.result_files import ResultFiles
 
 RECEIVE_BYTES = 256 * 1024
 # How a child exits that has reported: its warm parent need not hurry to tell the runner.
@@ -69,6 +70,7 @@ class ChildSeat:
     captured: Captured
     cancellation: Cancellation
     limits: ReuseLimits
+    files: ResultFiles
 
 
 def take_fds(seat: ChildSeat, unwanted: list[tuple[int, int]]) -> None:

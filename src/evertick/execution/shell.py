@@ -7,40 +7,36 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from pathlib import Path
 from typing import NoReturn
 
 from evertick.authoring.resolve import BoundTask
-from evertick.execution.body import inputs_of
+from evertick.authoring.templates import render_shell
+from evertick.execution.body import Desk, desk_variables, inputs_of, task_variables
 from evertick.execution.protocol import Start
 
 _BASH = "/bin/bash"
 _SHELL = "/bin/sh"
 
 
-def become_shell(start: Start, bound: BoundTask) -> NoReturn:
-    """Replace this process. Its session, log and parent stay, so it is killed and reaped like any other attempt."""
-    for name, value in {**_variables(start), **bound.environment(inputs_of(start))}.items():
-        os.putenv(name, value)
+def become_shell(start: Start, bound: BoundTask, desk: Desk) -> NoReturn:
+    """Replace this process, whose context is entered. Its session, log and parent stay, so it is killed and reaped as any."""
+    arguments = prepare_shell(start, bound, desk)
     # Python ignores these two; a command must see them as usual.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    command = start.command or ""
+    os.execv(arguments[0], [Path(arguments[0]).name, *arguments[1:]])
+
+
+def prepare_shell(start: Start, bound: BoundTask, desk: Desk) -> list[str]:
+    """The shell and its arguments; everything else that it needs is in this process's environment by now."""
+    inputs, command = inputs_of(start, desk.files), start.command or ""
+    values: dict[str, str] = {}
+    if bound.is_template:
+        command, values = render_shell(command, bound.template_names(inputs))
+    variables = {**task_variables(start), **desk_variables(desk), **bound.environment(inputs), **values}
+    for name, value in variables.items():
+        os.putenv(name, value)
     if os.access(_BASH, os.X_OK):
-        os.execv(_BASH, ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", command])
-    os.execv(_SHELL, ["sh", "-e", "-c", command])
-
-
-def _variables(start: Start) -> Mapping[str, str]:
-    return {
-        "EVERTICK_RUN_ID": str(start.run_id),
-        "EVERTICK_DAG": start.dag,
-        "EVERTICK_TASK": start.task,
-        "EVERTICK_MAP_INDEX": str(start.map_index),
-        "EVERTICK_ATTEMPT": str(start.attempt),
-        "EVERTICK_EPOCH": str(start.epoch),
-        "EVERTICK_IDEMPOTENCY_KEY": start.idempotency_key,
-        "EVERTICK_FIRE_AT": start.fire_at or "",
-        "EVERTICK_PARAMS": start.params_json,
-        "EVERTICK_INPUTS": start.inputs_json,
-    }
+        return [_BASH, "--noprofile", "--norc", "-eo", "pipefail", "-c", command]
+    return [_SHELL, "-e", "-c", command]

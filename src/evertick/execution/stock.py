@@ -185,6 +185,7 @@ class Stock:
             self._place.path,
             self._file,
             limits,
+            self._limits.results,
             imports_in_child=self._imports_in_child,
             environment=self._place.environment,
         )

@@ -37,6 +37,8 @@ RESCAN_SECONDS = 5.0
 # What the database holds changes by nobody else's hand; it is compared when files come or go, and now and then.
 COMPARE_SECONDS = 60.0
 LOADS_AT_ONCE = 2
+# How the place of a DAG begins that was deployed, and is none of a watched folder's business.
+DEPLOYED = "deploy:"
 _ACTOR = "publisher"
 
 Fingerprint = frozenset[tuple[str, int, int]]
@@ -180,7 +182,7 @@ class Publisher:
 
     async def _remove_gone(self, conn: AsyncConnection, files: set[str]) -> None:
         for row in await dags.files(conn):
-            if row.file not in files and not (self._folder / row.file).exists():
+            if row.file not in files and not row.file.startswith(DEPLOYED) and not (self._folder / row.file).exists():
                 await self._delete(conn, row.name, f"{row.file} is gone")
         for file in [file for file in self._seen if file not in files]:
             del self._seen[file]

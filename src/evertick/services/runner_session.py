@@ -30,6 +30,7 @@ from evertick.services.code_cleaning import keep_clean
 from evertick.services.contact import Contact
 from evertick.services.duty import Duty
 from evertick.services.events import Log
+from evertick.services.grants import Grants
 from evertick.services.hearing import Hearing
 from evertick.services.heartbeat import Heartbeat
 from evertick.services.holding import Holding
@@ -39,6 +40,7 @@ from evertick.services.link import Link, Waker, keep_listening
 from evertick.services.loop import UNREACHABLE, keep_trying, run_loop
 from evertick.services.neighbours import Neighbours
 from evertick.services.reporting import show_finished, show_refused, tell
+from evertick.services.result_cleaning import keep_results, result_files
 from evertick.services.shipping import LogService, last_lines, ship
 from evertick.services.starting import Starting
 from evertick.services.versions import unpacked
@@ -86,13 +88,14 @@ class RunnerSession:
             session=self.session,
             resolve_bundle=self._place,
             on_outcomes=self._on_outcomes,
-            limits=ExecutorLimits(log_cap=cap),
+            limits=ExecutorLimits(log_cap=cap, results=result_files(settings)),
         )
         self._starting = Starting(
             holding=self._holding,
             executor=self._executor,
             link=self._side,
             session=self.session,
+            grants=Grants(settings),
             on_started=self._on_started,
         )
         self._hearing = Hearing(
@@ -142,6 +145,7 @@ class RunnerSession:
         async with self._executor, asyncio.TaskGroup() as group:
             works = [self._waker.run(), self._logs.run(), self._logs.run_late(), self._neighbours.run()]
             works.append(keep_clean(self._settings.bundles_folder, self._executor, log=self._log))
+            works.append(keep_results(self._settings, link=self._side, log=self._log))
             if self._settings.notify:
                 works.append(keep_listening(self._url, _HEARD, self._on_wake, log=self._log))
             background = [group.create_task(work) for work in works]

@@ -16,12 +16,14 @@ from evertick.domain.attempt import AttemptOrder, OutcomeKind, TaskKey
 from evertick.domain.errors import Conflict, EvertickError, PostgresUnavailable
 from evertick.execution.local import LocalExecutor
 from evertick.services import metrics
+from evertick.services.grants import Grants, needs_grants
 from evertick.services.holding import Holding
 from evertick.services.link import Link
 from evertick.services.versions import Version, Versions, order
 from evertick.store.tasks import StepRow
 
-Known = tuple[StepRow, Version]
+Known = tuple[StepRow, Version, str]
+_FAILURES = (psycopg.Error, EvertickError, IndexError, ValueError, OSError)
 
 
 class Starting:
@@ -34,10 +36,11 @@ class Starting:
         executor: LocalExecutor,
         link: Link,
         session: int,
+        grants: Grants,
         on_started: Callable[[], None],
     ) -> None:
         self._holding, self._executor, self._link = holding, executor, link
-        self._session, self._on_started = session, on_started
+        self._session, self._on_started, self._grants = session, on_started, grants
         self._versions = Versions()
         self._put_off: list[tuple[list[Known], float | None]] = []
 
@@ -47,21 +50,46 @@ class Starting:
         """
         trouble: Exception | None = None
         known: list[Known] = []
+        granting: list[tuple[StepRow, Version]] = []
         for claim in claims:
             try:
-                known.append((claim, await self._versions.fetch(self._link, claim.version_id)))
-            except (psycopg.Error, PostgresUnavailable, OSError) as error:
-                # No fault of the task's: it goes back, and so that this does not go round and round, we pause.
-                trouble = error
-                self._end(claim, OutcomeKind.GIVEN_BACK, error)
-            except (EvertickError, ValueError) as error:
-                self._end(claim, OutcomeKind.FAILED, error)
-        if self._holding.has_ended and trouble is None:
+                version = await self._versions.fetch(self._link, claim.version_id)
+                if needs_grants(version.spec.tasks[claim.idx]):
+                    granting.append((claim, version))
+                else:
+                    known.append((claim, version, ""))
+            except _FAILURES as error:
+                trouble = self._give_up(claim, error) or trouble
+        if not granting and self._holding.has_ended and trouble is None:
             self._put_off.append((known, since))
             return
         self._start_known(known, since)
+        if granting:
+            trouble = await self._start_granted(granting) or trouble
         if trouble is not None:
             raise trouble
+
+    async def _start_granted(self, claims: list[tuple[StepRow, Version]]) -> Exception | None:
+        """Those that need secrets: after the others, which must not wait for them, and all at once."""
+        asked = [self._grants.of_task(self._link, version.spec.tasks[claim.idx]) for claim, version in claims]
+        trouble: Exception | None = None
+        known: list[Known] = []
+        for (claim, version), granted in zip(claims, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(granted, str):
+                known.append((claim, version, granted))
+            elif isinstance(granted, _FAILURES):
+                trouble = self._give_up(claim, granted) or trouble
+            else:
+                raise granted
+        self._start_known(known, None)
+        return trouble
+
+    def _give_up(self, claim: StepRow, error: Exception) -> Exception | None:
+        """End a claim that cannot be ordered. What is no fault of the task's goes back, and is given, so that we pause and this
+        does not go round and round."""
+        is_ours = isinstance(error, psycopg.Error | PostgresUnavailable | OSError)
+        self._end(claim, OutcomeKind.GIVEN_BACK if is_ours else OutcomeKind.FAILED, error)
+        return error if is_ours else None
 
     def start_soon(self) -> None:
         """Start what was put off as soon as whoever calls this waits for something."""
@@ -71,9 +99,9 @@ class Starting:
 
     def _start_known(self, claims: list[Known], since: float | None) -> None:
         orders: list[AttemptOrder] = []
-        for claim, version in claims:
+        for claim, version, granted in claims:
             try:
-                orders.append(self._order(claim, version))
+                orders.append(self._order(claim, version, granted))
             except (EvertickError, IndexError, ValueError) as error:
                 self._end(claim, OutcomeKind.FAILED, error)
         try:
@@ -86,8 +114,8 @@ class Starting:
             metrics.HOP_SECONDS.observe(time.monotonic() - since)
         self._on_started()
 
-    def _order(self, claim: StepRow, version: Version) -> AttemptOrder:
-        made = order(claim, version, self._session)
+    def _order(self, claim: StepRow, version: Version, granted: str) -> AttemptOrder:
+        made = order(claim, version, self._session, granted)
         task = version.spec.tasks[claim.idx]
         self._holding.describe(made.key, task.retry, f"{version.spec.name}.{task.name}")
         return made

@@ -11,7 +11,7 @@ from pathlib import Path
 from psycopg import AsyncConnection
 
 from evertick.domain.attempt import AttemptOrder, Isolation, TaskKey
-from evertick.domain.dag import DagSpec, OnLostContact, from_json
+from evertick.domain.dag import DagSpec, OnLostContact, TaskKind, from_json
 from evertick.domain.errors import NotFound
 from evertick.execution.bundle import unpack
 from evertick.execution.bundle_folders import keep
@@ -56,7 +56,7 @@ class Versions:
         return version
 
 
-def order(claim: StepRow, version: Version, session: int) -> AttemptOrder:
+def order(claim: StepRow, version: Version, session: int, granted_json: str = "") -> AttemptOrder:
     """What the executor is told about one claim."""
     task = version.spec.tasks[claim.idx]
     stops = task.on_lost_contact is OnLostContact.STOP
@@ -74,10 +74,11 @@ def order(claim: StepRow, version: Version, session: int) -> AttemptOrder:
         params_json=claim.params,
         inputs_json=claim.inputs or "{}",
         timeout_seconds=task.timeout_seconds,
-        # What may be killed on its own must not share its process.
-        isolation=Isolation.PROCESS if stops else task.isolation,
+        # What may be killed on its own must not share its process, nor what changes its environment or knows a secret.
+        isolation=Isolation.PROCESS if stops or granted_json or task.kind is TaskKind.PROGRAM else task.isolation,
         command=task.command,
         stops_on_lost_contact=stops,
+        granted_json=granted_json,
     )
 
 

@@ -49,6 +49,17 @@ class VersionRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ListedVersion:
+    version_id: int
+    number: int
+    hash: str
+    bundle_hash: str
+    task_count: int
+    created_at: datetime
+    is_current: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PublishedRoute:
     """Where a task waits now, and the queue that its author wrote down, if any."""
 
@@ -144,6 +155,10 @@ async def files(conn: AsyncConnection) -> list[FileDag]:
 
 async def version(conn: AsyncConnection, version_id: int) -> VersionRow | None:
     return await one_row(conn, sql("dags", "version"), {"version_id": version_id}, VersionRow)
+
+
+async def versions(conn: AsyncConnection, *, dag_id: int, limit: int = 10_000) -> list[ListedVersion]:
+    return await all_rows(conn, sql("dags", "versions"), {"dag_id": dag_id, "limit": limit}, ListedVersion)
 
 
 async def queues(conn: AsyncConnection, version_id: int | None) -> list[str]:

@@ -105,6 +105,11 @@ async def list_newest(
     return await all_rows(conn, sql("runs", "list" if dag_id is None else "list_of_dag"), values, RunRow)
 
 
+async def existing(conn: AsyncConnection, run_ids: list[int]) -> set[int]:
+    cursor = await conn.execute(sql("runs", "existing"), {"run_ids": run_ids})
+    return {cast(int, row[0]) for row in await cursor.fetchall()}
+
+
 async def newest_of_each_dag(conn: AsyncConnection, *, limit: int = 1000) -> list[RunRow]:
     return await all_rows(conn, sql("runs", "newest_of_each_dag"), {"limit": limit}, RunRow)
 

@@ -891,6 +891,19 @@ begin
     return null;
 end $$;
 
+CREATE FUNCTION evertick.delete_value(p_kind text, p_name text, p_actor text) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+begin
+    delete from stored_value v where v.kind = p_kind and v.name = p_name;
+    if not found then
+        return false;
+    end if;
+    insert into journal (occurred_at, verb, actor, detail)
+    values (clock(), 'delete_value', p_actor, jsonb_build_object('kind', p_kind, 'name', p_name));
+    return true;
+end $$;
+
 CREATE FUNCTION evertick.enter_gates(p_tasks evertick.ended[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -2394,9 +2407,11 @@ CREATE FUNCTION evertick.publish_dag(p_dag jsonb, p_seen jsonb, p_settle jsonb, 
     AS $$
 declare
     t timestamptz := clock();
+    before int;
 begin
     perform lock_schedules(p_dag->>'name');
     perform refuse_moved(p_dag->>'name', null, p_seen);
+    before := (select d.version_id from dag d where d.name = p_dag->>'name');
     insert into dag as d (name, file, paused)
     values (p_dag->>'name', p_dag->>'file', coalesce((p_dag->>'starts_paused')::boolean, false))
     on conflict (name) do update set file = excluded.file, deleted_at = null
@@ -2452,7 +2467,7 @@ begin
     where d.dag_id = out_dag_id and not d.is_awaited and exists (
         select 1 from awaited w where w.kind in ('dag', 'end') and w.name = d.name);
     perform sync_schedules(out_dag_id, p_dag->'schedules', false, p_actor);
-    if is_new then
+    if is_new or before is distinct from out_version_id then
         insert into journal (occurred_at, verb, actor, dag_id, detail)
         values (t, 'publish', p_actor, out_dag_id, jsonb_build_object('version_id', out_version_id, 'hash', p_dag->>'hash'));
     end if;
@@ -2512,6 +2527,23 @@ begin
     values (t, 'put_schedule', p_actor, p_dag_id, p_schedule || jsonb_build_object('version', put));
     perform pass_gates();
     return put;
+end $$;
+
+CREATE FUNCTION evertick.put_value(p_kind text, p_name text, p_content text, p_key_id text, p_description text, p_actor text) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+declare
+    is_new boolean;
+begin
+    insert into stored_value as v (kind, name, content, key_id, description, changed_by, changed_at)
+    values (p_kind, p_name, p_content, p_key_id, p_description, p_actor, clock())
+    on conflict (kind, name) do update
+        set content = excluded.content, key_id = excluded.key_id, description = coalesce(excluded.description, v.description),
+            changed_by = excluded.changed_by, changed_at = excluded.changed_at
+    returning v.xmax = 0 into is_new;
+    insert into journal (occurred_at, verb, actor, detail)
+    values (clock(), 'put_value', p_actor, jsonb_build_object('kind', p_kind, 'name', p_name, 'is_new', is_new));
+    return is_new;
 end $$;
 
 CREATE FUNCTION evertick.queue_facts(p_queue text, p_version_id integer, p_idx integer) RETURNS jsonb
@@ -3179,6 +3211,15 @@ begin
     insert into journal (occurred_at, verb, actor, dag_id, detail)
     values (clock(), 'route', p_actor, p_dag_id, jsonb_build_object('version_id', p_version_id, 'tasks', moved));
     return (select count(*) from jsonb_object_keys(moved));
+end $$;
+
+CREATE FUNCTION evertick.reseal_value(p_kind text, p_name text, p_old text, p_content text, p_key_id text) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+begin
+    update stored_value v set content = p_content, key_id = p_key_id
+    where v.kind = p_kind and v.name = p_name and v.content = p_old;
+    return found;
 end $$;
 
 CREATE FUNCTION evertick.reserved_for(p_gate_id integer) RETURNS bigint
@@ -4982,6 +5023,17 @@ CREATE TABLE evertick.skip_record (
     CONSTRAINT skip_record_count_check CHECK ((count > 0))
 );
 
+CREATE TABLE evertick.stored_value (
+    kind text NOT NULL,
+    name text NOT NULL,
+    content text NOT NULL,
+    key_id text NOT NULL,
+    description text,
+    changed_by text NOT NULL,
+    changed_at timestamp with time zone NOT NULL,
+    CONSTRAINT stored_value_kind_check CHECK ((kind = ANY (ARRAY['variable'::text, 'connection'::text, 'secret'::text])))
+);
+
 CREATE TABLE evertick.task_gate (
     version_id integer NOT NULL,
     idx integer NOT NULL,
@@ -5218,6 +5270,9 @@ ALTER TABLE ONLY evertick.shard
 
 ALTER TABLE ONLY evertick.skip_record
     ADD CONSTRAINT skip_record_pkey PRIMARY KEY (schedule_id, first_at);
+
+ALTER TABLE ONLY evertick.stored_value
+    ADD CONSTRAINT stored_value_pkey PRIMARY KEY (kind, name);
 
 ALTER TABLE ONLY evertick.task_gate
     ADD CONSTRAINT task_gate_pkey PRIMARY KEY (version_id, idx, place);

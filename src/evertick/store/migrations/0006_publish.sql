@@ -17,9 +17,11 @@ create function publish_dag(p_dag jsonb, p_seen jsonb, p_settle jsonb, p_actor t
 language plpgsql as $$
 declare
     t timestamptz := clock();
+    before int;
 begin
     perform lock_schedules(p_dag->>'name');
     perform refuse_moved(p_dag->>'name', null, p_seen);
+    before := (select d.version_id from dag d where d.name = p_dag->>'name');
     insert into dag as d (name, file, paused)
     values (p_dag->>'name', p_dag->>'file', coalesce((p_dag->>'starts_paused')::boolean, false))
     on conflict (name) do update set file = excluded.file, deleted_at = null
@@ -75,7 +77,7 @@ begin
     where d.dag_id = out_dag_id and not d.is_awaited and exists (
         select 1 from awaited w where w.kind in ('dag', 'end') and w.name = d.name);
     perform sync_schedules(out_dag_id, p_dag->'schedules', false, p_actor);
-    if is_new then
+    if is_new or before is distinct from out_version_id then
         insert into journal (occurred_at, verb, actor, dag_id, detail)
         values (t, 'publish', p_actor, out_dag_id, jsonb_build_object('version_id', out_version_id, 'hash', p_dag->>'hash'));
     end if;

@@ -45,6 +45,12 @@ select d.name, v.bundle_hash, b.file, b.uses_threads, v.spec
   from dag_version v join dag d on d.dag_id = v.dag_id join bundle b on b.hash = v.bundle_hash
  where v.version_id = %(version_id)s
 
+-- name: versions
+-- Newest first. A rollback makes an old one current again, with its number.
+select v.version_id, v.number, v.hash, v.bundle_hash, v.task_count, v.created_at, v.version_id = d.version_id as is_current
+  from dag_version v join dag d on d.dag_id = v.dag_id
+ where v.dag_id = %(dag_id)s order by v.number desc limit %(limit)s
+
 -- name: queues
 -- Where the tasks of a version wait now: their author's choice, or the rules'.
 select queue from task_spec where version_id = %(version_id)s::int order by idx limit 100000

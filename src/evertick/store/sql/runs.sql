@@ -13,6 +13,10 @@ select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key
   join dag_version v on v.version_id = r.version_id
  where r.run_id = %(run_id)s
 
+-- name: existing
+-- Which of these have not been pruned.
+select run_id from run where run_id = any(%(run_ids)s::bigint[])
+
 -- name: list_of_dag
 -- Newest first by the index of the DAG's runs.
 select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,

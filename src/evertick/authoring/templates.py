@@ -1,0 +1,181 @@
+"""Jinja templates in the fields of shell and HTTP tasks: checked when the DAG file is loaded, rendered where the task runs.
+
+A sandbox, and an unknown name is an error. In a shell command a value never becomes part of the command's text: it goes into a
+variable of the command's environment, and what stands in the text is that variable, quoted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from evertick.authoring.location import refused
+from evertick.domain.errors import InvalidTemplate
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+# What a template may name. `params.rows`, `inputs.orders`, `secrets.token`, …
+NAMES = frozenset(
+    {
+        *("params", "inputs", "variables", "connections", "secrets"),
+        *("run_id", "dag", "task", "map_index", "attempt", "idempotency_key"),
+        *("fire_at", "data_interval_start", "data_interval_end"),
+    }
+)
+_VARIABLE = "EVERTICK_VALUE_"
+_LONGEST = 100_000
+
+
+class Unquoted(str):
+    """Text that goes in as it is, because the template says `| unquoted`."""
+
+    __slots__ = ()
+
+
+def is_template(text: object) -> bool:
+    return isinstance(text, str) and ("{{" in text or "{%" in text)
+
+
+def check_template(owner: str, field: str, text: str) -> None:
+    """Refuse what could never be rendered, at the line of the DAG file that wrote it."""
+    if not is_template(text):
+        return
+    from jinja2 import TemplateSyntaxError, meta
+
+    environment = _environment(_as_text)
+    try:
+        tree = environment.parse(text)
+        environment.from_string(text)
+    except TemplateSyntaxError as error:
+        hint = "Write template=False if these braces are not for a template."
+        raise refused(f"{owner}: {field} is no template: {error.message} (line {error.lineno}). {hint}") from None
+    if unknown := sorted(meta.find_undeclared_variables(tree) - NAMES):
+        raise refused(f"{owner}: {field} names {unknown[0]!r}; a template knows: {', '.join(sorted(NAMES))}.")
+
+
+def render_text(text: str, names: Mapping[str, object]) -> str:
+    """For a header or another plain field."""
+    return _render(text, names, _as_text)
+
+
+def render_url(text: str, names: Mapping[str, object]) -> str:
+    """Values are escaped, so that none of them can change the address's parts."""
+    return _render(text, names, lambda value: value if isinstance(value, Unquoted) else quote(_as_text(value), safe=""))
+
+
+def render_json(value: Any, names: Mapping[str, object]) -> Any:
+    """A JSON body, leaf by leaf. A leaf that is one expression and nothing else keeps the expression's type."""
+    if isinstance(value, Mapping):
+        return {str(render_json(key, names)): render_json(item, names) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [render_json(item, names) for item in value]
+    if not is_template(value):
+        return value
+    inner = value.strip()
+    if inner.startswith("{{") and inner.endswith("}}") and inner.count("{{") == 1 and "{%" not in inner:
+        return _evaluate(inner[2:-2], names)
+    return render_text(value, names)
+
+
+def render_shell(text: str, names: Mapping[str, object]) -> tuple[str, dict[str, str]]:
+    """The command, and the variables that hold its values: `echo {{ params.who }}` is `echo "${EVERTICK_VALUE_0}"`.
+
+    The quotes fit the place: within double quotes there are none, single ones are closed and opened again.
+    """
+    values: dict[str, str] = {}
+
+    def hold(value: object) -> str:
+        if isinstance(value, Unquoted):
+            return value
+        name = f"{_VARIABLE}{len(values)}"
+        values[name] = _as_text(value)
+        if "\x00" in values[name]:
+            raise ValueError("a value has a NUL character, which no command can be given")
+        return f"\x00{name}\x00"
+
+    pieces = _render(text, names, hold).split("\x00")
+    for place in range(1, len(pieces), 2):
+        within = _quote_after("".join(pieces[:place]))
+        variable = f"${{{pieces[place]}}}"
+        pieces[place] = {"": f'"{variable}"', '"': variable, "'": f"'\"{variable}\"'"}[within]
+    return "".join(pieces), values
+
+
+def _quote_after(text: str) -> str:
+    """Which quote is open at the end of this part of a command. A mistake can split a value into words, never run it."""
+    open_quote, is_escaped = "", False
+    for character in text:
+        if is_escaped:
+            is_escaped = False
+        elif character == "\\" and open_quote != "'":
+            is_escaped = True
+        elif character == open_quote:
+            open_quote = ""
+        elif character in "\"'" and not open_quote:
+            open_quote = character
+    return open_quote
+
+
+def _render(text: str, names: Mapping[str, object], write: Callable[[object], str]) -> str:
+    if not is_template(text):
+        return text
+    from jinja2 import TemplateError as JinjaError
+
+    try:
+        done = _environment(write).from_string(text).render(names)
+    except (JinjaError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise InvalidTemplate(f"the template {text!r:.100} cannot be rendered: {error}") from None
+    if len(done) > _LONGEST:
+        raise InvalidTemplate(
+            f"the template {text!r:.100} gives {len(done):,} characters; at most {_LONGEST:,} are allowed."
+        )
+    return done
+
+
+def _evaluate(expression: str, names: Mapping[str, object]) -> object:
+    from jinja2 import TemplateError as JinjaError
+
+    try:
+        found: object = _environment(_as_text).compile_expression(expression, undefined_to_none=False)(**names)
+        if type(found).__name__ == "StrictUndefined":
+            str(found)
+        return found
+    except (JinjaError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise InvalidTemplate(f"the template {expression!r:.100} cannot be rendered: {error}") from None
+
+
+def _environment(write: Callable[[object], str]) -> Environment:
+    from jinja2 import StrictUndefined, Undefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def finalize(value: object) -> str:
+        if isinstance(value, Undefined):
+            str(value)  # a strict one tells what is missing
+        return write(value)
+
+    environment = ImmutableSandboxedEnvironment(
+        undefined=StrictUndefined,
+        finalize=finalize,
+        autoescape=False,
+        keep_trailing_newline=True,
+        # `${#list}` is a shell's, and no comment of ours.
+        comment_start_string="{#--",
+        comment_end_string="--#}",
+    )
+    environment.filters["unquoted"] = lambda value: Unquoted(_as_text(value))
+    environment.filters["json"] = lambda value: json.dumps(value, default=str)
+    return environment
+
+
+def _as_text(value: object) -> str:
+    """Text stays as it is, the rest becomes JSON, and what JSON lacks its own text: dates as in ISO 8601."""
+    if isinstance(value, str):
+        return value
+    if isoformat := getattr(value, "isoformat", None):
+        return str(isoformat())
+    if value is None or isinstance(value, bool | int | float | list | tuple | dict):
+        return json.dumps(value, default=str)
+    return str(value)

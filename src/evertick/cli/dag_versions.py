@@ -1,0 +1,153 @@
+"""`evertick dags versions`, `diff` and `rollback`: what changed in a DAG, and back to how it was."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import Annotated, Any
+
+import typer
+from psycopg import AsyncConnection
+
+from evertick.cli.connection import actor, ask, change
+from evertick.cli.documents import document, print_json
+from evertick.cli.options import DagName, Json, Limit, Yes
+from evertick.cli.prompt import confirm
+from evertick.cli.tables import Cell, heading, hint, line, show, state, table
+from evertick.cli.times import relative
+from evertick.config import load_routing, read_settings
+from evertick.engine.roll_back import find_version, roll_back
+from evertick.engine.trigger import find_dag_row
+from evertick.execution.bundle import contents
+from evertick.services.publisher import DEPLOYED
+from evertick.store import dags
+from evertick.store.dags import ListedVersion
+from evertick.store.wake import Channel
+
+_MOST_LINES = 2000
+
+Number = Annotated[
+    int | None, typer.Argument(metavar="VERSION", min=1, help="A version's number; the one before if left out.")
+]
+Other = Annotated[
+    int | None, typer.Argument(metavar="OTHER", min=1, help="Compared with this one; the current if left out.")
+]
+
+
+def list_versions(dag: DagName, limit: Limit = 20, as_json: Json = False) -> None:
+    """List a DAG's versions, the newest first: when each was published, and which one new runs take."""
+
+    async def read(conn: AsyncConnection) -> list[ListedVersion]:
+        row = await find_dag_row(conn, dag)
+        return await dags.versions(conn, dag_id=row.dag_id, limit=limit)
+
+    found, now = ask(read)
+    if as_json:
+        print_json({"dag": dag, "versions": [document(each) for each in found]})
+        return
+    rows: list[list[Cell]] = [
+        [
+            each.number,
+            state("success", "current") if each.is_current else None,
+            relative(each.created_at, now),
+            each.task_count,
+            each.hash[:12],
+            each.bundle_hash[:12],
+        ]
+        for each in found
+    ]
+    show(table(("#VERSION", "", "PUBLISHED", "#TASKS", "PLAN", "CODE"), rows))
+    show(hint(f"See what changed with: evertick dags diff {dag}"))
+
+
+def diff_versions(dag: DagName, number: Number = None, other: Other = None, as_json: Json = False) -> None:
+    """Show what changed from one version to another, in the plan and in the code. Without numbers: the last change."""
+
+    async def read(conn: AsyncConnection) -> tuple[ListedVersion, ListedVersion, list[str], list[str]]:
+        row = await find_dag_row(conn, dag)
+        old = await find_version(conn, dag, number)
+        new = await find_version(conn, dag, other if other is not None else row.number)
+        return old, new, await _plan_changes(conn, old, new), await _code_changes(conn, old, new)
+
+    (old, new, plan, code), _ = ask(read)
+    if as_json:
+        print_json({"dag": dag, "from": old.number, "to": new.number, "plan": plan, "code": code})
+        return
+    show(line(f"{dag}: version {old.number} to {new.number}", "bold"))
+    if not plan and not code:
+        show(hint("They are the same."))
+    for title, lines in (("Plan", plan), ("Code", code)):
+        if lines:
+            show(heading(title))
+            for each in lines[:_MOST_LINES]:
+                typer.echo(each)
+            if len(lines) > _MOST_LINES:
+                show(hint(f"and {len(lines) - _MOST_LINES:,} lines more"))
+
+
+def roll_back_dag(dag: DagName, number: Number = None, yes: Yes = False) -> None:
+    """Make an earlier version the current one again: plan, code and schedules. Open runs keep theirs."""
+    wanted, _ = ask(lambda conn: find_version(conn, dag, number))
+    confirm(f"Roll {dag} back to version {wanted.number}?", yes=yes)
+    routing = load_routing(read_settings().routing_file)
+    done = change(
+        lambda conn: roll_back(conn, dag=dag, number=wanted.number, actor=actor(), routing=routing),
+        Channel.PLAN,
+        Channel.READY,
+    )
+    show(line(f"{dag} is at version {done.now}; it was at {done.before}."))
+    if not done.file.startswith(DEPLOYED):
+        show(
+            hint(
+                f"It comes from {done.file} in a watched folder: roll that back, too, or its next change is published."
+            )
+        )
+
+
+async def _plan_changes(conn: AsyncConnection, old: ListedVersion, new: ListedVersion) -> list[str]:
+    texts = []
+    for each in (old, new):
+        row = await dags.version(conn, each.version_id)
+        texts.append(_plan_text(row.spec if row else {}))
+    return _unified(texts[0], texts[1], "plan")
+
+
+def _plan_text(spec: dict[str, Any]) -> str:
+    """Tasks by name, with the names of those before them: numbers in the plan move when a task is added."""
+    tasks = spec.get("tasks", [])
+    names = [task["name"] for task in tasks]
+    after: dict[str, list[str]] = {name: [] for name in names}
+    for up, down in spec.get("edges", []):
+        after[names[down]].append(names[up])
+    plain = {key: value for key, value in spec.items() if key not in ("tasks", "edges")}
+    plain["tasks"] = {task["name"]: {**task, "after": sorted(after[task["name"]])} for task in tasks}
+    return json.dumps(plain, indent=1, sort_keys=True)
+
+
+async def _code_changes(conn: AsyncConnection, old: ListedVersion, new: ListedVersion) -> list[str]:
+    if old.bundle_hash == new.bundle_hash:
+        return []
+    sides = []
+    for each in (old, new):
+        row = await dags.bundle(conn, each.bundle_hash)
+        sides.append(contents(row.archive, each.bundle_hash) if row else {})
+    changes: list[str] = []
+    for path in sorted(sides[0].keys() | sides[1].keys()):
+        before, after = (side.get(path) for side in sides)
+        if before != after:
+            changes += _file_changes(path, before, after)
+    return changes
+
+
+def _file_changes(path: str, before: bytes | None, after: bytes | None) -> list[str]:
+    try:
+        return _unified((before or b"").decode(), (after or b"").decode(), path)
+    except UnicodeDecodeError:
+        return [f"{path}: {len(before or b''):,} bytes became {len(after or b''):,}"]
+
+
+def _unified(before: str, after: str, name: str) -> list[str]:
+    made = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), f"{name} before", f"{name} after", lineterm="", n=2
+    )
+    return list(made)

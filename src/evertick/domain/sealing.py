@@ -1,0 +1,61 @@
+"""Values as they are stored: encrypted and authenticated (Fernet: AES-128-CBC and HMAC-SHA256), under a key that has a name.
+
+The first key of a ring seals; every key of it opens. A value is bound to its kind and name: one cannot be put in another's place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+
+from cryptography.fernet import Fernet, InvalidToken
+
+from evertick.domain.errors import InvalidSettings, SecretLocked
+
+
+class Keyring:
+    def __init__(self, keys: Iterable[str]) -> None:
+        """Raises InvalidSettings for what is no key."""
+        self._keys: dict[str, Fernet] = {}
+        for key in keys:
+            try:
+                self._keys[key_id(key)] = Fernet(key)
+            except ValueError:
+                raise InvalidSettings(
+                    "a secret key is not 32 bytes in URL-safe base64: `evertick secrets rotate` makes one."
+                ) from None
+        if not self._keys:
+            raise InvalidSettings("there is no secret key: `evertick up` and `evertick secrets rotate` make one.")
+
+    @property
+    def first_id(self) -> str:
+        return next(iter(self._keys))
+
+    def seal(self, kind: str, name: str, value: str) -> str:
+        text = json.dumps([kind, name, value])
+        return self._keys[self.first_id].encrypt(text.encode()).decode()
+
+    def open(self, kind: str, name: str, content: str, sealed_with: str) -> str:
+        key = self._keys.get(sealed_with)
+        if key is None:
+            raise SecretLocked(
+                f"{kind} {name!r} was stored under key {sealed_with}, which is not among the keys here"
+                f" ({', '.join(self._keys)}): add that key, or set the {kind} again."
+            )
+        try:
+            found = json.loads(key.decrypt(content.encode()))
+        except (InvalidToken, ValueError):
+            found = None
+        if not isinstance(found, list) or found[:2] != [kind, name]:
+            raise SecretLocked(f"{kind} {name!r} was changed in the database and cannot be trusted: set it again.")
+        return str(found[2])
+
+
+def new_key() -> str:
+    return Fernet.generate_key().decode()
+
+
+def key_id(key: str) -> str:
+    """What a key is called, which tells nothing about it."""
+    return hashlib.sha256(key.encode()).hexdigest()[:8]

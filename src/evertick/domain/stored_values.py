@@ -1,0 +1,108 @@
+"""What tasks can be given by name: variables, connections, secrets. Their names, their forms, and what of them is secret."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+
+from evertick.domain.errors import UserError
+
+LONGEST_VALUE = 64 * 1024
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+
+
+class ValueKind(StrEnum):
+    VARIABLE = "variable"
+    CONNECTION = "connection"
+    SECRET = "secret"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """Where something is and how to get in. Its password is not shown by print."""
+
+    type: str
+    host: str = ""
+    port: int | None = None
+    login: str = ""
+    password: str = field(default="", repr=False)
+    schema: str = ""
+    extra: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def shown(self) -> str:
+        """As one address, without what is secret in it."""
+        hidden = dict.fromkeys(self.extra, "***")
+        return replace(self, password="***" if self.password else "", extra=hidden).uri.replace("%2A", "*")
+
+    @property
+    def uri(self) -> str:
+        """As one address, with the password in it."""
+        entry = quote(self.login, safe="") + (f":{quote(self.password, safe='')}" if self.password else "")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        place = (f"{entry}@" if entry else "") + host + (f":{self.port}" if self.port else "")
+        query = f"?{urlencode(self.extra)}" if self.extra else ""
+        return f"{self.type}://{place}/{quote(self.schema)}{query}"
+
+
+def check_name(kind: ValueKind, name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"{name!r:.100} cannot name a {kind}: use letters, digits, '_', '-', '.', at most 200 characters."
+        )
+    return name
+
+
+def check_value(kind: ValueKind, text: str) -> str:
+    """The text that is stored. A connection is given as an address: `postgresql://anna:password@host:5432/shop`."""
+    if not text:
+        raise UserError(f"the {kind} is empty: give its value on standard input.")
+    if len(text.encode(errors="replace")) > LONGEST_VALUE or "\0" in text:
+        raise UserError(f"a {kind} has at most {LONGEST_VALUE:,} bytes, and no NUL.")
+    return connection_json(parse_connection(text)) if kind is ValueKind.CONNECTION else text
+
+
+def parse_connection(text: str) -> Connection:
+    try:
+        parts = urlsplit(text.strip())
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if not parts.scheme or "://" not in text:
+        raise UserError("a connection is an address, as in postgresql://anna:PASSWORD@host:5432/shop?sslmode=require")
+    return Connection(
+        type=parts.scheme,
+        host=parts.hostname or "",
+        port=port,
+        login=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        schema=unquote(parts.path.lstrip("/")),
+        extra=dict(parse_qsl(parts.query, keep_blank_values=True)),
+    )
+
+
+def connection_json(connection: Connection) -> str:
+    names = ("type", "host", "port", "login", "password", "schema", "extra")
+    return json.dumps({name: getattr(connection, name) for name in names})
+
+
+def read_connection(text: str) -> Connection:
+    """What `check_value` stored; or, from another backend, an address."""
+    if text.lstrip().startswith("{"):
+        return Connection(**json.loads(text))
+    return parse_connection(text)
+
+
+def hidden_parts(kind: ValueKind, text: str) -> list[str]:
+    """What of a value must not be seen in logs, results and errors."""
+    match kind:
+        case ValueKind.SECRET:
+            return [text]
+        case ValueKind.CONNECTION:
+            connection = read_connection(text)
+            return [part for part in (connection.password, *connection.extra.values()) if part]
+        case ValueKind.VARIABLE:
+            return []

@@ -1,0 +1,94 @@
+"""Hides secrets in what an attempt says: as they are, escaped, in base64, in hex, and when they come in parts.
+
+Everything is hidden before it is cut to a length, so that no half of a secret is left at a cut.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+HIDDEN = "***"
+# What is shorter is found in many words by accident: hiding it would hide nothing and spoil everything.
+SHORTEST = 4
+
+
+class Masker:
+    def __init__(self, secrets: Iterable[str]) -> None:
+        found = {form for secret in secrets for part in _parts(secret) for form in _forms(part)}
+        forms = sorted((form for form in found if len(form) >= SHORTEST), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, forms))) if forms else None
+        self._longest = len(forms[0]) if forms else 0
+
+    def hide(self, text: str) -> str:
+        return self._pattern.sub(HIDDEN, text) if self._pattern is not None else text
+
+    def hide_json(self, text: str) -> str:
+        """JSON stays JSON: a number that is a secret becomes text."""
+        return text if self.hide(text) == text else json.dumps(self._hidden(json.loads(text)), ensure_ascii=False)
+
+    def hide_stream(self, text: str) -> tuple[str, str]:
+        """What can be shown of a text that goes on, and the end of it that may be the beginning of a secret."""
+        hidden = self.hide(text)
+        keep = min(len(hidden), max(0, self._longest - 1))
+        return hidden[: len(hidden) - keep], hidden[len(hidden) - keep :]
+
+    def _hidden(self, value: Any) -> Any:
+        match value:
+            case str():
+                return self.hide(value)
+            case dict():
+                return {self.hide(key): self._hidden(item) for key, item in value.items()}
+            case list():
+                return [self._hidden(item) for item in value]
+            case bool() | None:
+                return value
+            case _:
+                shown = json.dumps(value)
+                return value if self.hide(shown) == shown else HIDDEN
+
+
+def _parts(secret: str) -> Iterator[str]:
+    """The whole, and each of its lines: a key of many lines is often printed one by one."""
+    yield secret
+    stripped = secret.strip()
+    if stripped != secret:
+        yield stripped
+    lines = [line.strip() for line in secret.splitlines()]
+    if len(lines) > 1:
+        yield from (line for line in lines if len(line) >= 2 * SHORTEST)
+
+
+def _forms(secret: str) -> Iterator[str]:
+    if len(secret) < SHORTEST:
+        return
+    raw = secret.encode("utf-8", "surrogatepass")
+    yield secret
+    yield json.dumps(secret)[1:-1]
+    yield json.dumps(secret, ensure_ascii=False)[1:-1]
+    yield repr(secret)[1:-1]
+    yield repr(raw)[2:-1]
+    yield html.escape(secret)
+    yield quote(secret, safe="")
+    yield quote(secret)
+    yield quote_plus(secret)
+    yield shlex.quote(secret)
+    yield raw.hex()
+    yield raw.hex().upper()
+    yield raw.hex(" ")
+    yield raw.hex(":")
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        for before in range(3):
+            # Wherever it stands in what is encoded: the characters that depend on nothing but the secret.
+            text = encode(b"\0" * before + raw).decode().rstrip("=")
+            first = -(-before * 8 // 6)
+            last = (before + len(raw)) * 8 // 6
+            if last - first >= 2 * SHORTEST:
+                yield text[first:last]
+    yield base64.b32encode(raw).decode().rstrip("=")

@@ -1,0 +1,102 @@
+"""Runs a program in any language: its environment says what it is for, JSON lines on its standard output what came of it.
+
+{"evertick": "result", "value": …}                    {"evertick": "output", "name": "rows", "value": …}
+{"evertick": "log", "level": "INFO", "text": "…"}     {"evertick": "skip" | "fail" | "retry_after", "reason": "…", …}
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+from evertick.authoring.context import TaskContext
+from evertick.authoring.outputs import push
+from evertick.authoring.resolve import ProgramCall
+from evertick.authoring.signals import Fail, RetryAfter, Skip
+from evertick.execution.exits import explain_exit
+
+_LONGEST_LINE_BYTES = 16 * 1024 * 1024
+_WORD = "evertick"
+
+
+class _Answer:
+    """What the program has said so far. The last word counts."""
+
+    def __init__(self, context: TaskContext) -> None:
+        self._logger = context.logger
+        self.value: object = None
+        self.ending: Exception | None = None
+
+    def hear(self, said: Mapping[str, Any]) -> None:
+        reason = str(said.get("reason", ""))
+        match said[_WORD]:
+            case "result":
+                self.value = said.get("value")
+            case "output":
+                push(str(said.get("name", "")), said.get("value"))
+            case "log":
+                level = logging.getLevelNamesMapping().get(str(said.get("level", "INFO")).upper(), logging.INFO)
+                self._logger.log(level, "%s", said.get("text", ""))
+            case "skip":
+                self.ending = Skip(reason)
+            case "fail":
+                self.ending = Fail(reason, no_retry=not said.get("retry", False))
+            case "retry_after":
+                self.ending = RetryAfter(float(said.get("seconds", 0)), reason)
+            case other:
+                raise ValueError(f"unknown word {other!r}")
+
+
+def run_program(
+    call: ProgramCall, variables: Mapping[str, str], context: TaskContext, say: Callable[[str, str], None]
+) -> object:
+    """Its exit code decides, unless it said how it ends. What it left running is killed with the attempt."""
+    for name, value in variables.items():
+        os.putenv(name, value)
+    try:
+        # Beside us in our group: a request to stop reaches it as well. Its standard error is the attempt's log already.
+        process = subprocess.Popen(call.argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    except (OSError, ValueError) as error:
+        raise Fail(f"{call.argv[0]} cannot be started: {error}") from None
+    answer = _Answer(context)
+    assert process.stdout is not None
+    for line in _lines(process.stdout):
+        _take(line, answer, say)
+    code = process.wait()
+    if answer.ending is not None:
+        raise answer.ending
+    if code != 0:
+        status = code << 8 if code >= 0 else -code
+        raise _exit(explain_exit(status, has_oom_evidence=False, is_shell=True).reason)
+    return answer.value
+
+
+def _exit(reason: str) -> Exception:
+    return Fail(reason, no_retry=False)
+
+
+def _lines(stream: IO[bytes]) -> Any:
+    while line := stream.readline(_LONGEST_LINE_BYTES):
+        yield line
+
+
+def _take(line: bytes, answer: _Answer, say: Callable[[str, str], None]) -> None:
+    """A line that is not for us is for the log."""
+    text = line.decode("utf-8", "replace").rstrip("\r\n")
+    said: object = None
+    if text.startswith("{") and f'"{_WORD}"' in text:
+        try:
+            said = json.loads(text)
+        except (ValueError, RecursionError):
+            said = None
+    if not isinstance(said, dict) or _WORD not in said:
+        say("OUT", text)
+        return
+    try:
+        answer.hear(said)
+    except (TypeError, ValueError) as error:
+        raise Fail(f"the program said {text[:200]!r}, which cannot be understood: {error}") from None

@@ -1,0 +1,22 @@
+"""Runs a shell task's command beside this process, which hides the secrets in what it prints."""
+
+from __future__ import annotations
+
+import subprocess
+
+from evertick.authoring.resolve import BoundTask
+from evertick.domain.attempt import OutcomeKind
+from evertick.execution.body import Desk
+from evertick.execution.exits import explain_exit
+from evertick.execution.protocol import Report, Start
+from evertick.execution.shell import prepare_shell
+
+
+def run_shell(start: Start, bound: BoundTask, desk: Desk) -> Report:
+    """In our process group: a request to stop reaches it as well."""
+    code = subprocess.run(prepare_shell(start, bound, desk), stdin=subprocess.DEVNULL, check=False).returncode
+    if code == 0:
+        return Report(start.number, OutcomeKind.SUCCESS, exit_code=0)
+    status = code << 8 if code >= 0 else -code
+    reason, number = explain_exit(status, has_oom_evidence=False, is_shell=True)
+    return Report(start.number, OutcomeKind.FAILED, reason, exit_code=number)

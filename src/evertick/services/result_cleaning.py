@@ -1,0 +1,69 @@
+"""Clears the files of large results away when their runs are gone from the database: retention decides there, once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+from evertick.config import Settings
+from evertick.execution.result_files import ResultFiles
+from evertick.services.events import Log
+from evertick.services.link import Link
+from evertick.services.loop import run_loop
+from evertick.services.pulse import Pulse
+from evertick.store import runs
+
+LOOK_SECONDS = 3600.0
+RUNS_PER_QUESTION = 1000
+
+
+def result_files(settings: Settings) -> ResultFiles:
+    """Where attempts put results that are too large for the database."""
+    return ResultFiles(
+        folder=str(settings.result_place.absolute()),
+        spill_bytes=settings.result_spill_bytes,
+        max_bytes=settings.result_max_bytes,
+    )
+
+
+async def keep_results(settings: Settings, *, link: Link, log: Log) -> None:
+    """Until canceled."""
+
+    async def tick() -> float:
+        count = await remove_orphans(settings, link)
+        if count:
+            log.info("prune", results_of_runs=count)
+        return LOOK_SECONDS
+
+    never, pulse = asyncio.Event(), Pulse("result_cleaning", is_essential=False)
+    await run_loop(tick, wake=never, stop=never, name="result_cleaning", log=log, pulse=pulse)
+
+
+async def remove_orphans(settings: Settings, link: Link) -> int:
+    """Remove the files of runs that do not exist any more. An attempt writes only while its run does."""
+    folder, count = settings.result_place, 0
+    stored = await asyncio.to_thread(stored_runs, folder)
+    for first in range(0, len(stored), RUNS_PER_QUESTION):
+        batch = stored[first : first + RUNS_PER_QUESTION]
+        living = await runs.existing(await link.get(), batch)
+        gone = [run_id for run_id in batch if run_id not in living]
+        await asyncio.to_thread(remove_runs, folder, gone)
+        count += len(gone)
+    return count
+
+
+def stored_runs(folder: Path) -> list[int]:
+    """The runs that have files here."""
+    try:
+        names = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def remove_runs(folder: Path, run_ids: list[int]) -> None:
+    """Their files go. Another runner may be at it, too."""
+    for run_id in run_ids:
+        shutil.rmtree(folder / str(run_id), ignore_errors=True)

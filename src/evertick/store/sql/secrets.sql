@@ -1,0 +1,20 @@
+-- Variables, connections and secrets, as they are stored: encrypted.
+
+-- name: put
+select put_value(%(kind)s::text, %(name)s::text, %(content)s::text, %(key_id)s::text, %(description)s::text, %(actor)s::text)
+
+-- name: find
+-- By their kinds and names, pair by pair.
+select v.kind, v.name, v.content, v.key_id, v.description, v.changed_by, v.changed_at
+  from unnest(%(kinds)s::text[], %(names)s::text[]) as w(kind, name) join stored_value v on v.kind = w.kind and v.name = w.name
+ limit 1000
+
+-- name: list
+select kind, name, content, key_id, description, changed_by, changed_at
+  from stored_value where %(kind)s::text is null or kind = %(kind)s order by kind, name limit %(limit)s
+
+-- name: delete
+select delete_value(%(kind)s::text, %(name)s::text, %(actor)s::text)
+
+-- name: reseal
+select reseal_value(%(kind)s::text, %(name)s::text, %(old)s::text, %(content)s::text, %(key_id)s::text)

@@ -1,0 +1,83 @@
+"""HTTP, program and template tasks: what can never work is refused where it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from evertick import dag, http, program, shell, task
+from evertick.authoring.templates import render_shell
+from evertick.domain.errors import InvalidDag, InvalidTemplate
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: http("x", "ftp://host/"), "must begin with http"),
+        (lambda: http("x", ""), "is no URL"),
+        (lambda: http("x", "http://a:b@host/"), "a password does not belong"),
+        (lambda: http("x", "http://h", method="FETCH"), "is none of GET"),
+        (lambda: http("x", "http://h", response="xml"), "is none of auto"),
+        (lambda: http("x", "http://h", expect=[999]), "999 is no HTTP status"),
+        (lambda: http("x", "http://h", expect="200"), "expect must be"),
+        (lambda: http("x", "http://h", headers={"a b": "c"}), "is no header"),
+        (lambda: http("x", "http://h", headers={"a": "b\nc"}), "is no header"),
+        (lambda: http("x", "http://h", json={1, 2}), "must be JSON"),
+        (lambda: http("x", "http://h", json=1, body="x"), "not both"),
+        (lambda: http("x", "http://h", request_timeout=0), "request_timeout"),
+        (lambda: http("x", "http://h/{{ params.a"), "is no template"),
+        (lambda: http("x", "http://h", json={"a": ["{{ rows }}"]}), "names 'rows'; a template knows"),
+        (lambda: http("x", "http://h", inputs=[1]), "inputs must be a dict"),
+        (lambda: program("x", "ls -l"), "for a command line use shell"),
+        (lambda: program("x", []), "must be a list"),
+        (lambda: program("x", ["ls", 5]), "give a result with env="),
+        (lambda: shell("x", "echo {{ params.a"), "Write template=False"),
+        (lambda: shell("x", "echo {{ ds }}"), "names 'ds'"),
+        (lambda: shell("x", "echo", env={"a=b": 1}), "'a=b', which is not a name"),
+    ],
+)
+def test_what_can_never_work_is_refused(make: Callable[[], object], words: str) -> None:
+    @dag
+    def d() -> None:
+        make()
+
+    with pytest.raises(InvalidDag, match=words):
+        d()
+
+
+def test_inputs_draw_arrows_and_the_plan_shows_what_is_called() -> None:
+    @task
+    def rows() -> list[int]:
+        return []
+
+    @dag
+    def d() -> None:
+        made = rows()
+        http("post", "https://shop/{{ inputs.n }}", method="post", inputs={"n": made[0]})
+        program("score", ["./score"], env={"ROWS": made})
+        shell("say", "echo {{ inputs.all }}", inputs={"all": made})
+
+    spec = d().spec
+    assert [(each.kind, each.summary, each.inputs) for each in spec.tasks] == [
+        ("python", None, ()),
+        ("http", "POST https://shop/{{ inputs.n }}", ("rows",)),
+        ("program", '["./score"]', ("rows",)),
+        ("shell", None, ("rows",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ ''.__class__ }}",
+        "{{ params.__init__ }}",
+        "{{ [].append(1) }}",
+        "{{ params.no }}",
+        "{{ 1 / 0 }}",
+        "{{ params.nul }}",
+    ],
+)
+def test_a_template_cannot_leave_its_sandbox(text: str) -> None:
+    with pytest.raises(InvalidTemplate):
+        render_shell(text, {"params": {"nul": "\0"}})

@@ -1,0 +1,98 @@
+"""`evertick deploy` and the versions of DAGs: published at once, compared, rolled back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from psycopg import AsyncConnection
+
+from evertick.config import Settings
+from evertick.services.publisher import Publisher
+from evertick.store import runs
+from tests.cli.conftest import Cli
+from tests.engine.world import start, value
+from tests.services.hosting import Said
+
+FILE = """
+from evertick import dag, task
+from part import WORD
+
+@task
+def work() -> str:
+    return WORD
+
+@dag(schedule="0 6 * * *")
+def shop():
+    work()
+"""
+
+
+def write(folder: Path, word: str, text: str = FILE) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "shop.py").write_text(text)
+    (folder / "part.py").write_text(f"WORD = {word!r}\n")
+    return folder
+
+
+async def test_a_folder_is_deployed_compared_and_rolled_back(cli: Cli, conn: AsyncConnection, tmp_path: Path) -> None:
+    folder = write(tmp_path / "code", "one")
+    (made,) = (await cli.json("deploy", folder))["dags"]
+    assert (made["dag"], made["is_new"]) == ("shop", True)
+    first = await start(conn, "shop")
+    assert "as it was" in (await cli("deploy", folder)).out
+    write(folder, "two", FILE.replace("0 6", "0 7"))
+    assert "new version" in (await cli("deploy", folder)).out
+    second = await start(conn, "shop")
+    listed = (await cli.json("dags", "versions", "shop"))["versions"]
+    assert [(each["number"], each["is_current"]) for each in listed] == [(2, True), (1, False)]
+    changed = await cli.json("dags", "diff", "shop")
+    assert (changed["from"], changed["to"]) == (1, 2)
+    assert "-WORD = 'one'" in changed["code"] and "+WORD = 'two'" in changed["code"]
+    assert any("0 7 * * *" in line for line in changed["plan"] if line.startswith("+"))
+    assert "They are the same." in (await cli("dags", "diff", "shop", 2, 2)).out
+    assert "shop is at version 1; it was at 2." in (await cli("dags", "rollback", "shop", "--yes")).out
+    third = await start(conn, "shop")
+    versions = [(await runs.find(conn, run_id)).version for run_id in (first, second, third)]  # type: ignore[union-attr]
+    assert versions == [1, 2, 1]
+    assert "0 6 * * *" in str(await value(conn, "select spec::text from schedule"))
+    journal = await value(conn, "select count(*) from journal where verb = 'publish'")
+    assert journal == 3, "a rollback is on record, too"
+    assert "current" in (await cli("dags", "versions", "shop")).out
+
+
+async def test_what_cannot_be_rolled_back_is_refused(cli: Cli, conn: AsyncConnection, tmp_path: Path) -> None:
+    await cli("deploy", write(tmp_path / "code", "one"))
+    assert "has no version before 1" in await cli.refused("dags", "rollback", "shop", "--yes")
+    assert "is at version 1 already" in await cli.refused("dags", "rollback", "shop", 1, "--yes", status=1)
+    assert "has no version 7; it has: 1" in await cli.refused("dags", "diff", "shop", 7)
+    assert "There is no DAG 'shp'. Did you mean 'shop'?" in await cli.refused("dags", "versions", "shp")
+
+
+async def test_nothing_is_published_if_one_file_is_broken(cli: Cli, conn: AsyncConnection, tmp_path: Path) -> None:
+    folder = write(tmp_path / "code", "one")
+    (folder / "broken.py").write_text("from evertick import dag\nraise ValueError('no')\n")
+    assert "Nothing was published: broken.py" in await cli.refused("deploy", folder)
+    (folder / "broken.py").write_text(FILE)
+    assert "defined in" in await cli.refused("deploy", folder)
+    assert await value(conn, "select count(*) from dag") == 0
+    assert "There is no folder" in await cli.refused("deploy", tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "holds no DAG file" in await cli.refused("deploy", tmp_path / "empty")
+    assert "cannot name a deployment" in await cli.refused("deploy", folder, "--name", "a b")
+
+
+async def test_a_deployment_owns_its_dags(cli: Cli, conn: AsyncConnection, database: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "code", "one")
+    await cli("deploy", folder, "--name", "a")
+    assert "is published from deploy:a/shop.py already" in await cli.refused("deploy", folder, "--name", "b", status=1)
+    # A watched folder that has no such file leaves it alone.
+    (tmp_path / "watched").mkdir()
+    settings = Settings(database_url=database, home=tmp_path / "home", dags_folder=tmp_path / "watched", notify=False)
+    publisher = Publisher(settings, url=database, environment={}, log=Said().log)
+    await publisher.tick()
+    await publisher._link.close()
+    assert await value(conn, "select count(*) from dag where deleted_at is null") == 1
+    write(folder, "one", FILE.replace("def shop", "def store"))
+    assert "still there: shop" in (await cli("deploy", folder, "--name", "a")).out
+    assert "Deleted 1 DAG of before: shop" in (await cli("deploy", folder, "--name", "a", "--remove-missing")).out
+    assert "There is no DAG 'shop'" in await cli.refused("dags", "versions", "shop")

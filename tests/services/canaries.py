@@ -1,0 +1,135 @@
+"""Canaries: secrets that tasks print, raise, template and return; then every place where one could be is searched.
+
+`python -m tests.services.canaries --tasks 1000` does so at full size; a test does it with fewer tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import quote
+
+from prometheus_client import generate_latest
+from psycopg import AsyncConnection
+from psycopg.sql import SQL, Identifier
+
+from evertick.domain.stored_values import ValueKind
+from evertick.engine.secrets import put_value
+from evertick.services.keyring import load_keyring, make_key
+from evertick.services.runner import Runner
+from evertick.store.db import Purpose, connect
+from tests.databases import own_cluster
+from tests.engine.world import run_state
+from tests.services.hosting import Said, hosted, quick
+from tests.system.work import loaded, publish_work, start_run
+from tests.waiting import eventually
+
+COUNT = 50
+FLOCK = """
+import base64, os, subprocess, sys
+from evertick import *
+
+NAMES = [f"canary{n}" for n in range(50)]
+
+
+def show(how, s):
+    match how % 5:
+        case 0: print(s, s[:9], end=""); print(s[9:]); print(base64.b64encode(s.encode()), s.encode().hex(), repr(s))
+        case 1: raise ValueError(s)
+        case 2: return {"it": s, s: [base64.b64encode(f"user:{s}".encode()).decode()]}
+        case 3: subprocess.run(["echo", s]); os.write(1, s.encode() + b"\\n"); push(s, s); return s
+        case 4: raise Fail("x" * 990 + s)
+
+
+@dag
+def flock():
+    for n in range(TASKS):
+        name = NAMES[n % 50]
+        if n % 7 == 6:
+            said = 'echo {{ secrets.NAME }} "$EVERTICK_SECRET_UPPER"; exit 1'
+            shell(f"shell_{n}", said.replace("NAME", name).replace("UPPER", name.upper()), secrets=[name])
+        else:
+            def body(context: TaskContext, n=n, name=name):
+                return show(n // 50 + n, context.secrets[name])
+            task(name=f"task_{n}", secrets=[name])(body)()
+"""
+
+
+async def hunt(url: str, conn: AsyncConnection, folder: Path, tasks: int) -> list[str]:
+    """Where canaries were found; nothing, if all is well."""
+    settings, said = quick(url, folder / "home"), Said()
+    make_key(settings)
+    canaries = [f"c4n4ry-{secrets.token_hex(8)}-'{n}\"" for n in range(COUNT)]
+    for n, canary in enumerate(canaries):
+        await put_value(
+            conn, load_keyring(settings), kind=ValueKind.SECRET, name=f"canary{n}", value=canary, actor="test"
+        )
+    text = FLOCK.replace("TASKS", str(tasks))
+    await publish_work(conn, await asyncio.to_thread(loaded, text, folder / "dags"))
+    async with hosted(Runner(settings, url=url, log=said.log)):
+        run_id = await start_run(conn, "flock")
+
+        async def is_over() -> bool:
+            return await run_state(conn, run_id) in ("success", "failed")
+
+        await eventually(is_over, 600)
+    ended = await _one(conn, "select count(*) from task where run_id = %s and started_at is not null", run_id)
+    hidden = await _one(conn, "select count(*) from log_chunk where content like '%%***%%'")
+    assert ended == tasks
+    assert hidden > tasks / 5, "they did speak"
+    places = {"log of the runner": repr(said.all), "metrics": generate_latest().decode()}
+    places |= {f"table {name}": text async for name, text in _tables(conn)}
+    places |= {str(path): path.read_text(errors="replace") for path in (folder / "home").rglob("*") if path.is_file()}
+    forms = [form for canary in canaries for form in _forms(canary)]
+    return sorted({where for where, content in places.items() for form in forms if form in content})
+
+
+def _forms(canary: str) -> list[str]:
+    raw = canary.encode()
+    core = canary.split("-")[1]
+    return [core, core.encode().hex(), base64.b64encode(raw).decode()[:24], quote(canary)]
+
+
+async def _one(conn: AsyncConnection, query: str, *params: object) -> int:
+    row = await (await conn.execute(query, params)).fetchone()  # type: ignore[arg-type]
+    assert row is not None
+    return int(row[0])
+
+
+async def _tables(conn: AsyncConnection) -> AsyncIterator[tuple[str, str]]:
+    """Each table's whole content as text: what a dump would have."""
+    cursor = await conn.execute("select tablename from pg_tables where schemaname = current_schema()")
+    for (name,) in await cursor.fetchall():
+        rows = await conn.execute(SQL("select t::text from {} t").format(Identifier(name)))
+        yield name, "\n".join(row[0] for row in await rows.fetchall())
+
+
+async def _hunt_in(url: str, folder: Path, tasks: int) -> list[str]:
+    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+        return await hunt(url, conn, folder, tasks)
+
+
+def main() -> int:
+    reader = argparse.ArgumentParser(description=__doc__)
+    reader.add_argument("--tasks", type=int, default=1000)
+    tasks = reader.parse_args().tasks
+    began = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="evertick-canaries-") as folder,
+        own_cluster(Path(folder) / "pg") as cluster,
+    ):
+        url = cluster.database_url(cluster.create(cluster.template()))
+        found = asyncio.run(_hunt_in(url, Path(folder), tasks))
+    print(f"{COUNT} canaries, {tasks} tasks, {time.monotonic() - began:.0f} s: found in {found or 'no place'}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
