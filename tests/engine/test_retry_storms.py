@@ -71,16 +71,69 @@ async def test_no_more_retries_are_active_than_the_bound(conn: AsyncConnection) 
 @pytest.mark.requirement("H5")
 async def test_every_retry_comes_in_the_order_in_which_it_was_due(conn: AsyncConnection) -> None:
     epoch = await lead(conn)
-    run, runner = await storm(conn, {f"t{number}": [] for number in range(12)})
-    order: list[str] = []
+    shape: dict[str, list[str]] = {f"t{number:02}": [] for number in range(12)}
+    await put(conn, make_dag("storm", shape, task_retry=RETRIED))
+    run, runner = await start(conn, "storm"), await Runner.join(conn)
+    # The later it stands in the DAG, the sooner it is due again.
+    await runner.step([(c, "failed", {"retry_in": 5 - c.idx / 10}) for c in await runner.claim(12)])
+    await set_clock(conn, later(6))
+    batches: list[list[str]] = []
     while (done := await let_in(conn, epoch)).promoted:
         claims = await runner.claim()
-        assert len(claims) <= 4
-        order += await names_of(conn, claims)
+        batches.append(sorted(await names_of(conn, claims)))
         await finish_all(runner, claims)
     assert not done.has_line
-    assert sorted(order) == order or len(set(order)) == 12
+    names = sorted(shape)
+    assert batches == [names[8:], names[4:8], names[:4]]
     assert set((await states(conn, run)).values()) == {"success"}
+
+
+@pytest.mark.requirement("H5")
+async def test_a_timer_of_a_task_that_is_in_line_gives_it_no_second_place(conn: AsyncConnection) -> None:
+    epoch = await lead(conn)
+    await storm(conn)
+    await let_in(conn, epoch)
+    assert await value(conn, "select count(*) from retry_line") == 36
+    await conn.execute(
+        "insert into timer (shard, due_at, run_id, idx, map_index) select shard, due_at, run_id, idx, map_index from retry_line"
+    )
+    done = await let_in(conn, epoch)
+    assert (done.promoted, done.has_line, done.next_due) == (0, True, None)
+    assert await value(conn, "select count(*) from retry_line") == 36
+
+
+@pytest.mark.requirement("H5")
+async def test_a_place_in_line_for_another_instant_takes_no_room_from_others(conn: AsyncConnection) -> None:
+    """A task was cleared, ran, failed, and waits for a later time by now; its old place is the first in line."""
+    epoch = await lead(conn)
+    run, _ = await storm(conn, {"moved": [], "other": []})
+    await let_in(conn, epoch, 1)
+    idx = await value(conn, "select idx from retry_line")
+    await conn.execute("update retry_line set due_at = due_at - interval '1 second'")
+    await conn.execute("update task set state = 'pending' where state = 'available'")
+    await conn.execute(
+        "insert into retry_line (shard, queue, due_at, run_id, idx, map_index)"
+        " select 0, 'default', clock(), run_id, idx, map_index from task where run_id = %s and idx <> %s",
+        [run, idx],
+    )
+    await conn.execute("update task set not_before = clock() where idx <> %s", [idx])
+    await conn.execute("delete from ready")
+    assert (await let_in(conn, epoch, 1)).promoted == 1
+    assert await value(conn, "select idx from ready") != idx
+
+
+@pytest.mark.requirement("H5")
+async def test_a_timer_for_another_instant_gives_no_place_in_line(conn: AsyncConnection) -> None:
+    epoch = await lead(conn)
+    await storm(conn, {"moved": [], "other": []})
+    assert (await let_in(conn, epoch, 1)).promoted == 1
+    await conn.execute(
+        "with moved as (delete from retry_line returning *)"
+        " insert into timer (shard, due_at, run_id, idx, map_index)"
+        " select shard, due_at - interval '1 second', run_id, idx, map_index from moved"
+    )
+    done = await let_in(conn, epoch, 1)
+    assert (done.promoted, done.has_line, done.next_due) == (0, False, None), "nobody asks for it again and again"
 
 
 @pytest.mark.requirement("H5")
