@@ -283,6 +283,24 @@ def test_jitter_spreads_what_failed_together() -> None:
     assert max(tenths.values()) < 0.2 * len(delays)
 
 
+@pytest.mark.requirement("H5", "V11")
+async def test_a_retry_whose_run_somebody_works_on_keeps_its_place_in_line(database: str) -> None:
+    async with (
+        await connect(database, purpose=Purpose.PLANNING) as conn,
+        await connect(database, purpose=Purpose.PLANNING) as person,
+    ):
+        await set_clock(conn, later(0))
+        epoch = await lead(conn)
+        run, runner = await storm(conn, {"a": [], "b": []})
+        assert (await let_in(conn, epoch, 1)).promoted == 1
+        await finish_all(runner, await runner.claim())
+        async with person.transaction():
+            await person.execute("select 1 from run_status where run_id = %s for no key update", [run])
+            done = await let_in(conn, epoch, 1)
+            assert (done.promoted, done.has_line) == (0, True)
+        assert (await let_in(conn, epoch, 1)).promoted == 1
+
+
 @pytest.mark.requirement("N26", "H5")
 async def test_thousands_of_failures_at_once_drain_through_the_bound(database: str) -> None:
     """Committed step by step, as it happens: within one transaction nothing of what is over could be forgotten."""

@@ -31,6 +31,7 @@ from tests.engine.world import (
     states,
     value,
 )
+from tests.waiting import eventually
 
 CHAIN: dict[str, list[str]] = {"a": [], "b": ["a"], "c": ["b"]}
 ONE: dict[str, list[str]] = {"a": []}
@@ -311,3 +312,38 @@ async def test_one_that_cannot_be_ended_keeps_no_other_and_is_tried_again(conn: 
     await set_clock(conn, later(122))
     assert await time_out_run(conn, shard=0, epoch=epoch, run_id=made[7]) == 0
     assert await run_state(conn, made[7]) == "failed"
+
+
+async def test_waits_of_another_shard_are_not_ours_to_end(conn: AsyncConnection) -> None:
+    epoch = await lead(conn)
+    await put(conn, make_dag("ours", ONE, **PATIENT))
+    await put(conn, make_dag("theirs", ONE, **PATIENT))
+    await conn.execute("update dag set shard = 1 where name = 'theirs'")
+    ours, theirs = await start(conn, "ours"), await start(conn, "theirs")
+    await set_clock(conn, later(31))
+    assert (await time_out_waits(conn, shard=0, epoch=epoch, batch=10)).failed == 1
+    assert (await states(conn, ours), await states(conn, theirs)) == ({"a": "failed"}, {"a": "available"})
+
+
+@pytest.mark.requirement("V4", "V10")
+async def test_a_run_that_ends_while_it_is_about_to_be_timed_out_has_ended(database: str) -> None:
+    """Whoever reports its last task is before us: what we waited for decides, and nothing is told that did not happen."""
+    async with (
+        await connect(database, purpose=Purpose.PLANNING) as conn,
+        await connect(database, purpose=Purpose.PLANNING) as other,
+    ):
+        await set_clock(conn, later(0))
+        await set_clock(other, later(61))
+        epoch = await lead(conn)
+        await put(conn, make_dag("one", ONE, **MINUTE))
+        run = await start(conn, "one")
+        runner = await Runner.join(conn)
+        (claim,) = await runner.claim()
+        async with conn.transaction():
+            await runner.finish(claim)
+            ending = asyncio.create_task(time_out_run(other, shard=0, epoch=epoch, run_id=run))
+            is_waiting = "select count(*) > 0 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+            await eventually(lambda: value(conn, is_waiting))
+        assert await ending is None
+        assert await run_state(conn, run) == "success"
+        assert await value(conn, "select count(*) from journal where verb = 'time_out'") == 0

@@ -23,6 +23,8 @@ SIZES = (4, 2, 6, 3, 8)
 
 async def narrow_gates(stage: Stage) -> None:
     """Pools, keys and limits hold whoever dies, whoever leads, and while people make the pool smaller and larger."""
+    # To wait for a slot is what this is about.
+    stage.limits |= {"start_tolerance_seconds": 180.0, "run_seconds": 300.0}
     await stage.begin_load(
         seconds=stage.scaled(120, 14), steady=12, steady_dags=("guarded",), paces=(3, 5), per_second=1.5,
         trigger_dags=("guarded",), quick=2,
