@@ -145,7 +145,8 @@ async def retry_storm(nemesis: Nemesis, runs: int = 1) -> float | None:
                     nemesis.cluster.clients.asked("trigger", request=key, dag="storm")
                     made.append((await trigger(conn, dag="storm", params={}, actor="chaos", key=key)).run_id)
                     nemesis.cluster.clients.answered(key, Answer.OK)
-        return await nemesis.recovery(struck, _are_over(nemesis, made), within_seconds=120)
+        # A run of it is 75 attempts, which a busy machine of two cores does not do in less than a second or two.
+        return await nemesis.recovery(struck, _are_over(nemesis, made), within_seconds=120 + 3 * runs)
     return None
 
 
