@@ -34,11 +34,18 @@ from evertick.domain.errors import InvalidDag, InvalidTemplate
         (lambda: program("x", ["ls", 5]), "give a result with env="),
         (lambda: shell("x", "echo {{ params.a"), "Write template=False"),
         (lambda: shell("x", "echo {{ ds }}"), "names 'ds'"),
+        (
+            lambda: shell("x", "echo {{ params.nobody }}"),
+            "names params.nobody, which the DAG does not declare; it has: a",
+        ),
+        (lambda: shell("x", "echo {{ inputs.a }}"), "names inputs.a, which the task does not declare"),
+        (lambda: shell("x", "echo {{ secrets['a'] }}"), "names secrets.a, which the task does not declare"),
+        (lambda: http("x", "http://h", headers={"a": "{{ connections.db.host }}"}), "names connections.db"),
         (lambda: shell("x", "echo", env={"a=b": 1}), "'a=b', which is not a name"),
     ],
 )
 def test_what_can_never_work_is_refused(make: Callable[[], object], words: str) -> None:
-    @dag
+    @dag(params={"a": 1})
     def d() -> None:
         make()
 

@@ -142,6 +142,7 @@ class DagDefinition:
         with drafting(draft):
             self.function(*args, **self._with_params(args, kwargs))
         spec = DagSpec(**self.frame, tasks=tuple(draft.specs), edges=tuple(sorted(draft.edges)))
+        self._check_template_params(draft, {param.name for param in spec.params})
         try:
             validate(spec)
         except InvalidDag as error:
@@ -152,6 +153,14 @@ class DagDefinition:
         if (collection := _collecting.get()) is not None:
             collection.built.append((module_file(), self, dag))
         return dag
+
+    def _check_template_params(self, draft: Draft, declared: set[str]) -> None:
+        for name, task in draft.template_params.items():
+            if name not in declared:
+                known = f"it has: {', '.join(sorted(declared))}" if declared else "it has none"
+                raise self._at_definition(
+                    f"DAG {self.name!r}: a template of task {task!r} names params.{name}, which the DAG does not declare; {known}."
+                )
 
     def _with_params(self, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, object]:
         """The function's arguments: what each run is given stands there by name."""

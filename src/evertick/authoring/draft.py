@@ -6,7 +6,7 @@ Lives only until the function returns; what is published is the spec made from i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -139,6 +139,7 @@ class Draft:
         self.downstream: list[list[int]] = []
         self.open_groups: list[TaskGroup] = []
         self._taken: set[str] = set()
+        self.template_params: dict[str, str] = {}
         self._highest_number: dict[str, int] = {}
 
     @property
@@ -161,6 +162,10 @@ class Draft:
             core, used = number.group(1), int(number.group(2))
             self._highest_number[core] = max(used, self._highest_number.get(core, 0))
         return name
+
+    def note_params(self, task: str, names: Iterable[str]) -> None:
+        """Parameters that a task's templates name; whether the DAG has them is known when it is whole."""
+        self.template_params.update(dict.fromkeys(names, task))
 
     def add(self, spec: TaskSpec, bound: BoundTask) -> TaskRef:
         position = len(self.specs)

@@ -13,7 +13,7 @@ from evertick.authoring.draft import TaskRef, current_draft
 from evertick.authoring.location import refused
 from evertick.authoring.options import Seconds, TaskOptions, read_seconds, task_spec
 from evertick.authoring.resolve import BoundTask, HttpCall, ProgramCall
-from evertick.authoring.task import checked_env, marked
+from evertick.authoring.task import checked_env, marked, template_names
 from evertick.authoring.templates import check_template, is_template
 from evertick.domain.dag import TaskKind
 
@@ -61,8 +61,10 @@ def http(
         raise refused(f"{owner}: response {response!r} is none of {', '.join(RESPONSES)}.")
     _check_url(owner, url, is_template=template and is_template(url))
     if template:
+        draft = current_draft(f"http task {name!r}")
+        known = template_names(tuple(inputs or ()), {**draft.task_defaults, **options})
         for field, text in (("url", url), ("body", body or ""), *call.headers.items(), *_leaves(json)):
-            check_template(owner, field, text)
+            draft.note_params(name, check_template(owner, field, text, known))
     return _add(name, TaskKind.HTTP, call, inputs=inputs, env=None, template=template, options=options)
 
 

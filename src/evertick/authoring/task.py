@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Unpack, overload
 
@@ -151,7 +151,8 @@ def shell(
     variables = {key: marked(value, refs) for key, value in checked_env(f"shell task {name!r}", "env", env).items()}
     known = {key: marked(value, refs) for key, value in checked_env(f"shell task {name!r}", "inputs", inputs).items()}
     if template:
-        check_template(f"shell task {name!r}", "its command", command)
+        can_name = template_names(known, {**draft.task_defaults, **options})
+        draft.note_params(name, check_template(f"shell task {name!r}", "its command", command, can_name))
     spec = replace(
         task_spec(name, {**draft.task_defaults, **options}),
         kind=TaskKind.SHELL,
@@ -173,6 +174,15 @@ def shell(
     for upstream in refs.values():
         draft.connect(upstream, ref)
     return ref
+
+
+def template_names(inputs: Collection[str], options: Mapping[str, object]) -> dict[str, Collection[str]]:
+    """What a task's templates can name of each kind."""
+    given: dict[str, Collection[str]] = {"inputs": inputs}
+    for kind in ("secrets", "connections", "variables"):
+        listed = options.get(kind, ())
+        given[kind] = [str(each) for each in listed] if isinstance(listed, Iterable) else ()
+    return given
 
 
 def checked_env(owner: str, option: str, env: Mapping[str, object] | None) -> Mapping[str, object]:

@@ -7,7 +7,7 @@ variable of the command's environment, and what stands in the text is that varia
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -39,11 +39,14 @@ def is_template(text: object) -> bool:
     return isinstance(text, str) and ("{{" in text or "{%" in text)
 
 
-def check_template(owner: str, field: str, text: str) -> None:
-    """Refuse what could never be rendered, at the line of the DAG file that wrote it."""
+def check_template(owner: str, field: str, text: str, known: Mapping[str, Collection[str]]) -> set[str]:
+    """Refuse what could never be rendered, at the line of the DAG file that wrote it. Gives the params that it names.
+
+    `known` has what the task's `inputs`, `secrets` and so on are.
+    """
     if not is_template(text):
-        return
-    from jinja2 import TemplateSyntaxError, meta
+        return set()
+    from jinja2 import TemplateSyntaxError, meta, nodes
 
     environment = _environment(_as_text)
     try:
@@ -54,6 +57,20 @@ def check_template(owner: str, field: str, text: str) -> None:
         raise refused(f"{owner}: {field} is no template: {error.message} (line {error.lineno}). {hint}") from None
     if unknown := sorted(meta.find_undeclared_variables(tree) - NAMES):
         raise refused(f"{owner}: {field} names {unknown[0]!r}; a template knows: {', '.join(sorted(NAMES))}.")
+    params = set()
+    found: list[nodes.Getattr | nodes.Getitem] = [*tree.find_all(nodes.Getattr), *tree.find_all(nodes.Getitem)]
+    for node in found:
+        part = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
+        if not isinstance(node.node, nodes.Name) or not isinstance(part, str):
+            continue
+        what = node.node.name
+        if what == "params":
+            params.add(part)
+        elif part not in known.get(what, (part,)):
+            raise refused(
+                f"{owner}: {field} names {what}.{part}, which the task does not declare: {what}=[{part!r}] does."
+            )
+    return params
 
 
 def render_text(text: str, names: Mapping[str, object]) -> str:
