@@ -133,7 +133,7 @@ async def test_a_command_knows_its_run(tmp_path: Path) -> None:
 
 
 async def test_a_template_that_cannot_be_rendered_fails_the_task(tmp_path: Path) -> None:
-    command = "echo {{ params.nobody }}"
+    command = "echo {{ params.n.nobody }}"
     async with rig(tmp_path, source("http://x", command)) as made:
         outcome = await made.run("greet", params_json=PARAMS, command=command, inputs_json='{"rows": null}')
         assert "has no attribute 'nobody'" in (outcome.reason or "")
