@@ -9,7 +9,7 @@ ONLY ?=
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test check format requirements mutants simulate sweep year boundaries canaries chaos bench profile bench-peers clean lock
+.PHONY: help up test check format requirements mutants simulate shapes sweep year boundaries canaries chaos bench profile bench-peers clean lock
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,6 +50,9 @@ boundaries: $(STAMP) ## kill services at every execution of every statement (ONL
 
 simulate: $(STAMP) ## a million random steps against the invariants (SEED=n repeats one)
 	@$(BIN)/python -m tests.engine.simulation --steps 1000000 $(if $(SEED),--seed $(SEED))
+
+shapes: $(STAMP) ## thousands of generated DAGs against the model of trigger rules, mapping, branches and clear (SEED=n repeats some)
+	@$(BIN)/python -m tests.engine.shapes --shapes 5000 $(if $(SEED),--seed $(SEED))
 
 sweep: $(STAMP) ## every clock change of every time zone against brute force, on all cores (FIRST=1970 LAST=2038 ZONE=name)
 	@$(BIN)/python -m tests.domain.cron_sweep $(if $(FIRST),--first $(FIRST)) $(if $(LAST),--last $(LAST)) $(if $(ZONE),--zone $(ZONE))

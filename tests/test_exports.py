@@ -24,9 +24,12 @@ def test_the_names_that_dag_files_import() -> None:
         "http",
         "program",
         "push",
+        "setup",
         "shell",
         "task",
         "task_group",
+        "teardown",
+        "trigger_dag",
     ]
     assert all(hasattr(evertick, name) for name in evertick.__all__)
 
@@ -64,6 +67,7 @@ def test_the_options_of_tasks() -> None:
         "depends_on_past",
         "isolation",
         "max_active",
+        "max_instances",
         "mutex",
         "mutex_shared",
         "name",

@@ -44,6 +44,7 @@ CATCH_ALL = {
     "services/loop.run_loop": "the loop outlives every tick",
     "services/contained.Step.attempt": "one step that fails must not stop the others (A12)",
     "services/http_port.HttpPort._answer": "the outermost of an HTTP port: whoever asks gets a 500, the port stays open",
+    "authoring/rehearse.rehearse": "the attempt: whatever the task raises is its outcome",
     "execution/body.run_body": "the attempt: whatever the task raises is its outcome",
     "execution/body.await_body": "the attempt: whatever the task raises is its outcome",
     "execution/body.described": "the text of a user's exception is user code",

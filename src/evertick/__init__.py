@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from evertick.authoring.context import TaskContext, current_context
     from evertick.authoring.dag import dag
+    from evertick.authoring.decorators import setup, task, teardown
     from evertick.authoring.draft import task_group
     from evertick.authoring.kinds import http, program
     from evertick.authoring.outputs import push
     from evertick.authoring.signals import Fail, RetryAfter, Skip
-    from evertick.authoring.task import shell, task
+    from evertick.authoring.task import shell
+    from evertick.authoring.trigger import trigger_dag
     from evertick.domain.after import Asset, after, all_of, any_of, finished
     from evertick.domain.params import Param
 
@@ -35,19 +37,24 @@ __all__ = [
     "http",
     "program",
     "push",
+    "setup",
     "shell",
     "task",
     "task_group",
+    "teardown",
+    "trigger_dag",
 ]
 
 _PLACES = {
     "evertick.authoring.context": ("TaskContext", "current_context"),
     "evertick.authoring.dag": ("dag",),
     "evertick.authoring.draft": ("task_group",),
+    "evertick.authoring.decorators": ("setup", "task", "teardown"),
     "evertick.authoring.kinds": ("http", "program"),
     "evertick.authoring.outputs": ("push",),
     "evertick.authoring.signals": ("Fail", "RetryAfter", "Skip"),
-    "evertick.authoring.task": ("shell", "task"),
+    "evertick.authoring.task": ("shell",),
+    "evertick.authoring.trigger": ("trigger_dag",),
     "evertick.domain.after": ("Asset", "after", "all_of", "any_of", "finished"),
     "evertick.domain.params": ("Param",),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.domain.mapping import MappedList, Mapping
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, make_dag, put, run_state, start, states
 
@@ -89,3 +90,21 @@ async def test_clearing_several_tasks_leaves_the_others(cli: Cli, conn: AsyncCon
     assert "1 task would run again" in (await cli("tasks", "clear", failed, "transform", "--dry-run")).out
     await cli("tasks", "clear", failed, "transform", "load", "--yes")
     assert await states(conn, failed) == {"extract": "success", "transform": "available", "load": "waiting"}
+
+
+async def test_an_instance_of_a_mapped_task_is_named_by_its_number(cli: Cli, conn: AsyncConnection) -> None:
+    over = Mapping(lists=(MappedList(argument="x", length=3),))
+    await put(conn, make_dag("map", {"work": [], "last": ["work"]}, per_task={"work": {"mapping": over}}))
+    run = await start(conn, "map")
+    runner = await Runner.join(conn)
+    claims = await runner.claim()
+    await runner.step([(claim, "failed" if claim.map_index == 1 else "success", {}) for claim in claims])
+    listed = (await cli("tasks", "list", run)).out
+    assert all(f"work[{number}]" in listed for number in range(3))
+    assert "4/4" in (await cli("runs", "list")).out
+    shown = await cli.json("tasks", "show", run, "work[1]")
+    assert [(each["map_index"], each["state"]) for each in shown["tasks"]] == [(1, "failed")]
+    assert "Did you mean 'work[1]'?" in await cli.refused("tasks", "show", run, "work[11]")
+    assert "ended" in (await cli("tasks", "why", run, "work[1]")).out
+    assert "Cleared 1 task" in (await cli("tasks", "clear", run, "work[1]", "--yes")).out
+    assert [(claim.idx, claim.map_index) for claim in await runner.claim()] == [(0, 1)]

@@ -26,7 +26,7 @@ create or replace function violations() returns setof text language sql as $$
     -- an available task is in line exactly once, a pending one with a time has its timer
     select format('available %s times in line: %s', count(q.seq), (k.run_id, k.idx))
     from task k left join ready q on q.run_id = k.run_id and q.idx = k.idx and q.map_index = k.map_index
-    where k.state = 'available' group by k.run_id, k.idx having count(q.seq) <> 1
+    where k.state = 'available' group by k.run_id, k.idx, k.map_index having count(q.seq) <> 1
     union all
     select format('in line but %s: %s', k.state, (k.run_id, k.idx))
     from ready q join task k on q.run_id = k.run_id and q.idx = k.idx and q.map_index = k.map_index
@@ -34,41 +34,58 @@ create or replace function violations() returns setof text language sql as $$
     union all
     select format('pending until a time without a timer: %s', (k.run_id, k.idx)) from task k
     where k.state = 'pending' and k.not_before is not null and not exists (
-        select 1 from timer w where w.due_at = k.not_before and w.run_id = k.run_id and w.idx = k.idx)
-      and not exists (select 1 from retry_line l where l.due_at = k.not_before and l.run_id = k.run_id and l.idx = k.idx)
+        select 1 from timer w where w.due_at = k.not_before and w.run_id = k.run_id and w.idx = k.idx
+          and w.map_index = k.map_index)
+      and not exists (select 1 from retry_line l where l.due_at = k.not_before and l.run_id = k.run_id and l.idx = k.idx
+          and l.map_index = k.map_index)
       and not exists (select 1 from quarantine q where q.kind = 'run' and q.subject_id = k.run_id)
     union all
-    -- V7: the counters are what the tasks say, and nothing left to run means closed
-    select format('V7 run %s is %s with %s open, the tasks say %s open and %s failed leaves, not %s',
-                  r.run_id, r.state, r.open_tasks, v.task_count - c.ended, c.bad, r.failed_leaves)
+    -- V7: the counters are what the tasks say, and nothing left to run means closed. A mapped task is one until it has instances
+    select format('V7 run %s is %s with %s open and %s extra, the tasks say %s open, %s extra and %s failed leaves, not %s',
+                  r.run_id, r.state, r.open_tasks, r.extra_tasks, o.open, c.extra, c.bad, r.failed_leaves)
     from run_status r join dag_version v on v.version_id = r.version_id
     cross join lateral (
         select count(*) filter (where k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')) as ended,
+               count(*) - count(distinct k.idx) as extra,
                count(*) filter (where s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed')) as bad
         from task k join task_spec s on s.version_id = k.version_id and s.idx = k.idx where k.run_id = r.run_id) c
-    where r.open_tasks <> v.task_count - c.ended
-       or (r.state in ('queued', 'running') and c.ended = v.task_count)
-       or (r.state not in ('queued', 'running') and (c.ended < v.task_count))
+    cross join lateral (select v.task_count + c.extra - c.ended as open) o
+    where r.open_tasks <> o.open or r.extra_tasks <> c.extra
+       or (r.state in ('queued', 'running') and o.open = 0)
+       or (r.state not in ('queued', 'running') and o.open > 0)
        or (r.state in ('queued', 'running') and r.failed_leaves <> c.bad)
        or (r.state = 'success' and c.bad > 0) or (r.state = 'failed' and c.bad = 0)
+    union all
+    select format('a mapped task and its instances at once: %s', (k.run_id, k.idx)) from task k
+    where k.map_index = -1 and exists (select 1 from task i where i.run_id = k.run_id and i.idx = k.idx and i.map_index >= 0)
+    union all
+    select format('an instance without what it is given: %s', (k.run_id, k.idx, k.map_index)) from task k
+    where k.map_index >= 0 and exists (select 1 from run_status r where r.run_id = k.run_id) and not exists (
+        select 1 from map_item m where m.run_id = k.run_id and m.idx = k.idx and m.map_index = k.map_index)
     union all
     -- a waiting row counts exactly the upstream that has ended, and is decided whenever it can be
     select format('upstream counters drifted: %s', (w.run_id, w.idx))
     from task w join run_status r on r.run_id = w.run_id
     cross join lateral (
         select count(*) filter (where u.state = 'success') as s, count(*) filter (where u.state in ('failed', 'canceled')) as f,
-               count(*) filter (where u.state = 'upstream_failed') as uf, count(*) filter (where u.state = 'skipped') as sk
+               count(*) filter (where u.state = 'upstream_failed') as uf, count(*) filter (where u.state = 'skipped') as sk,
+               count(*) - count(distinct u.idx) as more
         from edge g join task u on u.run_id = w.run_id and u.idx = g.src
         where g.version_id = w.version_id and g.dst = w.idx) c
     where w.state = 'waiting' and (coalesce(w.n_success, 0), coalesce(w.n_failed, 0), coalesce(w.n_upstream_failed, 0),
-          coalesce(w.n_skipped, 0)) is distinct from (c.s::int, c.f::int, c.uf::int, c.sk::int)
+          coalesce(w.n_skipped, 0), coalesce(w.n_more, 0)) is distinct from (c.s::int, c.f::int, c.uf::int, c.sk::int, c.more::int)
     union all
     select format('a task that may start is still waiting: %s', (w.run_id, w.idx))
     from task w join run_status r on r.run_id = w.run_id and r.state = 'running'
     join task_spec s on s.version_id = w.version_id and s.idx = w.idx
-    where w.state = 'waiting' and decide(s.rule, s.upstream_total, coalesce(w.n_success, 0), coalesce(w.n_failed, 0),
+    where w.state = 'waiting' and decide(s.rule, s.upstream_total + coalesce(w.n_more, 0),
+          coalesce(w.n_success, 0), coalesce(w.n_failed, 0),
           coalesce(w.n_upstream_failed, 0), coalesce(w.n_skipped, 0), s.setup_total, coalesce(w.n_setup_success, 0),
           coalesce(w.n_setup_skipped, 0)) <> 'wait'
+    union all
+    select format('deferred, and nobody will look at it: %s', (k.run_id, k.idx)) from task k
+    where k.state = 'deferred' and not exists (
+        select 1 from deferral d where d.run_id = k.run_id and d.idx = k.idx and d.map_index = k.map_index and d.epoch = k.epoch)
     union all
     select format('run %s is running without its first tasks', r.run_id) from run_status r
     where r.state = 'running' and exists (

@@ -25,8 +25,10 @@ from psycopg.errors import RaiseException
 
 from evertick.domain.attempt import TaskKey
 from evertick.domain.backfill import Reprocess
+from evertick.domain.dag import ChildSpec, TaskKind
 from evertick.domain.errors import NotLeader, UserError
 from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.domain.mapping import MapHow, MappedList, Mapping
 from evertick.domain.patterns import read_pattern
 from evertick.domain.retention import Pace
 from evertick.domain.retry import RetryPolicy
@@ -48,6 +50,7 @@ from evertick.engine.prune import Kind, Remains, prune_kind, prune_runs, sweep
 from evertick.engine.reap import bury
 from evertick.engine.reconcile import reconcile
 from evertick.engine.step import step
+from evertick.engine.wake import wake
 from evertick.store import shards
 from evertick.store.db import Purpose, connect
 from evertick.store.prune import Mandate
@@ -113,7 +116,14 @@ class World:
                 "priority": dice.randint(0, 9),
                 "rerun_on_loss": dice.random() < 0.8,
                 "is_setup": dice.random() < 0.1,
-                "gates": self._gates(),
+                **self._gates_or_mapping(shape[task]),
+            }
+            if dice.random() > 0.06
+            # Some start another DAG, and wait for it or not.
+            else {
+                "kind": TaskKind.TRIGGER,
+                "child": ChildSpec(dag=dice.choice(DAGS), waits=dice.random() < 0.7),
+                "timeout_seconds": dice.choice([None, 20]),
             }
             for task in tasks
         }
@@ -128,6 +138,26 @@ class World:
             max_active_tasks=dice.choice([None, None, None, 3]),
         )
         await self._try(lambda: put(self.conn, dag))
+
+    async def wake(self) -> None:
+        await wake(self.conn, shard=0, epoch=self.epochs[-1], batch=self.dice.choice([1, 100]))
+
+    def _gates_or_mapping(self, upstream: list[str]) -> dict[str, object]:
+        """Both, unless one of the gates is not for mapped tasks."""
+        gates, mapping = self._gates(), self._mapping(upstream)
+        if any(gate.kind in (GateKind.ORDER, GateKind.PAST) for gate in gates):
+            return {"gates": gates}
+        return {"gates": gates, "mapping": mapping}
+
+    def _mapping(self, upstream: list[str]) -> Mapping | None:
+        """Few tasks are mapped: over a list in the code, or over what an upstream task returns, which may be no list."""
+        dice = self.dice
+        if dice.random() > 0.25:
+            return None
+        lists = [MappedList(argument="x", length=dice.choice([0, 1, 2, 3]))]
+        if upstream and dice.random() < 0.7:
+            lists = [MappedList(argument="x", task=upstream[0]), *dice.choice([[], lists])]
+        return Mapping(lists=tuple(lists), how=dice.choice([MapHow.PRODUCT, MapHow.PRODUCT, MapHow.ZIP]), most=4)
 
     def _gates(self) -> tuple[GateSpec, ...]:
         """Half of the tasks have none; the others one to three of few, so that they meet."""
@@ -319,7 +349,8 @@ class World:
     async def mark(self) -> None:
         async def some(run: int) -> None:
             rows = await select_tasks(self.conn, run_id=run)
-            key = TaskKey(run, self.dice.choice(rows).idx, -1)
+            row = self.dice.choice(rows)
+            key = TaskKey(run, row.idx, row.map_index)
             await mark(self.conn, key, state=self.dice.choice(["success", "failed", "skipped"]), actor="sim")
 
         await self._on_some_run(some)
@@ -407,7 +438,10 @@ class World:
         )[0]
 
     def _fields(self) -> dict[str, object]:
-        return {"result": self.dice.randint(0, 9), "retry_in": self.dice.choice([0, 0, 4]), "log": "1 INFO x\n"}
+        result = self.dice.choice([7, [], [1], [1, 2], [1, 2, 3], [1, 2, 3, 4, 5]])
+        # A branch skips what it did not choose, wherever that stands; most tasks are none.
+        skip = {"skip": self.dice.sample(range(9), 2)} if self.dice.random() < 0.05 else {}
+        return {**skip, "result": result, "retry_in": self.dice.choice([0, 0, 4]), "log": "1 INFO x\n"}
 
 
 ACTIONS: dict[str, tuple[Callable[[World], Awaitable[None]], int]] = {
@@ -436,6 +470,7 @@ ACTIONS: dict[str, tuple[Callable[[World], Awaitable[None]], int]] = {
     "remove": (World.remove, 1),
     "resize_pool": (World.resize_pool, 4),
     "tend_gates": (World.tend_gates, 3),
+    "wake": (World.wake, 6),
 }
 
 

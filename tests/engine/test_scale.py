@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.domain.mapping import MappedList, Mapping
 from evertick.store.db import Purpose, connect
 from tests.engine.world import Runner, make_dag, put, start, states
 
@@ -22,14 +23,16 @@ def _processor_seconds(pid: int) -> float:
     return (int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) / os.sysconf("SC_CLK_TCK")
 
 
-async def _spend(conn: AsyncConnection, name: str, runner: Runner, times: int) -> float:
-    """What one run costs the server, from its trigger to its end, in batches of 200."""
+async def _spend(conn: AsyncConnection, name: str, runner: Runner, times: int, result: object = None) -> float:
+    """What one run costs the server, from its trigger to its end, in batches of 200. Its first task returns `result`."""
     before = _processor_seconds(conn.info.backend_pid)
     for _ in range(times):
         run = await start(conn, name)
         claims = await runner.claim(200)
+        fields: dict[str, object] = {} if result is None else {"result": result}
         while claims:
-            claims, refused = await runner.step([(claim, "success", {}) for claim in claims], free=200)
+            claims, refused = await runner.step([(claim, "success", fields) for claim in claims], free=200)
+            fields = {} if result is None else {"result": {"a": 1}}
             assert refused == []
     spent = _processor_seconds(conn.info.backend_pid) - before
     assert set((await states(conn, run)).values()) == {"success"}
@@ -47,6 +50,20 @@ async def test_fan_out_and_fan_in_cost_in_proportion_to_their_edges(database: st
         small = await _spend(conn, "fan1000", runner, 8)
         large = await _spend(conn, "fan10000", runner, 2)
     assert large / small <= 12, f"{large:.2f} s for 10,000 tasks, {small:.2f} s for 1,000"
+
+
+@pytest.mark.serial
+async def test_a_mapped_task_costs_in_proportion_to_its_instances(database: str) -> None:
+    over = Mapping(lists=(MappedList(argument="x", task="first"),))
+    options = {"work": {"mapping": over}, "last": {"inputs": ("work",)}}
+    async with await connect(database, purpose=Purpose.HOT) as conn:
+        runner = await Runner.join(conn)
+        await put(conn, make_dag("mapped", {"first": [], "work": ["first"], "last": ["work"]}, per_task=options))
+        rows = [{"id": number, "name": f"row {number}"} for number in range(10_000)]
+        await _spend(conn, "mapped", runner, 1, rows[:1000])
+        small = await _spend(conn, "mapped", runner, 8, rows[:1000])
+        large = await _spend(conn, "mapped", runner, 2, rows)
+    assert large / small <= 13, f"{large:.2f} s for 10,000 instances, {small:.2f} s for 1,000"
 
 
 async def test_a_cascade_over_ten_thousand_tasks_is_one_step(conn: AsyncConnection) -> None:

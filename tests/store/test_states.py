@@ -27,7 +27,7 @@ from tests.engine.world import key_of, make_dag, put, start
 
 T = TaskState
 
-# Legal, but no verb makes them yet: remote executors and deferral come with their own.
+# Legal, but not made here: remote executors come with their own, and what is deferred is in test_children.py.
 LATER_STATES = {"queued", "deferred"}
 LATER_RUNS = {Move("run", "queued", "failed")}
 # Legal as one committed move. The verbs go by way of the state between, in the same transaction.

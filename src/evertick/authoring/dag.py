@@ -23,6 +23,7 @@ from evertick.authoring.options import (
     read_text,
     task_spec,
 )
+from evertick.authoring.rehearse import Rehearsal
 from evertick.authoring.resolve import Dag, ParamRef
 from evertick.authoring.run_params import params_of
 from evertick.domain.after import Condition, Source
@@ -153,6 +154,16 @@ class DagDefinition:
         if (collection := _collecting.get()) is not None:
             collection.built.append((module_file(), self, dag))
         return dag
+
+    def test(
+        self,
+        *,
+        params: Mapping[str, object] | None = None,
+        fire_at: datetime | None = None,
+        raise_errors: bool = False,
+    ) -> Rehearsal:
+        """Run the DAG in this process, without a server: `print(nightly.test(params={"rows": 3}).state)`."""
+        return self.build().test(params=params, fire_at=fire_at, raise_errors=raise_errors)
 
     def _check_template_params(self, draft: Draft, declared: set[str]) -> None:
         for name, task in draft.template_params.items():

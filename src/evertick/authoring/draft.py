@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from evertick.authoring.location import refused
 from evertick.authoring.resolve import BoundTask
 from evertick.domain.dag import TaskSpec
 from evertick.domain.dag_rules import MAX_EDGES, MAX_TASKS
 from evertick.domain.gates import GateKind, GateSpec
+from evertick.domain.states import TriggerRule
 
 L = TypeVar("L")
 _drafting: ContextVar[Draft | None] = ContextVar("evertick_draft", default=None)
@@ -65,6 +66,24 @@ class TaskRef:
 
     def __rlshift__(self, other: object) -> TaskRef:
         link(self, other)
+        return self
+
+    def as_setup(self) -> TaskRef:
+        """Prepares what others work with: cleared with them, and its teardown runs only if it succeeded."""
+        self.draft.change(self.position, is_setup=True)
+        return self
+
+    def as_teardown(self, *, setups: TaskRef | Sequence[TaskRef] = (), on_failure_fail_dagrun: bool = False) -> TaskRef:
+        """Cleans up after `setups`, once all tasks before it have ended, however. The run ends as if it were not there."""
+        if not isinstance(on_failure_fail_dagrun, bool):
+            raise refused(f"task {self.name!r}: on_failure_fail_dagrun must be True or False.")
+        rule = TriggerRule.ALL_DONE_SETUP_SUCCESS
+        self.draft.change(self.position, is_teardown=True, fails_run=on_failure_fail_dagrun, trigger_rule=rule)
+        for each in [setups] if isinstance(setups, TaskRef) else setups:
+            if not isinstance(each, TaskRef):
+                raise refused(f"task {self.name!r}: setups must be called tasks, as in setups=create(), not {each!r}.")
+            each.as_setup()
+            self.draft.connect(each, self)
         return self
 
 
@@ -183,6 +202,9 @@ class Draft:
             group.members.append(position)
         return TaskRef(self, position, spec.name)
 
+    def change(self, position: int, **fields: Any) -> None:
+        self.specs[position] = replace(self.specs[position], **fields)
+
     def connect(self, up: TaskRef, down: TaskRef) -> None:
         for ref in (up, down):
             if ref.draft is not self:
@@ -239,14 +261,19 @@ def _refs(side: object, *, edge_of_group: str) -> Iterator[TaskRef]:
 
 
 def _ends(group: TaskGroup, *, first: bool) -> Iterator[TaskRef]:
-    """The tasks of a group with nothing of the group before them (first) or after them (last)."""
+    """The tasks of a group with nothing of the group before them (first) or after them (last).
+
+    Nobody waits for the teardowns of a group: they stand aside of what comes after it.
+    """
     draft = group.draft
     if draft is None or group in draft.open_groups:
         raise refused(f"task group {group.name!r} takes arrows only after its `with` block.")
     if not group.members:
         raise refused(f"task group {group.name!r} has no tasks.")
     members = set(group.members)
+    if not first and (workers := {each for each in members if not draft.specs[each].is_teardown}):
+        members = workers
     neighbours = draft.upstream if first else draft.downstream
     for position in group.members:
-        if members.isdisjoint(neighbours[position]):
+        if position in members and members.isdisjoint(neighbours[position]):
             yield TaskRef(draft, position, draft.specs[position].name)

@@ -53,6 +53,7 @@ class TaskOptions(TypedDict, total=False):
     order: Mapping[str, int | str]
     rate: Mapping[str, str]
     depends_on_past: bool
+    max_instances: int
     setup: bool
     outlets: Iterable[Source | str]
     outputs: Iterable[str]
@@ -68,7 +69,7 @@ def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
     retry: dict[str, Any] = {}
     gates: dict[tuple[GateKind, str], GateSpec] = {}
     for option, value in options.items():
-        if option == "name":
+        if option in ("name", "max_instances"):  # the second is about expanding, and checked with it
             continue
         field, read = _READERS[option]
         if field == "gates" and value is None:

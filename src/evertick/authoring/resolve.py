@@ -8,12 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
 
 from evertick.authoring.context import current_context
 from evertick.authoring.location import refused
 from evertick.authoring.outputs import part_of
+from evertick.authoring.rehearse import Rehearsal, rehearse
 from evertick.domain.dag import DagSpec, TaskKind
-from evertick.domain.errors import NotFound
+from evertick.domain.errors import NotFound, UserError
+from evertick.domain.mapping import ITEM
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.schedule import ScheduleSpec
 
@@ -80,6 +84,13 @@ class ProgramCall:
     argv: tuple[str, ...]
 
 
+class ListArgument(NamedTuple):
+    """A list that a mapped task is given for an argument; `elements` is None where another task returns it."""
+
+    argument: str | None
+    elements: tuple[object, ...] | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundTask:
     """A task together with what its DAG calls it with. `function` is None for a task that is no Python function.
@@ -102,6 +113,7 @@ class BoundTask:
     is_template: bool = False
     schedule: ScheduleSpec | None = None
     template_inputs: Mapping[str, object] = field(default_factory=dict)
+    lists: tuple[ListArgument, ...] = ()
 
     def call_arguments(self, inputs: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
         """The arguments for `function`. An upstream task without a result (skipped, failed) gives None.
@@ -110,6 +122,8 @@ class BoundTask:
         """
         args = tuple(_filled(value, inputs) for value in self.args) if self.args else ()
         kwargs = {name: _filled(value, inputs) for name, value in self.kwargs.items()} if self.kwargs else {}
+        if self.lists:
+            kwargs.update(_of_instance(self, inputs[ITEM]))
         if self.wants_context:
             kwargs["context"] = current_context()
         return args, kwargs
@@ -151,6 +165,16 @@ class Dag:
     def name(self) -> str:
         return self.spec.name
 
+    def test(
+        self,
+        *,
+        params: Mapping[str, object] | None = None,
+        fire_at: datetime | None = None,
+        raise_errors: bool = False,
+    ) -> Rehearsal:
+        """Run all of it here and now, without a server; see `authoring/rehearse.py`."""
+        return rehearse(self.spec, self.tasks, params=params, fire_at=fire_at, raise_errors=raise_errors)
+
 
 def find_task(dags: Mapping[str, Dag], dag_name: str, task_name: str) -> BoundTask:
     """The task by its published name."""
@@ -161,6 +185,21 @@ def find_task(dags: Mapping[str, Dag], dag_name: str, task_name: str) -> BoundTa
             f"DAG {dag_name!r} has no task {task_name!r}. Does its file build the same tasks at every import?"
         )
     return bound
+
+
+def _of_instance(bound: BoundTask, item: object) -> dict[str, object]:
+    """The arguments of one instance: of each list either the element itself or, where the list is in the code, its place."""
+    found: dict[str, object] = {}
+    assert isinstance(item, list)
+    for given, (argument, elements) in zip(item, bound.lists, strict=True):
+        if elements is not None and given >= len(elements):
+            raise UserError(
+                f"task {bound.name!r} had more elements to expand over when its DAG was published. "
+                "Does its file build the same lists at every import?"
+            )
+        value = given if elements is None else elements[given]
+        found.update(value if argument is None else {argument: value})
+    return found
 
 
 def _filled(value: object, inputs: Mapping[str, object]) -> object:

@@ -1,18 +1,20 @@
-"""`@task` and `shell`: what becomes a task when it is called in a DAG's function."""
+"""Tasks of functions, and `shell`: what becomes a task when it is called in a DAG's function."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Unpack, overload
+from typing import Any, Unpack, overload
 
 from evertick.authoring.draft import TaskGroup, TaskRef, current_draft
 from evertick.authoring.location import refused
+from evertick.authoring.mapping import Expansion, Partial
 from evertick.authoring.options import TaskOptions, task_spec
 from evertick.authoring.resolve import BoundTask, ResultOf
 from evertick.authoring.templates import check_template, is_template
 from evertick.domain.dag import TaskKind
+from evertick.domain.mapping import DEFAULT_INSTANCES
 
 _MAX_DOC = 10_000
 
@@ -20,11 +22,14 @@ _MAX_DOC = 10_000
 class Task:
     """A function that is a task wherever a DAG calls it. `function` is the plain one, for tests and for other tasks."""
 
-    def __init__(self, function: Callable[..., object], options: TaskOptions) -> None:
+    def __init__(
+        self, function: Callable[..., object], options: TaskOptions, role: Mapping[str, object] | None = None
+    ) -> None:
         if not callable(function):
             raise refused(f"@task takes a function, not {function!r}; options need names, as in @task(retries=3).")
         self.function = function
         self.options = options
+        self.role: Mapping[str, Any] = role or {}
         self.name = options.get("name", getattr(function, "__name__", "task"))
         self.signature = inspect.signature(function)
         names = list(self.signature.parameters)
@@ -41,15 +46,33 @@ class Task:
 
     def override(self, **options: Unpack[TaskOptions]) -> Task:
         """The same function with other options: `load.override(name="load_orders", retries=5)(rows)`."""
-        return Task(self.function, {**self.options, **options})
+        return Task(self.function, {**self.options, **options}, self.role)
 
     def __call__(self, *args: object, **kwargs: object) -> TaskRef:
+        return self._place(args, kwargs, None)
+
+    def partial(self, *args: object, **kwargs: object) -> Partial:
+        """The arguments that are the same for all instances: `load.partial(table="x").expand(row=rows)`."""
+        return Partial(self.name, self.signature, self._place, args, kwargs)
+
+    def expand(self, **lists: object) -> TaskRef:
+        """An instance of this task for each element, or for each combination of several lists; see `Partial.expand`."""
+        return self.partial().expand(**lists)
+
+    def expand_zip(self, **lists: object) -> TaskRef:
+        return self.partial().expand_zip(**lists)
+
+    def expand_kwargs(self, rows: object, /) -> TaskRef:
+        return self.partial().expand_kwargs(rows)
+
+    def _place(self, args: tuple[object, ...], kwargs: Mapping[str, object], expansion: Expansion | None) -> TaskRef:
         draft = current_draft(
             f"task {self.name!r}", f", or call {self.name}.function(...) to run the plain function here"
         )
         # Left out by the caller, so that it is filled in when the task runs.
         wants_context = self._context_place is not None and len(args) <= self._context_place and "context" not in kwargs
-        self._check_arguments(args, kwargs, wants_context=wants_context)
+        if expansion is None:
+            self._check_arguments(args, kwargs, wants_context=wants_context)
         inputs: dict[str, TaskRef] = {}
         name = draft.claim_name(self.name, numbered=True)
         bound = BoundTask(
@@ -60,16 +83,20 @@ class Task:
             is_async=self.is_async,
             wants_context=wants_context,
             outputs=self.outputs,
+            lists=expansion.bound() if expansion else (),
         )
+        options = {**draft.task_defaults, **self.options}
         spec = replace(
-            task_spec(name, {**draft.task_defaults, **self.options}),
+            task_spec(name, options),
             group=draft.group,
             is_async=self.is_async,
             inputs=tuple(inputs),
+            mapping=expansion.published(options.get("max_instances", DEFAULT_INSTANCES)) if expansion else None,  # type: ignore[arg-type]
             doc=self.__doc__[:_MAX_DOC] if self.__doc__ else None,
+            **self.role,
         )
         ref = draft.add(spec, replace(bound, retry=spec.retry))
-        for upstream in inputs.values():
+        for upstream in [*inputs.values(), *(expansion.sources if expansion else [])]:
             draft.connect(upstream, ref)
         return ref
 
@@ -86,19 +113,6 @@ class Task:
 
     def _not_called(self) -> Exception:
         return refused(f"task {self.name!r} must be called before it takes arrows: `{self.name}() >> ...`.")
-
-
-@overload
-def task(function: Callable[..., object], /) -> Task: ...
-@overload
-def task(**options: Unpack[TaskOptions]) -> Callable[[Callable[..., object]], Task]: ...
-def task(
-    function: Callable[..., object] | None = None, /, **options: Unpack[TaskOptions]
-) -> Task | Callable[[Callable[..., object]], Task]:
-    """Make a function a task: `@task`, or `@task(retries=3, retry_delay="10s")`."""
-    if function is not None:
-        return Task(function, options)
-    return lambda decorated: Task(decorated, options)
 
 
 @overload
@@ -207,7 +221,7 @@ def marked(value: object, inputs: dict[str, TaskRef]) -> object:
         return tuple(marked(each, inputs) for each in value)
     if type(value) is dict:
         return {key: marked(each, inputs) for key, each in value.items()}
-    if isinstance(value, Task | TaskGroup):
+    if isinstance(value, Task | TaskGroup | Partial):
         raise refused(f"{value!r} cannot be passed to a task; pass what calling a task returns, as in load(extract()).")
     if isinstance(value, Collection) and not isinstance(value, str | bytes):
         each_value = value.values() if isinstance(value, Mapping) else value

@@ -12,7 +12,7 @@ from evertick.cli.prompt import confirm
 from evertick.cli.run_page import task_table
 from evertick.cli.tables import hint, line, show
 from evertick.domain.states import TERMINAL_TASK_STATES, TaskState
-from evertick.engine.clear import clear, select_tasks
+from evertick.engine.clear import clear, select_cleared
 from evertick.store.wake import Channel
 
 _AFFECTED = TERMINAL_TASK_STATES | {TaskState.QUEUED, TaskState.RUNNING}
@@ -23,7 +23,9 @@ def clear_tasks(
     run_id: int, names: Sequence[str], *, only_failed: bool, downstream: bool, yes: bool, dry_run: bool
 ) -> None:
     chosen, now = ask(
-        lambda conn: select_tasks(conn, run_id=run_id, names=names, only_failed=only_failed, with_downstream=downstream)
+        lambda conn: select_cleared(
+            conn, run_id=run_id, names=names, only_failed=only_failed, with_downstream=downstream
+        )
     )
     affected = [row for row in chosen if row.state in _AFFECTED]
     if not affected:
@@ -37,7 +39,7 @@ def clear_tasks(
         show(hint(f"{noun(len(affected), 'task')} would run again; nothing was changed."))
         raise typer.Exit
     confirm(f"Run {noun(len(affected), 'task')} of run {run_id} again?", yes=yes)
-    done = change(lambda conn: clear(conn, run_id=run_id, chosen=affected, actor=actor()), Channel.READY, Channel.STOP)
+    done = change(lambda conn: clear(conn, run_id=run_id, chosen=chosen, actor=actor()), Channel.READY, Channel.STOP)
     stopping = f"; {noun(done.asked, 'running task')} will be stopped first" if done.asked else ""
     show(line(f"Cleared {noun(done.reopened + done.asked, 'task')} of run {run_id}{stopping}."))
     show(hint(f"Follow it with: evertick runs watch {run_id}"))

@@ -11,6 +11,7 @@ from rich.text import Text
 from evertick.cli.documents import document
 from evertick.cli.tables import Cell, facts, line, state, table
 from evertick.cli.times import clock, relative, took
+from evertick.engine.clear import full_name
 from evertick.store.runs import RunRow
 from evertick.store.tasks import TaskRow
 
@@ -53,10 +54,6 @@ def task_table(rows: Iterable[TaskRow], now: datetime) -> Table:
     return table(_TASK_COLUMNS, [_task_cells(row, now) for row in rows])
 
 
-def task_name(row: TaskRow) -> str:
-    return row.task if row.map_index < 0 else f"{row.task}[{row.map_index}]"
-
-
 def attempt_text(row: TaskRow) -> str | None:
     return f"{row.attempt}/{row.max_attempts}" if row.attempt else None
 
@@ -80,4 +77,4 @@ def _run_cells(row: RunRow, now: datetime) -> list[Cell]:
 def _task_cells(row: TaskRow, now: datetime) -> list[Cell]:
     lasted = took(row.started_at, row.finished_at, now)
     started = relative(row.started_at, now)
-    return [task_name(row), state(row.state), attempt_text(row), started, lasted, task_note(row, now)]
+    return [full_name(row), state(row.state), attempt_text(row), started, lasted, task_note(row, now)]

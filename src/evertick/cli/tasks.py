@@ -14,14 +14,14 @@ from evertick.cli import clearing, logs, why
 from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Downstream, DryRun, Json, Limit, Run, Task, Yes, run_number
-from evertick.cli.run_page import attempt_text, task_name, task_note, task_table
+from evertick.cli.run_page import attempt_text, task_note, task_table
 from evertick.cli.tables import Cell, facts, heading, hint, line, show, state, table
 from evertick.cli.times import clock, relative, took
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import Conflict
 from evertick.engine import mark as verb
 from evertick.engine.cancel import find_run
-from evertick.engine.clear import select_tasks
+from evertick.engine.clear import full_name, select_tasks
 from evertick.store import tasks
 from evertick.store.runs import RunRow
 from evertick.store.tasks import AttemptRow, TaskRow
@@ -75,7 +75,7 @@ def show_task(run: Run, task: Task, as_json: Json = False) -> None:
         show(_facts(run_id, row, now, result))
         if attempts:
             show(heading("Attempts"), _attempts(attempts, now))
-            show(hint(f"\nSee what it wrote with: evertick tasks logs {run_id} {row.task}"))
+            show(hint(f"\nSee what it wrote with: evertick tasks logs {run_id} {full_name(row)}"))
 
 
 app.command("why", epilog="Example: evertick tasks why 12 load")(why.why_task)
@@ -112,7 +112,7 @@ def mark(run: Run, task: Task, ended: MarkState) -> None:
 
 def _facts(run_id: int, row: TaskRow, now: datetime, result: object) -> Table:
     values: dict[str, Cell] = {
-        "Task": line(task_name(row), "bold"),
+        "Task": line(full_name(row), "bold"),
         "Run": run_id,
         "State": state(row.state),
         "Note": task_note(row, now),

@@ -23,13 +23,14 @@ from evertick.cli.documents import document, print_json
 from evertick.cli.errors import RUN_EXIT_STATUS, TIMED_OUT
 from evertick.cli.options import noun
 from evertick.cli.poll import Look, poll
-from evertick.cli.run_page import run_document, run_state, run_table, task_name, task_note, task_table
+from evertick.cli.run_page import run_document, run_state, run_table, task_note, task_table
 from evertick.cli.tables import console, hint, line, show, state
 from evertick.cli.text import one_line, plain
 from evertick.cli.times import length, took
 from evertick.config import read_settings
 from evertick.domain.states import FAILED_TASK_STATES, TERMINAL_RUN_STATES
 from evertick.engine.cancel import find_run
+from evertick.engine.clear import full_name
 from evertick.store import runs, shards, tasks
 from evertick.store.runs import RunRow
 from evertick.store.tasks import TaskRow
@@ -150,7 +151,7 @@ def _changed_at(row: TaskRow, now: datetime) -> datetime:
 
 def _line(row: TaskRow, now: datetime) -> str:
     lasted = took(row.started_at, row.finished_at, now) if row.started_at and row.finished_at else ""
-    words = [plain(task_name(row)), row.state, lasted, one_line(task_note(row, now) or "")]
+    words = [plain(full_name(row)), row.state, lasted, one_line(task_note(row, now) or "")]
     return f"{_changed_at(row, now).astimezone():%H:%M:%S} {' '.join(word for word in words if word)}\n"
 
 
@@ -168,7 +169,7 @@ def conclude(watched: Watched) -> NoReturn:
     show(line(f"Run {run.run_id} of {run.dag}: ").append(run_state(run)).append(f" in {lasted}"))
     wrong = [row for row in watched.last.tasks if row.state in FAILED_TASK_STATES and row.state != "upstream_failed"]
     for row in wrong[:_REASONS]:
-        show(line(f"  {task_name(row)}: {row.reason or row.state}", "red"))
+        show(line(f"  {full_name(row)}: {row.reason or row.state}", "red"))
     if wrong and run.state == "failed":
         show(hint(f"See why with: evertick tasks logs {run.run_id} {wrong[0].task}"))
     raise typer.Exit(RUN_EXIT_STATUS[run.state])

@@ -68,7 +68,8 @@ class AttemptOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How one attempt ended. `reason` is for people; `result_json` is the task's return value.
+    """How one attempt ended. `reason` is for people; `result_json` is the task's return value; `skips` are the
+    tasks that a branch did not choose.
 
     `log` is the part of the attempt's log that was not shipped while it ran: it covers the spool's bytes from
     `log_offset` to `log_end`, counted like those of a `LogChunk`, so that a part shipped twice is recognised.
@@ -82,6 +83,7 @@ class Outcome:
     exit_code: int | None = None
     no_retry: bool = False
     retry_after_seconds: float | None = None
+    skips: tuple[int, ...] = ()
     log: bytes = b""
     log_offset: int = 0
     log_end: int = 0

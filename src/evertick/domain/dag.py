@@ -15,6 +15,8 @@ from typing import TypeVar
 from evertick.domain.attempt import Isolation
 from evertick.domain.errors import InvalidDag, InvalidSchedule
 from evertick.domain.gates import GateKind, GateSpec
+from evertick.domain.mapping import MapHow, MappedList
+from evertick.domain.mapping import Mapping as TaskMapping
 from evertick.domain.misfire import MisfirePolicy
 from evertick.domain.overlap import OverlapPolicy
 from evertick.domain.params import JsonValue, ParamSpec, ParamType
@@ -28,6 +30,7 @@ class TaskKind(StrEnum):
     SHELL = "shell"
     HTTP = "http"
     PROGRAM = "program"
+    TRIGGER = "trigger"
 
 
 class OnLostContact(StrEnum):
@@ -35,6 +38,23 @@ class OnLostContact(StrEnum):
 
     CONTINUE = "continue"
     STOP = "stop"
+
+
+class Choice(StrEnum):
+    """A task whose result says which tasks after it are skipped: all but those it names, or all when it is false."""
+
+    BRANCH = "branch"
+    SHORT_CIRCUIT = "short_circuit"
+    SHORT_CIRCUIT_DIRECT = "short_circuit_direct"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """The DAG that a task starts, and whether it waits for the end of that run."""
+
+    dag: str
+    params: Mapping[str, JsonValue] = field(default_factory=dict)
+    waits: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +78,9 @@ class TaskSpec:
     on_lost_contact: OnLostContact = OnLostContact.CONTINUE
     is_async: bool = False
     is_setup: bool = False
+    is_teardown: bool = False
+    fails_run: bool = False
+    choice: Choice | None = None
     command: str | None = None
     summary: str | None = None
     inputs: tuple[str, ...] = ()
@@ -67,6 +90,8 @@ class TaskSpec:
     connections: tuple[str, ...] = ()
     secrets: tuple[str, ...] = ()
     gates: tuple[GateSpec, ...] = ()
+    mapping: TaskMapping | None = None
+    child: ChildSpec | None = None
     doc: str | None = None
 
 
@@ -154,7 +179,7 @@ _DEFAULTS: dict[type, list[tuple[str, object]]] = {
         (each.name, each.default_factory() if each.default_factory is not MISSING else each.default)
         for each in fields(kind)
     ]
-    for kind in (DagSpec, TaskSpec, NamedSchedule, ParamSpec, RetryPolicy, GateSpec)
+    for kind in (DagSpec, TaskSpec, NamedSchedule, ParamSpec, RetryPolicy, GateSpec, TaskMapping, MappedList, ChildSpec)
 }
 
 
@@ -177,10 +202,12 @@ _SCHEDULE: _Readers = {
     "misfire": MisfirePolicy,
     "overlap": OverlapPolicy,
 }
+_MAPPING: _Readers = {"how": MapHow, "lists": _read_all(MappedList, {})}
 _TASK: _Readers = {
     "kind": TaskKind,
     "trigger_rule": TriggerRule,
     "retry": lambda raw: _read(RetryPolicy, raw, _RETRY),
+    "choice": Choice,
     "isolation": Isolation,
     "on_lost_contact": OnLostContact,
     "inputs": tuple,
@@ -190,6 +217,8 @@ _TASK: _Readers = {
     "connections": tuple,
     "secrets": tuple,
     "gates": _read_all(GateSpec, {"kind": GateKind}),
+    "child": lambda raw: ChildSpec(**raw),
+    "mapping": lambda raw: _read(TaskMapping, raw, _MAPPING),
 }
 _DAG: _Readers = {
     "tasks": _read_all(TaskSpec, _TASK),

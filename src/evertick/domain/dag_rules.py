@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from evertick.domain.after import read_text, sources_of
-from evertick.domain.dag import DagSpec, NamedSchedule, TaskKind, TaskSpec
+from evertick.domain.dag import Choice, DagSpec, NamedSchedule, TaskKind, TaskSpec
 from evertick.domain.errors import InvalidDag, InvalidParams
-from evertick.domain.gates import check_gates, check_versions
+from evertick.domain.gates import GateKind, check_gates, check_versions
+from evertick.domain.mapping import check_mapping
 from evertick.domain.params import JsonValue, check_params
 
 MAX_NAME = 200
@@ -150,6 +151,13 @@ def _check_task(task: TaskSpec) -> Iterator[str]:
         yield f"task {task.name!r}: queue {_short(task.queue)} is not allowed; {_NAME_RULE}."
     if (task.kind is TaskKind.SHELL) != bool(task.command):
         yield f"task {task.name!r}: a shell task needs a command, and only a shell task has one."
+    if (task.kind is TaskKind.TRIGGER) != (task.child is not None):
+        yield f"task {task.name!r}: a task that starts a DAG names it, and only such a task does."
+    if task.child is not None and (task.gates or task.retry.retries or task.mapping or task.choice or task.is_setup):
+        yield (
+            f"task {task.name!r} starts a DAG and runs nowhere: retries, pools, keys, limits and mapping are for the tasks"
+            f" of {task.child.dag!r}."
+        )
     if not (_is_storable(task.command) and _is_storable(task.summary) and _is_storable(task.doc)):
         yield f"task {task.name!r}: its command and its docstring must be {_TEXT_RULE}."
 
@@ -166,6 +174,27 @@ def _check_edges(spec: DagSpec) -> Iterator[str]:
             yield f"task {task.name!r} takes the result of unknown tasks: {_listed(unknown)}."
         elif loose := [name for name in task.inputs if (name, task.name) not in edges]:
             yield f"task {task.name!r} takes the result of tasks that are not upstream of it: {_listed(loose)}."
+        if task.mapping is not None:
+            upstream = {up for up, down in edges if down == task.name}
+            yield from (
+                f"task {task.name!r}: {problem}"
+                for problem in check_mapping(task.mapping, rule=task.trigger_rule, upstream=upstream)
+            )
+            if task.is_setup or task.is_teardown or task.choice is not None:
+                what = (
+                    task.choice.replace("_", "-").removesuffix("-direct")
+                    if task.choice
+                    else ("setup" if task.is_setup else "teardown")
+                )
+                yield f"task {task.name!r} is a {what} and cannot be mapped."
+            if any(gate.kind in (GateKind.ORDER, GateKind.PAST) for gate in task.gates):
+                yield f"task {task.name!r} is mapped: `order` and `depends_on_past` are for tasks that are not."
+        if task.is_setup and task.is_teardown:
+            yield f"task {task.name!r} is a setup and a teardown; make two tasks of it."
+        if task.choice is Choice.BRANCH and not any(up == task.name for up, _ in edges):
+            yield f"branch {task.name!r} has nothing to choose among; draw arrows from it, as in {task.name}() >> [a(), b()]."
+    if itself := [task.name for task in spec.tasks if task.child is not None and task.child.dag == spec.name]:
+        yield f"tasks start their own DAG: {_listed(itself)}; each run would start the next."
     if cycle := _find_cycle(size, spec.edges):
         shown = [names[position] for position in cycle]
         if len(shown) > 2 * _SHOWN:

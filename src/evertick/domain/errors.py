@@ -9,6 +9,7 @@ EvertickError
 │   ├── InvalidParams        parameters that do not fit the DAG's declaration
 │   ├── InvalidTemplate      a template that cannot be rendered
 │   ├── SecretLocked         a stored value that no key here can read
+│   ├── BadChoice            a branch returned what is no task after it
 │   ├── InvalidSettings      settings that contradict each other
 │   ├── InvalidRouting       routing rules or a pattern that cannot be used
 │   ├── NotFound             no such DAG, run, task, schedule, runner
@@ -70,6 +71,12 @@ class InvalidParams(UserError):
     """The parameters do not fit the DAG's declaration."""
 
     code = "invalid_params"
+
+
+class BadChoice(UserError):
+    """A branch returned what is no task directly after it."""
+
+    code = "bad_choice"
 
 
 class InvalidTemplate(UserError):

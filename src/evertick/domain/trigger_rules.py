@@ -6,6 +6,7 @@ order in which upstream tasks end, and only when one fails *and* one is skipped:
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
@@ -48,6 +49,20 @@ class UpstreamCounts:
     setup_total: int = 0
     setup_success: int = 0
     setup_skipped: int = 0
+
+    @classmethod
+    def of(cls, total: int, ended: Mapping[str, int], setups: Sequence[str | None]) -> UpstreamCounts:
+        """From how often each state came, and the states of the setups among them."""
+        return cls(
+            total=total,
+            success=ended.get("success", 0),
+            failed=ended.get("failed", 0) + ended.get("canceled", 0),
+            upstream_failed=ended.get("upstream_failed", 0),
+            skipped=ended.get("skipped", 0),
+            setup_total=len(setups),
+            setup_success=setups.count("success"),
+            setup_skipped=setups.count("skipped"),
+        )
 
     @property
     def broken(self) -> int:

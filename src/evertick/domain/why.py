@@ -173,7 +173,15 @@ def _in_line(it: Detail, when: When) -> str:
     return f"it is in line for queue {it['queue']}: {it['ahead']} before it, {it['busy']}/{it['slots']} slots of its runners busy"
 
 
+def _deferred(it: Detail, when: When) -> str:
+    until = f", and fails {when(it['deadline'])}" if it["deadline"] else ""
+    if it["run_id"] is None:
+        return f"it is about to start a run of {it['dag']}"
+    return f"it waits for run {it['run_id']} of {it['dag']}, which is {it['state']}{until}"
+
+
 _SENTENCES = {
+    "deferred": _deferred,
     "ended": _ended,
     "running": _running,
     "quarantined": _quarantined,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import json
+from collections import Counter
 from collections.abc import Collection
 
 from psycopg import AsyncConnection
 
+from evertick.domain.dag import from_json
 from evertick.domain.errors import NotFound
+from evertick.domain.setups import cleared_with
 from evertick.engine.cancel import find_run
-from evertick.store import tasks
+from evertick.store import dags, tasks
 from evertick.store.db import retry_on_deadlock
 from evertick.store.tasks import Cleared, TaskRow
 
@@ -24,27 +28,63 @@ async def select_tasks(
     only_failed: bool = False,
     with_downstream: bool = False,
 ) -> list[TaskRow]:
-    """The tasks that a clear would touch: all of the run, or those named, with what comes after them if asked."""
+    """The tasks that a clear would touch: all of the run, or those named, with what comes after them if asked.
+
+    A mapped task is named as a whole (`train`) or by one of its instances (`train[3]`).
+    """
     run = await find_run(conn, run_id)
     rows = await tasks.list_of_run(conn, run_id=run_id, limit=MOST_TASKS)
-    chosen = {row.idx for row in rows if not names or row.task in names}
+    known = {name for row in rows for name in (row.task, full_name(row))}
     for name in names:
-        if all(row.task != name for row in rows):
-            near = difflib.get_close_matches(name, [row.task for row in rows], n=1)
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
             hint = f" Did you mean {near[0]!r}?" if near else f" `evertick tasks list {run_id}` shows them."
             raise NotFound(f"Run {run_id} of {run.dag} has no task {name!r}.{hint}")
+    chosen = [row for row in rows if not names or row.task in names or full_name(row) in names]
     if only_failed:
-        chosen = {
-            row.idx for row in rows if row.idx in chosen and row.state in ("failed", "canceled", "upstream_failed")
-        }
+        chosen = [row for row in chosen if row.state in ("failed", "canceled", "upstream_failed")]
     if with_downstream or only_failed:
-        chosen |= set(await tasks.downstream(conn, version_id=run.version_id, idxs=sorted(chosen)))
-    return [row for row in rows if row.idx in chosen]
+        below = set(await tasks.downstream(conn, version_id=run.version_id, idxs=sorted({row.idx for row in chosen})))
+        keys = {(row.idx, row.map_index) for row in chosen}
+        chosen = [row for row in rows if row.idx in below or (row.idx, row.map_index) in keys]
+    return chosen
+
+
+async def select_cleared(
+    conn: AsyncConnection,
+    *,
+    run_id: int,
+    names: Collection[str] = (),
+    only_failed: bool = False,
+    with_downstream: bool = False,
+) -> list[TaskRow]:
+    """As `select_tasks`, with the setups that these work under, and their teardowns."""
+    chosen = await select_tasks(
+        conn, run_id=run_id, names=names, only_failed=only_failed, with_downstream=with_downstream
+    )
+    version = await dags.version(conn, (await find_run(conn, run_id)).version_id)
+    if version is None or not chosen:
+        return chosen
+    also = cleared_with(from_json(json.dumps(version.spec)), {row.idx for row in chosen})
+    keys = {(row.idx, row.map_index) for row in chosen}
+    rows = await tasks.list_of_run(conn, run_id=run_id, limit=MOST_TASKS)
+    return [row for row in rows if row.idx in also or (row.idx, row.map_index) in keys]
+
+
+def full_name(row: TaskRow) -> str:
+    """As people name it: an instance of a mapped task carries its number."""
+    return row.task if row.map_index < 0 else f"{row.task}[{row.map_index}]"
 
 
 async def clear(conn: AsyncConnection, *, run_id: int, chosen: Collection[TaskRow], actor: str) -> Cleared:
-    idxs = sorted({row.idx for row in chosen})
-    cleared = await retry_on_deadlock(lambda: tasks.clear(conn, run_id=run_id, idxs=idxs, actor=actor))
+    """Run these again. A mapped task all of whose instances are chosen is cleared as a whole, and expands anew."""
+    rows = await tasks.list_of_run(conn, run_id=run_id, limit=MOST_TASKS)
+    there, wanted = Counter(row.idx for row in rows), Counter(row.idx for row in chosen)
+    single = [(row.idx, row.map_index) for row in chosen if row.map_index >= 0 and wanted[row.idx] < there[row.idx]]
+    idxs = sorted({row.idx for row in chosen} - {idx for idx, _ in single})
+    cleared = await retry_on_deadlock(
+        lambda: tasks.clear(conn, run_id=run_id, idxs=idxs, instances=single, actor=actor)
+    )
     if cleared is None:
         raise NotFound(f"There is no run {run_id} any more: it was pruned. `evertick runs list` shows what there is.")
     return cleared

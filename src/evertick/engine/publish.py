@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from psycopg import AsyncConnection
@@ -21,6 +22,7 @@ from evertick.domain.misfire import SkipRange, SkipReason, skip_until
 from evertick.domain.routing import Routing, queues_of
 from evertick.domain.schedule import ScheduleKind, ScheduleSpec, next_after
 from evertick.domain.schedule_fields import EARLIEST
+from evertick.domain.setups import leaves
 from evertick.domain.states import TriggerRule
 from evertick.engine.plan import JsonObject, is_same_spec, plan_end, skip_row, spec_json
 from evertick.engine.refuse_loops import refuse_loops
@@ -79,7 +81,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
     """The DAG as the tables hold it: everything that SQL must know without reading the spec."""
     upstream = Counter(down for _, down in spec.edges)
     setups = Counter(down for up, down in spec.edges if spec.tasks[up].is_setup)
-    has_downstream = {up for up, _ in spec.edges}
+    decisive = leaves(spec)
     position = {task.name: index for index, task in enumerate(spec.tasks)}
     queues = queues_of(routing, spec)
     return {
@@ -101,28 +103,56 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
                 "upstream_total": upstream[index],
                 "setup_total": setups[index],
                 "is_setup": task.is_setup,
-                "is_leaf": index not in has_downstream,
+                "is_leaf": index in decisive,
                 "starts_at_once": upstream[index] == 0 or task.trigger_rule is TriggerRule.ALWAYS,
                 "max_attempts": task.retry.retries + 1,
                 "rerun_on_loss": task.rerun_on_loss,
                 "queue_timeout": task.queue_timeout_seconds,
                 "outlets": list(task.outlets) or None,
-                "is_gated": bool(task.gates) or spec.max_active_tasks is not None,
+                # What starts a DAG runs nowhere: no gate holds it, but it is decided where gates are passed.
+                "is_gated": bool(task.gates) or spec.max_active_tasks is not None or task.child is not None,
                 "is_ordered": any(gate.kind is GateKind.ORDER for gate in task.gates),
                 "awaits_past": awaits_past(task.gates),
+                "starts_dag": task.child is not None,
+                "is_mapped": task.mapping is not None,
             }
             for index, task in enumerate(spec.tasks)
         ],
         "edges": [list(edge) for edge in spec.edges],
         "gates": [row for index in range(len(spec.tasks)) for row in gate_rows(spec, index)],
         "inputs": [[index, position[name]] for index, task in enumerate(spec.tasks) for name in task.inputs],
+        **mapping_rows(spec, position),
+        "children": [
+            {
+                "idx": index,
+                "dag": task.child.dag,
+                "params": dict(task.child.params),
+                "waits": task.child.waits,
+                "timeout": task.timeout_seconds,
+            }
+            for index, task in enumerate(spec.tasks)
+            if task.child is not None
+        ],
+    }
+
+
+def mapping_rows(spec: DagSpec, position: Mapping[str, int]) -> JsonObject:
+    """How mapped tasks expand, and over what."""
+    mapped = [(index, task.mapping) for index, task in enumerate(spec.tasks) if task.mapping is not None]
+    return {
+        "mappings": [{"idx": index, "how": mapping.how, "most": mapping.most} for index, mapping in mapped],
+        "lists": [
+            {"idx": index, "place": place, "src": position[each.task] if each.task else None, "length": each.length}
+            for index, mapping in mapped
+            for place, each in enumerate(mapping.lists)
+        ],
     }
 
 
 def gate_rows(spec: DagSpec, index: int) -> list[JsonObject]:
     """What one task must pass. A limit of the whole DAG is a gate of each of its tasks."""
     task, needed = spec.tasks[index], list(spec.tasks[index].gates)
-    if spec.max_active_tasks is not None:
+    if spec.max_active_tasks is not None and task.child is None:
         needed.append(GateSpec(kind=GateKind.DAG, name="", capacity=spec.max_active_tasks))
     rows: list[JsonObject] = []
     for place, gate in enumerate(needed):

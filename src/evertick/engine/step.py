@@ -91,6 +91,8 @@ def report(outcome: Outcome, *, policy: RetryPolicy, attempt: int) -> str:
     if outcome.kind in (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.KILLED):
         fields["no_retry"] = outcome.no_retry
         fields["retry_in"] = _retry_in(outcome, policy, attempt)
+    if outcome.skips:
+        fields["skip"] = outcome.skips
     if outcome.log:
         fields["log"] = outcome.log.decode("utf-8", "replace")
         fields["seq"], fields["until"] = outcome.log_offset, outcome.log_end

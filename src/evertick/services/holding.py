@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
+from evertick.domain.branching import judge
+from evertick.domain.dag import DagSpec
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.extend import Held
 from evertick.engine.step import report
@@ -23,6 +25,7 @@ class HeldAttempt:
     policy: RetryPolicy
     label: str
     started: float
+    judge: DagSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,10 @@ class Holding:
         """What was learned about a claim since: how it may be retried, and what it is called."""
         self._attempts[key].policy, self._attempts[key].label = policy, label
 
+    def judge_by(self, key: TaskKey, spec: DagSpec) -> None:
+        """Its result will say which tasks are skipped."""
+        self._attempts[key].judge = spec
+
     def end_early(self, key: TaskKey, epoch: int, kind: OutcomeKind, reason: str) -> None:
         """It was claimed and never started."""
         self.active -= 1
@@ -85,7 +92,8 @@ class Holding:
         for outcome in outcomes:
             if self.holds(outcome.key, outcome.epoch):
                 self.active -= 1
-                self._ended.append(outcome)
+                spec = self._attempts[outcome.key].judge
+                self._ended.append(outcome if spec is None else judge(spec, outcome))
                 self._waiting_since = self._waiting_since or time.monotonic()
 
     def give_back(self, unknown: Iterable[Held], reason: str) -> int:

@@ -118,6 +118,8 @@ class Starting:
         made = order(claim, version, self._session, granted)
         task = version.spec.tasks[claim.idx]
         self._holding.describe(made.key, task.retry, f"{version.spec.name}.{task.name}")
+        if task.choice is not None:
+            self._holding.judge_by(made.key, version.spec)
         return made
 
     def _end(self, claim: StepRow, kind: OutcomeKind, error: Exception) -> None:

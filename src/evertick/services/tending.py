@@ -23,6 +23,7 @@ from evertick.engine.promote import promote
 from evertick.engine.reap import listen, reap_runner
 from evertick.engine.reconcile import admit
 from evertick.engine.time_out import time_out_run, time_out_waits
+from evertick.engine.wake import wake
 from evertick.services import metrics
 from evertick.services.alerting import Alerting
 from evertick.services.contained import EachStep, Step, boot_seconds
@@ -249,9 +250,12 @@ class Tending:
 
     async def _hear(self, conn: AsyncConnection) -> None:
         done = await hear(conn, shard=SHARD, epoch=self._epoch, batch=self._settings.promote_batch)
-        self._has_arrivals = done.has_more
+        woken = await wake(conn, shard=SHARD, epoch=self._epoch, batch=self._settings.promote_batch)
+        self._has_arrivals = done.has_more or woken.has_more
         if done.became_due:
             self._waker.wake(Channel.PLAN)
+        if woken.looked_at:
+            self._waker.wake(Channel.READY)
 
     async def _admit(self, conn: AsyncConnection) -> None:
         done = await admit(conn, shard=SHARD, epoch=self._epoch)

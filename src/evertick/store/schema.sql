@@ -74,6 +74,12 @@ CREATE TYPE evertick.gate_weight AS (
 	weight integer
 );
 
+CREATE TYPE evertick.map_how AS ENUM (
+    'product',
+    'zip',
+    'kwargs'
+);
+
 CREATE TYPE evertick.run_kind AS ENUM (
     'scheduled',
     'manual',
@@ -131,6 +137,11 @@ CREATE TYPE evertick.trigger_rule AS ENUM (
     'none_failed_min_one_success',
     'all_skipped',
     'always'
+);
+
+CREATE TYPE evertick.unexpanded AS (
+	state evertick.task_state,
+	reason text
 );
 
 CREATE FUNCTION evertick.address_of(p_version_id integer, p_idx integer) RETURNS text
@@ -416,6 +427,16 @@ begin
     end case;
 end $$;
 
+CREATE FUNCTION evertick.children_due(p_shard smallint, p_limit integer) RETURNS TABLE(run_id bigint, idx integer, map_index integer, epoch integer, dag text, params jsonb, depth integer, parent_dag text)
+    LANGUAGE sql STABLE
+    AS $$
+    select f.run_id, f.idx, f.map_index, f.epoch, c.dag, c.params,
+           coalesce((select x.depth from child_run x where x.run_id = f.run_id), 0), d.name
+    from (select * from deferral x where x.shard = p_shard and x.wake_at <= clock() and x.key is null order by x.wake_at limit p_limit) f
+    join run_status r on r.run_id = f.run_id join dag d on d.dag_id = r.dag_id
+    join task_child c on c.version_id = r.version_id and c.idx = f.idx
+$$;
+
 CREATE TABLE evertick.backfill (
     backfill_id integer NOT NULL,
     shard smallint NOT NULL,
@@ -512,11 +533,12 @@ begin
             select p_session, m.run_id, m.idx, m.map_index, m.epoch from moved m
         )
         select 'claim', m.run_id, m.idx, m.map_index, m.epoch, m.attempt::int, m.version_id, r.fire_at, r.params::text,
-               (select jsonb_object_agg(s.name, v.value)::text
+               case when m.map_index >= 0 then inputs_of_instance(m.run_id, m.version_id, m.idx, m.map_index) else
+               (select jsonb_object_agg(s.name, case when s.is_mapped then results_of(m.run_id, i.src) else v.value end)::text
                 from task_input i
                 join task_spec s on s.version_id = i.version_id and s.idx = i.src
                 left join result v on v.run_id = m.run_id and v.idx = i.src and v.map_index = -1
-                where i.version_id = m.version_id and i.idx = m.idx), 10 * (n - 1) + m.rank, m.seq
+                where i.version_id = m.version_id and i.idx = m.idx) end, 10 * (n - 1) + m.rank, m.seq
         from moved m join run r on r.run_id = m.run_id
         order by m.rank, m.seq;
         get diagnostics got = row_count;
@@ -575,38 +597,44 @@ begin
         select p_session, m.run_id, m.idx, m.map_index, m.epoch from moved m
     )
     select 'claim', m.run_id, m.idx, m.map_index, m.epoch, m.attempt::int, m.version_id, r.fire_at, r.params::text,
-           (select jsonb_object_agg(s.name, v.value)::text
+           case when m.map_index >= 0 then inputs_of_instance(m.run_id, m.version_id, m.idx, m.map_index) else
+           (select jsonb_object_agg(s.name, case when s.is_mapped then results_of(m.run_id, i.src) else v.value end)::text
             from task_input i
             join task_spec s on s.version_id = i.version_id and s.idx = i.src
             left join result v on v.run_id = m.run_id and v.idx = i.src and v.map_index = -1
-            where i.version_id = m.version_id and i.idx = m.idx), m.place, m.seq
+            where i.version_id = m.version_id and i.idx = m.idx) end, m.place, m.seq
     from moved m join run r on r.run_id = m.run_id
     order by m.turn;
 end $$;
 
-CREATE FUNCTION evertick.clear_tasks(p_run_id bigint, p_idxs integer[], p_actor text, OUT reopened integer, OUT asked integer) RETURNS record
+CREATE FUNCTION evertick.clear_tasks(p_run_id bigint, p_idxs integer[], p_instances jsonb, p_actor text, OUT reopened integer, OUT asked integer) RETURNS record
     LANGUAGE plpgsql
     AS $$
 declare
     chosen ended[];
+    taken ended[];
 begin
     perform 1 from run_status r where r.run_id = p_run_id for no key update;
     if not found then
         return;  -- it was pruned a moment ago
     end if;
     update task k set request = 'clear'
-    where k.run_id = p_run_id and k.idx = any(p_idxs) and k.state in ('queued', 'running')
-      and k.request is distinct from 'cancel';
+    where k.run_id = p_run_id and (k.idx = any(p_idxs) or (k.idx, k.map_index) in (
+          select (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_instances) x))
+      and k.state in ('queued', 'running') and k.request is distinct from 'cancel';
     get diagnostics asked = row_count;
+    taken := take_back_instances(p_run_id, p_idxs);
     select array_agg(row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended) into chosen
     from task k
-    where k.run_id = p_run_id and k.idx = any(p_idxs)
+    where k.run_id = p_run_id and (k.idx = any(p_idxs) or (k.idx, k.map_index) in (
+          select (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_instances) x))
       and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed');
-    reopened := coalesce(cardinality(chosen), 0);
+    reopened := coalesce(cardinality(chosen), 0) + cardinality(taken);
     insert into journal (occurred_at, verb, actor, run_id, detail)
-    values (clock(), 'clear', p_actor, p_run_id, jsonb_build_object('tasks', p_idxs, 'reopened', reopened, 'asked', asked));
-    if chosen is not null then
-        perform reopen(chosen);
+    values (clock(), 'clear', p_actor, p_run_id, jsonb_build_object('tasks', p_idxs, 'reopened', reopened, 'asked', asked)
+            || case when p_instances = '[]' then '{}' else jsonb_build_object('instances', p_instances) end);
+    if reopened > 0 then
+        perform reopen(taken || chosen);
         perform pass_gates();
     end if;
 end $$;
@@ -625,12 +653,13 @@ begin
     set open_tasks = 0, failed_leaves = c.bad, finished_at = clock(),
         state = case when r.cancel_requested then 'canceled' when c.bad > 0 then 'failed' else 'success' end::run_state
     from (
-        select count(*) as n, count(*) filter (where s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed')) as bad
+        select count(*) filter (where k.state not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')) as open,
+               count(distinct k.idx) as planned, count(*) filter (where s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed')) as bad
         from task k
         left join lateral (select x.is_leaf from task_spec x where x.version_id = k.version_id and x.idx = k.idx offset 0) s on true
-        where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
+        where k.run_id = p_run_id
     ) c, dag_version v
-    where r.run_id = p_run_id and r.state = 'running' and v.version_id = r.version_id and c.n >= v.task_count;
+    where r.run_id = p_run_id and r.state = 'running' and v.version_id = r.version_id and c.open = 0 and c.planned >= v.task_count;
     return found;
 end $$;
 
@@ -707,6 +736,34 @@ begin
     update backfill b set open_runs = (select count(*) from backfill_run o where o.backfill_id = p_backfill_id and o.is_open)
     where b.backfill_id = p_backfill_id;
     return n;
+end $$;
+
+CREATE FUNCTION evertick.count_instances(p_head evertick.ended, p_lists jsonb[], OUT n integer, OUT sizes integer[], OUT strides integer[], OUT instead evertick.unexpanded) RETURNS record
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+    planned task_mapping;
+    total bigint := 1;
+begin
+    select m.* into planned from task_mapping m where m.version_id = p_head.version_id and m.idx = p_head.idx;
+    sizes := array(select jsonb_array_length(l) from unnest(p_lists) l);
+    if 0 = all(sizes) or (planned.how = 'product' and 0 = any(sizes)) then
+        instead := row('skipped', 'nothing to expand over: the list is empty')::unexpanded;
+        return;
+    elsif planned.how = 'zip' and (select count(distinct x) from unnest(sizes) x) > 1 then
+        instead := row('failed', format('cannot expand lists side by side: they have %s elements', array_to_string(sizes, ', ')))::unexpanded;
+        return;
+    end if;
+    for place in reverse cardinality(sizes) .. 1 loop
+        strides := (case planned.how when 'product' then total else 1 end)::int || strides;
+        total := case planned.how when 'product' then total * sizes[place] else sizes[place] end;
+        if total > planned.most then
+            instead := row('failed', format('expands to %s%s instances, and at most %s are allowed: give it less, or raise max_instances',
+                                            case when place > 1 then 'at least ' else '' end, total, planned.most))::unexpanded;
+            return;
+        end if;
+    end loop;
+    n := total;
 end $$;
 
 CREATE FUNCTION evertick.count_passes(p_checks integer[], p_count integer) RETURNS void
@@ -832,9 +889,10 @@ begin
             finished_at = case when n.state in ('skipped', 'upstream_failed') then t end
         from (
             select w.run_id, w.idx, w.map_index, state_after(decide(
-                       s.rule, s.upstream_total, coalesce(w.n_success, 0), coalesce(w.n_failed, 0),
+                       s.rule, s.upstream_total + coalesce(w.n_more, 0), coalesce(w.n_success, 0), coalesce(w.n_failed, 0),
                        coalesce(w.n_upstream_failed, 0), coalesce(w.n_skipped, 0),
-                       s.setup_total, coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0)), s.is_gated) as state
+                       s.setup_total, coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0)),
+                       s.is_gated or (s.is_mapped and w.map_index = -1)) as state
             from task w join task_spec s on s.version_id = w.version_id and s.idx = w.idx
             where w.run_id = any(p_run_ids) and w.state = 'waiting'
         ) n
@@ -845,6 +903,28 @@ begin
     select array_agg(row(run_id, idx, map_index, version_id, state)::ended) into moved from decided;
     perform offer(moved);
     return array(select m from unnest(moved) m where (m).state in ('skipped', 'upstream_failed'));
+end $$;
+
+CREATE FUNCTION evertick.defer_children(p_tasks evertick.ended[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+begin
+    with moved as (
+        update task k set state = 'deferred', epoch = k.epoch + 1, attempt = 1, started_at = t, reason = null
+        from unnest(p_tasks) p
+        where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index and k.state = 'pending' and k.not_before is null
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.epoch
+    )
+    insert into deferral (run_id, idx, map_index, epoch, shard, wake_at, deadline)
+    select m.run_id, m.idx, m.map_index, m.epoch, d.shard, t, t + make_interval(secs => c.timeout)
+    from moved m
+    join task_child c on c.version_id = m.version_id and c.idx = m.idx
+    join run_status r on r.run_id = m.run_id join dag d on d.dag_id = r.dag_id
+    on conflict (run_id, idx, map_index) do update
+        set epoch = excluded.epoch, key = null, wake_at = excluded.wake_at, deadline = excluded.deadline;
+    perform set_config('evertick.arrived', 'yes', true);
 end $$;
 
 CREATE FUNCTION evertick.delete_dag(p_dag_id integer, p_seen jsonb, p_settle jsonb, p_actor text) RETURNS boolean
@@ -904,6 +984,26 @@ begin
     return true;
 end $$;
 
+CREATE FUNCTION evertick.end_deferred(p_run_id bigint, p_idx integer, p_map_index integer, p_epoch integer, p_state evertick.task_state, p_reason text, p_result jsonb) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    over ended;
+begin
+    delete from deferral d where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index;
+    update task k set state = p_state, finished_at = clock(), reason = p_reason
+    where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index and k.state = 'deferred' and k.epoch = p_epoch
+    returning k.run_id, k.idx, k.map_index, k.version_id, k.state into over;
+    if not found then
+        return;
+    end if;
+    if p_result is not null then
+        insert into result (run_id, idx, map_index, epoch, value) values (p_run_id, p_idx, p_map_index, p_epoch, p_result)
+        on conflict (run_id, idx, map_index) do update set epoch = excluded.epoch, value = excluded.value;
+    end if;
+    perform settle(array[over]);
+end $$;
+
 CREATE FUNCTION evertick.enter_gates(p_tasks evertick.ended[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -927,7 +1027,7 @@ begin
     if not found then
         return 'sound';
     end if;
-    select v.task_count into planned from dag_version v where v.version_id = status.version_id;
+    select v.task_count + status.extra_tasks into planned from dag_version v where v.version_id = status.version_id;
     select d.paused into is_paused from dag d where d.dag_id = status.dag_id;
     select count(*) filter (where k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))::int as ended,
            count(*) filter (where s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed'))::int as bad,
@@ -951,6 +1051,8 @@ begin
             when 'pending' then case when k.not_before is null then not is_paused and not exists (
                 select 1 from gate_wait w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index)
                                      else not is_timed(k) end
+            when 'deferred' then not exists (
+                select 1 from deferral w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index)
             else false end)
        or exists (
         -- without one of its first tasks
@@ -968,13 +1070,92 @@ begin
         cross join lateral (select * from task x where x.run_id = p_run_id and x.idx = u.idx and x.map_index = u.map_index offset 0) w
         cross join lateral (select * from task_spec x where x.version_id = w.version_id and x.idx = w.idx offset 0) s
         where (coalesce(w.n_success, 0), coalesce(w.n_failed, 0), coalesce(w.n_upstream_failed, 0), coalesce(w.n_skipped, 0),
-               coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0))
-              is distinct from (u.success, u.failed, u.upstream_failed, u.skipped, u.setup_success, u.setup_skipped)
-           or decide(s.rule, s.upstream_total, u.success, u.failed, u.upstream_failed, u.skipped, s.setup_total,
+               coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0), coalesce(w.n_more, 0))
+              is distinct from (u.success, u.failed, u.upstream_failed, u.skipped, u.setup_success, u.setup_skipped, u.more)
+           or decide(s.rule, s.upstream_total + u.more, u.success, u.failed, u.upstream_failed, u.skipped, s.setup_total,
                      u.setup_success, u.setup_skipped) <> 'wait')) then
         return 'drifted';
     end if;
     return case when seen.moving = 0 then 'stuck' else 'sound' end;
+end $$;
+
+CREATE FUNCTION evertick.expand(p_head evertick.ended) RETURNS evertick.ended[]
+    LANGUAGE plpgsql
+    SET enable_hashjoin TO 'on'
+    AS $$
+declare
+    head task;
+    given record;
+    counted record;
+    why unexpanded;
+    made ended[];
+begin
+    select k.* into head from task k
+    where k.run_id = p_head.run_id and k.idx = p_head.idx and k.map_index = -1 and k.state = 'pending' and k.not_before is null;
+    if not found then
+        return null;
+    end if;
+    select l.lists, l.instead into given from lists_of(p_head) l;
+    why := given.instead;
+    if why.state is null then
+        select c.* into counted from count_instances(p_head, given.lists) c;
+        why := counted.instead;
+    end if;
+    if why.state is not null then
+        update task k set state = why.state, reason = why.reason, finished_at = clock()
+        where k.run_id = p_head.run_id and k.idx = p_head.idx and k.map_index = -1 and k.state = 'pending';
+        return array[row(p_head.run_id, p_head.idx, -1, p_head.version_id, why.state)::ended];
+    end if;
+    delete from task k where k.run_id = p_head.run_id and k.idx = p_head.idx and k.map_index = -1 and k.state = 'pending';
+    insert into map_item (run_id, idx, map_index, item)
+    select p_head.run_id, p_head.idx, i, jsonb_agg(e.value order by l.place)
+    from generate_series(0, counted.n - 1) i
+    cross join unnest(counted.sizes, counted.strides) with ordinality l(size, stride, place)
+    join (select x.place, e.value, e.place - 1 as spot
+          from unnest(given.lists) with ordinality x(list, place)
+          cross join jsonb_array_elements(x.list) with ordinality e(value, place)) e
+      on e.place = l.place and e.spot = (i / l.stride) % l.size
+    group by i;
+    with entering as (
+        insert into task (run_id, idx, map_index, version_id, state, epoch)
+        select p_head.run_id, p_head.idx, i, p_head.version_id,
+               case when s.is_gated or d.paused then 'pending'::task_state else 'available' end, head.epoch
+        from generate_series(0, counted.n - 1) i, task_spec s, run_status r, dag d
+        where s.version_id = p_head.version_id and s.idx = p_head.idx and r.run_id = p_head.run_id and d.dag_id = r.dag_id
+        returning run_id, idx, map_index, version_id, state
+    )
+    select array_agg(row(e.run_id, e.idx, e.map_index, e.version_id, e.state)::ended order by e.map_index) into made from entering e;
+    update run_status r set open_tasks = r.open_tasks + counted.n - 1, extra_tasks = r.extra_tasks + counted.n - 1
+    where r.run_id = p_head.run_id and r.state = 'running';
+    if counted.n > 1 then
+        insert into task as k (run_id, idx, version_id, state, n_more)
+        select p_head.run_id, g.dst, p_head.version_id, 'waiting', counted.n - 1
+        from edge g join task_spec s on s.version_id = g.version_id and s.idx = g.dst
+        where g.version_id = p_head.version_id and g.src = p_head.idx and not (s.is_mapped and has_instances(p_head.run_id, g.dst))
+        order by g.dst
+        on conflict (run_id, idx, map_index) do update set n_more = coalesce(k.n_more, 0) + excluded.n_more
+            where k.state = 'waiting';
+    end if;
+    return made;
+end $$;
+
+CREATE FUNCTION evertick.expand_all(p_heads evertick.ended[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    head ended;
+    made ended[];
+    offered int := 0;
+begin
+    foreach head in array p_heads loop
+        made := expand(head);
+        if made[1].map_index = -1 then
+            offered := offered + settle(made);
+        else
+            offered := offered + offer(made);
+        end if;
+    end loop;
+    return offered;
 end $$;
 
 CREATE FUNCTION evertick.extend(p_session bigint, p_held jsonb) RETURNS TABLE(kind text, run_id bigint, idx integer, map_index integer, epoch integer)
@@ -1217,6 +1398,60 @@ CREATE FUNCTION evertick.fits_in(p_gate_ids integer[], p_weights integer[], p_ch
             cross join lateral (select x.kind from gate x where x.gate_id = n.gate_id offset 0) g) end)
 $$;
 
+CREATE FUNCTION evertick.fold_instances(p_tasks evertick.ended[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    one record;
+begin
+    for one in
+        select distinct p.run_id, p.idx, p.version_id from unnest(p_tasks) p
+        where p.map_index >= 0 and not exists (
+            select 1 from task k where k.run_id = p.run_id and k.idx = p.idx and k.state <> 'waiting')
+        order by p.run_id, p.idx
+    loop
+        delete from task k where k.run_id = one.run_id and k.idx = one.idx and k.map_index >= 0 and k.state = 'waiting';
+        delete from map_item m where m.run_id = one.run_id and m.idx = one.idx;
+        insert into task (run_id, idx, version_id, state, epoch)
+        select one.run_id, one.idx, one.version_id, 'waiting', coalesce(max(a.epoch), 0)
+        from attempt a where a.run_id = one.run_id and a.idx = one.idx
+        on conflict (run_id, idx, map_index) do nothing;
+    end loop;
+end $$;
+
+CREATE FUNCTION evertick.fold_unready(p_tasks evertick.ended[]) RETURNS evertick.ended[]
+    LANGUAGE plpgsql
+    AS $$
+declare
+    frontier ended[] := p_tasks;
+    one record;
+    everything ended[] := '{}';
+    taken ended[];
+begin
+    while cardinality(frontier) > 0 loop
+        taken := '{}';
+        for one in
+            select c.run_id, array_agg(c.idx) as idxs from (
+                select p.run_id, p.version_id, p.idx from unnest(frontier) p
+                union
+                select p.run_id, p.version_id, g.dst from unnest(frontier) p join edge g on g.version_id = p.version_id and g.src = p.idx
+            ) c
+            where exists (select 1 from task k where k.run_id = c.run_id and k.idx = c.idx and k.map_index >= 0 and k.state = 'waiting')
+              and exists (
+                select 1 from edge g
+                left join task u on u.run_id = c.run_id and u.idx = g.src
+                where g.version_id = c.version_id and g.dst = c.idx
+                  and coalesce(u.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))
+            group by c.run_id order by c.run_id
+        loop
+            taken := taken || take_back_instances(one.run_id, one.idxs);
+        end loop;
+        everything := everything || taken;
+        frontier := taken;
+    end loop;
+    return everything;
+end $$;
+
 CREATE FUNCTION evertick.gate_name(p_parts jsonb, p_run_id bigint) RETURNS text
     LANGUAGE plpgsql STABLE
     AS $$
@@ -1240,6 +1475,12 @@ CREATE FUNCTION evertick.has_claimed_since(p_session bigint, p_seconds double pr
         where l.session = p_session and k.started_at > clock() - make_interval(secs => p_seconds)
           -- a start in the future is that of a clock that was set back, and proves nothing
           and k.started_at <= clock())
+$$;
+
+CREATE FUNCTION evertick.has_instances(p_run_id bigint, p_idx integer) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select exists (select 1 from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index >= 0)
 $$;
 
 CREATE FUNCTION evertick.hear_arrivals(p_shard smallint, p_epoch bigint, p_limit integer, OUT became_due integer, OUT has_more boolean) RETURNS record
@@ -1344,6 +1585,20 @@ CREATE FUNCTION evertick.holds_gates(p_run_id bigint, p_idx integer, p_map_index
                    and k.state in ('available', 'queued', 'running'))
 $$;
 
+CREATE FUNCTION evertick.inputs_of_instance(p_run_id bigint, p_version_id integer, p_idx integer, p_map_index integer) RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+    return (
+        select coalesce(jsonb_object_agg(s.name, case when s.is_mapped then results_of(p_run_id, i.src) else v.value end), '{}')
+        from task_input i
+        join task_spec s on s.version_id = i.version_id and s.idx = i.src
+        left join result v on v.run_id = p_run_id and v.idx = i.src and v.map_index = -1
+        where i.version_id = p_version_id and i.idx = p_idx
+    ) || jsonb_build_object('', (
+        select m.item from map_item m where m.run_id = p_run_id and m.idx = p_idx and m.map_index = p_map_index));
+end $$;
+
 CREATE FUNCTION evertick.is_met(p_condition jsonb, p_heard text[]) RETURNS boolean
     LANGUAGE plpgsql IMMUTABLE
     AS $$
@@ -1363,7 +1618,7 @@ CREATE FUNCTION evertick.is_overdue(p_run_id bigint) RETURNS boolean
         select 1 from run_status r join dag_version v on v.version_id = r.version_id
         where r.run_id = p_run_id and r.state = 'running' and not r.cancel_requested
           and r.started_at + make_interval(secs => v.run_timeout) <= clock()
-          and (v.task_count > (select count(*) from task k where k.run_id = r.run_id)
+          and (v.task_count + r.extra_tasks > (select count(*) from task k where k.run_id = r.run_id)
                or exists (select 1 from task k where k.run_id = r.run_id
                           and (k.state in ('waiting', 'pending', 'available', 'deferred')
                                or (k.state in ('queued', 'running') and k.request is null)))))
@@ -1373,8 +1628,8 @@ CREATE FUNCTION evertick.is_past_over(p_name text) RETURNS boolean
     LANGUAGE sql STABLE
     AS $$
     select coalesce(
-        (select k.state in ('success', 'skipped') from task k
-         where k.run_id = split_part(p_name, '/', 1)::bigint and k.idx = split_part(p_name, '/', 2)::int and k.map_index = -1),
+        (select bool_and(k.state in ('success', 'skipped')) from task k   -- in another version it may have been mapped
+         where k.run_id = split_part(p_name, '/', 1)::bigint and k.idx = split_part(p_name, '/', 2)::int),
         not exists (select 1 from run_status r where r.run_id = split_part(p_name, '/', 1)::bigint))
 $$;
 
@@ -1427,6 +1682,7 @@ CREATE TABLE evertick.task (
     n_skipped integer,
     n_setup_success integer,
     n_setup_skipped integer,
+    n_more integer,
     exit_code integer,
     reason text,
     CONSTRAINT task_attempt_check CHECK ((attempt >= 0)),
@@ -1510,6 +1766,20 @@ CREATE FUNCTION evertick.join_overlapped(p_ids integer[]) RETURNS void
     update skip_record k set last_at = p.last_at, count = k.count + p.count
     from part p where k.schedule_id = p.schedule_id and k.first_at = p.begins_at
 $$;
+
+CREATE FUNCTION evertick.keep_attempts(p_tasks evertick.ended[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
+    select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text, k.reason, k.exit_code,
+           k.started_at, k.finished_at
+    from unnest(p_tasks) p join task k on k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
+    where k.epoch > 0 and k.finished_at is not null and k.started_at is not null
+    on conflict (run_id, idx, map_index, epoch) do nothing;
+    delete from result v using unnest(p_tasks) p
+    where v.run_id = p.run_id and v.idx = p.idx and v.map_index = p.map_index;
+end $$;
 
 CREATE FUNCTION evertick.leave_gates(p_tasks evertick.ended[]) RETURNS void
     LANGUAGE plpgsql
@@ -1626,6 +1896,42 @@ CREATE FUNCTION evertick.listen_for_silence(p_elapsed double precision, p_lost_a
     limit 100
 $$;
 
+CREATE FUNCTION evertick.lists_of(p_head evertick.ended, OUT lists jsonb[], OUT instead evertick.unexpanded) RETURNS record
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+    source record;
+    list jsonb;
+    how map_how := (select m.how from task_mapping m where m.version_id = p_head.version_id and m.idx = p_head.idx);
+begin
+    for source in
+        select l.length, l.src, s.name, s.is_mapped
+        from task_list l left join task_spec s on s.version_id = l.version_id and s.idx = l.src
+        where l.version_id = p_head.version_id and l.idx = p_head.idx order by l.place
+    loop
+        if source.src is null then
+            lists := lists || (select coalesce(jsonb_agg(n), '[]') from generate_series(0, source.length - 1) n);
+            continue;
+        end if;
+        list := case when source.is_mapped and has_instances(p_head.run_id, source.src) then results_of(p_head.run_id, source.src)
+                     else (select v.value from result v where v.run_id = p_head.run_id and v.idx = source.src and v.map_index = -1) end;
+        if list is null and exists (
+            select 1 from task k where k.run_id = p_head.run_id and k.idx = source.src and k.map_index = -1 and k.state = 'skipped') then
+            instead := row('skipped', format('nothing to expand over: task %s was skipped', source.name))::unexpanded;
+            return;
+        elsif list is null or jsonb_typeof(list) <> 'array' then
+            instead := row('failed', format('cannot expand over the result of task %s: it is %s, not a list', source.name,
+                coalesce(replace(replace(jsonb_typeof(list), 'object', 'a dict'), 'string', 'text'), 'nothing')))::unexpanded;
+            return;
+        elsif how = 'kwargs' and exists (select 1 from jsonb_array_elements(list) e where jsonb_typeof(e) <> 'object') then
+            instead := row('failed', format('cannot expand over the result of task %s: expand_kwargs takes a list of dicts, and not all '
+                'of its elements are', source.name))::unexpanded;
+            return;
+        end if;
+        lists := lists || list;
+    end loop;
+end $$;
+
 CREATE FUNCTION evertick.lock_also(p_held integer[], p_gate_ids integer[]) RETURNS integer[]
     LANGUAGE plpgsql
     AS $$
@@ -1716,7 +2022,8 @@ begin
         troubles := array_append(troubles, 'backfill: ' || sqlerrm);
     end;
     begin
-        has_arrivals := exists (select 1 from arrival);
+        has_arrivals := exists (select 1 from arrival)
+                     or exists (select 1 from deferral d where d.shard = p_shard and d.wake_at <= read_at);
     exception when others then
         troubles := array_append(troubles, 'hear: ' || sqlerrm);
     end;
@@ -1741,7 +2048,10 @@ declare
 begin
     select * into status from run_status r where r.run_id = p_run_id for no key update;
     select * into spec from task_spec s where s.version_id = status.version_id and s.idx = p_idx;
-    if spec.idx is null or p_state not in ('success', 'failed', 'skipped') then
+    -- An instance can be marked when there is one, a mapped task as a whole as long as it has none.
+    if spec.idx is null or p_state not in ('success', 'failed', 'skipped') or (case when p_map_index = -1 then
+           spec.is_mapped and has_instances(p_run_id, p_idx) else
+           not exists (select 1 from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index) end) then
         return null;
     end if;
     update task k set request = ('mark_' || p_state)::task_request
@@ -1756,7 +2066,7 @@ begin
         where r.run_id = p_run_id and r.state = 'queued';
         perform settle(start_runs(array[p_run_id]));
     end if;
-    perform quit_lines(array[p_run_id], p_idx);
+    perform quit_lines(array[p_run_id], p_idx, p_map_index);
     delete from ready q
     where q.queue = spec.queue and q.rank in (9 - spec.priority, 9) and q.run_id = p_run_id and q.idx = p_idx
       and q.map_index = p_map_index;
@@ -1807,6 +2117,7 @@ CREATE TABLE evertick.run_status (
     state evertick.run_state NOT NULL,
     open_tasks integer NOT NULL,
     failed_leaves integer DEFAULT 0 NOT NULL,
+    extra_tasks integer DEFAULT 0 NOT NULL,
     cancel_requested boolean DEFAULT false NOT NULL,
     started_at timestamp with time zone,
     finished_at timestamp with time zone,
@@ -1835,6 +2146,7 @@ CREATE FUNCTION evertick.note_arrivals(p_closed bigint[], p_ended evertick.ended
     LANGUAGE plpgsql
     AS $$
 begin
+    perform note_closed(p_closed);
     insert into arrival (kind, name, run_id, occurred_at)
     select k.kind, k.name, k.run_id, clock()
     from (
@@ -1849,6 +2161,16 @@ begin
     ) k
     where exists (select 1 from awaited w where w.kind = k.kind and w.name = k.name)
     order by k.run_id, k.kind, k.name;
+    if found then
+        perform set_config('evertick.arrived', 'yes', true);
+    end if;
+end $$;
+
+CREATE FUNCTION evertick.note_closed(p_closed bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+    update deferral d set wake_at = clock() where d.key = any(array(select 'run:' || x from unnest(p_closed) x));
     if found then
         perform set_config('evertick.arrived', 'yes', true);
     end if;
@@ -2130,19 +2452,39 @@ CREATE FUNCTION evertick.pass_gates() RETURNS integer
     LANGUAGE plpgsql
     AS $$
 declare
-    entering text := nullif(current_setting('evertick.entering', true), '');
+    coming text := nullif(current_setting('evertick.entering', true), '');
     released text := nullif(current_setting('evertick.released', true), '');
     noted text := nullif(current_setting('evertick.noted', true), '');
+    entering ended[] := '{}';
+    heads ended[];
+    starting ended[];
+    offered int := 0;
 begin
-    if entering is null and released is null and noted is null then
+    if coming is null and released is null and noted is null then
         return 0;
     end if;
-    perform set_config('evertick.entering', '', true), set_config('evertick.released', '', true);
+    while coming is not null loop
+        perform set_config('evertick.entering', '', true);
+        select array_agg(e) filter (where s.is_mapped), array_agg(e) filter (where s.starts_dag),
+               entering || array_agg(e) filter (where not s.is_mapped and not s.starts_dag) into heads, starting, entering
+        from unnest(coming::ended[]) e
+        cross join lateral (select x.is_mapped and (e).map_index = -1 as is_mapped, x.starts_dag from task_spec x
+                            where x.version_id = (e).version_id and x.idx = (e).idx offset 0) s;
+        if starting is not null then
+            perform defer_children(starting);
+        end if;
+        exit when heads is null;
+        offered := offered + expand_all(heads);
+        coming := nullif(current_setting('evertick.entering', true), '');
+    end loop;
+    -- what became of that may have noted more
+    released := nullif(current_setting('evertick.released', true), '');
+    noted := nullif(current_setting('evertick.noted', true), '');
+    perform set_config('evertick.released', '', true);
     if noted is not null then
         perform set_config('evertick.noted', '', true);
     end if;
-    return work_gates(coalesce(entering, '{}')::ended[], coalesce(noted, '{}')::ended[],
-                      coalesce(released, '{}')::gate_weight[], '{}');
+    return offered + work_gates(entering, coalesce(noted, '{}')::ended[], coalesce(released, '{}')::gate_weight[], '{}');
 end $$;
 
 CREATE FUNCTION evertick.past_name(p_run_id bigint, p_idx integer) RETURNS text
@@ -2427,19 +2769,28 @@ begin
     if is_new then
         insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
                                starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated, is_ordered,
-                               awaits_past)
+                               awaits_past, is_mapped, starts_dag)
         select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
                x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets, coalesce(x.is_gated, false),
-               coalesce(x.is_ordered, false), coalesce(x.awaits_past, false)
+               coalesce(x.is_ordered, false), coalesce(x.awaits_past, false), coalesce(x.is_mapped, false),
+               coalesce(x.starts_dag, false)
         from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint, rule trigger_rule,
              upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
              max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[], is_gated boolean,
-             is_ordered boolean, awaits_past boolean);
+             is_ordered boolean, awaits_past boolean, is_mapped boolean, starts_dag boolean);
         insert into task_gate (version_id, idx, place, kind, name, parts, weight, capacity, version, period)
         select out_version_id, x.idx, x.place, x.kind, x.name, x.parts, x.weight, x.capacity, x.version, x.period
         from jsonb_to_recordset(p_dag->'gates')
             as x(idx int, place int, kind gate_kind, name text, parts jsonb, weight int, capacity int, version jsonb,
                  period double precision);
+        insert into task_mapping (version_id, idx, how, most)
+        select out_version_id, x.idx, x.how, x.most from jsonb_to_recordset(p_dag->'mappings') as x(idx int, how map_how, most int);
+        insert into task_list (version_id, idx, place, src, length)
+        select out_version_id, x.idx, x.place, x.src, x.length
+        from jsonb_to_recordset(p_dag->'lists') as x(idx int, place int, src int, length int);
+        insert into task_child (version_id, idx, dag, params, waits, timeout)
+        select out_version_id, x.idx, x.dag, x.params, x.waits, x.timeout
+        from jsonb_to_recordset(p_dag->'children') as x(idx int, dag text, params jsonb, waits boolean, timeout double precision);
         insert into edge (version_id, src, dst)
         select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'edges') x;
         insert into task_input (version_id, idx, src)
@@ -2565,7 +2916,7 @@ CREATE FUNCTION evertick.queue_facts(p_queue text, p_version_id integer, p_idx i
     from runner r where p_queue = any(r.queues) and takes(r.match, p_version_id, p_idx)
 $$;
 
-CREATE FUNCTION evertick.quit_lines(p_run_ids bigint[], p_idx integer) RETURNS void
+CREATE FUNCTION evertick.quit_lines(p_run_ids bigint[], p_idx integer, p_map_index integer DEFAULT NULL::integer) RETURNS void
     LANGUAGE plpgsql
     AS $$
 declare
@@ -2573,6 +2924,7 @@ declare
 begin
     with gone as (
         delete from gate_wait w where w.run_id = any(p_run_ids) and (p_idx is null or w.idx = p_idx)
+          and (p_map_index is null or w.map_index = p_map_index)
         returning w.line_id
     )
     select array_agg(distinct row(l.blocked_on, 0)::gate_weight) into touched
@@ -2689,10 +3041,12 @@ begin
         end if;
         insert into task as k (run_id, idx, version_id, state, finished_at, reason)
         select p_run_id, s.idx, status.version_id, 'failed', t, why
-        from task_spec s where s.version_id = status.version_id
+        from task_spec s where s.version_id = status.version_id and not (s.is_mapped and has_instances(p_run_id, s.idx))
         order by s.idx
         on conflict (run_id, idx, map_index) do update set state = 'failed', finished_at = t, reason = why
             where k.state = 'waiting';
+        update task k set state = 'failed', finished_at = t, reason = why
+        where k.run_id = p_run_id and k.map_index >= 0 and k.state = 'waiting';
         update run_status r
         set state = 'failed', open_tasks = 0, finished_at = t, reason = why,
             failed_leaves = (select count(*) from task k join task_spec s on s.version_id = k.version_id and s.idx = k.idx
@@ -2749,8 +3103,9 @@ begin
     refused := 0;
     for r in
         with slice as (
-            select s.dag_id, s.run_id, sum(v.task_count) over (order by s.dag_id, s.run_id) - v.task_count as before
-            from (select x.dag_id, x.run_id, x.version_id from run_status x join dag d on d.dag_id = x.dag_id
+            select s.dag_id, s.run_id,
+                   sum(v.task_count + s.extra_tasks) over (order by s.dag_id, s.run_id) - v.task_count - s.extra_tasks as before
+            from (select x.dag_id, x.run_id, x.version_id, x.extra_tasks from run_status x join dag d on d.dag_id = x.dag_id
                   where x.state in ('queued', 'running') and x.state = 'running' and d.shard = p_shard
                     and (x.dag_id, x.state, x.run_id) > (p_after_dag, 'running'::run_state, p_after_run)
                   order by x.dag_id, x.state, x.run_id limit p_limit) s
@@ -2912,6 +3267,7 @@ begin
         from task k
         cross join lateral (select x.dst from edge x where x.version_id = status.version_id and x.src = k.idx offset 0) g
         where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
+          and not has_instances(p_run_id, g.dst)
         on conflict (run_id, idx, map_index) do nothing
         returning idx
     )
@@ -2956,6 +3312,16 @@ begin
         perform release(lost);
     end if;
 
+    -- deferred, and nobody would ever look at it
+    insert into deferral (run_id, idx, map_index, epoch, shard, wake_at)
+    select k.run_id, k.idx, k.map_index, k.epoch, d.shard, t from task k join dag d on d.dag_id = status.dag_id
+    where k.run_id = p_run_id and k.state = 'deferred'
+    on conflict do nothing;
+    get diagnostics n = row_count;
+    if n > 0 then
+        repairs := array_append(repairs, 'deferral_missing');
+    end if;
+
     -- running without a lease: nobody could ever report or lose it
     insert into lease (session, run_id, idx, map_index, epoch)
     select k.session, k.run_id, k.idx, k.map_index, k.epoch from task k
@@ -2986,10 +3352,11 @@ CREATE FUNCTION evertick.recount_run(p_run_id bigint) RETURNS boolean
     AS $$
 begin
     update run_status r
-    set open_tasks = c.open_tasks, failed_leaves = c.failed_leaves
+    set open_tasks = c.open_tasks, failed_leaves = c.failed_leaves, extra_tasks = c.extra
     from (
-        select v.task_count - count(*) filter (where k.state in
-                   ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))::int as open_tasks,
+        select (v.task_count + count(k.idx) - count(distinct k.idx) - count(*) filter (where k.state in
+                   ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')))::int as open_tasks,
+               (count(k.idx) - count(distinct k.idx))::int as extra,
                count(*) filter (where s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed'))::int
                    as failed_leaves
         from run_status x
@@ -3000,7 +3367,7 @@ begin
         group by v.task_count
     ) c
     where r.run_id = p_run_id and r.state in ('queued', 'running') and c.open_tasks > 0
-      and (r.open_tasks, r.failed_leaves) is distinct from (c.open_tasks, c.failed_leaves);
+      and (r.open_tasks, r.failed_leaves, r.extra_tasks) is distinct from (c.open_tasks, c.failed_leaves, c.extra);
     return found;
 end $$;
 
@@ -3012,13 +3379,13 @@ declare
 begin
     update task k
     set n_success = c.success, n_failed = c.failed, n_upstream_failed = c.upstream_failed, n_skipped = c.skipped,
-        n_setup_success = c.setup_success, n_setup_skipped = c.setup_skipped
+        n_setup_success = c.setup_success, n_setup_skipped = c.setup_skipped, n_more = c.more
     from upstream_of(p_run_id, p_idxs) c
     where k.run_id = p_run_id and k.idx = c.idx and k.map_index = c.map_index and k.state = 'waiting'
       and (coalesce(k.n_success, 0), coalesce(k.n_failed, 0), coalesce(k.n_upstream_failed, 0),
-           coalesce(k.n_skipped, 0), coalesce(k.n_setup_success, 0), coalesce(k.n_setup_skipped, 0))
+           coalesce(k.n_skipped, 0), coalesce(k.n_setup_success, 0), coalesce(k.n_setup_skipped, 0), coalesce(k.n_more, 0))
           is distinct from
-          (c.success, c.failed, c.upstream_failed, c.skipped, c.setup_success, c.setup_skipped);
+          (c.success, c.failed, c.upstream_failed, c.skipped, c.setup_success, c.setup_skipped, c.more);
     get diagnostics changed = row_count;
     return changed;
 end $$;
@@ -3065,13 +3432,14 @@ begin
         join task_spec s on s.version_id = p.version_id and s.idx = p.idx
         where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
           and k.state = 'pending' and k.not_before is null and not d.paused and not s.is_gated
+          and not (s.is_mapped and k.map_index = -1)
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
     select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into freed from moved m;
     if coalesce(cardinality(freed), 0) < cardinality(p_tasks) then
         perform enter_gates(array(
             select p from unnest(p_tasks) p
-            join task_spec s on s.version_id = (p).version_id and s.idx = (p).idx and s.is_gated
+            join task_spec s on s.version_id = (p).version_id and s.idx = (p).idx and (s.is_gated or (s.is_mapped and (p).map_index = -1))
             join run_status r on r.run_id = (p).run_id
             join dag d on d.dag_id = r.dag_id and not d.paused));
     end if;
@@ -3128,23 +3496,17 @@ declare
     r bigint;
     offered int := 0;
 begin
-    with kept as (
-        insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
-        select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text, k.reason, k.exit_code,
-               k.started_at, k.finished_at
-        from unnest(p_tasks) p join task k on k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
-        where k.epoch > 0 and k.finished_at is not null and k.started_at is not null
-        on conflict (run_id, idx, map_index, epoch) do nothing
-    ), dropped as (
-        delete from result v using unnest(p_tasks) p
-        where v.run_id = p.run_id and v.idx = p.idx and v.map_index = p.map_index
-    )
+    perform keep_attempts(p_tasks);
     update task k
     set state = 'waiting', attempt = 0, losses = 0, session = null, not_before = null, started_at = null,
         finished_at = null, reason = null, exit_code = null
     from unnest(p_tasks) p
     where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
       and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed');
+    if exists (select 1 from unnest(p_tasks) p where p.map_index >= 0) then
+        perform fold_instances(p_tasks);
+    end if;
+    p_tasks := p_tasks || fold_unready(p_tasks);
     runs := array(select distinct p.run_id from unnest(p_tasks) p order by 1);
     foreach r in array runs loop
         perform recount_upstream(r, array(
@@ -3290,6 +3652,14 @@ begin
                                                        when 'cancel' then 1 end as first,
                                case when x.plan->>'overlap' = 'cancel' then x.fires - 1 else x.fires end as last) w
     left join lateral (select w.first, w.last where w.first <= w.last) k on true;
+end $$;
+
+CREATE FUNCTION evertick.results_of(p_run_id bigint, p_idx integer) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+    return (select coalesce(jsonb_agg(v.value order by v.map_index), '[]') from result v
+            where v.run_id = p_run_id and v.idx = p_idx and v.map_index >= 0);
 end $$;
 
 CREATE FUNCTION evertick.retry_room(p_shard smallint, p_queue text, p_bound integer) RETURNS integer
@@ -3473,7 +3843,8 @@ begin
                    coalesce(w.n_upstream_failed, 0) + h.upstream_failed as upstream_failed,
                    coalesce(w.n_skipped, 0) + h.skipped as skipped,
                    coalesce(w.n_setup_success, 0) + h.setup_success as setup_success,
-                   coalesce(w.n_setup_skipped, 0) + h.setup_skipped as setup_skipped
+                   coalesce(w.n_setup_skipped, 0) + h.setup_skipped as setup_skipped,
+                   coalesce(w.n_more, 0) as more, w.state is null as is_new
             from hit h
             left join lateral (select * from task k where k.run_id = h.run_id and k.idx = h.dst and k.map_index = -1 offset 0) w
                 on true
@@ -3489,8 +3860,10 @@ begin
             join run_status r on r.run_id = h.run_id
             join dag d on d.dag_id = r.dag_id
             cross join lateral (select case when r.state <> 'running' then 'waiting'::task_state else state_after(decide(
-                s.rule, s.upstream_total, h.success, h.failed, h.upstream_failed, h.skipped,
-                s.setup_total, h.setup_success, h.setup_skipped), d.paused or s.is_gated) end as state) n
+                s.rule, s.upstream_total + h.more, h.success, h.failed, h.upstream_failed, h.skipped,
+                s.setup_total, h.setup_success, h.setup_skipped), d.paused or s.is_gated or s.is_mapped) end as state) n
+            -- a mapped task that has become its instances waits no more, either
+            where not (s.is_mapped and h.is_new and has_instances(h.run_id, h.dst))
             order by h.run_id, h.dst
             on conflict (run_id, idx, map_index) do update set
                 n_success = excluded.n_success, n_failed = excluded.n_failed,
@@ -3593,6 +3966,36 @@ begin
     end if;
 end $$;
 
+CREATE FUNCTION evertick.skip_unchosen(p_session bigint, p_reports jsonb) RETURNS evertick.ended[]
+    LANGUAGE plpgsql
+    AS $$
+declare
+    skipped ended[];
+    t timestamptz := clock();
+begin
+    perform 1 from run_status s
+    where s.run_id = any(array(select (x->>'r')::bigint from jsonb_array_elements(p_reports) x))
+    order by s.run_id for no key update;
+    with moved as (
+        insert into task as k (run_id, idx, version_id, state, finished_at, reason)
+        select distinct on (x.r, n.idx) x.r, n.idx::int, b.version_id, 'skipped'::task_state, t, format('not chosen by %s', b.name)
+        from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, kind text, skip jsonb)
+        cross join lateral (
+            select y.version_id, s.name from task y join task_spec s on s.version_id = y.version_id and s.idx = y.idx
+            where y.run_id = x.r and y.idx = x.i and y.map_index = x.m and y.state = 'running' and y.epoch = x.e
+              and y.session = p_session and y.request is null) b
+        cross join lateral jsonb_array_elements_text(x.skip) n(idx)
+        join task_spec s on s.version_id = b.version_id and s.idx = n.idx::int
+        where x.kind = 'success' and not has_instances(x.r, n.idx::int)
+        order by x.r, n.idx
+        on conflict (run_id, idx, map_index) do update set state = 'skipped', finished_at = t, reason = excluded.reason
+            where k.state = 'waiting'
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    )
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into skipped from moved m;
+    return skipped;
+end $$;
+
 CREATE FUNCTION evertick.sources_of(p_condition jsonb) RETURNS TABLE(kind text, name text)
     LANGUAGE sql IMMUTABLE
     AS $$
@@ -3625,6 +4028,50 @@ begin
     end if;
 end $$;
 
+CREATE FUNCTION evertick.start_child(p_shard smallint, p_epoch bigint, p_run_id bigint, p_idx integer, p_map_index integer, p_task_epoch integer, p_dag_id integer, p_params jsonb, p_depth integer, p_reason text) RETURNS bigint
+    LANGUAGE plpgsql
+    AS $$
+declare
+    child bigint;
+    spec task_child;
+    made text := format('run %s, task %s, %s', p_run_id, p_idx, p_task_epoch);
+begin
+    perform fence(p_shard, p_epoch);
+    perform 1 from run_status r where r.run_id = p_run_id for no key update;
+    select c.* into spec from task k join task_child c on c.version_id = k.version_id and c.idx = k.idx
+    where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index and k.state = 'deferred' and k.epoch = p_task_epoch;
+    if not found then
+        delete from deferral d where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index and d.epoch = p_task_epoch;
+        return null;
+    end if;
+    if p_dag_id is null then
+        perform end_deferred(p_run_id, p_idx, p_map_index, p_task_epoch, 'failed', p_reason, null);
+        perform pass_gates();
+        return null;
+    end if;
+    insert into run as r (dag_id, version_id, kind, key, params, triggered_by, created_at)
+    select d.dag_id, d.version_id, 'manual', made, p_params, 'run ' || p_run_id, clock()
+    from dag d where d.dag_id = p_dag_id and d.deleted_at is null and d.version_id is not null
+    on conflict (dag_id, key) where key is not null do nothing
+    returning r.run_id into child;
+    if child is not null then
+        insert into child_run (run_id, parent_run_id, idx, map_index, depth) values (child, p_run_id, p_idx, p_map_index, p_depth);
+        update dag d set is_awaited = true where d.dag_id = p_dag_id and not d.is_awaited and spec.waits;
+        perform open_runs(array[child]);
+    else
+        select r.run_id into child from run r where r.dag_id = p_dag_id and r.key = made;
+    end if;
+    if spec.waits then
+        -- Word of its end comes at once; a look in between, in case that word is lost.
+        update deferral d set key = 'run:' || child, wake_at = least(d.deadline, clock() + interval '10 minutes')
+        where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index and d.epoch = p_task_epoch;
+    else
+        perform end_deferred(p_run_id, p_idx, p_map_index, p_task_epoch, 'success', null, to_jsonb(child));
+    end if;
+    perform pass_gates();
+    return child;
+end $$;
+
 CREATE FUNCTION evertick.start_runs(p_run_ids bigint[], p_are_new boolean DEFAULT false) RETURNS evertick.ended[]
     LANGUAGE plpgsql
     AS $$
@@ -3633,9 +4080,9 @@ declare
 begin
     with entering as (
         insert into task (run_id, idx, version_id, state)
-        select r.run_id, s.idx, r.version_id, case when s.is_gated then 'pending'::task_state else 'available' end
+        select r.run_id, s.idx, r.version_id, case when s.is_gated or s.is_mapped then 'pending'::task_state else 'available' end
         from run_status r join task_spec s on s.version_id = r.version_id and s.starts_at_once
-        where r.run_id = any(p_run_ids)
+        where r.run_id = any(p_run_ids) and not (s.is_mapped and has_instances(r.run_id, s.idx))
         on conflict (run_id, idx, map_index) do nothing
         returning run_id, idx, map_index, version_id, state
     )
@@ -3657,14 +4104,21 @@ $$;
 
 CREATE FUNCTION evertick.step(p_session bigint, p_reports jsonb, p_infra_retries integer, p_queues text[], p_free integer, p_low bigint[], p_aging double precision) RETURNS SETOF evertick.step_row
     LANGUAGE plpgsql
-    AS $$
+    AS $_$
 declare
     stale ended[];
     offered int := 0;
     claimed int := 0;
+    unchosen ended[];
 begin
     if p_reports is not null then
+        if p_reports @? '$[*].skip' then
+            unchosen := skip_unchosen(p_session, p_reports);
+        end if;
         select f.refused, f.offered into stale, offered from finish(p_session, p_reports, p_infra_retries) f;
+        if unchosen is not null then
+            offered := offered + settle(unchosen);
+        end if;
         offered := offered + pass_gates();
         return query select 'refused', x.run_id, x.idx, x.map_index, x.version_id, null::int, null::int,
                             null::timestamptz, null::text, null::text, null::int, null::bigint from unnest(stale) x;
@@ -3684,7 +4138,7 @@ begin
         return query select 'more', null::bigint, null::int, null::int, null::int, null::int, null::int,
                             null::timestamptz, null::text, null::text, null::int, null::bigint;
     end if;
-end $$;
+end $_$;
 
 CREATE FUNCTION evertick.step_backfill(p_shard smallint, p_epoch bigint, p_backfill_id integer, p_position timestamp with time zone, p_instants timestamp with time zone[], p_is_all boolean, OUT made integer, OUT ended integer, OUT moved boolean, OUT is_over boolean) RETURNS record
     LANGUAGE plpgsql
@@ -3786,7 +4240,7 @@ begin
         insert into task as k (run_id, idx, version_id, state, finished_at, reason)
         select r.run_id, s.idx, r.version_id, 'canceled', t, p_reason
         from run_status r join task_spec s on s.version_id = r.version_id
-        where r.run_id = p_run_id
+        where r.run_id = p_run_id and not (s.is_mapped and has_instances(p_run_id, s.idx))
         order by s.idx
         on conflict (run_id, idx, map_index) do update
             set state = 'canceled', finished_at = t, reason = p_reason, not_before = null
@@ -3794,6 +4248,12 @@ begin
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
     select array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::ended) into stopped from gone g;
+    with gone as (
+        update task k set state = 'canceled', finished_at = t, reason = p_reason, not_before = null
+        where k.run_id = p_run_id and k.map_index >= 0 and k.state in ('waiting', 'pending', 'available', 'deferred')
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    )
+    select stopped || array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::ended) into stopped from gone g;
     if exists (select 1 from gate_hold h where h.run_id = p_run_id)
        or exists (select 1 from gate_order o where o.run_id = p_run_id) then
         perform leave_gates(stopped);
@@ -3832,8 +4292,8 @@ begin
         select m.id from remains m
         where m.shard = p_shard and m.kind = p_kind and m.id = any(p_ids)
         order by m.id for update skip locked);
-    foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'attempt', 'task']
-                                      else array['edge', 'task_input', 'task_gate', 'task_spec'] end loop
+    foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'child_run', 'attempt', 'task']
+                                      else array['edge', 'task_input', 'task_gate', 'task_child', 'task_list', 'task_mapping', 'task_spec'] end loop
         execute format('delete from %1$I where ctid = any(array(select x.ctid from %1$I x where x.%2$I = any($1) limit $2))',
                        hung, p_kind || '_id') using gone, p_limit - swept;
         get diagnostics n = row_count;
@@ -3913,6 +4373,43 @@ begin
     delete from retry_line l where l.shard = p_shard and not waits_until(l.run_id, l.idx, l.map_index, l.due_at);
     delete from timer w
     where w.shard = p_shard and w.due_at <= t and (select true from run_status r where r.run_id = w.run_id) is null;
+end $$;
+
+CREATE FUNCTION evertick.take_back_instances(p_run_id bigint, p_idxs integer[]) RETURNS evertick.ended[]
+    LANGUAGE plpgsql
+    AS $$
+declare
+    one record;
+    taken ended[];
+    everything ended[] := '{}';
+    is_stopping boolean;
+begin
+    for one in
+        select s.idx, s.queue, s.priority from run_status r join task_spec s on s.version_id = r.version_id
+        where r.run_id = p_run_id and s.idx = any(p_idxs) and s.is_mapped and has_instances(p_run_id, s.idx) order by s.idx
+    loop
+        perform quit_lines(array[p_run_id], one.idx);
+        delete from ready q where q.queue = one.queue and q.rank in (9 - one.priority, 9) and q.run_id = p_run_id and q.idx = one.idx;
+        update task k set request = 'clear'
+        where k.run_id = p_run_id and k.idx = one.idx and k.state in ('queued', 'running') and k.request is distinct from 'cancel';
+        is_stopping := exists (select 1 from task k where k.run_id = p_run_id and k.idx = one.idx and k.state in ('queued', 'running'));
+        update task k set state = 'canceled', finished_at = clock(), not_before = null
+        where k.run_id = p_run_id and k.idx = one.idx and k.state in ('waiting', 'pending', 'available');
+        taken := array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
+                       where k.run_id = p_run_id and k.idx = one.idx and k.state not in ('queued', 'running'));
+        perform leave_gates(taken);
+        perform keep_attempts(taken);
+        if is_stopping then
+            delete from task k where k.run_id = p_run_id and k.idx = one.idx and k.state not in ('queued', 'running');
+        else
+            update task k set state = 'waiting', finished_at = null
+            where k.run_id = p_run_id and k.idx = one.idx
+              and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed');
+            perform fold_instances(taken);
+        end if;
+        everything := everything || taken;
+    end loop;
+    return everything;
 end $$;
 
 CREATE FUNCTION evertick.take_places(p_tasks evertick.gate_arrival[]) RETURNS void
@@ -4143,22 +4640,28 @@ begin
     return release(held) + admit_runs(array[p_dag_id]);
 end $$;
 
-CREATE FUNCTION evertick.upstream_of(p_run_id bigint, p_idxs integer[]) RETURNS TABLE(idx integer, map_index integer, success integer, failed integer, upstream_failed integer, skipped integer, setup_success integer, setup_skipped integer)
+CREATE FUNCTION evertick.upstream_of(p_run_id bigint, p_idxs integer[]) RETURNS TABLE(idx integer, map_index integer, success integer, failed integer, upstream_failed integer, skipped integer, setup_success integer, setup_skipped integer, more integer)
     LANGUAGE sql STABLE
     AS $$
-    select w.idx, w.map_index,
-           count(*) filter (where u.state = 'success')::int,
-           count(*) filter (where u.state in ('failed', 'canceled'))::int,
-           count(*) filter (where u.state = 'upstream_failed')::int,
-           count(*) filter (where u.state = 'skipped')::int,
-           count(*) filter (where s.is_setup and u.state = 'success')::int,
-           count(*) filter (where s.is_setup and u.state = 'skipped')::int
-    from task w
-    left join lateral (select x.src from edge x where x.version_id = w.version_id and x.dst = w.idx offset 0) g on true
-    left join lateral (select x.state from task x where x.run_id = w.run_id and x.idx = g.src offset 0) u on true
-    left join lateral (select x.is_setup from task_spec x where x.version_id = w.version_id and x.idx = g.src offset 0) s on true
-    where w.run_id = p_run_id and (p_idxs is null or w.idx = any(p_idxs)) and w.state = 'waiting'
-    group by w.idx, w.map_index
+    with counted as (
+        select w.idx,
+               count(*) filter (where u.state = 'success')::int as success,
+               count(*) filter (where u.state in ('failed', 'canceled'))::int as failed,
+               count(*) filter (where u.state = 'upstream_failed')::int as upstream_failed,
+               count(*) filter (where u.state = 'skipped')::int as skipped,
+               count(*) filter (where s.is_setup and u.state = 'success')::int as setup_success,
+               count(*) filter (where s.is_setup and u.state = 'skipped')::int as setup_skipped,
+               (count(u.state) - count(distinct g.src) filter (where u.state is not null))::int as more
+        from (select distinct k.idx, k.version_id from task k
+              where k.run_id = p_run_id and (p_idxs is null or k.idx = any(p_idxs)) and k.state = 'waiting') w
+        left join lateral (select x.src from edge x where x.version_id = w.version_id and x.dst = w.idx offset 0) g on true
+        left join lateral (select x.state from task x where x.run_id = p_run_id and x.idx = g.src offset 0) u on true
+        left join lateral (select x.is_setup from task_spec x where x.version_id = w.version_id and x.idx = g.src offset 0) s on true
+        group by w.idx
+    )
+    select c.idx, k.map_index, c.success, c.failed, c.upstream_failed, c.skipped, c.setup_success, c.setup_skipped, c.more
+    from counted c
+    cross join lateral (select x.map_index from task x where x.run_id = p_run_id and x.idx = c.idx and x.state = 'waiting' offset 0) k
 $$;
 
 CREATE FUNCTION evertick.used_of(p_gate_id integer) RETURNS integer
@@ -4199,6 +4702,47 @@ CREATE FUNCTION evertick.waits_until(p_run_id bigint, p_idx integer, p_map_index
     select exists (select 1 from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index
                    and k.state = 'pending' and k.not_before = p_instant)
 $$;
+
+CREATE FUNCTION evertick.wake_parents(p_shard smallint, p_epoch bigint, p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    due deferral[];
+    one deferral;
+    child record;
+    t timestamptz := clock();
+begin
+    perform fence(p_shard, p_epoch);
+    due := array(
+        select x.whole from (
+            select d as whole, d.run_id from deferral d where d.shard = p_shard and d.wake_at <= t and d.key is not null
+            order by d.wake_at limit p_limit) x
+        cross join lateral (select from run_status r where r.run_id = x.run_id for no key update skip locked) locked
+        order by x.run_id);
+    foreach one in array due loop
+        select r.run_id, r.state, r.reason, g.name into child
+        from run_status r join dag g on g.dag_id = r.dag_id where r.run_id = substr(one.key, 5)::bigint;
+        if child.state = 'success' then
+            perform end_deferred(one.run_id, one.idx, one.map_index, one.epoch, 'success', null, to_jsonb(child.run_id));
+        elsif child.state is null or child.state in ('failed', 'canceled') then
+            perform end_deferred(one.run_id, one.idx, one.map_index, one.epoch, 'failed', case when child.state is null
+                then format('%s that it waited for was pruned', replace(one.key, ':', ' ')) else
+                format('run %s of %s %s%s', child.run_id, child.name, case child.state when 'failed' then 'failed' else 'was canceled' end,
+                       ': ' || child.reason) end, null);
+        elsif one.deadline <= t then
+            perform end_deferred(one.run_id, one.idx, one.map_index, one.epoch, 'failed',
+                                 format('run %s of %s did not end in time', child.run_id, child.name), null);
+        elsif exists (select 1 from task k where k.run_id = one.run_id and k.idx = one.idx and k.map_index = one.map_index
+                      and k.state = 'deferred' and k.epoch = one.epoch) then
+            update deferral d set wake_at = least(d.deadline, t + interval '10 minutes')
+            where d.run_id = one.run_id and d.idx = one.idx and d.map_index = one.map_index;
+        else
+            delete from deferral d where d.run_id = one.run_id and d.idx = one.idx and d.map_index = one.map_index;
+        end if;
+    end loop;
+    perform pass_gates();
+    return cardinality(due);
+end $$;
 
 CREATE FUNCTION evertick.wants_of(p_tasks evertick.ended[]) RETURNS evertick.gate_want[]
     LANGUAGE sql STABLE
@@ -4311,7 +4855,7 @@ begin
         select 'upstream', jsonb_build_object('idx', g.src, 'task', s.name, 'state', coalesce(u.state, 'waiting'), 'rule', spec.rule,
                                               'ended', coalesce(k.n_success, 0) + coalesce(k.n_failed, 0)
                                                        + coalesce(k.n_upstream_failed, 0) + coalesce(k.n_skipped, 0),
-                                              'total', spec.upstream_total)
+                                              'total', spec.upstream_total + coalesce(k.n_more, 0))
         from edge g
         join task_spec s on s.version_id = g.version_id and s.idx = g.src
         left join task u on u.run_id = p_run_id and u.idx = g.src
@@ -4320,6 +4864,15 @@ begin
         order by array_position(array['waiting', 'pending', 'deferred', 'available', 'queued', 'running']::task_state[],
                                 coalesce(u.state, 'waiting')) desc, g.src
         limit 10;
+        return;
+    end if;
+    if k.state = 'deferred' then
+        return query select 'deferred', jsonb_build_object('since', k.started_at, 'deadline', w.deadline, 'run_id', c.run_id, 'dag', t.dag,
+                                                           'state', c.state)
+        from task_child t
+        left join deferral w on w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index
+        left join run_status c on 'run:' || c.run_id = w.key
+        where t.version_id = k.version_id and t.idx = p_idx;
         return;
     end if;
     if k.state = 'pending' and k.not_before is not null then
@@ -4615,6 +5168,15 @@ CREATE TABLE evertick.cause (
     occurred_at timestamp with time zone NOT NULL
 );
 
+CREATE TABLE evertick.child_run (
+    run_id bigint NOT NULL,
+    parent_run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    depth integer NOT NULL,
+    CONSTRAINT child_run_depth_check CHECK ((depth > 0))
+);
+
 CREATE TABLE evertick.cluster (
     system_id bigint NOT NULL,
     timeline bigint NOT NULL,
@@ -4667,6 +5229,18 @@ CREATE TABLE evertick.deadline (
     CONSTRAINT deadline_kind_check CHECK ((kind = ANY (ARRAY['start'::text, 'finish'::text])))
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
+
+CREATE TABLE evertick.deferral (
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    epoch integer NOT NULL,
+    shard smallint NOT NULL,
+    key text,
+    wake_at timestamp with time zone NOT NULL,
+    deadline timestamp with time zone
+)
+WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
 
 CREATE TABLE evertick.edge (
     version_id integer NOT NULL,
@@ -4833,6 +5407,14 @@ CREATE TABLE evertick.log_chunk (
     until bigint NOT NULL,
     is_late boolean DEFAULT false NOT NULL,
     content text NOT NULL
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off, toast.autovacuum_vacuum_insert_scale_factor='0.05', toast.autovacuum_freeze_min_age='0');
+
+CREATE TABLE evertick.map_item (
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    item jsonb NOT NULL
 )
 WITH (autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off, toast.autovacuum_vacuum_insert_scale_factor='0.05', toast.autovacuum_freeze_min_age='0');
 
@@ -5034,6 +5616,16 @@ CREATE TABLE evertick.stored_value (
     CONSTRAINT stored_value_kind_check CHECK ((kind = ANY (ARRAY['variable'::text, 'connection'::text, 'secret'::text])))
 );
 
+CREATE TABLE evertick.task_child (
+    version_id integer NOT NULL,
+    idx integer NOT NULL,
+    dag text NOT NULL,
+    params jsonb NOT NULL,
+    waits boolean NOT NULL,
+    timeout double precision,
+    CONSTRAINT task_child_timeout_check CHECK ((timeout > (0)::double precision))
+);
+
 CREATE TABLE evertick.task_gate (
     version_id integer NOT NULL,
     idx integer NOT NULL,
@@ -5059,6 +5651,23 @@ CREATE TABLE evertick.task_input (
     src integer NOT NULL
 );
 
+CREATE TABLE evertick.task_list (
+    version_id integer NOT NULL,
+    idx integer NOT NULL,
+    place integer NOT NULL,
+    src integer,
+    length integer,
+    CONSTRAINT task_list_check CHECK (((src IS NULL) <> (length IS NULL)))
+);
+
+CREATE TABLE evertick.task_mapping (
+    version_id integer NOT NULL,
+    idx integer NOT NULL,
+    how evertick.map_how NOT NULL,
+    most integer NOT NULL,
+    CONSTRAINT task_mapping_most_check CHECK ((most > 0))
+);
+
 CREATE TABLE evertick.task_spec (
     version_id integer NOT NULL,
     idx integer NOT NULL,
@@ -5078,6 +5687,8 @@ CREATE TABLE evertick.task_spec (
     is_gated boolean DEFAULT false NOT NULL,
     is_ordered boolean DEFAULT false NOT NULL,
     awaits_past boolean DEFAULT false NOT NULL,
+    starts_dag boolean DEFAULT false NOT NULL,
+    is_mapped boolean DEFAULT false NOT NULL,
     CONSTRAINT task_spec_max_attempts_check CHECK ((max_attempts > 0)),
     CONSTRAINT task_spec_priority_check CHECK (((priority >= 0) AND (priority <= 9))),
     CONSTRAINT task_spec_queue_timeout_check CHECK ((queue_timeout > (0)::double precision))
@@ -5151,6 +5762,9 @@ ALTER TABLE ONLY evertick.bundle
 ALTER TABLE ONLY evertick.cause
     ADD CONSTRAINT cause_pkey PRIMARY KEY (schedule_id, fire_at, kind, name);
 
+ALTER TABLE ONLY evertick.child_run
+    ADD CONSTRAINT child_run_pkey PRIMARY KEY (run_id);
+
 ALTER TABLE ONLY evertick.cluster
     ADD CONSTRAINT cluster_pkey PRIMARY KEY (system_id, timeline);
 
@@ -5171,6 +5785,9 @@ ALTER TABLE ONLY evertick.dag_version
 
 ALTER TABLE ONLY evertick.deadline
     ADD CONSTRAINT deadline_pkey PRIMARY KEY (shard, due_at, run_id, kind);
+
+ALTER TABLE ONLY evertick.deferral
+    ADD CONSTRAINT deferral_pkey PRIMARY KEY (run_id, idx, map_index);
 
 ALTER TABLE ONLY evertick.edge
     ADD CONSTRAINT edge_pkey PRIMARY KEY (version_id, src, dst);
@@ -5219,6 +5836,9 @@ ALTER TABLE ONLY evertick.lease
 
 ALTER TABLE ONLY evertick.log_chunk
     ADD CONSTRAINT log_chunk_pkey PRIMARY KEY (run_id, idx, map_index, epoch, seq);
+
+ALTER TABLE ONLY evertick.map_item
+    ADD CONSTRAINT map_item_pkey PRIMARY KEY (run_id, idx, map_index);
 
 ALTER TABLE ONLY evertick.migration
     ADD CONSTRAINT migration_pkey PRIMARY KEY (number);
@@ -5274,11 +5894,20 @@ ALTER TABLE ONLY evertick.skip_record
 ALTER TABLE ONLY evertick.stored_value
     ADD CONSTRAINT stored_value_pkey PRIMARY KEY (kind, name);
 
+ALTER TABLE ONLY evertick.task_child
+    ADD CONSTRAINT task_child_pkey PRIMARY KEY (version_id, idx);
+
 ALTER TABLE ONLY evertick.task_gate
     ADD CONSTRAINT task_gate_pkey PRIMARY KEY (version_id, idx, place);
 
 ALTER TABLE ONLY evertick.task_input
     ADD CONSTRAINT task_input_pkey PRIMARY KEY (version_id, idx, src);
+
+ALTER TABLE ONLY evertick.task_list
+    ADD CONSTRAINT task_list_pkey PRIMARY KEY (version_id, idx, place);
+
+ALTER TABLE ONLY evertick.task_mapping
+    ADD CONSTRAINT task_mapping_pkey PRIMARY KEY (version_id, idx);
 
 ALTER TABLE ONLY evertick.task
     ADD CONSTRAINT task_pkey PRIMARY KEY (run_id, idx, map_index);
@@ -5300,6 +5929,10 @@ CREATE INDEX backfill_run_instant ON evertick.backfill_run USING btree (dag_id, 
 CREATE INDEX backfill_run_open ON evertick.backfill_run USING btree (backfill_id, run_id) WHERE is_open;
 
 CREATE INDEX dag_timed ON evertick.dag USING btree (dag_id) WHERE has_run_timeout;
+
+CREATE INDEX deferral_due ON evertick.deferral USING btree (shard, wake_at);
+
+CREATE INDEX deferral_key ON evertick.deferral USING btree (key) WHERE (key IS NOT NULL);
 
 CREATE INDEX edge_upstream ON evertick.edge USING btree (version_id, dst, src);
 

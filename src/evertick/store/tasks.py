@@ -159,9 +159,12 @@ async def extend(conn: AsyncConnection, *, session: int, held: list[tuple[TaskKe
     return [ExtendRow(*row) for row in await cursor.fetchall()]
 
 
-async def clear(conn: AsyncConnection, *, run_id: int, idxs: list[int], actor: str) -> Cleared | None:
-    """None: there is no such run."""
-    return await one_row(conn, sql("tasks", "clear"), {"run_id": run_id, "idxs": idxs, "actor": actor}, Cleared)
+async def clear(
+    conn: AsyncConnection, *, run_id: int, idxs: list[int], instances: list[tuple[int, int]], actor: str
+) -> Cleared | None:
+    """`idxs` as a whole, and these `instances` (idx, map_index) of mapped tasks. None: there is no such run."""
+    params = {"run_id": run_id, "idxs": idxs, "instances": Json(instances), "actor": actor}
+    return await one_row(conn, sql("tasks", "clear"), params, Cleared)
 
 
 async def mark(conn: AsyncConnection, key: TaskKey, *, state: str, actor: str) -> str | None:

@@ -78,6 +78,8 @@ create table task_spec (
     is_gated       boolean not null default false,   -- it has rows in task_gate
     is_ordered     boolean not null default false,   -- of them, one of an ordered key
     awaits_past    boolean not null default false,   -- of them, the one of the run before
+    starts_dag     boolean not null default false,   -- it starts another DAG and no runner sees it, see 0020_deferral.sql
+    is_mapped      boolean not null default false,   -- it becomes its instances when it may start, see 0019_mapping.sql
     primary key (version_id, idx)
 );
 
@@ -193,6 +195,7 @@ create table run_status (
     state            run_state not null,
     open_tasks       int not null check (open_tasks >= 0),
     failed_leaves    int not null default 0 check (failed_leaves >= 0),
+    extra_tasks      int not null default 0,   -- how many more than its version names, by mapping
     cancel_requested boolean not null default false,
     started_at       timestamptz,
     finished_at      timestamptz,
@@ -224,6 +227,7 @@ create table task (
     n_skipped         int,
     n_setup_success   int,
     n_setup_skipped   int,
+    n_more            int,   -- how many upstream tasks there are besides those of the version, by mapping
     exit_code         int,
     reason            text,
     primary key (run_id, idx, map_index),

@@ -120,9 +120,9 @@ declare
 begin
     with entering as (
         insert into task (run_id, idx, version_id, state)
-        select r.run_id, s.idx, r.version_id, case when s.is_gated then 'pending'::task_state else 'available' end
+        select r.run_id, s.idx, r.version_id, case when s.is_gated or s.is_mapped then 'pending'::task_state else 'available' end
         from run_status r join task_spec s on s.version_id = r.version_id and s.starts_at_once
-        where r.run_id = any(p_run_ids)
+        where r.run_id = any(p_run_ids) and not (s.is_mapped and has_instances(r.run_id, s.idx))
         on conflict (run_id, idx, map_index) do nothing
         returning run_id, idx, map_index, version_id, state
     )
@@ -146,9 +146,10 @@ begin
             finished_at = case when n.state in ('skipped', 'upstream_failed') then t end
         from (
             select w.run_id, w.idx, w.map_index, state_after(decide(
-                       s.rule, s.upstream_total, coalesce(w.n_success, 0), coalesce(w.n_failed, 0),
+                       s.rule, s.upstream_total + coalesce(w.n_more, 0), coalesce(w.n_success, 0), coalesce(w.n_failed, 0),
                        coalesce(w.n_upstream_failed, 0), coalesce(w.n_skipped, 0),
-                       s.setup_total, coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0)), s.is_gated) as state
+                       s.setup_total, coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0)),
+                       s.is_gated or (s.is_mapped and w.map_index = -1)) as state
             from task w join task_spec s on s.version_id = w.version_id and s.idx = w.idx
             where w.run_id = any(p_run_ids) and w.state = 'waiting'
         ) n
@@ -269,7 +270,8 @@ begin
                    coalesce(w.n_upstream_failed, 0) + h.upstream_failed as upstream_failed,
                    coalesce(w.n_skipped, 0) + h.skipped as skipped,
                    coalesce(w.n_setup_success, 0) + h.setup_success as setup_success,
-                   coalesce(w.n_setup_skipped, 0) + h.setup_skipped as setup_skipped
+                   coalesce(w.n_setup_skipped, 0) + h.setup_skipped as setup_skipped,
+                   coalesce(w.n_more, 0) as more, w.state is null as is_new
             from hit h
             left join lateral (select * from task k where k.run_id = h.run_id and k.idx = h.dst and k.map_index = -1 offset 0) w
                 on true
@@ -285,8 +287,10 @@ begin
             join run_status r on r.run_id = h.run_id
             join dag d on d.dag_id = r.dag_id
             cross join lateral (select case when r.state <> 'running' then 'waiting'::task_state else state_after(decide(
-                s.rule, s.upstream_total, h.success, h.failed, h.upstream_failed, h.skipped,
-                s.setup_total, h.setup_success, h.setup_skipped), d.paused or s.is_gated) end as state) n
+                s.rule, s.upstream_total + h.more, h.success, h.failed, h.upstream_failed, h.skipped,
+                s.setup_total, h.setup_success, h.setup_skipped), d.paused or s.is_gated or s.is_mapped) end as state) n
+            -- a mapped task that has become its instances waits no more, either
+            where not (s.is_mapped and h.is_new and has_instances(h.run_id, h.dst))
             order by h.run_id, h.dst
             on conflict (run_id, idx, map_index) do update set
                 n_success = excluded.n_success, n_failed = excluded.n_failed,
@@ -353,23 +357,30 @@ begin
     return case when limited is null then 0 else admit_runs(limited) end;
 end $$;
 
--- How the upstream of the waiting tasks of a run has ended, by the tasks themselves. p_idxs null: of all that wait.
+-- How the upstream of the waiting tasks of a run has ended, by the tasks themselves, and how many more there are than the version
+-- names, because some of them are mapped. p_idxs null: of all that wait. Counted once for all instances of a task.
 create function upstream_of(p_run_id bigint, p_idxs int[]) returns table (
-    idx int, map_index int, success int, failed int, upstream_failed int, skipped int, setup_success int, setup_skipped int)
+    idx int, map_index int, success int, failed int, upstream_failed int, skipped int, setup_success int, setup_skipped int, more int)
 language sql stable as $$
-    select w.idx, w.map_index,
-           count(*) filter (where u.state = 'success')::int,
-           count(*) filter (where u.state in ('failed', 'canceled'))::int,
-           count(*) filter (where u.state = 'upstream_failed')::int,
-           count(*) filter (where u.state = 'skipped')::int,
-           count(*) filter (where s.is_setup and u.state = 'success')::int,
-           count(*) filter (where s.is_setup and u.state = 'skipped')::int
-    from task w
-    left join lateral (select x.src from edge x where x.version_id = w.version_id and x.dst = w.idx offset 0) g on true
-    left join lateral (select x.state from task x where x.run_id = w.run_id and x.idx = g.src offset 0) u on true
-    left join lateral (select x.is_setup from task_spec x where x.version_id = w.version_id and x.idx = g.src offset 0) s on true
-    where w.run_id = p_run_id and (p_idxs is null or w.idx = any(p_idxs)) and w.state = 'waiting'
-    group by w.idx, w.map_index
+    with counted as (
+        select w.idx,
+               count(*) filter (where u.state = 'success')::int as success,
+               count(*) filter (where u.state in ('failed', 'canceled'))::int as failed,
+               count(*) filter (where u.state = 'upstream_failed')::int as upstream_failed,
+               count(*) filter (where u.state = 'skipped')::int as skipped,
+               count(*) filter (where s.is_setup and u.state = 'success')::int as setup_success,
+               count(*) filter (where s.is_setup and u.state = 'skipped')::int as setup_skipped,
+               (count(u.state) - count(distinct g.src) filter (where u.state is not null))::int as more
+        from (select distinct k.idx, k.version_id from task k
+              where k.run_id = p_run_id and (p_idxs is null or k.idx = any(p_idxs)) and k.state = 'waiting') w
+        left join lateral (select x.src from edge x where x.version_id = w.version_id and x.dst = w.idx offset 0) g on true
+        left join lateral (select x.state from task x where x.run_id = p_run_id and x.idx = g.src offset 0) u on true
+        left join lateral (select x.is_setup from task_spec x where x.version_id = w.version_id and x.idx = g.src offset 0) s on true
+        group by w.idx
+    )
+    select c.idx, k.map_index, c.success, c.failed, c.upstream_failed, c.skipped, c.setup_success, c.setup_skipped, c.more
+    from counted c
+    cross join lateral (select x.map_index from task x where x.run_id = p_run_id and x.idx = c.idx and x.state = 'waiting' offset 0) k
 $$;
 
 -- The upstream counters of the given waiting tasks, computed anew from the tasks themselves.
@@ -379,13 +390,13 @@ declare
 begin
     update task k
     set n_success = c.success, n_failed = c.failed, n_upstream_failed = c.upstream_failed, n_skipped = c.skipped,
-        n_setup_success = c.setup_success, n_setup_skipped = c.setup_skipped
+        n_setup_success = c.setup_success, n_setup_skipped = c.setup_skipped, n_more = c.more
     from upstream_of(p_run_id, p_idxs) c
     where k.run_id = p_run_id and k.idx = c.idx and k.map_index = c.map_index and k.state = 'waiting'
       and (coalesce(k.n_success, 0), coalesce(k.n_failed, 0), coalesce(k.n_upstream_failed, 0),
-           coalesce(k.n_skipped, 0), coalesce(k.n_setup_success, 0), coalesce(k.n_setup_skipped, 0))
+           coalesce(k.n_skipped, 0), coalesce(k.n_setup_success, 0), coalesce(k.n_setup_skipped, 0), coalesce(k.n_more, 0))
           is distinct from
-          (c.success, c.failed, c.upstream_failed, c.skipped, c.setup_success, c.setup_skipped);
+          (c.success, c.failed, c.upstream_failed, c.skipped, c.setup_success, c.setup_skipped, c.more);
     get diagnostics changed = row_count;
     return changed;
 end $$;
@@ -394,10 +405,11 @@ end $$;
 create function recount_run(p_run_id bigint) returns boolean language plpgsql as $$
 begin
     update run_status r
-    set open_tasks = c.open_tasks, failed_leaves = c.failed_leaves
+    set open_tasks = c.open_tasks, failed_leaves = c.failed_leaves, extra_tasks = c.extra
     from (
-        select v.task_count - count(*) filter (where k.state in
-                   ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))::int as open_tasks,
+        select (v.task_count + count(k.idx) - count(distinct k.idx) - count(*) filter (where k.state in
+                   ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')))::int as open_tasks,
+               (count(k.idx) - count(distinct k.idx))::int as extra,
                count(*) filter (where s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed'))::int
                    as failed_leaves
         from run_status x
@@ -408,6 +420,6 @@ begin
         group by v.task_count
     ) c
     where r.run_id = p_run_id and r.state in ('queued', 'running') and c.open_tasks > 0
-      and (r.open_tasks, r.failed_leaves) is distinct from (c.open_tasks, c.failed_leaves);
+      and (r.open_tasks, r.failed_leaves, r.extra_tasks) is distinct from (c.open_tasks, c.failed_leaves, c.extra);
     return found;
 end $$;

@@ -240,11 +240,12 @@ begin
             select p_session, m.run_id, m.idx, m.map_index, m.epoch from moved m
         )
         select 'claim', m.run_id, m.idx, m.map_index, m.epoch, m.attempt::int, m.version_id, r.fire_at, r.params::text,
-               (select jsonb_object_agg(s.name, v.value)::text
+               case when m.map_index >= 0 then inputs_of_instance(m.run_id, m.version_id, m.idx, m.map_index) else
+               (select jsonb_object_agg(s.name, case when s.is_mapped then results_of(m.run_id, i.src) else v.value end)::text
                 from task_input i
                 join task_spec s on s.version_id = i.version_id and s.idx = i.src
                 left join result v on v.run_id = m.run_id and v.idx = i.src and v.map_index = -1
-                where i.version_id = m.version_id and i.idx = m.idx), 10 * (n - 1) + m.rank, m.seq
+                where i.version_id = m.version_id and i.idx = m.idx) end, 10 * (n - 1) + m.rank, m.seq
         from moved m join run r on r.run_id = m.run_id
         order by m.rank, m.seq;
         get diagnostics got = row_count;
@@ -403,13 +404,14 @@ begin
         join task_spec s on s.version_id = p.version_id and s.idx = p.idx
         where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
           and k.state = 'pending' and k.not_before is null and not d.paused and not s.is_gated
+          and not (s.is_mapped and k.map_index = -1)
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
     select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into freed from moved m;
     if coalesce(cardinality(freed), 0) < cardinality(p_tasks) then
         perform enter_gates(array(
             select p from unnest(p_tasks) p
-            join task_spec s on s.version_id = (p).version_id and s.idx = (p).idx and s.is_gated
+            join task_spec s on s.version_id = (p).version_id and s.idx = (p).idx and (s.is_gated or (s.is_mapped and (p).map_index = -1))
             join run_status r on r.run_id = (p).run_id
             join dag d on d.dag_id = r.dag_id and not d.paused));
     end if;
@@ -425,9 +427,16 @@ declare
     stale ended[];
     offered int := 0;
     claimed int := 0;
+    unchosen ended[];
 begin
     if p_reports is not null then
+        if p_reports @? '$[*].skip' then
+            unchosen := skip_unchosen(p_session, p_reports);
+        end if;
         select f.refused, f.offered into stale, offered from finish(p_session, p_reports, p_infra_retries) f;
+        if unchosen is not null then
+            offered := offered + settle(unchosen);
+        end if;
         offered := offered + pass_gates();
         return query select 'refused', x.run_id, x.idx, x.map_index, x.version_id, null::int, null::int,
                             null::timestamptz, null::text, null::text, null::int, null::bigint from unnest(stale) x;

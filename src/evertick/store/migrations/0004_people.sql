@@ -15,7 +15,7 @@ begin
         insert into task as k (run_id, idx, version_id, state, finished_at, reason)
         select r.run_id, s.idx, r.version_id, 'canceled', t, p_reason
         from run_status r join task_spec s on s.version_id = r.version_id
-        where r.run_id = p_run_id
+        where r.run_id = p_run_id and not (s.is_mapped and has_instances(p_run_id, s.idx))
         order by s.idx
         on conflict (run_id, idx, map_index) do update
             set state = 'canceled', finished_at = t, reason = p_reason, not_before = null
@@ -23,6 +23,12 @@ begin
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
     select array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::ended) into stopped from gone g;
+    with gone as (
+        update task k set state = 'canceled', finished_at = t, reason = p_reason, not_before = null
+        where k.run_id = p_run_id and k.map_index >= 0 and k.state in ('waiting', 'pending', 'available', 'deferred')
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    )
+    select stopped || array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::ended) into stopped from gone g;
     if exists (select 1 from gate_hold h where h.run_id = p_run_id)
        or exists (select 1 from gate_order o where o.run_id = p_run_id) then
         perform leave_gates(stopped);
@@ -60,6 +66,19 @@ begin
     return asked;
 end $$;
 
+-- The attempts of tasks that are taken back become history, and their results are gone.
+create function keep_attempts(p_tasks ended[]) returns void language plpgsql as $$
+begin
+    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
+    select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text, k.reason, k.exit_code,
+           k.started_at, k.finished_at
+    from unnest(p_tasks) p join task k on k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
+    where k.epoch > 0 and k.finished_at is not null and k.started_at is not null
+    on conflict (run_id, idx, map_index, epoch) do nothing;
+    delete from result v using unnest(p_tasks) p
+    where v.run_id = p.run_id and v.idx = p.idx and v.map_index = p.map_index;
+end $$;
+
 -- Takes terminal tasks back to waiting, counts their upstream anew and decides them. The caller holds the runs' locks.
 create function reopen(p_tasks ended[]) returns int language plpgsql as $$
 declare
@@ -67,23 +86,17 @@ declare
     r bigint;
     offered int := 0;
 begin
-    with kept as (
-        insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
-        select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text, k.reason, k.exit_code,
-               k.started_at, k.finished_at
-        from unnest(p_tasks) p join task k on k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
-        where k.epoch > 0 and k.finished_at is not null and k.started_at is not null
-        on conflict (run_id, idx, map_index, epoch) do nothing
-    ), dropped as (
-        delete from result v using unnest(p_tasks) p
-        where v.run_id = p.run_id and v.idx = p.idx and v.map_index = p.map_index
-    )
+    perform keep_attempts(p_tasks);
     update task k
     set state = 'waiting', attempt = 0, losses = 0, session = null, not_before = null, started_at = null,
         finished_at = null, reason = null, exit_code = null
     from unnest(p_tasks) p
     where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
       and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed');
+    if exists (select 1 from unnest(p_tasks) p where p.map_index >= 0) then
+        perform fold_instances(p_tasks);
+    end if;
+    p_tasks := p_tasks || fold_unready(p_tasks);
     runs := array(select distinct p.run_id from unnest(p_tasks) p order by 1);
     foreach r in array runs loop
         perform recount_upstream(r, array(
@@ -104,29 +117,35 @@ begin
         select distinct s.dag_id from run_status s where s.run_id = any(runs) and s.state = 'queued'));
 end $$;
 
--- Clears tasks of a run so that they run again. Returns how many were reopened and how many were asked to stop first.
-create function clear_tasks(p_run_id bigint, p_idxs int[], p_actor text, out reopened int, out asked int)
+-- Clears tasks of a run so that they run again: p_idxs as a whole, and these instances of mapped ones. Returns how many were reopened and
+-- how many were asked to stop first.
+create function clear_tasks(p_run_id bigint, p_idxs int[], p_instances jsonb, p_actor text, out reopened int, out asked int)
 language plpgsql as $$
 declare
     chosen ended[];
+    taken ended[];
 begin
     perform 1 from run_status r where r.run_id = p_run_id for no key update;
     if not found then
         return;  -- it was pruned a moment ago
     end if;
     update task k set request = 'clear'
-    where k.run_id = p_run_id and k.idx = any(p_idxs) and k.state in ('queued', 'running')
-      and k.request is distinct from 'cancel';
+    where k.run_id = p_run_id and (k.idx = any(p_idxs) or (k.idx, k.map_index) in (
+          select (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_instances) x))
+      and k.state in ('queued', 'running') and k.request is distinct from 'cancel';
     get diagnostics asked = row_count;
+    taken := take_back_instances(p_run_id, p_idxs);
     select array_agg(row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended) into chosen
     from task k
-    where k.run_id = p_run_id and k.idx = any(p_idxs)
+    where k.run_id = p_run_id and (k.idx = any(p_idxs) or (k.idx, k.map_index) in (
+          select (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_instances) x))
       and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed');
-    reopened := coalesce(cardinality(chosen), 0);
+    reopened := coalesce(cardinality(chosen), 0) + cardinality(taken);
     insert into journal (occurred_at, verb, actor, run_id, detail)
-    values (clock(), 'clear', p_actor, p_run_id, jsonb_build_object('tasks', p_idxs, 'reopened', reopened, 'asked', asked));
-    if chosen is not null then
-        perform reopen(chosen);
+    values (clock(), 'clear', p_actor, p_run_id, jsonb_build_object('tasks', p_idxs, 'reopened', reopened, 'asked', asked)
+            || case when p_instances = '[]' then '{}' else jsonb_build_object('instances', p_instances) end);
+    if reopened > 0 then
+        perform reopen(taken || chosen);
         perform pass_gates();
     end if;
 end $$;
@@ -144,7 +163,10 @@ declare
 begin
     select * into status from run_status r where r.run_id = p_run_id for no key update;
     select * into spec from task_spec s where s.version_id = status.version_id and s.idx = p_idx;
-    if spec.idx is null or p_state not in ('success', 'failed', 'skipped') then
+    -- An instance can be marked when there is one, a mapped task as a whole as long as it has none.
+    if spec.idx is null or p_state not in ('success', 'failed', 'skipped') or (case when p_map_index = -1 then
+           spec.is_mapped and has_instances(p_run_id, p_idx) else
+           not exists (select 1 from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index) end) then
         return null;
     end if;
     update task k set request = ('mark_' || p_state)::task_request
@@ -159,7 +181,7 @@ begin
         where r.run_id = p_run_id and r.state = 'queued';
         perform settle(start_runs(array[p_run_id]));
     end if;
-    perform quit_lines(array[p_run_id], p_idx);
+    perform quit_lines(array[p_run_id], p_idx, p_map_index);
     delete from ready q
     where q.queue = spec.queue and q.rank in (9 - spec.priority, 9) and q.run_id = p_run_id and q.idx = p_idx
       and q.map_index = p_map_index;

@@ -40,6 +40,7 @@ begin
         from task k
         cross join lateral (select x.dst from edge x where x.version_id = status.version_id and x.src = k.idx offset 0) g
         where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
+          and not has_instances(p_run_id, g.dst)
         on conflict (run_id, idx, map_index) do nothing
         returning idx
     )
@@ -84,6 +85,16 @@ begin
         perform release(lost);
     end if;
 
+    -- deferred, and nobody would ever look at it
+    insert into deferral (run_id, idx, map_index, epoch, shard, wake_at)
+    select k.run_id, k.idx, k.map_index, k.epoch, d.shard, t from task k join dag d on d.dag_id = status.dag_id
+    where k.run_id = p_run_id and k.state = 'deferred'
+    on conflict do nothing;
+    get diagnostics n = row_count;
+    if n > 0 then
+        repairs := array_append(repairs, 'deferral_missing');
+    end if;
+
     -- running without a lease: nobody could ever report or lose it
     insert into lease (session, run_id, idx, map_index, epoch)
     select k.session, k.run_id, k.idx, k.map_index, k.epoch from task k
@@ -116,11 +127,12 @@ begin
     set open_tasks = 0, failed_leaves = c.bad, finished_at = clock(),
         state = case when r.cancel_requested then 'canceled' when c.bad > 0 then 'failed' else 'success' end::run_state
     from (
-        select count(*) as n, count(*) filter (where s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed')) as bad
+        select count(*) filter (where k.state not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')) as open,
+               count(distinct k.idx) as planned, count(*) filter (where s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed')) as bad
         from task k
         left join lateral (select x.is_leaf from task_spec x where x.version_id = k.version_id and x.idx = k.idx offset 0) s on true
-        where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
+        where k.run_id = p_run_id
     ) c, dag_version v
-    where r.run_id = p_run_id and r.state = 'running' and v.version_id = r.version_id and c.n >= v.task_count;
+    where r.run_id = p_run_id and r.state = 'running' and v.version_id = r.version_id and c.open = 0 and c.planned >= v.task_count;
     return found;
 end $$;

@@ -8,7 +8,8 @@ $$;
 
 -- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, run_timeout, starts_paused, tasks: [...], edges: [[src, dst]],
 -- inputs: [[idx, src]], gates: [{idx, place, kind, name, parts, weight, capacity,
--- version, period}], schedules: [{name, spec, params, misfire,
+-- version, period}], mappings: [{idx, how, most}], lists: [{idx, place, src, length}], children: [{idx, dag, params, waits, timeout}],
+-- schedules: [{name, spec, params, misfire,
 -- window_seconds, catchup_limit, overlap, start_within, finish_within, delay_seconds, next_due, skipped}]}. p_seen: the schedules
 -- as they stood when this was planned (see refuse_moved).
 -- p_settle: what is due under schedules that this changes or removes (see settle_schedules): it is settled first.
@@ -37,19 +38,28 @@ begin
     if is_new then
         insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
                                starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated, is_ordered,
-                               awaits_past)
+                               awaits_past, is_mapped, starts_dag)
         select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
                x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets, coalesce(x.is_gated, false),
-               coalesce(x.is_ordered, false), coalesce(x.awaits_past, false)
+               coalesce(x.is_ordered, false), coalesce(x.awaits_past, false), coalesce(x.is_mapped, false),
+               coalesce(x.starts_dag, false)
         from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint, rule trigger_rule,
              upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
              max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[], is_gated boolean,
-             is_ordered boolean, awaits_past boolean);
+             is_ordered boolean, awaits_past boolean, is_mapped boolean, starts_dag boolean);
         insert into task_gate (version_id, idx, place, kind, name, parts, weight, capacity, version, period)
         select out_version_id, x.idx, x.place, x.kind, x.name, x.parts, x.weight, x.capacity, x.version, x.period
         from jsonb_to_recordset(p_dag->'gates')
             as x(idx int, place int, kind gate_kind, name text, parts jsonb, weight int, capacity int, version jsonb,
                  period double precision);
+        insert into task_mapping (version_id, idx, how, most)
+        select out_version_id, x.idx, x.how, x.most from jsonb_to_recordset(p_dag->'mappings') as x(idx int, how map_how, most int);
+        insert into task_list (version_id, idx, place, src, length)
+        select out_version_id, x.idx, x.place, x.src, x.length
+        from jsonb_to_recordset(p_dag->'lists') as x(idx int, place int, src int, length int);
+        insert into task_child (version_id, idx, dag, params, waits, timeout)
+        select out_version_id, x.idx, x.dag, x.params, x.waits, x.timeout
+        from jsonb_to_recordset(p_dag->'children') as x(idx int, dag text, params jsonb, waits boolean, timeout double precision);
         insert into edge (version_id, src, dst)
         select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'edges') x;
         insert into task_input (version_id, idx, src)

@@ -100,7 +100,7 @@ begin
     if not found then
         return 'sound';
     end if;
-    select v.task_count into planned from dag_version v where v.version_id = status.version_id;
+    select v.task_count + status.extra_tasks into planned from dag_version v where v.version_id = status.version_id;
     select d.paused into is_paused from dag d where d.dag_id = status.dag_id;
     select count(*) filter (where k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))::int as ended,
            count(*) filter (where s.is_leaf and k.state in ('failed', 'canceled', 'upstream_failed'))::int as bad,
@@ -124,6 +124,8 @@ begin
             when 'pending' then case when k.not_before is null then not is_paused and not exists (
                 select 1 from gate_wait w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index)
                                      else not is_timed(k) end
+            when 'deferred' then not exists (
+                select 1 from deferral w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index)
             else false end)
        or exists (
         -- without one of its first tasks
@@ -141,9 +143,9 @@ begin
         cross join lateral (select * from task x where x.run_id = p_run_id and x.idx = u.idx and x.map_index = u.map_index offset 0) w
         cross join lateral (select * from task_spec x where x.version_id = w.version_id and x.idx = w.idx offset 0) s
         where (coalesce(w.n_success, 0), coalesce(w.n_failed, 0), coalesce(w.n_upstream_failed, 0), coalesce(w.n_skipped, 0),
-               coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0))
-              is distinct from (u.success, u.failed, u.upstream_failed, u.skipped, u.setup_success, u.setup_skipped)
-           or decide(s.rule, s.upstream_total, u.success, u.failed, u.upstream_failed, u.skipped, s.setup_total,
+               coalesce(w.n_setup_success, 0), coalesce(w.n_setup_skipped, 0), coalesce(w.n_more, 0))
+              is distinct from (u.success, u.failed, u.upstream_failed, u.skipped, u.setup_success, u.setup_skipped, u.more)
+           or decide(s.rule, s.upstream_total + u.more, u.success, u.failed, u.upstream_failed, u.skipped, s.setup_total,
                      u.setup_success, u.setup_skipped) <> 'wait')) then
         return 'drifted';
     end if;
@@ -181,8 +183,9 @@ begin
     refused := 0;
     for r in
         with slice as (
-            select s.dag_id, s.run_id, sum(v.task_count) over (order by s.dag_id, s.run_id) - v.task_count as before
-            from (select x.dag_id, x.run_id, x.version_id from run_status x join dag d on d.dag_id = x.dag_id
+            select s.dag_id, s.run_id,
+                   sum(v.task_count + s.extra_tasks) over (order by s.dag_id, s.run_id) - v.task_count - s.extra_tasks as before
+            from (select x.dag_id, x.run_id, x.version_id, x.extra_tasks from run_status x join dag d on d.dag_id = x.dag_id
                   where x.state in ('queued', 'running') and x.state = 'running' and d.shard = p_shard
                     and (x.dag_id, x.state, x.run_id) > (p_after_dag, 'running'::run_state, p_after_run)
                   order by x.dag_id, x.state, x.run_id limit p_limit) s
@@ -297,10 +300,12 @@ begin
         end if;
         insert into task as k (run_id, idx, version_id, state, finished_at, reason)
         select p_run_id, s.idx, status.version_id, 'failed', t, why
-        from task_spec s where s.version_id = status.version_id
+        from task_spec s where s.version_id = status.version_id and not (s.is_mapped and has_instances(p_run_id, s.idx))
         order by s.idx
         on conflict (run_id, idx, map_index) do update set state = 'failed', finished_at = t, reason = why
             where k.state = 'waiting';
+        update task k set state = 'failed', finished_at = t, reason = why
+        where k.run_id = p_run_id and k.map_index >= 0 and k.state = 'waiting';
         update run_status r
         set state = 'failed', open_tasks = 0, finished_at = t, reason = why,
             failed_leaves = (select count(*) from task k join task_spec s on s.version_id = k.version_id and s.idx = k.idx

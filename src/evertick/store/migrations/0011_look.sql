@@ -79,7 +79,7 @@ create function is_overdue(p_run_id bigint) returns boolean language sql stable 
         select 1 from run_status r join dag_version v on v.version_id = r.version_id
         where r.run_id = p_run_id and r.state = 'running' and not r.cancel_requested
           and r.started_at + make_interval(secs => v.run_timeout) <= clock()
-          and (v.task_count > (select count(*) from task k where k.run_id = r.run_id)
+          and (v.task_count + r.extra_tasks > (select count(*) from task k where k.run_id = r.run_id)
                or exists (select 1 from task k where k.run_id = r.run_id
                           and (k.state in ('waiting', 'pending', 'available', 'deferred')
                                or (k.state in ('queued', 'running') and k.request is null)))))
@@ -185,7 +185,8 @@ begin
         troubles := array_append(troubles, 'backfill: ' || sqlerrm);
     end;
     begin
-        has_arrivals := exists (select 1 from arrival);
+        has_arrivals := exists (select 1 from arrival)
+                     or exists (select 1 from deferral d where d.shard = p_shard and d.wake_at <= read_at);
     exception when others then
         troubles := array_append(troubles, 'hear: ' || sqlerrm);
     end;

@@ -83,11 +83,12 @@ begin
         select p_session, m.run_id, m.idx, m.map_index, m.epoch from moved m
     )
     select 'claim', m.run_id, m.idx, m.map_index, m.epoch, m.attempt::int, m.version_id, r.fire_at, r.params::text,
-           (select jsonb_object_agg(s.name, v.value)::text
+           case when m.map_index >= 0 then inputs_of_instance(m.run_id, m.version_id, m.idx, m.map_index) else
+           (select jsonb_object_agg(s.name, case when s.is_mapped then results_of(m.run_id, i.src) else v.value end)::text
             from task_input i
             join task_spec s on s.version_id = i.version_id and s.idx = i.src
             left join result v on v.run_id = m.run_id and v.idx = i.src and v.map_index = -1
-            where i.version_id = m.version_id and i.idx = m.idx), m.place, m.seq
+            where i.version_id = m.version_id and i.idx = m.idx) end, m.place, m.seq
     from moved m join run r on r.run_id = m.run_id
     order by m.turn;
 end $$;

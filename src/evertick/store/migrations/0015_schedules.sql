@@ -83,6 +83,7 @@ end $$;
 -- so that the leader is woken.
 create function note_arrivals(p_closed bigint[], p_ended ended[]) returns void language plpgsql as $$
 begin
+    perform note_closed(p_closed);
     insert into arrival (kind, name, run_id, occurred_at)
     select k.kind, k.name, k.run_id, clock()
     from (

@@ -176,14 +176,15 @@ begin
     end if;
 end $$;
 
--- Takes tasks of a run out of their lines, one or all: the first thing to do for whoever takes a pending task away. The gates
+-- Takes tasks of a run out of their lines, all, those of one index, or one of them: the first thing to do for whoever takes a pending task away. The gates
 -- are looked at again at the end: one may have been reserved for who is gone.
-create function quit_lines(p_run_ids bigint[], p_idx int) returns void language plpgsql as $$
+create function quit_lines(p_run_ids bigint[], p_idx int, p_map_index int default null) returns void language plpgsql as $$
 declare
     touched gate_weight[];
 begin
     with gone as (
         delete from gate_wait w where w.run_id = any(p_run_ids) and (p_idx is null or w.idx = p_idx)
+          and (p_map_index is null or w.map_index = p_map_index)
         returning w.line_id
     )
     select array_agg(distinct row(l.blocked_on, 0)::gate_weight) into touched
@@ -194,22 +195,43 @@ begin
     end if;
 end $$;
 
--- The end of every verb that moves tasks: what was noted on the way is done. Returns how many tasks became available.
+-- The end of every verb that moves tasks: what was noted on the way is done. Mapped tasks first become their instances, which may end some
+-- and bring in others, and tasks that start a DAG are deferred. Returns how many tasks became available.
 create function pass_gates() returns int language plpgsql as $$
 declare
-    entering text := nullif(current_setting('evertick.entering', true), '');
+    coming text := nullif(current_setting('evertick.entering', true), '');
     released text := nullif(current_setting('evertick.released', true), '');
     noted text := nullif(current_setting('evertick.noted', true), '');
+    entering ended[] := '{}';
+    heads ended[];
+    starting ended[];
+    offered int := 0;
 begin
-    if entering is null and released is null and noted is null then
+    if coming is null and released is null and noted is null then
         return 0;
     end if;
-    perform set_config('evertick.entering', '', true), set_config('evertick.released', '', true);
+    while coming is not null loop
+        perform set_config('evertick.entering', '', true);
+        select array_agg(e) filter (where s.is_mapped), array_agg(e) filter (where s.starts_dag),
+               entering || array_agg(e) filter (where not s.is_mapped and not s.starts_dag) into heads, starting, entering
+        from unnest(coming::ended[]) e
+        cross join lateral (select x.is_mapped and (e).map_index = -1 as is_mapped, x.starts_dag from task_spec x
+                            where x.version_id = (e).version_id and x.idx = (e).idx offset 0) s;
+        if starting is not null then
+            perform defer_children(starting);
+        end if;
+        exit when heads is null;
+        offered := offered + expand_all(heads);
+        coming := nullif(current_setting('evertick.entering', true), '');
+    end loop;
+    -- what became of that may have noted more
+    released := nullif(current_setting('evertick.released', true), '');
+    noted := nullif(current_setting('evertick.noted', true), '');
+    perform set_config('evertick.released', '', true);
     if noted is not null then
         perform set_config('evertick.noted', '', true);
     end if;
-    return work_gates(coalesce(entering, '{}')::ended[], coalesce(noted, '{}')::ended[],
-                      coalesce(released, '{}')::gate_weight[], '{}');
+    return offered + work_gates(entering, coalesce(noted, '{}')::ended[], coalesce(released, '{}')::gate_weight[], '{}');
 end $$;
 
 -- What the given tasks need, as far as they are pending and nothing but gates holds them --------------------------------------
@@ -310,8 +332,8 @@ $$;
 -- Whether the task that a gate is named after succeeded or was skipped. One that was deleted keeps nobody waiting.
 create function is_past_over(p_name text) returns boolean language sql stable as $$
     select coalesce(
-        (select k.state in ('success', 'skipped') from task k
-         where k.run_id = split_part(p_name, '/', 1)::bigint and k.idx = split_part(p_name, '/', 2)::int and k.map_index = -1),
+        (select bool_and(k.state in ('success', 'skipped')) from task k   -- in another version it may have been mapped
+         where k.run_id = split_part(p_name, '/', 1)::bigint and k.idx = split_part(p_name, '/', 2)::int),
         not exists (select 1 from run_status r where r.run_id = split_part(p_name, '/', 1)::bigint))
 $$;
 

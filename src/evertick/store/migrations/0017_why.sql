@@ -308,7 +308,7 @@ begin
         select 'upstream', jsonb_build_object('idx', g.src, 'task', s.name, 'state', coalesce(u.state, 'waiting'), 'rule', spec.rule,
                                               'ended', coalesce(k.n_success, 0) + coalesce(k.n_failed, 0)
                                                        + coalesce(k.n_upstream_failed, 0) + coalesce(k.n_skipped, 0),
-                                              'total', spec.upstream_total)
+                                              'total', spec.upstream_total + coalesce(k.n_more, 0))
         from edge g
         join task_spec s on s.version_id = g.version_id and s.idx = g.src
         left join task u on u.run_id = p_run_id and u.idx = g.src
@@ -317,6 +317,15 @@ begin
         order by array_position(array['waiting', 'pending', 'deferred', 'available', 'queued', 'running']::task_state[],
                                 coalesce(u.state, 'waiting')) desc, g.src
         limit 10;
+        return;
+    end if;
+    if k.state = 'deferred' then
+        return query select 'deferred', jsonb_build_object('since', k.started_at, 'deadline', w.deadline, 'run_id', c.run_id, 'dag', t.dag,
+                                                           'state', c.state)
+        from task_child t
+        left join deferral w on w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index
+        left join run_status c on 'run:' || c.run_id = w.key
+        where t.version_id = k.version_id and t.idx = p_idx;
         return;
     end if;
     if k.state = 'pending' and k.not_before is not null then

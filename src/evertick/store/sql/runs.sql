@@ -8,7 +8,7 @@ select cancel_run(%(run_id)s::bigint, %(actor)s::text, %(reason)s::text)
 
 -- name: find
 select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count
   from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
   join dag_version v on v.version_id = r.version_id
  where r.run_id = %(run_id)s
@@ -20,14 +20,14 @@ select run_id from run where run_id = any(%(run_ids)s::bigint[])
 -- name: list_of_dag
 -- Newest first by the index of the DAG's runs.
 select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count
   from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
   join dag_version v on v.version_id = r.version_id
  where r.dag_id = %(dag_id)s and (%(state)s::run_state is null or s.state = %(state)s) order by r.run_id desc limit %(limit)s
 
 -- name: list
 select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count
   from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
   join dag_version v on v.version_id = r.version_id
  where %(state)s::run_state is null or s.state = %(state)s order by r.run_id desc limit %(limit)s
@@ -35,7 +35,7 @@ select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key
 -- name: newest_of_each_dag
 -- One index probe per DAG, whatever the number of runs.
 select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count
   from dag d
   cross join lateral (select n.run_id from run n where n.dag_id = d.dag_id order by n.run_id desc limit 1) newest
   join run r on r.run_id = newest.run_id join run_status s on s.run_id = r.run_id

@@ -1,0 +1,102 @@
+"""The decorators that make a function a task: `@task`, `@task.branch`, `@task.short_circuit`, `@setup` and `@teardown`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Unpack, overload
+
+from evertick.authoring.location import refused
+from evertick.authoring.options import TaskOptions
+from evertick.authoring.task import Task
+from evertick.domain.dag import Choice
+from evertick.domain.states import TriggerRule
+
+Function = Callable[..., object]
+
+
+class Decorator:
+    """`@it`, or `@it(retries=3)`."""
+
+    def __init__(self, role: Mapping[str, object]) -> None:
+        self._role = role
+
+    @overload
+    def __call__(self, function: Function, /) -> Task: ...
+    @overload
+    def __call__(self, /, **options: Unpack[TaskOptions]) -> Callable[[Function], Task]: ...
+    def __call__(
+        self, function: Function | None = None, /, **options: Unpack[TaskOptions]
+    ) -> Task | Callable[[Function], Task]:
+        return _made(function, options, self._role)
+
+
+class ShortCircuit:
+    """A task that skips everything after it when it returns something false. Without `ignore_downstream_trigger_rules` it
+    skips only what is directly after it, and trigger rules decide the rest."""
+
+    @overload
+    def __call__(self, function: Function, /) -> Task: ...
+    @overload
+    def __call__(
+        self, /, *, ignore_downstream_trigger_rules: bool = ..., **options: Unpack[TaskOptions]
+    ) -> Callable[[Function], Task]: ...
+    def __call__(
+        self,
+        function: Function | None = None,
+        /,
+        *,
+        ignore_downstream_trigger_rules: bool = True,
+        **options: Unpack[TaskOptions],
+    ) -> Task | Callable[[Function], Task]:
+        _check_flag("@task.short_circuit: ignore_downstream_trigger_rules", ignore_downstream_trigger_rules)
+        choice = Choice.SHORT_CIRCUIT if ignore_downstream_trigger_rules else Choice.SHORT_CIRCUIT_DIRECT
+        return _made(function, options, {"choice": choice})
+
+
+class Teardown:
+    """A task that cleans up once all before it have ended, if a setup among them succeeded. The run ends as if it were not
+    there, unless `on_failure_fail_dagrun`."""
+
+    @overload
+    def __call__(self, function: Function, /) -> Task: ...
+    @overload
+    def __call__(
+        self, /, *, on_failure_fail_dagrun: bool = ..., **options: Unpack[TaskOptions]
+    ) -> Callable[[Function], Task]: ...
+    def __call__(
+        self,
+        function: Function | None = None,
+        /,
+        *,
+        on_failure_fail_dagrun: bool = False,
+        **options: Unpack[TaskOptions],
+    ) -> Task | Callable[[Function], Task]:
+        _check_flag("@teardown: on_failure_fail_dagrun", on_failure_fail_dagrun)
+        role = {"is_teardown": True, "fails_run": on_failure_fail_dagrun}
+        return _made(function, options, {**role, "trigger_rule": TriggerRule.ALL_DONE_SETUP_SUCCESS})
+
+
+class TaskDecorator(Decorator):
+    """`@task` makes a function a task. `@task.branch` returns the names of the tasks or groups directly after it that shall
+    run; the others are skipped."""
+
+    branch = Decorator({"choice": Choice.BRANCH})
+    short_circuit = ShortCircuit()
+
+
+task = TaskDecorator({})
+setup = Decorator({"is_setup": True})
+teardown = Teardown()
+
+
+def _made(
+    function: Function | None, options: TaskOptions, role: Mapping[str, object]
+) -> Task | Callable[[Function], Task]:
+    if function is not None:
+        return Task(function, options, role)
+    return lambda decorated: Task(decorated, options, role)
+
+
+def _check_flag(what: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise refused(f"{what} must be True or False.")

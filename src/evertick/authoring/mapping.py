@@ -1,0 +1,117 @@
+"""`.expand(...)`: a task that becomes as many instances as its lists have elements. The lists in the code stay in the code."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from evertick.authoring.draft import TaskRef
+from evertick.authoring.location import refused
+from evertick.authoring.resolve import ListArgument
+from evertick.domain.mapping import MapHow, MappedList
+from evertick.domain.mapping import Mapping as TaskMapping
+
+_EXAMPLE = "as in .expand(x=[1, 2, 3]) or .expand(x=other_task())"
+
+
+class Expansion(NamedTuple):
+    """What is expanded over: the lists by their arguments. One list of dicts with all arguments has none."""
+
+    how: MapHow
+    lists: Mapping[str | None, object]
+
+    @property
+    def sources(self) -> list[TaskRef]:
+        return [each for each in self.lists.values() if isinstance(each, TaskRef)]
+
+    def published(self, most: int) -> TaskMapping:
+        return TaskMapping(how=self.how, lists=tuple(_published(*each) for each in self.lists.items()), most=most)
+
+    def bound(self) -> tuple[ListArgument, ...]:
+        return tuple(
+            ListArgument(name, None if isinstance(each, TaskRef) else tuple(each))  # type: ignore[arg-type]
+            for name, each in self.lists.items()
+        )
+
+
+Place = Callable[[tuple[object, ...], Mapping[str, object], Expansion | None], TaskRef]
+
+
+class Partial:
+    """A task with the arguments that are the same for all of its instances: `load.partial(table="x").expand(row=rows)`."""
+
+    def __init__(
+        self,
+        name: str,
+        signature: inspect.Signature,
+        place: Place,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> None:
+        self.name, self._signature, self._place = name, signature, place
+        self._args, self._kwargs = args, dict(kwargs or {})
+        try:
+            self._signature.bind_partial(*args, **self._kwargs)
+        except TypeError as error:
+            raise refused(f"task {name!r} cannot be called like this: {error}.") from None
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}, not expanded yet>"
+
+    def expand(self, **lists: object) -> TaskRef:
+        """An instance for each element; of several lists, for each combination: the last list goes round fastest."""
+        return self._expanded(MapHow.PRODUCT, lists)
+
+    def expand_zip(self, **lists: object) -> TaskRef:
+        """An instance for each place of the lists, which must be of one length."""
+        return self._expanded(MapHow.ZIP, lists)
+
+    def expand_kwargs(self, rows: object, /) -> TaskRef:
+        """An instance for each dict of a list, called with what the dict names."""
+        checked = _checked_list(self.name, "expand_kwargs", rows)
+        for row in () if isinstance(checked, TaskRef) else checked:
+            if not isinstance(row, Mapping) or not all(isinstance(key, str) for key in row):
+                raise refused(
+                    f"task {self.name!r}: expand_kwargs takes a list of dicts by argument, and has {row!r} in it."
+                )
+            self._check(row)
+        return self._place(self._args, self._kwargs, Expansion(MapHow.KWARGS, {None: checked}))
+
+    def _expanded(self, how: MapHow, lists: Mapping[str, object]) -> TaskRef:
+        if not lists:
+            raise refused(f"task {self.name!r} expands over nothing: name at least one list, {_EXAMPLE}.")
+        checked: dict[str | None, object] = {name: _checked_list(self.name, name, each) for name, each in lists.items()}
+        self._check(lists)
+        return self._place(self._args, self._kwargs, Expansion(how, checked))
+
+    def _check(self, more: Mapping[str, object]) -> None:
+        if twice := sorted(self._kwargs.keys() & more.keys()):
+            raise refused(f"task {self.name!r} gets argument {twice[0]!r} twice: by partial and by expand.")
+        wanted = {"context": None} if "context" in self._signature.parameters and "context" not in self._kwargs else {}
+        try:
+            self._signature.bind(*self._args, **{**wanted, **self._kwargs, **more})
+        except TypeError as error:
+            raise refused(f"task {self.name!r} cannot be called like this: {error}.") from None
+
+
+def _published(name: str | None, each: object) -> MappedList:
+    if isinstance(each, TaskRef):
+        return MappedList(argument=name, task=each.name)
+    return MappedList(argument=name, length=len(each))  # type: ignore[arg-type]
+
+
+def _checked_list(task: str, argument: str, given: object) -> TaskRef | list[object]:
+    if isinstance(given, TaskRef):
+        return given
+    if isinstance(given, Mapping):
+        raise refused(
+            f"task {task!r}: {argument} is a dict; expand over list({argument}.items()) or its keys or values."
+        )
+    if not isinstance(given, list | tuple | range):
+        raise refused(f"task {task!r}: {argument} must be a list or the result of a task, not {given!r}; {_EXAMPLE}.")
+    if any(isinstance(each, TaskRef) for each in given):
+        raise refused(
+            f"task {task!r}: {argument} is a list with results of tasks in it; let one task return the whole list."
+        )
+    return list(given)

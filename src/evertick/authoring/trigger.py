@@ -1,0 +1,42 @@
+"""`trigger_dag`: a task that starts another DAG. The control plane does it; no runner is taken up, however long it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Unpack
+
+from evertick.authoring.draft import TaskRef, current_draft
+from evertick.authoring.location import refused
+from evertick.authoring.options import TaskOptions, task_spec
+from evertick.authoring.resolve import BoundTask
+from evertick.domain.dag import ChildSpec, TaskKind
+from evertick.domain.params import as_json
+
+
+def trigger_dag(
+    dag: str, /, *, params: Mapping[str, object] | None = None, wait: bool = True, **options: Unpack[TaskOptions]
+) -> TaskRef:
+    """Start a run of another DAG. With `wait` the task ends as that run does, or fails after its `timeout`. Its result is
+    the number of the run."""
+    draft = current_draft(f"trigger_dag({dag!r})")
+    if not isinstance(dag, str) or not dag:
+        raise refused(f"trigger_dag takes the name of a DAG, not {dag!r}.")
+    if not isinstance(wait, bool):
+        raise refused(f"trigger_dag({dag!r}): wait must be True or False, not {wait!r}.")
+    if params is not None and not isinstance(params, Mapping):
+        raise refused(f"trigger_dag({dag!r}): params must be a dict, not {params!r}.")
+    try:
+        given = {str(name): as_json(value) for name, value in (params or {}).items()}
+    except ValueError as error:
+        raise refused(f"trigger_dag({dag!r}): params must be constants: {error}.") from None
+    local = options.get("name") or f"trigger_{dag}".replace(".", "_")
+    name = draft.claim_name(local, numbered="name" not in options)
+    kept = {key: value for key, value in draft.task_defaults.items() if key in ("trigger_rule", "timeout")}
+    spec = replace(
+        task_spec(name, {**kept, **options}),
+        kind=TaskKind.TRIGGER,
+        group=draft.group,
+        child=ChildSpec(dag=dag, params=given, waits=wait),
+    )
+    return draft.add(spec, BoundTask(name=name, kind=TaskKind.TRIGGER))

@@ -1,0 +1,108 @@
+"""Dynamic mapping as it is published: over which lists a task expands, and how. What is in the lists is not known here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice, product
+from math import prod
+from typing import NamedTuple
+
+from evertick.domain.states import TriggerRule
+
+DEFAULT_INSTANCES = 10_000
+MOST_INSTANCES = 100_000
+# Where the inputs of an instance have what it was given of each list: no task can have this name.
+ITEM = ""
+# These may start a task while what it expands over is not there yet.
+HASTY_RULES = frozenset({TriggerRule.ALWAYS, TriggerRule.ONE_SUCCESS, TriggerRule.ONE_FAILED, TriggerRule.ONE_DONE})
+
+
+class MapHow(StrEnum):
+    """Every combination of the lists, their elements side by side, or one list of dicts with all arguments."""
+
+    PRODUCT = "product"
+    ZIP = "zip"
+    KWARGS = "kwargs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MappedList:
+    """A list that a mapped task is given: for which argument, and either the task that returns it or its length in the code."""
+
+    argument: str | None = None
+    task: str | None = None
+    length: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mapping:
+    """How a task becomes its instances: at most so many."""
+
+    how: MapHow = MapHow.PRODUCT
+    lists: tuple[MappedList, ...]
+    most: int = DEFAULT_INSTANCES
+
+
+def check_mapping(mapping: Mapping, *, rule: TriggerRule, upstream: Collection[str]) -> Iterator[str]:
+    """Everything that is wrong with it, as far as it can be known before a run."""
+    if not mapping.lists:
+        yield "it expands over nothing; name at least one list, as in task.expand(x=[1, 2, 3])."
+    if isinstance(mapping.most, bool) or not isinstance(mapping.most, int) or not 1 <= mapping.most <= MOST_INSTANCES:
+        yield f"max_instances is {mapping.most!r}; it must be from 1 to {MOST_INSTANCES:,}."
+        return
+    lengths = [each.length for each in mapping.lists if each.length is not None]
+    if mapping.how is MapHow.ZIP and len(set(lengths)) > 1:
+        yield f"expand_zip takes lists of one length, not of {', '.join(map(str, lengths))}."
+    planned = prod(lengths) if mapping.how is MapHow.PRODUCT else max(lengths, default=0)
+    if planned > mapping.most:
+        yield (
+            f"it expands to {planned:,} instances, and at most {mapping.most:,} are allowed;"
+            " give it less, or raise max_instances."
+        )
+    for each in mapping.lists:
+        if each.task is not None and each.task not in upstream:
+            yield f"it expands over the result of {each.task!r}, which is not upstream of it."
+        if each.task is not None and rule in HASTY_RULES:
+            yield f"it expands over the result of {each.task!r}, and trigger rule {rule} may start it before that has ended."
+
+
+class Items(NamedTuple):
+    """What each instance is given, or how the task ends instead, and why."""
+
+    items: list[list[object]]
+    instead: str | None = None
+    reason: str = ""
+
+
+def items_of(mapping: Mapping, results: dict[str, object], ends: dict[str, str | None]) -> Items:
+    """What `lists_of` and `count_instances` decide in the database, by what the tasks returned that it expands over, and how
+    they ended: a mapped one that has no instances ended as a whole, the others have no end of their own."""
+    lists: list[list[object]] = []
+    for each in mapping.lists:
+        if each.task is None:
+            lists.append(list(range(each.length or 0)))
+            continue
+        if ends[each.task] == "skipped":
+            return Items([], "skipped", f"nothing to expand over: task {each.task} was skipped")
+        value = results[each.task]
+        if ends[each.task] not in (None, "success") or not isinstance(value, list):
+            return Items([], "failed", f"cannot expand over the result of task {each.task}: it is not a list")
+        if mapping.how is MapHow.KWARGS and not all(isinstance(row, dict) for row in value):
+            return Items(
+                [], "failed", f"cannot expand over the result of task {each.task}: not all of its elements are dicts"
+            )
+        lists.append(value)
+    sizes = {len(each) for each in lists}
+    if sizes == {0} or (mapping.how is MapHow.PRODUCT and 0 in sizes):
+        return Items([], "skipped", "nothing to expand over: the list is empty")
+    if mapping.how is MapHow.ZIP and len(sizes) > 1:
+        return Items([], "failed", "cannot expand lists side by side: they differ in length")
+    every = product(*lists) if mapping.how is MapHow.PRODUCT else zip(*lists, strict=True)
+    items = [list(item) for item in islice(every, mapping.most + 1)]
+    if len(items) > mapping.most:
+        return Items(
+            [], "failed", f"expands to more than the {mapping.most:,} instances that are allowed; raise max_instances"
+        )
+    return Items(items)

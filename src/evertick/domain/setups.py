@@ -1,0 +1,36 @@
+"""Setup and teardown: whose end decides a run, and what is cleared together. Pure questions to a DAG."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from evertick.domain.branching import below
+from evertick.domain.dag import DagSpec
+
+
+def leaves(spec: DagSpec) -> set[int]:
+    """The tasks whose failure fails the run: the last ones, but for teardowns that are not to decide it."""
+    is_ignored = [task.is_teardown and not task.fails_run for task in spec.tasks]
+    followed: set[int] = set()
+    for up, down in sorted(spec.edges, reverse=True):  # tasks stand in topological order
+        if not is_ignored[down] or down in followed:
+            followed.add(up)
+    return {idx for idx, ignored in enumerate(is_ignored) if not ignored and idx not in followed}
+
+
+def cleared_with(spec: DagSpec, idxs: Collection[int]) -> set[int]:
+    """What must run again when these tasks do: the setups that they work under, and the teardowns of those.
+
+    A task works under a setup that is above it, if a teardown of that setup is below it or the setup has none.
+    """
+    if not any(task.is_setup for task in spec.tasks):
+        return set()
+    found: set[int] = set()
+    for setup in (idx for idx, task in enumerate(spec.tasks) if task.is_setup):
+        under = below(spec, [setup])
+        teardowns = {down for up, down in spec.edges if up == setup and spec.tasks[down].is_teardown}
+        for idx in under.intersection(idxs):
+            mine = teardowns & below(spec, [idx])
+            if not spec.tasks[idx].is_teardown and (mine or not teardowns):
+                found |= {setup, *mine}
+    return found

@@ -1,0 +1,53 @@
+"""wake: what the leader does for deferred tasks that are due. Runs of other DAGs are started, and their ends are passed on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psycopg import AsyncConnection
+
+from evertick.domain.errors import UserError
+from evertick.domain.params import check_params
+from evertick.engine.fenced import as_leader
+from evertick.engine.trigger import find_dag
+from evertick.store import deferrals
+from evertick.store.deferrals import ChildDue
+
+# A run that was started by a run that was started by ...: so many, and no more. DAGs that start each other end here.
+MOST_ABOVE = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Woken:
+    """`has_more`: there were more than a batch."""
+
+    looked_at: int
+    has_more: bool
+
+
+async def wake(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> Woken:
+    """One batch of what is due."""
+    due = await deferrals.children_due(conn, shard=shard, batch=batch)
+    for each in due:
+        await _start(conn, each, shard=shard, epoch=epoch)
+    ended = await as_leader(
+        lambda: deferrals.wake_parents(conn, shard=shard, epoch=epoch, batch=batch), shard=shard, epoch=epoch
+    )
+    return Woken(looked_at=len(due) + ended, has_more=len(due) == batch or ended == batch)
+
+
+async def _start(conn: AsyncConnection, due: ChildDue, *, shard: int, epoch: int) -> None:
+    """One task's run, or the reason why there is none."""
+    dag_id, params, reason = None, {}, None
+    try:
+        if due.depth >= MOST_ABOVE:
+            raise UserError(f"{MOST_ABOVE} runs started each other on the way here. Do these DAGs start each other?")
+        row, spec = await find_dag(conn, due.dag)
+        dag_id, params = row.dag_id, dict(check_params(spec.params, due.params))
+    except UserError as error:
+        reason = f"cannot start {due.dag}: {error}"
+    await as_leader(
+        lambda: deferrals.start_child(conn, due, shard=shard, epoch=epoch, dag_id=dag_id, params=params, reason=reason),
+        shard=shard,
+        epoch=epoch,
+    )

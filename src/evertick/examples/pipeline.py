@@ -1,0 +1,26 @@
+"""One DAG that starts another and goes on when that has ended. Nothing is taken up while it waits.
+
+`evertick dags trigger pipeline --wait`, then `evertick runs list` shows both runs.
+"""
+
+from evertick import Param, dag, shell, task, trigger_dag
+
+
+@task
+def load(context) -> str:  # type: ignore[no-untyped-def]
+    return f"loaded {context.params['table']}"
+
+
+@dag(params={"table": Param("orders", choices=["orders", "customers"])}, tags=["example"])
+def load_table() -> None:
+    """Loads one table; started by `pipeline`, or by hand."""
+    load()
+
+
+@dag(tags=["example"])
+def pipeline() -> None:
+    """Both tables, one after the other, and then a note."""
+    orders = trigger_dag("load_table", params={"table": "orders"}, name="orders", timeout="10m")
+    customers = trigger_dag("load_table", params={"table": "customers"}, name="customers", timeout="10m")
+    # The result is the number of the run that was started.
+    orders >> customers >> shell("note", 'echo "both are loaded"')

@@ -1,0 +1,195 @@
+"""Generated DAGs through the real engine and through `domain/shape.py`, side by side: after every end of a task both agree.
+
+    python -m tests.engine.shapes --shapes 5000 [--seed N]
+
+Trigger rules, mapping, branches, setups and teardowns, skips, failures, retries and clears, in all combinations that the dice give.
+A failing seed repeats exactly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from psycopg import AsyncConnection
+
+from evertick.domain.branching import skipped_by
+from evertick.domain.dag import Choice, DagSpec
+from evertick.domain.mapping import HASTY_RULES, MapHow, MappedList, Mapping
+from evertick.domain.retry import RetryPolicy
+from evertick.domain.shape import READY, Key, Shape
+from evertick.domain.states import TriggerRule
+from evertick.engine.clear import clear
+from evertick.store import runs, tasks
+from evertick.store.db import Purpose, connect
+from evertick.store.tasks import StepRow
+from tests.databases import Cluster, own_cluster
+from tests.engine import invariants
+from tests.engine.world import Runner, make_dag, put, start
+
+LISTS: tuple[object, ...] = (None, 7, [], [1], [1, 2], [1, 2, 3], [1, 2, 3, 4, 5])
+
+
+class Differs(AssertionError):
+    """The engine and the model came to different ends."""
+
+
+def draw(dice: random.Random, name: str) -> DagSpec:
+    """A DAG of two to nine tasks."""
+    names = [f"t{index}" for index in range(dice.randint(2, 9))]
+    shape = {task: dice.sample(names[:i], min(i, dice.choice([0, 1, 1, 2, 2, 3]))) for i, task in enumerate(names)}
+    options = {task: _options(dice, shape[task]) for task in names}
+    return make_dag(name, shape, per_task=options)
+
+
+def _options(dice: random.Random, upstream: list[str]) -> dict[str, object]:
+    rule = dice.choice(list(TriggerRule)) if dice.random() < 0.6 else TriggerRule.ALL_SUCCESS
+    found: dict[str, object] = {
+        "trigger_rule": rule,
+        "retry": RetryPolicy(retries=dice.choice([0, 0, 1]), delay_seconds=0),
+    }
+    match dice.choices(["plain", "mapped", "choice", "setup", "teardown"], [5, 4, 2, 1, 1])[0]:
+        case "mapped":
+            lists = [MappedList(argument="x", length=dice.choice([0, 1, 2, 3]))]
+            if upstream and rule not in HASTY_RULES and dice.random() < 0.8:
+                lists = [MappedList(argument="x", task=upstream[0]), *dice.choice([[], [], lists])]
+            how = dice.choice([MapHow.PRODUCT, MapHow.PRODUCT, MapHow.ZIP])
+            found["mapping"] = Mapping(lists=tuple(lists), how=how, most=4)
+        case "choice":
+            found["choice"] = dice.choice(list(Choice))
+        case "setup":
+            found["is_setup"] = True
+        case "teardown":
+            found |= {"is_teardown": True, "trigger_rule": TriggerRule.ALL_DONE_SETUP_SUCCESS}
+            found["fails_run"] = dice.random() < 0.3
+    return found
+
+
+class Pair:
+    """One run, twice."""
+
+    def __init__(self, conn: AsyncConnection, runner: Runner, spec: DagSpec, run: int, dice: random.Random) -> None:
+        self.conn, self.runner, self.spec, self.run, self.dice = conn, runner, spec, run, dice
+        self.model = Shape(spec)
+        self.held: list[StepRow] = []
+        self.trace: list[object] = []
+
+    async def play(self) -> None:
+        await self._compare(await self.runner.claim(100))
+        await self._to_the_end()
+        for _ in range(self.dice.choice([0, 1, 2])):
+            await self._clear()
+            await self._to_the_end()
+
+    async def _to_the_end(self) -> None:
+        while self.held:
+            claim = self.held.pop(self.dice.randrange(len(self.held)))
+            key = Key(claim.idx, claim.map_index)
+            given = self.model.items.get(key)
+            if given != json.loads(claim.inputs or "{}").get(""):
+                raise Differs(f"{key} was given {claim.inputs}, not {given}: {self.trace}")
+            kind = self.dice.choices(["success", "failed", "skipped"], [6, 3, 2])[0]
+            value = self._value(key.idx)
+            self.trace.append((key, kind, value))
+            fields: dict[str, object] = {}
+            if kind == "success":
+                fields = {} if value is None else {"result": value}
+                if skips := skipped_by(self.spec, key.idx, value):
+                    fields["skip"] = skips
+            more, refused = await self.runner.step([(claim, kind, fields)], free=100)
+            assert refused == []
+            self.model.end(key, kind, value)
+            await self._compare(more)
+
+    async def _clear(self) -> None:
+        rows = await tasks.list_of_run(self.conn, run_id=self.run)
+        chosen = self.dice.sample(rows, self.dice.randint(1, len(rows)))
+        wanted = {idx: sum(row.idx == idx for row in chosen) for idx in {row.idx for row in chosen}}
+        whole = {idx for idx, count in wanted.items() if count == sum(row.idx == idx for row in rows)}
+        single = {Key(row.idx, row.map_index) for row in chosen if row.idx not in whole}
+        self.trace.append(("clear", whole, single))
+        await clear(self.conn, run_id=self.run, chosen=chosen, actor="test")
+        self.model.clear(whole, single)
+        await self._compare(await self.runner.claim(100))
+
+    async def _compare(self, more: list[StepRow]) -> None:
+        self.held += more
+        rows = await tasks.list_of_run(self.conn, run_id=self.run)
+        found = {Key(row.idx, row.map_index): row.state for row in rows if row.state != "waiting"}
+        found = {key: READY if state == "running" else state for key, state in found.items()}
+        row = await runs.find(self.conn, self.run)
+        assert row is not None
+        state = None if row.state == "running" else row.state
+        if (found, state) != (self.model.states, self.model.run_state()):
+            raise Differs(
+                f"after {self.trace}\nengine {state}: {sorted(found.items())}\n"
+                f"model  {self.model.run_state()}: {sorted(self.model.states.items())}\n{self.spec}"
+            )
+
+    def _value(self, idx: int) -> object:
+        match self.spec.tasks[idx].choice:
+            case Choice.BRANCH:
+                after = [self.spec.tasks[down].name for up, down in self.spec.edges if up == idx]
+                after = [name for name in after if not self.spec.tasks[int(name[1:])].is_teardown]
+                return self.dice.choice([None, self.dice.sample(after, self.dice.randint(0, len(after)))])
+            case None:
+                return self.dice.choice(LISTS)
+            case _:
+                return self.dice.choice([True, False])
+
+
+async def play_shapes(url: str, seed: int, count: int) -> int:
+    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+        runner = await Runner.join(conn)
+        for number in range(count):
+            dice = random.Random(seed * 1_000_003 + number)
+            spec = draw(dice, f"shape{number}")
+            await put(conn, spec)
+            run = await start(conn, spec.name)
+            try:
+                await Pair(conn, runner, spec, run, dice).play()
+            except Differs as error:
+                raise Differs(f"seed {seed}, shape {number}: {error}") from None
+        await invariants.install(conn)
+        if found := await invariants.violations(conn):
+            raise Differs(f"seed {seed}: {found[:5]}")
+    return count
+
+
+def _some(cluster: Cluster, template: str, seed: int) -> int:
+    name = cluster.create(template)
+    try:
+        return asyncio.run(play_shapes(cluster.database_url(name), seed, 100))
+    finally:
+        cluster.drop(name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=None, help="repeat the hundred shapes of this one")
+    options = parser.parse_args()
+    first = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
+    seeds = range(first, first + (1 if options.seed is not None else max(1, options.shapes // 100)))
+    done = 0
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        own_cluster(Path(folder) / "postgres") as cluster,
+        ProcessPoolExecutor() as workers,
+    ):
+        template = cluster.template()
+        for seed, count in zip(seeds, workers.map(partial(_some, cluster, template), seeds), strict=True):
+            done += count
+            print(f"\r{done:,} shapes, seed {seed}", end="", file=sys.stderr)
+    print(f"\n{done:,} shapes from seed {first}, and the engine did as the model says.")
+
+
+if __name__ == "__main__":
+    main()

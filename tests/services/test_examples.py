@@ -1,0 +1,49 @@
+"""The examples of mapping, branches and other DAGs, by a real scheduler and a real runner with real children."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.services.runner import Runner
+from evertick.services.scheduler import Scheduler
+from evertick.store import tasks
+from tests.engine import invariants
+from tests.engine.world import run_state, value
+from tests.services.hosting import Said, hosted, quick
+from tests.source_tree import SOURCE
+from tests.system.work import loaded, publish_work, start_run
+from tests.waiting import eventually
+
+EXPECTED = {
+    "mapping": {"report": "success", "send[1]": "success", "forecast[5]": "skipped"},
+    "branches": {"book": "success", "review.ask": "skipped", "report": "success", "close_ledger": "success"},
+    "pipeline": {"orders": "success", "customers": "success", "note": "success"},
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+async def test_an_example_ends_as_it_says(conn: AsyncConnection, database: str, tmp_path: Path, name: str) -> None:
+    await invariants.install(conn)
+    text = (SOURCE / "examples" / f"{name}.py").read_text()
+    await publish_work(conn, await asyncio.to_thread(loaded, text, tmp_path / "dags"))
+    run, said = await start_run(conn, name), Said()
+    settings = quick(database, tmp_path / "home")
+    scheduler = Scheduler(settings, url=database, owner="s0", log=said.log)
+    runner = Runner(settings, url=database, log=said.log)
+    async with hosted(scheduler), hosted(runner):
+
+        async def state() -> str | None:
+            found = await run_state(conn, run)
+            return found if found not in ("queued", "running") else None
+
+        assert await eventually(state, 30) == "success"
+    rows = await tasks.list_of_run(conn, run_id=run)
+    found = {row.task if row.map_index < 0 else f"{row.task}[{row.map_index}]": row.state for row in rows}
+    assert {task: found.get(task) for task in EXPECTED[name]} == EXPECTED[name]
+    if name == "pipeline":
+        assert await value(conn, "select count(*) from child_run") == 2
+    assert await invariants.violations(conn) == []
