@@ -52,6 +52,11 @@ class Settings:
     health: bool = True
     health_host: str = "127.0.0.1"
     health_port: int | None = None
+    api_host: str = "127.0.0.1"
+    api_port: int | None = None
+    api_proxies: tuple[str, ...] = ()
+    api_rate: float = 100.0
+    admin_password: str | None = field(default=None, repr=False)
     otlp_endpoint: str | None = None
     failpoint: str | None = None
     # Not shown where settings are: they open every stored secret.
@@ -83,6 +88,8 @@ class Settings:
             raise InvalidSettings(
                 f"EVERTICK_HEALTH_PORT={self.health_port} is no port: the largest is {_LARGEST_PORT}."
             )
+        if self.api_port is not None and self.api_port > _LARGEST_PORT:
+            raise InvalidSettings(f"EVERTICK_API_PORT={self.api_port} is no port: the largest is {_LARGEST_PORT}.")
         if not self.retention_days <= _LONGEST_RETENTION_DAYS:
             raise InvalidSettings(
                 f"EVERTICK_RETENTION_DAYS={self.retention_days} is too long: the longest is {_LONGEST_RETENTION_DAYS}, and"
@@ -153,6 +160,8 @@ _LOWEST: dict[str, float] = {
     "infra_retries": 0,
     "stop_grace_seconds": 0,
     "health_port": 0,
+    "api_port": 0,
+    "api_rate": 0,
     "load_timeout_seconds": 0.1,
     "result_spill_bytes": 1024,
     "result_max_bytes": 1024,

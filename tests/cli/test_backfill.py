@@ -8,7 +8,6 @@ from datetime import timedelta
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.cli.backfill_page import remaining_seconds
 from evertick.engine.backfill import move_on
 from evertick.store import backfills, shards
 from tests.cli.conftest import Cli
@@ -111,12 +110,12 @@ async def test_the_estimate_follows_from_what_is_done(cli: Cli, conn: AsyncConne
     await cli("backfill", "create", "etl", *MARCH)
     row = await backfills.find(conn, 1)
     assert row is not None
-    assert remaining_seconds(row, await shards.read_clock(conn)) is None
+    assert row.remaining_seconds(await shards.read_clock(conn)) is None
     await move(conn)
     row = await backfills.find(conn, 1)
     assert row is not None
     # One of three has ended after 60 seconds, one is open and one is still to be made.
-    assert remaining_seconds(row, row.created_at + timedelta(seconds=60)) == 120
+    assert row.remaining_seconds(row.created_at + timedelta(seconds=60)) == 120
 
 
 @pytest.mark.parametrize(

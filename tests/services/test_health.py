@@ -293,7 +293,7 @@ async def test_a_port_can_be_switched_off(tmp_path: Path) -> None:
 
 
 async def test_each_service_has_a_port_of_its_own_and_yields_where_it_is_taken(tmp_path: Path) -> None:
-    assert len(set(DEFAULT_PORTS.values())) == len(DEFAULT_PORTS) == 4
+    assert len(set(DEFAULT_PORTS.values())) == len(DEFAULT_PORTS) == 5
     first, second = (
         HealthPort("runner", {}, settings=Settings(home=tmp_path, health_port=None), log=said.log)
         for said in (Said(), Said())
@@ -340,3 +340,8 @@ async def test_a_home_that_cannot_be_written_costs_the_note_and_nothing_else(tmp
     port.leave_note()
     assert port.url is not None
     port.stop()
+
+
+def test_a_service_that_asks_only_when_it_is_asked_is_well_without_contact(loops: Loops) -> None:
+    loops.well("api")
+    assert running("api").document()["status"] == "healthy"

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psycopg
 import pytest
 
@@ -121,11 +122,23 @@ def up(folder: Path) -> Iterator[Up]:
     running.end()
 
 
+def sign_in_once(up: Up) -> None:
+    """The link that it prints leads to a session; the API answers there, and nowhere without one."""
+    up.wait_for(r"/auth/link/evl_\S+")
+    link = re.findall(r"http://127\.0\.0\.1:\d+/auth/link/evl_\S+", up.output)[0]
+    address = link.split("/auth/")[0]
+    with httpx.Client(base_url=address, timeout=30) as client:
+        assert client.get("/api/v1/dags").status_code == 401
+        assert client.post(link.removeprefix(address)).status_code == 303
+        assert [dag["name"] for dag in client.get("/api/v1/dags").json()["items"]] == ["quick"]
+
+
 @pytest.mark.requirement("A9")
 def test_up_fires_runs_survives_every_death_and_stops_clean(up: Up) -> None:
     up.wait_for("Evertick is up")
     up.wait_for_more_runs()
-    for number, name in enumerate(("scheduler", "runner", "publisher"), 1):
+    sign_in_once(up)
+    for number, name in enumerate(("scheduler", "runner", "publisher", "api"), 1):
         os.kill(up.service(name), signal.SIGKILL)
         up.wait_for(" died ", times=number)
         up.wait_for_more_runs()

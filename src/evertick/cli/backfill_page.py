@@ -28,22 +28,11 @@ _STYLES = {"running": "running", "paused": "paused", "done": "success", "cancele
 _BAR_WIDTH = 20
 
 
-def remaining_seconds(row: BackfillRow, now: datetime) -> float | None:
-    """How long it will still take if it goes on as it did. Nothing is known before the first of its runs has ended."""
-    ended = row.succeeded + row.failed + row.canceled
-    if row.state != "running" or ended == 0 or row.made == 0:
-        return None
-    # What is left of the range will be left alone as often as what is behind.
-    behind = row.made + row.left_alone
-    runs_left = (row.total - behind) * row.made / behind + row.open_runs
-    return max((now - row.created_at).total_seconds(), 0.0) / ended * runs_left
-
-
 def backfill_document(row: BackfillRow, now: datetime) -> dict[str, object]:
     return {
         **document(row, without=("is_dag_paused",)),
         "done": row.done,
-        "remaining_seconds": remaining_seconds(row, now),
+        "remaining_seconds": row.remaining_seconds(now),
         "when": in_words(row.spec),
     }
 
@@ -95,7 +84,7 @@ def show_rows(rows: Sequence[BackfillRow], now: datetime) -> None:
 
 
 def show_backfill(row: BackfillRow, failed: Sequence[FailedRun], now: datetime) -> None:
-    left = remaining_seconds(row, now)
+    left = row.remaining_seconds(now)
     order = "newest first" if row.newest_first else "oldest first"
     values: dict[str, Cell] = {
         "Backfill": line(f"{row.backfill_id} of {row.dag}", "bold"),
@@ -135,7 +124,7 @@ def follow(backfill_id: int) -> None:
         async def look(conn: AsyncConnection) -> bool:
             nonlocal told
             row, now = await find_backfill(conn, backfill_id), await read_clock(conn)
-            left = remaining_seconds(row, now)
+            left = row.remaining_seconds(now)
             rest = f"{row.done:,} of {row.total:,}, {row.open_runs:,} open, {row.failed:,} failed"
             rest += f", about {length(left)} left" if left is not None else ""
             bar.update(task, total=row.total, completed=row.done, rest=rest)

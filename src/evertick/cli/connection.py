@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -21,6 +22,7 @@ from psycopg import AsyncConnection
 from evertick.config import Settings, read_settings
 from evertick.domain.errors import AnswerLost, EvertickError, PostgresUnavailable, SchemaMismatch
 from evertick.services.postgres_home import holder_of
+from evertick.store.access import say_origin
 from evertick.store.address import where
 from evertick.store.db import Purpose, connect
 from evertick.store.migrate import SchemaStatus, status
@@ -55,6 +57,7 @@ def change(work: Work[T], *wake: Channel, is_keyed: bool = False) -> T:
 
     async def write() -> T:
         async with opened(url, Purpose.PLANNING) as conn:
+            await say_origin(conn, origin=socket.gethostname(), request_id="")
             with unsure(conn, url):
                 done = await work(conn)
             # A wake-up only shortens a wait: the change is done, whether it arrives or not.

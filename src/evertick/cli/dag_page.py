@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from psycopg import AsyncConnection
 from rich.table import Table
@@ -16,8 +16,8 @@ from evertick.cli.tables import Cell, facts, heading, hint, line, show, state, t
 from evertick.cli.times import clock, length, relative
 from evertick.domain.dag import DagSpec, TaskSpec
 from evertick.domain.retry import RetryPolicy
-from evertick.domain.schedule import next_after
-from evertick.engine.plan import UNPLANNABLE, in_words, read_spec
+from evertick.engine.next_fires import fires_of
+from evertick.engine.plan import in_words
 from evertick.engine.trigger import find_dag
 from evertick.store import dags, schedules
 from evertick.store.dags import DagRow, ImportErrorRow
@@ -80,21 +80,6 @@ def schedule_document(row: ListedSchedule, fires: list[datetime] | None = None) 
         "last_fired": row.last_fired,
     }
     return found if fires is None else {**found, "next_fires": fires}
-
-
-def fires_of(row: ListedSchedule, count: int) -> list[datetime]:
-    """The next fires, from where the schedule stands; none while it is paused or in error. Nominal ones: with jitter each is
-    due a little later."""
-    if row.paused or row.error or row.next_due is None:
-        return []
-    fires = [row.next_due - timedelta(seconds=row.delay_seconds)]
-    try:
-        spec = read_spec(row.spec)
-        while len(fires) < count and (following := next_after(spec, fires[-1])) is not None:
-            fires.append(following)
-    except UNPLANNABLE:
-        return []  # nobody has tried to fire it yet
-    return fires
 
 
 def place_of(error: ImportErrorRow) -> str:

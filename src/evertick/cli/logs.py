@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
-from datetime import UTC, datetime
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 from psycopg import AsyncConnection
@@ -23,10 +21,10 @@ from evertick.cli.text import coloured, plain
 from evertick.config import read_settings
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotFound, UserError
+from evertick.domain.log_lines import Line, lines_of
 from evertick.domain.states import TERMINAL_TASK_STATES
 from evertick.engine.clear import select_tasks
 from evertick.store import logs, tasks
-from evertick.store.logs import Chunk
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task ends.")]
 Attempt = Annotated[
@@ -35,14 +33,6 @@ Attempt = Annotated[
 
 _CHUNKS = 200
 _LEVEL_COLOURS = {"DEBUG": "2", "WARNING": "33", "ERROR": "31", "ERR": "31", "CRITICAL": "1;31", "MARK": "36"}
-
-
-class Line(NamedTuple):
-    epoch: int
-    at: datetime | None
-    level: str
-    text: str
-    is_late: bool
 
 
 def show_logs(run: Run, task: Task, follow: Follow = False, attempt: Attempt = None, as_json: Json = False) -> None:
@@ -101,7 +91,7 @@ class _Reader:
             for chunk in chunks:
                 self._after = (chunk.epoch, chunk.seq)
                 if self._epoch in (None, chunk.epoch):
-                    self.lines += _lines(chunk)
+                    self.lines += lines_of(chunk.content, epoch=chunk.epoch, is_late=chunk.is_late)
 
     def take(self) -> list[Line]:
         lines, self.lines = self.lines, []
@@ -133,15 +123,3 @@ class _Printer:
         tone = _LEVEL_COLOURS.get(line.level, "")
         level = f"\x1b[{tone}m{line.level:<8}\x1b[0m" if tone else f"{line.level:<8}"
         return f"\x1b[2m{at}\x1b[0m {level} {coloured(line.text)}{late}\n"
-
-
-def _lines(chunk: Chunk) -> Iterator[Line]:
-    """The lines of a chunk: `<unix microseconds> <level> <text>`. What does not look so is shown as it is."""
-    for raw in chunk.content.removesuffix("\n").split("\n"):
-        micros, _, rest = raw.partition(" ")
-        level, _, text = rest.partition(" ")
-        if micros.isdecimal() and len(micros) == 16 and level.isupper():
-            at = datetime.fromtimestamp(int(micros) // 1_000_000, UTC).replace(microsecond=int(micros) % 1_000_000)
-            yield Line(chunk.epoch, at, level, text, chunk.is_late)
-        else:
-            yield Line(chunk.epoch, None, "RAW", raw, chunk.is_late)

@@ -27,13 +27,17 @@ class _Command(NamedTuple):
 
 
 COMMANDS = {
-    "up": _Command("up", "Start everything: PostgreSQL, scheduler, runner, and your DAGs. Ctrl-C stops it.", _RUN),
+    "up": _Command("up", "Start everything: PostgreSQL, scheduler, runner, API, and your DAGs. Ctrl-C stops it.", _RUN),
     "scheduler": _Command("scheduler", "Run one scheduler; more of them stand by.", _RUN),
     "runner": _Command("runner", "Run one runner: it claims tasks and executes them.", _RUN),
     "publisher": _Command("publisher", "Watch a folder and publish the DAGs in it.", _RUN),
     "deploy": _Command("deploy", "Publish the DAGs of a folder once.", _RUN),
     "health": _Command("health", "See whether everything is well; exit status 1 if something is not.", _RUN),
     "db": _Command("db", "Bring the database up to date, or see how it stands.", _RUN),
+    "api": _Command("api", "Serve the HTTP API: the native one, and Airflow's.", _RUN),
+    "users": _Command("users", "Users of the API: list, add, set, password, link.", _RUN),
+    "tokens": _Command("tokens", "Tokens for the API: list, create, revoke.", _RUN),
+    "audit": _Command("audit", "What was done and refused: who, when, from where.", _RUN),
     "dags": _Command(
         "dags", "DAGs: list, show, validate, pause, unpause, trigger, delete, versions, diff, rollback.", _WORK
     ),

@@ -13,7 +13,7 @@ import typer
 
 from evertick.cli.calendar_picture import calendar_picture
 from evertick.cli.clock_words import effect_in_words, note_of, wall
-from evertick.cli.dag_page import fires_of, schedule_document
+from evertick.cli.dag_page import schedule_document
 from evertick.cli.documents import print_json
 from evertick.cli.journey import Asked, Party, Traveller, find_party, read_moment, read_range
 from evertick.cli.options import Json, noun
@@ -31,6 +31,7 @@ from evertick.domain.preview import (
 )
 from evertick.domain.schedule import ScheduleKind, ScheduleSpec, describe
 from evertick.domain.zones import find_zone
+from evertick.engine.next_fires import fires_of
 
 DagFilter = Annotated[str | None, typer.Argument(metavar="[DAG]", help="Look at this DAG's schedules.")]
 NameOption = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Only this one of the DAG's schedules.")]

@@ -34,16 +34,30 @@ UrlOption = Annotated[
     str | None, typer.Option("--database-url", metavar="URL", help="Use this PostgreSQL instead of the embedded one.")
 ]
 Dags = Annotated[Path | None, typer.Option("--dags", metavar="FOLDER", help="Where your DAG files are.")]
+ApiHost = Annotated[str | None, typer.Option("--host", help="Where the API listens; others need a password first.")]
+ApiPort = Annotated[
+    int | None, typer.Option("--port", min=0, max=65_535, help="The API's port; 8080, or any if taken.")
+]
 Slots = Annotated[int | None, typer.Option("--slots", help="How many tasks run at once.")]
 
 
 @app.command(epilog="Example: evertick up --dags ./dags")
-def up(home: HomeOption = None, database_url: UrlOption = None, dags: Dags = None, slots: Slots = None) -> None:
-    """Start everything: an embedded PostgreSQL, a scheduler, a runner, and a publisher for your DAGs.
+def up(
+    home: HomeOption = None,
+    database_url: UrlOption = None,
+    dags: Dags = None,
+    slots: Slots = None,
+    host: ApiHost = None,
+    port: ApiPort = None,
+) -> None:
+    """Start everything: an embedded PostgreSQL, a scheduler, a runner, a publisher for your DAGs, and the API.
 
-    A child that dies is started again. Ctrl-C stops all of it cleanly; a second Ctrl-C stops it at once.
+    The first start makes the user `admin` and prints a link to sign in with, once. A child that dies is started again.
+    Ctrl-C stops all of it cleanly; a second Ctrl-C stops it at once.
     """
-    settings = read_settings(home=home, database_url=database_url, dags_folder=dags, runner_slots=slots)
+    settings = read_settings(
+        home=home, database_url=database_url, dags_folder=dags, runner_slots=slots, api_host=host, api_port=port
+    )
     load_routing(settings.routing_file)
     log = configure(service="evertick", owner=process_name(), as_json=settings.log == "json")
     nursery = Nursery(_services())

@@ -13,7 +13,12 @@ EvertickError
 │   ├── InvalidSettings      settings that contradict each other
 │   ├── InvalidRouting       routing rules or a pattern that cannot be used
 │   ├── NotFound             no such DAG, run, task, schedule, runner
-│   └── Conflict             somebody else changed it first, or it is in the wrong state
+│   ├── Conflict             somebody else changed it first, or it is in the wrong state
+│   ├── Refused              who asks is not known, or has the wrong password
+│   ├── Forbidden            who asks may not do this
+│   ├── TooMany              asked too often: wait
+│   ├── TooLarge             a request that is larger than any needs to be
+│   └── Stale                it changed since it was read: read it again
 ├── ResultLost               a task's result cannot be read: its file is gone or changed, or its type is unknown here
 ├── LeaseLost                an attempt's owner was replaced: drop the work and say so
 ├── NotLeader                a planning write by a scheduler that no longer leads
@@ -119,6 +124,40 @@ class ResultLost(EvertickError):
     """A task's result cannot be read: its file is gone or changed, or its type is unknown here."""
 
     code = "result_lost"
+
+
+class Refused(UserError):
+    """Who asks is not known, or has the wrong password."""
+
+    code = "refused"
+
+
+class Forbidden(UserError):
+    """Who asks may not do this."""
+
+    code = "forbidden"
+
+
+class TooMany(UserError):
+    """Asked too often: wait, and ask again."""
+
+    code = "too_many"
+
+    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class TooLarge(UserError):
+    """The request is larger than any needs to be."""
+
+    code = "too_large"
+
+
+class Stale(UserError):
+    """It changed since it was read."""
+
+    code = "stale"
 
 
 class LeaseLost(EvertickError):

@@ -127,6 +127,13 @@ async def foresee(conn: AsyncConnection, wish: Wish) -> Outlook:
     )
 
 
+async def instants_of(conn: AsyncConnection, wish: Wish, *, limit: int) -> tuple[list[datetime], int]:
+    """The instants that a wish means, in its order, up to so many; and how many there are. Changes nothing."""
+    outlook = await foresee(conn, wish)
+    find = last_fires_between if wish.newest_first else fires_between
+    return find(outlook.spec, outlook.first, outlook.last, limit), outlook.total
+
+
 async def create(conn: AsyncConnection, wish: Wish, *, request: str, actor: str) -> tuple[Created, Outlook]:
     """Make the backfill; the leader starts it. The same request twice is one backfill."""
     outlook = await foresee(conn, wish)

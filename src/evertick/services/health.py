@@ -25,6 +25,9 @@ HEALTHY, UNHEALTHY = "healthy", "unhealthy"
 # Loops that ask the database in every tick. The others may have nothing to ask: a runner whose slots are all taken.
 _CONTACTS = {"start", "watch", "scheduler", "heartbeat"}
 
+# Those that ask the database only when somebody asks them.
+_QUIET = {"api"}
+
 Document = dict[str, object]
 
 
@@ -69,7 +72,7 @@ class Health:
         seen = self._look()
         complaints = self._complaints(seen)
         main = next((loop for loop in seen if loop.name == self.service), None)
-        database = database_document(seen)
+        database = database_document(seen, is_quiet=self.service in _QUIET)
         return {
             "status": HEALTHY if not complaints and database["status"] == HEALTHY else UNHEALTHY,
             "service": self.service,
@@ -102,8 +105,11 @@ class Health:
         return json_answer(self.document())
 
 
-def database_document(seen: list[Seen]) -> Document:
-    """What the loops know of the database: when it last answered one of them, or since when it does not."""
+def database_document(seen: list[Seen], *, is_quiet: bool = False) -> Document:
+    """What the loops know of the database: when it last answered one of them, or since when it does not.
+
+    `is_quiet`: the service asks only when it is asked, so that no contact is no bad news.
+    """
     latest = max((loop.latest_success_at for loop in _contacts(seen) if loop.latest_success_at), default=None)
     document: Document = {"status": HEALTHY, "latest_contact": iso(latest)}
     away = [loop for loop in seen if _has_a_say(loop) and loop.is_unreachable and loop.failing_since]
@@ -115,7 +121,7 @@ def database_document(seen: list[Seen]) -> Document:
         longest = max(loop.quiet_seconds for loop in silent)
         since = iso(_now() - timedelta(seconds=longest))
         return document | {"status": UNHEALTHY, "since": since, "reason": f"no answer for {longest:.0f} s"}
-    if latest is None:
+    if latest is None and not is_quiet:
         return document | {"status": UNHEALTHY, "reason": "no contact yet"}
     return document
 

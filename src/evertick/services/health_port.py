@@ -17,7 +17,7 @@ from evertick.services.http_port import HttpPort, Route
 from evertick.services.whoami import here, pid_started
 
 # Looked up by people and by Prometheus: fixed, so that nobody has to search; the next free one if they are taken.
-DEFAULT_PORTS = {"up": 8790, "scheduler": 8791, "runner": 8792, "publisher": 8793}
+DEFAULT_PORTS = {"up": 8790, "scheduler": 8791, "runner": 8792, "publisher": 8793, "api": 8794}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

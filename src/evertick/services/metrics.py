@@ -83,3 +83,7 @@ ORPHAN_REAPED = _counter("orphan_reaped", "Runs failed because nothing in them c
 ORPHAN_REAP_ERROR = _counter("orphan_reap_error", "Orphaned runs that could not be failed.")
 ORPHAN_LIST_ERROR = _counter("orphan_list_error", "Searches for orphaned runs that failed.")
 ORPHAN_PANIC = _counter("orphan_panic", "Sweeps for orphaned runs that broke off unexpectedly.")
+
+# The API
+API_REQUESTS = _counter("api_requests", "Requests that were answered, by the first digit of the status.", "status")
+API_SECONDS = _histogram("api_request_duration", "From a request to the beginning of its answer.")

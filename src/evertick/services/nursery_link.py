@@ -115,9 +115,12 @@ class Nursery:
         theirs.close()
         self._socket = ours
 
-    async def start(self, arguments: list[str], environment: Mapping[str, str]) -> Served:
-        """Run `evertick ARGUMENTS` with this environment and its output in a pipe; it dies with this process."""
-        if self._socket is not None:
+    async def start(self, arguments: list[str], environment: Mapping[str, str], stdin: int | None = None) -> Served:
+        """Run `evertick ARGUMENTS` with this environment and its output in a pipe; it dies with this process.
+
+        One that gets a port as its standard input has an interpreter of its own: it imports what nobody else does.
+        """
+        if self._socket is not None and stdin is None:
             forked = await self._fork(self._socket, arguments, environment)
             if forked is not None:
                 return forked
@@ -125,7 +128,7 @@ class Nursery:
             *(sys.executable, "-m", "evertick.cli.main", *arguments),
             env=dict(environment),
             stdout=PIPE,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.DEVNULL if stdin is None else stdin,
             limit=_LONGEST_LINE,
             preexec_fn=_die_with(os.getpid()),
         )

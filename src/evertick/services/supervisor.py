@@ -10,34 +10,40 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 
 import psycopg
+from psycopg import AsyncConnection
 
 from evertick.config import Settings
 from evertick.domain.errors import PostgresUnavailable
+from evertick.engine.open_door import refuse_open_door
 from evertick.execution.kill import children_of, kill_tree
 from evertick.execution.linux import become_subreaper
 from evertick.services.events import Log, render_line
 from evertick.services.health import Phase
 from evertick.services.health_port import HealthPort
 from evertick.services.link import Link
+from evertick.services.listening import address_of, listen
 from evertick.services.loop import back_off, run_loop
 from evertick.services.neighbours import certify_deaths
 from evertick.services.nursery_link import Nursery, Served
 from evertick.services.postgres import EmbeddedPostgres
 from evertick.services.up_health import ChildHealth, UpHealth
 from evertick.services.whoami import process_name
+from evertick.store import access
 from evertick.store.db import Purpose, connect
 from evertick.store.migrate import migrate
 from evertick.store.wake import Channel, notify
 
-SERVICES = ("scheduler", "runner", "publisher")
+SERVICES = ("scheduler", "runner", "publisher", "api")
 READY_EVENTS = {"scheduler": "lead", "runner": "started"}
 Print = Callable[[str], None]
 
@@ -66,6 +72,7 @@ class Supervisor:
         self.health = UpHealth([child.health for child in self.children], owner=process_name())
         self.port = HealthPort("up", self.health.routes(), settings=settings, log=log)
         self.stop = asyncio.Event()
+        self._api_port: socket.socket | None = None
         self.url = settings.database_url or ""
 
     async def run(self) -> None:
@@ -76,10 +83,11 @@ class Supervisor:
             self.url = await self._postgres.start()
             self._event("postgres", "ready", seconds=time.monotonic() - started)
         self.port.leave_note()
-        async with await connect(self.url, purpose=Purpose.PLANNING) as conn:
-            for name in await migrate(conn):
-                self._event("postgres", "migrate", migration=name)
         try:
+            async with await connect(self.url, purpose=Purpose.PLANNING) as conn:
+                for name in await migrate(conn):
+                    self._event("postgres", "migrate", migration=name)
+                await self._open_door(conn)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._keep(child)) for child in self.children]
                 if self._postgres is not None:
@@ -93,14 +101,34 @@ class Supervisor:
                     task.cancel()
         finally:
             self._nursery.close()
+            if self._api_port is not None:
+                self._api_port.close()
             if self._postgres is not None:
                 await self._postgres.stop()
                 self._event("postgres", "stopped")
+
+    async def _open_door(self, conn: AsyncConnection) -> None:
+        """The first user, before anybody can ask."""
+        settings = self._settings
+        await refuse_open_door(conn, host=settings.api_host, has_password=settings.admin_password is not None)
+        self._api_port = listen(settings, self._log)
+        address = address_of(self._api_port)
+        self._event("api", "serve", url=address)
+        if (await access.count_accounts(conn)).with_password:
+            return
+        # By name: this process lives for ever, and only its first start needs to hash.
+        accounts = import_module("evertick.engine.accounts")
+        secret = await accounts.first_admin(conn, actor="up", password=settings.admin_password)
+        if secret is not None:
+            message = "Sign in as admin, once and within the hour:"
+            self._event("api", "first_login", message=message, url=f"{address}/auth/link/{secret}")
 
     async def _keep(self, child: Child) -> None:
         """Run one child for ever; a crash loop backs off and is shown."""
         health = child.health
         while not self.stop.is_set():
+            if child.name == "api":
+                await self._first_knock(child)
             code = await self._run_child(child)
             if self.stop.is_set():
                 return
@@ -123,12 +151,25 @@ class Supervisor:
                 await self._certify_deaths()
             await asyncio.sleep(delay)
 
+    async def _first_knock(self, child: Child) -> None:
+        """Until somebody connects to the API: one that nobody asks takes no memory."""
+        assert self._api_port is not None
+        child.health.is_asleep = True
+        loop, knocked = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._api_port, knocked.set)
+        try:
+            await knocked.wait()
+        finally:
+            loop.remove_reader(self._api_port)
+
     async def _run_child(self, child: Child) -> int:
         environment = {**self._environment, "EVERTICK_DATABASE_URL": self.url, "EVERTICK_LOG": "json"}
+        environment.pop("EVERTICK_ADMIN_PASSWORD", None)
         if self._settings.health_port is not None:
             # That one is ours.
             environment["EVERTICK_HEALTH_PORT"] = "0"
-        process = await self._nursery.start(child.arguments, environment)
+        port = self._api_port.fileno() if self._api_port is not None and child.name == "api" else None
+        process = await self._nursery.start(child.arguments, environment, port)
         child.process = process
         child.health.is_born(process.pid)
         assert process.stdout is not None

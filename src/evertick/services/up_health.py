@@ -55,8 +55,11 @@ class ChildHealth:
     last_exit: str | None = None
     last_exit_at: datetime | None = None
     born: float = 0.0
+    # Not started yet, because nobody has asked for it.
+    is_asleep: bool = False
 
     def is_born(self, pid: int) -> None:
+        self.is_asleep = False
         self.pid, self.url, self.born = pid, None, time.monotonic()
 
     def has_died(self, reason: str) -> None:
@@ -83,7 +86,7 @@ class ChildHealth:
     def trouble(self) -> str | None:
         if self.is_crash_looping:
             return f"crash loop: died {self.quick_deaths} times soon after its start, last: {self.last_exit}"
-        return None if self.pid is not None else f"not running: {self.last_exit or 'not started yet'}"
+        return None if self.pid is not None or self.is_asleep else f"not running: {self.last_exit or 'not started yet'}"
 
 
 class UpHealth:
@@ -165,6 +168,8 @@ class _Merged:
 
 
 async def _ask_child(child: ChildHealth) -> Said:
+    if child.is_asleep:
+        return {child.name: {"status": HEALTHY, "latest_heartbeat": None, "is_asleep": True}}
     if child.url is None:
         return child.trouble or "its health port is not open yet"
     try:
@@ -206,7 +211,7 @@ def _reasons(component: Document) -> list[str]:
 
 def _database(said: dict[str, Said]) -> Document:
     """The worst that a child has to say about it; nobody's word is no good news."""
-    known = [each["metadatabase"] for each in said.values() if isinstance(each, dict)]
+    known = [each.get("metadatabase") for each in said.values() if isinstance(each, dict)]
     found = [each for each in known if isinstance(each, dict)]
     bad = [each for each in found if each.get("status") != HEALTHY]
     return (bad or found or [{"status": UNHEALTHY, "latest_contact": None, "reason": "no service answers"}])[0]

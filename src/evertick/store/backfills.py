@@ -81,6 +81,16 @@ class BackfillRow:
         """Instants that nothing more will happen to."""
         return self.left_alone + self.succeeded + self.failed + self.canceled
 
+    def remaining_seconds(self, now: datetime) -> float | None:
+        """How long it will still take if it goes on as it did. Nothing is known before the first of its runs has ended."""
+        ended = self.succeeded + self.failed + self.canceled
+        if self.state != "running" or ended == 0 or self.made == 0:
+            return None
+        # What is left of the range will be left alone as often as what is behind.
+        behind = self.made + self.left_alone
+        runs_left = (self.total - behind) * self.made / behind + self.open_runs
+        return max((now - self.created_at).total_seconds(), 0.0) / ended * runs_left
+
 
 @dataclass(frozen=True, slots=True)
 class ExistingRun:
@@ -150,8 +160,16 @@ async def find(conn: AsyncConnection, backfill_id: int) -> BackfillRow | None:
     return await one_row(conn, sql("backfills", "find"), {"backfill_id": backfill_id}, BackfillRow)
 
 
-async def list_newest(conn: AsyncConnection, *, dag: str | None = None, limit: int = 20) -> list[BackfillRow]:
-    return await all_rows(conn, sql("backfills", "list"), {"dag": dag, "limit": limit}, BackfillRow)
+async def list_newest(
+    conn: AsyncConnection,
+    *,
+    dag: str | None = None,
+    limit: int = 20,
+    before: int = 2**31,
+    dag_ids: list[int] | None = None,
+) -> list[BackfillRow]:
+    values = {"dag": dag, "limit": limit, "before": before, "dag_ids": dag_ids}
+    return await all_rows(conn, sql("backfills", "list"), values, BackfillRow)
 
 
 async def existing(

@@ -59,6 +59,15 @@ class ListedVersion:
     is_current: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DagFilter:
+    """`tags`: one of them. `like`: a pattern of LIKE, without regard to capitals."""
+
+    tags: list[str] | None = None
+    like: str | None = None
+    paused: bool | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class PublishedRoute:
     """Where a task waits now, and the queue that its author wrote down, if any."""
@@ -157,8 +166,12 @@ async def version(conn: AsyncConnection, version_id: int) -> VersionRow | None:
     return await one_row(conn, sql("dags", "version"), {"version_id": version_id}, VersionRow)
 
 
-async def versions(conn: AsyncConnection, *, dag_id: int, limit: int = 10_000) -> list[ListedVersion]:
-    return await all_rows(conn, sql("dags", "versions"), {"dag_id": dag_id, "limit": limit}, ListedVersion)
+async def versions(
+    conn: AsyncConnection, *, dag_id: int, limit: int = 10_000, before: int = 2**31 - 1
+) -> list[ListedVersion]:
+    """Newest first, those before a number."""
+    params = {"dag_id": dag_id, "limit": limit, "before": before}
+    return await all_rows(conn, sql("dags", "versions"), params, ListedVersion)
 
 
 async def queues(conn: AsyncConnection, version_id: int | None) -> list[str]:
@@ -182,3 +195,19 @@ async def drop_import_error(conn: AsyncConnection, file: str) -> None:
 
 async def import_errors(conn: AsyncConnection) -> list[ImportErrorRow]:
     return await all_rows(conn, sql("dags", "import_errors"), {}, ImportErrorRow)
+
+
+async def ids_with_tags(conn: AsyncConnection, *, tags: list[str]) -> list[int]:
+    """The DAGs that carry one of these."""
+    cursor = await conn.execute(sql("dags", "ids_with_tags"), {"tags": tags})
+    return [cast(int, row[0]) for row in await cursor.fetchall()]
+
+
+async def page(conn: AsyncConnection, wanted: DagFilter, *, after: str, limit: int) -> list[DagRow]:
+    params = {"tags": wanted.tags, "like": wanted.like, "paused": wanted.paused, "after": after, "limit": limit}
+    return await all_rows(conn, sql("dags", "page"), params, DagRow)
+
+
+async def version_number(conn: AsyncConnection, *, dag_id: int, number: int) -> JsonObject | None:
+    params = {"dag_id": dag_id, "number": number}
+    return cast("JsonObject | None", await one_value(conn, sql("dags", "version_number"), params))

@@ -34,6 +34,8 @@ class Purpose(StrEnum):
     READ = "read"
     LISTEN = "listen"
     WATCH = "watch"
+    API_READ = "api-read"
+    API_WRITE = "api-write"
 
 
 # A frozen client must not hold locks for long, and a cut network must be noticed before a lease passes to another.
@@ -91,6 +93,20 @@ _SESSION: dict[Purpose, dict[str, str]] = {
         "lock_timeout": "2s",
         "idle_in_transaction_session_timeout": "5s",
     },
+    # Somebody waits in front of a screen, and the engine goes first: what takes longer is broken off (H4).
+    Purpose.API_READ: {
+        "statement_timeout": "5s",
+        "lock_timeout": "1s",
+        "idle_in_transaction_session_timeout": "5s",
+        "default_transaction_read_only": "on",
+        "max_parallel_workers_per_gather": "0",
+    },
+    Purpose.API_WRITE: {
+        "statement_timeout": "10s",
+        "lock_timeout": "3s",
+        "idle_in_transaction_session_timeout": "5s",
+        **_STEADY_PLANS,
+    },
     # Wake-ups and marks: whoever sends them must soon know that he cannot.
     Purpose.WATCH: {
         "statement_timeout": "3s",
@@ -106,6 +122,8 @@ _LONGEST_SECONDS: dict[Purpose, float | None] = {
     Purpose.READ: 20.0,
     Purpose.LISTEN: None,
     Purpose.WATCH: 5.0,
+    Purpose.API_READ: 7.0,
+    Purpose.API_WRITE: 13.0,
 }
 
 # Of several hosts one may hang: it is waited for that long after another one has answered.

@@ -169,3 +169,21 @@ async def reap_orphan(conn: AsyncConnection, *, shard: int, epoch: int, run_id: 
 
 async def journal(conn: AsyncConnection, *, run_id: int, limit: int = 200) -> list[JournalEntry]:
     return await all_rows(conn, sql("runs", "journal"), {"run_id": run_id, "limit": limit}, JournalEntry)
+
+
+async def page(
+    conn: AsyncConnection, *, before: int, dag_ids: list[int] | None, state: str | None, limit: int, window: int
+) -> tuple[list[RunRow], int | None]:
+    """Newest first, and before which run to go on; None where there are no more."""
+    values = {"before": before, "dag_ids": dag_ids, "state": state, "limit": limit, "window": window}
+    is_one = dag_ids is not None and len(dag_ids) == 1
+    found = await all_rows(conn, sql("runs", "page_of_dag" if is_one else "page"), values, RunRow)
+    if len(found) == limit:
+        return found, found[-1].run_id
+    # The window was looked through: whether there is something before it decides whether to go on.
+    rest = {**values, "dag_ids": dag_ids if is_one else None}
+    end = await one_value(conn, sql("runs", "end_of_window"), rest)
+    if end is None:
+        return found, None
+    more = await one_value(conn, sql("runs", "end_of_window"), {**rest, "before": end, "window": 1})
+    return found, None if more is None else cast(int, end)

@@ -349,6 +349,42 @@ begin
     return asked;
 end $$;
 
+CREATE FUNCTION evertick.change_account(p_name text, p_role text, p_tags text[], p_all_tags boolean, p_disabled boolean, p_password_hash text, p_actor text) RETURNS text
+    LANGUAGE plpgsql
+    AS $$
+declare
+    before account;
+    t timestamptz := clock();
+begin
+    -- All admins, in one order, so that two of them cannot take each other's last one away.
+    perform 1 from account a where a.role = 'admin' or lower(a.name) = lower(p_name) order by a.account_id for no key update;
+    select * into before from account a where lower(a.name) = lower(p_name);
+    if before.account_id is null then
+        return 'unknown';
+    end if;
+    if before.role = 'admin' and not before.is_disabled and before.tags is null
+       and (p_role <> 'admin' or p_disabled or p_tags is not null)
+       and not exists (select 1 from account a where a.role = 'admin' and not a.is_disabled and a.tags is null
+                       and a.account_id <> before.account_id) then
+        return 'last_admin';
+    end if;
+    update account a
+    set role = coalesce(p_role, a.role), tags = case when p_all_tags then null else coalesce(p_tags, a.tags) end,
+        is_disabled = coalesce(p_disabled, a.is_disabled), password_hash = coalesce(p_password_hash, a.password_hash),
+        password_changed_at = case when p_password_hash is null then a.password_changed_at else t end
+    where a.account_id = before.account_id;
+    if p_password_hash is not null or p_disabled then
+        update credential c set revoked_at = t where c.account_id = before.account_id and c.revoked_at is null;
+    end if;
+    insert into journal (occurred_at, verb, actor, detail)
+    values (t, 'change_user', p_actor, jsonb_build_object('user', before.name,
+            'before', jsonb_build_object('role', before.role, 'tags', before.tags, 'is_disabled', before.is_disabled),
+            'after', (select jsonb_build_object('role', a.role, 'tags', a.tags, 'is_disabled', a.is_disabled)
+                      from account a where a.account_id = before.account_id),
+            'password', case when p_password_hash is null then 'kept' else 'changed' end));
+    return 'changed';
+end $$;
+
 CREATE FUNCTION evertick.change_schedule(p_dag_id integer, p_name text, p_change text, p_expected integer, p_seen jsonb, p_settle jsonb, p_actor text) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -4563,9 +4599,33 @@ begin
         return query select r.run_id, false from run r where r.dag_id = p_dag_id and r.key = p_key;
         return;
     end if;
+    -- The run says itself who triggered it; somebody who also says from where gets it into the audit log.
+    if coalesce(current_setting('evertick.origin', true), '') <> '' then
+        insert into journal (occurred_at, verb, actor, dag_id, run_id, detail)
+        values (clock(), 'trigger', p_actor, p_dag_id, made, jsonb_strip_nulls(jsonb_build_object('key', p_key)));
+    end if;
     perform open_runs(array[made]);
     perform pass_gates();
     return query select made, true;
+end $$;
+
+CREATE FUNCTION evertick.try_login(p_subjects text[], p_free integer[]) RETURNS double precision
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+    wait double precision;
+begin
+    delete from login_try l where l.tried_at < t - interval '1 day' and l.subject <> all(p_subjects);
+    select max(extract(epoch from l.tried_at - t) + least(2 ^ least(l.failures - s.free, 20), 900)) into wait
+    from unnest(p_subjects, p_free) as s(subject, free) join login_try l on l.subject = s.subject and l.failures >= s.free;
+    if wait > 0 then
+        return wait;
+    end if;
+    insert into login_try as l (subject, failures, tried_at)
+    select s, 1, t from unnest(p_subjects) s order by s
+    on conflict (subject) do update set failures = l.failures + 1, tried_at = t;
+    return 0;
 end $$;
 
 CREATE FUNCTION evertick.unadmit(p_shard smallint, p_epoch bigint, p_grace double precision, p_limit integer) RETURNS integer
@@ -5033,6 +5093,29 @@ begin
     return offered;
 end $$;
 
+CREATE TABLE evertick.account (
+    account_id integer NOT NULL,
+    name text NOT NULL,
+    role text NOT NULL,
+    tags text[],
+    password_hash text,
+    is_disabled boolean DEFAULT false NOT NULL,
+    created_by text NOT NULL,
+    created_at timestamp with time zone NOT NULL,
+    password_changed_at timestamp with time zone,
+    CONSTRAINT account_role_check CHECK ((role = ANY (ARRAY['viewer'::text, 'operator'::text, 'editor'::text, 'admin'::text]))),
+    CONSTRAINT account_tags_check CHECK ((cardinality(tags) > 0))
+);
+
+ALTER TABLE evertick.account ALTER COLUMN account_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME evertick.account_account_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE TABLE evertick.alert (
     alert_id bigint NOT NULL,
     kind text NOT NULL,
@@ -5187,6 +5270,34 @@ CREATE TABLE evertick.cluster (
     lost_until pg_lsn
 )
 WITH (fillfactor='50');
+
+CREATE TABLE evertick.credential (
+    credential_id bigint NOT NULL,
+    secret_hash bytea NOT NULL,
+    account_id integer NOT NULL,
+    kind text NOT NULL,
+    name text NOT NULL,
+    role text,
+    tags text[],
+    created_by text NOT NULL,
+    created_at timestamp with time zone NOT NULL,
+    expires_at timestamp with time zone,
+    used_at timestamp with time zone,
+    used_from text,
+    revoked_at timestamp with time zone,
+    CONSTRAINT credential_check CHECK (((expires_at IS NOT NULL) OR (kind = 'token'::text))),
+    CONSTRAINT credential_kind_check CHECK ((kind = ANY (ARRAY['token'::text, 'session'::text, 'link'::text]))),
+    CONSTRAINT credential_role_check CHECK ((role = ANY (ARRAY['viewer'::text, 'operator'::text, 'editor'::text, 'admin'::text])))
+);
+
+ALTER TABLE evertick.credential ALTER COLUMN credential_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME evertick.credential_credential_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
 
 ALTER TABLE evertick.dag ALTER COLUMN dag_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME evertick.dag_dag_id_seq
@@ -5377,7 +5488,9 @@ CREATE TABLE evertick.journal (
     run_id bigint,
     idx integer,
     map_index integer,
-    detail jsonb NOT NULL
+    detail jsonb NOT NULL,
+    origin text DEFAULT NULLIF(current_setting('evertick.origin'::text, true), ''::text),
+    request_id text DEFAULT NULLIF(current_setting('evertick.request_id'::text, true), ''::text)
 );
 
 ALTER TABLE evertick.journal ALTER COLUMN entry_id ADD GENERATED ALWAYS AS IDENTITY (
@@ -5398,6 +5511,44 @@ CREATE TABLE evertick.lease (
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000', vacuum_truncate=off);
 
+CREATE TABLE evertick.run (
+    run_id bigint NOT NULL,
+    dag_id integer NOT NULL,
+    version_id integer NOT NULL,
+    kind evertick.run_kind NOT NULL,
+    key text,
+    schedule_id integer,
+    fire_at timestamp with time zone,
+    params jsonb NOT NULL,
+    triggered_by text NOT NULL,
+    created_at timestamp with time zone NOT NULL
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off);
+
+CREATE VIEW evertick.listed_run AS
+ SELECT r.run_id,
+    r.dag_id,
+    d.name AS dag,
+    r.version_id,
+    v.number AS version,
+    v.created_at AS version_created_at,
+    COALESCE(r.key, ((((r.kind || '__'::text) || to_char((COALESCE(r.fire_at, r.created_at) AT TIME ZONE 'UTC'::text), 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"'::text)) || '__'::text) || r.run_id)) AS text_id,
+    (r.kind)::text AS kind,
+    r.fire_at,
+    COALESCE(r.fire_at, r.created_at) AS due_at,
+    r.created_at,
+    s.started_at,
+    s.finished_at,
+    (EXTRACT(epoch FROM (s.finished_at - s.started_at)))::double precision AS seconds,
+    (s.state)::text AS state,
+    s.reason,
+    r.params,
+    r.triggered_by
+   FROM (((evertick.run r
+     JOIN evertick.run_status s ON ((s.run_id = r.run_id)))
+     JOIN evertick.dag d ON ((d.dag_id = r.dag_id)))
+     JOIN evertick.dag_version v ON ((v.version_id = r.version_id)));
+
 CREATE TABLE evertick.log_chunk (
     run_id bigint NOT NULL,
     idx integer NOT NULL,
@@ -5409,6 +5560,12 @@ CREATE TABLE evertick.log_chunk (
     content text NOT NULL
 )
 WITH (autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off, toast.autovacuum_vacuum_insert_scale_factor='0.05', toast.autovacuum_freeze_min_age='0');
+
+CREATE TABLE evertick.login_try (
+    subject text NOT NULL,
+    failures integer NOT NULL,
+    tried_at timestamp with time zone NOT NULL
+);
 
 CREATE TABLE evertick.map_item (
     run_id bigint NOT NULL,
@@ -5488,20 +5645,6 @@ CREATE TABLE evertick.retry_slot (
     epoch integer NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
-
-CREATE TABLE evertick.run (
-    run_id bigint NOT NULL,
-    dag_id integer NOT NULL,
-    version_id integer NOT NULL,
-    kind evertick.run_kind NOT NULL,
-    key text,
-    schedule_id integer,
-    fire_at timestamp with time zone,
-    params jsonb NOT NULL,
-    triggered_by text NOT NULL,
-    created_at timestamp with time zone NOT NULL
-)
-WITH (autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off);
 
 ALTER TABLE evertick.run ALTER COLUMN run_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME evertick.run_run_id_seq
@@ -5735,6 +5878,9 @@ CREATE TABLE evertick.timer (
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
 
+ALTER TABLE ONLY evertick.account
+    ADD CONSTRAINT account_pkey PRIMARY KEY (account_id);
+
 ALTER TABLE ONLY evertick.alert
     ADD CONSTRAINT alert_pkey PRIMARY KEY (alert_id);
 
@@ -5767,6 +5913,12 @@ ALTER TABLE ONLY evertick.child_run
 
 ALTER TABLE ONLY evertick.cluster
     ADD CONSTRAINT cluster_pkey PRIMARY KEY (system_id, timeline);
+
+ALTER TABLE ONLY evertick.credential
+    ADD CONSTRAINT credential_pkey PRIMARY KEY (credential_id);
+
+ALTER TABLE ONLY evertick.credential
+    ADD CONSTRAINT credential_secret_hash_key UNIQUE (secret_hash);
 
 ALTER TABLE ONLY evertick.dag
     ADD CONSTRAINT dag_name_key UNIQUE (name);
@@ -5836,6 +5988,9 @@ ALTER TABLE ONLY evertick.lease
 
 ALTER TABLE ONLY evertick.log_chunk
     ADD CONSTRAINT log_chunk_pkey PRIMARY KEY (run_id, idx, map_index, epoch, seq);
+
+ALTER TABLE ONLY evertick.login_try
+    ADD CONSTRAINT login_try_pkey PRIMARY KEY (subject);
 
 ALTER TABLE ONLY evertick.map_item
     ADD CONSTRAINT map_item_pkey PRIMARY KEY (run_id, idx, map_index);
@@ -5918,6 +6073,8 @@ ALTER TABLE ONLY evertick.task_spec
 ALTER TABLE ONLY evertick.timer
     ADD CONSTRAINT timer_pkey PRIMARY KEY (shard, due_at, run_id, idx, map_index);
 
+CREATE UNIQUE INDEX account_name ON evertick.account USING btree (lower(name));
+
 CREATE UNIQUE INDEX alert_open ON evertick.alert USING btree (schedule_id, kind) WHERE (ended_at IS NULL);
 
 CREATE INDEX awaited_of ON evertick.awaited USING btree (schedule_id);
@@ -5927,6 +6084,8 @@ CREATE INDEX backfill_live ON evertick.backfill USING btree (shard, backfill_id)
 CREATE INDEX backfill_run_instant ON evertick.backfill_run USING btree (dag_id, schedule_id, fire_at, run_id);
 
 CREATE INDEX backfill_run_open ON evertick.backfill_run USING btree (backfill_id, run_id) WHERE is_open;
+
+CREATE INDEX credential_of_account ON evertick.credential USING btree (account_id, credential_id);
 
 CREATE INDEX dag_timed ON evertick.dag USING btree (dag_id) WHERE has_run_timeout;
 

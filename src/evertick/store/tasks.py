@@ -200,3 +200,16 @@ async def result(conn: AsyncConnection, key: TaskKey) -> object:
 async def downstream(conn: AsyncConnection, *, version_id: int, idxs: list[int]) -> list[int]:
     cursor = await conn.execute(sql("tasks", "downstream"), {"version_id": version_id, "idxs": idxs})
     return [cast(int, row[0]) for row in await cursor.fetchall()]
+
+
+async def page_of_run(
+    conn: AsyncConnection, *, run_id: int, after: tuple[int, int], state: str | None, limit: int
+) -> list[TaskRow]:
+    """After this index and map index."""
+    params = {"run_id": run_id, "idx": after[0], "map_index": after[1], "state": state, "limit": limit}
+    return await all_rows(conn, sql("tasks", "page_of_run"), params, TaskRow)
+
+
+async def by_name(conn: AsyncConnection, *, run_id: int, task: str, limit: int = 1000) -> list[TaskRow]:
+    params = {"run_id": run_id, "task": task, "limit": limit}
+    return await all_rows(conn, sql("tasks", "by_name"), params, TaskRow)

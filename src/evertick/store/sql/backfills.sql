@@ -34,7 +34,8 @@ select b.backfill_id, d.name as dag, c.name as schedule, b.spec, b.params, b.fir
        b.parallel, b.state, b.reason, b.position, b.total, b.left_alone, b.made, b.open_runs, b.succeeded, b.failed, b.canceled,
        b.created_by, b.created_at, b.finished_at, d.paused as is_dag_paused
   from backfill b join dag d on d.dag_id = b.dag_id left join schedule c on c.schedule_id = b.schedule_id
- where %(dag)s::text is null or d.name = %(dag)s::text
+ where (%(dag)s::text is null or d.name = %(dag)s::text) and b.backfill_id < %(before)s::bigint
+   and (%(dag_ids)s::int[] is null or b.dag_id = any(%(dag_ids)s))
  order by b.backfill_id desc limit %(limit)s
 
 -- name: existing

@@ -49,7 +49,7 @@ select d.name, v.bundle_hash, b.file, b.uses_threads, v.spec
 -- Newest first. A rollback makes an old one current again, with its number.
 select v.version_id, v.number, v.hash, v.bundle_hash, v.task_count, v.created_at, v.version_id = d.version_id as is_current
   from dag_version v join dag d on d.dag_id = v.dag_id
- where v.dag_id = %(dag_id)s order by v.number desc limit %(limit)s
+ where v.dag_id = %(dag_id)s and v.number < %(before)s::int order by v.number desc limit %(limit)s
 
 -- name: queues
 -- Where the tasks of a version wait now: their author's choice, or the rules'.
@@ -74,3 +74,20 @@ delete from import_error where file = %(file)s
 
 -- name: import_errors
 select file, line, message, detail, occurred_at from import_error order by file limit 1000
+
+-- name: ids_with_tags
+-- For somebody who may know of these DAGs alone. Deleted ones, too: their history stays.
+select d.dag_id from dag d join dag_version v on v.version_id = d.version_id
+ where v.spec->'tags' ?| %(tags)s::text[] order by d.dag_id limit 100000
+
+-- name: page
+-- In order of the name, from after one; only DAGs with one of some tags, or some words in the name, if that is asked.
+select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec, v.created_at,
+       null as uses_threads
+  from dag d join dag_version v on v.version_id = d.version_id
+ where d.deleted_at is null and d.name > %(after)s and (%(tags)s::text[] is null or v.spec->'tags' ?| %(tags)s)
+   and (%(like)s::text is null or d.name ilike %(like)s) and (%(paused)s::boolean is null or d.paused = %(paused)s)
+ order by d.name limit %(limit)s
+
+-- name: version_number
+select v.spec from dag_version v where v.dag_id = %(dag_id)s and v.number = %(number)s

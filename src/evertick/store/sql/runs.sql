@@ -68,3 +68,30 @@ select reap_orphan(%(shard)s::smallint, %(epoch)s::bigint, %(run_id)s::bigint, %
 
 -- name: journal
 select occurred_at, verb, actor, idx, map_index, detail from journal where run_id = %(run_id)s order by entry_id limit %(limit)s
+
+-- name: page
+-- Newest first, before one. Looks at a window of the newest runs by their key and no further: a rare state must not read a
+-- million runs. Whoever gets fewer than asked goes on from the window's end.
+select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count
+  from (select n.run_id from run n where n.run_id < %(before)s::bigint order by n.run_id desc limit %(window)s) w
+  join run r on r.run_id = w.run_id join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
+  join dag_version v on v.version_id = r.version_id
+ where (%(state)s::run_state is null or s.state = %(state)s) and (%(dag_ids)s::int[] is null or r.dag_id = any(%(dag_ids)s))
+ order by r.run_id desc limit %(limit)s
+
+-- name: page_of_dag
+select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count
+  from (select n.run_id from run n where n.dag_id = any(%(dag_ids)s::int[]) and n.run_id < %(before)s::bigint
+         order by n.run_id desc limit %(window)s) w
+  join run r on r.run_id = w.run_id join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
+  join dag_version v on v.version_id = r.version_id
+ where %(state)s::run_state is null or s.state = %(state)s
+ order by r.run_id desc limit %(limit)s
+
+-- name: end_of_window
+-- Where the window of a page ended: the oldest run that it looked at.
+select min(w.run_id) from (select n.run_id from run n
+ where n.run_id < %(before)s::bigint and (%(dag_ids)s::int[] is null or n.dag_id = any(%(dag_ids)s))
+ order by n.run_id desc limit %(window)s) w

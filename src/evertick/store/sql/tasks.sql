@@ -66,3 +66,19 @@ with recursive below as (
     select g.dst from below b join edge g on g.version_id = %(version_id)s and g.src = b.dst
 )
 select dst from below order by dst
+
+-- name: page_of_run
+-- In their order, from after one.
+select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at, finished_at, exit_code, reason,
+       request
+  from tasks where run_id = %(run_id)s and (idx, map_index) > (%(idx)s::int, %(map_index)s::int)
+   and (%(state)s::task_state is null or state = %(state)s)
+ order by idx, map_index limit %(limit)s
+
+-- name: by_name
+-- All of that name in a run: one, or one per map index.
+select t.idx, t.map_index, t.task, t.state, t.attempt, t.max_attempts, t.epoch, t.queue, t.priority, t.not_before, t.started_at,
+       t.finished_at, t.exit_code, t.reason, t.request
+  from run_status r join task_spec s on s.version_id = r.version_id and s.name = %(task)s
+  join tasks t on t.run_id = r.run_id and t.idx = s.idx
+ where r.run_id = %(run_id)s order by t.map_index limit %(limit)s

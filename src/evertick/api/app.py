@@ -1,0 +1,141 @@
+"""The whole of HTTP: signing in, the native API under /api/v1, Airflow's under /api/v2, health. One factory, no globals."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import psycopg
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+
+from evertick.api import sessions
+from evertick.api.airflow import airflow_routers
+from evertick.api.airflow.words import tell, tell_invalid
+from evertick.api.desk import Desk, Who
+from evertick.api.guard import GuardedRoute, needs
+from evertick.api.limits import Surroundings
+from evertick.api.native import native_routers
+from evertick.api.problems import invalid, problem, status_of
+from evertick.domain.access import Permission
+from evertick.domain.errors import EvertickError
+from evertick.services.health import metrics_text
+from evertick.store.shards import read_clock
+
+_GZIP_BYTES = 1000
+
+
+def make_app(desk: Desk) -> FastAPI:
+    """The outer application, with the two APIs as parts that have their own documents."""
+    app = _part(desk, title="Evertick", description="Signing in, health and metrics.")
+    app.include_router(sessions.router)
+    _add_front(app)
+    native = _part(desk, title="Evertick API", description="Everything that Evertick does. See docs/howto/api.md.")
+    for router in native_routers():
+        native.include_router(router)
+    _add_document(native)
+    app.mount("/api/v1", native)
+    airflow = _part(desk, title="Airflow API", description="As the client of Airflow 3.3 calls it.")
+    for kind in (EvertickError, psycopg.Error, HTTPException, OSError, Exception):
+        airflow.add_exception_handler(kind, _tell_airflow)
+    airflow.add_exception_handler(RequestValidationError, tell_invalid)
+    for router in airflow_routers():
+        airflow.include_router(router)
+    _add_document(airflow)
+    app.mount("/api/v2", airflow)
+    app.add_middleware(GZipMiddleware, minimum_size=_GZIP_BYTES)
+    app.add_middleware(Surroundings, rate=desk.settings.api_rate)
+    return app
+
+
+def parts_of(app: FastAPI) -> dict[str, FastAPI]:
+    """Each FastAPI application in it by its prefix."""
+    mounted = {route.path: route.app for route in app.routes if isinstance(getattr(route, "app", None), FastAPI)}  # type: ignore[attr-defined]
+    return {"": app, **mounted}
+
+
+def _part(desk: Desk, *, title: str, description: str) -> FastAPI:
+    """No page and no document of FastAPI's own: those would pass by the door."""
+    app = FastAPI(
+        title=title,
+        description=description,
+        version=version("evertick"),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
+    app.router.route_class = GuardedRoute
+    app.state.desk = desk
+    app.state.strangers = {}
+    for kind in (EvertickError, psycopg.Error, HTTPException, OSError):
+        app.add_exception_handler(kind, _tell)
+    app.add_exception_handler(RequestValidationError, _tell_invalid)
+    app.add_exception_handler(Exception, _tell_fault)
+    return app
+
+
+async def _tell(request: Request, error: Exception) -> JSONResponse:
+    if status_of(error)[0] >= 500:
+        _log(request, error)
+    return problem(request, error)
+
+
+async def _tell_invalid(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return invalid(request, error)
+
+
+async def _tell_fault(request: Request, error: Exception) -> JSONResponse:
+    _log(request, error)
+    return problem(request, error)
+
+
+async def _tell_airflow(request: Request, error: Exception) -> JSONResponse:
+    if status_of(error)[0] >= 500:
+        _log(request, error)
+    return tell(request, error)
+
+
+def _log(request: Request, error: Exception) -> None:
+    desk: Desk = request.app.state.desk
+    route = request.scope.get("route")
+    path = getattr(route, "path", "unknown")
+    desk.log.error("request_failed", method=request.method, path=path, request_id=request.state.request_id, error=error)
+
+
+def _add_front(app: FastAPI) -> None:
+    @app.get("/")
+    @needs(Permission.OPEN)
+    async def front(caller: Who) -> dict[str, Any]:
+        """What there is."""
+        return {"name": "Evertick", "version": app.version, "apis": ["/api/v1", "/api/v2"], "sign_in": "/auth/token"}
+
+    @app.get("/healthz", response_class=PlainTextResponse)
+    @needs(Permission.OPEN)
+    async def alive(caller: Who) -> str:
+        """Whether this process answers."""
+        return "alive\n"
+
+    @app.get("/readyz", responses={503: {"description": "The database does not answer."}})
+    @needs(Permission.OPEN)
+    async def ready(caller: Who) -> dict[str, bool]:
+        """Whether it can do its work: the database answers."""
+        async with caller.reading() as conn:
+            await read_clock(conn)
+        return {"ready": True}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    @needs(Permission.READ_METRICS)
+    async def metrics(caller: Who) -> PlainTextResponse:
+        """Metrics of this process, for Prometheus."""
+        return PlainTextResponse(metrics_text())
+
+
+def _add_document(app: FastAPI) -> None:
+    @app.get("/openapi.json", include_in_schema=False)
+    @needs(Permission.OWN)
+    async def document(caller: Who) -> JSONResponse:
+        return JSONResponse(app.openapi())

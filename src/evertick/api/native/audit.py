@@ -1,0 +1,38 @@
+"""The audit log: what was done and what was refused, newest first."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from evertick.api.desk import Who
+from evertick.api.guard import GuardedRoute, needs
+from evertick.api.paging import LARGEST, USUAL_ITEMS, Cursor, Limit, Page, cursor, read_cursor
+from evertick.domain.access import Permission
+from evertick.store import access
+from evertick.store.access import AuditFilter, AuditRow
+
+router = APIRouter(route_class=GuardedRoute, tags=["audit"])
+
+Text = Annotated[str | None, Query(max_length=300)]
+
+
+@router.get("/audit")
+@needs(Permission.READ_AUDIT)
+async def list_entries(
+    caller: Who,
+    verb: Text = None,
+    actor: Text = None,
+    dag: Text = None,
+    since: datetime | None = None,
+    limit: Limit = USUAL_ITEMS,
+    cursor_text: Cursor = None,
+) -> Page[AuditRow]:
+    """Who did what, when, from where; before and after where something was changed."""
+    (before,) = read_cursor(cursor_text, LARGEST)
+    wanted = AuditFilter(verb=verb, actor=actor, dag=dag, since=since)
+    async with caller.reading() as conn:
+        found = await access.audit(conn, wanted, before=before, limit=limit)
+    return Page(items=found, next_cursor=cursor(found[-1].entry_id) if len(found) == limit else None)

@@ -1,0 +1,294 @@
+"""DAGs, their tasks and versions; pausing, deleting, triggering; and files that could not be loaded."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Response
+from psycopg import AsyncConnection
+from pydantic import BaseModel, ConfigDict, Field
+
+from evertick.api.desk import Caller, Who
+from evertick.api.guard import GuardedRoute, needs
+from evertick.api.paging import (
+    USUAL_ITEMS,
+    Cursor,
+    IdempotencyKey,
+    Limit,
+    Page,
+    cursor,
+    etag_of,
+    like,
+    put_etag,
+    read_cursor,
+)
+from evertick.domain.access import Permission
+from evertick.domain.dag import DagSpec, from_json
+from evertick.domain.errors import NotFound
+from evertick.domain.misfire import MisfirePolicy
+from evertick.engine import pause as verbs
+from evertick.engine.catch_up import CatchUp
+from evertick.engine.trigger import trigger
+from evertick.store import dags
+from evertick.store.dags import DagFilter, DagRow, ImportErrorRow, ListedVersion
+from evertick.store.wake import Channel
+
+router = APIRouter(route_class=GuardedRoute, tags=["dags"])
+
+LONGEST_NAME = 250
+DagName = Annotated[str, Path(max_length=LONGEST_NAME, description="The DAG's name.")]
+_NEWEST_VERSION = 2**31 - 1
+
+
+class Dag(BaseModel):
+    name: str
+    description: str | None
+    is_paused: bool
+    version: int | None
+    file: str
+    tags: list[str]
+    task_count: int
+    max_active_runs: int | None
+    published_at: datetime | None
+
+
+class DagTask(BaseModel):
+    """A task of the plan. `spec` has what its author said beside the defaults."""
+
+    name: str
+    kind: str
+    upstream: list[str]
+    downstream: list[str]
+    queue: str | None
+    priority: int
+    trigger_rule: str
+    retries: int
+    timeout_seconds: float | None
+    spec: dict[str, Any]
+
+
+class DagPage(Dag):
+    timezone: str
+    params: list[dict[str, Any]]
+    tasks: list[DagTask]
+
+
+class Version(BaseModel):
+    number: int
+    hash: str
+    bundle: str
+    task_count: int
+    created_at: datetime
+    is_current: bool
+
+
+class VersionPage(BaseModel):
+    number: int
+    spec: dict[str, Any]
+
+
+class Unpause(BaseModel):
+    """What becomes of the fires that the pause kept from the schedules: skip, latest or all."""
+
+    model_config = ConfigDict(extra="forbid")
+    catch_up: MisfirePolicy = MisfirePolicy.SKIP
+    window_seconds: Annotated[float, Field(ge=0, le=10**9)] | None = None
+
+
+class Changed(BaseModel):
+    is_changed: bool
+
+
+class Trigger(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    params: dict[str, Any] = {}
+
+
+class TriggeredRun(BaseModel):
+    run_id: int
+    is_new: bool
+
+
+@router.get("/dags")
+@needs(Permission.READ_DAGS)
+async def list_dags(
+    caller: Who,
+    contains: Annotated[str | None, Query(max_length=LONGEST_NAME, description="Text in the name.")] = None,
+    tag: Annotated[str | None, Query(max_length=LONGEST_NAME)] = None,
+    is_paused: bool | None = None,
+    limit: Limit = USUAL_ITEMS,
+    cursor_text: Cursor = None,
+) -> Page[Dag]:
+    """DAGs in the order of their names."""
+    (after,) = read_cursor(cursor_text, "")
+    limits = caller.principal.tags
+    tags = sorted(limits) if limits is not None else None
+    if tag is not None:
+        tags = [tag] if tags is None or tag in tags else []
+    async with caller.reading() as conn:
+        wanted = DagFilter(tags=tags, like=like(contains), paused=is_paused)
+        found = await dags.page(conn, wanted, after=after, limit=limit)
+    return Page(items=[_dag(row) for row in found], next_cursor=cursor(found[-1].name) if len(found) == limit else None)
+
+
+@router.get("/dags/{dag}")
+@needs(Permission.READ_DAGS)
+async def show_dag(dag: DagName, response: Response, caller: Who) -> DagPage:
+    """One DAG with its parameters and tasks."""
+    async with caller.reading() as conn:
+        row = await caller.dag(conn, dag)
+        queues = await dags.queues(conn, row.version_id)
+    spec = spec_of(row)
+    page = DagPage(
+        **_dag(row).model_dump(),
+        timezone=spec.timezone,
+        params=[plain(each) for each in _list(row, "params")],
+        tasks=_tasks(row, spec, queues),
+    )
+    put_etag(response, etag_of(page))
+    return page
+
+
+@router.post("/dags/{dag}/pause")
+@needs(Permission.PAUSE_DAGS)
+async def pause_dag(dag: DagName, caller: Who) -> Changed:
+    """Its schedules skip, on record, and what has not started waits. Running tasks go on."""
+    async with caller.changing(Channel.PLAN, Channel.READY) as conn:
+        await caller.dag(conn, dag)
+        return Changed(is_changed=await verbs.pause(conn, dag=dag, actor=caller.actor))
+
+
+@router.post("/dags/{dag}/unpause")
+@needs(Permission.PAUSE_DAGS)
+async def unpause_dag(dag: DagName, caller: Who, how: Unpause | None = None) -> Changed:
+    asked = how or Unpause()
+    catch_up = CatchUp(policy=asked.catch_up, window_seconds=asked.window_seconds)
+    async with caller.changing(Channel.PLAN, Channel.READY) as conn:
+        await caller.dag(conn, dag)
+        return Changed(is_changed=await verbs.unpause(conn, dag=dag, actor=caller.actor, catch_up=catch_up))
+
+
+@router.delete("/dags/{dag}", status_code=204)
+@needs(Permission.DELETE_DAGS)
+async def delete_dag(dag: DagName, caller: Who) -> None:
+    """Takes it out of planning. Its history stays, and its open runs go on."""
+    async with caller.changing(Channel.PLAN) as conn:
+        await caller.dag(conn, dag)
+        await verbs.delete(conn, dag=dag, actor=caller.actor)
+
+
+@router.post("/dags/{dag}/runs", status_code=201)
+@needs(Permission.TRIGGER_RUNS)
+async def trigger_run(
+    dag: DagName,
+    wanted: Trigger,
+    response: Response,
+    caller: Who,
+    idempotency_key: IdempotencyKey = None,
+) -> TriggeredRun:
+    """Start a run. The same Idempotency-Key again is the same run, told with 200 instead of 201."""
+    async with caller.changing(Channel.READY) as conn:
+        await caller.dag(conn, dag)
+        made = await trigger(conn, dag=dag, params=wanted.params, actor=caller.actor, key=idempotency_key)
+    response.status_code = 201 if made.is_new else 200
+    return TriggeredRun(run_id=made.run_id, is_new=made.is_new)
+
+
+@router.get("/dags/{dag}/versions")
+@needs(Permission.READ_DAGS)
+async def list_versions(
+    dag: DagName, caller: Who, limit: Limit = USUAL_ITEMS, cursor_text: Cursor = None
+) -> Page[Version]:
+    """Newest first."""
+    (before,) = read_cursor(cursor_text, _NEWEST_VERSION)
+    async with caller.reading() as conn:
+        row = await caller.dag(conn, dag)
+        found = await dags.versions(conn, dag_id=row.dag_id, before=min(before, _NEWEST_VERSION), limit=limit)
+    next_cursor = cursor(found[-1].number) if len(found) == limit else None
+    return Page(items=[_version(each) for each in found], next_cursor=next_cursor)
+
+
+@router.get("/dags/{dag}/versions/{number}")
+@needs(Permission.READ_DAGS)
+async def show_version(dag: DagName, number: Annotated[int, Path(ge=1, le=2**31 - 1)], caller: Who) -> VersionPage:
+    """What was published, as it was."""
+    async with caller.reading() as conn:
+        row = await caller.dag(conn, dag)
+        spec = await dags.version_number(conn, dag_id=row.dag_id, number=number)
+    if spec is None:
+        raise NotFound(f"DAG {dag} has no version {number}.")
+    return VersionPage(number=number, spec=spec)
+
+
+@router.get("/import-errors")
+@needs(Permission.READ_IMPORTS)
+async def list_import_errors(caller: Who) -> Page[ImportErrorRow]:
+    """Files that could not be loaded, with the place and the message."""
+    async with caller.reading() as conn:
+        return Page(items=await dags.import_errors(conn), next_cursor=None)
+
+
+async def find_dag_spec(caller: Caller, conn: AsyncConnection, name: str) -> tuple[DagRow, DagSpec]:
+    row = await caller.dag(conn, name)
+    return row, spec_of(row)
+
+
+def spec_of(row: DagRow) -> DagSpec:
+    return from_json(json.dumps(row.spec))
+
+
+def plain(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(row: DagRow, name: str) -> list[object]:
+    found = (row.spec or {}).get(name)
+    return found if isinstance(found, list) else []
+
+
+def _dag(row: DagRow) -> Dag:
+    description = (row.spec or {}).get("description")
+    return Dag(
+        name=row.name,
+        description=description if isinstance(description, str) else None,
+        is_paused=row.paused,
+        version=row.number,
+        file=row.file,
+        tags=[str(tag) for tag in _list(row, "tags")],
+        task_count=len(_list(row, "tasks")),
+        max_active_runs=row.max_active_runs,
+        published_at=row.created_at,
+    )
+
+
+def _tasks(row: DagRow, spec: DagSpec, queues: list[str]) -> list[DagTask]:
+    raw = _list(row, "tasks")
+    names = [task.name for task in spec.tasks]
+    return [
+        DagTask(
+            name=task.name,
+            kind=task.kind,
+            upstream=[names[up] for up, down in spec.edges if down == place],
+            downstream=[names[down] for up, down in spec.edges if up == place],
+            queue=queues[place] if place < len(queues) else task.queue,
+            priority=task.priority,
+            trigger_rule=task.trigger_rule,
+            retries=task.retry.retries,
+            timeout_seconds=task.timeout_seconds,
+            spec=plain(raw[place]),
+        )
+        for place, task in enumerate(spec.tasks)
+    ]
+
+
+def _version(row: ListedVersion) -> Version:
+    return Version(
+        number=row.number,
+        hash=row.hash,
+        bundle=row.bundle_hash,
+        task_count=row.task_count,
+        created_at=row.created_at,
+        is_current=row.is_current,
+    )

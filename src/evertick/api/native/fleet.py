@@ -1,0 +1,129 @@
+"""Runners and queues, and the health of what serves them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from pydantic import BaseModel, ConfigDict
+
+from evertick.api.desk import Who
+from evertick.api.guard import GuardedRoute, needs
+from evertick.api.paging import Page
+from evertick.domain.access import Permission
+from evertick.domain.attempt import session_text
+from evertick.engine.drain import drain, find_runners, undrain
+from evertick.store import queues, runners, shards
+from evertick.store.queues import QueueRow
+from evertick.store.runners import BusyRunner
+from evertick.store.wake import Channel
+
+router = APIRouter(route_class=GuardedRoute, tags=["fleet"])
+
+Which = Annotated[str, Path(max_length=250, description="Its id, name or session.")]
+_MOST, _MOST_COUNTED = 1000, 100_000
+
+
+class Runner(BaseModel):
+    """`session` as text: it has 63 bits, more than a number in JavaScript holds."""
+
+    session: str
+    runner_id: str
+    name: str | None
+    version: str
+    host: str
+    pid: int
+    queues: list[str]
+    match: list[str]
+    slots: int
+    busy: int
+    request: str | None
+    started_at: datetime
+    beat_at: datetime
+    silent_seconds: float
+
+
+class Drain(BaseModel):
+    """`then_leave`: it ends when nothing runs there any more."""
+
+    model_config = ConfigDict(extra="forbid")
+    then_leave: bool = False
+
+
+class Asked(BaseModel):
+    runners: list[Runner]
+
+
+class Health(BaseModel):
+    """`scheduler`: whether somebody leads. `runners` that live, and their slots."""
+
+    database: str
+    scheduler: str
+    leader: str | None
+    runners: int
+    slots: int
+    busy: int
+    now: datetime
+
+
+@router.get("/runners")
+@needs(Permission.READ_RUNNERS)
+async def list_runners(caller: Who) -> Page[Runner]:
+    """Those that are alive."""
+    async with caller.reading() as conn:
+        found = await runners.list_busy(conn, limit=_MOST)
+    return Page(items=[_runner(row) for row in found], next_cursor=None)
+
+
+@router.post("/runners/{which}/drain")
+@needs(Permission.DRAIN_RUNNERS)
+async def drain_runner(which: Which, caller: Who, how: Drain | None = None) -> Asked:
+    """It takes no new work and finishes what it has. An id or a name that several carry means all of them."""
+    async with caller.changing(Channel.STOP) as conn:
+        found = await find_runners(conn, [which])
+        leaves = how.then_leave if how else False
+        await drain(conn, sessions=[each.session for each in found], actor=caller.actor, then_leave=leaves)
+    return Asked(runners=[_runner(each) for each in found])
+
+
+@router.post("/runners/{which}/undrain")
+@needs(Permission.DRAIN_RUNNERS)
+async def undrain_runner(which: Which, caller: Who) -> Asked:
+    async with caller.changing(Channel.STOP) as conn:
+        found = await find_runners(conn, [which])
+        asked = await undrain(conn, sessions=[each.session for each in found], actor=caller.actor)
+    return Asked(runners=[_runner(each) for each in found if each.session in asked])
+
+
+@router.get("/queues")
+@needs(Permission.READ_RUNNERS)
+async def list_queues(caller: Who) -> Page[QueueRow]:
+    """What waits there, since when, and who serves them."""
+    async with caller.reading() as conn:
+        return Page(items=await queues.list_all(conn, cap=_MOST_COUNTED, limit=_MOST), next_cursor=None)
+
+
+@router.get("/health")
+@needs(Permission.READ_METRICS)
+async def show_health(caller: Who) -> Health:
+    """Whether work can be planned and run."""
+    async with caller.reading() as conn:
+        found = await runners.list_busy(conn, limit=_MOST)
+        leader = await shards.leader(conn, shard=0)
+        now = await shards.read_clock(conn)
+    is_led = leader is not None and leader.is_live
+    return Health(
+        database="healthy",
+        scheduler="healthy" if is_led else "unhealthy",
+        leader=leader.owner if leader is not None and is_led else None,
+        runners=len(found),
+        slots=sum(each.slots for each in found),
+        busy=sum(each.busy for each in found),
+        now=now,
+    )
+
+
+def _runner(row: BusyRunner) -> Runner:
+    same = {name: getattr(row, name) for name in Runner.model_fields if name != "session"}
+    return Runner(session=session_text(row.session), **same)

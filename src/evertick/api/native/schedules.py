@@ -1,0 +1,296 @@
+"""Schedules: reading, changing by compare-and-set, pausing, and what they would do."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Response
+from psycopg import AsyncConnection
+from pydantic import BaseModel, ConfigDict, Field
+
+from evertick.api.desk import Caller, Who
+from evertick.api.guard import GuardedRoute, needs
+from evertick.api.native.dags import DagName, spec_of
+from evertick.api.native.documents import Schedule, schedule_of
+from evertick.api.paging import IdempotencyKey, IfMatch, Page, put_etag
+from evertick.domain.access import Permission
+from evertick.domain.dag import NamedSchedule
+from evertick.domain.dag_rules import check_schedule
+from evertick.domain.errors import Conflict, NotFound, Stale, UserError
+from evertick.domain.misfire import MisfirePolicy
+from evertick.domain.overlap import OverlapPolicy
+from evertick.domain.preview import clock_changes, count_fires, fires_between, outcome_of
+from evertick.domain.schedule import ScheduleSpec, describe, parse_schedule
+from evertick.engine import change_schedule as verbs
+from evertick.engine.catch_up import CatchUp
+from evertick.engine.next_fires import fires_of
+from evertick.engine.plan import UNPLANNABLE, read_spec
+from evertick.engine.put_schedule import put_schedule
+from evertick.store import schedules
+from evertick.store.schedules import ListedSchedule, ScheduleVersion, Skip
+from evertick.store.wake import Channel
+
+router = APIRouter(route_class=GuardedRoute, tags=["schedules"])
+
+Name = Annotated[str, Path(max_length=250, description="The schedule's name.")]
+Count = Annotated[int, Query(ge=1, le=200)]
+_MOST = 1000
+_LONGEST_SIMULATION = timedelta(days=366 * 5)
+_ETAG = re.compile(r'^"v(\d{1,9})"$')
+
+
+class PutSchedule(BaseModel):
+    """`when`: an expression as `30 6 * * *`, `@every 5m`, `@daily`, instants, or the fields of a spec."""
+
+    model_config = ConfigDict(extra="forbid")
+    when: str | list[str] | dict[str, Any]
+    timezone: Annotated[str, Field(max_length=100)] | None = None
+    start_at: datetime | None = None
+    end_at: datetime | None = None
+    anchor_at: datetime | None = None
+    jitter_seconds: Annotated[float, Field(ge=0, le=10**9)] | None = None
+    params: dict[str, Any] = {}
+    misfire: MisfirePolicy | None = None
+    catchup_window_seconds: Annotated[float, Field(ge=0, le=10**9)] | None = None
+    catchup_limit: Annotated[int, Field(ge=1, le=1000)] | None = None
+    overlap: OverlapPolicy | None = None
+    start_within_seconds: Annotated[float, Field(gt=0, le=10**9)] | None = None
+    finish_within_seconds: Annotated[float, Field(gt=0, le=10**9)] | None = None
+
+
+class CatchUpWish(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    catch_up: MisfirePolicy = MisfirePolicy.SKIP
+    window_seconds: Annotated[float, Field(ge=0, le=10**9)] | None = None
+
+
+class NextFires(BaseModel):
+    when: str
+    fires: list[datetime]
+
+
+class Simulate(BaseModel):
+    """What an expression would do between two instants. Nothing is saved."""
+
+    model_config = ConfigDict(extra="forbid")
+    when: str | list[str] | dict[str, Any]
+    timezone: Annotated[str, Field(max_length=100)] | None = None
+    first: datetime
+    last: datetime
+    limit: Annotated[int, Field(ge=1, le=1000)] = 100
+
+
+class ClockEffect(BaseModel):
+    at: datetime
+    shift_seconds: float
+    effect: str
+    fires: list[datetime]
+
+
+class Simulated(BaseModel):
+    when: str
+    timezone: str
+    count: int
+    fires: list[datetime]
+    clock_changes: list[ClockEffect]
+
+
+@router.get("/dags/{dag}/schedules")
+@needs(Permission.READ_SCHEDULES)
+async def list_schedules(dag: DagName, caller: Who) -> Page[Schedule]:
+    async with caller.reading() as conn:
+        await caller.dag(conn, dag)
+        found = await schedules.list_all(conn, dag=dag, limit=_MOST)
+    return Page(items=[schedule_of(row) for row in found], next_cursor=None)
+
+
+@router.get("/dags/{dag}/schedules/{name}")
+@needs(Permission.READ_SCHEDULES)
+async def show_schedule(dag: DagName, name: Name, response: Response, caller: Who) -> Schedule:
+    """Its ETag is its version: send it back as If-Match with a change."""
+    async with caller.reading() as conn:
+        row = await _find(caller, conn, dag, name)
+    put_etag(response, _etag(row.version))
+    return schedule_of(row)
+
+
+@router.put("/dags/{dag}/schedules/{name}", responses={412: {"description": "It is not at that version."}})
+@needs(Permission.EDIT_SCHEDULES)
+async def change(
+    dag: DagName,
+    name: Name,
+    wanted: PutSchedule,
+    response: Response,
+    caller: Who,
+    if_match: IfMatch = None,
+    idempotency_key: IdempotencyKey = None,
+) -> Schedule:
+    """Create or replace it. With If-Match only from that version on (`"v0"`: it must not exist); what is due still runs."""
+    expected = _expected(if_match)
+    async with caller.changing(Channel.PLAN) as conn:
+        row = await caller.dag(conn, dag)
+        spec = spec_of(row)
+        given: dict[str, Any] = {"timezone": wanted.timezone or spec.timezone}
+        given |= {"start_at": wanted.start_at, "end_at": wanted.end_at}
+        given |= {"anchor_at": wanted.anchor_at, "jitter_seconds": wanted.jitter_seconds}
+        schedule = NamedSchedule(
+            name=name,
+            spec=_parsed(wanted.when, given),
+            params=wanted.params,
+            misfire=wanted.misfire,
+            catchup_window_seconds=wanted.catchup_window_seconds,
+            catchup_limit=wanted.catchup_limit,
+            overlap=wanted.overlap,
+            start_within_seconds=wanted.start_within_seconds,
+            finish_within_seconds=wanted.finish_within_seconds,
+        )
+        check_schedule(spec, schedule)
+        try:
+            await put_schedule(
+                conn,
+                dag=dag,
+                schedule=schedule,
+                actor=caller.actor,
+                expected_version=expected,
+                request=idempotency_key,
+            )
+        except Conflict as error:
+            raise (Stale(str(error)) if expected is not None else error) from None
+        found = await _find(caller, conn, dag, name)
+    put_etag(response, _etag(found.version))
+    return schedule_of(found)
+
+
+@router.delete("/dags/{dag}/schedules/{name}", status_code=204)
+@needs(Permission.EDIT_SCHEDULES)
+async def delete(dag: DagName, name: Name, caller: Who, if_match: IfMatch = None) -> None:
+    """Its runs and its history stay."""
+    async with caller.changing(Channel.PLAN) as conn:
+        await _find(caller, conn, dag, name)
+        with_version = _expected(if_match)
+        await verbs.delete_schedule(conn, dag=dag, name=name, actor=caller.actor, expected_version=with_version)
+
+
+@router.post("/dags/{dag}/schedules/{name}/pause")
+@needs(Permission.PAUSE_SCHEDULES)
+async def pause(dag: DagName, name: Name, caller: Who, if_match: IfMatch = None) -> Schedule:
+    async with caller.changing(Channel.PLAN) as conn:
+        await _find(caller, conn, dag, name)
+        with_version = _expected(if_match)
+        await verbs.pause_schedule(conn, dag=dag, name=name, actor=caller.actor, expected_version=with_version)
+        return schedule_of(await _find(caller, conn, dag, name))
+
+
+@router.post("/dags/{dag}/schedules/{name}/unpause")
+@needs(Permission.PAUSE_SCHEDULES)
+async def unpause(dag: DagName, name: Name, caller: Who, how: CatchUpWish | None = None) -> Schedule:
+    asked = how or CatchUpWish()
+    catch_up = CatchUp(policy=asked.catch_up, window_seconds=asked.window_seconds)
+    async with caller.changing(Channel.PLAN, Channel.READY) as conn:
+        await _find(caller, conn, dag, name)
+        await verbs.unpause_schedule(conn, dag=dag, name=name, actor=caller.actor, catch_up=catch_up)
+        return schedule_of(await _find(caller, conn, dag, name))
+
+
+@router.post("/dags/{dag}/schedules/{name}/reset", status_code=204)
+@needs(Permission.EDIT_SCHEDULES)
+async def reset(dag: DagName, name: Name, caller: Who) -> None:
+    """Give it back to the code."""
+    async with caller.changing(Channel.PLAN) as conn:
+        await _find(caller, conn, dag, name)
+        await verbs.reset_schedule(conn, dag=dag, name=name, actor=caller.actor)
+
+
+@router.get("/dags/{dag}/schedules/{name}/next")
+@needs(Permission.READ_SCHEDULES)
+async def next_fires(dag: DagName, name: Name, caller: Who, count: Count = 10) -> NextFires:
+    """From where it stands; none while it is paused."""
+    async with caller.reading() as conn:
+        row = await _find(caller, conn, dag, name)
+    return NextFires(when=schedule_of(row).when, fires=fires_of(row, count))
+
+
+@router.get("/dags/{dag}/schedules/{name}/history")
+@needs(Permission.READ_SCHEDULES)
+async def history(dag: DagName, name: Name, caller: Who, count: Count = 50) -> Page[ScheduleVersion]:
+    """Every version, the latest first; also of a schedule that was deleted."""
+    async with caller.reading() as conn:
+        await caller.dag(conn, dag)
+        found = await schedules.history(conn, dag=dag, name=name, limit=count)
+    if not found:
+        raise NotFound(f"DAG {dag} never had a schedule {name!r}.")
+    return Page(items=found, next_cursor=None)
+
+
+@router.get("/dags/{dag}/schedules/{name}/skips")
+@needs(Permission.READ_SCHEDULES)
+async def skips(dag: DagName, name: Name, caller: Who, count: Count = 50) -> Page[Skip]:
+    """Fires that did not run, and why; the latest first."""
+    async with caller.reading() as conn:
+        await _find(caller, conn, dag, name)
+        return Page(items=await schedules.skips(conn, dag=dag, name=name, limit=count), next_cursor=None)
+
+
+@router.post("/schedules/simulate")
+@needs(Permission.READ_SCHEDULES)
+async def simulate(wanted: Simulate, caller: Who) -> Simulated:
+    """When it would fire between two instants, and what each change of the clock does to it."""
+    spec = _parsed(wanted.when, {"timezone": wanted.timezone})
+    first, last = _aware(wanted.first), _aware(wanted.last)
+    if not first <= last <= first + _LONGEST_SIMULATION:
+        raise UserError("`last` must not be before `first`, nor more than five years after it.")
+    changes = [outcome_of(spec, each) for each in clock_changes(spec.timezone, first, last)]
+    effects = [
+        ClockEffect(
+            at=each.change.at,
+            shift_seconds=each.change.shift.total_seconds(),
+            effect=each.effect,
+            fires=list(each.fires),
+        )
+        for each in changes
+    ]
+    return Simulated(
+        when=describe(spec),
+        timezone=spec.timezone,
+        count=count_fires(spec, first, last),
+        fires=fires_between(spec, first, last, wanted.limit),
+        clock_changes=effects,
+    )
+
+
+async def _find(caller: Caller, conn: AsyncConnection, dag: str, name: str) -> ListedSchedule:
+    await caller.dag(conn, dag)
+    for row in await schedules.list_all(conn, dag=dag, limit=_MOST):
+        if row.name == name:
+            return row
+    raise NotFound(f"DAG {dag} has no schedule {name!r}.")
+
+
+def _parsed(when: object, given: dict[str, Any]) -> ScheduleSpec:
+    try:
+        return read_spec(parse_schedule(when, **given).to_json())
+    except UserError:
+        raise
+    except UNPLANNABLE as error:
+        raise UserError(f"This is no schedule: {error}") from None
+
+
+def _etag(version: int) -> str:
+    return f'"v{version}"'
+
+
+def _expected(if_match: str | None) -> int | None:
+    if if_match is None or if_match == "*":
+        return None
+    found = _ETAG.match(if_match)
+    if found is None:
+        raise Stale('If-Match must be the ETag of the schedule, as "v3".')
+    return int(found[1])
+
+
+def _aware(instant: datetime) -> datetime:
+    if instant.tzinfo is None:
+        raise UserError("Give instants with an offset, as 2030-01-01T00:00:00Z.")
+    return instant

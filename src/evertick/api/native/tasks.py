@@ -1,0 +1,198 @@
+"""Tasks of a run: listing, attempts, results, logs, why, and marking."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from fastapi.responses import PlainTextResponse, StreamingResponse
+from psycopg import AsyncConnection
+from pydantic import BaseModel, ConfigDict
+
+from evertick.api.desk import Caller, Who
+from evertick.api.guard import GuardedRoute, needs
+from evertick.api.native.runs import RunId, find_run
+from evertick.api.paging import USUAL_ITEMS, Cursor, Limit, Page, cursor, read_cursor
+from evertick.domain.access import Permission
+from evertick.domain.attempt import TaskKey
+from evertick.domain.errors import NotFound, UserError
+from evertick.domain.log_lines import Line, lines_of
+from evertick.domain.states import TERMINAL_TASK_STATES, TaskState
+from evertick.domain.why import Explained, tell
+from evertick.engine.mark import MARKABLE, mark
+from evertick.engine.why import explain
+from evertick.store import logs, tasks
+from evertick.store.tasks import AttemptRow, TaskRow
+from evertick.store.wake import Channel
+
+router = APIRouter(route_class=GuardedRoute, tags=["tasks"])
+
+TaskName = Annotated[str, Path(max_length=1000, description="The task's name.")]
+MapIndex = Annotated[int, Query(ge=-1, le=2**31 - 1, description="Which of a mapped task's; -1 for one that is not.")]
+_CHUNKS = 50
+_FOLLOW_SECONDS = 0.25
+_LONGEST_FOLLOW_LOOKS = 4 * 3600
+
+
+class TaskPage(BaseModel):
+    task: TaskRow
+    attempts: list[AttemptRow]
+    result: Any
+
+
+class LogLine(BaseModel):
+    epoch: int
+    at: datetime | None
+    level: str
+    text: str
+    is_late: bool
+
+
+class Why(BaseModel):
+    """`reasons` with the most binding first; `upstream` is the task that it waits for, with its own."""
+
+    run_id: int
+    task: str
+    state: str
+    reasons: list[dict[str, Any]]
+    upstream: Why | None = None
+
+
+class Mark(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    state: TaskState
+    map_index: int = -1
+
+
+class Marked(BaseModel):
+    """`marked`, or `asked`: it runs, and moves once it has stopped."""
+
+    outcome: str
+
+
+@router.get("/runs/{run_id}/tasks")
+@needs(Permission.READ_RUNS)
+async def list_tasks(
+    run_id: RunId,
+    caller: Who,
+    state: TaskState | None = None,
+    limit: Limit = USUAL_ITEMS,
+    cursor_text: Cursor = None,
+) -> Page[TaskRow]:
+    """In the order in which they can run."""
+    idx, map_index = read_cursor(cursor_text, -1, -1)
+    async with caller.reading() as conn:
+        await find_run(caller, conn, run_id)
+        after = (_small(idx), _small(map_index))
+        found = await tasks.page_of_run(conn, run_id=run_id, after=after, state=state, limit=limit)
+    next_cursor = cursor(found[-1].idx, found[-1].map_index) if len(found) == limit else None
+    return Page(items=found, next_cursor=next_cursor)
+
+
+@router.get("/runs/{run_id}/tasks/{task}")
+@needs(Permission.READ_RUNS)
+async def show_task(run_id: RunId, task: TaskName, caller: Who, map_index: MapIndex = -1) -> TaskPage:
+    """One task with every attempt and what it returned."""
+    async with caller.reading() as conn:
+        row, key = await _find(caller, conn, run_id, task, map_index)
+        return TaskPage(task=row, attempts=await tasks.attempts(conn, key), result=await tasks.result(conn, key))
+
+
+@router.get("/runs/{run_id}/tasks/{task}/why")
+@needs(Permission.READ_RUNS)
+async def why_task(run_id: RunId, task: TaskName, caller: Who) -> Why:
+    """Why it does not run."""
+    async with caller.reading() as conn:
+        await _find(caller, conn, run_id, task, None)
+        return _why(await explain(conn, run_id=run_id, task=task))
+
+
+@router.post("/runs/{run_id}/tasks/{task}/mark")
+@needs(Permission.MARK_TASKS)
+async def mark_task(run_id: RunId, task: TaskName, wanted: Mark, caller: Who) -> Marked:
+    """Decide how it ended: success, failed or skipped."""
+    if wanted.state not in MARKABLE:
+        raise UserError(f"A task can be marked {', '.join(MARKABLE)}, not {wanted.state}.")
+    async with caller.changing(Channel.READY, Channel.STOP) as conn:
+        _, key = await _find(caller, conn, run_id, task, wanted.map_index)
+        return Marked(outcome=await mark(conn, key, state=wanted.state, actor=caller.actor))
+
+
+@router.get("/runs/{run_id}/tasks/{task}/logs")
+@needs(Permission.READ_LOGS)
+async def read_log(
+    run_id: RunId, task: TaskName, caller: Who, map_index: MapIndex = -1, cursor_text: Cursor = None
+) -> Page[LogLine]:
+    """Its lines, chunk by chunk. The last page of a task that runs can be asked for again: it grows."""
+    epoch, seq = read_cursor(cursor_text, 0, -1)
+    async with caller.reading() as conn:
+        _, key = await _find(caller, conn, run_id, task, map_index)
+        found = await logs.read(conn, key, after=(_small(epoch), seq), limit=_CHUNKS)
+    lines = [line for chunk in found for line in lines_of(chunk.content, epoch=chunk.epoch, is_late=chunk.is_late)]
+    next_cursor = cursor(found[-1].epoch, found[-1].seq) if len(found) == _CHUNKS else None
+    return Page(items=[LogLine(**line._asdict()) for line in lines], next_cursor=next_cursor)
+
+
+@router.get("/runs/{run_id}/tasks/{task}/logs.txt", response_class=PlainTextResponse)
+@needs(Permission.READ_LOGS)
+async def stream_log(
+    run_id: RunId, task: TaskName, caller: Who, map_index: MapIndex = -1, follow: bool = False
+) -> StreamingResponse:
+    """All of it as text; with `follow` until the task has ended."""
+    async with caller.reading() as conn:
+        _, key = await _find(caller, conn, run_id, task, map_index)
+    # Packed, lines would wait until there are enough of them.
+    headers = {"Content-Encoding": "identity"} if follow else {}
+    text = _text(caller, key, is_followed=follow)
+    return StreamingResponse(text, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+async def _text(caller: Caller, key: TaskKey, *, is_followed: bool) -> AsyncIterator[str]:
+    """No connection is held while the reader reads: a slow one slows nobody."""
+    after = (0, -1)
+    for _ in range(_LONGEST_FOLLOW_LOOKS):
+        async with caller.reading() as conn:
+            row = await tasks.find(conn, key)
+            found = await logs.read(conn, key, after=after, limit=_CHUNKS)
+        for chunk in found:
+            after = (chunk.epoch, chunk.seq)
+            lines = lines_of(chunk.content, epoch=chunk.epoch, is_late=chunk.is_late)
+            yield "".join(_line_text(line) for line in lines)
+        if len(found) == _CHUNKS:
+            continue
+        # Whether it has ended was read first: what it wrote is there by then.
+        if not is_followed or row is None or row.state in TERMINAL_TASK_STATES:
+            return
+        await asyncio.sleep(_FOLLOW_SECONDS)
+
+
+def _line_text(line: Line) -> str:
+    at = line.at.isoformat(timespec="milliseconds").replace("+00:00", "Z") if line.at else "-"
+    return f"{at} {line.level} {line.text}{' (late)' if line.is_late else ''}\n"
+
+
+async def _find(
+    caller: Caller, conn: AsyncConnection, run_id: int, task: str, map_index: int | None
+) -> tuple[TaskRow, TaskKey]:
+    run = await find_run(caller, conn, run_id)
+    for row in await tasks.by_name(conn, run_id=run_id, task=task):
+        if map_index in (None, row.map_index):
+            return row, TaskKey(run_id, row.idx, row.map_index)
+    raise NotFound(f"Run {run_id} of {run.dag} has no task {task[:200]!r}.")
+
+
+def _small(number: int) -> int:
+    return max(-(2**31), min(number, 2**31 - 1))
+
+
+def _why(found: Explained) -> Why:
+    return Why(
+        run_id=found.run_id,
+        task=found.task,
+        state=found.state,
+        reasons=[{"kind": each.kind, "text": tell(each), **each.detail} for each in found.reasons],
+        upstream=_why(found.upstream) if found.upstream else None,
+    )

@@ -1,0 +1,63 @@
+"""A few connections to the database for whoever asks over HTTP. Its own, so that no reader takes one from the scheduler (H4).
+
+Opened when first needed and closed when nobody has asked for a while: an idle API costs the database nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from psycopg import AsyncConnection
+
+from evertick.domain.errors import PostgresUnavailable
+from evertick.services.link import Link
+from evertick.store.db import Purpose
+
+WAIT_SECONDS = 5.0
+IDLE_SECONDS = 30.0
+
+
+class Pool:
+    """At most `size` connections of one purpose. Whoever waits too long for one is told to come back."""
+
+    def __init__(self, url: str, purpose: Purpose, size: int) -> None:
+        self._url, self._purpose, self._size = url, purpose, size
+        self._free = asyncio.Semaphore(size)
+        self._idle: list[tuple[float, Link]] = []
+        self._is_idle = asyncio.Event()
+
+    @asynccontextmanager
+    async def lent(self) -> AsyncIterator[AsyncConnection]:
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._free.acquire()
+        except TimeoutError:
+            raise PostgresUnavailable(f"All {self._size} database connections of the API are busy.") from None
+        link = self._idle.pop()[1] if self._idle else Link(self._url, self._purpose)
+        try:
+            yield await link.get()
+        finally:
+            self._idle.append((time.monotonic(), link))
+            self._is_idle.set()
+            self._free.release()
+
+    async def tend(self) -> None:
+        """Close what nobody has used for a while, until canceled. Sleeps while there is nothing open."""
+        try:
+            while True:
+                await self._is_idle.wait()
+                await asyncio.sleep(IDLE_SECONDS)
+                oldest = time.monotonic() - IDLE_SECONDS
+                old = [link for since, link in self._idle if since <= oldest]
+                self._idle = [each for each in self._idle if each[0] > oldest]
+                if not self._idle:
+                    self._is_idle.clear()
+                for link in old:
+                    await link.close()
+        finally:
+            for _, link in self._idle:
+                await link.close()
+            self._idle.clear()

@@ -1,0 +1,57 @@
+"""The framework at work: the application behind uvicorn, on a socket that is bound already."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from evertick.api.app import make_app
+from evertick.api.desk import Desk
+from evertick.api.service import IDLE_SECONDS, MOST_CONNECTIONS, STOP_SECONDS
+from evertick.config import Settings
+from evertick.services.events import Log
+
+
+class _Server(uvicorn.Server):
+    """Without signal handlers: whoever runs the service has them."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(settings: Settings, url: str, log: Log, at: socket.socket, stop: asyncio.Event) -> None:
+    """Until `stop` is set."""
+    desk = Desk(settings, url, log)
+    config = uvicorn.Config(
+        make_app(desk),
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        # Paths may hold a one-time secret.
+        access_log=False,
+        server_header=False,
+        proxy_headers=bool(settings.api_proxies),
+        forwarded_allow_ips=list(settings.api_proxies),
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_keep_alive=IDLE_SECONDS,
+        timeout_graceful_shutdown=STOP_SECONDS,
+        h11_max_incomplete_event_size=64 * 1024,
+    )
+    server = _Server(config)
+
+    async def end() -> None:
+        await stop.wait()
+        server.should_exit = True
+
+    async with asyncio.TaskGroup() as group:
+        beside = [group.create_task(each) for each in (end(), desk.readers.tend(), desk.writers.tend())]
+        await server.serve(sockets=[at])
+        for each in beside:
+            each.cancel()

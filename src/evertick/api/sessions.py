@@ -1,0 +1,181 @@
+"""`/auth`: signing in and out. A token for programs, a cookie for browsers, a one-time link for the first login."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, RedirectResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.exceptions import HTTPException
+
+from evertick.api.desk import Caller, Who
+from evertick.api.guard import PLAIN_COOKIE, SECURE_COOKIE, GuardedRoute, csrf_of, needs, refuse_foreign
+from evertick.domain.access import LONGEST_NAME, LONGEST_PASSWORD, MATRIX, Permission
+from evertick.domain.errors import Refused
+from evertick.engine import accounts
+from evertick.engine.accounts import Issued
+
+router = APIRouter(prefix="/auth", route_class=GuardedRoute, tags=["auth"])
+
+# Sent by a form without any script: a preview of the link must not use it up, so a person presses a button.
+_LINK_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Evertick: sign in</title>
+<h1>Sign in to Evertick</h1><form method="post"><button type="submit">Sign in</button></form></html>
+"""
+
+
+class Login(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    username: Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+    password: Annotated[str, Field(min_length=1, max_length=LONGEST_PASSWORD)]
+
+
+class AccessToken(BaseModel):
+    access_token: str
+
+
+class Session(BaseModel):
+    """Who is signed in, what they may, and what a page sends back with each change."""
+
+    user: str
+    role: str
+    tags: list[str] | None
+    permissions: list[str]
+    csrf_token: str | None
+
+
+class NewPassword(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    password: Annotated[str, Field(max_length=LONGEST_PASSWORD)]
+    current_password: Annotated[str, Field(max_length=LONGEST_PASSWORD)] | None = None
+
+
+@router.post("/token", status_code=201)
+@needs(Permission.OPEN)
+async def make_token(request: Request, caller: Who) -> AccessToken:
+    """A bearer token for a user's name and password, as JSON or as a form. It lives for twelve hours."""
+    login = await _login(request)
+    issued = await accounts.sign_in(
+        caller.changing, name=login.username, password=login.password, origin=caller.origin, means="token"
+    )
+    return AccessToken(access_token=issued.secret)
+
+
+@router.post("/login")
+@needs(Permission.OPEN)
+async def sign_in(request: Request, response: Response, caller: Who) -> Session:
+    """Sign in with a browser: sets the session's cookie."""
+    refuse_foreign(request)
+    login = await _login(request)
+    issued = await accounts.sign_in(
+        caller.changing, name=login.username, password=login.password, origin=caller.origin, means="browser"
+    )
+    _set_cookie(request, response, issued)
+    return await _session(caller, issued.secret, csrf_of(issued.secret))
+
+
+@router.get("/link/{secret}", response_class=HTMLResponse)
+@needs(Permission.OPEN)
+async def show_link(secret: str, caller: Who) -> HTMLResponse:
+    """The page of a one-time login link. Looking at it does not use it up."""
+    return HTMLResponse(_LINK_PAGE)
+
+
+@router.post("/link/{secret}", status_code=303, response_class=RedirectResponse)
+@needs(Permission.OPEN)
+async def take_link(secret: str, request: Request, caller: Who) -> RedirectResponse:
+    """Sign in by a one-time link."""
+    refuse_foreign(request)
+    async with caller.changing() as conn:
+        issued = await accounts.sign_in_by_link(conn, secret=secret, origin=caller.origin)
+    response = RedirectResponse("/", status_code=303)
+    _set_cookie(request, response, issued)
+    return response
+
+
+@router.get("/session")
+@needs(Permission.OWN)
+async def show_session(caller: Who) -> Session:
+    """Who is signed in."""
+    return _described(caller, caller.csrf)
+
+
+@router.post("/logout", status_code=204)
+@needs(Permission.OWN)
+async def sign_out(response: Response, caller: Who) -> None:
+    """End this session, or revoke the token that this was asked with."""
+    assert caller.principal.credential_id is not None
+    async with caller.changing() as conn:
+        await accounts.revoke(conn, credential_id=caller.principal.credential_id, actor=caller.actor)
+    response.delete_cookie(SECURE_COOKIE, secure=True, httponly=True, samesite="strict")
+    response.delete_cookie(PLAIN_COOKIE, httponly=True, samesite="strict")
+
+
+@router.put("/password", status_code=204)
+@needs(Permission.OWN)
+async def change_password(wanted: NewPassword, caller: Who) -> None:
+    """Change one's own password. Every session and token of the user ends, this one too."""
+    # A token that was given less than its user may not set the password that gives everything.
+    if not caller.principal.is_session:
+        raise Refused("To change a password sign in with a session.")
+    await accounts.change_own_password(
+        caller.changing,
+        name=caller.principal.name,
+        current=wanted.current_password,
+        password=wanted.password,
+        actor=caller.actor,
+    )
+
+
+async def _login(request: Request) -> Login:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    body = await request.body()
+    try:
+        if kind == "application/json":
+            given = json.loads(body)
+        elif kind == "application/x-www-form-urlencoded":
+            given = {name: values[0] for name, values in parse_qs(body.decode()).items()}
+            given = {name: given[name] for name in ("username", "password") if name in given}
+        else:
+            raise HTTPException(415, "Send the name and password as JSON or as a form.")
+        return Login.model_validate(given)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(include_input=False, include_context=False)) from None
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "The body is no JSON object and no form.") from None
+
+
+def _set_cookie(request: Request, response: Response, issued: Issued) -> None:
+    is_secure = request.url.scheme == "https"
+    response.set_cookie(
+        SECURE_COOKIE if is_secure else PLAIN_COOKIE,
+        issued.secret,
+        max_age=int(accounts.SESSION_SECONDS),
+        httponly=True,
+        secure=is_secure,
+        samesite="strict",
+        path="/",
+    )
+
+
+async def _session(caller: Caller, secret: str, csrf: str) -> Session:
+    async with caller.reading() as conn:
+        found = await accounts.who(conn, secret)
+    if found is None:
+        raise Refused("The session has ended already. Sign in again.")
+    caller.principal = found[0]
+    return _described(caller, csrf)
+
+
+def _described(caller: Caller, csrf: str | None) -> Session:
+    principal = caller.principal
+    return Session(
+        user=principal.name,
+        role=principal.role,
+        tags=None if principal.tags is None else sorted(principal.tags),
+        permissions=[each.value for each in MATRIX if principal.may(each)],
+        csrf_token=csrf,
+    )

@@ -1,0 +1,216 @@
+"""Accounts: people and programs that may use the API, and how they sign in. Who changed what is in the journal.
+
+Secrets are random and handed out once; the database has their hashes alone, and no key that could forge one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Collection
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime
+
+from psycopg import AsyncConnection
+
+from evertick.domain.access import Principal, Role, check_name, check_password, check_tags, narrowed
+from evertick.domain.errors import Conflict, NotFound, Refused, TooMany, UserError
+from evertick.engine.passwords import hashed, is_right
+from evertick.store import access
+from evertick.store.access import AccountChange, AccountRow, NewCredential
+from evertick.store.db import retry_on_deadlock
+
+SESSION_SECONDS = 12 * 3600.0
+LINK_SECONDS = 3600.0
+TOKEN_DAYS, MOST_TOKEN_DAYS = 90.0, 3650.0
+# So many wrong passwords in a row cost nothing; an address may have many users behind it.
+FREE_FAILURES, FREE_FAILURES_OF_ADDRESS = 5, 50
+FIRST_ADMIN = "admin"
+_PREFIXES = {"token": "evt_", "session": "evs_", "link": "evl_"}
+_LONGEST_SECRET = 200
+
+# Lends a connection for a moment.
+Lend = Callable[[], AbstractAsyncContextManager[AsyncConnection]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """A new secret, shown this once."""
+
+    credential_id: int
+    secret: str
+    expires_at: datetime | None
+
+
+async def add_user(
+    conn: AsyncConnection,
+    *,
+    name: str,
+    role: Role,
+    actor: str,
+    tags: Collection[str] | None = None,
+    password: str | None = None,
+) -> None:
+    """Without a password it can come with a token or a one-time link only."""
+    plain = check_name(name)
+    password_hash = None if password is None else await hashed(check_password(password))
+    made = await access.add_account(
+        conn, name=plain, role=role, tags=check_tags(tags), password_hash=password_hash, actor=actor
+    )
+    if made is None:
+        raise Conflict(f"There is a user {plain!r} already (names differ by more than capitals).")
+
+
+async def change_user(
+    conn: AsyncConnection,
+    *,
+    name: str,
+    actor: str,
+    role: Role | None = None,
+    tags: Collection[str] | None = None,
+    all_tags: bool = False,
+    disabled: bool | None = None,
+) -> None:
+    """What is None stays as it is. A disabled user's sessions and tokens end."""
+    wanted = AccountChange(role=role, tags=check_tags(tags), all_tags=all_tags, disabled=disabled)
+    await _change(conn, name, wanted, actor)
+
+
+async def set_password(conn: AsyncConnection, *, name: str, password: str, actor: str) -> None:
+    """Every session and token of the user ends with it."""
+    password_hash = await hashed(check_password(password))
+    await _change(conn, name, AccountChange(password_hash=password_hash), actor)
+
+
+async def find_user(conn: AsyncConnection, name: str) -> AccountRow:
+    row = await access.find_account(conn, name)
+    if row is None:
+        raise NotFound(f"There is no user {name[:40]!r}. `evertick users list` shows who there is.")
+    return row
+
+
+async def sign_in(lend: Lend, *, name: str, password: str, origin: str, means: str) -> Issued:
+    """A session for whoever knows the password. Each failure in a row makes the next try wait longer.
+
+    No connection is held while the password is hashed, which is slow on purpose.
+    """
+    subjects = [(f"user {name.strip().lower()[:100]}", FREE_FAILURES), (f"from {origin}", FREE_FAILURES_OF_ADDRESS)]
+    async with lend() as conn:
+        wait_seconds = await access.try_login(conn, subjects)
+        if wait_seconds > 0:
+            raise TooMany(f"Too many failed logins: wait {wait_seconds:.0f} s.", retry_after_seconds=wait_seconds)
+        row = await access.find_account(conn, name.strip())
+    usable = row if row is not None and not row.is_disabled else None
+    is_known = await is_right(usable.password_hash if usable else None, password)
+    async with lend() as conn:
+        if not is_known or usable is None:
+            detail: dict[str, object] = {"login": "wrong name or password"}
+            await access.note(conn, verb="refuse", actor=f"user:{name[:100]}", detail=detail)
+            raise Refused("The user's name or the password is wrong.")
+        await access.forgive(conn, [each for each, _ in subjects])
+        actor = f"user:{usable.name}"
+        return await issue(conn, usable, kind="session", name=means, actor=actor, seconds=SESSION_SECONDS)
+
+
+async def change_own_password(lend: Lend, *, name: str, current: str | None, password: str, actor: str) -> None:
+    """For somebody who knows the current one, or has none yet."""
+    async with lend() as conn:
+        row = await find_user(conn, name)
+    if row.password_hash is not None and not await is_right(row.password_hash, current or ""):
+        raise Refused("The current password is wrong.")
+    password_hash = await hashed(check_password(password))
+    async with lend() as conn:
+        await _change(conn, name, AccountChange(password_hash=password_hash), actor)
+
+
+async def sign_in_by_link(conn: AsyncConnection, *, secret: str, origin: str) -> Issued:
+    row = await access.take_link(conn, secret_hash=hash_of(secret), origin=origin)
+    if row is None:
+        raise Refused("This login link was used before or is too old. Make another with: evertick users link NAME")
+    return await issue(conn, row, kind="session", name="link", actor=f"user:{row.name}", seconds=SESSION_SECONDS)
+
+
+async def issue(
+    conn: AsyncConnection,
+    row: AccountRow,
+    *,
+    kind: str,
+    name: str,
+    actor: str,
+    seconds: float | None,
+    limits: tuple[Role | None, Collection[str] | None] = (None, None),
+) -> Issued:
+    """A new token, session or link. `limits`: the most it may, and for which tags."""
+    secret = _PREFIXES[kind] + secrets.token_urlsafe(32)
+    role, tags = limits
+    new = NewCredential(
+        account_id=row.account_id,
+        kind=kind,
+        name=check_name(name, "token"),
+        secret_hash=hash_of(secret),
+        actor=actor,
+        seconds=seconds,
+        role=role,
+        tags=check_tags(tags),
+    )
+    made = await access.add_credential(conn, new)
+    return Issued(credential_id=made.credential_id, secret=secret, expires_at=made.expires_at)
+
+
+def token_seconds(days: float | None) -> float | None:
+    """0 days: it does not expire."""
+    if days is not None and not 0 <= days <= MOST_TOKEN_DAYS:
+        raise UserError(f"A token lives for up to {MOST_TOKEN_DAYS:.0f} days; 0 is for ever.")
+    return (TOKEN_DAYS if days is None else days) * 86_400 or None
+
+
+async def revoke(conn: AsyncConnection, *, credential_id: int, actor: str, account: str | None = None) -> None:
+    if await access.revoke(conn, credential_id=credential_id, actor=actor, account=account) is None:
+        raise NotFound(f"There is no token {credential_id}. `evertick tokens list` shows what there is.")
+
+
+async def who(conn: AsyncConnection, secret: str) -> tuple[Principal, bool] | None:
+    """Whom a secret belongs to, and whether its use is to be noted. Nothing for one that is wrong, revoked or over."""
+    if len(secret) > _LONGEST_SECRET or not secret.startswith(("evt_", "evs_")):
+        return None
+    known = await access.authenticate(conn, hash_of(secret))
+    if known is None:
+        return None
+    cap = None if known.role_cap is None else Role(known.role_cap)
+    role, tags = narrowed(Role(known.role), known.tags, cap, known.tag_cap)
+    principal = Principal(
+        name=known.name,
+        role=role,
+        tags=tags,
+        credential_id=known.credential_id,
+        is_session=known.kind == "session",
+    )
+    return principal, known.is_use_old
+
+
+async def first_admin(conn: AsyncConnection, *, actor: str, password: str | None) -> str | None:
+    """Where nobody is known yet, make the first admin. A one-time secret to sign in with, while it has no password."""
+    known = await access.count_accounts(conn)
+    if known.accounts == 0:
+        await access.add_account(conn, name=FIRST_ADMIN, role=Role.ADMIN, tags=None, password_hash=None, actor=actor)
+    row = await access.find_account(conn, FIRST_ADMIN)
+    if row is None or row.password_hash is not None or row.is_disabled:
+        return None
+    if password is not None:
+        await set_password(conn, name=FIRST_ADMIN, password=password, actor=actor)
+        return None
+    link = await issue(conn, row, kind="link", name="first login", actor=actor, seconds=LINK_SECONDS)
+    return link.secret
+
+
+def hash_of(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "replace")).digest()
+
+
+async def _change(conn: AsyncConnection, name: str, wanted: AccountChange, actor: str) -> None:
+    done = await retry_on_deadlock(lambda: access.change_account(conn, name=name, wanted=wanted, actor=actor))
+    if done == "unknown":
+        raise NotFound(f"There is no user {name[:40]!r}. `evertick users list` shows who there is.")
+    if done == "last_admin":
+        raise Conflict(f"{name!r} is the last admin: make another one first.")

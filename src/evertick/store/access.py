@@ -1,0 +1,215 @@
+"""Accounts, their credentials, failed logins, and the journal as an audit log. Never sees a secret, only its hash."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import cast
+
+from psycopg import AsyncConnection
+from psycopg.types.json import Jsonb
+
+from evertick.store.line import keeps_session
+from evertick.store.rows import all_rows, one_row, one_value
+from evertick.store.statements import sql
+
+NEWEST = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class AccountRow:
+    account_id: int
+    name: str
+    role: str
+    tags: list[str] | None
+    password_hash: str | None
+    is_disabled: bool
+    created_by: str
+    created_at: datetime
+    password_changed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    accounts: int
+    with_password: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountChange:
+    """What is None stays as it is; `all_tags` lifts the limit to some."""
+
+    role: str | None = None
+    tags: list[str] | None = None
+    all_tags: bool = False
+    disabled: bool | None = None
+    password_hash: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewCredential:
+    """`seconds` None: it does not expire. `role` and `tags` take away from what the account may."""
+
+    account_id: int
+    kind: str
+    name: str
+    secret_hash: bytes
+    actor: str
+    seconds: float | None
+    role: str | None = None
+    tags: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    credential_id: int
+    expires_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Whom a secret belongs to."""
+
+    credential_id: int
+    kind: str
+    credential: str
+    role_cap: str | None
+    tag_cap: list[str] | None
+    account_id: int
+    name: str
+    role: str
+    tags: list[str] | None
+    is_use_old: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialRow:
+    credential_id: int
+    account: str
+    kind: str
+    name: str
+    role: str | None
+    tags: list[str] | None
+    created_by: str
+    created_at: datetime
+    expires_at: datetime | None
+    used_at: datetime | None
+    used_from: str | None
+    revoked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    entry_id: int
+    occurred_at: datetime
+    verb: str
+    actor: str
+    origin: str | None
+    request_id: str | None
+    dag: str | None
+    run_id: int | None
+    task: str | None
+    map_index: int | None
+    detail: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFilter:
+    verb: str | None = None
+    actor: str | None = None
+    dag: str | None = None
+    run_id: int | None = None
+    since: datetime | None = None
+
+
+async def add_account(
+    conn: AsyncConnection, *, name: str, role: str, tags: list[str] | None, password_hash: str | None, actor: str
+) -> int | None:
+    params = {"name": name, "role": role, "tags": tags, "password_hash": password_hash, "actor": actor}
+    return cast("int | None", await one_value(conn, sql("access", "add_account"), params))
+
+
+async def change_account(conn: AsyncConnection, *, name: str, wanted: AccountChange, actor: str) -> str:
+    """'changed', 'unknown' or 'last_admin'."""
+    params = {"name": name, "actor": actor, **asdict(wanted)}
+    return cast(str, await one_value(conn, sql("access", "change_account"), params))
+
+
+async def find_account(conn: AsyncConnection, name: str) -> AccountRow | None:
+    return await one_row(conn, sql("access", "find_account"), {"name": name}, AccountRow)
+
+
+async def list_accounts(conn: AsyncConnection, *, after: str = "", limit: int = 1000) -> list[AccountRow]:
+    return await all_rows(conn, sql("access", "list_accounts"), {"after": after, "limit": limit}, AccountRow)
+
+
+async def count_accounts(conn: AsyncConnection) -> Accounts:
+    return cast(Accounts, await one_row(conn, sql("access", "count_accounts"), {}, Accounts))
+
+
+async def try_login(conn: AsyncConnection, subjects: Sequence[tuple[str, int]]) -> float:
+    """Counts one more try of each subject; how many seconds to wait first, 0 if none. Each with its free failures."""
+    params = {"subjects": [each for each, _ in subjects], "free": [free for _, free in subjects]}
+    return cast(float, await one_value(conn, sql("access", "try_login"), params))
+
+
+async def forgive(conn: AsyncConnection, subjects: Sequence[str]) -> None:
+    await conn.execute(sql("access", "forgive"), {"subjects": list(subjects)})
+
+
+async def add_credential(conn: AsyncConnection, new: NewCredential) -> Made:
+    return cast(Made, await one_row(conn, sql("access", "add_credential"), asdict(new), Made))
+
+
+async def take_link(conn: AsyncConnection, *, secret_hash: bytes, origin: str) -> AccountRow | None:
+    params = {"secret_hash": secret_hash, "origin": origin}
+    return await one_row(conn, sql("access", "take_link"), params, AccountRow)
+
+
+async def authenticate(conn: AsyncConnection, secret_hash: bytes) -> Known | None:
+    return await one_row(conn, sql("access", "authenticate"), {"secret_hash": secret_hash}, Known)
+
+
+async def note_use(conn: AsyncConnection, *, credential_id: int, origin: str) -> None:
+    await conn.execute(sql("access", "note_use"), {"credential_id": credential_id, "origin": origin})
+
+
+async def list_credentials(
+    conn: AsyncConnection, *, account: str | None = None, after: int = 0, limit: int = 1000
+) -> list[CredentialRow]:
+    params = {"account": account, "after": after, "limit": limit}
+    return await all_rows(conn, sql("access", "list_credentials"), params, CredentialRow)
+
+
+async def revoke(conn: AsyncConnection, *, credential_id: int, actor: str, account: str | None = None) -> str | None:
+    """Whose it was; None if there is no such one."""
+    params = {"credential_id": credential_id, "actor": actor, "account": account}
+    return cast("str | None", await one_value(conn, sql("access", "revoke"), params))
+
+
+async def note(
+    conn: AsyncConnection,
+    *,
+    verb: str,
+    actor: str,
+    detail: dict[str, object],
+    dag_id: int | None = None,
+    run_id: int | None = None,
+) -> None:
+    params = {"verb": verb, "actor": actor, "dag_id": dag_id, "run_id": run_id, "detail": Jsonb(detail)}
+    await conn.execute(sql("access", "note"), params)
+
+
+async def audit(
+    conn: AsyncConnection, wanted: AuditFilter, *, before: int = NEWEST, limit: int = 100
+) -> list[AuditRow]:
+    params = {"verb": wanted.verb, "actor": wanted.actor, "dag": wanted.dag, "run_id": wanted.run_id}
+    params |= {"since": wanted.since, "before": before, "limit": limit}  # type: ignore[dict-item]
+    return await all_rows(conn, sql("access", "audit"), params, AuditRow)
+
+
+async def say_origin(conn: AsyncConnection, *, origin: str, request_id: str) -> None:
+    """Behind a pooler the session is somebody else's the next moment: there a deed has no origin rather than a wrong one."""
+    if keeps_session(conn):
+        await conn.execute(sql("access", "say_origin"), {"origin": origin, "request_id": request_id})

@@ -1,0 +1,115 @@
+-- Who may use the API, with what they prove it, and the audit log. Why so: docs/decisions/0018-api.md.
+
+-- People and programs. One without a password can only come with a token or a one-time link. `tags`: only DAGs with one of them.
+create table account (
+    account_id          int generated always as identity primary key,
+    name                text not null,
+    role                text not null check (role in ('viewer', 'operator', 'editor', 'admin')),
+    tags                text[] check (cardinality(tags) > 0),
+    password_hash       text,
+    is_disabled         boolean not null default false,
+    created_by          text not null,
+    created_at          timestamptz not null,
+    password_changed_at timestamptz
+);
+create unique index account_name on account (lower(name));
+
+-- Tokens, browser sessions and one-time links. Of the secret only its hash is here: it has 256 random bits, so a quick hash is enough.
+-- `role` and `tags` can only take away from what the account may.
+create table credential (
+    credential_id bigint generated always as identity primary key,
+    secret_hash   bytea not null unique,
+    account_id    int not null,
+    kind          text not null check (kind in ('token', 'session', 'link')),
+    name          text not null,
+    role          text check (role in ('viewer', 'operator', 'editor', 'admin')),
+    tags          text[],
+    created_by    text not null,
+    created_at    timestamptz not null,
+    expires_at    timestamptz,
+    used_at       timestamptz,
+    used_from     text,
+    revoked_at    timestamptz,
+    check (expires_at is not null or kind = 'token')
+);
+create index credential_of_account on credential (account_id, credential_id);
+
+-- Failed logins in a row, by user and by address.
+create table login_try (
+    subject  text primary key,
+    failures int not null,
+    tried_at timestamptz not null
+);
+
+-- From where a deed was asked for, and by which request: whoever serves people says so in its session before it acts.
+alter table journal
+    add column origin text default nullif(current_setting('evertick.origin', true), ''),
+    add column request_id text default nullif(current_setting('evertick.request_id', true), '');
+
+-- Changes an account, and leaves what is null as it is. 'changed', 'unknown', or 'last_admin': nobody could undo that. A new
+-- password, and being disabled, end everything that the account has given out.
+create function change_account(p_name text, p_role text, p_tags text[], p_all_tags boolean, p_disabled boolean, p_password_hash text,
+                               p_actor text)
+returns text language plpgsql as $$
+declare
+    before account;
+    t timestamptz := clock();
+begin
+    -- All admins, in one order, so that two of them cannot take each other's last one away.
+    perform 1 from account a where a.role = 'admin' or lower(a.name) = lower(p_name) order by a.account_id for no key update;
+    select * into before from account a where lower(a.name) = lower(p_name);
+    if before.account_id is null then
+        return 'unknown';
+    end if;
+    if before.role = 'admin' and not before.is_disabled and before.tags is null
+       and (p_role <> 'admin' or p_disabled or p_tags is not null)
+       and not exists (select 1 from account a where a.role = 'admin' and not a.is_disabled and a.tags is null
+                       and a.account_id <> before.account_id) then
+        return 'last_admin';
+    end if;
+    update account a
+    set role = coalesce(p_role, a.role), tags = case when p_all_tags then null else coalesce(p_tags, a.tags) end,
+        is_disabled = coalesce(p_disabled, a.is_disabled), password_hash = coalesce(p_password_hash, a.password_hash),
+        password_changed_at = case when p_password_hash is null then a.password_changed_at else t end
+    where a.account_id = before.account_id;
+    if p_password_hash is not null or p_disabled then
+        update credential c set revoked_at = t where c.account_id = before.account_id and c.revoked_at is null;
+    end if;
+    insert into journal (occurred_at, verb, actor, detail)
+    values (t, 'change_user', p_actor, jsonb_build_object('user', before.name,
+            'before', jsonb_build_object('role', before.role, 'tags', before.tags, 'is_disabled', before.is_disabled),
+            'after', (select jsonb_build_object('role', a.role, 'tags', a.tags, 'is_disabled', a.is_disabled)
+                      from account a where a.account_id = before.account_id),
+            'password', case when p_password_hash is null then 'kept' else 'changed' end));
+    return 'changed';
+end $$;
+
+-- Counts one more try of each subject before its password is looked at, so that many at once cannot pass together, and says how
+-- long to wait: 0 if this try may go on. After p_free failures each one doubles the wait, up to a quarter of an hour.
+create function try_login(p_subjects text[], p_free int[]) returns double precision language plpgsql as $$
+declare
+    t timestamptz := clock();
+    wait double precision;
+begin
+    delete from login_try l where l.tried_at < t - interval '1 day' and l.subject <> all(p_subjects);
+    select max(extract(epoch from l.tried_at - t) + least(2 ^ least(l.failures - s.free, 20), 900)) into wait
+    from unnest(p_subjects, p_free) as s(subject, free) join login_try l on l.subject = s.subject and l.failures >= s.free;
+    if wait > 0 then
+        return wait;
+    end if;
+    insert into login_try as l (subject, failures, tried_at)
+    select s, 1, t from unnest(p_subjects) s order by s
+    on conflict (subject) do update set failures = l.failures + 1, tried_at = t;
+    return 0;
+end $$;
+
+-- Runs as other schedulers' clients list them: each with a text for its id, from which the run is found again.
+create view listed_run as
+select r.run_id, r.dag_id, d.name as dag, r.version_id, v.number as version, v.created_at as version_created_at,
+       coalesce(r.key, r.kind || '__' || to_char(coalesce(r.fire_at, r.created_at) at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"')
+                || '__' || r.run_id) as text_id,
+       r.kind::text as kind, r.fire_at, coalesce(r.fire_at, r.created_at) as due_at, r.created_at, s.started_at, s.finished_at,
+       extract(epoch from s.finished_at - s.started_at)::double precision as seconds, s.state::text as state, s.reason, r.params,
+       r.triggered_by
+  from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
+  join dag_version v on v.version_id = r.version_id;

@@ -1,0 +1,165 @@
+"""Default is no: every route has its permission, every role gets exactly what the matrix says, strangers get nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from fastapi import APIRouter, FastAPI
+from psycopg import AsyncConnection
+from starlette.routing import Mount, Route
+
+from evertick.api.app import parts_of
+from evertick.api.guard import GuardedRoute, needs
+from evertick.domain.access import MATRIX, Permission, Principal, Role, narrowed
+from evertick.engine import accounts
+from tests.api.conftest import Client, Signed
+from tests.engine.world import value
+from tests.source_tree import ROOT
+
+LIMITED = frozenset({"finance"})
+
+
+class Cell(NamedTuple):
+    method: str
+    path: str
+    permission: Permission
+
+
+def walk(routes: Iterable[Any]) -> Iterator[Any]:
+    """Each route, also of routers within."""
+    for route in routes:
+        inner = getattr(route, "original_router", None)
+        yield from walk(inner.routes) if inner is not None else [route]
+
+
+def cells(app: FastAPI) -> Iterator[Cell]:
+    for prefix, part in parts_of(app).items():
+        for route in walk(part.routes):
+            if isinstance(route, GuardedRoute):
+                path = prefix + re.sub(r"\{[^}]*\}", "999999", route.path)
+                for method in sorted(route.methods or ()):
+                    yield Cell(method, path, route.permission)
+
+
+def test_every_route_of_every_part_goes_through_the_door(app: FastAPI) -> None:
+    for prefix, part in parts_of(app).items():
+        others = [route for route in walk(part.routes) if not isinstance(route, GuardedRoute)]
+        assert all(isinstance(route, Mount) and isinstance(route.app, FastAPI) for route in others), (prefix, others)
+    assert len(list(cells(app))) > 10
+
+
+def test_a_route_without_a_permission_cannot_be_made() -> None:
+    router = APIRouter(route_class=GuardedRoute)
+
+    async def naked() -> None: ...
+
+    with pytest.raises(TypeError, match="names no permission"):
+        router.get("/naked")(naked)
+    router.get("/dressed")(needs(Permission.OWN)(naked))
+    assert [route.path for route in router.routes if isinstance(route, Route)] == ["/dressed"]
+
+
+def test_only_these_routes_are_open(app: FastAPI) -> None:
+    """A new one must be named here: whoever opens a door says so twice."""
+    opened = {f"{cell.method} {cell.path}" for cell in cells(app) if cell.permission is Permission.OPEN}
+    assert opened == OPEN
+
+
+OPEN = {
+    "GET /",
+    "GET /healthz",
+    "GET /readyz",
+    "POST /auth/token",
+    "POST /auth/login",
+    "GET /auth/link/999999",
+    "POST /auth/link/999999",
+    "GET /api/v2/version",
+    "GET /api/v2/monitor/health",
+}
+
+
+@pytest.mark.parametrize("tags", [None, LIMITED], ids=["all", "limited"])
+@pytest.mark.parametrize("role", list(Role))
+async def test_the_matrix_holds_cell_by_cell(
+    app: FastAPI, conn: AsyncConnection, signed: Signed, role: Role, tags: frozenset[str] | None
+) -> None:
+    """Each route with each role: forbidden exactly where the matrix says no, and never asked to sign in again."""
+    caller = await signed(role, tags, name="someone")
+    row = await accounts.find_user(conn, "someone")
+    wrong = []
+    for cell in cells(app):
+        if cell.path == "/auth/logout":
+            issued = await accounts.issue(conn, row, kind="session", name="x", actor="test", seconds=60)
+            caller.headers["Authorization"] = f"Bearer {issued.secret}"
+        else:
+            caller.headers["Authorization"] = f"Bearer {caller.token}"
+        if cell.permission is Permission.OPEN or cell.path == "/auth/password":
+            continue
+        answer = await caller.request(cell.method, cell.path)
+        rule = MATRIX[cell.permission]
+        assert rule.lowest is not None
+        is_held = role.rank >= rule.lowest.rank and (
+            tags is None or rule.is_per_dag or cell.permission is Permission.OWN
+        )
+        is_forbidden = answer.status_code == 403
+        if is_forbidden is is_held or answer.status_code in (401, 500):
+            wrong.append((cell, answer.status_code, answer.text))
+    assert not wrong
+
+
+async def test_strangers_and_bad_tokens_are_told_to_sign_in_everywhere(app: FastAPI, nobody: Client) -> None:
+    """Also with a body that cannot be read: nothing is looked at before the door."""
+    for header in (None, "Bearer evt_wrong", "Bearer evl_link", "Bearer", "Basic YTpi", "Bearer " + "x" * 5000):
+        for cell in cells(app):
+            if cell.permission is Permission.OPEN:
+                continue
+            headers = {"Authorization": header} if header else {}
+            answer = await nobody.request(cell.method, cell.path, headers=headers, content=b"{broken")
+            assert answer.status_code == 401, (cell, answer.text)
+            assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json", "/api/v1/docs", "/api/v1/nothing", "/auth"])
+async def test_the_frameworks_own_pages_do_not_exist(nobody: Client, path: str) -> None:
+    await nobody.refused("GET", path, 404)
+
+
+def test_the_page_of_permissions_is_the_matrix() -> None:
+    page = (ROOT / "docs/reference/permissions.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \| (.*?) \| (.*?) \| (.*?) \| (.*?) \| (.*?) \|$", page, re.MULTILINE)
+    told = {name: (about, [mark == "yes" for mark in marks], per) for name, about, *marks, per in rows}
+    expected = {
+        permission.value: (
+            rule.about,
+            [Principal(name="x", role=role).may(permission) for role in Role],
+            "DAGs with its tags" if rule.is_per_dag else "yes" if permission in FOR_ALL else "no",
+        )
+        for permission, rule in MATRIX.items()
+    }
+    assert told == expected
+
+
+FOR_ALL = (Permission.OPEN, Permission.OWN)
+
+
+def test_a_token_can_only_take_away() -> None:
+    assert narrowed(Role.EDITOR, None, Role.ADMIN, None) == (Role.EDITOR, None)
+    assert narrowed(Role.EDITOR, None, Role.VIEWER, ["a"]) == (Role.VIEWER, frozenset({"a"}))
+    assert narrowed(Role.EDITOR, ["a", "b"], None, ["b", "c"]) == (Role.EDITOR, frozenset({"b"}))
+    assert narrowed(Role.EDITOR, ["a"], None, ["c"]) == (Role.EDITOR, frozenset())
+    assert not Principal(name="x", role=Role.ADMIN, tags=frozenset()).sees(["a"])
+
+
+async def test_every_refusal_is_on_record_and_strangers_cannot_fill_it(
+    conn: AsyncConnection, signed: Signed, nobody: Client
+) -> None:
+    viewer = await signed(Role.VIEWER, ["finance"], name="eve")
+    await viewer.refused("GET", "/metrics", 403)
+    for _ in range(3):
+        await nobody.refused("GET", "/metrics", 401)
+    line = "actor || ' ' || (detail->>'needs') || ' ' || origin"
+    query = f"select string_agg({line}, ',' order by entry_id) from journal where verb = 'refuse'"
+    assert await value(conn, query) == "user:eve metrics.read 10.0.0.1,anonymous metrics.read 10.0.0.1"

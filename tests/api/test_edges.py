@@ -1,0 +1,130 @@
+"""What surrounds every request: ids, sizes, how often, errors that say nothing of the inside, and a database that is away."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import structlog
+from fastapi import FastAPI
+from psycopg import AsyncConnection
+
+from evertick.api.app import make_app
+from evertick.api.desk import READERS, Desk
+from evertick.api.limits import MOST_BODY_BYTES, Bucket
+from evertick.api.pool import Pool
+from evertick.api.problems import STATUS
+from evertick.config import Settings
+from evertick.domain import errors
+from evertick.domain.errors import EvertickError, PostgresUnavailable
+from evertick.store.db import Purpose
+from tests.api.conftest import Client
+from tests.engine.world import value
+from tests.waiting import eventually
+
+
+def test_every_error_of_ours_has_a_status() -> None:
+    kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, EvertickError)]
+    assert {each.code for each in kinds} == STATUS.keys()
+
+
+async def test_a_request_keeps_its_id_and_a_strange_one_is_replaced(admin: Client) -> None:
+    answer = await admin.get("/auth/session", headers={"X-Request-Id": "abc-1"})
+    assert answer.headers["x-request-id"] == "abc-1"
+    answer = await admin.get("/nothing", headers={"X-Request-Id": "a b\t<script>"})
+    assert answer.headers["x-request-id"] == answer.json()["request_id"] != "a b\t<script>"
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_a_body_that_is_too_large_is_refused_whether_it_says_so_or_not(admin: Client) -> None:
+    large = b"x" * (MOST_BODY_BYTES + 1)
+
+    async def parts() -> object:
+        for _ in range(3):
+            yield large[: MOST_BODY_BYTES // 2]
+
+    for content in (large, parts()):
+        answer = await admin.request(
+            "PUT", "/auth/password", content=content, headers={"Content-Type": "application/json"}
+        )
+        assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+
+
+async def test_large_answers_are_packed(admin: Client) -> None:
+    answer = await admin.get("/api/v1/openapi.json", headers={"Accept-Encoding": "gzip"})
+    assert answer.headers["content-encoding"] == "gzip" and answer.json()["info"]["title"] == "Evertick API"
+
+
+async def test_who_asks_too_often_waits_and_others_do_not(database: str, conn: AsyncConnection) -> None:
+    app = make_app(Desk(Settings(api_rate=1), database, structlog.get_logger()))
+    greedy, modest = Client(app, None), Client(app, None, address="10.0.0.2")
+    answers = [await greedy.get("/healthz") for _ in range(8)]
+    assert [answer.status_code for answer in answers[:4]] == [200] * 4
+    assert answers[-1].status_code == 429 and int(answers[-1].headers["retry-after"]) >= 1
+    assert (await modest.get("/healthz")).status_code == 200
+
+
+def test_a_bucket_fills_up_with_time_and_made_up_tokens_are_no_way_round() -> None:
+    bucket = Bucket(2)
+    assert [bucket.take("a", 0.0) > 0 for _ in range(9)] == [False] * 8 + [True]
+    assert bucket.take("a", 0.5) == 0.0 < bucket.take("a", 0.5)
+    assert Bucket(0).take("a", 0.0) == 0.0
+
+
+async def test_without_a_database_the_answer_is_503_with_a_time_and_nothing_of_the_inside() -> None:
+    url = "postgresql://user:hunter22secret@127.0.0.1:1/x"
+    client = Client(make_app(Desk(Settings(api_rate=0), url, structlog.get_logger())), "evt_any")
+    for path in ("/readyz", "/auth/session", "/metrics"):
+        answer = await client.get(path)
+        assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
+        assert "hunter22secret" not in answer.text and "127.0.0.1" not in answer.text
+    assert (await client.get("/healthz")).status_code == 200
+
+
+async def test_a_fault_of_ours_is_told_without_a_traceback(app: FastAPI, admin: Client, conn: AsyncConnection) -> None:
+    await conn.execute("alter table credential rename to lost")
+    answer = await admin.get("/auth/session")
+    assert answer.status_code == 500
+    assert answer.json()["code"] == "error" and "credential" not in answer.text
+
+
+@pytest.mark.requirement("H4")
+async def test_readers_wait_their_turn_and_connections_are_few_and_named(
+    database: str, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evertick.api.pool.WAIT_SECONDS", 0.2)
+    pool = Pool(database, Purpose.API_READ, 2)
+    held, free = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        async with pool.lent() as lent:
+            assert await value(lent, "show statement_timeout") == "5s"
+            held.set()
+            await free.wait()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(2):
+            held.clear()
+            group.create_task(hold())
+            await held.wait()
+        query = "select count(*) from pg_stat_activity where datname = current_database() and application_name = %s"
+        assert await value(conn, query, "evertick-api-read") == 2
+        with pytest.raises(PostgresUnavailable, match="busy"):
+            async with pool.lent():
+                pass
+        free.set()
+    monkeypatch.setattr("evertick.api.pool.IDLE_SECONDS", 0.0)
+    tending = asyncio.create_task(pool.tend())
+
+    async def all_closed() -> bool:
+        return await value(conn, query, "evertick-api-read") == 0
+
+    await eventually(all_closed)
+    tending.cancel()
+
+
+async def test_a_reader_cannot_write(admin: Client, desk: Desk) -> None:
+    assert READERS > 1
+    async with desk.readers.lent() as conn:
+        with pytest.raises(Exception, match="read-only"):
+            await conn.execute("delete from account")
