@@ -1,4 +1,4 @@
--- Who may use the API, with what they prove it, and the audit log. Why so: docs/decisions/0018-api.md.
+-- Who may use the API, with what they prove it, and the audit log. Why so: docs/decisions/0020-api.md.
 
 -- People and programs. One without a password can only come with a token or a one-time link. `tags`: only DAGs with one of them.
 create table account (
