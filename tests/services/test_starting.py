@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from psycopg import AsyncConnection
 
 from evertick.config import Settings
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
+from evertick.domain.dag import DagSpec, TaskSpec
 from evertick.execution.local import LocalExecutor
 from evertick.execution.stock import BundlePlace
 from evertick.services.grants import Grants
@@ -20,12 +22,13 @@ from evertick.services.starting import Starting
 from evertick.store.db import Purpose
 from evertick.store.tasks import StepRow
 from tests.engine.world import Runner, make_dag, put, start
+from tests.waiting import eventually
 
 
 class Rig:
     """A runner's parts around the one under test. Its bundles never arrive, so that nothing that is started ends."""
 
-    def __init__(self, url: str, folder: Path, claims: list[StepRow]) -> None:
+    def __init__(self, url: str, folder: Path, claims: list[StepRow], settings: Settings | None = None) -> None:
         self.claims, self.holding, self.started = claims, Holding(8), 0
         self.link = Link(url, Purpose.PLANNING)
         self.executor = LocalExecutor(
@@ -36,7 +39,7 @@ class Rig:
             executor=self.executor,
             link=self.link,
             session=1,
-            grants=Grants(Settings()),
+            grants=Grants(settings or Settings()),
             on_started=self._count,
         )
         self.holding.hold(claims)
@@ -97,3 +100,52 @@ async def test_what_was_put_off_is_given_back_if_the_runner_stops_first(rig: Rig
     assert set(back) == keys(rig.claims)
     assert all("stopping" in str(outcome.reason) for outcome in back.values())
     assert rig.holding.active == 0
+
+
+class Slow:
+    """A keeper of secrets that answers when it is told to."""
+
+    may_answer = threading.Event()
+
+    def get(self, kind: str, name: str) -> str | None:
+        assert self.may_answer.wait(30)
+        return "a value" if name == "known" else None
+
+
+@pytest.fixture
+async def slow(database: str, conn: AsyncConnection, tmp_path: Path) -> AsyncIterator[Rig]:
+    Slow.may_answer.clear()
+    tasks = (
+        TaskSpec(name="a", secrets=("known",)),
+        TaskSpec(name="b", secrets=("unknown",)),
+        TaskSpec(name="c"),
+    )
+    await put(conn, DagSpec(name="three", tasks=tasks))
+    await start(conn, "three")
+    settings = Settings(secrets_backends=(f"{__name__}:Slow",))
+    it = Rig(database, tmp_path, await (await Runner.join(conn)).claim(), settings)
+    async with it.executor:
+        yield it
+    Slow.may_answer.set()
+    await it.link.close()
+
+
+async def test_a_slow_keeper_of_secrets_holds_up_only_those_who_need_it(slow: Rig) -> None:
+    await slow.starting.start(slow.claims, None)
+    assert [key.idx for key, _ in slow.executor.held()] == [2]
+    Slow.may_answer.set()
+    await eventually(lambda: {key.idx for key, _ in slow.executor.held()} == {0, 2} and slow.holding.has_ended)
+    ended, _ = slow.holding.take_ended(10)
+    assert [(each.key.idx, each.kind) for each in ended] == [(1, OutcomeKind.FAILED)]
+    assert "evertick secrets set unknown" in (ended[0].reason or "")
+
+
+async def test_what_was_lost_meanwhile_is_not_started(slow: Rig) -> None:
+    await slow.starting.start(slow.claims, None)
+    lost = next(claim for claim in slow.claims if claim.idx == 0)
+    key = TaskKey(lost.run_id, lost.idx, lost.map_index)
+    slow.holding.forget([Outcome(key=key, epoch=lost.epoch, kind=OutcomeKind.GIVEN_BACK)])
+    Slow.may_answer.set()
+    await eventually(lambda: slow.holding.has_ended)
+    await eventually(lambda: not slow.starting._granting)
+    assert [key.idx for key, _ in slow.executor.held()] == [2]

@@ -43,12 +43,14 @@ class Starting:
         self._session, self._on_started, self._grants = session, on_started, grants
         self._versions = Versions()
         self._put_off: list[tuple[list[Known], float | None]] = []
+        self._granting: set[asyncio.Task[None]] = set()
+        self._trouble: Exception | None = None
 
     async def start(self, claims: list[StepRow], since: float | None) -> None:
         """Start what was claimed after something had ended at `since`. What cannot be ordered has ended in `holding`, with the
         reason; raises when the database could not be asked, so that the runner pauses.
         """
-        trouble: Exception | None = None
+        trouble, self._trouble = self._trouble, None
         known: list[Known] = []
         granting: list[tuple[StepRow, Version]] = []
         for claim in claims:
@@ -60,29 +62,28 @@ class Starting:
                     known.append((claim, version, ""))
             except _FAILURES as error:
                 trouble = self._give_up(claim, error) or trouble
-        if not granting and self._holding.has_ended and trouble is None:
+        for claim, version in granting:
+            task = asyncio.create_task(self._start_granted(claim, version))
+            self._granting.add(task)
+            task.add_done_callback(self._granting.discard)
+        if self._holding.has_ended and trouble is None:
             self._put_off.append((known, since))
             return
         self._start_known(known, since)
-        if granting:
-            trouble = await self._start_granted(granting) or trouble
         if trouble is not None:
             raise trouble
 
-    async def _start_granted(self, claims: list[tuple[StepRow, Version]]) -> Exception | None:
-        """Those that need secrets: after the others, which must not wait for them, and all at once."""
-        asked = [self._grants.of_task(self._link, version.spec.tasks[claim.idx]) for claim, version in claims]
-        trouble: Exception | None = None
+    async def _start_granted(self, claim: StepRow, version: Version) -> None:
+        """One that needs secrets: beside everything else, because whoever keeps them may take long to answer."""
         known: list[Known] = []
-        for (claim, version), granted in zip(claims, await asyncio.gather(*asked, return_exceptions=True), strict=True):
-            if isinstance(granted, str):
+        try:
+            granted = await self._grants.of_task(self._link, version.spec.tasks[claim.idx])
+            if self._holding.holds(_key(claim), claim.epoch):
                 known.append((claim, version, granted))
-            elif isinstance(granted, _FAILURES):
-                trouble = self._give_up(claim, granted) or trouble
-            else:
-                raise granted
+        except _FAILURES as error:
+            # Whoever starts something next is told, and pauses.
+            self._trouble = self._give_up(claim, error) or self._trouble
         self._start_known(known, None)
-        return trouble
 
     def _give_up(self, claim: StepRow, error: Exception) -> Exception | None:
         """End a claim that cannot be ordered. What is no fault of the task's goes back, and is given, so that we pause and this
@@ -123,5 +124,8 @@ class Starting:
         return made
 
     def _end(self, claim: StepRow, kind: OutcomeKind, error: Exception) -> None:
-        key = TaskKey(claim.run_id, claim.idx, claim.map_index)
-        self._holding.end_early(key, claim.epoch, kind, f"{type(error).__name__}: {error}")
+        self._holding.end_early(_key(claim), claim.epoch, kind, f"{type(error).__name__}: {error}")
+
+
+def _key(claim: StepRow) -> TaskKey:
+    return TaskKey(claim.run_id, claim.idx, claim.map_index)
