@@ -103,6 +103,8 @@ def _published(name: str | None, each: object) -> MappedList:
 
 def _checked_list(task: str, argument: str, given: object) -> TaskRef | list[object]:
     if isinstance(given, TaskRef):
+        if given.path:
+            raise refused(f"task {task!r}: {argument} is a part of a result; let a task return the list as a whole.")
         return given
     if isinstance(given, Mapping):
         raise refused(

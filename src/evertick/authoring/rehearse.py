@@ -12,9 +12,12 @@ import json
 import subprocess
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, is_dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from evertick.authoring.context import TaskContext, entered
 from evertick.authoring.signals import Fail, Skip
@@ -27,6 +30,9 @@ from evertick.domain.shape import Key, Shape
 
 if TYPE_CHECKING:
     from evertick.authoring.resolve import BoundTask
+
+
+_TYPED = (date, time, timedelta, Decimal, UUID, bytes, Enum, set, frozenset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +127,16 @@ def _shell(bound: BoundTask, inputs: Mapping[str, object]) -> None:
 
 
 def _stored(value: object) -> object:
-    """As it would come back from the database."""
-    return json.loads(json.dumps(value, allow_nan=False))
+    """As it would come back from the database: plain JSON as JSON does, what keeps its type as it is."""
+    typed: list[object] = []
+
+    def keep(part: object) -> None:
+        if not isinstance(part, _TYPED) and not is_dataclass(part) and not hasattr(part, "model_dump"):
+            raise TypeError(f"a result of type {type(part).__name__} cannot be stored")
+        typed.append(part)
+
+    text = json.dumps(value, allow_nan=False, default=keep)
+    return value if typed else json.loads(text)
 
 
 def _told(spec: DagSpec, shape: Shape, reasons: Mapping[Key, str]) -> Rehearsal:

@@ -1934,7 +1934,7 @@ $$;
 
 CREATE FUNCTION evertick.lists_of(p_head evertick.ended, OUT lists jsonb[], OUT instead evertick.unexpanded) RETURNS record
     LANGUAGE plpgsql STABLE
-    AS $$
+    AS $_$
 declare
     source record;
     list jsonb;
@@ -1955,6 +1955,10 @@ begin
             select 1 from task k where k.run_id = p_head.run_id and k.idx = source.src and k.map_index = -1 and k.state = 'skipped') then
             instead := row('skipped', format('nothing to expand over: task %s was skipped', source.name))::unexpanded;
             return;
+        elsif list->>'$evertick' = 'file' then
+            instead := row('failed', format('cannot expand over the result of task %s: it is so large that it was put into a file; '
+                'return a list of names or numbers, and let each instance read its own', source.name))::unexpanded;
+            return;
         elsif list is null or jsonb_typeof(list) <> 'array' then
             instead := row('failed', format('cannot expand over the result of task %s: it is %s, not a list', source.name,
                 coalesce(replace(replace(jsonb_typeof(list), 'object', 'a dict'), 'string', 'text'), 'nothing')))::unexpanded;
@@ -1966,7 +1970,7 @@ begin
         end if;
         lists := lists || list;
     end loop;
-end $$;
+end $_$;
 
 CREATE FUNCTION evertick.lock_also(p_held integer[], p_gate_ids integer[]) RETURNS integer[]
     LANGUAGE plpgsql
