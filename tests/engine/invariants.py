@@ -170,6 +170,7 @@ GATE_VIOLATIONS = """
     select format('line %s could be let in: %s of %s %s is free', l.line_id, g.capacity - g.used, g.kind, g.name)
     from gate_line l join gate g on g.gate_id = l.blocked_on
     where room_at(g.gate_id) >= l.need and not g.is_behind and reserved_for(g.gate_id) is null
+      and coalesce(g.opens_at > clock(), true)
       and exists (select 1 from gate_wait w where w.line_id = l.line_id)
 """
 

@@ -15,12 +15,13 @@ from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import Conflict
 from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.engine.cancel import cancel
+from evertick.engine.clear import clear, select_tasks
 from evertick.engine.gates import delete_pool, reconcile_gates, set_pool, tend, unadmit
 from evertick.engine.mark import mark
 from evertick.store import gates
 from evertick.store.db import Purpose, connect
 from tests.engine import invariants
-from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start, states, value
+from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 from tests.waiting import eventually
 
 PATIENCE = "set lock_timeout = '300ms'"
@@ -96,6 +97,19 @@ async def test_gates_of_one_name_and_different_kinds_do_not_meet(db: AsyncConnec
     await sound(db)
 
 
+async def test_those_who_wait_for_different_keys_are_different_lines(db: AsyncConnection) -> None:
+    runner = await Runner.join(db)
+    for key in ("j", "k"):
+        await one_task(db, key, mutex(key))
+    made = {key: [await start(db, key), await start(db, key)] for key in ("j", "k")}
+    claims = {claim.run_id: claim for claim in await runner.claim()}
+    await runner.finish(claims[made["k"][0]])
+    assert [await state(db, made[key][1]) for key in ("j", "k")] == ["pending", "available"]
+    await runner.finish(claims[made["j"][0]])
+    assert await state(db, made["j"][1]) == "available"
+    await sound(db)
+
+
 async def test_a_run_of_an_older_version_does_not_bring_the_old_limit_back(db: AsyncConnection) -> None:
     key = [GateSpec(kind=GateKind.KEY, name="k", capacity=count) for count in (3, 1)]
     shape = {"up": [], "t": ["up"]}
@@ -119,6 +133,21 @@ async def test_a_task_that_is_marked_leaves_the_others_of_its_run_in_line(db: As
     run = await start(db, "a")
     await mark(db, TaskKey(run, 0, -1), state="success", actor="test")
     assert await value(db, "select array_agg(idx) from gate_wait") == [1]
+    await sound(db)
+
+
+async def test_a_mark_that_changes_nothing_in_a_queued_run_leaves_nobody_before_his_gate(db: AsyncConnection) -> None:
+    """It begins the run; whatever becomes pending by that passes its gates, also if the task has that state already."""
+    runner = await Runner.join(db)
+    gated = {"y": {"gates": (mutex("k"),)}}
+    await put(db, make_dag("a", {"x": [], "y": []}, per_task=gated, max_active_runs=1))
+    run = await start(db, "a")
+    await runner.drain()
+    await start(db, "a")
+    await clear(db, run_id=run, chosen=await select_tasks(db, run_id=run, names=["y"]), actor="test")
+    assert await run_state(db, run) == "queued"
+    with pytest.raises(Conflict):
+        await mark(db, TaskKey(run, 0, -1), state="success", actor="test")
     await sound(db)
 
 
@@ -287,6 +316,31 @@ async def test_a_line_takes_the_locks_of_all_its_gates(
     else:
         await tend(actor, shard=0, epoch=leader, batch=10)
     assert await state(actor, waiting) == "available"
+    await sound(actor)
+
+
+async def test_a_slot_that_somebody_is_just_taking_is_not_taken_twice(
+    pair: tuple[AsyncConnection, AsyncConnection],
+) -> None:
+    """What a line finds free is looked at under the lock, not before it."""
+    actor, holder = pair
+    runner = await Runner.join(actor)
+    for name in ("early", "late"):
+        await set_pool(actor, name=name, slots=1, actor="test")
+    await one_task(actor, "mine", pool("early"))
+    await one_task(actor, "both", pool("early"), pool("late"))
+    await one_task(actor, "other", pool("late"))
+    await start(actor, "mine")
+    waiting = await start(actor, "both")
+    (claim,) = await runner.claim()
+    async with holder.transaction():
+        await start(holder, "other")
+        finishing = asyncio.ensure_future(runner.finish(claim))
+        query = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
+        await eventually(lambda: value(holder, query, actor.info.backend_pid))
+    await finishing
+    assert await state(actor, waiting) == "pending"
+    assert await value(actor, "select used from gate where name = 'late'") == 1
     await sound(actor)
 
 

@@ -224,3 +224,20 @@ async def test_a_backfill_depends_on_its_own_past_and_goes_forward_only(db: Asyn
     ((claim,), _) = await runner.step([(first[backfilled[0]], "success", {})], free=5)
     assert claim.run_id == backfilled[1]
     await sound(db)
+
+
+async def test_a_run_of_a_version_that_had_no_past_is_one(db: AsyncConnection) -> None:
+    """depends_on_past came with the second version: the run of the first one still says when it is over."""
+    shape = {"up": [], "t": ["up"]}
+    await put(db, make_dag("a", shape, every=timedelta(hours=1)))
+    runner = await Runner.join(db)
+    await fired(db, 1)
+    await finish_ups(runner)
+    await hourly(db)
+    (claim,) = await runner.claim()
+    second = await fired(db, 2)
+    await finish_ups(runner)
+    assert await state(db, second) == "pending"
+    await runner.finish(claim)
+    assert await state(db, second) == "available"
+    await sound(db)

@@ -218,3 +218,24 @@ async def test_no_window_has_more_than_the_limit_with_many_promoters(database: s
     assert all(b - a >= timedelta(seconds=0.05) for a, b in zip(passed, passed[3:], strict=False))
     for each in connections:
         await each.close()
+
+
+async def test_a_slot_that_came_back_while_somebody_looked_elsewhere_is_not_forgotten(db: AsyncConnection) -> None:
+    """A line of another gate takes the rate's lock and returns its slots: those who wait for the rate itself are next."""
+    leader, runner = await lead(db), await Runner.join(db)
+    key = GateSpec(kind=GateKind.MUTEX, name="k", weight=EXCLUSIVE)
+    await limited(db, "keyed", key)
+    await limited(db, "both", rate(2, 10), key)
+    await limited(db, "a", rate(2, 10))
+    await start(db, "keyed")
+    both = await start(db, "both")
+    made = [await start(db, "a") for _ in range(3)]
+    claims = {claim.run_id: claim for claim in await runner.claim()}
+    assert await let_in(db, [both, *made]) == [False, True, True, False]
+    await set_clock(db, later(11))
+    await runner.finish(claims[1])
+    assert await let_in(db, [both]) == [True]
+    await sound(db)
+    await tend(db, shard=0, epoch=leader, batch=10)
+    assert await let_in(db, made) == [True, True, True]
+    await sound(db)

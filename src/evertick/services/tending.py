@@ -275,7 +275,7 @@ class Tending:
     async def _tend_gates(self, conn: AsyncConnection) -> None:
         batch = self._settings.promote_batch
         done = await tend(conn, shard=SHARD, epoch=self._epoch, batch=batch)
-        self._opens_at = self._boot_time(done.next_opening)
+        self._opens_at = max(self._boot_time(done.next_opening), boot_seconds() + SOON_SECONDS)
         if done.admitted:
             self._waker.wake(Channel.READY)
 

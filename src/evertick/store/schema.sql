@@ -2117,6 +2117,7 @@ begin
         set state = p_state, finished_at = t, not_before = null, reason = 'marked by ' || p_actor
         where k.state not in ('queued', 'running') and k.state <> p_state;
     if not found then
+        perform pass_gates();   -- of a run that has just begun
         return null;
     end if;
     insert into journal (occurred_at, verb, actor, run_id, idx, map_index, detail)
@@ -2854,6 +2855,12 @@ begin
     update dag d set awaits_past = true
     where d.dag_id = out_dag_id and not d.awaits_past and exists (
         select 1 from task_spec s where s.version_id = out_version_id and s.awaits_past);
+    -- A run of another version may be what a run waits for: whoever ends its tasks must tell.
+    update task_spec s set awaits_past = true
+    from dag d, dag_version v
+    where d.dag_id = out_dag_id and d.awaits_past and v.dag_id = d.dag_id and s.version_id = v.version_id and not s.awaits_past
+      and s.name in (select n.name from task_spec n join dag_version w on w.version_id = n.version_id
+                     where w.dag_id = d.dag_id and n.awaits_past);
     update dag d set is_awaited = true
     where d.dag_id = out_dag_id and not d.is_awaited and exists (
         select 1 from awaited w where w.kind in ('dag', 'end') and w.name = d.name);
@@ -3804,8 +3811,9 @@ CREATE FUNCTION evertick.set_openings(p_gate_ids integer[]) RETURNS void
     LANGUAGE sql
     AS $$
     update gate g set opens_at = n.opens_at
-    from (select x.gate_id, case when exists (select 1 from gate_line l where l.blocked_on = x.gate_id)
-                                 then (select p.until from gate_pass p where p.gate_id = x.gate_id order by p.until limit 1) end as opens_at
+    from (select x.gate_id, case when not exists (select 1 from gate_line l where l.blocked_on = x.gate_id) then null
+                                 when x.used < x.capacity then clock()
+                                 else (select p.until from gate_pass p where p.gate_id = x.gate_id order by p.until limit 1) end as opens_at
           from gate x where x.gate_id = any(p_gate_ids) and x.kind = 'rate') n
     where g.gate_id = n.gate_id and g.opens_at is distinct from n.opens_at
 $$;

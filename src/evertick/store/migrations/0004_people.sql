@@ -192,6 +192,7 @@ begin
         set state = p_state, finished_at = t, not_before = null, reason = 'marked by ' || p_actor
         where k.state not in ('queued', 'running') and k.state <> p_state;
     if not found then
+        perform pass_gates();   -- of a run that has just begun
         return null;
     end if;
     insert into journal (occurred_at, verb, actor, run_id, idx, map_index, detail)

@@ -83,6 +83,12 @@ begin
     update dag d set awaits_past = true
     where d.dag_id = out_dag_id and not d.awaits_past and exists (
         select 1 from task_spec s where s.version_id = out_version_id and s.awaits_past);
+    -- A run of another version may be what a run waits for: whoever ends its tasks must tell.
+    update task_spec s set awaits_past = true
+    from dag d, dag_version v
+    where d.dag_id = out_dag_id and d.awaits_past and v.dag_id = d.dag_id and s.version_id = v.version_id and not s.awaits_past
+      and s.name in (select n.name from task_spec n join dag_version w on w.version_id = n.version_id
+                     where w.dag_id = d.dag_id and n.awaits_past);
     update dag d set is_awaited = true
     where d.dag_id = out_dag_id and not d.is_awaited and exists (
         select 1 from awaited w where w.kind in ('dag', 'end') and w.name = d.name);

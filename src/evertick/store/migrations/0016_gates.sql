@@ -400,11 +400,13 @@ create function return_slots(p_gate_ids int[]) returns void language sql as $$
     where g.gate_id = b.gate_id
 $$;
 
--- When the next slot of these rates comes back, as far as somebody waits for one: the leader comes by then.
+-- When the next slot of these rates comes back, as far as somebody waits for one: the leader comes by then. Now, where one is free
+-- already: it came back while somebody looked at another gate.
 create function set_openings(p_gate_ids int[]) returns void language sql as $$
     update gate g set opens_at = n.opens_at
-    from (select x.gate_id, case when exists (select 1 from gate_line l where l.blocked_on = x.gate_id)
-                                 then (select p.until from gate_pass p where p.gate_id = x.gate_id order by p.until limit 1) end as opens_at
+    from (select x.gate_id, case when not exists (select 1 from gate_line l where l.blocked_on = x.gate_id) then null
+                                 when x.used < x.capacity then clock()
+                                 else (select p.until from gate_pass p where p.gate_id = x.gate_id order by p.until limit 1) end as opens_at
           from gate x where x.gate_id = any(p_gate_ids) and x.kind = 'rate') n
     where g.gate_id = n.gate_id and g.opens_at is distinct from n.opens_at
 $$;
