@@ -9,6 +9,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from math import isnan
 from typing import assert_never
 
 from evertick.domain.cron import Cron
@@ -81,6 +82,8 @@ def plan_fires(
     """
     if limit < 1:
         raise ValueError(f"limit is {limit}: one call must be allowed to fire at least once")
+    if window_seconds is not None and isnan(window_seconds):
+        raise ValueError("the catch-up window is not a number")
     if next_due > now:
         return FirePlan(fires=(), skipped=None, next_due=next_due)
     following = next_after(spec, next_due)
