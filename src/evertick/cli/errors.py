@@ -28,6 +28,7 @@ EXIT_STATUS: Mapping[str, int] = {
     "invalid_settings": 2,
     "secret_locked": 2,
     "invalid_template": 2,
+    "bad_choice": 2,
     "not_found": 2,
     "refused": 1,
     "forbidden": 1,
