@@ -31,7 +31,7 @@ from evertick.store.db import Purpose, connect
 from evertick.store.prune import Mandate
 from evertick.store.statements import sql
 from tests.databases import Cluster, run
-from tests.engine.world import Runner, key_of, later, set_clock, start
+from tests.engine.world import Runner, key_of, later, make_dag, put, set_clock, start
 from tests.store.filling import BUSY, FRESH, Filling, fill
 
 HOT_TABLES = ["task", "ready", "lease", "timer", "run", "run_status", "schedule_state"]
@@ -354,3 +354,37 @@ async def test_pruning_reads_as_little_in_a_long_history_as_in_a_short_one(
 ) -> None:
     short, long = await blocks_of_pruning(fresh_database), await blocks_of_pruning(busy_database)
     assert long <= 1.5 * short + 50
+
+
+OPEN_RUNS = 300
+
+
+async def test_runs_are_closed_by_their_ids_however_few_the_statistics_believe_open(
+    database: str, conn: AsyncConnection
+) -> None:
+    """Statistics are made when nothing is open. Then all open runs seem fewer than one look by an id costs."""
+    await put(conn, make_dag("one", {"a": []}))
+    await conn.execute(
+        "with made as (insert into run (dag_id, version_id, kind, params, triggered_by, created_at)"
+        " select d.dag_id, d.version_id, 'manual', '{}', 'test', clock() from dag d, generate_series(1, 20000)"
+        " returning run_id, dag_id, version_id)"
+        " insert into run_status (run_id, dag_id, version_id, state, open_tasks, started_at, finished_at)"
+        " select run_id, dag_id, version_id, 'success', 0, clock(), clock() from made"
+    )
+    await conn.execute("analyze run_status")
+    for _ in range(OPEN_RUNS):
+        await start(conn, "one")
+    async with await connect(database, purpose=Purpose.HOT) as hot, hot.transaction():
+        runner = await Runner.join(hot)
+        claims = await runner.claim(8)
+        before = await read_rows(hot)
+        await runner.step([(claim, "success", {}) for claim in claims])
+        assert len(claims) == 8 and await read_rows(hot) - before < OPEN_RUNS / 2
+
+
+async def read_rows(conn: AsyncConnection) -> int:
+    """Rows of run_status that this transaction found by an index."""
+    query = "select idx_tup_fetch from pg_stat_xact_user_tables where relname = 'run_status'"
+    row = await (await conn.execute(query)).fetchone()
+    assert row is not None
+    return int(row[0])

@@ -208,7 +208,7 @@ begin
             where q.run_id = any(room.wanted) and q.state = 'queued' for no key update skip locked) q
     ), started as (
         update run_status r set state = 'running', started_at = coalesce(r.started_at, t)
-        from chosen where r.run_id = chosen.run_id and r.state = 'queued'
+        from chosen where r.run_id = chosen.run_id and r.state not in ('running', 'success', 'failed', 'canceled')
         returning r.run_id
     )
     select array_agg(run_id) into admitted from started;
@@ -726,7 +726,7 @@ begin
                          when r.failed_leaves + p.bad > 0 then 'failed'
                          else 'success' end
         from per_run p
-        where r.run_id = p.run_id and r.state in ('queued', 'running')
+        where r.run_id = p.run_id and r.state not in ('success', 'failed', 'canceled')
         returning r.run_id, r.dag_id, r.state, p.has_updated, p.is_past
     )
     select array_agg(distinct c.dag_id) filter (where (d.max_active_runs is not null or d.has_turns)
@@ -4833,7 +4833,7 @@ CREATE FUNCTION evertick.wants_of(p_tasks evertick.ended[]) RETURNS evertick.gat
     cross join lateral (select x.priority from task_spec x where x.version_id = p.version_id and x.idx = p.idx offset 0) s
     cross join lateral (select * from task_gate x where x.version_id = p.version_id and x.idx = p.idx offset 0) g
     cross join lateral (select x.kind from run x where x.run_id = p.run_id offset 0) r
-    where (select true from run_status r where r.run_id = p.run_id and r.state = 'running')
+    where (select r.state from run_status r where r.run_id = p.run_id) = 'running'
       and (select true from gate_wait w where w.run_id = p.run_id and w.idx = p.idx and w.map_index = p.map_index) is null
 $$;
 

@@ -219,7 +219,7 @@ begin
             where q.run_id = any(room.wanted) and q.state = 'queued' for no key update skip locked) q
     ), started as (
         update run_status r set state = 'running', started_at = coalesce(r.started_at, t)
-        from chosen where r.run_id = chosen.run_id and r.state = 'queued'
+        from chosen where r.run_id = chosen.run_id and r.state not in ('running', 'success', 'failed', 'canceled')
         returning r.run_id
     )
     select array_agg(run_id) into admitted from started;
@@ -338,7 +338,7 @@ begin
                          when r.failed_leaves + p.bad > 0 then 'failed'
                          else 'success' end
         from per_run p
-        where r.run_id = p.run_id and r.state in ('queued', 'running')
+        where r.run_id = p.run_id and r.state not in ('success', 'failed', 'canceled')
         returning r.run_id, r.dag_id, r.state, p.has_updated, p.is_past
     )
     select array_agg(distinct c.dag_id) filter (where (d.max_active_runs is not null or d.has_turns)

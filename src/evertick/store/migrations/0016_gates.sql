@@ -303,7 +303,7 @@ create function wants_of(p_tasks ended[]) returns gate_want[] language sql stabl
     cross join lateral (select x.priority from task_spec x where x.version_id = p.version_id and x.idx = p.idx offset 0) s
     cross join lateral (select * from task_gate x where x.version_id = p.version_id and x.idx = p.idx offset 0) g
     cross join lateral (select x.kind from run x where x.run_id = p.run_id offset 0) r
-    where (select true from run_status r where r.run_id = p.run_id and r.state = 'running')
+    where (select r.state from run_status r where r.run_id = p.run_id) = 'running'
       and (select true from gate_wait w where w.run_id = p.run_id and w.idx = p.idx and w.map_index = p.map_index) is null
 $$;
 
