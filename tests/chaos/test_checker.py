@@ -27,6 +27,7 @@ from tests.chaos.plants import (
     Planted,
     changed,
     faults,
+    j7_reaped_after_beat,
     j10_lost,
     nemesis,
     pulse_at,
@@ -132,6 +133,23 @@ def test_silence_is_judged_by_the_whole_threshold() -> None:
     """The frozen runner was given up 9.5 s into its freeze: right for 9 s, wrong for 12."""
     assert check(good(), Limits(lost_after_seconds=9.0), only=("J7",)).is_good()
     assert not check(good(), Limits(lost_after_seconds=12.0), only=("J7",)).is_good()
+
+
+def test_a_runner_that_stopped_an_attempt_itself_is_heard_before_it_can_say_so() -> None:
+    """But only if nobody could have heard it before, for the whole threshold."""
+    heard = j7_reaped_after_beat(good())
+    assert not check(heard, TIGHT, only=("J7",)).is_good()
+    told = replace(
+        heard,
+        task_moves=tuple(
+            move._replace(reason="lost_contact: stopped")
+            if move.run_id == 90_002 and move.old_state == "running"
+            else move
+            for move in heard.task_moves
+        ),
+    )
+    assert check(told, TIGHT, only=("J7",)).is_good()
+    assert not check(told, replace(TIGHT, lost_after_seconds=12.0), only=("J7",)).is_good()
 
 
 def test_two_short_freezes_are_not_one_long_one() -> None:

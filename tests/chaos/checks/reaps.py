@@ -10,14 +10,17 @@ from tests.chaos.evidence import AttemptReport
 from tests.chaos.verdict import Finding
 
 _ORPHANED = "orphaned"
+# How a runner says that it stopped an attempt itself, because nobody answered it for too long.
+_STOPPED_ITSELF = "lost_contact"
 
 
 def j7(case: Case, finding: Finding) -> None:
     """Ground truth is the harness's own: exits that it saw, freezes and cuts that it made. Never what the program says."""
-    beats = _beats(case)
+    beats, reasons = _beats(case), _reasons(case)
     for attempt, end in case.ends.items():
         if end.kind == LOST:
-            _judge_loss(case, finding, end, beats)
+            stopped_itself = reasons.get((end.tx, *attempt[0]), "").startswith(_STOPPED_ITSELF)
+            _judge_loss(case, finding, end, {} if stopped_itself else beats)
         _judge_bodies(case, finding, attempt[0], attempt[1], end)
     _judge_orphans(case, finding)
 
@@ -29,6 +32,16 @@ def _beats(case: Case) -> dict[int, list[int]]:
         if move.what in ("started", "beat"):
             found[move.session].append(move.at_ns)
     return {session: sorted(times) for session, times in found.items()}
+
+
+def _reasons(case: Case) -> dict[tuple[int, int, int, int], str]:
+    """Why a transaction moved a task. A runner that stopped an attempt itself is heard before it can say so: then a heartbeat just
+    before proves nothing. That it could not have been heard for the whole threshold must hold all the same."""
+    return {
+        (move.tx, move.run_id, move.idx, move.map_index): move.reason
+        for move in case.evidence.task_moves
+        if move.old_state == "running" and move.reason
+    }
 
 
 def _judge_loss(case: Case, finding: Finding, end: AttemptReport, beats: dict[int, list[int]]) -> None:
