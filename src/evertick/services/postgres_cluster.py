@@ -60,8 +60,7 @@ async def initialise(data: Path, bin_directory: Path) -> None:
     """Make the data directory, once. It appears whole or not at all, however this ends."""
     if (data / "PG_VERSION").exists():
         return
-    for abandoned in data.parent.glob(f"{_STAGING}*"):
-        shutil.rmtree(abandoned, ignore_errors=True)
+    _clear(data.parent)
     staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=data.parent))
     try:
         await _initdb(staging, bin_directory)
@@ -69,7 +68,13 @@ async def initialise(data: Path, bin_directory: Path) -> None:
     except OSError as error:
         raise PostgresUnavailable(f"{data} could not be made: {error.strerror or error}.") from None
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        # Also of what was there before: somebody who died may have left a process that went on writing while it was removed.
+        _clear(data.parent)
+
+
+def _clear(home: Path) -> None:
+    for abandoned in home.glob(f"{_STAGING}*"):
+        shutil.rmtree(abandoned, ignore_errors=True)
 
 
 async def end_leftovers(data: Path) -> int | None:
