@@ -1,6 +1,6 @@
 """Tasks that are no Python functions: an HTTP request, a shell command with a template, a program that speaks JSON lines.
 
-`evertick dags trigger kinds --param url=https://example.org/ --wait` runs it; the default asks a server on this machine.
+`evertick dags trigger kinds --param url=https://example.org/ --wait` runs it; without a URL it asks `evertick up` how it is.
 """
 
 from evertick import Param, dag, http, program, shell, task
@@ -20,7 +20,7 @@ def judge(words: int) -> str:
 
 @dag(
     tags=["example"],
-    params={"url": Param("http://127.0.0.1:8000/", pattern="https?://.+", description="What to fetch")},
+    params={"url": Param("http://127.0.0.1:8790/monitor/health", pattern="https?://.+", description="What to fetch")},
 )
 def kinds() -> None:
     """Fetch a page, count its words, say how long it is."""

@@ -9,20 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from psycopg import AsyncConnection
-
 from evertick.config import Settings
 from evertick.domain.errors import NotLeader
 from evertick.engine.fire import Fired, Half, fire
 from evertick.services.contained import boot_seconds
 from evertick.services.events import Log
 from evertick.services.lead import SHARD, Lead
-from evertick.services.link import Link
+from evertick.services.led_link import LedLink
 from evertick.services.loop import run_loop
 from evertick.services.pulse import Pulse
-from evertick.store import shards
-from evertick.store.db import Purpose
-from evertick.store.line import keeps_session
 
 # A batch takes a tenth of that. Whoever is not back by then may hang, and its half is nobody's any more.
 LONGEST_BATCH_SECONDS = 0.5
@@ -36,8 +31,7 @@ class SecondHand:
 
     def __init__(self, settings: Settings, *, url: str, lead: Lead, tell: Callable[[Fired], None], log: Log) -> None:
         self._settings, self._lead, self._tell, self._log = settings, lead, tell, log
-        self._link = Link(url, Purpose.PLANNING)
-        self._bounded: AsyncConnection | None = None
+        self._link = LedLink(url, lead, settings, lock_share=LOCK_SHARE)
         self._wake = asyncio.Event()
         self._is_called = False
         self._began_at: float | None = None
@@ -66,7 +60,7 @@ class SecondHand:
             return self._settings.tick_seconds
         self._is_called = False
         try:
-            conn = await self._connection()
+            conn = await self._link.get()
             self._began_at = boot_seconds()
             done = await fire(conn, shard=SHARD, epoch=epoch, batch=self._settings.fire_batch, half=Half.ODD)
         except NotLeader as error:
@@ -85,19 +79,3 @@ class SecondHand:
 
     async def close(self) -> None:
         await self._link.close()
-
-    async def _connection(self) -> AsyncConnection:
-        conn = await self._link.get()
-        if self._link.server != self._lead.led_on:
-            raise NotLeader(f"shard {SHARD} was led on another server ({self._lead.led_on})")
-        if conn is not self._bounded:
-            if keeps_session(conn):
-                seconds = self._settings.step_seconds
-                await shards.bound_session(
-                    conn,
-                    statement_seconds=seconds,
-                    lock_seconds=seconds * LOCK_SHARE,
-                    transaction_seconds=self._settings.leader_lease_seconds,
-                )
-            self._bounded = conn
-        return conn

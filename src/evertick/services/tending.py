@@ -29,12 +29,10 @@ from evertick.services.alerting import Alerting
 from evertick.services.contained import EachStep, Step, boot_seconds
 from evertick.services.events import Log
 from evertick.services.lead import SHARD, Lead
-from evertick.services.link import Link, Waker
+from evertick.services.led_link import LedLink
+from evertick.services.link import Waker
 from evertick.services.loop import run_loop
 from evertick.services.repairing import Repairing
-from evertick.store import shards
-from evertick.store.db import Purpose
-from evertick.store.line import keeps_session
 from evertick.store.shards import Seen
 from evertick.store.wake import Channel
 
@@ -59,8 +57,7 @@ class Tending:
     ) -> None:
         self._settings, self._lead, self._waker, self._log = settings, lead, waker, log
         self._on_refused = on_refused
-        self._link = Link(url, Purpose.PLANNING)
-        self._bounded: AsyncConnection | None = None
+        self._link = LedLink(url, lead, settings, lock_share=LOCK_SHARE)
         self._each = {name: EachStep(name, log=log) for name in ("reap", "time_out", "backfill")}
         self._steps = {name: Step(name, log=log) for name in ("promote", "admit", "hear", "gates")}
         self._steps |= {name: each.whole for name, each in self._each.items()}
@@ -112,7 +109,7 @@ class Tending:
         """Everything that there is to do now, each once."""
         if self._lead.may_plan and self._next_at() <= boot_seconds():
             try:
-                await self._tend(await self._connection())
+                await self._tend(await self._link.get())
             except NotLeader as error:
                 self._log.warning("refused", error=error)
                 self.begin()
@@ -305,19 +302,3 @@ class Tending:
             return inf
         read_at, at = self._read_at
         return at + (instant - read_at).total_seconds()
-
-    async def _connection(self) -> AsyncConnection:
-        conn = await self._link.get()
-        if self._link.server != self._lead.led_on:
-            raise NotLeader(f"shard {SHARD} was led on another server ({self._lead.led_on})")
-        if conn is not self._bounded:
-            if keeps_session(conn):
-                seconds = self._settings.step_seconds
-                await shards.bound_session(
-                    conn,
-                    statement_seconds=seconds,
-                    lock_seconds=seconds * LOCK_SHARE,
-                    transaction_seconds=self._settings.leader_lease_seconds,
-                )
-            self._bounded = conn
-        return conn
