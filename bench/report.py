@@ -84,6 +84,9 @@ def peer_cells(row: Mapping[str, object], rows: Sequence[Mapping[str, object]]) 
         if not isinstance(value, int | float):
             found.append("–")
             continue
+        if value < 0:
+            found.append(f"{number(value)} (too early)")
+            continue
         ours = [mine for each in references if isinstance(mine := each.get(name), int | float) and mine and value]
         times = [f"×{number(value / mine if is_less_better else mine / value)}" for mine in ours]
         found.append(f"{number(value)} ({', '.join(times)})" if times else number(value))
