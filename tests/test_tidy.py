@@ -24,6 +24,7 @@ PROCESS_NOUNS = {"group", "tree", "start", "name"}
 # name of the function: why it takes more
 MANY_PARAMETERS: dict[str, str] = {
     "authoring/kinds.http": "a request has as many parts, and people write them by name",
+    "store/shards.look": "all that an idle leader asks, in one statement",
     "testing.travel": "people's tests say in one call what happened in their story",
 }
 
@@ -65,6 +66,7 @@ LATE_IMPORTS = {
     "services/grants.Grants._read": "cryptography, only where a stored value is wanted",
     "execution/child._run_shell": "subprocess, only for commands that are granted something",
     "execution/child.Child._hide": "only for attempts that are granted something; each fork would map it",
+    "authoring/resolve.Dag.test": "asyncio and ssl, which each fork of a process that runs tasks would map",
     "authoring/templates.check_template": "jinja2, only for DAGs that have templates",
     "authoring/templates._render": "jinja2, only for DAGs that have templates",
     "authoring/templates._evaluate": "jinja2, only for DAGs that have templates",

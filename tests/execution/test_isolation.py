@@ -48,6 +48,17 @@ async def test_an_attempt_leads_its_own_session_and_has_no_foreign_descriptors(t
             assert len({target for target in fds.values() if target.endswith(".log")}) == 1
 
 
+async def test_a_plain_task_finds_nothing_loaded_that_it_does_not_need(tmp_path: Path) -> None:
+    """Each process of an attempt is a fork: what its template has loaded, every one of them pays for."""
+    heavy = {"asyncio", "ssl", "subprocess", "uuid", "jinja2", "cryptography", "http", "email", "psycopg", "pydantic"}
+    source = (
+        "import sys\nfrom evertick import dag, task\n@task\ndef look():\n"
+        "    return sorted({name.partition('.')[0] for name in sys.modules})\n@dag\ndef d(): look()\n"
+    )
+    async with rig(tmp_path, source) as it:
+        assert heavy.isdisjoint(await it.result("look"))
+
+
 async def test_signals_are_as_a_program_expects_them(tmp_path: Path) -> None:
     source = dag_of(
         "def look():\n    return [signal.pthread_sigmask(signal.SIG_BLOCK, []) == set(),"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from evertick.authoring.draft import Draft, drafting
 from evertick.authoring.location import module_file, refused
@@ -23,7 +23,6 @@ from evertick.authoring.options import (
     read_text,
     task_spec,
 )
-from evertick.authoring.rehearse import Rehearsal
 from evertick.authoring.resolve import Dag, ParamRef
 from evertick.authoring.run_params import params_of
 from evertick.domain.after import Condition, Source
@@ -35,6 +34,9 @@ from evertick.domain.overlap import OverlapPolicy
 from evertick.domain.params import as_json, declare_params
 from evertick.domain.schedule import parse_schedule
 from evertick.domain.zones import find_zone
+
+if TYPE_CHECKING:
+    from evertick.authoring.rehearse import Rehearsal
 
 
 def _read_limit(value: object) -> int:

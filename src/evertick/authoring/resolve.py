@@ -9,17 +9,19 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from evertick.authoring.context import current_context
 from evertick.authoring.location import refused
 from evertick.authoring.outputs import part_of
-from evertick.authoring.rehearse import Rehearsal, rehearse
 from evertick.domain.dag import DagSpec, TaskKind
 from evertick.domain.errors import NotFound, UserError
 from evertick.domain.mapping import ITEM
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.schedule import ScheduleSpec
+
+if TYPE_CHECKING:
+    from evertick.authoring.rehearse import Rehearsal
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,8 @@ class Dag:
         raise_errors: bool = False,
     ) -> Rehearsal:
         """Run all of it here and now, without a server; see `authoring/rehearse.py`."""
+        from evertick.authoring.rehearse import rehearse
+
         return rehearse(self.spec, self.tasks, params=params, fire_at=fire_at, raise_errors=raise_errors)
 
 
