@@ -11,14 +11,14 @@ from bench.case import Bench, Raw, throughput
 from bench.counted import read_events
 from bench.figures import Figure, at_least, at_most, median
 from bench.house import Launcher, NotMeasured, as_installed
-from bench.work import Done, run, warm_up
+from bench.work import Done, fill_slots, run, warm_up
 
 _DATABASE = "bench_runners"
 DATABASES = (_DATABASE,)
 
 
 async def runners(bench: Bench) -> list[Figure]:
-    """Each round does every number of runners once, with the default slots each."""
+    """Each round does every number of runners once, with the default slots each, when all of them have their processes."""
     rates, wasted, raws = defaultdict(list), defaultdict(list), defaultdict(list)
     facts = {}
     await bench.server.make(_DATABASE)
@@ -28,6 +28,7 @@ async def runners(bench: Bench) -> list[Figure]:
             folder = bench.folder / f"counts-{number}-{count}"
             folder.mkdir()
             async with bench.house(_DATABASE, runners=count, launcher=counting_runners(folder)) as house:
+                await fill_slots(house, "warm")
                 await warm_up(house)
                 raws[count].append(bench.raw_now())
                 done = await run(house, "single_warm", bench.size.singles["warm"])

@@ -24,6 +24,7 @@ import psycopg
 from psycopg import AsyncConnection, conninfo
 from psycopg.sql import SQL, Identifier
 
+from evertick.config import Settings
 from evertick.execution.linux import die_with_parent
 from evertick.services.postgres import EmbeddedPostgres
 from evertick.store import dags
@@ -33,7 +34,7 @@ from evertick.store.migrate import migrate
 
 ROOT = Path(__file__).parents[1]
 DAGS = Path(__file__).with_name("dags")
-LIGHT = ("chain_process", "chain_warm", "fan_process", "fan_warm", "single_process", "single_warm")
+LIGHT = tuple(f"{name}_{isolation}" for name in ("chain", "fan", "single", "held") for isolation in ("process", "warm"))
 
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 20.0
@@ -121,6 +122,7 @@ class House:
         settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.url, self.folder, self.runners = url, folder, runners
+        self.slots = slots or Settings().runner_slots
         self._dags, self._launcher = folder / "dags", launcher
         slots_setting = {} if slots is None else {"EVERTICK_RUNNER_SLOTS": str(slots)}
         self._settings = {**slots_setting, **settings}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import psycopg
-from bench import counters, profile_tables, stacks
+from bench import counters, profile_tables, stacks, way
 from bench.counted import Event, read_events
 from bench.counters import Counters, Statement
 from bench.house import House, NotMeasured, Server, as_installed, postgres, working_folder
@@ -29,6 +29,7 @@ from bench.work import run, warm_up
 from rich.console import Console
 
 DATABASE = "bench_profile"
+CRON = "cron"
 WATCHED = ("runner", "scheduler")
 SAMPLES = 10
 DEAREST = 25
@@ -195,15 +196,25 @@ async def _profile(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+async def _profile_fires(options: argparse.Namespace, console: Console) -> int:
+    async with working_folder() as folder, postgres(folder, url=os.environ.get("EVERTICK_DATABASE_URL")) as server:
+        with console.status(f"waiting for {options.fires} fires"):
+            ways = await way.fires(server, folder, options.fires)
+    way.show(console, ways)
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make profile", description=__doc__)
-    parser.add_argument("--only", default="chain", choices=list(LOADS))
+    parser.add_argument("--only", default="chain", choices=[*LOADS, CRON])
     parser.add_argument("--isolation", default="warm", choices=("process", "warm"))
     parser.add_argument("--seconds", type=float, default=10.0, help="how long the load lasts")
+    parser.add_argument("--fires", type=int, default=150, help="how many fires are taken apart, with --only cron")
     parser.add_argument("--slots", type=int, help="slots of the runner; the product's default if left out")
     parser.add_argument("--cprofile", action="store_true", help="do not look for py-spy")
     options = parser.parse_args(arguments)
-    return asyncio.run(_profile(options, Console(highlight=False, width=None if sys.stdout.isatty() else 160)))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    return asyncio.run((_profile_fires if options.only == CRON else _profile)(options, console))
 
 
 if __name__ == "__main__":

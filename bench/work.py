@@ -122,6 +122,12 @@ async def warm_up(house: House) -> None:
         await run(house, f"single_{isolation}", 10 * house.runners)
 
 
+async def fill_slots(house: House, isolation: str) -> None:
+    """As many tasks as all runners have slots, none of which ends before all are claimed: each runner has loaded the code then,
+    and has a process for each of its slots. Of several runners some would else do that while they are measured."""
+    await run(house, f"held_{isolation}", house.slots * house.runners)
+
+
 async def rows_per_task(house: House, run_ids: Sequence[int]) -> dict[str, float]:
     """How much of log, result and history the database holds for each task of these runs."""
     tables = {"log": "log_chunk", "result": "result", "history": "attempts"}

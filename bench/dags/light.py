@@ -1,5 +1,7 @@
 """The light workloads: a chain of forty, one to a hundred to one, and a single task, each isolated in both ways.
 
+And one that takes a while, so that runners fill all their slots before anything is measured.
+
 Every body does what every peer's body does: stamps its start, computes fib(10), prints a line, stamps its end.
 """
 
@@ -7,7 +9,7 @@ import time
 
 from evertick import dag, task
 
-CHAIN, WIDTH = 40, 100
+CHAIN, WIDTH, HELD_SECONDS = 40, 100, 0.5
 
 
 def fib(number):
@@ -20,8 +22,15 @@ def body():
     return [started, time.time()]
 
 
+def take_a_while():
+    started = time.time()
+    time.sleep(HELD_SECONDS)
+    print("held")
+    return [started, time.time()]
+
+
 def declare(isolation):
-    """The three DAGs whose tasks are isolated like this, under names that say so."""
+    """The four DAGs whose tasks are isolated like this, under names that say so."""
     light = task(name="light", isolation=isolation)(body)
 
     @dag(name=f"chain_{isolation}")
@@ -40,8 +49,12 @@ def declare(isolation):
     def single():
         light()
 
-    return chain, fan, single
+    @dag(name=f"held_{isolation}")
+    def held():
+        task(name="take_a_while", isolation=isolation)(take_a_while)()
+
+    return chain, fan, single, held
 
 
-chain_process, fan_process, single_process = declare("process")
-chain_warm, fan_warm, single_warm = declare("warm")
+chain_process, fan_process, single_process, held_process = declare("process")
+chain_warm, fan_warm, single_warm, held_warm = declare("warm")

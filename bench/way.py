@@ -1,0 +1,127 @@
+"""The way of a fire, taken apart: from the due instant to the start of the body, by the time stamps of everybody on it.
+
+`make profile ONLY=cron`. Scheduler and runner run as `evertick` runs them, and count the statements that they send.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from bench.counted import Event, read_events
+from bench.house import House, NotMeasured, Server, as_installed
+from bench.work import percentile, until_over, warm_up
+from rich.console import Console
+from rich.table import Table
+
+from evertick.store import dags
+
+DATABASE = "bench_way"
+_COUNTED = ("scheduler", "runner")
+# A fire that takes longer met something else, and its statements cannot be told from those of the next.
+_LONGEST_SECONDS = 0.1
+_STEPS = (
+    "the leader's timer, until it asks the database",
+    "reading what is due, and planning it",
+    "the fire, with its commit",
+    "until the wake-up is sent",
+    "the wake-up, until the runner asks for work",
+    "the claim, with its commit",
+    "the order, until the body runs",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fire:
+    due: float
+    started: float
+
+
+async def fires(server: Server, folder: Path, count: int) -> list[list[float]]:
+    """The milliseconds of each step, for each of that many fires."""
+
+    def launch(service: str, number: int) -> Sequence[str]:
+        if service not in _COUNTED:
+            return as_installed(service, number)
+        return (sys.executable, "-m", "bench.counted", str(folder / f"{service}.json"), service)
+
+    url = await server.make(DATABASE)
+    async with House(url=url, folder=folder / "house", launcher=launch) as house:
+        await warm_up(house)
+        found = await _let_it_tick(house, count)
+    await server.drop(DATABASE)
+    leader, runner = (read_events(folder / f"{service}.json") for service in _COUNTED)
+    ways = [_way(each, leader, runner) for each in found]
+    whole = [way for way in ways if way is not None]
+    if len(whole) < len(found) / 2:
+        raise NotMeasured(f"of {len(found)} fires only {len(whole)} left a trace of each statement on their way")
+    return whole
+
+
+async def _let_it_tick(house: House, count: int) -> list[Fire]:
+    await house.publish("ticking.py", ["ticking"])
+    row = await dags.find(house.conn, "ticking")
+    assert row is not None
+
+    async def has_fired() -> bool:
+        cursor = await house.conn.execute("select count(*) from run where dag_id = %s", [row.dag_id])
+        found = await cursor.fetchone()
+        return found is not None and found[0] > count
+
+    await house.until(has_fired, f"{count} fires", within_seconds=30 + count, pause_seconds=0.25)
+    await house.withdraw("ticking.py", ["ticking"])
+    await until_over(house, "ticking")
+    cursor = await house.conn.execute(
+        """select extract(epoch from r.fire_at)::float8, (v.value->>0)::float8
+             from run r join result v on v.run_id = r.run_id where r.dag_id = %s order by r.fire_at""",
+        [row.dag_id],
+    )
+    # The first one loads the code; it is the cost of a publish, not of a fire.
+    return [Fire(*each) for each in await cursor.fetchall()][1:]
+
+
+def _way(fire: Fire, leader: Sequence[Event], runner: Sequence[Event]) -> list[float] | None:
+    """The instants between which the steps lie, as lengths. None: a statement of it cannot be found."""
+    asked = _first(leader, "schedules.due", fire.due)
+    fired = _first(leader, "schedules.fire", fire.due)
+    woke = _first(leader, "synchronous_commit", fired.at if fired else fire.due)
+    claimed = _last(runner, "tasks.step", fire.started)
+    if fired is None or woke is None or claimed is None or fire.started - fire.due > _LONGEST_SECONDS:
+        return None
+    begins = [_began(fired) if asked is None or asked.at > fired.at else _began(asked)]
+    instants = [fire.due, *begins, _began(fired), fired.at, _began(woke), _began(claimed), claimed.at, fire.started]
+    return [1000 * (after - before) for before, after in pairwise(instants)]
+
+
+def _began(event: Event) -> float:
+    return event.at - event.seconds
+
+
+def _first(events: Sequence[Event], name: str, since: float) -> Event | None:
+    """The first such statement that ended after that."""
+    later = events[bisect_left(events, since, key=lambda event: event.at) :]
+    return next((event for event in later if name in event.name), None)
+
+
+def _last(events: Sequence[Event], name: str, until: float) -> Event | None:
+    """The last such statement that ended before that, and brought something."""
+    earlier = events[: bisect_left(events, until, key=lambda event: event.at)]
+    return next((event for event in reversed(earlier) if event.name == name and event.rows > 0), None)
+
+
+def show(console: Console, ways: Sequence[Sequence[float]]) -> None:
+    table = Table(
+        title=f"The way of a fire, {len(ways)} of them", title_justify="left", show_edge=False, pad_edge=False
+    )
+    for head in ("step", "p50 ms", "p90 ms"):
+        table.add_column(head, justify="left" if head == "step" else "right")
+    for name, lengths in zip(_STEPS, zip(*ways, strict=True), strict=True):
+        table.add_row(name, f"{statistics.median(lengths):.2f}", f"{percentile(lengths, 0.9):.2f}")
+    sums = [sum(way) for way in ways]
+    table.add_row("all", f"{statistics.median(sums):.2f}", f"{percentile(sums, 0.9):.2f}")
+    console.print(table)
