@@ -8,6 +8,7 @@ from psycopg import AsyncConnection
 
 from evertick.store import schedules
 from evertick.store.schedules import DagSchedule
+from evertick.store.shards import read_clock
 from tests.engine.world import later, lead, make_dag, put, set_clock
 
 ONE: dict[str, list[str]] = {"a": []}
@@ -45,7 +46,12 @@ def plan(schedule: DagSchedule, **changes: object) -> JsonObject:
 
 
 async def fire_plan(conn: AsyncConnection, epoch: int, *plans: JsonObject) -> int:
-    return len((await schedules.fire(conn, shard=0, epoch=epoch, plans=list(plans))).won)
+    """How many won, by a clock by which all of them are due."""
+    now = await read_clock(conn)
+    await set_clock(conn, max([now, *(datetime.fromisoformat(str(each["expected"])) for each in plans)]))
+    won = (await schedules.fire(conn, shard=0, epoch=epoch, plans=list(plans))).won
+    await set_clock(conn, now)
+    return len(won)
 
 
 async def plant(conn: AsyncConnection, name: str, count: int, *, due: float | datetime) -> None:

@@ -9,7 +9,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.domain.errors import NotLeader
-from evertick.engine.fire import Half, fire
+from evertick.engine.fire import Half, fire, fire_ahead, plan_ahead
 from evertick.engine.pause import delete, pause, unpause
 from evertick.store import schedules, shards
 from evertick.store.db import Purpose, connect
@@ -333,3 +333,51 @@ async def test_a_day_that_never_was_is_on_record_also_after_a_pause(conn: AsyncC
     assert (await fire(conn, shard=0, epoch=epoch, batch=10)).was_due == 0
     cursor = await conn.execute("select count, reason from skip_record order by reason")
     assert await cursor.fetchall() == [(2, "never_was"), (10, "paused")]
+
+
+@pytest.mark.requirement("I3")
+async def test_what_was_planned_ahead_fires_at_its_instant_once_and_not_before(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    epoch = await lead(conn)
+    await put(conn, make_dag("tick", {"a": []}, every=EVERY))
+    ahead = await plan_ahead(conn, shard=0, due_at=later(10), batch=10)
+    assert ahead is not None and ahead.due_at == later(10)
+    await set_clock(conn, later(9.999))
+    assert (await fire_ahead(conn, ahead, shard=0, epoch=epoch, batch=10)).settled == 0
+    assert await value(conn, "select next_due from schedule_state") == later(10)
+    await set_clock(conn, later(10))
+    done = await fire_ahead(conn, ahead, shard=0, epoch=epoch, batch=10)
+    assert (done.settled, done.runs, done.lost, done.has_more) == (1, 1, [], False)
+    assert (await fire_ahead(conn, ahead, shard=0, epoch=epoch, batch=10)).settled == 0
+    assert await fire_times(conn) == [10]
+    assert await value(conn, "select next_due from schedule_state") == later(20)
+    assert (await fire(conn, shard=0, epoch=epoch, batch=10)).settled == 0
+
+
+@pytest.mark.requirement("I2", "E1")
+async def test_a_plan_made_ahead_is_void_for_what_has_changed_since(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    epoch = await lead(conn)
+    for name in ("paused", "deleted", "as_it_was"):
+        await put(conn, make_dag(name, {"a": []}, every=EVERY))
+    ahead = await plan_ahead(conn, shard=0, due_at=later(10), batch=10)
+    assert ahead is not None and len(ahead.plans) == 3
+    await pause(conn, dag="paused", actor="ann")
+    await delete(conn, dag="deleted", actor="ann")
+    await set_clock(conn, later(10))
+    assert (await fire_ahead(conn, ahead, shard=0, epoch=epoch, batch=10)).settled == 1
+    assert await value(conn, "select d.name from run r join dag d on d.dag_id = r.dag_id") == "as_it_was"
+    with pytest.raises(NotLeader):
+        await fire_ahead(conn, ahead, shard=0, epoch=epoch + 1, batch=10)
+
+
+async def test_only_what_fits_and_can_be_planned_is_planned_ahead(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    await lead(conn)
+    assert await plan_ahead(conn, shard=0, due_at=later(10), batch=10) is None
+    for number in range(3):
+        await put(conn, make_dag(f"tick{number}", {"a": []}, every=EVERY))
+    assert await plan_ahead(conn, shard=0, due_at=later(10), batch=3) is None
+    assert await plan_ahead(conn, shard=0, due_at=later(10), batch=4) is not None
+    await conn.execute("update schedule set spec = '{}' where schedule_id = (select min(schedule_id) from schedule)")
+    assert await plan_ahead(conn, shard=0, due_at=later(10), batch=4) is None

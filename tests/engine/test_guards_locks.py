@@ -218,6 +218,7 @@ async def test_firing_passes_by_a_schedule_that_somebody_changes(scene: Scene) -
     (first,), (second,) = [await schedules.of_dag(scene.actor, dag=name) for name in ("busy", "other")]
     await scene.actor.execute(PATIENCE)
     plans = [plan(first), plan(second)]
+    await set_clock(scene.actor, later(60))
     async with scene.holder.transaction():
         await scene.holder.execute("select from schedule_state where schedule_id = 1 for no key update")
         won = (await schedules.fire(scene.actor, shard=0, epoch=scene.leader, plans=plans)).won

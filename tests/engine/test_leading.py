@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import timedelta
 
 import psycopg
@@ -15,7 +16,7 @@ from evertick.domain.retry import RetryPolicy
 from evertick.engine.fenced import NOT_LEADER, is_poison
 from evertick.engine.pause import pause
 from evertick.engine.promote import promote
-from evertick.store import runners, schedules, shards
+from evertick.store import cluster, runners, schedules, shards
 from evertick.store.db import Purpose, connect
 from evertick.store.shards import Seen, Standing
 from tests.engine.plans import plan
@@ -215,6 +216,34 @@ async def test_a_look_renews_only_when_it_is_asked_to(rollback_conn: AsyncConnec
     assert await value(conn, "select lease_until from shard") == until
     await look(conn, epoch)
     assert await value(conn, "select lease_until from shard") == later(5)
+
+
+async def test_a_look_moves_the_mark_of_the_server_that_it_is_given(rollback_conn: AsyncConnection) -> None:
+    conn = rollback_conn
+    epoch, server = await lead(conn), (await cluster.look(conn)).server
+    assert server is not None
+    first = await cluster.mark(conn, server, actor="me")
+    assert first is not None and (await look(conn, epoch)).marked_lsn is None
+    seen = await shards.look(conn, shard=0, epoch=epoch, lost_after=90, mark=first)
+    assert seen.marked_lsn is not None and seen.marked_lsn > first.lsn and seen.is_synchronous is False
+    assert await cluster.marked(conn, server) == seen.marked_lsn
+    elsewhere = [replace(server, timeline=server.timeline + 1), replace(server, system_id=server.system_id + 1)]
+    others = [*(replace(first, server=other) for other in elsewhere), replace(first, lsn=seen.marked_lsn + 1)]
+    for other in others:
+        assert (await shards.look(conn, shard=0, epoch=epoch, lost_after=90, mark=other)).marked_lsn is None
+    assert await cluster.marked(conn, server) == seen.marked_lsn, "neither a first mark nor one after a loss"
+    assert await value(conn, "select count(*) from cluster") == 1
+
+
+async def test_a_look_does_not_wait_for_somebody_else_who_marks(conns: list[AsyncConnection]) -> None:
+    conn, other, _ = conns
+    epoch, server = await lead(conn), (await cluster.look(conn)).server
+    assert server is not None
+    mark = await cluster.mark(conn, server, actor="me")
+    async with other.transaction():
+        await other.execute("select from cluster for update")
+        seen = await shards.look(conn, shard=0, epoch=epoch, lost_after=90, mark=mark)
+        assert (seen.marked_lsn, seen.troubles) == (None, [])
 
 
 @pytest.mark.requirement("A4", "A10")

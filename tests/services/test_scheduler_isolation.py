@@ -18,8 +18,10 @@ from evertick.engine.reap import reap_orphan
 from evertick.services import contained, metrics, repairing
 from evertick.services import lead as leading
 from evertick.services.lead import Lead
-from evertick.store import runners, shards
+from evertick.store import cluster, runners, shards
 from evertick.store.db import Purpose, connect
+from evertick.store.guard import guard_of
+from evertick.store.line import Line
 from tests.engine.poison import refuse
 from tests.engine.world import Runner, make_dag, put, run_state, start, states, value
 from tests.services.hosting import Said, hosted, quick
@@ -341,4 +343,30 @@ async def test_a_leader_stops_planning_before_its_lease_ends_by_its_own_clock(
     now[0] += lease
     with pytest.raises(NotLeader):
         await lead.look(line)
+    await lead.resign()
+
+
+async def test_a_leaders_look_makes_marks_once_there_is_one_of_its_server(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(leading, "boot_seconds", lambda: now[0])
+    lead, guard = Lead(quick(database, tmp_path), url=database, owner="me", log=Said().log), guard_of(database)
+    line = await lead.connection()
+    await lead.stand_by(line)
+    for _ in range(2):
+        now[0] += 2
+        await lead.look(line)
+        assert not lead.has_marked and guard.mark is None, "the first one is made by who compares them"
+    assert isinstance(line, Line) and line.server is not None
+    first = await cluster.mark(line, line.server, actor="me")
+    assert first is not None
+    guard.remember(first)
+    now[0] += 2
+    await lead.look(line)
+    assert lead.has_marked
+    assert guard.mark is not None and guard.mark.lsn > first.lsn
+    assert guard.mark.lsn == await cluster.marked(line, line.server)
+    now[0] += 2
+    assert not lead.has_marked
     await lead.resign()

@@ -30,6 +30,7 @@ class Watched:
     """A database and somebody who watches over it."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self.link, self.said, self.guard = Link(url, Purpose.WATCH), Said(), guard_of(url)
         self._watch = Watch(url, self.link.get, self.said.log)
 
@@ -56,6 +57,17 @@ async def watched(database: str) -> AsyncIterator[Watched]:
 
 def failovers(writes: str) -> float:
     return float(metrics.FAILOVERS.labels(writes=writes)._value.get())
+
+
+async def test_where_a_mark_was_made_in_passing_none_is_made_besides(watched: Watched, conn: AsyncConnection) -> None:
+    has_marked = True
+    watch = Watch(watched.url, watched.link.get, watched.said.log, has_marked=lambda: has_marked)
+    await watch.tick()
+    assert await value(conn, "select count(*) from cluster") == 0
+    has_marked = False
+    await watch.tick()
+    assert await value(conn, "select count(*) from cluster") == 1
+    assert watched.guard.mark is not None
 
 
 async def test_each_look_remembers_how_far_the_log_was_committed(watched: Watched, conn: AsyncConnection) -> None:

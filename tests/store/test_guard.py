@@ -67,6 +67,16 @@ def test_the_newest_mark_is_remembered_and_that_of_a_new_server_in_any_case() ->
     assert guard.mark == mark(SECOND, 5)
 
 
+def test_a_later_mark_follows_only_one_of_the_same_server() -> None:
+    guard = Guard()
+    assert not guard.follow_up(mark(FIRST, 10)) and guard.mark is None
+    guard.remember(mark(FIRST, 10))
+    assert guard.follow_up(mark(FIRST, 20)) and guard.mark == mark(FIRST, 20)
+    assert not guard.follow_up(mark(FIRST, 15))
+    assert not guard.follow_up(mark(SECOND, 90)), "the old mark is still to be compared"
+    assert guard.mark == mark(FIRST, 20)
+
+
 def test_all_connections_of_a_process_to_one_url_share_one_guard() -> None:
     assert guard_of("postgresql://one") is guard_of("postgresql://one")
     assert guard_of("postgresql://one") is not guard_of("postgresql://two")

@@ -83,6 +83,34 @@ async def fire(
     return fired
 
 
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What will be due at one instant, read and planned before it."""
+
+    due_at: datetime
+    due: list[DueSchedule]
+    plans: list[JsonObject]
+
+
+async def plan_ahead(
+    conn: AsyncConnection, *, shard: int, due_at: datetime, batch: int, passed_over: Collection[int] = ()
+) -> Ahead | None:
+    """None where that is more than a batch, or something among it cannot be planned: then it is read when it is due."""
+    due = await schedules.due(conn, shard=shard, batch=batch, passed_over=passed_over, until=due_at)
+    plans, unplannable = _plan(due, due_at, most_fires=min(batch, FIRES_PER_CALL))
+    return Ahead(due_at, due, plans) if plans and not unplannable and len(due) < batch else None
+
+
+async def fire_ahead(conn: AsyncConnection, ahead: Ahead, *, shard: int, epoch: int, batch: int) -> Fired:
+    """Settle what was planned ahead. What was changed, moved on or held since then, or is not due yet by the database's clock,
+    is left as it is, and found by the next look."""
+    fired = Fired(was_due=len(ahead.due))
+    due = {each.schedule_id: each for each in ahead.due}
+    await _settle(_Batch(conn, shard, epoch, min(batch, FIRES_PER_CALL), due, fired), ahead.plans)
+    fired.lost.clear()
+    return fired
+
+
 _Planned = tuple[list[JsonObject], list[tuple[DueSchedule, Exception]]]
 
 

@@ -11,7 +11,7 @@ from psycopg import AsyncConnection
 
 from evertick.config import Settings
 from evertick.domain.errors import NotLeader, PostgresUnavailable
-from evertick.domain.failover import Server
+from evertick.domain.failover import Mark, Server
 from evertick.engine.fenced import as_leader
 from evertick.services import metrics
 from evertick.services.contained import Step, boot_seconds
@@ -19,6 +19,7 @@ from evertick.services.events import Log
 from evertick.services.link import Link
 from evertick.store import schedules, shards
 from evertick.store.db import Purpose
+from evertick.store.guard import guard_of
 from evertick.store.line import keeps_session
 from evertick.store.shards import Seen
 from evertick.store.wake import Channel, notify
@@ -26,6 +27,8 @@ from evertick.store.wake import Channel, notify
 SHARD = 0
 # Of the lease: what is left for a statement that was sent in time, and how long one may take.
 GOOD_SHARE, STATEMENT_SHARE, LOCK_SHARE = 0.9, 0.5, 0.05
+# How long a mark of ours counts as just made. With the usual tick the next one comes before.
+MARK_SECONDS = 1.5
 
 
 class Lead:
@@ -33,10 +36,10 @@ class Lead:
 
     def __init__(self, settings: Settings, *, url: str, owner: str, log: Log) -> None:
         self._settings, self._owner, self._log = settings, owner, log
-        self._link = Link(url, Purpose.PLANNING)
+        self._link, self._guard = Link(url, Purpose.PLANNING), guard_of(url)
         self._bounded: AsyncConnection | None = None
         self._watched: AsyncConnection | None = None
-        self._renewed_at = self._listened_at = 0.0
+        self._renewed_at = self._listened_at = self._marked_at = 0.0
         self._looking = Step("look", log=log)
         self.epoch: int | None = None
         self.led_on: Server | None = None
@@ -113,7 +116,21 @@ class Lead:
         elif renews:
             self._renewed_at = self._listened_at = sent_at
             self._watched = conn if seen.is_watched else None
+            self._note_mark(seen, sent_at)
         return seen
+
+    @property
+    def has_marked(self) -> bool:
+        """Whether a look made a mark just now, so that nobody else in this process need make one."""
+        return boot_seconds() - self._marked_at < MARK_SECONDS
+
+    def _note_mark(self, seen: Seen, sent_at: float) -> None:
+        server = self._link.server
+        if seen.marked_lsn is None or server is None:
+            return
+        mark = Mark(server=server, lsn=seen.marked_lsn, is_synchronous=bool(seen.is_synchronous))
+        if self._guard.follow_up(mark):
+            self._marked_at = sent_at
 
     async def _look(self, conn: AsyncConnection, epoch: int, elapsed: float | None, *, renews: bool) -> Seen:
         settings = self._settings
@@ -126,10 +143,17 @@ class Lead:
                 seconds=settings.leader_lease_seconds if renews else None,
                 elapsed=elapsed,
                 watch=(keeps_session(conn), conn is self._watched),
+                mark=self._mark if renews else None,
             ),
             shard=SHARD,
             epoch=epoch,
         )
+
+    @property
+    def _mark(self) -> Mark | None:
+        """The newest mark, if it is of the server that we talk to. The first one there is made by who compares them."""
+        known = self._guard.mark
+        return known if known is not None and known.server == self._link.server else None
 
     async def _look_plainly(self, conn: AsyncConnection, epoch: int) -> Seen:
         """When something is wrong with the whole of it: leading and firing go on, and the rest is left to others."""
@@ -151,6 +175,8 @@ class Lead:
             has_arrivals=None,
             has_gates=None,
             next_opening=None,
+            marked_lsn=None,
+            is_synchronous=None,
             troubles=[],
         )
 

@@ -121,9 +121,17 @@ class Waker:
     On the same connection it watches over the database.
     """
 
-    def __init__(self, url: str, *, is_enabled: bool, log: Log, look_seconds: float = LOOK_SECONDS) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        is_enabled: bool,
+        log: Log,
+        look_seconds: float = LOOK_SECONDS,
+        has_marked: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._link = Link(url, Purpose.WATCH)
-        self._watch = Watch(url, self._link.get, log, look_seconds=look_seconds)
+        self._watch = Watch(url, self._link.get, log, look_seconds=look_seconds, has_marked=has_marked)
         self._is_enabled, self._log = is_enabled, log
         self._wanted: set[Channel] = set()
         self._has_work = asyncio.Event()

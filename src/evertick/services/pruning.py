@@ -87,13 +87,15 @@ class Round:
         """How far the walk over the runs has come."""
         return self._after[Kind.RUNS]
 
-    async def step(self, conn: AsyncConnection, *, epoch: int) -> None:
+    async def step(self, conn: AsyncConnection, *, epoch: int) -> bool:
+        """Whether there may be more of the same."""
         started = time.monotonic()
         mandate = Mandate(shard=SHARD, epoch=epoch, before=self._limits.history, actor=self._actor, entry=self._entry)
         stage = self._stages[0]
-        if await stage(conn, mandate):
+        if is_over := await stage(conn, mandate):
             self._stages.remove(stage)
         self.pace = self.pace.after(time.monotonic() - started)
+        return not is_over
 
     async def _prune_runs(self, conn: AsyncConnection, mandate: Mandate) -> bool:
         after = self._after[Kind.RUNS]
@@ -174,7 +176,7 @@ class Pruning:
             self._round = Round(limits_of(await shards.read_clock(conn), self._kept), actor="evertick")
         round_ = self._round
         before, started = round_.counts.copy(), time.monotonic()
-        await round_.step(conn, epoch=epoch)
+        has_more = await round_.step(conn, epoch=epoch)
         took = time.monotonic() - started
         for kind, count in (round_.counts - before).items():
             metrics.PRUNED.labels(kind=kind.value).inc(count)
@@ -182,7 +184,8 @@ class Pruning:
             self._tell(round_)
             self._round, self._begins_at = None, time.monotonic() + self._pause
             return LOOK_SECONDS
-        return rest_seconds(took, is_behind=await upkeep.is_behind(conn, shard=SHARD))
+        # Whether others wait is worth a question only between steps of long work.
+        return rest_seconds(took, is_behind=has_more and await upkeep.is_behind(conn, shard=SHARD))
 
     def _tell(self, done: Round) -> None:
         if counts := {kind.value: count for kind, count in done.counts.items() if count}:

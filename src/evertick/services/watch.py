@@ -30,13 +30,20 @@ LOOK_AROUND_SECONDS = 5.0
 
 
 class Watch:
-    """`get` gives the connection, open and leading to a server that this process may use."""
+    """`get` gives the connection, open and leading to a server that this process may use. `has_marked` says whether a mark was
+    made by other means just now."""
 
     def __init__(
-        self, url: str, get: Callable[[], Awaitable[AsyncConnection]], log: Log, *, look_seconds: float = LOOK_SECONDS
+        self,
+        url: str,
+        get: Callable[[], Awaitable[AsyncConnection]],
+        log: Log,
+        *,
+        look_seconds: float = LOOK_SECONDS,
+        has_marked: Callable[[], bool] = lambda: False,
     ) -> None:
         self._url, self._place, self._guard = url, where(url), guard_of(url)
-        self._get, self._log, self._look_seconds = get, log, look_seconds
+        self._get, self._log, self._look_seconds, self._has_marked = get, log, look_seconds, has_marked
         self._has_others = len(each_host(parse(url))) > 1
         self._looked_around = time.monotonic()
         self._actor = f"{socket.gethostname()}-{os.getpid()}"
@@ -57,7 +64,7 @@ class Watch:
             if conn.server is not None:
                 await self._compare(conn, conn.server)
             self._looked_at = conn
-        if conn.server is not None:
+        if conn.server is not None and not self._has_marked():
             mark = await cluster.mark(conn, conn.server, actor=self._actor)
             if mark is not None:
                 self._guard.remember(mark)

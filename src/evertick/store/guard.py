@@ -57,6 +57,14 @@ class Guard:
             if self.mark is None or mark.server != self.mark.server or mark.lsn > self.mark.lsn:
                 self.mark = mark
 
+    def follow_up(self, mark: Mark) -> bool:
+        """A later mark of the same server; whether it is one. The first of another server comes after the comparison only."""
+        with self._lock:
+            is_later = self.mark is not None and mark.server == self.mark.server and mark.lsn > self.mark.lsn
+            if is_later:
+                self.mark = mark
+            return is_later
+
     def forget_mark(self) -> None:
         """It was compared with what the database holds, and told."""
         self.mark = None

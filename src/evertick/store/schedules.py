@@ -159,10 +159,17 @@ class Skip:
 
 
 async def due(
-    conn: AsyncConnection, *, shard: int, batch: int, passed_over: Collection[int] = (), half: int | None = None
+    conn: AsyncConnection,
+    *,
+    shard: int,
+    batch: int,
+    passed_over: Collection[int] = (),
+    half: int | None = None,
+    until: datetime | None = None,
 ) -> list[DueSchedule]:
-    """Oldest first, without those in `passed_over`; only those with even (0) or odd (1) ids if a half is named."""
-    params = {"shard": shard, "batch": batch, "passed_over": list(passed_over), "half": half}
+    """Oldest first, without those in `passed_over`; only those with even (0) or odd (1) ids if a half is named. Due now, or
+    `until` an instant that is still to come, which then is their `read_at`."""
+    params = {"shard": shard, "batch": batch, "passed_over": list(passed_over), "half": half, "until": until}
     return await all_rows(conn, sql("schedules", "due"), params, DueSchedule)
 
 

@@ -1411,6 +1411,7 @@ begin
     free := array(
         select s.schedule_id from schedule_state s
         where s.schedule_id = any(array(select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x))
+          and (s.next_due > clock()) is not true
         order by s.schedule_id for no key update skip locked);
     if cardinality(free) < jsonb_array_length(p_plans) then
         p_plans := (select coalesce(jsonb_agg(x), '[]') from jsonb_array_elements(p_plans) x
@@ -2005,7 +2006,7 @@ CREATE FUNCTION evertick.lock_schedules(p_name text) RETURNS void
     where d.name = p_name order by s.schedule_id for no key update of s
 $$;
 
-CREATE FUNCTION evertick.look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean, p_elapsed double precision, p_lost_after double precision, OUT read_at timestamp with time zone, OUT is_watched boolean, OUT next_fire timestamp with time zone, OUT next_timer timestamp with time zone, OUT has_line boolean, OUT next_expiry timestamp with time zone, OUT silent bigint[], OUT stranded bigint[], OUT overdue bigint[], OUT with_room integer[], OUT backfills integer[], OUT has_arrivals boolean, OUT has_gates boolean, OUT next_opening timestamp with time zone, OUT troubles text[]) RETURNS record
+CREATE FUNCTION evertick.look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean, p_elapsed double precision, p_lost_after double precision, p_system_id bigint, p_timeline bigint, p_lsn bigint, OUT read_at timestamp with time zone, OUT is_watched boolean, OUT next_fire timestamp with time zone, OUT next_timer timestamp with time zone, OUT has_line boolean, OUT next_expiry timestamp with time zone, OUT silent bigint[], OUT stranded bigint[], OUT overdue bigint[], OUT with_room integer[], OUT backfills integer[], OUT has_arrivals boolean, OUT has_gates boolean, OUT next_opening timestamp with time zone, OUT marked_lsn bigint, OUT is_synchronous boolean, OUT troubles text[]) RETURNS record
     LANGUAGE plpgsql
     AS $$
 begin
@@ -2074,6 +2075,20 @@ begin
     exception when others then
         troubles := array_append(troubles, 'gates: ' || sqlerrm);
     end;
+    begin
+        update cluster c
+        set marked_at = clock_timestamp(), lsn = pg_current_wal_insert_lsn(),
+            is_synchronous = current_setting('synchronous_standby_names') <> ''
+                             and current_setting('synchronous_commit') not in ('off', 'local')
+        where c.ctid = (select x.ctid from cluster x
+                        where x.system_id = p_system_id and x.timeline = p_timeline and x.lsn >= '0/0'::pg_lsn + p_lsn::numeric
+                        for no key update skip locked)
+        returning (c.lsn - '0/0')::bigint, c.is_synchronous into marked_lsn, look.is_synchronous;
+    exception when others then
+        troubles := array_append(troubles, 'mark: ' || sqlerrm);
+    end;
+    -- By this the leader sets its timer. Read last: it would be late by as long as the look took.
+    read_at := clock();
 end $$;
 
 CREATE FUNCTION evertick.mark_task(p_run_id bigint, p_idx integer, p_map_index integer, p_state evertick.task_state, p_actor text) RETURNS text

@@ -8,6 +8,7 @@ from typing import cast
 
 from psycopg import AsyncConnection
 
+from evertick.domain.failover import Mark
 from evertick.store.rows import one_row, one_value
 from evertick.store.statements import sql
 
@@ -32,7 +33,8 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one look of the leader found. A part that could not be looked at is None, and named in `troubles`."""
+    """What one look of the leader found. A part that could not be looked at is None, and named in `troubles`. `marked_lsn` and
+    `is_synchronous`: the mark that was made in passing."""
 
     read_at: datetime
     is_watched: bool
@@ -48,6 +50,8 @@ class Seen:
     has_arrivals: bool | None
     has_gates: bool | None
     next_opening: datetime | None
+    marked_lsn: int | None
+    is_synchronous: bool | None
     troubles: list[str]
 
 
@@ -99,9 +103,10 @@ async def look(
     seconds: float | None = None,
     elapsed: float | None = None,
     watch: tuple[bool, bool] = (False, False),
+    mark: Mark | None = None,
 ) -> Seen:
     """With `seconds` the lease is renewed, with `elapsed` silence is added up. `watch`: whether our session may hold the
-    session lock, and whether it does."""
+    session lock, and whether it does. `mark` is moved on in passing."""
     params = {
         "shard": shard,
         "epoch": epoch,
@@ -110,6 +115,9 @@ async def look(
         "is_watched": watch[1],
         "elapsed": elapsed,
         "lost_after": lost_after,
+        "system_id": mark.server.system_id if mark else None,
+        "timeline": mark.server.timeline if mark else None,
+        "lsn": mark.lsn if mark else None,
     }
     row = await one_row(conn, sql("shards", "look"), params, Seen)
     assert row is not None

@@ -179,7 +179,8 @@ begin
     return done;
 end $$;
 
--- A schedule that somebody is just changing is passed by: who changes it settles what is due, and it keeps no other waiting.
+-- A schedule that somebody is just changing is passed by: who changes it settles what is due, and it keeps no other waiting. So
+-- is one that is not due yet by this clock: it was planned ahead, by a leader whose own clock is fast.
 create function fire(p_shard smallint, p_epoch bigint, p_plans jsonb) returns settled language plpgsql as $$
 declare
     free int[];
@@ -189,6 +190,7 @@ begin
     free := array(
         select s.schedule_id from schedule_state s
         where s.schedule_id = any(array(select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x))
+          and (s.next_due > clock()) is not true
         order by s.schedule_id for no key update skip locked);
     if cardinality(free) < jsonb_array_length(p_plans) then
         p_plans := (select coalesce(jsonb_agg(x), '[]') from jsonb_array_elements(p_plans) x

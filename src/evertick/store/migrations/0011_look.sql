@@ -125,12 +125,15 @@ $$;
 -- Everything that the leader must know, in one round trip: the lease is renewed, silence is added up, and the answer says what
 -- is due now and when something is due next. p_seconds and p_elapsed are null for a look that only reads. Each part fails on
 -- its own and says so in `troubles`; none waits for a lock: what somebody works on is looked at again in a moment.
+-- A mark that the leader remembers (0007_cluster.sql) is moved on in passing: one transaction less per second. One that is older
+-- here than there stays as it is, for whoever has to tell of the loss.
 create function look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean,
-                     p_elapsed double precision, p_lost_after double precision,
+                     p_elapsed double precision, p_lost_after double precision, p_system_id bigint, p_timeline bigint, p_lsn bigint,
                      out read_at timestamptz, out is_watched boolean, out next_fire timestamptz, out next_timer timestamptz,
                      out has_line boolean, out next_expiry timestamptz, out silent bigint[], out stranded bigint[],
                      out overdue bigint[], out with_room int[], out backfills int[], out has_arrivals boolean, out has_gates boolean,
-                     out next_opening timestamptz, out troubles text[]) language plpgsql as $$
+                     out next_opening timestamptz, out marked_lsn bigint, out is_synchronous boolean, out troubles text[])
+language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
     read_at := clock();
@@ -197,6 +200,20 @@ begin
     exception when others then
         troubles := array_append(troubles, 'gates: ' || sqlerrm);
     end;
+    begin
+        update cluster c
+        set marked_at = clock_timestamp(), lsn = pg_current_wal_insert_lsn(),
+            is_synchronous = current_setting('synchronous_standby_names') <> ''
+                             and current_setting('synchronous_commit') not in ('off', 'local')
+        where c.ctid = (select x.ctid from cluster x
+                        where x.system_id = p_system_id and x.timeline = p_timeline and x.lsn >= '0/0'::pg_lsn + p_lsn::numeric
+                        for no key update skip locked)
+        returning (c.lsn - '0/0')::bigint, c.is_synchronous into marked_lsn, look.is_synchronous;
+    exception when others then
+        troubles := array_append(troubles, 'mark: ' || sqlerrm);
+    end;
+    -- By this the leader sets its timer. Read last: it would be late by as long as the look took.
+    read_at := clock();
 end $$;
 
 -- What people read: one row per task of each run, the ones without a row included.

@@ -3,9 +3,10 @@
 -- name: due
 -- By the index of live cursors: rows read are rows due, whatever the number of schedules. Oldest first; but if more are due than
 -- fit, an eighth of the places is for those that became due last: what comes after a burst does not wait until it is over. With
--- half, only the even or the odd ids: of two that share the work neither takes what the other has.
+-- half, only the even or the odd ids: of two that share the work neither takes what the other has. What will be due at an instant
+-- that is still to come can be asked for before.
 with now as materialized (
-    select clock() as t
+    select coalesce(%(until)s::timestamptz, clock()) as t
 ), oldest as materialized (
     select s.schedule_id, s.version, s.next_due from schedule_state s
      where s.shard = %(shard)s::smallint and s.next_due <= (select t from now) and s.next_due is not null and not s.paused
