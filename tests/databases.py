@@ -62,7 +62,7 @@ class Cluster:
     def drop(self, name: str) -> None:
         """Drop a database, whoever is still connected to it."""
         with self.admin() as admin:
-            _let_sessions_end(admin, name)
+            let_sessions_end(admin, name)
             admin.execute(SQL("drop database if exists {} with (force)").format(Identifier(name)))
 
     def _build(self, admin: psycopg.Connection[Any], name: str) -> None:
@@ -71,7 +71,7 @@ class Cluster:
         admin.execute(SQL("drop database if exists {} with (force)").format(Identifier(draft)))
         admin.execute(SQL("create database {}").format(Identifier(draft)))
         run(_migrate(self.database_url(draft)))
-        _let_sessions_end(admin, draft)
+        let_sessions_end(admin, draft)
         admin.execute(SQL("alter database {} rename to {}").format(Identifier(draft), Identifier(name)))
 
 
@@ -90,10 +90,10 @@ def template_name() -> str:
 
 
 @contextmanager
-def own_cluster(home: Path) -> Iterator[Cluster]:
+def own_cluster(home: Path, **settings: str) -> Iterator[Cluster]:
     """A server of our own, for as long as the block lasts."""
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        server = EmbeddedPostgres(home, settings=QUICK_SETTINGS)
+        server = EmbeddedPostgres(home, settings={**QUICK_SETTINGS, **settings})
         url = runner.run(server.start())
         try:
             yield Cluster(url=conninfo.make_conninfo(url, dbname="postgres"))
@@ -112,7 +112,7 @@ async def _migrate(url: str) -> None:
         await migrate(conn)
 
 
-def _let_sessions_end(admin: psycopg.Connection[Any], name: str) -> None:
+def let_sessions_end(admin: psycopg.Connection[Any], name: str) -> None:
     """A closed session takes a moment to go, and PostgreSQL would poll for that in steps of 100 ms."""
     query = "select 1 from pg_stat_activity where datname = %s and backend_type = 'client backend'"
     try:

@@ -80,6 +80,18 @@ def find_guards(store: Path = STORE) -> list[Guard]:
     return _numbered(found)
 
 
+def mentions(name: str, store: Path = STORE) -> set[str]:
+    """The functions and statements that call the function `name`."""
+    found: set[str] = set()
+    call = re.compile(rf"\b{name}\(")
+    for path in (store / "migrations").glob("*.sql"):
+        found |= {match[1] for match in _FUNCTION.finditer(path.read_text(encoding="utf-8")) if call.search(match[2])}
+    for path in (store / "sql").glob("*.sql"):
+        statements = _STATEMENT.finditer(path.read_text(encoding="utf-8"))
+        found |= {f"{path.stem}.{match[1]}" for match in statements if call.search(match[2])}
+    return found
+
+
 def _of_migration(text: str, file: str) -> Iterator[Guard]:
     for match in _TABLE.finditer(text):
         yield from _of_table(Code(text, file, match[1], match.start(2), match.end(2)))

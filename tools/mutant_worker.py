@@ -1,27 +1,30 @@
-"""Runs tests against a copy of the program whose SQL changes from job to job: imports everything once, forks per job.
+"""Runs tests against a copy of the program whose SQL changes from job to job: collects them once, forks per job.
 
 python -m tools.mutant_worker URL PATH...     one JSON job per line on stdin, one JSON verdict per line on stdout
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import select
 import signal
 import sys
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from itertools import zip_longest
+from typing import IO, Any
 
 import psycopg
 import pytest
+from psycopg.sql import SQL, Identifier
 from tests.databases import Cluster, template_name
+from tools.calls import Calls
 
+from evertick.store.migrate import migrations
 from evertick.store.statements import statements
 
-LONGEST_JOB_SECONDS = 120.0
+# No test that is asked takes a tenth of that; one that hangs is red.
+LONGEST_TEST_SECONDS = 60.0
 QUIET = ["-q", "--tb=no", "--no-header", "--no-summary", "-p", "no:xdist", "-p", "no:cacheprovider"]
 
 
@@ -32,74 +35,131 @@ class Verdict:
     red: list[str] = field(default_factory=list)
     broken: str | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    is_timeout: bool = False
+    calls: dict[str, list[str]] = field(default_factory=dict)
 
 
 class Recorder:
-    """A pytest plugin: the likeliest tests first, the ones to leave out left out, every outcome written down."""
+    """A pytest plugin: every outcome is written down, and every test that begins is told."""
 
-    def __init__(self, first: list[str], skip: list[str], seconds: dict[str, float]) -> None:
-        self._place = {test: number for number, test in enumerate(first)}
-        self._skip, self._seconds = set(skip), seconds
+    def __init__(self, pipe: IO[str]) -> None:
+        self._pipe = pipe
         self.verdict = Verdict()
 
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [item for item in items if item.nodeid not in self._skip]
-        items.sort(
-            key=lambda item: (self._place.get(item.nodeid, len(self._place)), self._seconds.get(item.nodeid, 0.0))
-        )
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._pipe.write(json.dumps({"began": nodeid}) + "\n")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         seconds = self.verdict.seconds
         seconds[report.nodeid] = seconds.get(report.nodeid, 0.0) + report.duration
-        if report.failed:
+        if report.failed and report.nodeid not in self.verdict.red:
             self.verdict.red.append(report.nodeid)
 
 
+class Desk:
+    """A pytest plugin: instead of running what was collected once, it does one job after the other, each in a child."""
+
+    def __init__(self, url: str, jobs: IO[str], answers: IO[str]) -> None:
+        self._url, self._jobs, self._answers = url, jobs, answers
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if session.testsfailed:
+            return True
+        self._say({"tests": [item.nodeid for item in session.items], "template": Cluster(url=self._url).template()})
+        for line in self._jobs:
+            self._say(asdict(in_child(json.loads(line), self._url, session)))
+        return True
+
+    def _say(self, answer: dict[str, Any]) -> None:
+        self._answers.write(json.dumps(answer) + "\n")
+
+
 def main(url: str, paths: list[str]) -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    # pytest takes both away for itself.
+    jobs, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     silence()
-    for path in paths:
-        for module in sorted(Path(path).rglob("test_*.py")) if Path(path).is_dir() else [Path(path)]:
-            importlib.import_module(".".join(module.with_suffix("").parts))
-    for line in sys.stdin:
-        answers.write(json.dumps(asdict(in_child(json.loads(line), url, paths))) + "\n")
+    os.environ["EVERTICK_TEST_URL"] = url
+    pytest.main([*QUIET, *paths], plugins=[Desk(url, jobs, answers)])
 
 
-def in_child(job: dict[str, Any], url: str, paths: list[str]) -> Verdict:
-    """Run one job in a process of its own, which is killed when it takes too long."""
+def in_child(job: dict[str, Any], url: str, session: pytest.Session) -> Verdict:
+    """Do one job in a process of its own, which is killed when one of its tests hangs."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reader)
         os.setsid()
-        verdict = run_tests(job, url, paths)
-        with os.fdopen(writer, "w") as pipe:
-            pipe.write(json.dumps(asdict(verdict)))
-        os._exit(0)
+        try:
+            with os.fdopen(writer, "w", buffering=1) as pipe:
+                pipe.write(json.dumps(asdict(run_tests(job, url, session, pipe))) + "\n")
+        finally:
+            os._exit(0)
     os.close(writer)
-    with os.fdopen(reader) as pipe:
-        is_timeout = not select.select([pipe], [], [], LONGEST_JOB_SECONDS)[0]
-        if is_timeout:
-            os.killpg(pid, signal.SIGKILL)
-        answer = "" if is_timeout else pipe.read()
-    os.waitpid(pid, 0)
-    return Verdict(**json.loads(answer)) if answer else Verdict(is_timeout=True)
-
-
-def run_tests(job: dict[str, Any], url: str, paths: list[str]) -> Verdict:
-    os.environ["EVERTICK_TEST_URL"] = url
-    statements.cache_clear()
-    recorder = Recorder(job["first"], job["skip"], job["seconds"])
     try:
-        Cluster(url=url).template()
+        return verdict_from(reader)
+    finally:
+        os.close(reader)
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def verdict_from(reader: int) -> Verdict:
+    running, said = "", b""
+    while select.select([reader], [], [], LONGEST_TEST_SECONDS)[0]:
+        part = os.read(reader, 1 << 20)
+        if not part:
+            return Verdict(broken=f"the process of the tests died: {running or 'before the first one'}")
+        *lines, said = (said + part).split(b"\n")
+        for line in lines:
+            told = json.loads(line)
+            if "began" not in told:
+                return Verdict(**told)
+            running = told["began"]
+    return Verdict(red=[running])
+
+
+def run_tests(job: dict[str, Any], url: str, session: pytest.Session, pipe: IO[str]) -> Verdict:
+    """The tests that the job names, in its order, on the program as it stands in the files now."""
+    statements.cache_clear()
+    recorder, calls, cluster = Recorder(pipe), Calls(url), Cluster(url=url)
+    try:
+        if job["function"]:
+            replace_function(cluster, job["template"], job["function"])
+        cluster.template()
     except psycopg.Error as error:
-        recorder.verdict.broken = str(error)
-        return recorder.verdict
-    pytest.main([*QUIET, *(["-x"] if job["stops"] else []), *paths], plugins=[recorder])
+        return Verdict(broken=str(error))
+    session.config.pluginmanager.register(recorder)
+    if job["notes_calls"]:
+        session.config.pluginmanager.register(calls)
+        calls.watch()
+    known = {item.nodeid: item for item in session.items}
+    items = [known[test] for test in job["tests"] if test in known]
+    for item, following in zip_longest(items, items[1:]):
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if job["stops"] and recorder.verdict.red:
+            break
+    session.config.hook.pytest_sessionfinish(session=session, exitstatus=0)
     if job["has_own_template"]:
-        Cluster(url=url).drop(template_name())
+        cluster.drop(template_name())
+    recorder.verdict.calls = {test: sorted(names) for test, names in calls.by_test.items()}
     return recorder.verdict
+
+
+def replace_function(cluster: Cluster, template: str, function: str) -> None:
+    """A copy of `template` with one function as the files have it now: much cheaper than all migrations again."""
+    name = template_name()
+    with cluster.admin() as admin:
+        copy = SQL("create database {} template {} strategy file_copy")
+        admin.execute(copy.format(Identifier(name), Identifier(template)))
+    try:
+        with psycopg.connect(cluster.database_url(name), options="-c search_path=evertick") as conn:
+            conn.execute(function.replace("create function", "create or replace function", 1).encode())
+            for migration in migrations():
+                values = [migration.checksum, migration.number]
+                conn.execute("update migration set checksum = %s where number = %s", values)
+    except psycopg.Error:
+        cluster.drop(name)
+        raise
 
 
 def silence() -> None:

@@ -1,7 +1,8 @@
 """`make mutants`: removes each guard of the store's SQL, one at a time; some test must go red for each.
 
-python tools/mutants.py [ONLY] [--tests PATH ...] [--json FILE] [--again FILE] [--skip-known] [--list]
+python tools/mutants.py [ONLY ...] [--tests PATH ...] [--json FILE] [--again FILE] [--learned FILE] [--skip-known] [--list]
 
+A guard is judged by the tests that call its function or statement, the likeliest first; a table's guard by all of them.
 Survivors are explained in mutants_known.toml; one without a reason, or a reason without a survivor, is a failure.
 """
 
@@ -22,7 +23,7 @@ import time
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from tests.databases import own_cluster, quick_folder  # noqa: E402  the lines above make this importable
-from tools.guards import Guard, find_guards  # noqa: E402
+from tools.guards import Guard, find_guards, mentions  # noqa: E402
+from tools.learned import Learned  # noqa: E402
 
 KNOWN = Path(__file__).with_name("mutants_known.toml")
 # Those that take long by their nature would only find what the others have let through.
@@ -44,7 +46,7 @@ LONG = {"test_simulation.py", "test_scale.py", "test_contract.py"}
 TESTS = sorted(
     f"tests/engine/{path.name}" for path in (ROOT / "tests/engine").glob("test_*.py") if path.name not in LONG
 )
-TESTS += ["tests/store/test_states.py", "tests/store/test_migrate.py", "tests/store/test_cluster.py"]
+TESTS += [f"tests/store/test_{name}.py" for name in ("access", "cluster", "migrate", "states", "stored_values")]
 WORKERS = 2
 SLOW_SECONDS = 2.0
 
@@ -56,6 +58,7 @@ class Fate:
     guard: Guard
     killed_by: str | None
     is_broken: bool
+    tests: int
     seconds: float
 
     @property
@@ -75,37 +78,46 @@ class Worker:
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
+        hello = self._answer()
+        self.tests: list[str] = hello["tests"]
+        self._template: str = hello["template"]
 
-    def run(self, job: dict[str, Any], guard: Guard | None = None) -> dict[str, Any]:
-        """The tests' verdict on the program without `guard`."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with self._without(guard):
-            has_own_template = guard is not None and guard.file.startswith("migrations/")
-            self._process.stdin.write(json.dumps({**job, "has_own_template": has_own_template}) + "\n")
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        if not answer:
-            raise SystemExit("A worker of `make mutants` died: run the tests on their own to see why.")
-        verdict: dict[str, Any] = json.loads(answer)
-        return verdict
+    def learn(self, tests: list[str]) -> dict[str, Any]:
+        """Run these on the program as it is: how long each takes, what it calls, which are red."""
+        return self._ask({"tests": tests, "function": None, "notes_calls": True, "stops": False})
+
+    def run(self, tests: list[str], guard: Guard) -> dict[str, Any]:
+        """The tests' verdict on the program without `guard`; the first that is red is enough."""
+        path = self.store / guard.file
+        text = path.read_text(encoding="utf-8")
+        mutant = guard.removed_from(text)
+        path.write_text(mutant, encoding="utf-8")
+        try:
+            is_schema = guard.file.startswith("migrations/")
+            function = function_around(mutant, guard.start) if is_schema else None
+            return self._ask({"tests": tests, "function": function, "stops": True, "has_own_template": is_schema})
+        finally:
+            path.write_text(text, encoding="utf-8")
 
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
-    @contextmanager
-    def _without(self, guard: Guard | None) -> Iterator[None]:
-        if guard is None:
-            yield
-            return
-        path = self.store / guard.file
-        text = path.read_text(encoding="utf-8")
-        path.write_text(guard.removed_from(text), encoding="utf-8")
-        try:
-            yield
-        finally:
-            path.write_text(text, encoding="utf-8")
+    def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        whole = {"notes_calls": False, "has_own_template": False, "template": self._template, **job}
+        self._process.stdin.write(json.dumps(whole) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("A worker of `make mutants` died: run the tests on their own to see why.")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 class Hunt:
@@ -114,52 +126,84 @@ class Hunt:
     def __init__(self, workers: list[Worker]) -> None:
         self._workers = workers
         self._killers: dict[str, list[str]] = defaultdict(list)
+        self._callers: dict[str, set[str]] = defaultdict(set)
         self._seconds: dict[str, float] = {}
-        self._skip: list[str] = []
         self.red: list[str] = []
 
-    def baseline(self) -> float:
-        """Run everything on the program as it is: learn how long each test takes. Red and slow ones are left out."""
-        verdict = self._workers[0].run({"first": [], "skip": [], "seconds": {}, "stops": False})
-        self._seconds, self.red = verdict["seconds"], verdict["red"]
-        if not self._seconds:
+    def learn(self, path: Path | None) -> float:
+        """Run the tests on the program as it is, but for those that `path` knows. Red and slow ones are left out."""
+        known = Learned.read(path, self._workers[0].tests)
+        verdict = self._workers[0].learn([test for test in self._workers[0].tests if test not in known.seconds])
+        known.add(verdict)
+        if not known.seconds:
             raise SystemExit("No test was found, or none could be run.")
-        self._skip = self.red + [test for test, seconds in self._seconds.items() if seconds > SLOW_SECONDS]
+        known.write(path)
+        self.red = known.red
+        self._seconds = {
+            test: seconds
+            for test, seconds in known.seconds.items()
+            if seconds <= SLOW_SECONDS and test not in known.red
+        }
+        for test in self._seconds:
+            for name in known.calls.get(test, []):
+                self._callers[name].add(test)
         return sum(self._seconds.values())
 
     def run(self, guards: list[Guard]) -> Iterator[Fate]:
         todo: queue.SimpleQueue[Guard] = queue.SimpleQueue()
-        done: queue.SimpleQueue[Fate] = queue.SimpleQueue()
+        done: queue.SimpleQueue[Fate | None] = queue.SimpleQueue()
         for guard in guards:
             todo.put(guard)
         for worker in self._workers:
             threading.Thread(target=self._work, args=(worker, todo, done), daemon=True).start()
         for _ in guards:
-            yield done.get()
+            fate = done.get()
+            if fate is None:
+                raise SystemExit("A worker of `make mutants` died: run the tests on their own to see why.")
+            yield fate
 
-    def _work(self, worker: Worker, todo: queue.SimpleQueue[Guard], done: queue.SimpleQueue[Fate]) -> None:
-        while not todo.empty():
-            try:
+    def _work(self, worker: Worker, todo: queue.SimpleQueue[Guard], done: queue.SimpleQueue[Fate | None]) -> None:
+        try:
+            while True:
                 done.put(self._try(worker, todo.get_nowait()))
-            except queue.Empty:
-                return
+        except queue.Empty:
+            return
+        except (SystemExit, OSError, ValueError):
+            done.put(None)
 
     def _try(self, worker: Worker, guard: Guard) -> Fate:
         began = time.monotonic()
-        first = [*dict.fromkeys(self._killers[guard.owner]), *self._namesakes(guard)]
-        verdict = worker.run({"first": first, "skip": self._skip, "seconds": self._seconds, "stops": True}, guard)
-        killer = "too slow" if verdict["is_timeout"] else next(iter(verdict["red"]), None)
+        tests = self.tests_for(guard)
+        verdict = worker.run(tests, guard)
+        killer = next(iter(verdict["red"]), None)
         is_broken = verdict["broken"] is not None
         if killer and not is_broken:
             self._killers[guard.owner].insert(0, killer)
-        return Fate(
-            guard=guard, killed_by=None if is_broken else killer, is_broken=is_broken, seconds=time.monotonic() - began
-        )
+        seconds = time.monotonic() - began
+        return Fate(guard=guard, killed_by=killer, is_broken=is_broken, tests=len(tests), seconds=seconds)
 
-    def _namesakes(self, guard: Guard) -> list[str]:
-        """Tests whose name has the verb in it, the quickest first."""
+    def tests_for(self, guard: Guard) -> list[str]:
+        """Those that call what the guard stands in; all, where nobody is known to. The likeliest first, then the quickest."""
+        chosen = self._callers.get(guard.owner) or self._callers_of_callers(guard.owner) or set(self._seconds)
+        killers = {test: place for place, test in reversed([*enumerate(self._killers[guard.owner])])}
         verb = re.split(r"[._]", guard.owner.split(".")[-1])[0]
-        return sorted((test for test in self._seconds if verb in test.split("::")[1]), key=self._seconds.__getitem__)
+
+        def likely(test: str) -> tuple[int, bool, float]:
+            return killers.get(test, len(killers)), verb not in test.split("::")[1], self._seconds[test]
+
+        return sorted(chosen, key=likely)
+
+    def _callers_of_callers(self, name: str) -> set[str]:
+        """Of a function that PostgreSQL makes a part of whoever calls it: nobody is seen to call it."""
+        return {test for caller in mentions(name) for test in self._callers.get(caller, ())}
+
+
+def function_around(text: str, offset: int) -> str | None:
+    """The definition of the stored function in which `offset` lies."""
+    for match in re.finditer(r"^create function .*?\$\$.*?\$\$;", text, re.S | re.M):
+        if match.start() <= offset < match.end():
+            return match[0]
+    return None
 
 
 def known_survivors(path: Path = KNOWN) -> dict[str, str]:
@@ -194,45 +238,58 @@ def report(console: Console, fates: list[Fate], *, is_whole: bool) -> bool:
     return not unexplained and not broken and not stale
 
 
-def hunt(console: Console, options: argparse.Namespace, guards: list[Guard]) -> list[Fate]:
+def hunt(console: Console, options: argparse.Namespace, guards: list[Guard], fates: list[Fate]) -> None:
     tests = options.tests or TESTS
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evertick-mutants-", dir=quick_folder())))
-        url = options.url or stack.enter_context(own_cluster(home / "postgres")).url
-        count = min(WORKERS, len(guards))
-        workers = [Worker(home / f"worker-{number}", url, tests) for number in range(count)]
+        workers: list[Worker] = []
+        for number in range(min(options.workers, len(guards))):
+            # A server each: tests of the server itself would meet on one.
+            place = home / f"worker-{number}"
+            url = options.url or stack.enter_context(own_cluster(place / "postgres", track_functions="all")).url
+            workers.append(Worker(place, url, tests))
         for worker in workers:
             stack.callback(worker.close)
         party = Hunt(workers)
-        console.print(f"{len(guards)} guards. The tests take {party.baseline():.1f} s on the program as it is.")
+        seconds = party.learn(options.learned)
+        console.print(f"{len(guards)} guards. The tests take {seconds:.1f} s on the program as it is.")
         for test in party.red:
             console.print(f"left out, because it is red without any mutation: {test}", markup=False)
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         progress = stack.enter_context(Progress(*columns, console=console, disable=not console.is_terminal))
         task = progress.add_task("hunting", total=len(guards))
-        fates: list[Fate] = []
         known = known_survivors()
         for fate in party.run(guards):
             fates.append(fate)
             survivors = sum(each.survived for each in fates)
             progress.update(task, advance=1, description=f"hunting, {survivors} survivors")
             if fate.survived and fate.guard.name not in known:
-                console.print(f"survived: {fate.guard.name}", markup=False, highlight=False)
+                console.print(f"survived {fate.tests} tests: {fate.guard.name}", markup=False, highlight=False)
             if not console.is_terminal and len(fates) % 25 == 0:
                 console.print(f"{len(fates)} of {len(guards)}, {survivors} survivors")
-        return fates
+
+
+def write_fates(path: Path, fates: list[Fate]) -> None:
+    rows = [
+        {"guard": f.guard.name, "kind": f.guard.kind, "file": f.guard.file, "line": f.guard.line, "tests": f.tests,
+         "killed_by": f.killed_by, "is_broken": f.is_broken, "seconds": round(f.seconds, 3)}
+        for f in fates
+    ]  # fmt: skip
+    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description="Removes each guard of the store's SQL; some test must go red for each."
     )
-    parser.add_argument("only", nargs="?", default="", help="guards whose name, kind or file contains this")
+    parser.add_argument("only", nargs="*", default=[""], help="guards whose name, kind or file contains one of these")
     parser.add_argument(
         "--tests", nargs="+", help="which tests (default: those of the engine that are quick, and two of the store)"
     )
     parser.add_argument("--json", type=Path, help="write what became of each mutant to this file")
     parser.add_argument("--again", type=Path, help="only those that such a file does not call killed")
+    parser.add_argument("--learned", type=Path, help="keep in this file what tests take and call, for the next time")
+    parser.add_argument("--workers", type=int, default=WORKERS, help=f"processes that test (default: {WORKERS})")
     parser.add_argument("--skip-known", action="store_true", help="do not try again what is known to survive")
     parser.add_argument("--list", action="store_true", help="only say which guards there are")
     parser.add_argument("--url", help="a PostgreSQL server to use instead of starting one")
@@ -240,7 +297,9 @@ def main(arguments: list[str]) -> int:
     plain = os.environ.get("CI") == "true"
     console = Console(force_terminal=False if plain else None, width=None if sys.stdout.isatty() else 160)
     found = find_guards()
-    guards = [guard for guard in found if options.only in f"{guard.name} {guard.kind} {guard.file}"]
+    guards = [
+        guard for guard in found if any(only in f"{guard.name} {guard.kind} {guard.file}" for only in options.only)
+    ]
     if options.again:
         killed = {fate["guard"] for fate in json.loads(options.again.read_text()) if fate["killed_by"]}
         guards = [guard for guard in guards if guard.name not in killed]
@@ -249,21 +308,24 @@ def main(arguments: list[str]) -> int:
     if options.list or not guards:
         for guard in guards:
             console.print(f"{guard.kind:<16}{guard.name}", markup=False)
-        console.print(f"{len(guards)} guards." if guards else f"No guard has {options.only!r} in it: see --list.")
+        console.print(
+            f"{len(guards)} guards."
+            if guards
+            else f"No guard has {' or '.join(map(repr, options.only))} in it: see --list."
+        )
         return 0 if guards else 2
     began = time.monotonic()
     # A terminated hunt must take its server and its workers with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    fates = hunt(console, options, guards)
+    fates: list[Fate] = []
+    try:
+        hunt(console, options, guards, fates)
+    finally:
+        # Also of a hunt that was stopped: --again goes on from there.
+        if options.json:
+            write_fates(options.json, fates)
     is_right = report(console, fates, is_whole=len(guards) == len(found) and not options.tests)
     console.print(f"{time.monotonic() - began:.0f} s in all.")
-    if options.json:
-        rows = [
-            {"guard": f.guard.name, "kind": f.guard.kind, "file": f.guard.file, "line": f.guard.line,
-             "killed_by": f.killed_by, "is_broken": f.is_broken, "seconds": round(f.seconds, 3)}
-            for f in fates
-        ]  # fmt: skip
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 0 if is_right else 1
 
 

@@ -1026,7 +1026,7 @@ CREATE FUNCTION evertick.end_deferred(p_run_id bigint, p_idx integer, p_map_inde
 declare
     over ended;
 begin
-    delete from deferral d where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index;
+    delete from deferral d where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index and d.epoch = p_epoch;
     update task k set state = p_state, finished_at = clock(), reason = p_reason
     where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index and k.state = 'deferred' and k.epoch = p_epoch
     returning k.run_id, k.idx, k.map_index, k.version_id, k.state into over;
@@ -4824,7 +4824,9 @@ begin
             update deferral d set wake_at = least(d.deadline, t + interval '10 minutes')
             where d.run_id = one.run_id and d.idx = one.idx and d.map_index = one.map_index;
         else
-            delete from deferral d where d.run_id = one.run_id and d.idx = one.idx and d.map_index = one.map_index;
+            -- Not by its place alone: a clear may have deferred it anew after the list was read and before the run was locked.
+            delete from deferral d
+            where d.run_id = one.run_id and d.idx = one.idx and d.map_index = one.map_index and d.epoch = one.epoch;
         end if;
     end loop;
     perform pass_gates();

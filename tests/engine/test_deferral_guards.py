@@ -1,0 +1,246 @@
+"""Guards of tasks that wait without a slot, one by one: no late word, no stale list and no second start changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection
+from psycopg.errors import CheckViolation, UniqueViolation
+
+from evertick.domain.attempt import TaskKey
+from evertick.domain.dag import ChildSpec, TaskKind
+from evertick.domain.retry import RetryPolicy
+from evertick.engine.clear import clear, select_tasks
+from evertick.engine.mark import mark
+from evertick.engine.step import step
+from evertick.engine.wake import wake
+from evertick.store import deferrals
+from evertick.store.db import Purpose, connect
+from evertick.store.deferrals import ChildDue
+from tests.engine.world import Runner, end, later, lead, make_dag, put, set_clock, start, states, value
+
+ROW = "select (epoch, key)::text from deferral"
+
+
+class Scene:
+    """A run whose only task starts another DAG."""
+
+    def __init__(self, conn: AsyncConnection, leader: int, run: int) -> None:
+        self.conn, self.leader, self.run = conn, leader, run
+
+    @classmethod
+    async def set(cls, conn: AsyncConnection, *, waits: bool = True) -> Scene:
+        await set_clock(conn, later(0))
+        await put(conn, make_dag("child", {"work": []}))
+        call = {"kind": TaskKind.TRIGGER, "child": ChildSpec(dag="child", waits=waits)}
+        await put(conn, make_dag("parent", {"call": []}, per_task={"call": call}))
+        return cls(conn, await lead(conn), await start(conn, "parent"))
+
+    async def wake(self) -> None:
+        await wake(self.conn, shard=0, epoch=self.leader, batch=10)
+
+    async def due(self) -> list[ChildDue]:
+        return await deferrals.children_due(self.conn, shard=0, batch=10)
+
+    async def start_child(self, due: ChildDue) -> int | None:
+        dag = await value(self.conn, "select dag_id from dag where name = 'child'")
+        return await deferrals.start_child(
+            self.conn,
+            due,
+            shard=0,
+            epoch=self.leader,
+            dag_id=dag,
+            params={},
+            reason=None,  # type: ignore[arg-type]
+        )
+
+    async def wake_parents(self) -> int:
+        return await deferrals.wake_parents(self.conn, shard=0, epoch=self.leader, batch=10)
+
+    async def mark(self, state: str) -> None:
+        await mark(self.conn, TaskKey(self.run, 0, -1), state=state, actor="test")
+
+    async def defer_again(self) -> None:
+        """It ends by hand and is cleared, before the leader came by."""
+        await self.mark("failed")
+        chosen = await select_tasks(self.conn, run_id=self.run, names=["call"])
+        await clear(self.conn, run_id=self.run, chosen=chosen, actor="test")
+
+    async def state(self) -> str:
+        return (await states(self.conn, self.run))["call"]
+
+    async def runs(self) -> int:
+        found = await value(self.conn, "select count(*) from run")
+        assert isinstance(found, int)
+        return found
+
+
+@pytest.fixture
+async def scene(rollback_conn: AsyncConnection) -> Scene:
+    return await Scene.set(rollback_conn)
+
+
+@pytest.fixture
+async def other(database: str) -> AsyncIterator[AsyncConnection]:
+    async with await connect(database, purpose=Purpose.PLANNING) as conn:
+        yield conn
+
+
+@pytest.mark.parametrize(
+    ("error", "statement"),
+    [
+        (CheckViolation, "insert into task_child values (-1, 0, 'd', '{}', true, 0)"),
+        (UniqueViolation, "insert into task_child select -1, 0, 'd', '{}', true from generate_series(1, 2)"),
+        (CheckViolation, "insert into child_run values (-1, 1, 0, -1, 0)"),
+        (UniqueViolation, "insert into child_run select -1, 1, 0, -1, 1 from generate_series(1, 2)"),
+        (UniqueViolation, "insert into deferral select -1, 0, -1, 1, 0, null, clock() from generate_series(1, 2)"),
+    ],
+)
+async def test_the_tables_refuse(rollback_conn: AsyncConnection, error: type[Exception], statement: str) -> None:
+    with pytest.raises(error):
+        await rollback_conn.execute(statement)  # type: ignore[arg-type]
+
+
+async def test_only_what_is_pending_and_waits_for_no_time_is_deferred(rollback_conn: AsyncConnection) -> None:
+    await put(rollback_conn, make_dag("a", {"t": []}, task_retry=RetryPolicy(retries=1)))
+    run, runner = await start(rollback_conn, "a"), await Runner.join(rollback_conn)
+    defer = "select defer_children(array[row(run_id, 0, -1, version_id, 'pending')::ended]) from run where run_id = %s"
+    await rollback_conn.execute(defer, [run])
+    assert (await states(rollback_conn, run))["t"] == "available"
+    (claim,) = await runner.claim()
+    await runner.finish(claim, "failed", retry_in=60)
+    await rollback_conn.execute(defer, [run])
+    assert (await states(rollback_conn, run))["t"] == "pending"
+
+
+async def test_what_is_deferred_again_starts_anew_whatever_the_last_time_left_behind(scene: Scene) -> None:
+    await scene.wake()
+    first = await value(scene.conn, ROW)
+    await scene.defer_again()
+    assert await value(scene.conn, ROW) == "(2,)" != first
+    await scene.wake()
+    assert await scene.runs() == 3
+
+
+async def test_whoever_ends_a_run_that_somebody_waits_for_tells_so(scene: Scene) -> None:
+    await scene.wake()
+    await put(scene.conn, make_dag("nobody", {"t": []}))
+    await start(scene.conn, "nobody")
+    runner = await Runner.join(scene.conn)
+    told = {}
+    for claim in await runner.claim():
+        done = await step(
+            scene.conn,
+            session=runner.session,
+            reports=[end(claim, "success")],
+            queues=["default"],
+            free=0,
+            infra_retries=3,
+        )
+        told[claim.run_id] = done.has_arrivals
+        await scene.conn.execute("select set_config('evertick.arrived', '', true)")
+    assert list(told.values()) == [True, False]
+
+
+async def test_a_run_is_started_when_it_is_due_and_once(scene: Scene) -> None:
+    await scene.conn.execute("update deferral set wake_at = %s", [later(1)])
+    assert await scene.due() == []
+    await set_clock(scene.conn, later(1))
+    assert len(await scene.due()) == 1
+    await scene.wake()
+    await scene.conn.execute("update deferral set wake_at = %s", [later(1)])
+    assert await scene.due() == []
+
+
+async def test_a_late_word_ends_nothing(scene: Scene) -> None:
+    over = "select end_deferred(%s, 0, -1, 1, 'skipped', 'late', '1')"
+    await scene.wake()
+    await scene.defer_again()
+    await scene.conn.execute(over, [scene.run])
+    assert (await scene.state(), await value(scene.conn, ROW)) == ("deferred", "(2,)"), "of the wait before"
+    assert await value(scene.conn, "select count(*) from result") == 0
+    await scene.conn.execute("update task set epoch = 1 where run_id = %s", [scene.run])
+    await scene.mark("success")
+    await scene.conn.execute(over, [scene.run])
+    assert await scene.state() == "success"
+
+
+async def test_a_stale_list_starts_nothing_and_leaves_the_new_wait_alone(scene: Scene) -> None:
+    (due,) = await scene.due()
+    await scene.defer_again()
+    assert await scene.start_child(due) is None
+    assert (await scene.state(), await value(scene.conn, ROW), await scene.runs()) == ("deferred", "(2,)", 1)
+    (due,) = await scene.due()
+    await scene.mark("success")
+    assert await scene.start_child(due) is None
+    assert (await scene.state(), await value(scene.conn, ROW), await scene.runs()) == ("success", None, 1)
+
+
+@pytest.mark.parametrize("change", ["deleted_at = clock()", "version_id = null"])
+async def test_a_dag_that_has_just_gone_is_not_started(scene: Scene, change: str) -> None:
+    (due,) = await scene.due()
+    await scene.conn.execute(f"update dag set {change} where name = 'child'")  # type: ignore[arg-type]
+    assert await scene.start_child(due) is None
+    assert (await scene.state(), await scene.runs()) == ("deferred", 1), "the next look says why"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_dag_is_awaited_by_those_who_wait(rollback_conn: AsyncConnection, waits: bool) -> None:
+    scene = await Scene.set(rollback_conn, waits=waits)
+    await scene.wake()
+    assert await value(scene.conn, "select array_agg(name) from dag where is_awaited") == (["child"] if waits else None)
+
+
+async def test_the_run_is_locked_to_start_its_child_and_passed_by_to_wake_it(
+    conn: AsyncConnection, other: AsyncConnection
+) -> None:
+    scene = await Scene.set(conn)
+    (due,) = await scene.due()
+    await conn.execute("set lock_timeout = '300ms'")
+    lock = "select from run_status where run_id = %s for no key update"
+    async with other.transaction():
+        await other.execute(lock, [scene.run])
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            await scene.start_child(due)
+    await scene.start_child(due)
+    await (await Runner.join(conn)).drain()
+    async with other.transaction():
+        await other.execute(lock, [scene.run])
+        assert await scene.wake_parents() == 0
+    assert await scene.wake_parents() == 1
+    assert await scene.state() == "success"
+
+
+async def test_who_has_no_run_yet_is_not_woken_by_its_end(scene: Scene) -> None:
+    assert await scene.wake_parents() == 0
+    assert await scene.state() == "deferred"
+
+
+async def test_a_run_that_was_pruned_ends_who_waits_for_it(scene: Scene) -> None:
+    await scene.wake()
+    child = await value(scene.conn, "delete from run_status where run_id <> %s returning run_id", scene.run)
+    await scene.conn.execute("update deferral set wake_at = clock()")
+    await scene.wake()
+    reason = await value(scene.conn, "select reason from task where run_id = %s", scene.run)
+    assert reason == f"run {child} that it waited for was pruned"
+
+
+@pytest.mark.parametrize("change", ["ended", "deferred again"])
+async def test_what_a_wait_that_is_over_left_behind_goes(scene: Scene, change: str) -> None:
+    await scene.wake()
+    if change == "ended":
+        await scene.mark("success")
+    else:
+        await scene.conn.execute("update task set epoch = 7 where run_id = %s", [scene.run])
+    await scene.conn.execute("update deferral set wake_at = clock()")
+    assert await scene.wake_parents() == 1
+    assert await value(scene.conn, "select count(*) from deferral") == 0
+
+
+async def test_who_still_waits_is_looked_at_again_later(scene: Scene) -> None:
+    await scene.wake()
+    await set_clock(scene.conn, later(700))
+    assert await scene.wake_parents() == 1
+    assert await value(scene.conn, "select wake_at from deferral") == later(1300)

@@ -1,0 +1,84 @@
+"""Notes which test calls which stored function and which named statement, by the database's own statistics.
+
+Only a test that calls a function can notice what is missing in it: the hunt for mutants asks those alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+from typing import LiteralString
+
+import psycopg
+import pytest
+from tests.databases import Cluster, let_sessions_end
+
+from evertick.store import statements as store_statements
+
+_CALLED = "select funcname, calls from pg_stat_user_functions"
+
+
+class Calls:
+    """A pytest plugin for a process that ends with its tests: what it puts in the way of databases stays there."""
+
+    def __init__(self, url: str) -> None:
+        self.by_test: dict[str, set[str]] = defaultdict(set)
+        self._url = url
+        self._test = ""
+        self._counts: dict[str, dict[str, int]] = {}
+
+    def watch(self) -> None:
+        """Look at each database before it is dropped, and at each statement that is asked for."""
+        create, drop, statements = Cluster.create, Cluster.drop, store_statements.statements
+
+        def create_and_note(cluster: Cluster, template: str | None = None) -> str:
+            name = create(cluster, template)
+            self._counts[name] = {}
+            return name
+
+        def look_and_drop(cluster: Cluster, name: str) -> None:
+            self._look(name)
+            self._counts.pop(name, None)
+            drop(cluster, name)
+
+        def noting(noun: str, directory: Path = store_statements.SQL_DIRECTORY) -> dict[str, LiteralString]:
+            return _Noting(statements(noun, directory), noun, self.by_test[self._test])
+
+        noting.cache_clear = statements.cache_clear  # type: ignore[attr-defined]
+        Cluster.create, Cluster.drop = create_and_note, look_and_drop  # type: ignore[method-assign]
+        store_statements.statements = noting  # type: ignore[assignment]
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._test = nodeid
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logfinish(self) -> None:
+        # What many tests share is looked at after each of them.
+        for name in list(self._counts):
+            self._look(name)
+
+    def _look(self, name: str) -> None:
+        """A session writes down what it called when it ends, at the latest. A test may have dropped its database itself."""
+        if name not in self._counts:
+            return
+        before = self._counts[name]
+        cluster = Cluster(url=self._url)
+        with cluster.admin() as admin:
+            let_sessions_end(admin, name)
+        with suppress(psycopg.OperationalError), psycopg.connect(cluster.database_url(name), autocommit=True) as conn:
+            self._counts[name] = dict(conn.execute(_CALLED).fetchall())
+        called = {function for function, count in self._counts[name].items() if count != before.get(function)}
+        self.by_test[self._test] |= called
+
+
+class _Noting(dict[str, LiteralString]):
+    """The statements of a noun; whoever takes one is written down."""
+
+    def __init__(self, known: dict[str, LiteralString], noun: str, called: set[str]) -> None:
+        super().__init__(known)
+        self._noun, self._called = noun, called
+
+    def __getitem__(self, name: str) -> LiteralString:
+        self._called.add(f"{self._noun}.{name}")
+        return super().__getitem__(name)
