@@ -38,7 +38,7 @@ begin
     with x as (
         update thing t set state = case when t.paused then 'a' else 'b' end
         from other o where t.thing_id = o.thing_id and t.run_id = o.run_id and t.state = 'a' and t.epoch = p_epoch
-          and 1 = case when t.x > 1 and t.y then 1 else 2 end
+          and 1 = case when t.x > 1 and t.y then 1 else 2 end and t.z not between 1 and 2 and t.last
         returning t.name
     )
     insert into thing (name) select name from x where (x.a or x.b)
@@ -71,6 +71,8 @@ def test_every_guard_of_a_function_and_a_table_is_found(tmp_path: Path) -> None:
         "move: t.state = 'a'": "state",
         "move: t.epoch = p_epoch": "epoch",
         "move: 1 = case when t.x > 1 and t.y then 1 else 2 end": "condition",
+        "move: t.z not between 1 and 2": "condition",
+        "move: t.last": "condition",
         "move: (x.a or x.b)": "condition",
         "move: on conflict (name) where state = 'a' do update set name = excluded.name where thing.session = 1": "unique",
         "move: thing.session = 1": "session",

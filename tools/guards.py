@@ -81,9 +81,9 @@ def find_guards(store: Path = STORE) -> list[Guard]:
 
 
 def mentions(name: str, store: Path = STORE) -> set[str]:
-    """The functions and statements that call the function `name`."""
+    """The functions and statements that name the function or table `name`."""
     found: set[str] = set()
-    call = re.compile(rf"\b{name}\(")
+    call = re.compile(rf"\b{name}\b")
     for path in (store / "migrations").glob("*.sql"):
         found |= {match[1] for match in _FUNCTION.finditer(path.read_text(encoding="utf-8")) if call.search(match[2])}
     for path in (store / "sql").glob("*.sql"):
@@ -135,10 +135,10 @@ class Code:
 
 def _of_table(code: Code) -> Iterator[Guard]:
     """A constraint makes way for one that allows everything, a column's own for the one that it has anyway."""
-    keys = re.compile(r"(?<=\s)(unique|primary key) \([^)]*\)")
+    keys = re.compile(r"(?<=\s)(unique( nulls not distinct)?|primary key) \([^)]*\)")
     for found in keys.finditer(code.text, code.start, code.end):
         yield code.guard("unique", found.start(), found.end(), "check (true)")
-    for found in re.compile(r"(?<=\s)(unique|(?<!identity )primary key)(?=,?\n)").finditer(
+    for found in re.compile(r"(?<=\s)(unique|(?<!identity )primary key)(?=,?(?: *--[^\n]*)?\n)").finditer(
         code.text, code.start, code.end
     ):
         yield code.guard("unique", found.start(), found.end(), "not null")
@@ -213,7 +213,7 @@ def _of_case(code: Code, position: int) -> Iterator[Guard]:
 
 def conjuncts(code: Code, position: int) -> list[list[Token]]:
     """What stands between the ANDs of the WHERE at `position`; one part where an OR binds them."""
-    depth, cases, has_or = code.tokens[position].depth, 0, False
+    depth, cases, has_or, is_between = code.tokens[position].depth, 0, False, False
     parts: list[list[Token]] = [[]]
     for place, token in enumerate(code.tokens[position + 1 :], position + 1):
         is_level = token.depth == depth
@@ -221,9 +221,11 @@ def conjuncts(code: Code, position: int) -> list[list[Token]]:
         if token.depth < depth or ends:
             break
         cases += {"case": 1, "end": -1}.get(token.text, 0)
-        if is_level and not cases and token.text == "and":
+        is_between = is_between or (is_level and token.text == "between")
+        if is_level and not cases and token.text == "and" and not is_between:
             parts.append([])
             continue
+        is_between = is_between and token.text != "and"
         has_or = has_or or (is_level and not cases and token.text == "or")
         parts[-1].append(token)
     return [[token for part in parts for token in part]] if has_or else [part for part in parts if part]

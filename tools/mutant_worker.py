@@ -78,6 +78,8 @@ def main(url: str, paths: list[str]) -> None:
     # pytest takes both away for itself.
     jobs, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     silence()
+    # A worker that is terminated takes the child of its job with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.environ["EVERTICK_TEST_URL"] = url
     pytest.main([*QUIET, *paths], plugins=[Desk(url, jobs, answers)])
 
@@ -89,6 +91,7 @@ def in_child(job: dict[str, Any], url: str, session: pytest.Session) -> Verdict:
     if pid == 0:
         os.close(reader)
         os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
             with os.fdopen(writer, "w", buffering=1) as pipe:
                 pipe.write(json.dumps(asdict(run_tests(job, url, session, pipe))) + "\n")

@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,10 @@ LONG = {"test_simulation.py", "test_scale.py", "test_contract.py"}
 TESTS = sorted(
     f"tests/engine/{path.name}" for path in (ROOT / "tests/engine").glob("test_*.py") if path.name not in LONG
 )
-TESTS += [f"tests/store/test_{name}.py" for name in ("access", "cluster", "migrate", "states", "stored_values")]
+TESTS += [
+    f"tests/store/test_{name}.py"
+    for name in ("access", "cluster", "migrate", "refused_rows", "states", "stored_values")
+]
 WORKERS = 2
 SLOW_SECONDS = 2.0
 
@@ -100,8 +104,8 @@ class Worker:
             path.write_text(text, encoding="utf-8")
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        """At once, also in the middle of a job."""
+        self._process.terminate()
         self._process.wait()
 
     def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
@@ -183,19 +187,28 @@ class Hunt:
         return Fate(guard=guard, killed_by=killer, is_broken=is_broken, tests=len(tests), seconds=seconds)
 
     def tests_for(self, guard: Guard) -> list[str]:
-        """Those that call what the guard stands in; all, where nobody is known to. The likeliest first, then the quickest."""
-        chosen = self._callers.get(guard.owner) or self._callers_of_callers(guard.owner) or set(self._seconds)
+        """Those that call what the guard stands in, or could: the likeliest first, then the quickest."""
+        chosen = self._callers.get(guard.owner) or self._could_touch(guard.owner) or set(self._seconds)
         killers = {test: place for place, test in reversed([*enumerate(self._killers[guard.owner])])}
-        verb = re.split(r"[._]", guard.owner.split(".")[-1])[0]
+        is_table = guard.owner not in self._callers and guard.kind in ("check", "unique")
+        word = "refuse" if is_table else re.split(r"[._]", guard.owner.split(".")[-1])[0]
 
         def likely(test: str) -> tuple[int, bool, float]:
-            return killers.get(test, len(killers)), verb not in test.split("::")[1], self._seconds[test]
+            return killers.get(test, len(killers)), word not in test.split("::")[1], self._seconds[test]
 
         return sorted(chosen, key=likely)
 
-    def _callers_of_callers(self, name: str) -> set[str]:
-        """Of a function that PostgreSQL makes a part of whoever calls it: nobody is seen to call it."""
-        return {test for caller in mentions(name) for test in self._callers.get(caller, ())}
+    def _could_touch(self, name: str) -> set[str]:
+        """Of a table, or of a function that PostgreSQL makes a part of whoever calls it: nobody is seen to call it."""
+        word = re.compile(rf"\b{name}\b")
+        files = {file for file in {test.partition("::")[0] for test in self._seconds} if word.search(_text(file))}
+        by_hand = {test for test in self._seconds if test.partition("::")[0] in files}
+        return by_hand | {test for caller in mentions(name) for test in self._callers.get(caller, ())}
+
+
+@cache
+def _text(file: str) -> str:
+    return (ROOT / file).read_text(encoding="utf-8")
 
 
 def function_around(text: str, offset: int) -> str | None:
@@ -261,6 +274,9 @@ def hunt(console: Console, options: argparse.Namespace, guards: list[Guard], fat
         known = known_survivors()
         for fate in party.run(guards):
             fates.append(fate)
+            if options.json:
+                # Of a hunt that is stopped as well: --again goes on from there.
+                write_fates(options.json, fates)
             survivors = sum(each.survived for each in fates)
             progress.update(task, advance=1, description=f"hunting, {survivors} survivors")
             if fate.survived and fate.guard.name not in known:
@@ -318,12 +334,7 @@ def main(arguments: list[str]) -> int:
     # A terminated hunt must take its server and its workers with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     fates: list[Fate] = []
-    try:
-        hunt(console, options, guards, fates)
-    finally:
-        # Also of a hunt that was stopped: --again goes on from there.
-        if options.json:
-            write_fates(options.json, fates)
+    hunt(console, options, guards, fates)
     is_right = report(console, fates, is_whole=len(guards) == len(found) and not options.tests)
     console.print(f"{time.monotonic() - began:.0f} s in all.")
     return 0 if is_right else 1

@@ -515,6 +515,29 @@ async def test_runners_go_when_they_are_gone_for_long_and_hold_nothing(conn: Asy
     assert left == [holding.session, alive.session, lately.session]
 
 
+async def test_causes_alerts_and_backfills_go_when_they_are_over_and_old(conn: AsyncConnection) -> None:
+    epoch, schedule = await scheduled(conn)
+    for day in (0, 50):
+        await at(conn, day)
+        await conn.execute("insert into cause values (%s, clock(), 'dag', 'a', 1, clock())", [schedule.schedule_id])
+        await conn.execute(
+            "insert into alert (kind, schedule_id, due_at, last_due_at, raised_at, ended_at)"
+            " values ('not_fired', 1, clock(), clock(), clock(), clock())"
+        )
+        await conn.execute(
+            "insert into backfill (shard, dag_id, spec, params, first_at, last_at, reprocess, newest_first, parallel, request,"
+            " state, total, created_by, created_at, finished_at, open_runs) select 0, 1, '{}', '{}', clock(), clock(), 'none',"
+            " false, 1, %s || ' ' || n, 'done', 1, 'me', clock(), clock(), n from generate_series(0, 1) n",
+            [str(day)],
+        )
+    given = await mandate(conn, epoch, days=10)
+    for kind in (Kind.CAUSES, Kind.ALERTS, Kind.BACKFILLS):
+        assert [(await prune_kind(conn, given, kind, pace=ALL)).pruned for _ in range(2)] == [1, 0]
+    assert await value(conn, "select array_agg(fire_at) from cause") == [later(50 * DAY)]
+    assert await value(conn, "select array_agg(ended_at) from alert") == [later(50 * DAY)]
+    assert await value(conn, "select array_agg(request order by request) from backfill") == ["0 1", "50 0", "50 1"]
+
+
 # Versions and code --------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,242 @@
+"""Who is in which line before a gate, and who looks at it: what keeps lines apart, and what is never put into one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.domain.attempt import TaskKey
+from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
+from evertick.domain.mapping import MappedList, Mapping
+from evertick.domain.retry import RetryPolicy
+from evertick.engine.cancel import cancel
+from evertick.engine.gates import reconcile_gates, set_pool, tend
+from evertick.engine.mark import mark
+from evertick.store.db import Purpose, connect
+from tests.engine import invariants
+from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start, states, value
+from tests.waiting import eventually
+
+ENTER = "select enter_gates(array[row(run_id, {}, -1, version_id, 'pending')::ended]) from run where run_id = %s"
+
+
+def pool(name: str, slots: int = 1) -> GateSpec:
+    return GateSpec(kind=GateKind.POOL, name=name, weight=slots)
+
+
+def mutex(key: str) -> GateSpec:
+    return GateSpec(kind=GateKind.MUTEX, name=key, weight=EXCLUSIVE)
+
+
+def rate(key: str, count: int = 1) -> GateSpec:
+    return GateSpec(kind=GateKind.RATE, name=key, capacity=count, period_seconds=10)
+
+
+def ordered(key: str, version: int) -> GateSpec:
+    return GateSpec(kind=GateKind.ORDER, name=key, version=version)
+
+
+async def one_task(conn: AsyncConnection, name: str, *needed: GateSpec, **options: object) -> None:
+    await put(conn, make_dag(name, {"t": []}, task_gates=needed, **options))
+
+
+async def state(conn: AsyncConnection, run: int) -> str:
+    return (await states(conn, run))["t"]
+
+
+async def sound(conn: AsyncConnection) -> None:
+    assert await invariants.gate_violations(conn) == []
+
+
+@pytest.fixture
+async def db(rollback_conn: AsyncConnection) -> AsyncConnection:
+    await set_clock(rollback_conn, later(0))
+    return rollback_conn
+
+
+@pytest.fixture
+async def pair(database: str) -> AsyncIterator[tuple[AsyncConnection, AsyncConnection]]:
+    async with (
+        await connect(database, purpose=Purpose.PLANNING) as actor,
+        await connect(database, purpose=Purpose.PLANNING) as holder,
+    ):
+        for conn in (actor, holder):
+            await set_clock(conn, later(0))
+        yield actor, holder
+
+
+# Who may be in a line -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("why", ["ended", "waits for its time", "its run is queued", "in line already"])
+async def test_who_is_noted_but_has_gone_on_since_does_not_enter(db: AsyncConnection, why: str) -> None:
+    await one_task(db, "holder", mutex("k"))
+    await start(db, "holder")
+    retry = {"t": {"gates": (mutex("k"),), "retry": RetryPolicy(retries=1)}}
+    await put(db, make_dag("a", {"other": [], "t": []}, per_task=retry))
+    run = await start(db, "a")
+    assert await value(db, "select count(*) from gate_wait") == 1
+    if why == "ended":
+        await mark(db, TaskKey(run, 1, -1), state="skipped", actor="test")
+    elif why != "in line already":
+        await db.execute("delete from gate_wait")
+        await db.execute("delete from gate_line")
+    if why == "waits for its time":
+        await db.execute("update task set not_before = %s where run_id = %s and idx = 1", [later(60), run])
+    elif why == "its run is queued":
+        await db.execute("update run_status set state = 'queued' where run_id = %s", [run])
+    await db.execute(ENTER.format(1), [run])  # type: ignore[arg-type]
+    await db.execute("select pass_gates()")
+    assert await value(db, "select count(*) from gate_wait") == (why == "in line already")
+
+
+@pytest.mark.parametrize("why", ["runs", "waits for its time"])
+async def test_who_waits_no_more_is_not_let_in(db: AsyncConnection, why: str) -> None:
+    await one_task(db, "a", task_retry=RetryPolicy(retries=1))
+    run = await start(db, "a")
+    runner = await Runner.join(db)
+    (claim,) = await runner.claim()
+    if why != "runs":
+        await runner.finish(claim, "failed", retry_in=60)
+    before = await state(db, run)
+    arrival = "select let_in(array[row(run_id, 0, -1, version_id, 5, '{}', '{}', '{}', '{}')::gate_arrival]) from run"
+    assert await value(db, arrival + " where run_id = %s", run) == 0
+    assert await state(db, run) == before
+    assert await value(db, "select count(*) from gate_hold") == 0
+
+
+async def test_an_instance_that_is_marked_leaves_the_others_in_line(db: AsyncConnection) -> None:
+    await one_task(db, "holder", mutex("k"))
+    await start(db, "holder")
+    three = Mapping(lists=(MappedList(argument="x", length=3),))
+    await put(db, make_dag("a", {"t": []}, per_task={"t": {"mapping": three, "gates": (mutex("k"),)}}))
+    run = await start(db, "a")
+    await mark(db, TaskKey(run, 0, 1), state="success", actor="test")
+    assert await value(db, "select array_agg(map_index order by seq) from gate_wait") == [0, 2]
+    await sound(db)
+
+
+# Lines apart ------------------------------------------------------------------------------------------------------------------
+
+
+async def test_those_who_need_different_things_are_different_lines(db: AsyncConnection) -> None:
+    """By weight, by rate, by version: each line says what its first needs."""
+    await set_pool(db, name="db", slots=2, actor="test")
+    needs: list[tuple[GateSpec, ...]] = [(pool("db", 2),), (pool("db"),), (rate("x"),), (rate("y"),)]
+    needs += [(ordered("o", 1),), (ordered("o", 2),), (ordered("o", 3),)]
+    for number, needed in enumerate(needs):
+        await one_task(db, f"d{number}", *needed)
+    for _ in range(2):
+        for number in range(len(needs)):
+            await start(db, f"d{number}")
+    counted = "select array_agg(n order by n) from (select count(*) as n from gate_wait group by line_id) x"
+    assert await value(db, counted) == [1, 1, 1, 2, 2, 2]
+    await sound(db)
+
+
+async def test_a_task_with_an_ordered_key_and_a_rate_passes_the_rate_alone(db: AsyncConnection) -> None:
+    await one_task(db, "a", ordered("o", 1), rate("x"))
+    await start(db, "a")
+    cursor = await db.execute(
+        "select kind::text, used, (select count(*) from gate_pass p where p.gate_id = g.gate_id) from gate g"
+    )
+    assert sorted(await cursor.fetchall()) == [("order", 0, 0), ("rate", 1, 1)]
+
+
+async def test_a_line_whose_first_is_gone_is_looked_at_again_in_its_new_place(db: AsyncConnection) -> None:
+    await set_pool(db, name="db", slots=3, actor="test")
+    for name, slots in (("all", 3), ("one", 1), ("two", 2)):
+        await one_task(db, name, pool("db", slots))
+    runner = await Runner.join(db)
+    await start(db, "all")
+    (claim,) = await runner.claim()
+    first, second, third = [await start(db, name) for name in ("one", "two", "one")]
+    await cancel(db, run_id=first, actor="test")
+    await runner.finish(claim)
+    assert [await state(db, run) for run in (second, third)] == ["available", "available"]
+    await sound(db)
+
+
+async def test_lines_with_different_needs_take_turns_by_age(db: AsyncConnection) -> None:
+    await set_pool(db, name="db", slots=4, actor="test")
+    for name, slots in (("all", 4), ("one", 1), ("two", 2)):
+        await one_task(db, name, pool("db", slots))
+    runner = await Runner.join(db)
+    await start(db, "all")
+    (claim,) = await runner.claim()
+    made = [await start(db, name) for name in ("one", "two", "one", "one")]
+    await runner.finish(claim)
+    assert [await state(db, run) for run in made] == ["available", "available", "available", "pending"]
+    await sound(db)
+
+
+# What the leader looks at -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_pool_for_which_somebody_waits_has_no_time_at_which_it_opens(db: AsyncConnection) -> None:
+    await set_pool(db, name="db", slots=3, actor="test")
+    await one_task(db, "light", pool("db"))
+    await one_task(db, "heavy", pool("db", 3))
+    await one_task(db, "both", pool("db"), rate("x"))
+    for name in ("light", "heavy", "both"):
+        await start(db, name)
+    assert await value(db, "select count(*) from gate where opens_at is not null") == 0
+
+
+async def test_the_leader_begins_with_the_gates_that_were_left_to_it(db: AsyncConnection) -> None:
+    leader = await lead(db)
+    for name in ("first", "second"):
+        await set_pool(db, name=name, slots=1, actor="test")
+        await one_task(db, name, pool(name))
+        await set_pool(db, name=name, slots=0, actor="test")
+    run = await start(db, "second")
+    await db.execute("update gate set capacity = 1, is_behind = true where name = 'second'")
+    assert (await tend(db, shard=0, epoch=leader, batch=1)).admitted == 1
+    assert await state(db, run) == "available"
+
+
+async def test_an_empty_line_is_left_to_who_holds_its_gate(pair: tuple[AsyncConnection, AsyncConnection]) -> None:
+    """Somebody may just be joining it. The leader clears away only its own lines: those for want of a runner."""
+    actor, holder = pair
+    leader = await lead(actor)
+    await one_task(actor, "a", mutex("k"))
+    await start(actor, "a")
+    await cancel(actor, run_id=await start(actor, "a"), actor="test")
+    assert (
+        await value(actor, "select count(*) from gate_line where line_id not in (select line_id from gate_wait)") == 1
+    )
+    await actor.execute("set lock_timeout = '300ms'")
+    async with holder.transaction():
+        last = await start(holder, "a")
+        await tend(actor, shard=0, epoch=leader, batch=10)
+    assert await state(actor, last) == "pending"
+    await sound(actor)
+
+
+async def test_reconcile_looks_at_its_slice_alone(db: AsyncConnection) -> None:
+    leader = await lead(db)
+    for name in ("x", "y"):
+        await set_pool(db, name=name, slots=5, actor="test")
+    await db.execute("insert into gate_hold select -gate_id, 0, -1, array[gate_id], array[1], clock() from gate")
+    await db.execute("update gate set used = 1")
+    await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=1)
+    assert await value(db, "select array_agg(used order by name) from gate") == [0, 1]
+    assert await value(db, "select count(*) from gate_hold") == 1
+
+
+# Pools ------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_journal_knows_what_a_pool_really_had_before(pair: tuple[AsyncConnection, AsyncConnection]) -> None:
+    actor, holder = pair
+    await set_pool(actor, name="db", slots=2, actor="test")
+    async with holder.transaction():
+        await set_pool(holder, name="db", slots=5, actor="first")
+        setting = asyncio.ensure_future(set_pool(actor, name="db", slots=7, actor="second"))
+        waits = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
+        await eventually(lambda: value(holder, waits, actor.info.backend_pid))
+    await setting
+    assert await value(actor, "select detail->>'was' from journal where actor = 'second'") == "5"

@@ -1,0 +1,50 @@
+"""What the leader's look says about backfills, waits and gates: only what there is something to do about."""
+
+from __future__ import annotations
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.store import shards
+from evertick.store.shards import Seen
+from tests.engine.world import later, lead, set_clock, value
+
+BACKFILL = """insert into backfill (shard, dag_id, spec, params, first_at, last_at, reprocess, newest_first, parallel, request,
+    state, total, created_by, created_at, finished_at, open_runs)
+select 0, 1, '{{}}', '{{}}', clock(), clock(), 'none', false, 1, x.state || x.n, x.state, 1, 'me', clock(),
+    case when x.state in ('done', 'canceled') then clock() end, x.n
+from unnest(array['running', 'paused', 'done', 'canceled'], array[{open_runs}]) as x(state, n)"""
+
+
+@pytest.fixture
+async def db(rollback_conn: AsyncConnection) -> AsyncConnection:
+    await set_clock(rollback_conn, later(0))
+    return rollback_conn
+
+
+async def look(conn: AsyncConnection) -> Seen:
+    return await shards.look(conn, shard=0, epoch=await lead(conn), lost_after=90)
+
+
+async def test_backfills_that_go_on_or_have_runs_to_count(db: AsyncConnection) -> None:
+    await db.execute(BACKFILL.format(open_runs="0, 0, 0, 0"))  # type: ignore[arg-type]
+    await db.execute(BACKFILL.format(open_runs="2, 2, 0, 2"))  # type: ignore[arg-type]
+    wanted = "select array_agg(backfill_id order by backfill_id) from backfill where request = any(%s)"
+    expected = await value(db, wanted, ["running0", "running2", "paused2", "canceled2"])
+    assert (await look(db)).backfills == expected
+
+
+async def test_waits_that_are_due(db: AsyncConnection) -> None:
+    await db.execute("insert into deferral values (1, 0, -1, 1, 0, null, %s)", [later(10)])
+    assert not (await look(db)).has_arrivals
+    await set_clock(db, later(10))
+    assert (await look(db)).has_arrivals
+
+
+async def test_gates_that_were_left_to_the_leader_and_rates_that_open(db: AsyncConnection) -> None:
+    await db.execute("insert into gate (kind, name, capacity) values ('pool', 'a', 1), ('rate', 'b', 1)")
+    seen = await look(db)
+    assert (seen.has_gates, seen.next_opening) == (False, None)
+    await db.execute("update gate set is_behind = true, opens_at = %s where name = 'b'", [later(60)])
+    seen = await look(db)
+    assert (seen.has_gates, seen.next_opening) == (True, later(60))

@@ -1,0 +1,75 @@
+"""What the tables of backfills, schedules, alerts and servers refuse: rows that make no sense, and rows that are there already."""
+
+from __future__ import annotations
+
+import pytest
+from psycopg import AsyncConnection
+from psycopg.errors import CheckViolation, UniqueViolation
+
+SOUND = {
+    "first_at": "clock()",
+    "last_at": "clock()",
+    "reprocess": "'none'",
+    "parallel": "1",
+    "state": "'running'",
+    "total": "1",
+    "open_runs": "0",
+    "finished_at": "null::timestamptz",
+}
+
+
+def backfill(**fields: str) -> str:
+    """A backfill that makes sense, but for these fields."""
+    row = {**SOUND, **fields}
+    return (
+        f"insert into backfill (shard, dag_id, spec, params, newest_first, request, created_by, created_at, {', '.join(row)})"
+        f" select 0, 1, '{{}}', '{{}}', false, 'r', 'me', clock(), {', '.join(row.values())}"
+    )
+
+
+def alert(kind: str) -> str:
+    return f"insert into alert (kind, schedule_id, due_at, last_due_at, raised_at) select '{kind}', 1, clock(), clock(), clock()"
+
+
+NONSENSE = {
+    "a way to repeat that there is not": backfill(reprocess="'some'"),
+    "a limit that lets nothing run": backfill(parallel="0"),
+    "a limit that is none": backfill(parallel="1001"),
+    "a state that there is not": backfill(state="'asleep'"),
+    "a backfill of nothing": backfill(total="0"),
+    "less than no open runs": backfill(open_runs="-1"),
+    "an end before the beginning": backfill(last_at="clock() - interval '1 second'"),
+    "over without a time": backfill(state="'done'"),
+    "a time while it goes on": backfill(finished_at="clock()"),
+    "a change that there is not": "insert into schedule_version select 1, 1, 'wish', 'me', clock(), 'code', false, '{}'",
+    "waiting for what nobody tells of": "insert into awaited values ('moon', 'full', 1)",
+    "a deadline of nothing": "insert into deadline values (0, clock(), 1, 'pause')",
+    "an alert of nothing": alert("bored"),
+    "remains of nothing": "insert into remains values (0, 'task', 1)",
+}
+
+TWICE = {
+    "backfill": backfill(),
+    "backfill_run": "insert into backfill_run values (1, 1, 1, 1, clock())",
+    "schedule_version": "insert into schedule_version select 1, 1, 'put', 'me', clock(), 'code', false, '{}'",
+    "awaited": "insert into awaited values ('dag', 'a', 1)",
+    "heard": "insert into heard values (1, 'dag', 'a', 1, clock())",
+    "cause": "insert into cause values (1, '2030-01-01', 'dag', 'a', 1, clock())",
+    "deadline": "insert into deadline values (0, '2030-01-01', 1, 'start')",
+    "alert": alert("not_fired"),
+    "remains": "insert into remains values (0, 'run', 1)",
+    "cluster": "insert into cluster values (1, 1, clock(), clock(), '0/0', false)",
+}
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+async def test_a_row_that_makes_no_sense_is_refused(rollback_conn: AsyncConnection, nonsense: str) -> None:
+    with pytest.raises(CheckViolation):
+        await rollback_conn.execute(NONSENSE[nonsense])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("table", TWICE)
+async def test_a_row_that_is_there_is_refused(rollback_conn: AsyncConnection, table: str) -> None:
+    await rollback_conn.execute(TWICE[table])  # type: ignore[arg-type]
+    with pytest.raises(UniqueViolation):
+        await rollback_conn.execute(TWICE[table])  # type: ignore[arg-type]
