@@ -11,6 +11,8 @@ import psycopg
 from fastapi import Depends, Request
 from psycopg import AsyncConnection
 
+from evertick.api.event_stream import Seats
+from evertick.api.hub import Hub
 from evertick.api.pool import Pool
 from evertick.config import Settings
 from evertick.domain.access import Permission, Principal, Role
@@ -23,6 +25,8 @@ from evertick.store.wake import Channel, notify
 
 # Enough for a page of people; small beside what the engine has (H4).
 READERS, WRITERS = 6, 3
+# Each asks the database three times a second.
+MOST_LOG_STREAMS, MOST_LOG_STREAMS_OF_USER = 40, 10
 NOBODY = Principal(name="nobody", role=Role.VIEWER, tags=frozenset())
 
 F = TypeVar("F")
@@ -37,10 +41,14 @@ class Desk:
     log: Log
     readers: Pool = field(init=False)
     writers: Pool = field(init=False)
+    hub: Hub = field(init=False)
+    log_seats: Seats = field(init=False)
 
     def __post_init__(self) -> None:
         self.readers = Pool(self.url, Purpose.API_READ, READERS)
         self.writers = Pool(self.url, Purpose.API_WRITE, WRITERS)
+        self.hub = Hub(self.url, self.log)
+        self.log_seats = Seats(most=MOST_LOG_STREAMS, most_of_user=MOST_LOG_STREAMS_OF_USER)
 
 
 @dataclass(slots=True, kw_only=True)

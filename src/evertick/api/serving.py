@@ -48,10 +48,12 @@ async def serve(settings: Settings, url: str, log: Log, at: socket.socket, stop:
 
     async def end() -> None:
         await stop.wait()
+        # Before the server waits for those who are served: a stream has no end of its own.
+        desk.hub.close()
         server.should_exit = True
 
     async with asyncio.TaskGroup() as group:
-        beside = [group.create_task(each) for each in (end(), desk.readers.tend(), desk.writers.tend())]
+        beside = [group.create_task(each) for each in (end(), desk.hub.run(), desk.readers.tend(), desk.writers.tend())]
         await server.serve(sockets=[at])
         for each in beside:
             each.cancel()

@@ -18,7 +18,7 @@ from evertick.domain.access import Principal, Role, check_name, check_password, 
 from evertick.domain.errors import Conflict, NotFound, Refused, TooMany, UserError
 from evertick.engine.passwords import hashed, is_right
 from evertick.store import access
-from evertick.store.access import AccountChange, AccountRow, NewCredential
+from evertick.store.access import AccountChange, AccountRow, Known, NewCredential
 from evertick.store.db import retry_on_deadlock
 
 SESSION_SECONDS = 12 * 3600.0
@@ -177,16 +177,12 @@ async def who(conn: AsyncConnection, secret: str) -> tuple[Principal, bool] | No
     known = await access.authenticate(conn, hash_of(secret))
     if known is None:
         return None
-    cap = None if known.role_cap is None else Role(known.role_cap)
-    role, tags = narrowed(Role(known.role), known.tags, cap, known.tag_cap)
-    principal = Principal(
-        name=known.name,
-        role=role,
-        tags=tags,
-        credential_id=known.credential_id,
-        is_session=known.kind == "session",
-    )
-    return principal, known.is_use_old
+    return _principal(known), known.is_use_old
+
+
+async def still_valid(conn: AsyncConnection, credential_ids: list[int]) -> list[Principal]:
+    """Who is still there of those that came with these, and what they may now."""
+    return [_principal(known) for known in await access.still_valid(conn, credential_ids)]
 
 
 async def first_admin(conn: AsyncConnection, *, actor: str, password: str | None) -> str | None:
@@ -202,6 +198,18 @@ async def first_admin(conn: AsyncConnection, *, actor: str, password: str | None
         return None
     link = await issue(conn, row, kind="link", name="first login", actor=actor, seconds=LINK_SECONDS)
     return link.secret
+
+
+def _principal(known: Known) -> Principal:
+    cap = None if known.role_cap is None else Role(known.role_cap)
+    role, tags = narrowed(Role(known.role), known.tags, cap, known.tag_cap)
+    return Principal(
+        name=known.name,
+        role=role,
+        tags=tags,
+        credential_id=known.credential_id,
+        is_session=known.kind == "session",
+    )
 
 
 def hash_of(secret: str) -> bytes:

@@ -171,6 +171,10 @@ async def authenticate(conn: AsyncConnection, secret_hash: bytes) -> Known | Non
     return await one_row(conn, sql("access", "authenticate"), {"secret_hash": secret_hash}, Known)
 
 
+async def still_valid(conn: AsyncConnection, credential_ids: list[int]) -> list[Known]:
+    return await all_rows(conn, sql("access", "still_valid"), {"credential_ids": credential_ids}, Known)
+
+
 async def note_use(conn: AsyncConnection, *, credential_id: int, origin: str) -> None:
     await conn.execute(sql("access", "note_use"), {"credential_id": credential_id, "origin": origin})
 

@@ -27,6 +27,14 @@ class Chunk(NamedTuple):
     content: str
 
 
+class NewsChunk(NamedTuple):
+    epoch: int
+    seq: int
+    until: int
+    is_late: bool
+    content: str
+
+
 async def append(conn: AsyncConnection, *, session: int, chunks: list[NewChunk]) -> None:
     """Sending the same chunk twice is harmless."""
     rows = [
@@ -51,6 +59,13 @@ async def read(
     params = {**key._asdict(), "epoch": after[0], "seq": after[1], "limit": limit}
     cursor = await conn.execute(sql("logs", "read"), params)
     return [Chunk(*row) for row in await cursor.fetchall()]
+
+
+async def news(conn: AsyncConnection, key: TaskKey, *, known: dict[int, int], limit: int) -> list[NewsChunk]:
+    """Chunks after the last `seq` that is known of each epoch, and of epochs after those; in order."""
+    params: dict[str, object] = {**key._asdict(), "epochs": list(known), "seqs": list(known.values())}
+    cursor = await conn.execute(sql("logs", "news"), {**params, "newest": max(known, default=0), "limit": limit})
+    return [NewsChunk(*row) for row in await cursor.fetchall()]
 
 
 async def shipped_until(conn: AsyncConnection, key: TaskKey, *, epoch: int) -> int:

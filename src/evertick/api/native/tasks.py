@@ -7,13 +7,16 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Header, Path, Query
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from psycopg import AsyncConnection
 from pydantic import BaseModel, ConfigDict
 
 from evertick.api.desk import Caller, Who
+from evertick.api.event_stream import EventStream
 from evertick.api.guard import GuardedRoute, needs
+from evertick.api.log_follow import Places
+from evertick.api.log_follow import follow as follow_log
 from evertick.api.native.runs import RunId, find_run
 from evertick.api.paging import USUAL_ITEMS, Cursor, Limit, Page, cursor, read_cursor
 from evertick.domain.access import Permission
@@ -32,6 +35,11 @@ router = APIRouter(route_class=GuardedRoute, tags=["tasks"])
 
 TaskName = Annotated[str, Path(max_length=1000, description="The task's name.")]
 MapIndex = Annotated[int, Query(ge=-1, le=2**31 - 1, description="Which of a mapped task's; -1 for one that is not.")]
+PlaceInLog = Annotated[
+    str | None, Query(max_length=2000, description="With `follow`: go on after the event with this id.")
+]
+LastPlaceInLog = Annotated[str | None, Header(alias="Last-Event-ID", max_length=2000)]
+EVENTS = EventStream.media_type
 _CHUNKS = 50
 _FOLLOW_SECONDS = 0.25
 _LONGEST_FOLLOW_LOOKS = 4 * 3600
@@ -121,19 +129,39 @@ async def mark_task(run_id: RunId, task: TaskName, wanted: Mark, caller: Who) ->
         return Marked(outcome=await mark(conn, key, state=wanted.state, actor=caller.actor))
 
 
-@router.get("/runs/{run_id}/tasks/{task}/logs")
+@router.get(
+    "/runs/{run_id}/tasks/{task}/logs", response_model=Page[LogLine], responses={200: {"content": {EVENTS: {}}}}
+)
 @needs(Permission.READ_LOGS)
 async def read_log(
-    run_id: RunId, task: TaskName, caller: Who, map_index: MapIndex = -1, cursor_text: Cursor = None
-) -> Page[LogLine]:
-    """Its lines, chunk by chunk. The last page of a task that runs can be asked for again: it grows."""
+    run_id: RunId,
+    task: TaskName,
+    caller: Who,
+    map_index: MapIndex = -1,
+    cursor_text: Cursor = None,
+    follow: bool = False,
+    after: PlaceInLog = None,
+    last_event_id: LastPlaceInLog = None,
+) -> Page[LogLine] | EventStream:
+    """Its lines, chunk by chunk. The last page of a task that runs can be asked for again: it grows.
+
+    With `follow` as server-sent events, until the task has ended.
+    """
     epoch, seq = read_cursor(cursor_text, 0, -1)
     async with caller.reading() as conn:
         _, key = await _find(caller, conn, run_id, task, map_index)
+        if follow:
+            return _followed(caller, key, Places.read(last_event_id or after))
         found = await logs.read(conn, key, after=(_small(epoch), seq), limit=_CHUNKS)
     lines = [line for chunk in found for line in lines_of(chunk.content, epoch=chunk.epoch, is_late=chunk.is_late)]
     next_cursor = cursor(found[-1].epoch, found[-1].seq) if len(found) == _CHUNKS else None
     return Page(items=[LogLine(**line._asdict()) for line in lines], next_cursor=next_cursor)
+
+
+def _followed(caller: Caller, key: TaskKey, places: Places) -> EventStream:
+    seats, user = caller.desk.log_seats, caller.principal.name
+    seats.take(user)
+    return EventStream(follow_log(caller, key, places), on_close=lambda: seats.leave(user))
 
 
 @router.get("/runs/{run_id}/tasks/{task}/logs.txt", response_class=PlainTextResponse)

@@ -74,6 +74,14 @@ select c.credential_id, c.kind, c.name as credential, c.role as role_cap, c.tags
  where c.secret_hash = %(secret_hash)s and c.kind <> 'link' and c.revoked_at is null
    and (c.expires_at is null or c.expires_at > clock()) and not a.is_disabled
 
+-- name: still_valid
+-- Of those that somebody came with a while ago.
+select c.credential_id, c.kind, c.name as credential, c.role as role_cap, c.tags as tag_cap, a.account_id, a.name, a.role, a.tags,
+       false as is_use_old
+  from unnest(%(credential_ids)s::bigint[]) w
+  join credential c on c.credential_id = w join account a on a.account_id = c.account_id
+ where c.revoked_at is null and (c.expires_at is null or c.expires_at > clock()) and not a.is_disabled
+
 -- name: note_use
 -- Once a minute at most: who reads a thousand times leaves one trace.
 update credential set used_at = clock(), used_from = %(origin)s::text

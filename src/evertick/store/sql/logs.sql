@@ -17,6 +17,19 @@ select epoch, seq, is_late, content from log_chunk
  where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s and (epoch, seq) > (%(epoch)s::int, %(seq)s::bigint)
  order by epoch, seq limit %(limit)s
 
+-- name: news
+-- After the last chunk that is known of each attempt, by the key: an earlier attempt's lines may come while a later one writes.
+select n.epoch, n.seq, n.until, n.is_late, n.content
+  from unnest(%(epochs)s::int[], %(seqs)s::bigint[]) as k(epoch, seq)
+ cross join lateral (select c.epoch, c.seq, c.until, c.is_late, c.content from log_chunk c
+                      where c.run_id = %(run_id)s and c.idx = %(idx)s and c.map_index = %(map_index)s and c.epoch = k.epoch
+                        and c.seq > k.seq order by c.seq limit %(limit)s) n
+union all
+(select c.epoch, c.seq, c.until, c.is_late, c.content from log_chunk c
+  where c.run_id = %(run_id)s and c.idx = %(idx)s and c.map_index = %(map_index)s and c.epoch > %(newest)s::int
+  order by c.epoch, c.seq limit %(limit)s)
+ order by epoch, seq limit %(limit)s
+
 -- name: shipped_until
 -- Where to go on with the log of a runner that died.
 select coalesce(max(until), 0) from log_chunk

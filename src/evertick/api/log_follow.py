@@ -1,0 +1,123 @@
+"""A task's log as server-sent events, to the end of the task. Each event's id tells how far each attempt's log was read.
+
+Lines of one attempt come by two ways, with its end and before it, and may be stored in either order; lines of an attempt that
+was lost come when the next one has begun. So a reader goes on from the end of what it has of each attempt, and waits a while
+where something is missing in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from psycopg import AsyncConnection
+
+from evertick.api.desk import Caller
+from evertick.api.event_stream import HEARTBEAT_SECONDS, event, heartbeat
+from evertick.domain.attempt import TaskKey
+from evertick.domain.errors import UserError
+from evertick.domain.log_lines import lines_of
+from evertick.domain.states import TERMINAL_TASK_STATES
+from evertick.engine.accounts import still_valid
+from evertick.store import logs, tasks
+from evertick.store.logs import NewsChunk
+
+LOOK_SECONDS, CHECK_SECONDS = 0.3, 5.0
+# What was written before the end of a task is stored by then; what is missing in the middle never comes.
+QUIET_SECONDS, HOLE_SECONDS = 1.0, 5.0
+_CHUNKS = 20
+_MOST_EPOCHS = 50
+_PLACE = re.compile(r"(\d{1,9})\.(\d{1,18})\.(\d{1,18})")
+
+
+@dataclass(slots=True)
+class Places:
+    """Of each attempt the start of the last chunk that was read, and its end."""
+
+    of_epoch: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _hole_since: float | None = None
+
+    @classmethod
+    def read(cls, text: str | None) -> Places:
+        if text in (None, "", "0"):
+            return cls()
+        found = [_PLACE.fullmatch(part) for part in text.split(",")] if text else []
+        if not all(found) or len(found) > _MOST_EPOCHS:
+            raise UserError("This is not the id of an event of a log: begin without one.")
+        numbers = [[int(number) for number in each.groups()] for each in found if each]
+        return cls({epoch: (seq, until) for epoch, seq, until in numbers})
+
+    def __str__(self) -> str:
+        newest = sorted(self.of_epoch.items())[-_MOST_EPOCHS:]
+        return ",".join(f"{epoch}.{seq}.{until}" for epoch, (seq, until) in newest) or "0"
+
+    async def next_chunks(self, conn: AsyncConnection, key: TaskKey) -> list[NewsChunk]:
+        """What comes next, up to where something is missing that may still come."""
+        known = {epoch: seq for epoch, (seq, _) in self.of_epoch.items()}
+        found = await logs.news(conn, key, known=known, limit=_CHUNKS)
+        is_patient = self._hole_since is None or time.monotonic() - self._hole_since < HOLE_SECONDS
+        ends = {epoch: end for epoch, (_, end) in self.of_epoch.items()}
+        for number, chunk in enumerate(found):
+            end = ends.get(chunk.epoch, 0)
+            if chunk.seq > end and is_patient:
+                self._hole_since = self._hole_since or time.monotonic()
+                return found[:number]
+            ends[chunk.epoch] = max(chunk.until, end)
+        self._hole_since = None
+        return found
+
+    def take(self, chunk: NewsChunk) -> None:
+        _, end = self.of_epoch.get(chunk.epoch, (0, 0))
+        self.of_epoch[chunk.epoch] = (chunk.seq, max(chunk.until, end))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something is missing."""
+        return self._hole_since is not None
+
+
+async def follow(caller: Caller, key: TaskKey, places: Places) -> AsyncGenerator[str, None]:
+    """Until the task has ended and all that it wrote was told. No connection is held while the reader reads."""
+    moved_at = checked_at = spoke_at = time.monotonic()
+    while not caller.desk.hub.is_over:
+        is_due = time.monotonic() - checked_at >= CHECK_SECONDS
+        async with caller.reading() as conn:
+            if is_due and not await _is_still_valid(caller, conn):
+                yield event("end", {"reason": "signed out, or other rights: sign in again"}, id=str(places))
+                return
+            row = await tasks.find(conn, key)
+            found = await places.next_chunks(conn, key)
+        now = time.monotonic()
+        checked_at = now if is_due else checked_at
+        for chunk in found:
+            places.take(chunk)
+            yield event("lines", _lines(chunk), id=str(places))
+        if found:
+            moved_at = spoke_at = now
+            if len(found) == _CHUNKS:
+                continue
+        is_over = row is None or row.state in TERMINAL_TASK_STATES
+        if is_over and not places.is_waiting and now - moved_at >= QUIET_SECONDS:
+            yield event("end", {"state": row.state if row else None}, id=str(places))
+            return
+        if now - spoke_at >= HEARTBEAT_SECONDS:
+            spoke_at = now
+            yield heartbeat(id=str(places))
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _is_still_valid(caller: Caller, conn: AsyncConnection) -> bool:
+    credential_id = caller.principal.credential_id
+    return credential_id is None or await still_valid(conn, [credential_id]) == [caller.principal]
+
+
+def _lines(chunk: NewsChunk) -> dict[str, object]:
+    lines = lines_of(chunk.content, epoch=chunk.epoch, is_late=chunk.is_late)
+    told = [
+        {"at": line.at and line.at.isoformat().replace("+00:00", "Z"), "level": line.level, "text": line.text}
+        for line in lines
+    ]
+    return {"epoch": chunk.epoch, "is_late": chunk.is_late, "lines": told}

@@ -1,0 +1,53 @@
+"""What happens, as it happens: server-sent events."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+
+from evertick.api.desk import Who
+from evertick.api.event_stream import EventStream
+from evertick.api.guard import GuardedRoute, needs
+from evertick.api.native.runs import find_run
+from evertick.api.paging import LARGEST
+from evertick.domain.access import Permission
+
+router = APIRouter(route_class=GuardedRoute, tags=["events"])
+
+MOST_NAMED = 50
+
+DagNames = Annotated[
+    list[Annotated[str, Query(max_length=250)]],
+    Query(default_factory=list, max_length=MOST_NAMED, description="Only of these DAGs, and of the runs in `run`."),
+]
+RunIds = Annotated[
+    list[Annotated[int, Query(ge=1, le=LARGEST)]],
+    Query(default_factory=list, max_length=MOST_NAMED, description="Only of these runs, and of the DAGs in `dag`."),
+]
+After = Annotated[str | None, Query(max_length=100, description="Go on after the event with this id.")]
+LastEventId = Annotated[
+    str | None, Header(alias="Last-Event-ID", max_length=100, description="The same, as browsers send it.")
+]
+STREAM = {200: {"description": "Events, until either side ends it.", "content": {"text/event-stream": {}}}}
+
+
+@router.get("/events", status_code=200, response_class=EventStream, responses=STREAM)  # type: ignore[arg-type]
+@needs(Permission.READ_RUNS)
+async def watch(
+    caller: Who, dag: DagNames, run: RunIds, after: After = None, last_event_id: LastEventId = None
+) -> EventStream:
+    """The live state of runs and tasks. `hello` comes first; after a `reset` read everything again."""
+    async with caller.reading() as conn:
+        for name in dag:
+            await caller.dag(conn, name)
+        for run_id in run:
+            await find_run(caller, conn, run_id)
+    hub = caller.desk.hub
+    watcher = hub.join(caller.principal, runs=run, dags=dag)
+    try:
+        await hub.started()
+    except BaseException:
+        hub.leave(watcher)
+        raise
+    return EventStream(hub.events(watcher, after=last_event_id or after), on_close=lambda: hub.leave(watcher))

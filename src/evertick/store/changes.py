@@ -1,0 +1,112 @@
+"""What has changed since an earlier look: runs, tasks and deeds whose rows were written by a younger transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+
+from psycopg import AsyncConnection
+
+from evertick.store.rows import all_rows, one_row
+from evertick.store.statements import sql
+
+_XID_MASK = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """`oldest`: the oldest transaction that was open; `next`: the first that had not begun. The newest ids that were seen."""
+
+    oldest: int
+    next: int
+    newest_run: int
+    newest_entry: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedRun:
+    run_id: int
+    dag_id: int
+    state: str
+    open_tasks: int
+    started_at: datetime | None
+    finished_at: datetime | None
+    written_by: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedTask:
+    run_id: int
+    dag_id: int
+    task: str
+    map_index: int
+    state: str
+    attempt: int
+    started_at: datetime | None
+    finished_at: datetime | None
+    written_by: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    entry_id: int
+    occurred_at: datetime
+    verb: str
+    dag_id: int | None
+    run_id: int | None
+    task: str | None
+    map_index: int | None
+    subject: str | None
+    backfill: int | None
+    state: str | None
+    written_by: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedDag:
+    dag_id: int
+    name: str
+    tags: list[str]
+
+
+async def mark(conn: AsyncConnection) -> Mark:
+    return cast(Mark, await one_row(conn, sql("changes", "mark"), {}, Mark))
+
+
+async def open_runs(conn: AsyncConnection, *, limit: int) -> list[int]:
+    """Newest first."""
+    cursor = await conn.execute(sql("changes", "open_runs"), {"limit": limit})
+    return [cast(int, row[0]) for row in await cursor.fetchall()]
+
+
+async def runs(conn: AsyncConnection, *, since: int, after: int, were_open: list[int], limit: int) -> list[ChangedRun]:
+    """Written by `since` or younger; those over only above the run `after`, or if they were open."""
+    params = {"since": _xid(since), "after": after, "open": were_open, "limit": limit}
+    return await all_rows(conn, sql("changes", "runs"), params, ChangedRun)
+
+
+async def entries(conn: AsyncConnection, *, since: int, after: int, limit: int) -> list[Deed]:
+    params = {"since": _xid(since), "after": after, "limit": limit}
+    return await all_rows(conn, sql("changes", "entries"), params, Deed)
+
+
+async def watched(conn: AsyncConnection, *, dags: list[str], is_all: bool, moved: list[int], limit: int) -> list[int]:
+    params = {"dags": dags, "is_all": is_all, "moved": moved, "limit": limit}
+    cursor = await conn.execute(sql("changes", "watched"), params)
+    return [cast(int, row[0]) for row in await cursor.fetchall()]
+
+
+async def tasks(conn: AsyncConnection, *, since: int, run_ids: list[int], limit: int) -> list[ChangedTask]:
+    params = {"since": _xid(since), "run_ids": run_ids, "limit": limit}
+    return await all_rows(conn, sql("changes", "tasks"), params, ChangedTask)
+
+
+async def tagged_dags(conn: AsyncConnection, dag_ids: list[int]) -> list[TaggedDag]:
+    return await all_rows(conn, sql("changes", "dags"), {"dag_ids": dag_ids}, TaggedDag)
+
+
+def _xid(full: int) -> str:
+    """As rows have it: without how often the numbers began anew."""
+    return str(full & _XID_MASK)
