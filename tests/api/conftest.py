@@ -13,11 +13,11 @@ import structlog
 from fastapi import FastAPI
 from psycopg import AsyncConnection
 
-from evertick.api.app import make_app
 from evertick.api.desk import Desk
 from evertick.config import Settings
 from evertick.domain.access import Role
 from evertick.engine import accounts
+from evertick.ui.app import make_app
 
 BASE = "http://evertick.test"
 _NUMBERS = itertools.count(1)

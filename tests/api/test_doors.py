@@ -15,6 +15,7 @@ from evertick.api.app import parts_of
 from evertick.api.guard import GuardedRoute, needs
 from evertick.domain.access import MATRIX, Permission, Principal, Role, narrowed
 from evertick.engine import accounts
+from evertick.ui.frame import PageRoute
 from tests.api.conftest import Client, Signed
 from tests.engine.world import value
 from tests.source_tree import ROOT
@@ -23,9 +24,12 @@ LIMITED = frozenset({"finance"})
 
 
 class Cell(NamedTuple):
+    """`is_page`: for people, who are led to the login instead of being told a status."""
+
     method: str
     path: str
     permission: Permission
+    is_page: bool
 
 
 def walk(routes: Iterable[Any]) -> Iterator[Any]:
@@ -41,7 +45,7 @@ def cells(app: FastAPI) -> Iterator[Cell]:
             if isinstance(route, GuardedRoute):
                 path = prefix + re.sub(r"\{[^}]*\}", "999999", route.path)
                 for method in sorted(route.methods or ()):
-                    yield Cell(method, path, route.permission)
+                    yield Cell(method, path, route.permission, isinstance(route, PageRoute))
 
 
 def test_every_route_of_every_part_goes_through_the_door(app: FastAPI) -> None:
@@ -69,7 +73,10 @@ def test_only_these_routes_are_open(app: FastAPI) -> None:
 
 
 OPEN = {
-    "GET /",
+    "GET /login",
+    "POST /login",
+    "GET /static/999999/999999",
+    "GET /favicon.ico",
     "GET /healthz",
     "GET /readyz",
     "POST /auth/token",
@@ -98,7 +105,7 @@ async def test_the_matrix_holds_cell_by_cell(
     row = await accounts.find_user(conn, "someone")
     wrong = []
     for cell in cells(app):
-        if cell.path == "/auth/logout":
+        if cell.path in ("/auth/logout", "/logout"):
             issued = await accounts.issue(conn, row, kind="session", name="x", actor="test", seconds=60)
             caller.headers["Authorization"] = f"Bearer {issued.secret}"
         else:
@@ -125,6 +132,10 @@ async def test_strangers_and_bad_tokens_are_told_to_sign_in_everywhere(app: Fast
                 continue
             headers = {"Authorization": header} if header else {}
             answer = await nobody.request(cell.method, cell.path, headers=headers, content=b"{broken")
+            if cell.is_page and cell.method == "GET":
+                assert answer.status_code == 303, (cell, answer.text)
+                assert answer.headers["location"].startswith("/login")
+                continue
             assert answer.status_code == 401, (cell, answer.text)
             assert answer.headers["www-authenticate"] == "Bearer"
 

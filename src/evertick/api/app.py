@@ -1,9 +1,8 @@
-"""The whole of HTTP: signing in, the native API under /api/v1, Airflow's under /api/v2, health. One factory, no globals."""
+"""What programs ask: signing in, the native API under /api/v1, Airflow's under /api/v2, health. One factory, no globals."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Any
 
 import psycopg
 from fastapi import FastAPI, Request
@@ -107,12 +106,6 @@ def _log(request: Request, error: Exception) -> None:
 
 
 def _add_front(app: FastAPI) -> None:
-    @app.get("/")
-    @needs(Permission.OPEN)
-    async def front(caller: Who) -> dict[str, Any]:
-        """What there is."""
-        return {"name": "Evertick", "version": app.version, "apis": ["/api/v1", "/api/v2"], "sign_in": "/auth/token"}
-
     @app.get("/healthz", response_class=PlainTextResponse)
     @needs(Permission.OPEN)
     async def alive(caller: Who) -> str:

@@ -23,8 +23,10 @@ _REST_SECONDS = 5.0
 
 
 class Api:
-    def __init__(self, settings: Settings, *, url: str, log: Log) -> None:
-        self._settings, self._url, self._log = settings, url, log
+    """`application`: the name of the module whose `make_app` makes what is served."""
+
+    def __init__(self, settings: Settings, *, url: str, log: Log, application: str) -> None:
+        self._settings, self._url, self._log, self._application = settings, url, log, application
         self.wake, self.stop = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
@@ -64,7 +66,8 @@ class Api:
         if await self._first_knock():
             # By name: importing the framework is what is put off.
             serving = import_module("evertick.api.serving")
-            await serving.serve(self._settings, self._url, self._log, self._socket, self.stop)
+            make_app = import_module(self._application).make_app
+            await serving.serve(make_app, self._settings, self._url, self._log, self._socket, self.stop)
         self._socket.close()
 
     async def _first_knock(self) -> bool:

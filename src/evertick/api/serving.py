@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
+from fastapi import FastAPI
 
-from evertick.api.app import make_app
 from evertick.api.desk import Desk
 from evertick.api.service import IDLE_SECONDS, MOST_CONNECTIONS, STOP_SECONDS
 from evertick.config import Settings
@@ -24,7 +24,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(settings: Settings, url: str, log: Log, at: socket.socket, stop: asyncio.Event) -> None:
+async def serve(
+    make_app: Callable[[Desk], FastAPI],
+    settings: Settings,
+    url: str,
+    log: Log,
+    at: socket.socket,
+    stop: asyncio.Event,
+) -> None:
     """Until `stop` is set."""
     desk = Desk(settings, url, log)
     config = uvicorn.Config(

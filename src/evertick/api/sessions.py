@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
@@ -20,11 +20,6 @@ from evertick.engine import accounts
 from evertick.engine.accounts import Issued
 
 router = APIRouter(prefix="/auth", route_class=GuardedRoute, tags=["auth"])
-
-# Sent by a form without any script: a preview of the link must not use it up, so a person presses a button.
-_LINK_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Evertick: sign in</title>
-<h1>Sign in to Evertick</h1><form method="post"><button type="submit">Sign in</button></form></html>
-"""
 
 
 class Login(BaseModel):
@@ -73,26 +68,19 @@ async def sign_in(request: Request, response: Response, caller: Who) -> Session:
     issued = await accounts.sign_in(
         caller.changing, name=login.username, password=login.password, origin=caller.origin, means="browser"
     )
-    _set_cookie(request, response, issued)
+    set_cookie(request, response, issued)
     return await _session(caller, issued.secret, csrf_of(issued.secret))
-
-
-@router.get("/link/{secret}", response_class=HTMLResponse)
-@needs(Permission.OPEN)
-async def show_link(secret: str, caller: Who) -> HTMLResponse:
-    """The page of a one-time login link. Looking at it does not use it up."""
-    return HTMLResponse(_LINK_PAGE)
 
 
 @router.post("/link/{secret}", status_code=303, response_class=RedirectResponse)
 @needs(Permission.OPEN)
 async def take_link(secret: str, request: Request, caller: Who) -> RedirectResponse:
-    """Sign in by a one-time link."""
+    """Sign in by a one-time link. Its page is the UI's."""
     refuse_foreign(request)
     async with caller.changing() as conn:
         issued = await accounts.sign_in_by_link(conn, secret=secret, origin=caller.origin)
     response = RedirectResponse("/", status_code=303)
-    _set_cookie(request, response, issued)
+    set_cookie(request, response, issued)
     return response
 
 
@@ -107,6 +95,10 @@ async def show_session(caller: Who) -> Session:
 @needs(Permission.OWN)
 async def sign_out(response: Response, caller: Who) -> None:
     """End this session, or revoke the token that this was asked with."""
+    await end_session(caller, response)
+
+
+async def end_session(caller: Caller, response: Response) -> None:
     assert caller.principal.credential_id is not None
     async with caller.changing() as conn:
         await accounts.revoke(conn, credential_id=caller.principal.credential_id, actor=caller.actor)
@@ -148,7 +140,7 @@ async def _login(request: Request) -> Login:
         raise HTTPException(400, "The body is no JSON object and no form.") from None
 
 
-def _set_cookie(request: Request, response: Response, issued: Issued) -> None:
+def set_cookie(request: Request, response: Response, issued: Issued) -> None:
     is_secure = request.url.scheme == "https"
     response.set_cookie(
         SECURE_COOKIE if is_secure else PLAIN_COOKIE,

@@ -15,9 +15,12 @@ app = typer.Typer(add_completion=False)
 Host = Annotated[str | None, typer.Option("--host", help="The address to listen on; others need a password first.")]
 Port = Annotated[int | None, typer.Option("--port", min=0, max=65_535, help="The port; 8080, or any if that is taken.")]
 
+# By name: importing the framework and the pages is put off until somebody asks.
+APPLICATION = "evertick.ui.app"
+
 
 @app.command(epilog="Example: evertick api --port 8080")
 def api(host: Host = None, port: Port = None) -> None:
-    """Serve the HTTP API: /api/v1, Airflow's /api/v2, and signing in. It loads with the first request."""
+    """Serve the web pages and the HTTP API: /api/v1, Airflow's /api/v2, and signing in. It loads with the first request."""
     settings = read_settings(api_host=host, api_port=port)
-    serve("api", settings, lambda url, log: Api(settings, url=url, log=log))
+    serve("api", settings, lambda url, log: Api(settings, url=url, log=log, application=APPLICATION))

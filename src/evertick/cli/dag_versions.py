@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from psycopg import AsyncConnection
@@ -18,7 +16,7 @@ from evertick.cli.times import relative
 from evertick.config import load_routing, read_settings
 from evertick.engine.roll_back import find_version, roll_back
 from evertick.engine.trigger import find_dag_row
-from evertick.execution.bundle import contents
+from evertick.execution.version_diff import code_changes, plan_changes
 from evertick.services.publisher import DEPLOYED
 from evertick.store import dags
 from evertick.store.dags import ListedVersion
@@ -67,7 +65,7 @@ def diff_versions(dag: DagName, number: Number = None, other: Other = None, as_j
         row = await find_dag_row(conn, dag)
         old = await find_version(conn, dag, number)
         new = await find_version(conn, dag, other if other is not None else row.number)
-        return old, new, await _plan_changes(conn, old, new), await _code_changes(conn, old, new)
+        return old, new, await plan_changes(conn, old, new), await code_changes(conn, old, new)
 
     (old, new, plan, code), _ = ask(read)
     if as_json:
@@ -102,52 +100,3 @@ def roll_back_dag(dag: DagName, number: Number = None, yes: Yes = False) -> None
                 f"It comes from {done.file} in a watched folder: roll that back, too, or its next change is published."
             )
         )
-
-
-async def _plan_changes(conn: AsyncConnection, old: ListedVersion, new: ListedVersion) -> list[str]:
-    texts = []
-    for each in (old, new):
-        row = await dags.version(conn, each.version_id)
-        texts.append(_plan_text(row.spec if row else {}))
-    return _unified(texts[0], texts[1], "plan")
-
-
-def _plan_text(spec: dict[str, Any]) -> str:
-    """Tasks by name, with the names of those before them: numbers in the plan move when a task is added."""
-    tasks = spec.get("tasks", [])
-    names = [task["name"] for task in tasks]
-    after: dict[str, list[str]] = {name: [] for name in names}
-    for up, down in spec.get("edges", []):
-        after[names[down]].append(names[up])
-    plain = {key: value for key, value in spec.items() if key not in ("tasks", "edges")}
-    plain["tasks"] = {task["name"]: {**task, "after": sorted(after[task["name"]])} for task in tasks}
-    return json.dumps(plain, indent=1, sort_keys=True)
-
-
-async def _code_changes(conn: AsyncConnection, old: ListedVersion, new: ListedVersion) -> list[str]:
-    if old.bundle_hash == new.bundle_hash:
-        return []
-    sides = []
-    for each in (old, new):
-        row = await dags.bundle(conn, each.bundle_hash)
-        sides.append(contents(row.archive, each.bundle_hash) if row else {})
-    changes: list[str] = []
-    for path in sorted(sides[0].keys() | sides[1].keys()):
-        before, after = (side.get(path) for side in sides)
-        if before != after:
-            changes += _file_changes(path, before, after)
-    return changes
-
-
-def _file_changes(path: str, before: bytes | None, after: bytes | None) -> list[str]:
-    try:
-        return _unified((before or b"").decode(), (after or b"").decode(), path)
-    except UnicodeDecodeError:
-        return [f"{path}: {len(before or b''):,} bytes became {len(after or b''):,}"]
-
-
-def _unified(before: str, after: str, name: str) -> list[str]:
-    made = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), f"{name} before", f"{name} after", lineterm="", n=2
-    )
-    return list(made)

@@ -9,24 +9,15 @@ import typer
 
 from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
-from evertick.cli.gate_page import span
 from evertick.cli.options import Json, Limit, Run, Task, run_number
 from evertick.cli.tables import Cell, hint, line, show, state, table
 from evertick.cli.times import relative
-from evertick.domain.why import Blocked, Explained, Reason, tell
+from evertick.domain.blocked import kind_of, tell_blocked
+from evertick.domain.why import Explained, tell
 from evertick.engine.why import explain
 from evertick.store import gates
 
 app = typer.Typer(add_completion=False)
-
-_KINDS = {
-    "no_runner": "no live runner",
-    "dag_paused": "DAG is paused",
-    "run_queued": "max_active_runs",
-    "retry_line": "max_active_retries",
-    "time": "time",
-    "quarantined": "set aside",
-}
 
 
 def why_task(run: Run, task: Task, as_json: Json = False) -> None:
@@ -60,7 +51,9 @@ def list_blocked(limit: Limit = 50, as_json: Json = False) -> None:
     rows: list[list[Cell]] = []
     for each in found:
         since = relative(each.since, now) if each.since else None
-        rows.append([each.waiting, state("pending", _kind(each)), each.name, since, _facts(each, _seen_from(now))])
+        rows.append(
+            [each.waiting, state("pending", kind_of(each)), each.name, since, tell_blocked(each, _seen_from(now))]
+        )
     show(table(("#WAITING", "WHY", "WHAT", "OLDEST", "DETAIL"), rows))
     show(hint("\nAsk about one task with: evertick tasks why RUN TASK"))
 
@@ -68,37 +61,6 @@ def list_blocked(limit: Limit = 50, as_json: Json = False) -> None:
 def _seen_from(now: datetime) -> Callable[[str], str]:
     """Instants as all commands show them."""
     return lambda instant: relative(datetime.fromisoformat(instant), now)
-
-
-def _kind(each: Blocked) -> str:
-    if each.kind == "gate":
-        return {"order": "smaller version", "rate": "used up", "past": "run before"}.get(each.detail["gate"], "full")
-    return _KINDS[each.kind]
-
-
-def _facts(each: Blocked, when: Callable[[str], str]) -> str | None:
-    it = each.detail
-    if each.kind == "gate" and it["gate"] == "order":
-        first = it["smaller"][0] if it["smaller"] else None
-        return f"version {first['version']}: {first['dag']}.{first['task']} of run {first['run_id']}" if first else None
-    if each.kind == "gate" and it["gate"] == "rate":
-        return f"{it['used']}/{it['capacity']} in {span(it['period'])}" + (
-            f", the next {when(it['until'])}" if it["until"] else ""
-        )
-    if each.kind == "gate" and it["gate"] == "past":
-        return f"{it['task']} of run {it['run_id']} is {it['state']}"
-    if each.kind == "gate":
-        held = ", ".join(f"{x['dag']}.{x['task']} of run {x['run_id']}" for x in it["holders"]) or "nobody"
-        return (
-            f"{it['used']}/{it['capacity']} used by {held}" if not each.name.startswith("mutex ") else f"held by {held}"
-        )
-    if each.kind == "no_runner":
-        return tell(Reason("no_runner", it), when)
-    if each.kind == "run_queued":
-        return f"{it['active']} of {it['limit']} runs active" if it["limit"] else None
-    if each.kind == "time":
-        return f"the next {when(it['next'])}"
-    return f"{it['verb']}: {it['reason']}" if each.kind == "quarantined" else None
 
 
 def _document(found: Explained) -> dict[str, object]:

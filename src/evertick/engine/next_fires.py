@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from evertick.domain.schedule import next_after
 from evertick.engine.plan import UNPLANNABLE, read_spec
+from evertick.store.overview import Upcoming
 from evertick.store.schedules import ListedSchedule
 
 
@@ -14,10 +15,22 @@ def fires_of(row: ListedSchedule, count: int) -> list[datetime]:
     due a little later."""
     if row.paused or row.error or row.next_due is None:
         return []
-    fires = [row.next_due - timedelta(seconds=row.delay_seconds)]
+    return _fires(row.spec, row.next_due - timedelta(seconds=row.delay_seconds), count, None)
+
+
+def fires_until(row: Upcoming, until: datetime, most: int) -> list[datetime]:
+    """When it is due from now until then, at most so often."""
+    delay = timedelta(seconds=row.delay_seconds)
+    return [each + delay for each in _fires(row.spec, row.next_due - delay, most, until - delay)]
+
+
+def _fires(spec: dict[str, object], first: datetime, count: int, until: datetime | None) -> list[datetime]:
+    fires = [first]
     try:
-        spec = read_spec(row.spec)
-        while len(fires) < count and (following := next_after(spec, fires[-1])) is not None:
+        parsed = read_spec(spec)
+        while len(fires) < count and (following := next_after(parsed, fires[-1])) is not None:
+            if until is not None and following > until:
+                break
             fires.append(following)
     except UNPLANNABLE:
         return []  # nobody has tried to fire it yet

@@ -111,7 +111,7 @@ async def list_schedules(dag: DagName, caller: Who) -> Page[Schedule]:
 async def show_schedule(dag: DagName, name: Name, response: Response, caller: Who) -> Schedule:
     """Its ETag is its version: send it back as If-Match with a change."""
     async with caller.reading() as conn:
-        row = await _find(caller, conn, dag, name)
+        row = await find_schedule(caller, conn, dag, name)
     put_etag(response, _etag(row.version))
     return schedule_of(row)
 
@@ -128,37 +128,7 @@ async def change(
     idempotency_key: IdempotencyKey = None,
 ) -> Schedule:
     """Create or replace it. With If-Match only from that version on (`"v0"`: it must not exist); what is due still runs."""
-    expected = _expected(if_match)
-    async with caller.changing(Channel.PLAN) as conn:
-        row = await caller.dag(conn, dag)
-        spec = spec_of(row)
-        given: dict[str, Any] = {"timezone": wanted.timezone or spec.timezone}
-        given |= {"start_at": wanted.start_at, "end_at": wanted.end_at}
-        given |= {"anchor_at": wanted.anchor_at, "jitter_seconds": wanted.jitter_seconds}
-        schedule = NamedSchedule(
-            name=name,
-            spec=_parsed(wanted.when, given),
-            params=wanted.params,
-            misfire=wanted.misfire,
-            catchup_window_seconds=wanted.catchup_window_seconds,
-            catchup_limit=wanted.catchup_limit,
-            overlap=wanted.overlap,
-            start_within_seconds=wanted.start_within_seconds,
-            finish_within_seconds=wanted.finish_within_seconds,
-        )
-        check_schedule(spec, schedule)
-        try:
-            await put_schedule(
-                conn,
-                dag=dag,
-                schedule=schedule,
-                actor=caller.actor,
-                expected_version=expected,
-                request=idempotency_key,
-            )
-        except Conflict as error:
-            raise (Stale(str(error)) if expected is not None else error) from None
-        found = await _find(caller, conn, dag, name)
+    found = await save(caller, dag, name, wanted, expected=_expected(if_match), request=idempotency_key)
     put_etag(response, _etag(found.version))
     return schedule_of(found)
 
@@ -168,7 +138,7 @@ async def change(
 async def delete(dag: DagName, name: Name, caller: Who, if_match: IfMatch = None) -> None:
     """Its runs and its history stay."""
     async with caller.changing(Channel.PLAN) as conn:
-        await _find(caller, conn, dag, name)
+        await find_schedule(caller, conn, dag, name)
         with_version = _expected(if_match)
         await verbs.delete_schedule(conn, dag=dag, name=name, actor=caller.actor, expected_version=with_version)
 
@@ -177,10 +147,10 @@ async def delete(dag: DagName, name: Name, caller: Who, if_match: IfMatch = None
 @needs(Permission.PAUSE_SCHEDULES)
 async def pause(dag: DagName, name: Name, caller: Who, if_match: IfMatch = None) -> Schedule:
     async with caller.changing(Channel.PLAN) as conn:
-        await _find(caller, conn, dag, name)
+        await find_schedule(caller, conn, dag, name)
         with_version = _expected(if_match)
         await verbs.pause_schedule(conn, dag=dag, name=name, actor=caller.actor, expected_version=with_version)
-        return schedule_of(await _find(caller, conn, dag, name))
+        return schedule_of(await find_schedule(caller, conn, dag, name))
 
 
 @router.post("/dags/{dag}/schedules/{name}/unpause")
@@ -189,9 +159,9 @@ async def unpause(dag: DagName, name: Name, caller: Who, how: CatchUpWish | None
     asked = how or CatchUpWish()
     catch_up = CatchUp(policy=asked.catch_up, window_seconds=asked.window_seconds)
     async with caller.changing(Channel.PLAN, Channel.READY) as conn:
-        await _find(caller, conn, dag, name)
+        await find_schedule(caller, conn, dag, name)
         await verbs.unpause_schedule(conn, dag=dag, name=name, actor=caller.actor, catch_up=catch_up)
-        return schedule_of(await _find(caller, conn, dag, name))
+        return schedule_of(await find_schedule(caller, conn, dag, name))
 
 
 @router.post("/dags/{dag}/schedules/{name}/reset", status_code=204)
@@ -199,7 +169,7 @@ async def unpause(dag: DagName, name: Name, caller: Who, how: CatchUpWish | None
 async def reset(dag: DagName, name: Name, caller: Who) -> None:
     """Give it back to the code."""
     async with caller.changing(Channel.PLAN) as conn:
-        await _find(caller, conn, dag, name)
+        await find_schedule(caller, conn, dag, name)
         await verbs.reset_schedule(conn, dag=dag, name=name, actor=caller.actor)
 
 
@@ -208,7 +178,7 @@ async def reset(dag: DagName, name: Name, caller: Who) -> None:
 async def next_fires(dag: DagName, name: Name, caller: Who, count: Count = 10) -> NextFires:
     """From where it stands; none while it is paused."""
     async with caller.reading() as conn:
-        row = await _find(caller, conn, dag, name)
+        row = await find_schedule(caller, conn, dag, name)
     return NextFires(when=schedule_of(row).when, fires=fires_of(row, count))
 
 
@@ -229,7 +199,7 @@ async def history(dag: DagName, name: Name, caller: Who, count: Count = 50) -> P
 async def skips(dag: DagName, name: Name, caller: Who, count: Count = 50) -> Page[Skip]:
     """Fires that did not run, and why; the latest first."""
     async with caller.reading() as conn:
-        await _find(caller, conn, dag, name)
+        await find_schedule(caller, conn, dag, name)
         return Page(items=await schedules.skips(conn, dag=dag, name=name, limit=count), next_cursor=None)
 
 
@@ -237,7 +207,7 @@ async def skips(dag: DagName, name: Name, caller: Who, count: Count = 50) -> Pag
 @needs(Permission.READ_SCHEDULES)
 async def simulate(wanted: Simulate, caller: Who) -> Simulated:
     """When it would fire between two instants, and what each change of the clock does to it."""
-    spec = _parsed(wanted.when, {"timezone": wanted.timezone})
+    spec = parsed(wanted.when, {"timezone": wanted.timezone})
     first, last = _aware(wanted.first), _aware(wanted.last)
     if not first <= last <= first + _LONGEST_SIMULATION:
         raise UserError("`last` must not be before `first`, nor more than five years after it.")
@@ -260,7 +230,41 @@ async def simulate(wanted: Simulate, caller: Who) -> Simulated:
     )
 
 
-async def _find(caller: Caller, conn: AsyncConnection, dag: str, name: str) -> ListedSchedule:
+async def save(
+    caller: Caller, dag: str, name: str, wanted: PutSchedule, *, expected: int | None, request: str | None = None
+) -> ListedSchedule:
+    """Create or replace a schedule, from that version on if one is expected."""
+    async with caller.changing(Channel.PLAN) as conn:
+        spec = spec_of(await caller.dag(conn, dag))
+        schedule = named(name, wanted, spec.timezone)
+        check_schedule(spec, schedule)
+        try:
+            await put_schedule(
+                conn, dag=dag, schedule=schedule, actor=caller.actor, expected_version=expected, request=request
+            )
+        except Conflict as error:
+            raise (Stale(str(error)) if expected is not None else error) from None
+        return await find_schedule(caller, conn, dag, name)
+
+
+def named(name: str, wanted: PutSchedule, timezone: str) -> NamedSchedule:
+    given: dict[str, Any] = {"timezone": wanted.timezone or timezone}
+    given |= {"start_at": wanted.start_at, "end_at": wanted.end_at}
+    given |= {"anchor_at": wanted.anchor_at, "jitter_seconds": wanted.jitter_seconds}
+    return NamedSchedule(
+        name=name,
+        spec=parsed(wanted.when, given),
+        params=wanted.params,
+        misfire=wanted.misfire,
+        catchup_window_seconds=wanted.catchup_window_seconds,
+        catchup_limit=wanted.catchup_limit,
+        overlap=wanted.overlap,
+        start_within_seconds=wanted.start_within_seconds,
+        finish_within_seconds=wanted.finish_within_seconds,
+    )
+
+
+async def find_schedule(caller: Caller, conn: AsyncConnection, dag: str, name: str) -> ListedSchedule:
     await caller.dag(conn, dag)
     for row in await schedules.list_all(conn, dag=dag, limit=_MOST):
         if row.name == name:
@@ -268,7 +272,7 @@ async def _find(caller: Caller, conn: AsyncConnection, dag: str, name: str) -> L
     raise NotFound(f"DAG {dag} has no schedule {name!r}.")
 
 
-def _parsed(when: object, given: dict[str, Any]) -> ScheduleSpec:
+def parsed(when: object, given: dict[str, Any]) -> ScheduleSpec:
     try:
         return read_spec(parse_schedule(when, **given).to_json())
     except UserError:

@@ -1,0 +1,108 @@
+"""DAGs as people look through them: a page of them, their newest runs, and the grid of one. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+
+from psycopg import AsyncConnection
+
+from evertick.store.rows import all_rows
+from evertick.store.statements import sql
+
+JsonObject = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """`tags`: one of them. `like`: a pattern of LIKE. `newest`: how the newest run stands."""
+
+    tags: list[str] | None = None
+    like: str | None = None
+    paused: bool | None = None
+    newest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDag:
+    dag_id: int
+    name: str
+    paused: bool
+    version: int
+    task_count: int
+    tags: list[str]
+    description: str | None
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewestRun:
+    dag_id: int
+    run_id: int
+    state: str
+    created_at: datetime
+    fire_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class NextFire:
+    dag_id: int
+    name: str
+    spec: JsonObject
+    next_due: datetime | None
+    paused: bool
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GridRun:
+    run_id: int
+    version: int
+    kind: str
+    fire_at: datetime | None
+    created_at: datetime
+    state: str
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class GridCell:
+    """How many instances of a task of a run are in one state."""
+
+    run_id: int
+    task: str
+    state: str
+    count: int
+    is_mapped: bool
+    started_at: datetime | None
+    finished_at: datetime | None
+    attempt: int
+
+
+async def page(conn: AsyncConnection, wanted: Wanted, *, after: str, limit: int) -> list[ListedDag]:
+    params = {**asdict(wanted), "after": after, "limit": limit}
+    return await all_rows(conn, sql("catalogue", "page"), params, ListedDag)
+
+
+async def newest_runs(conn: AsyncConnection, *, dag_ids: Sequence[int], each: int) -> list[NewestRun]:
+    """Of each DAG so many, oldest first."""
+    params = {"dag_ids": list(dag_ids), "each": each}
+    return await all_rows(conn, sql("catalogue", "newest_runs"), params, NewestRun)
+
+
+async def next_fires(conn: AsyncConnection, *, dag_ids: Sequence[int]) -> list[NextFire]:
+    return await all_rows(conn, sql("catalogue", "next_fires"), {"dag_ids": list(dag_ids)}, NextFire)
+
+
+async def grid(conn: AsyncConnection, *, dag_id: int, before: int, limit: int) -> list[GridRun]:
+    """Newest first."""
+    params = {"dag_id": dag_id, "before": before, "limit": limit}
+    return await all_rows(conn, sql("catalogue", "grid"), params, GridRun)
+
+
+async def cells(conn: AsyncConnection, *, run_ids: Sequence[int], limit: int) -> list[GridCell]:
+    return await all_rows(conn, sql("catalogue", "cells"), {"run_ids": list(run_ids), "limit": limit}, GridCell)

@@ -1,0 +1,45 @@
+-- DAGs as people look through them: a page in the order of their names, with what became of their newest runs.
+
+-- name: page
+-- From after a name. Of the spec only what a list shows: a large DAG must not weigh on it. The newest run is looked at only if it is asked for.
+select d.dag_id, d.name, d.paused, v.number as version, v.task_count, coalesce(v.spec->'tags', '[]') as tags,
+       left(v.spec->>'description', 300) as description, d.file
+  from dag d join dag_version v on v.version_id = d.version_id
+ where d.deleted_at is null and d.name > %(after)s and (%(tags)s::text[] is null or v.spec->'tags' ?| %(tags)s)
+   and (%(like)s::text is null or d.name ilike %(like)s) and (%(paused)s::boolean is null or d.paused = %(paused)s)
+   and (%(newest)s::run_state is null or %(newest)s = (
+       select s.state from run_status s
+        where s.run_id = (select n.run_id from run n where n.dag_id = d.dag_id order by n.run_id desc limit 1)))
+ order by d.name limit %(limit)s
+
+-- name: newest_runs
+-- One index probe per DAG.
+select r.dag_id, s.run_id, s.state, r.created_at, r.fire_at, s.started_at, s.finished_at
+  from unnest(%(dag_ids)s::int[]) w(dag_id)
+ cross join lateral (select n.run_id, n.dag_id, n.created_at, n.fire_at from run n where n.dag_id = w.dag_id order by n.run_id desc limit %(each)s) r
+ cross join lateral (select * from run_status x where x.run_id = r.run_id offset 0) s
+ order by r.dag_id, s.run_id
+
+-- name: next_fires
+-- The schedule of each DAG that is next, or one that waits for something else than time.
+select distinct on (c.dag_id) c.dag_id, c.name, c.spec, s.next_due, s.paused, s.error
+  from schedule c join schedule_state s on s.schedule_id = c.schedule_id
+ where c.dag_id = any(%(dag_ids)s::int[]) and c.deleted_at is null
+ order by c.dag_id, s.next_due nulls last, c.name
+
+-- name: grid
+-- The newest runs of a DAG, before one, with the run's own facts.
+select r.run_id, v.number as version, r.kind, r.fire_at, r.created_at, s.state, s.started_at, s.finished_at
+  from (select n.run_id from run n where n.dag_id = %(dag_id)s and n.run_id < %(before)s::bigint order by n.run_id desc limit %(limit)s) w
+  join run r on r.run_id = w.run_id join run_status s on s.run_id = w.run_id join dag_version v on v.version_id = r.version_id
+ order by r.run_id desc
+
+-- name: cells
+-- The tasks of these runs by name, the instances of a mapped one together: how many in each state.
+select k.run_id, s.name as task, k.state::text as state, count(*) as count, bool_or(k.map_index >= 0) as is_mapped,
+       min(k.started_at) as started_at, max(k.finished_at) as finished_at, max(k.attempt) as attempt
+  from unnest(%(run_ids)s::bigint[]) w(run_id)
+ cross join lateral (select * from task x where x.run_id = w.run_id offset 0) k
+  join task_spec s on s.version_id = k.version_id and s.idx = k.idx
+ group by k.run_id, s.name, k.state
+ limit %(limit)s

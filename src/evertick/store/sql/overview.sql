@@ -1,0 +1,76 @@
+-- How everything stands, for the front page: each part by an index and bounded, whatever the history.
+
+-- name: pulse
+-- One row. Open runs and late schedules are counted no further than the cap. Fire lag is that of the newest scheduled runs: when each was
+-- created after the instant that it was due.
+with open as materialized (
+    select s.state from run_status s
+     where s.state in ('queued', 'running') and (%(dag_ids)s::int[] is null or s.dag_id = any(%(dag_ids)s)) limit %(cap)s
+), late as materialized (
+    select s.next_due from schedule_state s
+     where s.shard = 0 and s.next_due <= clock() - interval '2 seconds' and s.next_due is not null and not s.paused and s.error is null
+     order by s.next_due limit %(cap)s
+), lag as materialized (
+    select extract(epoch from r.created_at - r.fire_at)::double precision - c.delay_seconds as seconds
+      from (select n.run_id from run n order by n.run_id desc limit 300) w
+      join run r on r.run_id = w.run_id join schedule c on c.schedule_id = r.schedule_id
+     where r.kind = 'scheduled'
+)
+select clock() as read_at,
+       (select count(*) from open o where o.state = 'running') as running,
+       (select count(*) from open o where o.state = 'queued') as queued,
+       (select count(*) from (select 1 from lease limit %(cap)s) l) as tasks,
+       (select count(*) from (select 1 from ready limit %(cap)s) l) as ready,
+       (select count(*) from late) as late, (select min(l.next_due) from late l) as late_since,
+       (select percentile_cont(0.5) within group (order by l.seconds) from lag l) as lag_median,
+       (select percentile_cont(0.95) within group (order by l.seconds) from lag l) as lag_most,
+       (select count(*) from (select 1 from import_error limit %(cap)s) l) as broken_files,
+       (select count(*) from (select 1 from dag d where d.deleted_at is null limit %(cap)s) l) as dags
+
+-- name: running
+-- What runs longest comes first: that is where something hangs.
+select o.run_id, d.name as dag, o.state, o.started_at, o.open_tasks, v.task_count + o.extra_tasks as task_count, f.kind, f.fire_at
+  from (select s.run_id, s.dag_id, s.version_id, s.state, s.started_at, s.open_tasks, s.extra_tasks from run_status s
+         where s.state = 'running' and s.state in ('queued', 'running')
+           and (%(dag_ids)s::int[] is null or s.dag_id = any(%(dag_ids)s)) limit %(cap)s) o
+  join dag d on d.dag_id = o.dag_id join dag_version v on v.version_id = o.version_id join run f on f.run_id = o.run_id
+ order by o.started_at, o.run_id limit %(limit)s
+
+-- name: failing
+-- DAGs of which one of the newest runs failed, the latest failure first, each with how its newest runs ended.
+with recent as materialized (
+    select n.run_id, n.dag_id from run n order by n.run_id desc limit %(window)s
+), bad as materialized (
+    select r.dag_id, count(*) as failures, max(r.run_id) as run_id
+      from recent r join run_status s on s.run_id = r.run_id
+     where s.state = 'failed' and (%(dag_ids)s::int[] is null or r.dag_id = any(%(dag_ids)s))
+     group by r.dag_id order by max(r.run_id) desc limit %(limit)s
+)
+select d.name as dag, b.failures, b.run_id, s.finished_at, s.reason,
+       array(select e.state::text from (select n.run_id from run n where n.dag_id = b.dag_id order by n.run_id desc limit 20) w
+               join run_status e on e.run_id = w.run_id order by w.run_id desc) as newest
+  from bad b join dag d on d.dag_id = b.dag_id join run_status s on s.run_id = b.run_id
+ order by b.run_id desc
+
+-- name: late
+-- Alerts that are open, and schedules that were set aside.
+(select a.kind, d.name as dag, c.name as schedule, a.run_id, a.due_at as since, a.count, null as reason
+   from alert a join schedule c on c.schedule_id = a.schedule_id join dag d on d.dag_id = c.dag_id
+  where a.ended_at is null and (%(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s))
+  order by a.alert_id desc limit %(limit)s)
+union all
+(select 'set_aside', d.name, c.name, null, s.next_due, 1, s.error
+   from schedule_state s join schedule c on c.schedule_id = s.schedule_id join dag d on d.dag_id = c.dag_id
+  where s.error is not null and c.deleted_at is null and (%(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s))
+  order by c.schedule_id limit %(limit)s)
+
+-- name: upcoming
+-- By the index of live cursors: the next ones within the time asked for.
+select d.name as dag, c.name as schedule, s.next_due, c.spec, c.delay_seconds
+  from (select x.schedule_id, x.next_due from schedule_state x
+         where x.shard = 0 and x.next_due <= clock() + make_interval(secs => %(seconds)s) and x.next_due is not null and not x.paused
+           and x.error is null
+         order by x.next_due limit %(cap)s) s
+  join schedule c on c.schedule_id = s.schedule_id join dag d on d.dag_id = c.dag_id
+ where %(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s)
+ order by s.next_due, c.schedule_id limit %(limit)s

@@ -1,0 +1,40 @@
+"""The whole application as it is served: the APIs of evertick.api, and the pages for people beside them."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.types import ExceptionHandler
+
+from evertick.api.app import make_app as make_api
+from evertick.api.desk import Desk
+from evertick.ui.frame import HEADERS, Frame, refusal
+from evertick.ui.pages import dag, dag_schedules, dags, home, login, static, trigger
+
+# Each has a `router`. What an address means is decided in this order.
+PAGES = (static, login, home, dags, dag, dag_schedules, trigger)
+
+
+def make_app(desk: Desk) -> FastAPI:
+    app = make_api(desk)
+    app.state.frame = Frame()
+    for module in PAGES:
+        app.include_router(module.router)
+    plain = app.exception_handlers[HTTPException]
+    app.add_exception_handler(HTTPException, _page_for_people(plain))
+    return app
+
+
+def _page_for_people(plain: ExceptionHandler) -> ExceptionHandler:
+    """An address that there is not: a page for a browser, a document for a program."""
+
+    async def tell(request: Request, error: Exception) -> Response:
+        is_browser = "text/html" in request.headers.get("accept", "")
+        if not is_browser or request.url.path.startswith(("/api/", "/auth/")):
+            answer: Response = await plain(request, error)  # type: ignore[arg-type, misc]
+            return answer
+        response = refusal(request, error)
+        response.headers.update(HEADERS)
+        return response
+
+    return tell  # type: ignore[return-value]

@@ -1,0 +1,138 @@
+"""The grid of a DAG: runs across, tasks down, groups that fold, the instances of a mapped task as one cell. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from evertick.domain.dag import TaskSpec
+from evertick.store.catalogue import GridCell, GridRun
+
+# Of several states together the first that occurs is shown: what somebody must look at comes first.
+PRECEDENCE = (
+    "failed",
+    "upstream_failed",
+    "running",
+    "queued",
+    "available",
+    "pending",
+    "deferred",
+    "canceled",
+    "waiting",
+    "skipped",
+    "success",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """`state` is the one shown; `text` says all of it."""
+
+    state: str
+    text: str
+    path: str | None
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A task or a group. `inside`: the groups around it, outermost first."""
+
+    key: str
+    label: str
+    is_group: bool
+    depth: int
+    inside: str
+    cells: Sequence[Cell | None]
+
+
+States = Mapping[str, int]
+
+
+def lines_of(tasks: Sequence[TaskSpec], runs: Sequence[GridRun], cells: Iterable[GridCell]) -> list[Line]:
+    """Groups stand where the first of their tasks does. Tasks that only older versions had come last."""
+    states: dict[tuple[int, str], Counter[str]] = defaultdict(Counter)
+    for cell in cells:
+        states[cell.run_id, cell.task][cell.state] += cell.count
+    planned = {task.name for task in tasks}
+    gone = sorted({name for _, name in states} - planned)
+    groups = {task.name: task.group for task in tasks} | dict.fromkeys(gone, None)
+    members = _members(groups)
+    lines: list[Line] = []
+    for kind, name, chain in _ordered(groups):
+        depth, inside = len(chain), " ".join(chain)
+        if kind == "group":
+            row = [_group_cell(name, run, members[name], states) for run in runs]
+            lines.append(Line(name, name.rpartition(".")[2], True, depth, inside, row))
+        else:
+            row = [_task_cell(name, run, states.get((run.run_id, name)), name in planned) for run in runs]
+            group = groups[name]
+            label = name.removeprefix(f"{group}.") if group else name
+            lines.append(Line(name, label, False, depth, inside, row))
+    return lines
+
+
+def chain_of(group: str | None) -> list[str]:
+    """`a.b` is inside `a`: both names, outermost first."""
+    parts = group.split(".") if group else []
+    return [".".join(parts[: place + 1]) for place in range(len(parts))]
+
+
+def _members(groups: Mapping[str, str | None]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, group in groups.items():
+        for each in chain_of(group):
+            found[each].append(name)
+    return found
+
+
+def _ordered(groups: Mapping[str, str | None]) -> Iterable[tuple[str, str, list[str]]]:
+    """Groups and tasks in the order of their first task, each task right below its group."""
+    place = {name: number for number, name in enumerate(groups)}
+    first: dict[str, int] = {}
+    for name, group in groups.items():
+        for each in chain_of(group):
+            first.setdefault(each, place[name])
+    keyed = [
+        ([*((first[each], each) for each in chain_of(group)), (place[name], "")], name)
+        for name, group in groups.items()
+    ]
+    told: set[str] = set()
+    for _, name in sorted(keyed):
+        chain = chain_of(groups[name])
+        for depth, each in enumerate(chain):
+            if each not in told:
+                told.add(each)
+                yield "group", each, chain[:depth]
+        yield "task", name, chain
+
+
+def shown_state(states: States) -> str:
+    return next((state for state in PRECEDENCE if states.get(state)), "waiting")
+
+
+def _words(states: States) -> str:
+    return ", ".join(f"{states[state]} {state.replace('_', ' ')}" for state in PRECEDENCE if states.get(state))
+
+
+def _task_cell(name: str, run: GridRun, states: States | None, is_planned: bool) -> Cell | None:
+    if states is None:
+        # Without a row it waits, if the run has it at all: only an open run still can.
+        if not is_planned or run.finished_at is not None:
+            return None
+        states = {"waiting": 1}
+    count = sum(states.values())
+    words = _words(states) if count > 1 else shown_state(states).replace("_", " ")
+    return Cell(shown_state(states), f"{name}, run {run.run_id}: {words}", f"/runs/{run.run_id}/tasks/{name}", count)
+
+
+def _group_cell(
+    name: str, run: GridRun, members: Sequence[str], states: Mapping[tuple[int, str], States]
+) -> Cell | None:
+    total: Counter[str] = Counter()
+    for member in members:
+        total.update(states.get((run.run_id, member), {}))
+    if not total:
+        return None
+    return Cell(shown_state(total), f"{name}, run {run.run_id}: {_words(total)}", None, sum(total.values()))

@@ -1,0 +1,172 @@
+"""A DAG's schedules: when each fires next, pausing, and changing one with a look at what it would do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import ValidationError
+
+from evertick.api.desk import Who
+from evertick.api.guard import needs
+from evertick.api.native.dags import DagName
+from evertick.api.native.schedules import Name, PutSchedule, find_schedule, parsed, save
+from evertick.domain.access import Permission
+from evertick.domain.dag_rules import MAX_NAME
+from evertick.domain.duration import parse_duration
+from evertick.domain.errors import Stale, UserError
+from evertick.domain.misfire import MisfirePolicy
+from evertick.domain.overlap import OverlapPolicy
+from evertick.domain.preview import fires_between
+from evertick.domain.schedule import ScheduleKind
+from evertick.engine import change_schedule as verbs
+from evertick.engine.next_fires import fires_of
+from evertick.store import schedules, shards
+from evertick.store.schedules import ListedSchedule, Skip
+from evertick.store.wake import Channel
+from evertick.ui.dag_frame import dag_view
+from evertick.ui.frame import PageRoute, done, form_of, page, segment
+from evertick.ui.words import schedule_words, spec_words
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_MOST, _FIRES, _SKIPS = 200, 5, 10
+PREVIEWED = 10
+_AHEAD = timedelta(days=366 * 5)
+_EDITABLE = (ScheduleKind.CRON, ScheduleKind.INTERVAL)
+_KEPT_OF_SPEC = ("start_at", "end_at", "anchor_at", "jitter_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    row: ListedSchedule
+    words: str
+    fires: list[datetime]
+    is_editable: bool
+
+
+@router.get("/dags/{dag}/schedules")
+@needs(Permission.READ_SCHEDULES)
+async def show_schedules(dag: DagName, request: Request, caller: Who) -> Response:
+    async with caller.reading() as conn:
+        view = await dag_view(caller, conn, dag)
+        found = await schedules.list_all(conn, dag=dag, limit=_MOST)
+        skipped: list[Skip] = await schedules.skips(conn, dag=dag, limit=_SKIPS)
+    lines = [
+        Line(row, schedule_words(row.spec), fires_of(row, _FIRES), row.spec.get("kind") in _EDITABLE) for row in found
+    ]
+    return page(request, "dag_schedules.html", **view.values("schedules"), lines=lines, skips=skipped)
+
+
+@router.get("/dags/{dag}/schedules/edit")
+@needs(Permission.EDIT_SCHEDULES)
+async def edit_schedule(
+    dag: DagName, request: Request, caller: Who, name: Annotated[str, Query(max_length=250)] = ""
+) -> Response:
+    """The form: of one that there is, or empty."""
+    async with caller.reading() as conn:
+        view = await dag_view(caller, conn, dag)
+        row = await find_schedule(caller, conn, dag, name) if name else None
+    timezone = view.spec.timezone if view.spec else "UTC"
+    form = {"name": name, "when": "", "timezone": timezone, "misfire": "", "overlap": "", "version": "0"}
+    if row is not None:
+        form |= {"when": when_text(row.spec), "timezone": str(row.spec.get("timezone", "UTC"))}
+        form |= {"misfire": row.misfire, "overlap": row.overlap, "version": str(row.version)}
+    return page(request, "dag_schedule_edit.html", **view.values("schedules"), **_choices(), form=form, error=None)
+
+
+@router.post("/dags/{dag}/schedules/preview")
+@needs(Permission.READ_SCHEDULES)
+async def preview_schedule(dag: DagName, request: Request, caller: Who) -> Response:
+    """What is in the form, in words and with its next fires. Saves nothing."""
+    form = await form_of(request)
+    async with caller.reading() as conn:
+        await caller.dag(conn, dag)
+        now = await shards.read_clock(conn)
+    try:
+        spec = parsed(form.get("when", ""), {"timezone": form.get("timezone") or None})
+        fires = fires_between(spec, now, now + _AHEAD, PREVIEWED)
+        words = spec_words(spec)
+        return page(request, "_schedule_preview.html", words=words, fires=fires, error=None)
+    except UserError as error:
+        return page(request, "_schedule_preview.html", words=None, fires=[], error=str(error))
+
+
+@router.post("/dags/{dag}/schedules/save")
+@needs(Permission.EDIT_SCHEDULES)
+async def save_schedule(dag: DagName, request: Request, caller: Who) -> Response:
+    form = await form_of(request)
+    async with caller.reading() as conn:
+        view = await dag_view(caller, conn, dag)
+        listed = await schedules.list_all(conn, dag=dag, limit=_MOST)
+    name = form.get("name", "").strip()
+    try:
+        if not name or len(name) > MAX_NAME:
+            raise UserError(f"Name it with 1 to {MAX_NAME} letters, digits, '_', '-' or '.'.")
+        old = next((row for row in listed if row.name == name), None)
+        version = form.get("version", "0")
+        expected = int(version) if version.isdecimal() and len(version) < 10 else 0
+        await save(caller, dag, name, _wanted(form, old), expected=expected)
+    except Stale:
+        error = (
+            "Somebody else has changed it meanwhile, or there is one of that name. Open it again to see how it is now."
+        )
+        return _again(request, view.values("schedules"), form, error)
+    except ValidationError as fault:
+        return _again(request, view.values("schedules"), form, str(fault.errors()[0]["msg"]))
+    except UserError as fault:
+        return _again(request, view.values("schedules"), form, str(fault))
+    return done(f"Schedule {name} is saved.", go=f"/dags/{segment(dag)}/schedules")
+
+
+@router.post("/dags/{dag}/schedules/{name}/{change}")
+@needs(Permission.PAUSE_SCHEDULES)
+async def change_schedule(
+    dag: DagName, name: Name, change: Annotated[str, Path(pattern="^(pause|unpause)$")], caller: Who
+) -> Response:
+    async with caller.changing(Channel.PLAN, Channel.READY) as conn:
+        await find_schedule(caller, conn, dag, name)
+        if change == "pause":
+            await verbs.pause_schedule(conn, dag=dag, name=name, actor=caller.actor)
+        else:
+            await verbs.unpause_schedule(conn, dag=dag, name=name, actor=caller.actor)
+    return done(f"Schedule {name} {'is paused' if change == 'pause' else 'goes on'}.")
+
+
+def when_text(spec: dict[str, Any]) -> str:
+    """What somebody would type for it."""
+    if spec.get("kind") == ScheduleKind.INTERVAL:
+        return f"@every {spec['every_seconds']:g}s"
+    return str(spec.get("expression", ""))
+
+
+def _wanted(form: dict[str, str], old: ListedSchedule | None) -> PutSchedule:
+    """What the form says; what it has no field for stays as it is."""
+    given: dict[str, Any] = {"when": form.get("when", ""), "timezone": form.get("timezone") or None}
+    given |= {name: form[name] for name in ("misfire", "overlap") if form.get(name)}
+    if old is not None:
+        given |= {name: old.spec.get(name) for name in _KEPT_OF_SPEC}
+        if not _is_interval(form.get("when", "")):
+            given.pop("anchor_at")
+        given |= {"params": old.params, "catchup_limit": old.catchup_limit}
+        given |= {"catchup_window_seconds": old.window_seconds}
+        given |= {"start_within_seconds": old.start_within, "finish_within_seconds": old.finish_within}
+    return PutSchedule(**given)
+
+
+def _is_interval(when: str) -> bool:
+    try:
+        return when.strip().lower().startswith("@every ") and bool(parse_duration(when.strip()[7:]))
+    except ValueError:
+        return False
+
+
+def _choices() -> dict[str, Any]:
+    return {"misfires": list(MisfirePolicy), "overlaps": list(OverlapPolicy)}
+
+
+def _again(request: Request, values: dict[str, Any], form: dict[str, str], error: str) -> Response:
+    kept = {name: form.get(name, "") for name in ("name", "when", "timezone", "misfire", "overlap", "version")}
+    return page(request, "dag_schedule_edit.html", status=422, **values, **_choices(), form=kept, error=error)

@@ -1,0 +1,148 @@
+"""The list of DAGs: searched and filtered on the server, a page at a time, however many there are."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request, Response
+
+from evertick.api.desk import Who
+from evertick.api.guard import needs
+from evertick.api.native.dags import DagName
+from evertick.api.paging import like
+from evertick.domain.access import Permission
+from evertick.engine import pause as verbs
+from evertick.store import catalogue, dags
+from evertick.store.catalogue import ListedDag, NewestRun, NextFire, Wanted
+from evertick.store.wake import Channel
+from evertick.ui.frame import PageRoute, done, page
+from evertick.ui.words import schedule_words
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+ROWS = 50
+BARS = 16
+_TALLEST = 22
+# What the choice of a state asks for: paused or not, and how the newest run stands.
+STATES: dict[str, tuple[bool | None, str | None]] = {
+    "active": (False, None),
+    "paused": (True, None),
+    "running": (None, "running"),
+    "failed": (None, "failed"),
+    "success": (None, "success"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One of the newest runs: its height is how long it took beside the others."""
+
+    run: NewestRun
+    height: int
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    dag: ListedDag
+    bars: Sequence[Bar]
+    next: NextFire | None
+    words: str | None
+
+
+@router.get("/dags")
+@needs(Permission.READ_DAGS)
+async def list_dags(
+    request: Request,
+    caller: Who,
+    q: Annotated[str, Query(max_length=200)] = "",
+    tag: Annotated[str, Query(max_length=100)] = "",
+    state: Annotated[str, Query(max_length=20)] = "",
+    after: Annotated[str, Query(max_length=250)] = "",
+    broken: bool = False,
+) -> Response:
+    limits = caller.principal.tags
+    tags = sorted(limits) if limits is not None else None
+    if tag:
+        tags = [tag] if tags is None or tag in tags else []
+    paused, newest = STATES.get(state, (None, None))
+    wanted = Wanted(
+        tags=tags, like=like(q.strip().replace("\x00", "")) if q.strip() else None, paused=paused, newest=newest
+    )
+    async with caller.reading() as conn:
+        found = await catalogue.page(conn, wanted, after=after.replace("\x00", ""), limit=ROWS + 1)
+        shown = found[:ROWS]
+        ids = [each.dag_id for each in shown]
+        runs = await catalogue.newest_runs(conn, dag_ids=ids, each=BARS)
+        fires = await catalogue.next_fires(conn, dag_ids=ids)
+        errors = await dags.import_errors(conn) if caller.principal.may(Permission.READ_IMPORTS) else []
+    chosen = {name: value for name, value in (("q", q), ("tag", tag), ("state", state)) if value}
+    more = "/dags?" + urlencode({**chosen, "after": shown[-1].name}) if len(found) > ROWS else None
+    return page(
+        request,
+        "dags.html",
+        here="dags",
+        rows=_rows(shown, runs, fires),
+        q=q,
+        tag=tag,
+        state=state,
+        states=list(STATES),
+        is_filtered=bool(chosen),
+        is_first=not after,
+        more=more,
+        first="/dags" + ("?" + urlencode(chosen) if chosen else ""),
+        errors=errors,
+        is_broken_open=broken,
+    )
+
+
+@router.post("/dags/{dag}/pause")
+@needs(Permission.PAUSE_DAGS)
+async def pause_dag(dag: DagName, caller: Who) -> Response:
+    async with caller.changing(Channel.PLAN, Channel.READY) as conn:
+        await caller.dag(conn, dag)
+        await verbs.pause(conn, dag=dag, actor=caller.actor)
+    return done(f"{dag} is paused: it fires nothing and starts nothing. What runs goes on.")
+
+
+@router.post("/dags/{dag}/unpause")
+@needs(Permission.PAUSE_DAGS)
+async def unpause_dag(dag: DagName, caller: Who) -> Response:
+    async with caller.changing(Channel.PLAN, Channel.READY) as conn:
+        await caller.dag(conn, dag)
+        await verbs.unpause(conn, dag=dag, actor=caller.actor)
+    return done(f"{dag} goes on.")
+
+
+def bars_of(runs: Sequence[NewestRun]) -> list[Bar]:
+    """Heights relative to the longest of them; what has not ended stands at its full height."""
+    lasted = [
+        (run.finished_at - run.started_at).total_seconds() if run.finished_at and run.started_at else None
+        for run in runs
+    ]
+    longest = max((each for each in lasted if each is not None), default=0.0)
+    heights = [
+        max(4, round(_TALLEST * seconds / longest)) if seconds is not None and longest > 0 else _TALLEST
+        for seconds in lasted
+    ]
+    return [Bar(run, height, seconds) for run, height, seconds in zip(runs, heights, lasted, strict=True)]
+
+
+def _rows(shown: Sequence[ListedDag], runs: Sequence[NewestRun], fires: Sequence[NextFire]) -> list[Row]:
+    by_dag: dict[int, list[NewestRun]] = defaultdict(list)
+    for run in runs:
+        by_dag[run.dag_id].append(run)
+    next_of = {fire.dag_id: fire for fire in fires}
+    return [
+        Row(
+            dag=dag,
+            bars=bars_of(by_dag[dag.dag_id]),
+            next=next_of.get(dag.dag_id),
+            words=schedule_words(next_of[dag.dag_id].spec) if dag.dag_id in next_of else None,
+        )
+        for dag in shown
+    ]

@@ -1,0 +1,193 @@
+"""The front page: is everything well, what runs, what is late, what fails, what waits for what, and what comes next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from fastapi import APIRouter, Request, Response
+from psycopg import AsyncConnection
+
+from evertick.api.desk import Caller, Who
+from evertick.api.guard import needs
+from evertick.config import Settings
+from evertick.domain.access import Permission
+from evertick.domain.blocked import kind_of, tell_blocked
+from evertick.domain.time_words import length
+from evertick.domain.why import Blocked
+from evertick.engine.next_fires import fires_until
+from evertick.store import gates, overview, queues, runners, shards
+from evertick.store.overview import CAP, Pulse, Upcoming
+from evertick.store.queues import QueueRow
+from evertick.store.runners import BusyRunner
+from evertick.ui.frame import PageRoute, page
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+SHOWN = 8
+_MOST_RUNNERS = 1000
+# The timeline: minutes, and how many schedules and fires of each are worked out for it.
+MINUTES = 60
+_MOST_SCHEDULES, _MOST_FIRES = 100, 60
+# A fire that comes later than this after its instant is no longer on time.
+LATE_SECONDS = 1.0
+SILENT_HEARTBEATS = 3
+
+_LATE_WORDS = {
+    "not_fired": "did not fire in time",
+    "not_started": "did not start in time",
+    "not_finished": "did not finish in time",
+    "set_aside": "cannot be planned",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """One line of health."""
+
+    name: str
+    is_well: bool
+    text: str
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """One bar of the timeline."""
+
+    at: datetime
+    count: int
+    height: int
+    names: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fire:
+    at: datetime
+    dag: str
+    schedule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What holds work back, in words."""
+
+    waiting: int
+    kind: str
+    name: str
+    text: str | None
+    since: datetime | None
+
+
+@router.get("/")
+@needs(Permission.READ_DAGS)
+async def home(request: Request, caller: Who) -> Response:
+    async with caller.reading() as conn:
+        dag_ids = await caller.visible(conn)
+        pulse = await overview.pulse(conn, dag_ids=dag_ids)
+        signs = await _signs(caller, conn, pulse)
+        running = await overview.running(conn, dag_ids=dag_ids, limit=SHOWN)
+        failing = await overview.failing(conn, dag_ids=dag_ids, limit=SHOWN)
+        late = await overview.late(conn, dag_ids=dag_ids, limit=SHOWN)
+        sees_gates = caller.principal.may(Permission.READ_GATES)
+        blocked = await gates.blocked(conn, limit=SHOWN) if sees_gates else []
+        coming = await overview.upcoming(conn, seconds=60 * MINUTES, dag_ids=dag_ids, limit=_MOST_SCHEDULES)
+    fires = _fires(coming, pulse.read_at)
+    return page(
+        request,
+        "home.html",
+        here="home",
+        pulse=pulse,
+        cap=CAP,
+        signs=signs,
+        is_well=all(each.is_well for each in signs),
+        running=running,
+        failing=failing,
+        late=[(each, _LATE_WORDS[each.kind]) for each in late],
+        waits=[_wait(each, pulse.read_at) for each in blocked],
+        fires=fires[:SHOWN],
+        fire_count=len(fires),
+        is_cut=len(coming) == _MOST_SCHEDULES,
+        minutes=_timeline(fires, pulse.read_at),
+    )
+
+
+async def _signs(caller: Caller, conn: AsyncConnection, pulse: Pulse) -> list[Sign]:
+    """What is about the whole installation only for those who may know of all of it."""
+    signs = [Sign("Database", True, "answers")]
+    leader = await shards.leader(conn, shard=0)
+    is_led = leader is not None and leader.is_live
+    if is_led and leader is not None:
+        signs.append(Sign("Scheduler", True, f"{leader.owner} leads"))
+    else:
+        signs.append(Sign("Scheduler", False, "nobody leads, so nothing fires: evertick scheduler"))
+    signs.append(_on_time(pulse))
+    if caller.principal.may(Permission.READ_RUNNERS):
+        living = await runners.list_busy(conn, limit=_MOST_RUNNERS)
+        lines = await queues.list_all(conn, cap=CAP)
+        signs += [_runners_sign(living, caller.desk.settings), _queues_sign(lines, pulse.read_at)]
+    if pulse.broken_files and caller.principal.may(Permission.READ_IMPORTS):
+        signs.append(Sign("DAG files", False, f"{pulse.broken_files} cannot be loaded", "/dags?broken=1"))
+    return signs
+
+
+def _on_time(pulse: Pulse) -> Sign:
+    if pulse.late:
+        since = length((pulse.read_at - pulse.late_since).total_seconds()) if pulse.late_since else ""
+        return Sign("On time", False, f"{pulse.late} schedules are due and have not fired, the first for {since}")
+    if pulse.lag_median is None or pulse.lag_most is None:
+        return Sign("On time", True, "nothing has fired yet")
+    lag = f"{length(max(pulse.lag_median, 0))} after the instant, 95 of 100 within {length(max(pulse.lag_most, 0))}"
+    return Sign("On time", pulse.lag_median <= LATE_SECONDS, f"fires {lag}")
+
+
+def _runners_sign(living: list[BusyRunner], settings: Settings) -> Sign:
+    silent = [each for each in living if each.silent_seconds > SILENT_HEARTBEATS * settings.heartbeat_seconds]
+    slots, busy = sum(each.slots for each in living), sum(each.busy for each in living)
+    if not living:
+        return Sign("Runners", False, "none is alive, so nothing can run: evertick runner")
+    text = f"{len(living)} alive, {busy} of {slots} slots busy"
+    return Sign("Runners", not silent, text + (f", {len(silent)} silent" if silent else ""))
+
+
+def _queues_sign(lines: list[QueueRow], now: datetime) -> Sign:
+    unserved = [each.queue for each in lines if each.depth and not each.runners]
+    if unserved:
+        return Sign("Queues", False, f"nobody serves {', '.join(unserved[:3])}")
+    oldest = min((each.oldest_at for each in lines if each.oldest_at), default=None)
+    depth = sum(each.depth for each in lines)
+    if oldest is None:
+        return Sign("Queues", True, "nothing waits in line")
+    return Sign("Queues", True, f"{depth} in line, the first for {length(max((now - oldest).total_seconds(), 0))}")
+
+
+def _wait(each: Blocked, now: datetime) -> Wait:
+    def when(instant: str) -> str:
+        seconds = (datetime.fromisoformat(instant) - now).total_seconds()
+        return f"in {length(seconds)}" if seconds > 0 else f"{length(-seconds)} ago"
+
+    return Wait(each.waiting, kind_of(each), each.name, tell_blocked(each, when), each.since)
+
+
+def _fires(coming: list[Upcoming], now: datetime) -> list[Fire]:
+    until = now + timedelta(minutes=MINUTES)
+    found = [Fire(at, row.dag, row.schedule) for row in coming for at in fires_until(row, until, _MOST_FIRES)]
+    return sorted(found, key=lambda fire: (fire.at, fire.dag))
+
+
+def _timeline(fires: list[Fire], now: datetime) -> list[Minute]:
+    """Each minute's fires; what is due already belongs to the first."""
+    by_minute: list[list[Fire]] = [[] for _ in range(MINUTES)]
+    for fire in fires:
+        place = int((fire.at - now).total_seconds() // 60)
+        by_minute[min(max(place, 0), MINUTES - 1)].append(fire)
+    most = max(map(len, by_minute))
+    return [
+        Minute(
+            at=now + timedelta(minutes=place),
+            count=len(each),
+            height=max(round(100 * len(each) / most), 6) if each else 0,
+            names=", ".join(sorted({fire.dag for fire in each})[:5]) + (" …" if len({f.dag for f in each}) > 5 else ""),
+        )
+        for place, each in enumerate(by_minute)
+    ]

@@ -1,0 +1,73 @@
+"""Signing in and out: with a password, or by a one-time link."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
+
+from evertick.api.desk import Who
+from evertick.api.guard import needs, refuse_foreign
+from evertick.api.problems import headers_of, status_of
+from evertick.api.sessions import end_session, set_cookie
+from evertick.domain.access import LONGEST_NAME, LONGEST_PASSWORD, Permission
+from evertick.domain.errors import Refused, TooMany
+from evertick.engine import accounts
+from evertick.ui.frame import PageRoute, form_of, page
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+Next = Annotated[str, Query(alias="next", max_length=2000)]
+
+
+@router.get("/login")
+@needs(Permission.OPEN)
+async def show_login(request: Request, caller: Who, wanted: Next = "/") -> Response:
+    return page(request, "login.html", wanted=local(wanted), error=None, name="")
+
+
+@router.post("/login")
+@needs(Permission.OPEN)
+async def sign_in(request: Request, caller: Who) -> Response:
+    refuse_foreign(request)
+    form = await form_of(request)
+    name, password = form.get("username", "").strip(), form.get("password", "")
+    wanted = local(form.get("next", "/"))
+    try:
+        if not name or not password or len(name) > LONGEST_NAME or len(password) > LONGEST_PASSWORD:
+            raise Refused("Give your name and your password.")
+        issued = await accounts.sign_in(
+            caller.changing, name=name, password=password, origin=caller.origin, means="browser"
+        )
+    except (Refused, TooMany) as error:
+        status = status_of(error)[0]
+        response = page(request, "login.html", status=status.value, wanted=wanted, error=str(error), name=name)
+        response.headers.update(headers_of(error, status))
+        return response
+    answer = RedirectResponse(wanted, status_code=303)
+    set_cookie(request, answer, issued)
+    return answer
+
+
+@router.get("/auth/link/{secret}")
+@needs(Permission.OPEN)
+async def show_link(secret: str, request: Request, caller: Who) -> Response:
+    """Looking does not use it up: a preview of the link in a chat must not, so a person presses a button."""
+    return page(request, "link.html")
+
+
+@router.post("/logout")
+@needs(Permission.OWN)
+async def sign_out(caller: Who) -> Response:
+    answer = Response(status_code=204, headers={"HX-Redirect": "/login"})
+    await end_session(caller, answer)
+    return answer
+
+
+def local(address: str) -> str:
+    """An address on this site, or the front page: nobody is led elsewhere by a link to our login."""
+    is_local = (
+        address.startswith("/") and not address.startswith("//") and "\\" not in address and address.isprintable()
+    )
+    return address if is_local else "/"

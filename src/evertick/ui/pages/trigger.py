@@ -1,0 +1,125 @@
+"""Starting a run by hand: a form made of the DAG's parameters, with what is wrong beside each field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request, Response
+
+from evertick.api.desk import Who
+from evertick.api.guard import needs
+from evertick.api.native.dags import DagName
+from evertick.domain.access import Permission
+from evertick.domain.errors import InvalidParams, UserError
+from evertick.domain.params import JsonValue, ParamSpec, ParamType, check_params, parse_param
+from evertick.engine.trigger import trigger
+from evertick.store.wake import Channel
+from evertick.ui.dag_frame import dag_view
+from evertick.ui.frame import PageRoute, done, form_of, page
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+# Fields of parameters are named so that none can be taken for another field of the form.
+PREFIX = "p."
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A parameter as a field: `text` is what stands in it, `options` what can be chosen, as JSON and in words."""
+
+    spec: ParamSpec
+    text: str
+    options: list[tuple[str, str]]
+    error: str | None = None
+
+    @property
+    def kind(self) -> str:
+        if self.options:
+            return "choice"
+        if self.spec.type is ParamType.BOOLEAN:
+            return "check"
+        if self.spec.type in (ParamType.INTEGER, ParamType.NUMBER):
+            return "number"
+        return "text" if self.spec.type is ParamType.STRING else "json"
+
+
+@router.get("/dags/{dag}/trigger")
+@needs(Permission.TRIGGER_RUNS)
+async def show_form(dag: DagName, request: Request, caller: Who) -> Response:
+    async with caller.reading() as conn:
+        view = await dag_view(caller, conn, dag)
+    params = view.spec.params if view.spec else ()
+    fields = [Field(spec, _shown(spec, None if spec.required else spec.default), _options(spec)) for spec in params]
+    return page(request, "trigger.html", **view.values("grid"), fields=fields, error=None)
+
+
+@router.post("/dags/{dag}/trigger")
+@needs(Permission.TRIGGER_RUNS)
+async def start_run(dag: DagName, request: Request, caller: Who) -> Response:
+    form = await form_of(request)
+    async with caller.reading() as conn:
+        view = await dag_view(caller, conn, dag)
+    fields, params = read_fields(view.spec.params if view.spec else (), form)
+    error = None
+    if not any(field.error for field in fields):
+        try:
+            async with caller.changing(Channel.READY) as conn:
+                made = await trigger(conn, dag=dag, params=params, actor=caller.actor)
+            return done(f"Run {made.run_id} of {dag} has begun.", go=f"/runs/{made.run_id}")
+        except UserError as refused:
+            error = str(refused)
+    return page(request, "trigger.html", status=422, **view.values("grid"), fields=fields, error=error)
+
+
+def read_fields(declared: Iterable[ParamSpec], form: dict[str, str]) -> tuple[list[Field], dict[str, JsonValue]]:
+    """Each parameter checked by itself, so that what is wrong stands beside it. What is left empty is the default."""
+    fields, params = [], {}
+    for spec in declared:
+        text = form.get(PREFIX + spec.name, "")
+        problem = None
+        try:
+            if (value := _read(spec, text)) is not _NOTHING:
+                params[spec.name] = value
+            check_params([spec], {spec.name: params[spec.name]} if spec.name in params else {})
+        except InvalidParams as error:
+            problem = str(error)
+        fields.append(Field(spec, text, _options(spec), problem))
+    return fields, params  # type: ignore[return-value]
+
+
+_NOTHING = object()
+
+
+def _read(spec: ParamSpec, text: str) -> object:
+    """A box that is not ticked is not sent at all, and means no; another field that is empty says nothing."""
+    if spec.choices is not None:
+        return _NOTHING if not text else _chosen(spec, text)
+    if spec.type is ParamType.BOOLEAN:
+        return text in ("true", "on")
+    if not text.strip():
+        may_be_empty = spec.type is ParamType.STRING and not spec.required and spec.default not in (None, "")
+        return "" if may_be_empty else _NOTHING
+    return parse_param([spec], spec.name, text if spec.type is ParamType.STRING else text.strip())
+
+
+def _chosen(spec: ParamSpec, text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise InvalidParams(f"param {spec.name!r} must be {spec.allowed}.") from None
+
+
+def _options(spec: ParamSpec) -> list[tuple[str, str]]:
+    return [(json.dumps(each), each if isinstance(each, str) else json.dumps(each)) for each in spec.choices or ()]
+
+
+def _shown(spec: ParamSpec, value: JsonValue) -> str:
+    if spec.choices is not None:
+        return "" if value is None and spec.required else json.dumps(value)
+    if spec.type is ParamType.BOOLEAN:
+        return "true" if value else ""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) and spec.type is ParamType.STRING else json.dumps(value, ensure_ascii=False)

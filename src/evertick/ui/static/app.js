@@ -1,0 +1,91 @@
+// What every page has: live parts, times, toasts, dialogs, the theme, the keyboard, and the session's token with each change.
+
+import { keepLive, refresh } from "./live.js";
+import { keepTimes, showTimes } from "./times.js";
+import { keepKeys } from "./keys.js";
+
+const TOAST_MS = 6000, STORED = "evertick.said";
+
+// Live parts first: they remember what the server wrote before the times are put into words.
+keepLive();
+keepTimes();
+keepKeys();
+
+export function toast(text, isBad = false) {
+  const box = document.createElement("div");
+  box.className = isBad ? "toast bad" : "toast";
+  box.textContent = text;
+  if (isBad) box.setAttribute("role", "alert");
+  const close = document.createElement("button");
+  close.type = "button";
+  close.className = "button quiet";
+  close.textContent = "×";
+  close.setAttribute("aria-label", "Dismiss");
+  close.onclick = () => box.remove();
+  box.append(close);
+  document.getElementById("toasts")?.append(box);
+  if (!isBad) setTimeout(() => box.remove(), TOAST_MS);
+}
+
+document.addEventListener("htmx:configRequest", (event) => {
+  const token = document.querySelector("meta[name=csrf-token]")?.content;
+  if (token) event.detail.headers["X-CSRF-Token"] = token;
+});
+document.addEventListener("evertick:done", (event) => {
+  const { text, stays } = event.detail;
+  for (const open of document.querySelectorAll("dialog[open]")) open.close();
+  if (stays) sessionStorage.setItem(STORED, text);
+  else { toast(text); refresh(); }
+});
+document.addEventListener("evertick:failed", (event) => toast(event.detail.text, true));
+document.addEventListener("evertick:signed-out", () => location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`));
+document.addEventListener("htmx:sendError", () => toast("The server did not answer: nothing was changed, as far as we know. Try again.", true));
+document.addEventListener("htmx:afterSettle", (event) => showTimes(event.target));
+
+const stored = sessionStorage.getItem(STORED);
+if (stored) {
+  sessionStorage.removeItem(STORED);
+  toast(stored);
+}
+
+document.addEventListener("click", (event) => {
+  const opener = event.target.closest("[data-opens]");
+  if (opener) document.getElementById(opener.dataset.opens)?.showModal();
+  const closer = event.target.closest("[data-closes]");
+  if (closer) closer.closest("dialog")?.close();
+  if (event.target.matches("dialog[open]")) event.target.close(); // beside the box
+  if (event.target.closest("[data-theme-switch]")) switchTheme();
+});
+
+function switchTheme() {
+  const root = document.documentElement;
+  const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = isDark ? "light" : "dark";
+  localStorage.setItem("evertick.theme", root.dataset.theme);
+}
+
+// A confirmation that looks like the rest, can be read aloud, and is answered by Enter or Escape.
+document.addEventListener("htmx:confirm", (event) => {
+  if (!event.detail.question) return;
+  event.preventDefault();
+  const box = document.createElement("dialog");
+  box.className = "dialog";
+  const text = document.createElement("p");
+  text.textContent = event.detail.question;
+  const row = document.createElement("div");
+  row.className = "actions";
+  const yes = document.createElement("button"), no = document.createElement("button");
+  yes.type = no.type = "button";
+  yes.className = "button primary";
+  no.className = "button";
+  yes.textContent = event.detail.elt.textContent.trim();
+  no.textContent = "Do nothing";
+  yes.onclick = () => { box.close(); event.detail.issueRequest(true); };
+  no.onclick = () => box.close();
+  box.onclose = () => box.remove();
+  row.append(yes, no);
+  box.append(text, row);
+  document.body.append(box);
+  box.showModal();
+  yes.focus();
+});

@@ -1,0 +1,140 @@
+// Keeps a page true without reloading it. One stream of hints from the server; on a hint the page is read again and those parts
+// of it that carry data-live="run task dag" and have changed are put in place. What the reader holds (focus, what is folded
+// open, what was typed) stays. Without the stream the page is read every two seconds.
+
+import { showTimes } from "./times.js";
+
+const HINTS = ["run", "task", "dag"];
+const DEBOUNCE_MS = 300, SPACING_MS = 1000, POLL_MS = 2000, RETRY_MS = 10000, LONGEST_RETRY_MS = 30000;
+
+let stream = null, poll = null, pending = null, lastRead = 0, isReading = false, isAgain = false, failures = 0;
+const written = new WeakMap(); // part → the server's text of it, before we changed its times
+
+const parts = () => [...document.querySelectorAll("[data-live][id]")];
+
+function remember() {
+  for (const part of parts()) written.has(part) || written.set(part, part.innerHTML);
+}
+
+function concerns(part, name, hint) {
+  const { live, liveDag, liveRun } = part.dataset;
+  return (live === "" || live.split(" ").includes(name))
+    && (!liveDag || !hint.dag || liveDag === hint.dag) && (!liveRun || !hint.run_id || liveRun === String(hint.run_id));
+}
+
+function setLost(isLost) {
+  const banner = document.getElementById("lost");
+  if (!banner || banner.hidden === !isLost) return;
+  banner.hidden = !isLost;
+}
+
+function keep(part) {
+  const open = [...part.querySelectorAll("details[id]")].filter((each) => each.open).map((each) => each.id);
+  const closed = [...part.querySelectorAll("details[id]")].filter((each) => !each.open).map((each) => each.id);
+  const focus = part.contains(document.activeElement) ? document.activeElement.id || null : null;
+  const scrolled = [...part.querySelectorAll("[id]")].filter((each) => each.scrollLeft || each.scrollTop)
+    .map((each) => [each.id, each.scrollLeft, each.scrollTop]);
+  const current = part.querySelector("[data-row].current")?.dataset.row;
+  return () => {
+    for (const id of open) part.querySelector(`#${CSS.escape(id)}`)?.setAttribute("open", "");
+    for (const id of closed) part.querySelector(`#${CSS.escape(id)}`)?.removeAttribute("open");
+    for (const [id, left, top] of scrolled) part.querySelector(`#${CSS.escape(id)}`)?.scrollTo(left, top);
+    if (focus) document.getElementById(focus)?.focus({ preventScroll: true });
+    if (current) part.querySelector(`[data-row="${CSS.escape(current)}"]`)?.classList.add("current");
+  };
+}
+
+function isBusy(part) {
+  const active = document.activeElement;
+  const isTyping = part.contains(active) && active.matches("input:not([type=checkbox]), textarea, select");
+  return isTyping || part.querySelector("dialog[open]") !== null;
+}
+
+function place(fresh) {
+  for (const part of parts()) {
+    const next = fresh.getElementById(part.id);
+    if (!next || isBusy(part)) continue;
+    const text = next.innerHTML;
+    if (written.get(part) === text) continue;
+    const restore = keep(part);
+    part.replaceChildren(...document.importNode(next, true).childNodes);
+    written.set(part, text);
+    window.htmx?.process(part);
+    showTimes(part);
+    restore();
+    part.dispatchEvent(new CustomEvent("evertick:placed", { bubbles: true }));
+  }
+}
+
+// Reads the page again, at most once a second; hints that come meanwhile are one more reading.
+export async function refresh() {
+  if (isReading) { isAgain = true; return; }
+  if (!parts().length) return;
+  isReading = true;
+  try {
+    const answer = await fetch(location.href, { headers: { Accept: "text/html", "X-Live": "1" }, redirect: "manual" });
+    if (answer.type === "opaqueredirect") { location.reload(); return; }
+    if (!answer.ok) throw new Error(`status ${answer.status}`);
+    place(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    failures = 0;
+    setLost(false);
+  } catch {
+    failures += 1;
+    setLost(true);
+  } finally {
+    lastRead = Date.now();
+    isReading = false;
+  }
+  if (isAgain) { isAgain = false; soon(); }
+}
+
+export function soon() {
+  if (pending || document.hidden) { isAgain = document.hidden || isAgain; return; }
+  const wait = Math.max(DEBOUNCE_MS, lastRead + SPACING_MS - Date.now());
+  pending = setTimeout(() => { pending = null; refresh(); }, wait);
+}
+
+function startPolling() {
+  if (poll) return;
+  const again = () => {
+    const wait = Math.min(POLL_MS * 2 ** Math.min(failures, 4), LONGEST_RETRY_MS);
+    poll = setTimeout(async () => { if (!document.hidden) await refresh(); again(); }, wait);
+  };
+  again();
+}
+
+function stopPolling() {
+  clearTimeout(poll);
+  poll = null;
+}
+
+function listen() {
+  stream = new EventSource("/api/v1/events");
+  stream.onopen = () => { stopPolling(); setLost(false); soon(); };
+  stream.onerror = () => {
+    startPolling();
+    // A server that has no stream, or is gone: the browser gives up by itself after some answers, so we begin anew.
+    if (stream.readyState === EventSource.CLOSED) setTimeout(listen, RETRY_MS);
+  };
+  for (const name of HINTS) {
+    stream.addEventListener(name, (event) => {
+      let hint = {};
+      try { hint = JSON.parse(event.data); } catch { /* a hint without detail concerns everything */ }
+      document.body.dispatchEvent(new CustomEvent(`live:${name}`, { detail: hint }));
+      if (parts().some((part) => concerns(part, name, hint))) soon();
+    });
+  }
+}
+
+export function keepLive() {
+  remember();
+  if (!parts().length && !document.querySelector("[data-hints]")) return;
+  listen();
+  // What no hint tells of, as a scheduler that died: read again every so many seconds.
+  const every = Math.min(...parts().map((part) => Number(part.dataset.every) || Infinity));
+  if (every < Infinity) setInterval(soon, every * 1000);
+  document.addEventListener("visibilitychange", () => document.hidden || soon());
+  window.addEventListener("online", soon);
+  window.addEventListener("pagehide", () => stream?.close());
+  window.addEventListener("pageshow", (event) => event.persisted && listen());
+}

@@ -1,0 +1,88 @@
+"""A site with history, one per module, and a real browser. Where there is no browser the tests are NOT RUN: in CI an error."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+
+from evertick.api.guard import PLAIN_COOKIE
+from tests.databases import Cluster
+from tests.ui.site import Site, history, people, served
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-dev-shm-usage",
+    "--disable-gpu",
+    "--no-first-run",
+]
+WIDE, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 800}
+Visitor = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def site(cluster: Cluster, template: str) -> Iterator[Site]:
+    """Shared by the tests of a module: whoever changes something changes what no other test looks at."""
+    name = cluster.create(template)
+    with served(cluster.database_url(name)) as made:
+        made.sessions = made.do(people)
+        made.runs = made.do(history)
+        yield made
+    cluster.drop(name)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        message = "NOT RUN: no Chromium here, install Debian's package `chromium`"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def visit(site: Site, browser: Browser) -> Iterator[Visitor]:
+    """Opens a path as somebody: `visit("/dags", "viewer", dark=True, phone=True)`. What a page complains about in its console fails
+    the test."""
+    complaints: list[str] = []
+
+    with ExitStack() as stack:
+
+        def open_page(
+            path: str, who: str | None = "admin", *, dark: bool = False, phone: bool = False, **options: object
+        ) -> Page:
+            context: BrowserContext = browser.new_context(
+                viewport=PHONE if phone else WIDE,  # type: ignore[arg-type]
+                color_scheme="dark" if dark else "light",
+                reduced_motion="reduce",
+                **options,  # type: ignore[arg-type]
+            )
+            stack.callback(context.close)
+            context.set_default_timeout(10_000)
+            if who is not None:
+                context.add_cookies([{"name": PLAIN_COOKIE, "value": site.sessions[who], "url": site.url}])
+            page = context.new_page()
+            page.on("console", lambda said: _note(said, complaints))
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.goto(site.url + path)
+            return page
+
+        yield open_page
+    assert complaints == []
+
+
+def _note(said: ConsoleMessage, complaints: list[str]) -> None:
+    is_expected = "/api/v1/events" in (said.location or {}).get("url", "")
+    if said.type in ("error", "warning") and not is_expected:
+        complaints.append(f"{said.type}: {said.text} {said.location}")
