@@ -38,8 +38,10 @@ def site(cluster: Cluster, template: str) -> Iterator[Site]:
     cluster.drop(name)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Of a module, not of the run: while it lives its event loop does, and then no asynchronous test can run in this process.
+    So a module has tests with a browser or asynchronous ones, never both."""
     if CHROMIUM is None:
         message = "NOT RUN: no Chromium here, install Debian's package `chromium`"
         if os.environ.get("CI") == "true":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -55,7 +56,9 @@ class Site:
             async with await connect(self.database, purpose=Purpose.PLANNING) as conn:
                 return await verb(conn)
 
-        return asyncio.run(once())
+        # On a thread of its own: a browser that is driven from this one keeps its event loop running.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(lambda: asyncio.run(once())).result()
 
 
 @contextmanager

@@ -1,0 +1,66 @@
+"""Every page in a real browser: it can be read by everybody, says what is true, and complains about nothing."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from tests.source_tree import ROOT
+from tests.ui.conftest import Visitor
+from tests.ui.site import Site
+
+PICTURES = ROOT / "docs" / "pictures"
+# Page, and the name of its picture.
+PAGES = {
+    "/": "home",
+    "/dags": "dags",
+    "/dags/orders": "dag-grid",
+    "/dags/orders/schedules": None,
+    "/dags/orders/schedules/edit?name=main": "schedule",
+    "/dags/orders/versions": None,
+    "/dags/orders/code": None,
+    "/dags/report_by_hand/details": None,
+    "/dags/report_by_hand/trigger": "trigger-form",
+    "/dags/nothing": None,
+}
+
+
+def findings(page: Page) -> list[str]:
+    """What axe finds serious."""
+    report = Axe().run(page).response
+    return [
+        f"{each['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:200]}"
+        for each in report["violations"]
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"][:3]
+    ]
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_page_can_be_read_by_everybody(visit: Visitor, site: Site, dark: bool) -> None:
+    page = visit("/", dark=dark)
+    wrong = {}
+    for path, picture in PAGES.items():
+        page.goto(site.url + path)
+        expect(page.locator("h1")).to_be_visible()
+        if found := findings(page):
+            wrong[path] = found
+        if picture and os.environ.get("EVERTICK_PICTURES"):
+            page.wait_for_load_state("networkidle")
+            page.screenshot(path=PICTURES / f"ui-{picture}-{'dark' if dark else 'light'}.png")
+    assert wrong == {}
+
+
+def test_nothing_is_wider_than_a_phone(visit: Visitor, site: Site) -> None:
+    page = visit("/", phone=True)
+    wide = {}
+    for path, picture in PAGES.items():
+        page.goto(site.url + path)
+        if (width := page.evaluate("document.documentElement.scrollWidth")) > 390:
+            wide[path] = width
+        if picture in ("home", "dag-grid") and os.environ.get("EVERTICK_PICTURES"):
+            page.screenshot(path=PICTURES / f"ui-{picture}-phone.png")
+    assert wide == {}
