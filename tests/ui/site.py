@@ -21,11 +21,12 @@ from evertick.domain.dag import DagSpec, NamedSchedule
 from evertick.domain.params import Param, declare_params
 from evertick.domain.schedule import parse_schedule
 from evertick.engine import accounts
+from evertick.engine.fire import fire
 from evertick.services.listening import address_of, listen
-from evertick.store import dags, runs
+from evertick.store import runs, schedules
 from evertick.store.db import Purpose, connect
 from evertick.ui.app import make_app
-from tests.engine.world import Runner, lead, make_dag, names_of, put, set_clock
+from tests.engine.world import Runner, lead, make_dag, names_of, put, set_clock, start
 
 T = TypeVar("T")
 PASSWORD = "correct horse"
@@ -98,16 +99,10 @@ async def people(conn: AsyncConnection) -> dict[str, str]:
     return sessions
 
 
-async def past_run(
-    conn: AsyncConnection, runner: Runner, dag: str, ago: timedelta, *, lasts: float = 60.0, bad: str | None = None
-) -> int:
-    """A run that began so long ago; each of its tasks took the same time, and `bad` failed."""
-    at = datetime.now(UTC) - ago
-    await set_clock(conn, at)
-    row = await dags.find(conn, dag)
-    assert row is not None
-    made = await runs.trigger(conn, dag_id=row.dag_id, params={}, key=None, actor="user:ann")
-    assert made is not None
+async def _finish_all(
+    conn: AsyncConnection, runner: Runner, at: datetime, *, lasts: float, bad: str | None = None
+) -> None:
+    """Everything that can run, from then on: each task takes the same time, and `bad` fails."""
     claims = await runner.claim()
     while claims:
         at += timedelta(seconds=lasts)
@@ -118,8 +113,21 @@ async def past_run(
             for claim, name in zip(claims, names, strict=True)
         ]
         claims, _ = await runner.step(ends, free=100)
-    await conn.execute("select set_config('evertick.now', '', false)")
-    return made.run_id
+
+
+async def live_through(conn: AsyncConnection, runner: Runner, epoch: int, begin: datetime, end: datetime) -> None:
+    """What the schedules did in that time, each a few milliseconds after its instant."""
+    place = 0
+    while True:
+        due, _ = await schedules.next_due(conn, shard=0)
+        if due is None or due >= end:
+            return
+        at = max(due, begin) + timedelta(milliseconds=4 + place % 3)
+        await set_clock(conn, at)
+        await fire(conn, shard=0, epoch=epoch, batch=100)
+        bad = "load" if place in (4, 9) else None
+        await _finish_all(conn, runner, at, lasts=9 + 4 * (place % 5), bad=bad)
+        place += 1
 
 
 def pipeline(name: str, every: str | None, **options: object) -> DagSpec:
@@ -130,9 +138,12 @@ def pipeline(name: str, every: str | None, **options: object) -> DagSpec:
 
 
 async def history(conn: AsyncConnection) -> dict[str, list[int]]:
-    """Some DAGs with what a week leaves: good runs, failing ones, one that runs now, one that is paused."""
-    await lead(conn)
+    """Some DAGs with what two hours leave: good runs, failing ones, one that runs now, one that is paused."""
+    now = datetime.now(UTC)
+    epoch = await lead(conn)
+    await conn.execute("update shard set owner = 'scheduler-1'")
     runner = await Runner.join(conn)
+    await conn.execute("update runner set runner_id = 'runner-1', slots = 8")
     params = declare_params(
         {
             "region": Param("eu", choices=["eu", "us"], description="Whose orders."),
@@ -141,31 +152,27 @@ async def history(conn: AsyncConnection) -> dict[str, list[int]]:
             "day": Param(type=str, required=True, pattern=r"\d{4}-\d{2}-\d{2}", description="As 2026-11-30."),
         }
     )
-    await put(
-        conn,
-        pipeline(
-            "orders", "*/15 * * * *", description="Orders of the shops, four times an hour.", tags=("finance", "hourly")
-        ),
-    )
+    begin = now - timedelta(hours=2)
+    await set_clock(conn, begin)
+    orders = "Orders of the shops, four times an hour."
+    await put(conn, pipeline("orders", "*/15 * * * *", description=orders, tags=("finance", "hourly")))
     await put(conn, pipeline("billing", "30 6 * * 1-5", description="Invoices of the day before.", tags=("finance",)))
-    await put(conn, pipeline("web_logs", "@every 5m", tags=("web",)))
-    await put(
-        conn,
-        make_dag("report_by_hand", {"collect": [], "send": ["collect"]}, params=params, description="Sends a report."),
-    )
+    await put(conn, pipeline("web_logs", "@every 10m", tags=("web",)))
+    report = {"collect": [], "send": ["collect"]}
+    await put(conn, make_dag("report_by_hand", report, params=params, description="Sends a report."))
     await put(conn, pipeline("archive", "0 3 * * *", starts_paused=True, description="Moves old files away."))
-    made: dict[str, list[int]] = {}
-    for dag, count, bad_ones in (("orders", 14, {3}), ("billing", 6, {4, 5}), ("web_logs", 10, set())):
-        for place in range(count):
-            ago = timedelta(minutes=15 * (count - place) + 20)
-            bad = "load" if place in bad_ones else None
-            run_id = await past_run(conn, runner, dag, ago, lasts=20 + 7 * (place % 4), bad=bad)
-            made.setdefault(dag, []).append(run_id)
-    row = await dags.find(conn, "orders")
-    assert row is not None
-    open_run = await runs.trigger(conn, dag_id=row.dag_id, params={}, key=None, actor="user:ann")
-    assert open_run is not None
+    await live_through(conn, runner, epoch, begin, now)
+    for place in range(3):
+        at = now - timedelta(minutes=40 - 10 * place)
+        await set_clock(conn, at)
+        await start(conn, "billing")
+        await _finish_all(conn, runner, at, lasts=30, bad="load" if place else None)
+    await set_clock(conn, now)
+    running = await start(conn, "orders")
     (first, *_) = await runner.claim(2)
     await runner.finish(first)
-    made["orders"].append(open_run.run_id)
-    return made
+    found: dict[str, list[int]] = {}
+    for row in await runs.list_newest(conn, limit=200):
+        found.setdefault(row.dag, []).append(row.run_id)
+    assert found["orders"][0] == running
+    return found

@@ -24,7 +24,6 @@ PAGES = {
     "/dags/orders/code": None,
     "/dags/report_by_hand/details": None,
     "/dags/report_by_hand/trigger": "trigger-form",
-    "/dags/nothing": None,
 }
 
 
