@@ -72,9 +72,9 @@ async def put_pool(name: Name, wanted: PoolSlots, response: Response, caller: Wh
     """Make it, or change its slots at once. With fewer than are taken, nothing new begins until there is room."""
     async with caller.changing(Channel.READY) as conn:
         if if_match is not None:
-            refuse_stale(if_match, _etag((await _find(conn, ["pool"], name)).capacity))
+            refuse_stale(if_match, _etag((await find_gate(conn, ["pool"], name)).capacity))
         await set_pool(conn, name=name, slots=wanted.slots, actor=caller.actor)
-        row = await _find(conn, ["pool"], name)
+        row = await find_gate(conn, ["pool"], name)
     put_etag(response, _etag(row.capacity))
     return _gate(row)
 
@@ -111,7 +111,7 @@ async def list_blocked(caller: Who) -> Page[Blocked]:
         return Page(items=await gates.blocked(conn, limit=MOST_ITEMS), next_cursor=None)
 
 
-async def _find(conn: AsyncConnection, kinds: list[str], name: str) -> GateRow:
+async def find_gate(conn: AsyncConnection, kinds: list[str], name: str) -> GateRow:
     for row in await gates.list_gates(conn, kinds=kinds, limit=_MOST):
         if row.name == name:
             return row
@@ -119,7 +119,7 @@ async def _find(conn: AsyncConnection, kinds: list[str], name: str) -> GateRow:
 
 
 async def _page(conn: AsyncConnection, kinds: list[str], name: str) -> GatePage:
-    row = await _find(conn, kinds, name)
+    row = await find_gate(conn, kinds, name)
     return GatePage(
         **_gate(row).model_dump(),
         held_by=await gates.holders(conn, row.gate_id, limit=MOST_ITEMS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import fields
 from datetime import datetime
 from typing import Annotated
@@ -15,6 +16,7 @@ from evertick.api.paging import USUAL_ITEMS, Cursor, Limit, Page, cursor, read_c
 from evertick.domain.access import LONGEST_NAME, LONGEST_PASSWORD, MOST_TAGS, Permission, Role, narrowed
 from evertick.domain.errors import Forbidden
 from evertick.engine import accounts
+from evertick.engine.accounts import Issued
 from evertick.store import access
 from evertick.store.access import AccountRow, CredentialRow
 
@@ -149,7 +151,7 @@ async def list_tokens(caller: Who, limit: Limit = USUAL_ITEMS, cursor_text: Curs
     """One's own tokens and sessions that are valid; those of everybody for who manages users."""
     (after,) = read_cursor(cursor_text, 0)
     async with caller.reading() as conn:
-        found = await access.list_credentials(conn, account=_whose(caller), after=after, limit=limit)
+        found = await access.list_credentials(conn, account=whose(caller), after=after, limit=limit)
     next_cursor = cursor(found[-1].credential_id) if len(found) == limit else None
     return Page(items=[_token(row) for row in found], next_cursor=next_cursor)
 
@@ -158,27 +160,9 @@ async def list_tokens(caller: Who, limit: Limit = USUAL_ITEMS, cursor_text: Curs
 @needs(Permission.OWN)
 async def make_token(wanted: NewToken, caller: Who) -> MadeToken:
     """A token of one's own, or of another user for who manages users. It never may more than whoever made it."""
-    principal = caller.principal
-    name = wanted.user or principal.name
-    limits = (wanted.role, wanted.tags)
-    if name.lower() != principal.name.lower():
-        caller.require(Permission.MANAGE_USERS)
-    elif not principal.is_session:
-        raise Forbidden("A token cannot make another one of its user: sign in with a session for that.")
-    else:
-        role, tags = narrowed(principal.role, principal.tags, wanted.role, wanted.tags)
-        limits = (role, None if tags is None else sorted(tags))
-    async with caller.changing() as conn:
-        row = await accounts.find_user(conn, name)
-        made = await accounts.issue(
-            conn,
-            row,
-            kind="token",
-            name=wanted.name,
-            actor=caller.actor,
-            seconds=accounts.token_seconds(wanted.days),
-            limits=limits,
-        )
+    made = await issue_token(
+        caller, name=wanted.name, user=wanted.user, role=wanted.role, tags=wanted.tags, days=wanted.days
+    )
     return MadeToken(id=made.credential_id, token=made.secret, expires_at=made.expires_at)
 
 
@@ -186,10 +170,36 @@ async def make_token(wanted: NewToken, caller: Who) -> MadeToken:
 @needs(Permission.OWN)
 async def revoke_token(token_id: Annotated[int, Path(ge=1, le=2**63 - 1)], caller: Who) -> None:
     async with caller.changing() as conn:
-        await accounts.revoke(conn, credential_id=token_id, actor=caller.actor, account=_whose(caller))
+        await accounts.revoke(conn, credential_id=token_id, actor=caller.actor, account=whose(caller))
 
 
-def _whose(caller: Caller) -> str | None:
+async def issue_token(
+    caller: Caller, *, name: str, user: str | None, role: Role | None, tags: Collection[str] | None, days: float
+) -> Issued:
+    principal = caller.principal
+    account = user or principal.name
+    limits = (role, tags)
+    if account.lower() != principal.name.lower():
+        caller.require(Permission.MANAGE_USERS)
+    elif not principal.is_session:
+        raise Forbidden("A token cannot make another one of its user: sign in with a session for that.")
+    else:
+        least, left = narrowed(principal.role, principal.tags, role, tags)
+        limits = (least, None if left is None else sorted(left))
+    async with caller.changing() as conn:
+        row = await accounts.find_user(conn, account)
+        return await accounts.issue(
+            conn,
+            row,
+            kind="token",
+            name=name,
+            actor=caller.actor,
+            seconds=accounts.token_seconds(days),
+            limits=limits,
+        )
+
+
+def whose(caller: Caller) -> str | None:
     return None if caller.principal.may(Permission.MANAGE_USERS) else caller.principal.name
 
 

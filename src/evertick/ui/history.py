@@ -1,0 +1,78 @@
+"""What happened to a run or a task, in order: attempts with their reasons, and what people and repairs did. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from evertick.store.charts import RunAttempt
+from evertick.store.runs import JournalEntry, RunRow
+from evertick.store.tasks import AttemptRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """`what` in words; `state` where it led, if to one; `who` did it, None for the engine."""
+
+    at: datetime
+    what: str
+    state: str | None = None
+    task: str | None = None
+    map_index: int = -1
+    reason: str | None = None
+    who: str | None = None
+
+
+def of_run(
+    run: RunRow, attempts: Iterable[RunAttempt], journal: Iterable[JournalEntry], names: Mapping[int, str]
+) -> list[Event]:
+    """The newest first."""
+    found = [Event(at=run.created_at, what="run created", who=run.triggered_by)]
+    if run.started_at is not None:
+        found.append(Event(at=run.started_at, what="run began", state="running"))
+    if run.finished_at is not None:
+        found.append(Event(at=run.finished_at, what="run ended", state=run.state, reason=run.reason))
+    for each in attempts:
+        found += _of_attempt(each, task=each.task, map_index=each.map_index)
+    found += [_of_entry(entry, names) for entry in journal]
+    return sorted(found, key=lambda event: event.at, reverse=True)
+
+
+def of_task(attempts: Iterable[AttemptRow], journal: Iterable[JournalEntry]) -> list[Event]:
+    """The newest first; `journal` with what concerns this task, or the run as a whole."""
+    found = [event for each in attempts for event in _of_attempt(each, task=None, map_index=-1)]
+    found += [_of_entry(entry, {}) for entry in journal]
+    return sorted(found, key=lambda event: event.at, reverse=True)
+
+
+def _of_attempt(each: RunAttempt | AttemptRow, *, task: str | None, map_index: int) -> list[Event]:
+    found = []
+    host = f" on {each.host}" if isinstance(each, AttemptRow) and each.host else ""
+    if each.started_at is not None:
+        what = f"attempt {each.attempt} began{host}"
+        found.append(Event(at=each.started_at, what=what, state="running", task=task, map_index=map_index))
+    if each.finished_at is not None:
+        found.append(
+            Event(
+                at=each.finished_at,
+                what=f"attempt {each.attempt} ended: {each.outcome.replace('_', ' ')}",
+                state=each.outcome,
+                task=task,
+                map_index=map_index,
+                reason=each.reason,
+            )
+        )
+    return found
+
+
+def _of_entry(entry: JournalEntry, names: Mapping[int, str]) -> Event:
+    detail = ", ".join(f"{key}: {value}" for key, value in entry.detail.items() if value not in (None, "", [], {}))
+    return Event(
+        at=entry.occurred_at,
+        what=entry.verb.replace("_", " "),
+        task=None if entry.idx is None else names.get(entry.idx),
+        map_index=-1 if entry.map_index is None else entry.map_index,
+        reason=detail[:1000] or None,
+        who=entry.actor,
+    )

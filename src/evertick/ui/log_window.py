@@ -1,0 +1,145 @@
+"""A window of a task's log: some lines from a place on, or before it. Never the whole; whoever reads goes on from its ends.
+
+A place is `epoch.offset.line`: the attempt, a byte of its log, and how many lines of the chunk there are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from psycopg import AsyncConnection
+
+from evertick.api.paging import like
+from evertick.domain.attempt import TaskKey
+from evertick.domain.errors import UserError
+from evertick.domain.log_lines import Line, lines_of
+from evertick.store import log_windows
+from evertick.store.log_windows import Sought
+from evertick.store.logs import Chunk
+
+MOST_LINES = 300
+MOST_CHARACTERS = 400_000
+_CHUNKS = 8
+_PLACE = re.compile(r"(\d{1,9})\.(\d{1,18})\.(\d{1,9})")
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
+
+# What a filter by level shows. ERR is what was printed to standard error, MARK a note of Evertick's own.
+LEVELS = {
+    "warning": frozenset({"WARNING", "ERROR", "CRITICAL", "ERR", "MARK"}),
+    "error": frozenset({"ERROR", "CRITICAL", "ERR"}),
+}
+
+
+class Place(NamedTuple):
+    epoch: int
+    offset: int
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.offset}.{self.line}"
+
+
+START = Place(0, 0, 0)
+END = Place(2**31 - 1, 2**63 - 1, 2**31 - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sift:
+    """Which lines are shown: at least of a level, with some text in them."""
+
+    level: str | None = None
+    find: str | None = None
+
+    @property
+    def sought(self) -> Sought:
+        """What their chunks have in common."""
+        levels = LEVELS.get(self.level or "")
+        pattern = None if levels is None else rf"(^|\n)\d{{16}} ({'|'.join(sorted(levels))}) "
+        return Sought(pattern, like(self.find))
+
+    def fits(self, line: Line) -> bool:
+        levels = LEVELS.get(self.level or "")
+        is_found = self.find is None or self.find.lower() in line.text.lower()
+        return is_found and (levels is None or line.level in levels)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`first` and `next` are where to go on before and after it; `is_start` and `is_end`: there is nothing more there now."""
+
+    lines: Sequence[tuple[Place, Line]]
+    first: Place
+    next: Place
+    is_start: bool
+    is_end: bool
+
+
+def read_place(text: str | None, *, otherwise: Place) -> Place:
+    if text is None:
+        return otherwise
+    found = _PLACE.fullmatch(text)
+    if found is None:
+        raise UserError("A place in a log looks like 1.0.0: leave it out to begin at the start.")
+    return Place(*map(int, found.groups()))
+
+
+async def read_onward(conn: AsyncConnection, key: TaskKey, place: Place, sift: Sift) -> Window:
+    chunks = await log_windows.onward(conn, key, at=place[:2], sought=sift.sought, limit=_CHUNKS)
+    lines: list[tuple[Place, Line]] = []
+    end, size = place, 0
+    for at, line in _numbered(chunks):
+        if at < place and _is_same_chunk(at, place):
+            continue
+        if len(lines) >= MOST_LINES or size >= MOST_CHARACTERS:
+            return Window(lines, place, at, is_start=False, is_end=False)
+        end = at._replace(line=at.line + 1)
+        if sift.fits(line):
+            lines.append((at, line))
+            size += len(line.text)
+    return Window(lines, place, end, is_start=place == START, is_end=len(chunks) < _CHUNKS)
+
+
+async def read_backward(conn: AsyncConnection, key: TaskKey, place: Place, sift: Sift) -> Window:
+    chunks = await log_windows.backward(conn, key, at=place[:2], sought=sift.sought, limit=_CHUNKS)
+    lines: list[tuple[Place, Line]] = []
+    begin, end, size = place, place, 0
+    for at, line in _numbered_back(chunks):
+        if at >= place:
+            continue
+        if end == END:
+            end = at._replace(line=at.line + 1)
+        if len(lines) >= MOST_LINES or size >= MOST_CHARACTERS:
+            return Window(lines[::-1], begin, end, is_start=False, is_end=place == END)
+        begin = at
+        if sift.fits(line):
+            lines.append((at, line))
+            size += len(line.text)
+    if end == END:
+        end = START
+    return Window(lines[::-1], begin, end, is_start=len(chunks) < _CHUNKS, is_end=place == END)
+
+
+def _is_same_chunk(at: Place, place: Place) -> bool:
+    return at.epoch == place.epoch and at.offset == place.offset
+
+
+def _numbered(chunks: Sequence[Chunk]) -> Iterator[tuple[Place, Line]]:
+    for chunk in chunks:
+        lines = lines_of(chunk.content, epoch=chunk.epoch, is_late=chunk.is_late)
+        for number, line in enumerate(lines):
+            yield Place(chunk.epoch, chunk.seq, number), line
+
+
+def _numbered_back(chunks: Sequence[Chunk]) -> Iterator[tuple[Place, Line]]:
+    for chunk in chunks:
+        lines = list(lines_of(chunk.content, epoch=chunk.epoch, is_late=chunk.is_late))
+        for number in range(len(lines) - 1, -1, -1):
+            yield Place(chunk.epoch, chunk.seq, number), lines[number]
+
+
+def plain(text: str) -> str:
+    """Without colours, for who has no script."""
+    return _ANSI.sub("", text)

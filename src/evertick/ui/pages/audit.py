@@ -1,0 +1,43 @@
+"""The audit log: who did what, when and from where; what was refused, too."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from evertick.api.desk import Who
+from evertick.api.guard import needs
+from evertick.api.paging import LARGEST, Cursor, cursor, read_cursor
+from evertick.domain.access import Permission
+from evertick.store import access
+from evertick.store.access import AuditFilter
+from evertick.ui.frame import PageRoute, page
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+Text = Annotated[str, Query(max_length=300)]
+_SHOWN = 100
+
+
+@router.get("/audit")
+@needs(Permission.READ_AUDIT)
+async def list_entries(
+    request: Request, caller: Who, verb: Text = "", actor: Text = "", dag: Text = "", cursor_text: Cursor = None
+) -> Response:
+    (before,) = read_cursor(cursor_text, LARGEST)
+    wanted = AuditFilter(verb=verb or None, actor=actor or None, dag=dag or None)
+    async with caller.reading() as conn:
+        found = await access.audit(conn, wanted, before=before, limit=_SHOWN)
+    next_cursor = cursor(found[-1].entry_id) if len(found) == _SHOWN else None
+    return page(
+        request,
+        "audit.html",
+        here="audit",
+        rows=found,
+        verb=verb,
+        actor=actor,
+        dag=dag,
+        is_first=cursor_text is None,
+        next_cursor=next_cursor,
+    )

@@ -1,0 +1,171 @@
+"""Backfills: making one with a look beforehand at what it would do, and how far they are."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from evertick.api.desk import Who
+from evertick.api.guard import needs
+from evertick.api.native.backfills import BackfillId, backfill_of, find_backfill
+from evertick.api.paging import Cursor, cursor, read_cursor
+from evertick.domain.access import Permission
+from evertick.domain.backfill import MOST_PARALLEL, Reprocess
+from evertick.domain.errors import EvertickError, UserError
+from evertick.domain.schedule import describe, parse_schedule
+from evertick.engine import backfill as verbs
+from evertick.engine.backfill import Wish
+from evertick.store import backfills, schedules, shards
+from evertick.store.wake import Channel
+from evertick.ui.frame import PageRoute, done, form_of, page
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_NEWEST, _SHOWN, _MOST_SCHEDULES = 2**31, 50, 200
+DagName = Annotated[str, Query(max_length=250)]
+
+
+@router.get("/backfills")
+@needs(Permission.READ_BACKFILLS)
+async def list_backfills(request: Request, caller: Who, dag: DagName = "", cursor_text: Cursor = None) -> Response:
+    (before,) = read_cursor(cursor_text, _NEWEST)
+    async with caller.reading() as conn:
+        visible = await caller.visible(conn)
+        found = await backfills.list_newest(conn, dag=dag or None, limit=_SHOWN, before=before, dag_ids=visible)
+        now = await shards.read_clock(conn)
+    rows = [backfill_of(row, now) for row in found]
+    is_more = len(found) == _SHOWN
+    next_cursor = cursor(found[-1].backfill_id) if is_more else None
+    return page(request, "backfills.html", here="backfills", rows=rows, dag=dag, next_cursor=next_cursor)
+
+
+@router.get("/backfills/new")
+@needs(Permission.RUN_BACKFILLS)
+async def new_backfill(request: Request, caller: Who, dag: DagName = "") -> Response:
+    async with caller.reading() as conn:
+        found = []
+        if dag:
+            await caller.dag(conn, dag)
+            found = await schedules.list_all(conn, dag=dag, limit=_MOST_SCHEDULES)
+    return page(
+        request, "backfill_new.html", here="backfills", dag=dag, schedules=found, most=MOST_PARALLEL, ways=list(Reprocess)
+    )
+
+
+@router.post("/backfills/preview")
+@needs(Permission.RUN_BACKFILLS)
+async def preview_backfill(request: Request, caller: Who) -> Response:
+    """What it would do: a part of the form. What is wrong with the wish stands there, too."""
+    form = await form_of(request)
+    try:
+        wish = _wish(form)
+        async with caller.reading() as conn:
+            await caller.dag(conn, wish.dag)
+            outlook = await verbs.foresee(conn, wish)
+    except EvertickError as error:
+        return page(request, "backfill_preview.html", problem=str(error), outlook=None, new_runs=None, when="")
+    return page(
+        request,
+        "backfill_preview.html",
+        problem=None,
+        outlook=outlook,
+        new_runs=outlook.new_runs(wish.reprocess),
+        when=describe(outlook.spec),
+    )
+
+
+@router.post("/backfills")
+@needs(Permission.RUN_BACKFILLS)
+async def create_backfill(request: Request, caller: Who) -> Response:
+    form = await form_of(request)
+    wish = _wish(form)
+    request_key = form.get("request") or f"ui-{secrets.token_hex(8)}"
+    async with caller.changing(Channel.PLAN) as conn:
+        await caller.dag(conn, wish.dag)
+        made, _ = await verbs.create(conn, wish, request=request_key[:200], actor=caller.actor)
+    return done(f"Backfill {made.id} of {wish.dag} made.", go=f"/backfills/{made.id}")
+
+
+@router.get("/backfills/{backfill_id}")
+@needs(Permission.READ_BACKFILLS)
+async def show_backfill(backfill_id: BackfillId, request: Request, caller: Who) -> Response:
+    async with caller.reading() as conn:
+        row = await find_backfill(caller, conn, backfill_id)
+        failed = await backfills.failed_runs(conn, backfill_id=backfill_id)
+        now = await shards.read_clock(conn)
+    shown = backfill_of(row, now)
+    is_open = row.state in ("running", "paused")
+    return page(request, "backfill.html", here="backfills", row=shown, failed=failed, is_open=is_open)
+
+
+@router.post("/backfills/{backfill_id}/pause")
+@needs(Permission.RUN_BACKFILLS)
+async def pause_backfill(backfill_id: BackfillId, caller: Who) -> Response:
+    async with caller.changing() as conn:
+        await find_backfill(caller, conn, backfill_id)
+        await verbs.pause(conn, backfill_id=backfill_id, actor=caller.actor)
+    return done(f"Backfill {backfill_id} makes no new runs until it is resumed.")
+
+
+@router.post("/backfills/{backfill_id}/resume")
+@needs(Permission.RUN_BACKFILLS)
+async def resume_backfill(backfill_id: BackfillId, caller: Who) -> Response:
+    async with caller.changing(Channel.PLAN) as conn:
+        await find_backfill(caller, conn, backfill_id)
+        await verbs.resume(conn, backfill_id=backfill_id, actor=caller.actor)
+    return done(f"Backfill {backfill_id} goes on.")
+
+
+@router.post("/backfills/{backfill_id}/cancel")
+@needs(Permission.RUN_BACKFILLS)
+async def cancel_backfill(backfill_id: BackfillId, request: Request, caller: Who) -> Response:
+    leaves = (await form_of(request)).get("leaves_runs") == "true"
+    async with caller.changing(Channel.STOP, Channel.READY) as conn:
+        await find_backfill(caller, conn, backfill_id)
+        await verbs.cancel(conn, backfill_id=backfill_id, leaves_runs=leaves, actor=caller.actor)
+    return done(f"Backfill {backfill_id} is canceled{'; its open runs go on' if leaves else ', and its open runs with it'}.")
+
+
+def _wish(form: Mapping[str, str]) -> Wish:
+    when, schedule = form.get("when", "").strip(), form.get("schedule", "").strip()
+    try:
+        parallel = int(form.get("parallel", "1"))
+        reprocess = Reprocess(form.get("reprocess", "none"))
+    except ValueError:
+        raise UserError("Runs at once are a whole number; what has run already is one of the choices.") from None
+    return Wish(
+        dag=form.get("dag", "").strip(),
+        first=_instant(form.get("first", ""), "From"),
+        last=_instant(form["last"], "To") if form.get("last") else None,
+        schedule=None if when else schedule or None,
+        spec=parse_schedule(when) if when else None,
+        reprocess=reprocess,
+        newest_first=form.get("newest_first") == "true",
+        parallel=parallel,
+        params=_params(form.get("params", "")),
+    )
+
+
+def _instant(text: str, what: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise UserError(f"{what}: give an instant in UTC, as 2030-01-31T08:00.") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _params(text: str) -> dict[str, Any] | None:
+    if not text.strip():
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UserError('Params: give a JSON object, as {"rows": 10}, or nothing.')
+    return found

@@ -1,0 +1,65 @@
+"""Runners and queues: who works, on what, and what waits for whom. Operators drain."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from evertick.api.desk import Who
+from evertick.api.guard import needs
+from evertick.domain.access import Permission
+from evertick.domain.attempt import session_text
+from evertick.engine.drain import drain, find_runners, undrain
+from evertick.store import queues, runners
+from evertick.store.wake import Channel
+from evertick.ui.frame import PageRoute, done, form_of, page
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+Which = Annotated[str, Path(max_length=250)]
+_MOST, _MOST_COUNTED = 1000, 100_000
+
+
+@router.get("/runners")
+@needs(Permission.READ_RUNNERS)
+async def list_runners(request: Request, caller: Who) -> Response:
+    async with caller.reading() as conn:
+        found = await runners.list_busy(conn, limit=_MOST)
+    return page(
+        request,
+        "runners.html",
+        here="runners",
+        rows=found,
+        slots=sum(each.slots for each in found),
+        busy=sum(each.busy for each in found),
+        session_text=session_text,
+    )
+
+
+@router.get("/queues")
+@needs(Permission.READ_RUNNERS)
+async def list_queues(request: Request, caller: Who) -> Response:
+    async with caller.reading() as conn:
+        found = await queues.list_all(conn, cap=_MOST_COUNTED, limit=_MOST)
+    return page(request, "queues.html", here="queues", rows=found, cap=_MOST_COUNTED)
+
+
+@router.post("/runners/{which}/drain")
+@needs(Permission.DRAIN_RUNNERS)
+async def drain_runner(which: Which, request: Request, caller: Who) -> Response:
+    leaves = (await form_of(request)).get("then_leave") == "true"
+    async with caller.changing(Channel.STOP) as conn:
+        found = await find_runners(conn, [which])
+        await drain(conn, sessions=[each.session for each in found], actor=caller.actor, then_leave=leaves)
+    then = "and leaves then" if leaves else "and takes no new work"
+    return done(f"{found[0].runner_id} finishes what it has {then}.")
+
+
+@router.post("/runners/{which}/undrain")
+@needs(Permission.DRAIN_RUNNERS)
+async def undrain_runner(which: Which, caller: Who) -> Response:
+    async with caller.changing(Channel.STOP) as conn:
+        found = await find_runners(conn, [which])
+        await undrain(conn, sessions=[each.session for each in found], actor=caller.actor)
+    return done(f"{found[0].runner_id} takes work again.")

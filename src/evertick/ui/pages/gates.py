@@ -1,0 +1,82 @@
+"""Pools and keys: who holds them, who waits, and for editors how many slots there are."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request, Response
+
+from evertick.api.desk import Who
+from evertick.api.guard import needs
+from evertick.api.native.gates import KEY_KINDS, find_gate
+from evertick.domain.access import Permission
+from evertick.domain.errors import UserError
+from evertick.engine.gates import delete_pool, set_pool
+from evertick.store import gates
+from evertick.store.wake import Channel
+from evertick.ui.frame import PageRoute, done, form_of, page, segment
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+Name = Annotated[str, Path(max_length=1000)]
+_MOST, _SHOWN = 1000, 200
+
+
+@router.get("/pools")
+@needs(Permission.READ_GATES)
+async def list_pools(request: Request, caller: Who) -> Response:
+    async with caller.reading() as conn:
+        found = await gates.list_gates(conn, kinds=["pool"], limit=_MOST)
+    return page(request, "gates.html", here="pools", kind="pool", rows=found)
+
+
+@router.get("/keys")
+@needs(Permission.READ_GATES)
+async def list_keys(request: Request, caller: Who) -> Response:
+    """Mutex keys and limits that tasks hold or wait for now."""
+    async with caller.reading() as conn:
+        found = await gates.list_gates(conn, kinds=KEY_KINDS, limit=_MOST)
+    return page(request, "gates.html", here="keys", kind="key", rows=found)
+
+
+@router.get("/pools/{name}")
+@needs(Permission.READ_GATES)
+async def show_pool(name: Name, request: Request, caller: Who) -> Response:
+    return await _show(request, caller, name, ["pool"], "pool")
+
+
+@router.get("/keys/{name:path}")
+@needs(Permission.READ_GATES)
+async def show_key(name: Name, request: Request, caller: Who) -> Response:
+    return await _show(request, caller, name, KEY_KINDS, "key")
+
+
+async def _show(request: Request, caller: Who, name: str, kinds: list[str], kind: str) -> Response:
+    async with caller.reading() as conn:
+        row = await find_gate(conn, kinds, name)
+        held = await gates.holders(conn, row.gate_id, limit=_SHOWN)
+        waiting = await gates.waiters(conn, row.gate_id, limit=_SHOWN)
+    return page(request, "gate.html", here=f"{kind}s", kind=kind, row=row, held=held, waiting=waiting)
+
+
+@router.post("/pools")
+@needs(Permission.EDIT_POOLS)
+async def put_pool(request: Request, caller: Who) -> Response:
+    """Make one, or change its slots at once."""
+    form = await form_of(request)
+    name = form.get("name", "").strip()
+    try:
+        slots = int(form.get("slots", ""))
+    except ValueError:
+        raise UserError("Slots are a whole number, 0 to close the pool.") from None
+    async with caller.changing(Channel.READY) as conn:
+        made = await set_pool(conn, name=name, slots=slots, actor=caller.actor)
+    return done(f"Pool {name} {'made' if made.is_new else 'changed'}: {slots} slots.")
+
+
+@router.post("/pools/{name}/delete")
+@needs(Permission.EDIT_POOLS)
+async def remove_pool(name: Name, caller: Who) -> Response:
+    async with caller.changing() as conn:
+        await delete_pool(conn, name=name, actor=caller.actor)
+    return done(f"Pool {segment(name)} deleted.", go="/pools")

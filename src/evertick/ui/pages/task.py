@@ -1,0 +1,181 @@
+"""One task of a run: its state and why, its attempts, what it wrote and returned, and what it is made of."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+from psycopg import AsyncConnection
+
+from evertick.api.desk import Caller, Who
+from evertick.api.guard import needs
+from evertick.api.native.runs import RunId, find_run
+from evertick.domain.access import Permission
+from evertick.domain.attempt import TaskKey
+from evertick.domain.errors import NotFound
+from evertick.domain.states import TERMINAL_TASK_STATES
+from evertick.domain.why import Explained, tell
+from evertick.engine.clear import full_name
+from evertick.engine.why import explain
+from evertick.store import dags, log_windows, runs, tasks
+from evertick.store.runs import RunRow
+from evertick.store.tasks import TaskRow
+from evertick.ui.frame import PageRoute, page
+from evertick.ui.graph import edges_of
+from evertick.ui.history import of_task
+from evertick.ui.log_window import END, START, Sift, Window, plain, read_backward, read_onward, read_place
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+TaskName = Annotated[str, Path(max_length=1000)]
+MapIndex = Annotated[int, Query(ge=-1, le=2**31 - 1)]
+_LONGEST_RESULT = 100_000
+
+
+class Tab(StrEnum):
+    LOG = "log"
+    ATTEMPTS = "attempts"
+    RESULT = "result"
+    DETAILS = "details"
+
+
+@router.get("/runs/{run_id}/tasks/{task}")
+@needs(Permission.READ_RUNS)
+async def show_task(
+    request: Request, run_id: RunId, task: TaskName, caller: Who, map_index: MapIndex = -1, tab: Tab = Tab.LOG
+) -> Response:
+    async with caller.reading() as conn:
+        run = await find_run(caller, conn, run_id)
+        rows = await tasks.by_name(conn, run_id=run_id, task=task)
+        row = next((each for each in rows if each.map_index == map_index), None)
+        if row is None and rows and map_index == -1:
+            return page(request, "task_instances.html", here="runs", run=run, task=task, rows=rows)
+        if row is None:
+            raise _missing(run, task)
+        key = TaskKey(run_id, row.idx, row.map_index)
+        attempts = await tasks.attempts(conn, key)
+        why = _sentences(await explain(conn, run_id=run_id, task=full_name(row))) if _is_held(row) else []
+        shown = await _tab(conn, caller, run, row, key, tab)
+    return page(
+        request,
+        "task.html",
+        here="runs",
+        run=run,
+        row=row,
+        name=full_name(row),
+        attempts=attempts,
+        why=why,
+        is_over=row.state in TERMINAL_TASK_STATES,
+        tab=tab.value,
+        tabs=[(each.value, each.value.capitalize(), _address(row, each)) for each in Tab],
+        **shown,
+    )
+
+
+@router.get("/runs/{run_id}/tasks/{task}/log")
+@needs(Permission.READ_LOGS)
+async def read_log(
+    run_id: RunId,
+    task: TaskName,
+    caller: Who,
+    map_index: MapIndex = -1,
+    at: Annotated[str | None, Query(max_length=60)] = None,
+    back: bool = False,
+    level: Annotated[str | None, Query(pattern="^(warning|error)$")] = None,
+    find: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
+) -> Response:
+    """A window of its log, for static/log.js."""
+    sift = Sift(level=level, find=find)
+    place = read_place(at, otherwise=END if back else START)
+    async with caller.reading() as conn:
+        # Whether it has ended is read first: what it wrote is there by then.
+        _, row, key = await find_task(caller, conn, run_id, task, map_index)
+        window = await (read_backward if back else read_onward)(conn, key, place, sift)
+        sizes = await log_windows.sizes(conn, key)
+    document = {
+        "lines": _lines(window),
+        "first": str(window.first),
+        "next": str(window.next),
+        "is_start": window.is_start,
+        "is_end": window.is_end,
+        "is_over": row.state in TERMINAL_TASK_STATES,
+        "sizes": sizes,
+    }
+    return JSONResponse(document, headers={"Cache-Control": "no-store"})
+
+
+async def find_task(
+    caller: Caller, conn: AsyncConnection, run_id: int, task: str, map_index: int
+) -> tuple[RunRow, TaskRow, TaskKey]:
+    run = await find_run(caller, conn, run_id)
+    for row in await tasks.by_name(conn, run_id=run_id, task=task):
+        if row.map_index == map_index:
+            return run, row, TaskKey(run_id, row.idx, row.map_index)
+    raise _missing(run, task)
+
+
+async def _tab(
+    conn: AsyncConnection, caller: Caller, run: RunRow, row: TaskRow, key: TaskKey, tab: Tab
+) -> dict[str, Any]:
+    match tab:
+        case Tab.LOG:
+            if not caller.principal.may(Permission.READ_LOGS):
+                return {"tail": []}
+            window = await read_backward(conn, key, END, Sift())
+            return {"tail": [line._replace(text=plain(line.text)) for _, line in window.lines]}
+        case Tab.ATTEMPTS:
+            journal = await runs.journal(conn, run_id=run.run_id)
+            mine = [each for each in journal if each.idx in (None, row.idx) and each.map_index in (None, row.map_index)]
+            return {"events": of_task(await tasks.attempts(conn, key), mine)}
+        case Tab.RESULT:
+            return {"result": await tasks.result(conn, key), "longest": _LONGEST_RESULT}
+        case Tab.DETAILS:
+            return await _details(conn, run, row)
+
+
+async def _details(conn: AsyncConnection, run: RunRow, row: TaskRow) -> dict[str, Any]:
+    version = await dags.version(conn, run.version_id)
+    raw: Any = [] if version is None else version.spec["tasks"]
+    edges = [] if version is None else edges_of(version.spec)
+    names = [str(each["name"]) for each in raw]
+    return {
+        "spec": raw[row.idx] if row.idx < len(raw) else {},
+        "before": [names[src] for src, dst in edges if dst == row.idx],
+        "after": [names[dst] for src, dst in edges if src == row.idx],
+    }
+
+
+def _lines(window: Window) -> list[dict[str, Any]]:
+    return [
+        {
+            "place": str(place),
+            "at": line.at.isoformat() if line.at else None,
+            "level": line.level,
+            "text": line.text,
+            "is_late": line.is_late,
+        }
+        for place, line in window.lines
+    ]
+
+
+def _is_held(row: TaskRow) -> bool:
+    return row.state not in TERMINAL_TASK_STATES and row.state != "running"
+
+
+def _sentences(found: Explained | None) -> list[tuple[str, str, list[str]]]:
+    """The task with its reasons; then the one that it waits for with its own, and so on."""
+    chain = []
+    while found is not None:
+        chain.append((found.task, found.state, [tell(reason) for reason in found.reasons]))
+        found = found.upstream
+    return chain
+
+
+def _address(row: TaskRow, tab: Tab) -> str:
+    return f"?tab={tab}" + (f"&map_index={row.map_index}" if row.map_index >= 0 else "")
+
+
+def _missing(run: RunRow, task: str) -> NotFound:
+    return NotFound(f"Run {run.run_id} of {run.dag} has no task {task[:200]!r}.")

@@ -1,0 +1,348 @@
+// A task's log: a window of its lines that moves over it, however long it is. Lines become text nodes, never markup.
+//
+// The server gives lines from a place on or before it (`first`, `next`). Here at most MOST_NODES of them stand in the page; what
+// goes out of sight at one end is taken away when more comes at the other.
+
+const MOST_NODES = 3600;
+const FOLLOW_MS = 1000;
+const NEAR_PIXELS = 600;
+const ANSI = /\x1b(?:\[([0-?]*)[ -/]*([@-~])|[@-Z\\-_]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)/g;
+// Characters that would reorder or hide what stands beside them are named instead.
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
+
+function visible(text) {
+  return text.replace(UNSEEN, (mark) => `⟨U+${mark.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
+}
+
+/** The colours of a terminal as classes. `codes` as in ESC[1;31m; returns the style that holds from there on. */
+export function styled(style, codes) {
+  const next = { ...style };
+  const numbers = codes.split(";").map((code) => Number(code || 0));
+  for (let n = 0; n < numbers.length; n += 1) {
+    const code = numbers[n];
+    if (code === 0) for (const name of Object.keys(next)) delete next[name];
+    else if (code === 1) next.bold = "ansi-bold";
+    else if (code === 2) next.bold = "ansi-dim";
+    else if (code === 3) next.italic = "ansi-italic";
+    else if (code === 4) next.underline = "ansi-underline";
+    else if (code === 22) delete next.bold;
+    else if (code === 23) delete next.italic;
+    else if (code === 24) delete next.underline;
+    else if (code >= 30 && code <= 37) next.ink = `ansi-ink-${code - 30}`;
+    else if (code >= 90 && code <= 97) next.ink = `ansi-ink-${code - 82}`;
+    else if (code === 39) delete next.ink;
+    else if (code >= 40 && code <= 47) next.ground = `ansi-ground-${code - 40}`;
+    else if (code >= 100 && code <= 107) next.ground = `ansi-ground-${code - 92}`;
+    else if (code === 49) delete next.ground;
+    else if (code === 38 || code === 48) {
+      // 256 colours: the sixteen that have names; of the others the text is enough.
+      const number = numbers[n + 1] === 5 ? numbers[n + 2] : -1;
+      if (number >= 0 && number < 16) next[code === 38 ? "ink" : "ground"] = `ansi-${code === 38 ? "ink" : "ground"}-${number}`;
+      n += numbers[n + 1] === 5 ? 2 : 4;
+    }
+  }
+  return next;
+}
+
+/** Text with terminal colours as nodes. */
+export function coloured(text) {
+  const nodes = [];
+  let style = {};
+  let from = 0;
+  const add = (piece) => {
+    if (!piece) return;
+    const classes = Object.values(style);
+    if (classes.length === 0) {
+      nodes.push(document.createTextNode(visible(piece)));
+      return;
+    }
+    const span = document.createElement("span");
+    span.className = classes.join(" ");
+    span.textContent = visible(piece);
+    nodes.push(span);
+  };
+  for (const found of text.matchAll(ANSI)) {
+    add(text.slice(from, found.index));
+    if (found[2] === "m" && nodes.length < 200) style = styled(style, found[1]);
+    from = found.index + found[0].length;
+  }
+  add(text.slice(from));
+  return nodes;
+}
+
+function clock(instant) {
+  const at = new Date(instant);
+  const two = (number) => String(number).padStart(2, "0");
+  return `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}.${String(at.getMilliseconds()).padStart(3, "0")}`;
+}
+
+function row(line) {
+  const item = document.createElement("li");
+  item.className = `log-line log-${line.level.toLowerCase()}`;
+  item.dataset.place = line.place;
+  const time = document.createElement("time");
+  if (line.at) {
+    time.dateTime = line.at;
+    time.title = line.at;
+    time.textContent = clock(line.at);
+  }
+  const level = document.createElement("span");
+  level.className = "log-level";
+  level.textContent = line.level;
+  const text = document.createElement("span");
+  text.className = "log-text";
+  text.append(...coloured(line.text));
+  if (line.is_late) text.append(" (late)");
+  item.append(time, level, text);
+  item.nodes = 4 + 2 * text.childNodes.length;
+  return item;
+}
+
+class LogView {
+  constructor(root) {
+    this.root = root;
+    this.url = root.dataset.url;
+    this.list = root.querySelector("ol");
+    this.status = root.querySelector("[data-log-status]");
+    this.find = root.querySelector("[data-log-find]");
+    this.level = root.querySelector("[data-log-level]");
+    this.slider = root.querySelector("[data-log-slider]");
+    this.followButton = root.querySelector("[data-log-follow]");
+    this.first = null;
+    this.next = null;
+    this.isStart = false;
+    this.isEnd = false;
+    this.isOver = false;
+    this.isFollowing = root.dataset.follow === "yes";
+    this.turn = 0;
+    this.nodes = 0;
+    this.busy = false;
+    this.listen();
+    this.show({ back: "1" }, "end");
+  }
+
+  listen() {
+    this.list.addEventListener("scroll", () => this.scrolled(), { passive: true });
+    this.list.addEventListener("wheel", (event) => event.deltaY < 0 && this.follow(false), { passive: true });
+    this.list.addEventListener("keydown", (event) => {
+      if (["ArrowUp", "PageUp", "Home"].includes(event.key)) this.follow(false);
+      if (event.key === "Home") this.show({ at: "0.0.0" }, "start");
+      if (event.key === "End") this.show({ back: "1" }, "end");
+      if (["Home", "End"].includes(event.key)) event.preventDefault();
+    });
+    let wait = 0;
+    this.find.addEventListener("input", () => {
+      clearTimeout(wait);
+      wait = setTimeout(() => this.sift(), 250);
+    });
+    this.level.addEventListener("change", () => this.sift());
+    this.slider.addEventListener("change", () => this.seek(Number(this.slider.value) / 1000));
+    this.root.addEventListener("click", (event) => {
+      const button = event.target.closest("[data-log-do]");
+      if (button) this.do(button.dataset.logDo, button.dataset.place);
+    });
+    this.timer = setInterval(() => this.more(), FOLLOW_MS);
+  }
+
+  do(what, place) {
+    if (what === "start") { this.follow(false); this.show({ at: "0.0.0" }, "start"); }
+    if (what === "end") this.show({ back: "1" }, "end");
+    if (what === "follow") this.follow(!this.isFollowing);
+    if (what === "error") this.firstError();
+    if (what === "attempt") { this.follow(false); this.show({ at: place }, "start"); }
+    if (what === "wrap") {
+      const button = this.root.querySelector("[data-log-do=wrap]");
+      button.setAttribute("aria-pressed", String(this.list.classList.toggle("log-wraps")));
+    }
+  }
+
+  follow(isOn) {
+    if (this.isFollowing === isOn) return;
+    this.isFollowing = isOn;
+    this.followButton.setAttribute("aria-pressed", String(isOn));
+    if (isOn) this.show({ back: "1" }, "end");
+  }
+
+  sift() {
+    // A search begins at the start; without one the newest lines are what people want.
+    if (this.find.value || this.level.value) { this.follow(false); this.show({ at: "0.0.0" }, "start"); }
+    else this.show({ back: "1" }, "end");
+  }
+
+  async ask(query, isPlain = false) {
+    const params = new URLSearchParams({ ...query, map_index: this.root.dataset.mapIndex });
+    if (!isPlain && this.find.value) params.set("find", this.find.value);
+    if (!isPlain && this.level.value) params.set("level", this.level.value);
+    const answer = await fetch(`${this.url}?${params}`, { headers: { Accept: "application/json" } });
+    if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
+    return answer.json();
+  }
+
+  async attempt(work) {
+    try {
+      await work();
+      this.tell();
+    } catch (error) {
+      this.status.textContent = `Connection lost (${error.message}): trying again.`;
+    }
+  }
+
+  /** Replaces what is shown. */
+  async show(query, edge) {
+    const turn = (this.turn += 1);
+    await this.attempt(async () => {
+      let found = await this.ask(query);
+      // A search may look through many lines before one fits.
+      for (let n = 0; n < 50 && found.lines.length === 0 && !found.is_end && !query.back; n += 1) {
+        found = await this.ask({ at: found.next });
+        if (turn !== this.turn) return;
+      }
+      if (turn !== this.turn) return;
+      this.list.replaceChildren();
+      this.nodes = 0;
+      this.first = found.first;
+      this.next = found.next;
+      this.isStart = found.is_start;
+      this.isEnd = found.is_end;
+      this.isOver = found.is_over;
+      this.sizes = found.sizes;
+      this.add(found.lines, false);
+      this.list.scrollTop = edge === "end" ? this.list.scrollHeight : 0;
+      this.placeSlider();
+    });
+  }
+
+  add(lines, isBefore) {
+    const rows = lines.map(row);
+    for (const item of rows) this.nodes += item.nodes;
+    if (isBefore) {
+      const height = this.list.scrollHeight;
+      this.list.prepend(...rows);
+      this.list.scrollTop += this.list.scrollHeight - height;
+    } else this.list.append(...rows);
+    while (this.nodes > MOST_NODES && this.list.childElementCount > 1) {
+      const gone = isBefore ? this.list.lastElementChild : this.list.firstElementChild;
+      this.nodes -= gone.nodes;
+      const height = this.list.scrollHeight;
+      gone.remove();
+      if (isBefore) {
+        this.next = gone.dataset.place;
+        this.isEnd = false;
+      } else {
+        this.list.scrollTop -= height - this.list.scrollHeight;
+        this.first = this.list.firstElementChild.dataset.place;
+        this.isStart = false;
+      }
+    }
+  }
+
+  async more() {
+    // Of a log that has ended everything was told once its end was read after that.
+    if (this.busy || !this.isEnd || this.isOver || document.hidden || this.next === null) return;
+    await this.extend();
+  }
+
+  async extend() {
+    if (this.busy || this.next === null) return;
+    this.busy = true;
+    const turn = this.turn;
+    await this.attempt(async () => {
+      const found = await this.ask({ at: this.next });
+      if (turn !== this.turn) return;
+      this.next = found.next;
+      this.isEnd = found.is_end;
+      this.isOver = found.is_over;
+      this.sizes = found.sizes;
+      this.add(found.lines, false);
+      if (this.isFollowing) this.list.scrollTop = this.list.scrollHeight;
+    });
+    this.busy = false;
+  }
+
+  async before() {
+    if (this.busy || this.isStart || this.first === null) return;
+    this.busy = true;
+    const turn = this.turn;
+    await this.attempt(async () => {
+      const found = await this.ask({ at: this.first, back: "1" });
+      if (turn !== this.turn) return;
+      this.first = found.first;
+      this.isStart = found.is_start;
+      this.add(found.lines, true);
+    });
+    this.busy = false;
+  }
+
+  scrolled() {
+    const { scrollTop, scrollHeight, clientHeight } = this.list;
+    if (scrollTop < NEAR_PIXELS) this.before();
+    if (scrollHeight - scrollTop - clientHeight < NEAR_PIXELS && !this.isEnd) this.extend();
+    this.placeSlider();
+  }
+
+  seek(share) {
+    this.follow(false);
+    const total = (this.sizes ?? []).reduce((sum, [, size]) => sum + size, 0);
+    let rest = Math.floor(total * share);
+    for (const [epoch, size] of this.sizes ?? []) {
+      if (rest <= size) { this.show({ at: `${epoch}.${rest}.0` }, "start"); return; }
+      rest -= size;
+    }
+  }
+
+  placeSlider() {
+    const top = this.list.firstElementChild;
+    if (!top || document.activeElement === this.slider) return;
+    const [at, offset] = top.dataset.place.split(".").map(Number);
+    let before = 0;
+    let total = 0;
+    for (const [epoch, size] of this.sizes ?? []) {
+      if (epoch < at) before += size;
+      total += size;
+    }
+    this.slider.value = String(total ? Math.round((1000 * (before + offset)) / total) : 0);
+  }
+
+  async firstError() {
+    this.follow(false);
+    await this.attempt(async () => {
+      let found = await this.ask({ at: "0.0.0", level: "error" }, true);
+      for (let n = 0; n < 50 && found.lines.length === 0 && !found.is_end; n += 1) found = await this.ask({ at: found.next, level: "error" }, true);
+      if (found.lines.length === 0) {
+        this.note = "No line of level ERROR.";
+        return;
+      }
+      const place = found.lines[0].place;
+      this.level.value = "";
+      this.find.value = "";
+      await this.show({ at: place }, "start");
+      await this.before();
+      const line = [...this.list.children].find((item) => item.dataset.place === place);
+      if (line) {
+        line.classList.add("log-found");
+        this.list.scrollTop = line.offsetTop - this.list.offsetTop - this.list.clientHeight / 3;
+      }
+    });
+  }
+
+  tell() {
+    const note = this.note ?? "";
+    this.note = undefined;
+    const bytes = (this.sizes ?? []).reduce((sum, [, size]) => sum + size, 0);
+    const size = bytes < 10_000 ? `${bytes} bytes` : bytes < 1e7 ? `${Math.round(bytes / 1000)} kB` : `${Math.round(bytes / 1e6)} MB`;
+    const state = this.list.childElementCount === 0 ? (this.find.value || this.level.value ? "No line fits." : this.isOver ? "It wrote nothing." : "It has written nothing yet.") : size;
+    this.status.textContent = [note, state, this.isOver ? "" : "live"].filter(Boolean).join(" · ");
+    this.root.dataset.ready = "yes";
+  }
+}
+
+function begin(scope) {
+  for (const root of scope.querySelectorAll("[data-log]")) {
+    if (root.dataset.begun) continue;
+    root.dataset.begun = "yes";
+    root.view = new LogView(root);
+  }
+}
+
+begin(document);
+document.addEventListener("htmx:load", (event) => begin(event.target));
