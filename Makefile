@@ -69,7 +69,7 @@ chaos: $(STAMP) ## break everything and prove that nothing is lost (SCENARIO=N13
 bench: $(STAMP) ## measure it (ONLY=chain,hop ROUNDS=5 SLOTS=8); keeps bench/latest.json
 	@$(BIN)/python -m bench.run $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SLOTS),--slots $(SLOTS))
 
-profile: $(STAMP) ## where the time of a task goes (ONLY=chain|fan|singles|idle|cron ISOLATION=warm|process)
+profile: $(STAMP) ## where the time of a task goes (ONLY=chain|fan|singles|idle|cron|runners ISOLATION=warm|process)
 	@$(BIN)/python -m bench.profile $(if $(ONLY),--only $(ONLY)) $(if $(ISOLATION),--isolation $(ISOLATION)) $(if $(SLOTS),--slots $(SLOTS))
 
 bench-peers: $(STAMP) ## other engines on the same work, each in its own environment (ONLY=celery)

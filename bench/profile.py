@@ -18,10 +18,11 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 import psycopg
-from bench import counters, profile_tables, stacks, way
+from bench import counters, crowd, profile_tables, profiles, report, stacks, way
 from bench.counted import Event, read_events
 from bench.counters import Counters, Statement
 from bench.house import House, NotMeasured, Server, as_installed, postgres, working_folder
+from bench.profile_tables import Shown
 from bench.stacks import Cost
 from bench.system_postgres import system_postgres
 from bench.usage import own_seconds, tree_seconds
@@ -29,7 +30,7 @@ from bench.work import run, warm_up
 from rich.console import Console
 
 DATABASE = "bench_profile"
-CRON = "cron"
+CRON, RUNNERS = "cron", "runners"
 WATCHED = ("runner", "scheduler")
 SAMPLES = 10
 DEAREST = 25
@@ -181,7 +182,9 @@ async def _profile(options: argparse.Namespace, console: Console) -> int:
         with console.status(f"{options.only}, {options.isolation}: {options.seconds:g} s of load"):
             seen = await Profiling(options, server, folder, program=program).run()
         how = "py-spy" if program else "cProfile, which makes calls look dear"
-        profile_tables.show(console, seen, options.only, options.isolation, how)
+        about = profile_tables.summary(seen, options.only, options.isolation)
+        found = profile_tables.tables(seen, how)
+        _show(console, f"{options.only}, {options.isolation}", about, found)
         if seen.statements:
             return 0
         inside = folder / "system"
@@ -192,7 +195,7 @@ async def _profile(options: argparse.Namespace, console: Console) -> int:
         except NotMeasured as error:
             console.print(f"Statements inside functions: not measured, {error}.", style="yellow")
             return 0
-        profile_tables.show_statements(console, seen)
+        profile_tables.show(console, profile_tables.statements(seen))
     return 0
 
 
@@ -200,21 +203,43 @@ async def _profile_fires(options: argparse.Namespace, console: Console) -> int:
     async with working_folder() as folder, postgres(folder, url=os.environ.get("EVERTICK_DATABASE_URL")) as server:
         with console.status(f"waiting for {options.fires} fires"):
             ways = await way.fires(server, folder, options.fires)
-    way.show(console, ways)
+    _show(console, CRON, "A schedule on an idle system, each task in a process of its own.", [way.table(ways)])
     return 0
+
+
+async def _profile_runners(options: argparse.Namespace, console: Console) -> int:
+    async with working_folder() as folder, postgres(folder, url=os.environ.get("EVERTICK_DATABASE_URL")) as server:
+        with console.status("one runner, and more"):
+            found = await crowd.crowds(server, folder, options.rounds)
+    about = f"{crowd.TASKS:,} one-task runs, warm, 32 slots each; medians of {options.rounds} rounds."
+    _show(console, RUNNERS, about, found)
+    return 0
+
+
+def _show(console: Console, name: str, about: str, found: Sequence[Shown]) -> None:
+    """Prints it, and keeps it for docs/performance.md."""
+    console.print(f"{about}\n")
+    for shown in found:
+        profile_tables.show(console, shown)
+    profiles.keep(name, about, found)
+    report.refresh()
+
+
+OTHERS = {CRON: _profile_fires, RUNNERS: _profile_runners}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make profile", description=__doc__)
-    parser.add_argument("--only", default="chain", choices=[*LOADS, CRON])
+    parser.add_argument("--only", default="chain", choices=[*LOADS, *OTHERS])
     parser.add_argument("--isolation", default="warm", choices=("process", "warm"))
     parser.add_argument("--seconds", type=float, default=10.0, help="how long the load lasts")
     parser.add_argument("--fires", type=int, default=150, help="how many fires are taken apart, with --only cron")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds with --only runners")
     parser.add_argument("--slots", type=int, help="slots of the runner; the product's default if left out")
     parser.add_argument("--cprofile", action="store_true", help="do not look for py-spy")
     options = parser.parse_args(arguments)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    return asyncio.run((_profile_fires if options.only == CRON else _profile)(options, console))
+    return asyncio.run(OTHERS.get(options.only, _profile)(options, console))
 
 
 if __name__ == "__main__":

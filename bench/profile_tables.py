@@ -1,9 +1,10 @@
-"""The tables of a profile, for people: everything divided by the number of tasks. Only prints."""
+"""The tables of a profile: everything divided by the number of tasks. Only text; who prints or keeps it is another matter."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.counters import HOT_TABLES
@@ -17,22 +18,32 @@ if TYPE_CHECKING:
     from bench.profile import Profile
 
 _FUNCTIONS = 18
+_TEXTS = {"what", "by", "statement", "function", "table", "step"}
 
 
-def show(console: Console, seen: Profile, only: str, isolation: str, how: str) -> None:
-    per = seen.unit
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """One table. The heads in `_TEXTS` stand over text, the others over numbers."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def summary(seen: Profile, only: str, isolation: str) -> str:
     rate = f"{seen.tasks:,} tasks, {number(seen.tasks / seen.seconds)}/s" if seen.tasks else "no task"
-    console.print(f"[bold]{only}, {isolation}[/]: {number(seen.seconds)} s, {rate}. Everything below is per {per}.\n")
-    _show_costs(console, seen)
-    _show_statements_sent(console, seen)
-    _show_stored_functions(console, seen)
-    _show_tables(console, seen)
-    _show_dead(console, seen)
-    for service, costs in seen.functions.items():
-        _show_functions(console, seen, f"Python in the {service}, by {how}", costs)
+    return f"{only}, {isolation}: {number(seen.seconds)} s, {rate}. Everything is per {seen.unit}."
 
 
-def show_statements(console: Console, seen: Profile) -> None:
+def tables(seen: Profile, how: str) -> list[Shown]:
+    found = [_costs(seen), _statements_sent(seen), _stored_functions(seen), _rows_written(seen), _dead(seen)]
+    found += [
+        _functions(seen, f"Python in the {service}, by {how}", costs) for service, costs in seen.functions.items()
+    ]
+    return [table for table in found if table.rows]
+
+
+def statements(seen: Profile) -> Shown:
     """What pg_stat_statements saw, calls inside stored functions included."""
     rows = [
         [
@@ -42,16 +53,27 @@ def show_statements(console: Console, seen: Profile) -> None:
             number(each.rows / seen.amount),
             number(each.wal_bytes / seen.amount),
             number(each.blocks / seen.amount),
-            escape(" ".join(each.text.split())[:200]),
+            " ".join(each.text.split())[:200],
         ]
         for each in seen.statements
     ]
     title = "Statements by pg_stat_statements, those inside functions included (an outer one contains its inner ones)"
     heads = [f"µs/{seen.unit}", f"calls/{seen.unit}", "µs/call", "rows", "WAL bytes", "blocks", "statement"]
-    _print(console, title, heads, rows)
+    return Shown(title=title, heads=heads, rows=rows)
 
 
-def _show_costs(console: Console, seen: Profile) -> None:
+def show(console: Console, shown: Shown) -> None:
+    table = Table(title=escape(shown.title), title_justify="left", show_edge=False, pad_edge=False)
+    for head in shown.heads:
+        justify = "left" if head in _TEXTS else "right"
+        table.add_column(head, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+    for row in shown.rows:
+        table.add_row(*(escape(cell) for cell in row))
+    console.print(table)
+    console.print()
+
+
+def _costs(seen: Profile) -> Shown:
     rows = [[name, f"{1e6 * seconds / seen.amount:.0f} µs"] for name, seconds in seen.cpu.items()]
     rows.append(["all processes", f"{1e6 * sum(seen.cpu.values()) / seen.amount:.0f} µs"])
     wall = f"{1e6 * seen.seconds / seen.amount:.0f} µs"
@@ -65,10 +87,10 @@ def _show_costs(console: Console, seen: Profile) -> None:
         ["WAL records", number(wal["wal_records"] / seen.amount)],
         ["full-page images", number(wal["wal_fpi"] / seen.amount)],
     ]
-    _print(console, "Costs", ["what", f"per {seen.unit}"], rows)
+    return Shown(title="Costs", heads=["what", f"per {seen.unit}"], rows=rows)
 
 
-def _show_statements_sent(console: Console, seen: Profile) -> None:
+def _statements_sent(seen: Profile) -> Shown:
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0])
     for service, events in seen.events.items():
         for event in events:
@@ -77,13 +99,14 @@ def _show_statements_sent(console: Console, seen: Profile) -> None:
             row[1] += event.seconds
             row[2] += max(event.rows, 0)
     rows = [
-        [service, escape(name), number(calls / seen.amount), f"{1e3 * seconds / calls:.2f}", number(found / calls)]
+        [service, name, number(calls / seen.amount), f"{1e3 * seconds / calls:.2f}", number(found / calls)]
         for (service, name), (calls, seconds, found) in sorted(sums.items(), key=lambda item: -item[1][1])
     ]
-    _print(console, "Statements sent", ["by", "statement", f"per {seen.unit}", "ms each", "rows each"], rows)
+    heads = ["by", "statement", f"per {seen.unit}", "ms each", "rows each"]
+    return Shown(title="Statements sent", heads=heads, rows=rows)
 
 
-def _show_stored_functions(console: Console, seen: Profile) -> None:
+def _stored_functions(seen: Profile) -> Shown:
     rows = []
     for name, after in seen.after.functions.items():
         before = seen.before.functions.get(name, dict.fromkeys(after, 0.0))
@@ -103,14 +126,14 @@ def _show_stored_functions(console: Console, seen: Profile) -> None:
             )
     shown = [row for _, row in sorted(rows, key=lambda row: -row[0])]
     heads = ["function", f"calls/{seen.unit}", f"own µs/{seen.unit}", f"total µs/{seen.unit}", "µs/call"]
-    _print(console, "Stored functions (the server's own timing)", heads, shown)
+    return Shown(title="Stored functions, by the server's own timing", heads=heads, rows=shown)
 
 
 def _micro(milliseconds: float, seen: Profile) -> str:
     return f"{1000 * milliseconds / seen.amount:.1f}"
 
 
-def _show_tables(console: Console, seen: Profile) -> None:
+def _rows_written(seen: Profile) -> Shown:
     rows = []
     for name, after in sorted(seen.after.tables.items()):
         before: Mapping[str, float] = seen.before.tables.get(name, dict.fromkeys(after, 0.0))
@@ -132,32 +155,19 @@ def _show_tables(console: Console, seen: Profile) -> None:
         "vacuums in all",
         "bytes grown",
     ]
-    _print(console, f"Rows per {seen.unit}", heads, rows)
+    return Shown(title=f"Rows per {seen.unit}", heads=heads, rows=rows)
 
 
-def _show_dead(console: Console, seen: Profile) -> None:
+def _dead(seen: Profile) -> Shown:
     names = [name for name in HOT_TABLES if any(counts.get(name) for _, counts in seen.dead)]
     rows = [[f"{at:.1f}", *(f"{counts.get(name, 0):,}" for name in names)] for at, counts in seen.dead]
-    _print(console, "Dead rows over time", ["s", *names], rows)
+    return Shown(title="Dead rows over time", heads=["s", *names], rows=rows if names else [])
 
 
-def _show_functions(console: Console, seen: Profile, title: str, costs: Sequence[Cost]) -> None:
+def _functions(seen: Profile, title: str, costs: Sequence[Cost]) -> Shown:
     rows = [
-        [f"{1e6 * cost.own / seen.amount:.1f}", f"{1e6 * cost.total / seen.amount:.1f}", escape(cost.function)]
+        [f"{1e6 * cost.own / seen.amount:.1f}", f"{1e6 * cost.total / seen.amount:.1f}", cost.function]
         for cost in costs[:_FUNCTIONS]
         if cost.own
     ]
-    _print(console, title, [f"own µs/{seen.unit}", f"total µs/{seen.unit}", "function"], rows)
-
-
-def _print(console: Console, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    if not rows:
-        return
-    table = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-    texts = {"what", "by", "statement", "function", "table"}
-    for head in heads:
-        table.add_column(head, justify="left" if head in texts else "right", no_wrap=True, overflow="ellipsis")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    console.print()
+    return Shown(title=title, heads=[f"own µs/{seen.unit}", f"total µs/{seen.unit}", "function"], rows=rows)

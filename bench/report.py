@@ -10,12 +10,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench import profiles
 from bench.figures import LATEST, Figure, number, read, shared_settings, short_settings
 from bench.house import ROOT
 
 PAGE = ROOT / "docs" / "performance.md"
 PEERS = Path(__file__).with_name("peers.json")
 
+_ROWS = 8
+_NOT_ON_THE_PAGE = ("Dead rows", "Statements by")
 _NOT_MEASURED = "*Not measured yet: run `{}`, which fills this in.*"
 # What a workload is called in peers.json, its heading, and whether less is better.
 WORKLOADS = {
@@ -27,16 +30,17 @@ WORKLOADS = {
 }
 
 
-def refresh(page: Path = PAGE, latest: Path = LATEST, peers: Path = PEERS) -> None:
+def refresh(page: Path = PAGE) -> None:
     """Write the page anew from what is kept now."""
-    page.write_text(rendered(page.read_text(encoding="utf-8"), latest, peers), encoding="utf-8")
+    page.write_text(rendered(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def rendered(text: str, latest: Path = LATEST, peers: Path = PEERS) -> str:
     """The page's text with its tables as the kept figures give them."""
     text = _between(text, "figures", figures_section(read(latest)))
     kept = json.loads(peers.read_text(encoding="utf-8")) if peers.exists() else None
-    return _between(text, "peers", peers_section(kept))
+    text = _between(text, "peers", peers_section(kept))
+    return _between(text, "profiles", profiles_section(profiles.read()))
 
 
 def figures_section(figures: Sequence[Figure]) -> str:
@@ -59,6 +63,24 @@ def figures_section(figures: Sequence[Figure]) -> str:
     runs = {str(figure.settings.get("measured_at")): shared_settings(figure.settings) for figure in figures}
     dates = [f"- measured at {at}: {shared}" for at, shared in sorted(runs.items())]
     return f"{_table(heads, rows)}\n\n" + "\n".join(dates)
+
+
+def profiles_section(kept: Mapping[str, profiles.Kept]) -> str:
+    """Of each table what costs most; the rest is for who asks."""
+    if not kept:
+        return _NOT_MEASURED.format("make profile")
+    parts = []
+    for name, profile in kept.items():
+        parts.append(f"### {name}\n\n{profile.about} Measured at {profile.measured_at}.")
+        for table in profile.tables:
+            if not table.title.startswith(_NOT_ON_THE_PAGE):
+                rows = [[_cell(cell) for cell in row] for row in table.rows[:_ROWS]]
+                parts.append(f"{table.title}:\n\n{_table(table.heads, rows)}")
+    return "\n\n".join(parts)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def peers_section(kept: Mapping[str, object] | None) -> str:

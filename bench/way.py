@@ -15,9 +15,8 @@ from pathlib import Path
 
 from bench.counted import Event, read_events
 from bench.house import House, NotMeasured, Server, as_installed
+from bench.profile_tables import Shown
 from bench.work import percentile, until_over, warm_up
-from rich.console import Console
-from rich.table import Table
 
 from evertick.store import dags
 
@@ -114,14 +113,8 @@ def _last(events: Sequence[Event], name: str, until: float) -> Event | None:
     return next((event for event in reversed(earlier) if event.name == name and event.rows > 0), None)
 
 
-def show(console: Console, ways: Sequence[Sequence[float]]) -> None:
-    table = Table(
-        title=f"The way of a fire, {len(ways)} of them", title_justify="left", show_edge=False, pad_edge=False
-    )
-    for head in ("step", "p50 ms", "p90 ms"):
-        table.add_column(head, justify="left" if head == "step" else "right")
-    for name, lengths in zip(_STEPS, zip(*ways, strict=True), strict=True):
-        table.add_row(name, f"{statistics.median(lengths):.2f}", f"{percentile(lengths, 0.9):.2f}")
-    sums = [sum(way) for way in ways]
-    table.add_row("all", f"{statistics.median(sums):.2f}", f"{percentile(sums, 0.9):.2f}")
-    console.print(table)
+def table(ways: Sequence[Sequence[float]]) -> Shown:
+    lengths = dict(zip(_STEPS, zip(*ways, strict=True), strict=True))
+    lengths["all"] = tuple(sum(way) for way in ways)
+    rows = [[name, f"{statistics.median(each):.2f}", f"{percentile(each, 0.9):.2f}"] for name, each in lengths.items()]
+    return Shown(title=f"The way of a fire, {len(ways)} of them", heads=["step", "p50 ms", "p90 ms"], rows=rows)

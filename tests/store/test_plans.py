@@ -80,7 +80,7 @@ CHUNK = json.dumps([{"r": 50, "i": 0, "m": -1, "e": 1, "seq": 10, "until": 20, "
 
 # statement: with what, and the index that it must use
 PLANNED: dict[tuple[str, str], tuple[dict[str, object], str]] = {
-    ("schedules", "due"): ({"shard": 0, "batch": 100, "passed_over": [], "half": None}, "schedule_due"),
+    ("schedules", "due"): ({"shard": 0, "batch": 100, "passed_over": [], "half": None, "until": None}, "schedule_due"),
     ("schedules", "next_due"): ({"shard": 0}, "schedule_due"),
     ("logs", "append"): ({"session": 1, "chunks": CHUNK}, "lease_pkey"),
     ("prune", "walk_runs"): ({"shard": 0, "after": 100, "batch": 50}, "run_pkey"),
@@ -117,7 +117,7 @@ async def test_a_hot_statement_uses_its_index(busy_database: str, noun: str, nam
 @pytest.mark.requirement("H6")
 async def test_the_due_scan_reads_as_many_rows_as_are_due(busy: AsyncConnection) -> None:
     await set_clock(busy, later(3620))
-    due: dict[str, object] = {"shard": 0, "batch": 100, "passed_over": [], "half": None}
+    due: dict[str, object] = {"shard": 0, "batch": 100, "passed_over": [], "half": None, "until": None}
     oldest, newest = [
         node
         for node in nodes_of(await explain(busy, sql("schedules", "due"), due, ", analyze"))

@@ -1,0 +1,44 @@
+"""The profiles that were made last, one per kind of work: kept in bench/profiles.json, shown in docs/performance.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench.profile_tables import Shown
+
+KEPT = Path(__file__).with_name("profiles.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    about: str
+    measured_at: str
+    tables: Sequence[Shown]
+
+
+def keep(name: str, about: str, tables: Sequence[Shown], path: Path = KEPT) -> None:
+    """In place of the one of that name; the others stay."""
+    kept = {
+        **read(path),
+        name: Kept(about=about, measured_at=datetime.now(UTC).isoformat(timespec="seconds"), tables=tables),
+    }
+    text = json.dumps({each: asdict(kept[each]) for each in sorted(kept)}, indent=1, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def read(path: Path = KEPT) -> Mapping[str, Kept]:
+    if not path.exists():
+        return {}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return {
+        name: Kept(
+            about=fields["about"],
+            measured_at=fields["measured_at"],
+            tables=[Shown(**table) for table in fields["tables"]],
+        )
+        for name, fields in found.items()
+    }
