@@ -43,6 +43,7 @@ CATCH_ALL = {
     "services/nursery._Nursery._become": "a fork must never return into the code of whoever forked it",
     "services/grants.Grants._ask": "a backend is somebody else's code, and its messages may quote secrets",
     "services/loop.run_loop": "the loop outlives every tick",
+    "services/notifying.Notifying._deliver": "one notification that cannot be prepared must not stop the others",
     "services/contained.Step.attempt": "one step that fails must not stop the others (A12)",
     "services/http_port.HttpPort._answer": "the outermost of an HTTP port: whoever asks gets a 500, the port stays open",
     "authoring/rehearse.rehearse": "the attempt: whatever the task raises is its outcome",
@@ -63,6 +64,7 @@ CATCH_ALL = {
 # module.function: why the import cannot stand on top
 LATE_IMPORTS = {
     "services/nursery._name": "setproctitle reads how it shall work when it is imported",
+    "services/notifying.Notifying._sending": "TLS and mail, only where something is sent",
     "services/grants.Grants._read": "cryptography, only where a stored value is wanted",
     "execution/child._run_shell": "subprocess, only for commands that are granted something",
     "execution/child.Child._hide": "only for attempts that are granted something; each fork would map it",

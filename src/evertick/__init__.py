@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from evertick.authoring import notify
     from evertick.authoring.context import TaskContext, current_context
     from evertick.authoring.dag import dag
     from evertick.authoring.decorators import setup, task, teardown
@@ -35,6 +36,7 @@ __all__ = [
     "dag",
     "finished",
     "http",
+    "notify",
     "program",
     "push",
     "setup",
@@ -61,6 +63,8 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> object:
+    if name == "notify":
+        return import_module("evertick.authoring.notify")
     for module, names in _PLACES.items():
         if name in names:
             found: object = getattr(import_module(module), name)

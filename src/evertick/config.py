@@ -9,12 +9,14 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from ipaddress import ip_network
 from math import isfinite
 from pathlib import Path
 
-from evertick.domain.errors import InvalidRouting, InvalidSettings
+from evertick.domain.errors import InvalidRouting, InvalidSettings, UserError
 from evertick.domain.patterns import read_pattern
 from evertick.domain.routing import Routing, read_routing
+from evertick.domain.sinks import parse_sink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,14 @@ class Settings:
     api_rate: float = 100.0
     admin_password: str | None = field(default=None, repr=False)
     otlp_endpoint: str | None = None
+    notify_on_failure: tuple[str, ...] = ()
+    notify_on_deadline: tuple[str, ...] = ()
+    notify_every_time: bool = False
+    notify_attempts: int = 10
+    notify_give_up_hours: float = 24.0
+    webhook_networks: tuple[str, ...] = ()
+    smtp_connection: str = "smtp"
+    smtp_from: str | None = None
     failpoint: str | None = None
     # Not shown where settings are: they open every stored secret.
     secret_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -102,6 +112,7 @@ class Settings:
                 read_pattern(pattern)
             except InvalidRouting as error:
                 raise InvalidSettings(f"EVERTICK_RUNNER_MATCH: {error}") from None
+        self._check_notifications()
         if self.lost_after_seconds < 3 * self.heartbeat_seconds:
             raise InvalidSettings(
                 f"EVERTICK_LOST_AFTER_SECONDS={self.lost_after_seconds} must be at least three times "
@@ -122,6 +133,23 @@ class Settings:
                 f"EVERTICK_LEADER_LEASE_SECONDS={self.leader_lease_seconds} must be at least three times "
                 f"EVERTICK_TICK_SECONDS={self.tick_seconds}: the lease is renewed once per tick."
             )
+
+    def _check_notifications(self) -> None:
+        for name in ("notify_on_failure", "notify_on_deadline"):
+            for text in getattr(self, name):
+                try:
+                    parse_sink(text)
+                except UserError as error:
+                    raise InvalidSettings(f"{_variable(name)}: {error}") from None
+        for text in self.webhook_networks:
+            try:
+                ip_network(text)
+            except ValueError:
+                raise InvalidSettings(
+                    f"EVERTICK_WEBHOOK_NETWORKS: {text!r} is no network, as in 10.0.0.0/8 or 127.0.0.1."
+                ) from None
+        if self.smtp_from is not None and ("@" not in self.smtp_from or not self.smtp_from.isprintable()):
+            raise InvalidSettings(f"EVERTICK_SMTP_FROM={self.smtp_from!r} is no sender, as in evertick@example.com.")
 
     @property
     def result_place(self) -> Path:
@@ -162,6 +190,8 @@ _LOWEST: dict[str, float] = {
     "health_port": 0,
     "api_port": 0,
     "api_rate": 0,
+    "notify_attempts": 1,
+    "notify_give_up_hours": 0,
     "load_timeout_seconds": 0.1,
     "result_spill_bytes": 1024,
     "result_max_bytes": 1024,

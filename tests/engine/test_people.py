@@ -7,9 +7,12 @@ from psycopg import AsyncConnection
 
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import Conflict, NotFound, UserError
+from evertick.domain.gates import GateKind, GateSpec
 from evertick.domain.retry import RetryPolicy
+from evertick.domain.states import TriggerRule
 from evertick.engine.cancel import cancel
 from evertick.engine.clear import clear, select_tasks
+from evertick.engine.gates import set_pool
 from evertick.engine.mark import mark
 from evertick.engine.pause import delete, pause, unpause
 from evertick.engine.promote import promote
@@ -23,6 +26,7 @@ from tests.engine.world import (
     later,
     lead,
     make_dag,
+    names_of,
     put,
     run_state,
     set_clock,
@@ -263,3 +267,66 @@ async def test_triggering_with_the_same_key_a_hundred_times_makes_one_run(conn: 
     assert len({each.run_id for each in made}) == 1
     assert [each.is_new for each in made] == [True] + [False] * 99
     assert await value(conn, "select count(*) from run") == 1
+
+
+async def test_clearing_takes_back_what_its_end_had_let_in_and_has_not_started(conn: AsyncConnection) -> None:
+    """It would run before the task whose result it was to get."""
+    await put(conn, make_dag("d", {"a": [], "b": ["a"], "other": []}))
+    run = await start(conn, "d")
+    runner = await Runner.join(conn)
+    first, other = await runner.claim()
+    await runner.finish(first)
+    assert await states(conn, run) == {"a": "success", "b": "available", "other": "running"}
+    chosen = [row for row in await select_tasks(conn, run_id=run) if row.task == "a"]
+    await clear(conn, run_id=run, chosen=chosen, actor="ann")
+    assert await states(conn, run) == {"a": "available", "b": "waiting", "other": "running"}
+    assert await value(conn, "select count(*) from ready") == 1
+    await runner.finish(other)
+    assert await runner.drain() == ["a", "b"]
+    assert await run_state(conn, run) == "success"
+
+
+async def test_clearing_leaves_a_task_that_a_runner_has_taken_and_one_that_may_start_anyway(
+    conn: AsyncConnection,
+) -> None:
+    easy = {"trigger_rule": TriggerRule.ONE_SUCCESS}
+    shape = {"a": [], "b": [], "taken": ["a"], "easy": ["a", "b"], "other": []}
+    await put(conn, make_dag("d", shape, per_task={"easy": easy}))
+    run = await start(conn, "d")
+    runner = await Runner.join(conn)
+    a, b, _other = await runner.claim()
+    await runner.step([(a, "success", {}), (b, "success", {})])
+    (taken,) = await runner.claim(1)
+    chosen = [row for row in await select_tasks(conn, run_id=run) if row.task == "a"]
+    await clear(conn, run_id=run, chosen=chosen, actor="ann")
+    found = await states(conn, run)
+    assert (found["a"], found["taken"], found["easy"]) == ("available", "running", "available")
+    assert await value(conn, "select count(*) from ready") == 2
+    assert await runner.finish(taken) == []
+
+
+async def test_clearing_takes_back_a_task_that_waits_for_its_retry_or_its_gates(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    await set_pool(conn, name="p", slots=1, actor="ann")
+    gated = {"gates": (GateSpec(kind=GateKind.POOL, name="p"),)}
+    again = {"retry": RetryPolicy(retries=1, delay_seconds=60)}
+    shape = {"a": [], "full": [], "retries": ["a"], "waits": ["a"]}
+    await put(conn, make_dag("d", shape, per_task={"full": gated, "waits": gated, "retries": again}))
+    run = await start(conn, "d")
+    runner = await Runner.join(conn)
+    claims = await runner.claim()
+    names = await names_of(conn, claims)
+    await runner.finish(claims[names.index("a")])
+    (second,) = await runner.claim()
+    await runner.finish(second, "failed", retry_in=60)
+    assert await states(conn, run) == {"a": "success", "full": "running", "retries": "pending", "waits": "pending"}
+    chosen = [row for row in await select_tasks(conn, run_id=run) if row.task == "a"]
+    await clear(conn, run_id=run, chosen=chosen, actor="ann")
+    assert await states(conn, run) == {"a": "available", "full": "running", "retries": "waiting", "waits": "waiting"}
+    assert await value(conn, "select count(*) from gate_wait") == 0
+    await set_clock(conn, later(100))
+    epoch = await lead(conn)
+    await promote(conn, shard=0, epoch=epoch, batch=10, max_active_retries=None)
+    assert (await states(conn, run))["retries"] == "waiting"
+    await runner.finish(claims[names.index("full")])
+    assert sorted(await runner.drain()) == ["a", "retries", "waits"]

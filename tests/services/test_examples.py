@@ -47,3 +47,20 @@ async def test_an_example_ends_as_it_says(conn: AsyncConnection, database: str, 
     if name == "pipeline":
         assert await value(conn, "select count(*) from child_run") == 2
     assert await invariants.violations(conn) == []
+
+
+async def test_the_example_of_notifications_tells_of_its_retry_and_its_failure(
+    conn: AsyncConnection, database: str, tmp_path: Path
+) -> None:
+    text = (SOURCE / "examples" / "notifications.py").read_text()
+    await publish_work(conn, await asyncio.to_thread(loaded, text, tmp_path / "dags"))
+    await start_run(conn, "notifications")
+    said, settings = Said(), quick(database, tmp_path / "home")
+    scheduler = Scheduler(settings, url=database, owner="s0", log=said.log)
+    told = (
+        "select array_agg(v.value #>> '{}' order by v.run_id) from result v join run r using (run_id)"
+        " join dag d using (dag_id) where d.name = 'notifications.callback.tell' having count(*) = 2"
+    )
+    async with hosted(scheduler), hosted(Runner(settings, url=database, log=said.log)):
+        found = await eventually(lambda: value(conn, told), 30)
+    assert found == ["notifications, run 1: fetch: retry", "notifications, run 1: the run: failure"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from evertick.authoring.draft import Draft, drafting
 from evertick.authoring.location import module_file, refused
+from evertick.authoring.notify import NOTICE_OPTIONS, Callback, notice_specs
 from evertick.authoring.options import (
     Seconds,
     TaskOptions,
@@ -25,13 +26,15 @@ from evertick.authoring.options import (
 )
 from evertick.authoring.resolve import Dag, ParamRef
 from evertick.authoring.run_params import params_of
+from evertick.authoring.task import Task
 from evertick.domain.after import Condition, Source
 from evertick.domain.dag import DagSpec, NamedSchedule
 from evertick.domain.dag_rules import arrange, validate
 from evertick.domain.errors import InvalidDag, UserError
 from evertick.domain.misfire import MOST_MISSED, MisfirePolicy
+from evertick.domain.notices import RUN_EVENTS, NoticeSpec, callback_dag
 from evertick.domain.overlap import OverlapPolicy
-from evertick.domain.params import as_json, declare_params
+from evertick.domain.params import Param, as_json, declare_params
 from evertick.domain.schedule import parse_schedule
 from evertick.domain.zones import find_zone
 
@@ -93,7 +96,12 @@ class DagOptions(TypedDict, total=False):
     max_active_runs: int
     max_active_tasks: int
     run_timeout: Seconds
+    retries: int
     paused: bool
+    on_success: object
+    on_failure: object
+    on_retry: object
+    on_deadline: object
     task_defaults: TaskOptions
 
 
@@ -134,6 +142,7 @@ class DagDefinition:
         self.param_names, declared = params_of(function, options.get("params"))
         self.frame = _read_options(self.name, function, {**options, "params": declared} if declared else options)
         self.task_defaults: Mapping[str, object] = self.frame.pop("task_defaults", {})
+        self.told = {option: value for option, value in options.items() if option in NOTICE_OPTIONS}
         if (collection := _collecting.get()) is not None:
             collection.definitions.append((module_file(), self))
 
@@ -142,6 +151,7 @@ class DagDefinition:
 
     def __call__(self, *args: object, **kwargs: object) -> Dag:
         draft = Draft(self.name, self.task_defaults)
+        draft.note_callbacks(self.told)
         with drafting(draft):
             self.function(*args, **self._with_params(args, kwargs))
         spec = DagSpec(**self.frame, tasks=tuple(draft.specs), edges=tuple(sorted(draft.edges)))
@@ -155,6 +165,8 @@ class DagDefinition:
         dag = Dag(spec=arrange(spec), tasks={each.name: each for each in bound})
         if (collection := _collecting.get()) is not None:
             collection.built.append((module_file(), self, dag))
+        for callback in draft.callbacks.values():
+            _called_by(self.name, callback)
         return dag
 
     def test(
@@ -229,7 +241,33 @@ def _read_options(name: str, function: Callable[..., object], options: Mapping[s
         fields["schedules"] = tuple(_schedules(options))
     except (TypeError, ValueError, UserError) as error:
         raise refused(f"{owner}: {error}") from None
+    fields["notices"] = _read_notices(owner, options)
     return fields
+
+
+_EVENT = Param({}, type=dict)
+
+
+def _called_by(dag: str, callback: Callback) -> Dag:
+    """The DAG whose runs call a callback: user code runs on runners, with logs and a time limit like any other."""
+    task = Task(callback.function, {**callback.options, "name": callback.name})  # type: ignore[typeddict-item]
+
+    def told(event: object = _EVENT) -> None:
+        task(event)
+
+    told.__doc__ = f"Calls {callback.name} when something happens in {dag}."
+    return DagDefinition(told, {"name": callback_dag(dag, callback.name), "tags": ["callback"]})()
+
+
+def _read_notices(owner: str, options: Mapping[str, object]) -> tuple[NoticeSpec, ...]:
+    found: list[NoticeSpec] = []
+    for event in RUN_EVENTS:
+        value = options.get(f"on_{event}")
+        try:
+            found += notice_specs(event, value)
+        except (TypeError, ValueError) as error:
+            raise refused(f"{owner}: on_{event} is {value!r}, but {error}.") from None
+    return tuple(found)
 
 
 def _schedules(options: Mapping[str, object]) -> Iterator[NamedSchedule]:
@@ -299,6 +337,7 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "max_active_runs": ("max_active_runs", read_count),
     "max_active_tasks": ("max_active_tasks", read_count),
     "run_timeout": ("run_timeout_seconds", read_seconds),
+    "retries": ("retries", read_count),
     "paused": ("starts_paused", read_flag),
     "task_defaults": ("task_defaults", _read_task_defaults),
 }

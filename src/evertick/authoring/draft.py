@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from evertick.authoring.location import refused
+from evertick.authoring.notify import Callback, callbacks_in
 from evertick.authoring.resolve import BoundTask
 from evertick.domain.dag import TaskSpec
 from evertick.domain.dag_rules import MAX_EDGES, MAX_TASKS
@@ -160,6 +161,7 @@ class Draft:
         self._taken: set[str] = set()
         self.template_params: dict[str, str] = {}
         self._highest_number: dict[str, int] = {}
+        self.callbacks: dict[str, Callback] = {}
 
     @property
     def group(self) -> str | None:
@@ -185,6 +187,15 @@ class Draft:
     def note_params(self, task: str, names: Iterable[str]) -> None:
         """Parameters that a task's templates name; whether the DAG has them is known when it is whole."""
         self.template_params.update(dict.fromkeys(names, task))
+
+    def note_callbacks(self, options: Mapping[str, object]) -> None:
+        """Functions that these options name: each is called by a DAG of its own."""
+        for each in callbacks_in(options):
+            known = self.callbacks.setdefault(each.name, each)
+            if known.function is not each.function or known.options != each.options:
+                raise refused(
+                    f"DAG {self.name!r} has two callbacks named {each.name!r}; name one with notify.call(..., name='other')."
+                )
 
     def add(self, spec: TaskSpec, bound: BoundTask) -> TaskRef:
         position = len(self.specs)

@@ -114,6 +114,7 @@ def _add(
             key: marked(value, refs) for key, value in checked_env(f"{kind} task {name!r}", "inputs", inputs).items()
         },
     )
+    draft.note_callbacks({**draft.task_defaults, **options})
     spec = replace(
         task_spec(full, {**draft.task_defaults, **options}),
         kind=kind,

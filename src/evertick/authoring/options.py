@@ -11,12 +11,14 @@ from enum import StrEnum
 from typing import Any, TypedDict, TypeVar, cast
 
 from evertick.authoring.location import refused
+from evertick.authoring.notify import NOTICE_OPTIONS, notice_specs
 from evertick.domain.after import Source
 from evertick.domain.attempt import Isolation
 from evertick.domain.dag import OnLostContact, TaskSpec
 from evertick.domain.duration import parse_duration
 from evertick.domain.errors import InvalidDag, UserError
 from evertick.domain.gates import EXCLUSIVE, KEYED, GateKind, GateSpec, check_gates, key_parts, version_path
+from evertick.domain.notices import NoticeSpec
 from evertick.domain.retry import Backoff, RetryPolicy
 from evertick.domain.states import TriggerRule
 from evertick.domain.stored_values import ValueKind, check_name
@@ -60,6 +62,10 @@ class TaskOptions(TypedDict, total=False):
     variables: Iterable[str]
     connections: Iterable[str]
     secrets: Iterable[str]
+    on_success: object
+    on_failure: object
+    on_retry: object
+    on_skipped: object
 
 
 def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
@@ -68,8 +74,12 @@ def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
     fields: dict[str, Any] = {}
     retry: dict[str, Any] = {}
     gates: dict[tuple[GateKind, str], GateSpec] = {}
+    notices: list[NoticeSpec] = []
     for option, value in options.items():
         if option in ("name", "max_instances"):  # the second is about expanding, and checked with it
+            continue
+        if option in NOTICE_OPTIONS:
+            notices += _read_notices(name, option, value)
             continue
         field, read = _READERS[option]
         if field == "gates" and value is None:
@@ -87,11 +97,20 @@ def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
         # Two bodies of one key at once, or a smaller version after a larger one, are what its holders must never be.
         if any(kind in (GateKind.MUTEX, GateKind.ORDER) for kind, _ in gates):
             fields.setdefault("on_lost_contact", OnLostContact.STOP)
+    if notices:
+        fields["notices"] = tuple(notices)
     try:
         return TaskSpec(name=name, retry=RetryPolicy(**retry) if retry else _NO_RETRIES, **fields)
     except InvalidDag as error:
         message = error.message.replace("max_delay_seconds", "retry_max_delay").replace("delay_seconds", "retry_delay")
         raise refused(f"task {name!r}: {message}.") from None
+
+
+def _read_notices(name: str, option: str, value: object) -> tuple[NoticeSpec, ...]:
+    try:
+        return notice_specs(NOTICE_OPTIONS[option], value)
+    except (TypeError, ValueError) as error:
+        raise refused(f"task {name!r}: {option} is {value!r}, but {error}.") from None
 
 
 def check_names(owner: str, given: Iterable[str], known: Iterable[str]) -> None:

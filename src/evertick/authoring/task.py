@@ -86,6 +86,7 @@ class Task:
             lists=expansion.bound() if expansion else (),
         )
         options = {**draft.task_defaults, **self.options}
+        draft.note_callbacks(options)
         spec = replace(
             task_spec(name, options),
             group=draft.group,
@@ -167,6 +168,7 @@ def shell(
     if template:
         can_name = template_names(known, {**draft.task_defaults, **options})
         draft.note_params(name, check_template(f"shell task {name!r}", "its command", command, can_name))
+    draft.note_callbacks({**draft.task_defaults, **options})
     spec = replace(
         task_spec(name, {**draft.task_defaults, **options}),
         kind=TaskKind.SHELL,

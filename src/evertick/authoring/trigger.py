@@ -8,10 +8,14 @@ from typing import Unpack
 
 from evertick.authoring.draft import TaskRef, current_draft
 from evertick.authoring.location import refused
+from evertick.authoring.notify import NOTICE_OPTIONS
 from evertick.authoring.options import TaskOptions, task_spec
 from evertick.authoring.resolve import BoundTask
 from evertick.domain.dag import ChildSpec, TaskKind
 from evertick.domain.params import as_json
+
+# Of the DAG's defaults, what has a meaning where no runner is.
+_KEPT = ("trigger_rule", "timeout", *NOTICE_OPTIONS)
 
 
 def trigger_dag(
@@ -32,7 +36,8 @@ def trigger_dag(
         raise refused(f"trigger_dag({dag!r}): params must be constants: {error}.") from None
     local = options.get("name") or f"trigger_{dag}".replace(".", "_")
     name = draft.claim_name(local, numbered="name" not in options)
-    kept = {key: value for key, value in draft.task_defaults.items() if key in ("trigger_rule", "timeout")}
+    kept = {key: value for key, value in draft.task_defaults.items() if key in _KEPT}
+    draft.note_callbacks({**kept, **options})
     spec = replace(
         task_spec(name, {**kept, **options}),
         kind=TaskKind.TRIGGER,

@@ -12,7 +12,7 @@ from evertick.cli.prompt import confirm
 from evertick.cli.run_page import task_table
 from evertick.cli.tables import hint, line, show
 from evertick.domain.states import TERMINAL_TASK_STATES, TaskState
-from evertick.engine.clear import clear, select_cleared
+from evertick.engine.clear import clear, newest_version, select_cleared
 from evertick.store.wake import Channel
 
 _AFFECTED = TERMINAL_TASK_STATES | {TaskState.QUEUED, TaskState.RUNNING}
@@ -20,7 +20,14 @@ _SHOWN = 50
 
 
 def clear_tasks(
-    run_id: int, names: Sequence[str], *, only_failed: bool, downstream: bool, yes: bool, dry_run: bool
+    run_id: int,
+    names: Sequence[str],
+    *,
+    only_failed: bool,
+    downstream: bool,
+    yes: bool,
+    dry_run: bool,
+    latest: bool = False,
 ) -> None:
     chosen, now = ask(
         lambda conn: select_cleared(
@@ -32,14 +39,22 @@ def clear_tasks(
         what = "no failed task" if only_failed else "nothing that has started"
         show(hint(f"There is nothing to clear: run {run_id} has {what} among these."))
         return
+    newest = ask(lambda conn: newest_version(conn, run_id))[0] if latest else None
     show(task_table(affected[:_SHOWN], now))
+    if newest is not None and newest.version_id is not None:
+        show(line(f"The run goes on with version {newest.number}; it began with version {newest.run_number}."))
     if len(affected) > _SHOWN:
         show(hint(f"and {noun(len(affected) - _SHOWN, 'more task')}"))
     if dry_run:
         show(hint(f"{noun(len(affected), 'task')} would run again; nothing was changed."))
         raise typer.Exit
     confirm(f"Run {noun(len(affected), 'task')} of run {run_id} again?", yes=yes)
-    done = change(lambda conn: clear(conn, run_id=run_id, chosen=chosen, actor=actor()), Channel.READY, Channel.STOP)
+    version_id = newest.version_id if newest else None
+    done = change(
+        lambda conn: clear(conn, run_id=run_id, chosen=chosen, actor=actor(), version_id=version_id),
+        Channel.READY,
+        Channel.STOP,
+    )
     stopping = f"; {noun(done.asked, 'running task')} will be stopped first" if done.asked else ""
     show(line(f"Cleared {noun(done.reopened + done.asked, 'task')} of run {run_id}{stopping}."))
     show(hint(f"Follow it with: evertick runs watch {run_id}"))

@@ -18,6 +18,7 @@ EXIT_STATUS: Mapping[str, int] = {
     "error": 1,
     "conflict": 1,
     "lease_lost": 1,
+    "delivery_failed": 1,
     "result_lost": 1,
     "not_leader": 1,
     "invalid": 2,

@@ -58,6 +58,10 @@ COMMANDS = {
     "queues": _Command("queues", "Queues: what waits there, how long, and who serves them.", _WORK),
     "route": _Command("route", "Routing rules: list them, and see which one a task meets.", _WORK),
     "alerts": _Command("alerts", "Schedules that did not fire, runs that did not start or finish, in time.", _WORK),
+    "notifications": _Command(
+        "notifications", "Notifications: what was told to whom, what waits, what failed; list, show, retry.", _WORK
+    ),
+    "notify": _Command("notify", "Try whether a webhook or e-mail address works.", _WORK),
     "quarantine": _Command("quarantine", "What was set aside because it fails every time.", _WORK),
     "runners": _Command("runners", "Runners that are alive, and how busy they are.", _WORK),
 }

@@ -41,6 +41,7 @@ def run_facts(row: RunRow, now: datetime) -> Table:
         "State": run_state(row),
         "Reason": row.reason,
         "Tasks": f"{row.task_count - row.open_tasks} of {row.task_count} ended",
+        "Begun again": f"{row.retried} times, as a whole" if row.retried else None,
         "Started by": f"{row.kind}, {row.triggered_by}" + (f", key {row.key}" if row.key else ""),
         "For": clock(row.fire_at) if row.fire_at else None,
         "Created": f"{clock(row.created_at)} ({relative(row.created_at, now)})",

@@ -39,6 +39,7 @@ TaskNames = Annotated[
     list[str] | None, typer.Option("--task", "-t", metavar="TASK", help="Only this task; give it once for each.")
 ]
 OnlyFailed = Annotated[bool, typer.Option("--failed", help="Only what failed or was canceled, and what comes after.")]
+Latest = Annotated[bool, typer.Option("--latest", help="On the newest version of the DAG, if it has the same tasks.")]
 
 _MOST_TASKS = 1000
 
@@ -136,12 +137,19 @@ def clear(
     task: TaskNames = None,
     failed: OnlyFailed = False,
     downstream: Downstream = False,
+    latest: Latest = False,
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
     """Run tasks of a run again: all of them, those named, or what failed. Shows them and asks first."""
     clearing.clear_tasks(
-        run_number(run), task or [], only_failed=failed, downstream=downstream, yes=yes, dry_run=dry_run
+        run_number(run),
+        task or [],
+        only_failed=failed,
+        downstream=downstream,
+        yes=yes,
+        dry_run=dry_run,
+        latest=latest,
     )
 
 

@@ -18,6 +18,7 @@ from evertick.domain.gates import GateKind, GateSpec
 from evertick.domain.mapping import MapHow, MappedList
 from evertick.domain.mapping import Mapping as TaskMapping
 from evertick.domain.misfire import MisfirePolicy
+from evertick.domain.notices import Event, NoticeSpec
 from evertick.domain.overlap import OverlapPolicy
 from evertick.domain.params import JsonValue, ParamSpec, ParamType
 from evertick.domain.retry import Backoff, RetryPolicy
@@ -92,6 +93,7 @@ class TaskSpec:
     gates: tuple[GateSpec, ...] = ()
     mapping: TaskMapping | None = None
     child: ChildSpec | None = None
+    notices: tuple[NoticeSpec, ...] = ()
     doc: str | None = None
 
 
@@ -125,6 +127,7 @@ class DagSpec:
     max_active_runs: int | None = None
     max_active_tasks: int | None = None
     run_timeout_seconds: float | None = None
+    retries: int = 0
     misfire: MisfirePolicy = MisfirePolicy.LATEST
     catchup_window_seconds: float | None = None
     catchup_limit: int | None = None
@@ -132,6 +135,7 @@ class DagSpec:
     start_within_seconds: float | None = None
     finish_within_seconds: float | None = None
     starts_paused: bool = False
+    notices: tuple[NoticeSpec, ...] = ()
 
 
 def to_json(spec: DagSpec) -> str:
@@ -179,7 +183,18 @@ _DEFAULTS: dict[type, list[tuple[str, object]]] = {
         (each.name, each.default_factory() if each.default_factory is not MISSING else each.default)
         for each in fields(kind)
     ]
-    for kind in (DagSpec, TaskSpec, NamedSchedule, ParamSpec, RetryPolicy, GateSpec, TaskMapping, MappedList, ChildSpec)
+    for kind in (
+        DagSpec,
+        TaskSpec,
+        NamedSchedule,
+        ParamSpec,
+        RetryPolicy,
+        GateSpec,
+        TaskMapping,
+        MappedList,
+        ChildSpec,
+        NoticeSpec,
+    )
 }
 
 
@@ -202,6 +217,7 @@ _SCHEDULE: _Readers = {
     "misfire": MisfirePolicy,
     "overlap": OverlapPolicy,
 }
+_NOTICE: _Readers = {"event": Event}
 _MAPPING: _Readers = {"how": MapHow, "lists": _read_all(MappedList, {})}
 _TASK: _Readers = {
     "kind": TaskKind,
@@ -219,6 +235,7 @@ _TASK: _Readers = {
     "gates": _read_all(GateSpec, {"kind": GateKind}),
     "child": lambda raw: ChildSpec(**raw),
     "mapping": lambda raw: _read(TaskMapping, raw, _MAPPING),
+    "notices": _read_all(NoticeSpec, _NOTICE),
 }
 _DAG: _Readers = {
     "tasks": _read_all(TaskSpec, _TASK),
@@ -226,6 +243,7 @@ _DAG: _Readers = {
     "tags": tuple,
     "params": _read_all(ParamSpec, _PARAM),
     "schedules": _read_all(NamedSchedule, _SCHEDULE),
+    "notices": _read_all(NoticeSpec, _NOTICE),
     "misfire": MisfirePolicy,
     "overlap": OverlapPolicy,
 }

@@ -22,6 +22,7 @@ MAX_NAME = 200
 MAX_TASKS = 100_000
 MAX_EDGES = 1_000_000
 MAX_TAGS = 50
+MAX_RUN_RETRIES = 100
 MAX_TAG = 100
 MAX_TEXT = 100_000
 _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
@@ -75,6 +76,8 @@ def _check_dag(spec: DagSpec) -> Iterator[str]:
     for name, limit in (("max_active_runs", spec.max_active_runs), ("max_active_tasks", spec.max_active_tasks)):
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 1_000_000):
             yield f"{name} is {limit!r}; it must be from 1 to 1,000,000, or left out."
+    if isinstance(spec.retries, bool) or not isinstance(spec.retries, int) or not 0 <= spec.retries <= MAX_RUN_RETRIES:
+        yield f"retries is {spec.retries!r}; a run may begin again 0 to {MAX_RUN_RETRIES} times."
     if not _is_limit(spec.run_timeout_seconds):
         yield f"run_timeout is {spec.run_timeout_seconds!r} s; {_LIMIT_RULE}."
     if not _is_storable(spec.description):

@@ -20,6 +20,7 @@ EvertickError
 │   ├── TooLarge             a request that is larger than any needs to be
 │   └── Stale                it changed since it was read: read it again
 ├── ResultLost               a task's result cannot be read: its file is gone or changed, or its type is unknown here
+├── DeliveryFailed           a notification that its sink did not take
 ├── LeaseLost                an attempt's owner was replaced: drop the work and say so
 ├── NotLeader                a planning write by a scheduler that no longer leads
 ├── SchemaMismatch           the database's schema and this program do not fit each other
@@ -158,6 +159,16 @@ class Stale(UserError):
     """It changed since it was read."""
 
     code = "stale"
+
+
+class DeliveryFailed(EvertickError):
+    """A sink did not take a notification. `is_final`: another try would end the same."""
+
+    code = "delivery_failed"
+
+    def __init__(self, message: str, *, is_final: bool = False, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.is_final, self.retry_after_seconds = is_final, retry_after_seconds
 
 
 class LeaseLost(EvertickError):

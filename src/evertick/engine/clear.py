@@ -6,18 +6,22 @@ import difflib
 import json
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass
 
+import psycopg
 from psycopg import AsyncConnection
 
 from evertick.domain.dag import from_json
-from evertick.domain.errors import NotFound
+from evertick.domain.errors import Conflict, NotFound
 from evertick.domain.setups import cleared_with
 from evertick.engine.cancel import find_run
+from evertick.engine.trigger import find_dag_row
 from evertick.store import dags, tasks
 from evertick.store.db import retry_on_deadlock
 from evertick.store.tasks import Cleared, TaskRow
 
 MOST_TASKS = 100_000
+CANNOT_MOVE = "EV003"
 
 
 async def select_tasks(
@@ -76,15 +80,54 @@ def full_name(row: TaskRow) -> str:
     return row.task if row.map_index < 0 else f"{row.task}[{row.map_index}]"
 
 
-async def clear(conn: AsyncConnection, *, run_id: int, chosen: Collection[TaskRow], actor: str) -> Cleared:
-    """Run these again. A mapped task all of whose instances are chosen is cleared as a whole, and expands anew."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Newest:
+    """The newest version of a run's DAG; None where the run has it already."""
+
+    version_id: int | None
+    number: int
+    run_number: int
+
+
+async def newest_version(conn: AsyncConnection, run_id: int) -> Newest:
+    """What a clear on the latest version would move the run to. Refused where that has other tasks."""
+    run = await find_run(conn, run_id)
+    row = await find_dag_row(conn, run.dag)
+    then, number = await dags.version(conn, run.version_id), row.number or 0
+    if then is None or row.version_id == run.version_id:
+        return Newest(version_id=None, number=number, run_number=run.version)
+    new, old = _tasks_of(row.spec), _tasks_of(then.spec)
+    if new != old:
+        added, gone = sorted(set(new) - set(old)), sorted(set(old) - set(new))
+        what = [*(f"{name} is new" for name, _ in added), *(f"{name} is gone" for name, _ in gone)][:5]
+        raise Conflict(
+            f"Version {number} of {run.dag} has other tasks than run {run_id} began with"
+            f" ({', '.join(what) or 'they stand in another order'}): start a new run of it."
+        )
+    return Newest(version_id=row.version_id, number=number, run_number=run.version)
+
+
+def _tasks_of(spec: object) -> list[tuple[str, bool]]:
+    return [(task.name, task.mapping is not None) for task in from_json(json.dumps(spec)).tasks]
+
+
+async def clear(
+    conn: AsyncConnection, *, run_id: int, chosen: Collection[TaskRow], actor: str, version_id: int | None = None
+) -> Cleared:
+    """Run these again, on that version if one is given (see `newest_version`). A mapped task all of whose instances are chosen is
+    cleared as a whole, and expands anew."""
     rows = await tasks.list_of_run(conn, run_id=run_id, limit=MOST_TASKS)
     there, wanted = Counter(row.idx for row in rows), Counter(row.idx for row in chosen)
     single = [(row.idx, row.map_index) for row in chosen if row.map_index >= 0 and wanted[row.idx] < there[row.idx]]
     idxs = sorted({row.idx for row in chosen} - {idx for idx, _ in single})
-    cleared = await retry_on_deadlock(
-        lambda: tasks.clear(conn, run_id=run_id, idxs=idxs, instances=single, actor=actor)
-    )
+    try:
+        cleared = await retry_on_deadlock(
+            lambda: tasks.clear(conn, run_id=run_id, idxs=idxs, instances=single, actor=actor, version_id=version_id)
+        )
+    except psycopg.Error as error:
+        if error.sqlstate == CANNOT_MOVE:
+            raise Conflict(str(error.diag.message_primary)) from None
+        raise
     if cleared is None:
         raise NotFound(f"There is no run {run_id} any more: it was pruned. `evertick runs list` shows what there is.")
     return cleared

@@ -29,6 +29,7 @@ class Kind(StrEnum):
     JOURNAL = "journal"
     SKIP_RECORDS = "skip_records"
     ALERTS = "alerts"
+    NOTIFICATIONS = "notifications"
     BACKFILLS = "backfills"
     CAUSES = "causes"
     RUNNERS = "runners"
@@ -86,7 +87,15 @@ async def prune_kind(conn: AsyncConnection, mandate: Mandate, kind: Kind, *, pac
             raise ValueError(f"{kind} are pruned by walking over them")
         case Kind.VERSIONS:
             return await _fenced(mandate, lambda: store.prune_versions(conn, mandate, pace.batch))
-        case Kind.SKIP_RECORDS | Kind.ALERTS | Kind.BACKFILLS | Kind.CAUSES | Kind.RUNNERS | Kind.BUNDLES:
+        case (
+            Kind.SKIP_RECORDS
+            | Kind.ALERTS
+            | Kind.NOTIFICATIONS
+            | Kind.BACKFILLS
+            | Kind.CAUSES
+            | Kind.RUNNERS
+            | Kind.BUNDLES
+        ):
             return await _fenced(mandate, lambda: store.prune_kind(conn, mandate, kind, pace.batch))
 
 

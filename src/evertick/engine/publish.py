@@ -9,6 +9,7 @@ import difflib
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from psycopg import AsyncConnection
@@ -19,10 +20,12 @@ from evertick.domain.errors import LacksPool
 from evertick.domain.gates import KEYED, GateKind, GateSpec, awaits_past, key_parts, version_path
 from evertick.domain.jitter import delay_of
 from evertick.domain.misfire import SkipRange, SkipReason, skip_until
+from evertick.domain.notices import callback_dag
 from evertick.domain.routing import Routing, queues_of
 from evertick.domain.schedule import ScheduleKind, ScheduleSpec, next_after
 from evertick.domain.schedule_fields import EARLIEST
 from evertick.domain.setups import leaves
+from evertick.domain.sinks import SinkKind, read_sink
 from evertick.domain.states import TriggerRule
 from evertick.engine.plan import JsonObject, is_same_spec, plan_end, skip_row, spec_json
 from evertick.engine.refuse_loops import refuse_loops
@@ -92,6 +95,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
         "spec": json.loads(to_json(spec)),
         "max_active_runs": spec.max_active_runs,
         "run_timeout": spec.run_timeout_seconds,
+        "run_retries": spec.retries,
         "starts_paused": spec.starts_paused,
         "tasks": [
             {
@@ -115,6 +119,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
                 "awaits_past": awaits_past(task.gates),
                 "starts_dag": task.child is not None,
                 "is_mapped": task.mapping is not None,
+                "notifies": bool(task.notices),
             }
             for index, task in enumerate(spec.tasks)
         ],
@@ -122,6 +127,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
         "gates": [row for index in range(len(spec.tasks)) for row in gate_rows(spec, index)],
         "inputs": [[index, position[name]] for index, task in enumerate(spec.tasks) for name in task.inputs],
         **mapping_rows(spec, position),
+        "notices": notice_rows(spec),
         "children": [
             {
                 "idx": index,
@@ -134,6 +140,20 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
             if task.child is not None
         ],
     }
+
+
+def notice_rows(spec: DagSpec) -> list[JsonObject]:
+    """Who is told of what: of the run as a whole (-1), and of its tasks."""
+    told = [(-1, notice) for notice in spec.notices]
+    told += [(index, notice) for index, task in enumerate(spec.tasks) for notice in task.notices]
+    rows: list[JsonObject] = []
+    for index, notice in told:
+        sink = read_sink(notice.sink)
+        text = (
+            replace(sink, target=callback_dag(spec.name, sink.target)).text if sink.kind is SinkKind.CALL else sink.text
+        )
+        rows.append({"idx": index, "event": notice.event, "sink": text, "every_time": notice.every_time})
+    return rows
 
 
 def mapping_rows(spec: DagSpec, position: Mapping[str, int]) -> JsonObject:

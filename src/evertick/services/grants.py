@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
+
+from psycopg import AsyncConnection
 
 from evertick.config import Settings, value_from_environment
 from evertick.domain.dag import TaskSpec
@@ -23,6 +25,7 @@ from evertick.services.link import Link
 ASK_SECONDS = 10.0
 MOST_THREADS = 4
 Wanted = tuple[str, str]
+Connect = Callable[[], Awaitable[AsyncConnection]]
 
 
 class Backend(Protocol):
@@ -93,24 +96,28 @@ class Grants:
         wanted: list[Wanted] = [(ValueKind.SECRET, name) for name in task.secrets]
         wanted += [(ValueKind.CONNECTION, name) for name in task.connections]
         wanted += [(ValueKind.VARIABLE, name) for name in task.variables]
+        given: dict[str, dict[str, str]] = {kind: {} for kind in ValueKind}
+        for (kind, name), value in (await self.values(link.get, wanted)).items():
+            given[kind][name] = value
+        return json.dumps(given)
+
+    async def values(self, connect: Connect, wanted: list[Wanted]) -> dict[Wanted, str]:
+        """Each that is wanted; NotFound where nobody has one of them."""
         found: dict[Wanted, str] = {}
         for backend in self._backends:
             missing = [each for each in wanted if each not in found]
             if missing:
-                found |= await (self._ask(backend, missing) if backend else self._read(link, missing))
+                found |= await (self._ask(backend, missing) if backend else self._read(connect, missing))
         if missing := [each for each in wanted if each not in found]:
             kind, name = missing[0]
             raise NotFound(f"{kind} {name!r} is not set: give it a value with `evertick {kind}s set {name}`.")
-        given: dict[str, dict[str, str]] = {kind: {} for kind in ValueKind}
-        for (kind, name), value in found.items():
-            given[kind][name] = value
-        return json.dumps(given)
+        return found
 
-    async def _read(self, link: Link, wanted: list[Wanted]) -> dict[Wanted, str]:
+    async def _read(self, connect: Connect, wanted: list[Wanted]) -> dict[Wanted, str]:
         from evertick.engine.secrets import read_values
         from evertick.services.keyring import load_keyring
 
-        return await read_values(await link.get(), load_keyring(self._settings), wanted)
+        return await read_values(await connect(), load_keyring(self._settings), wanted)
 
     async def _ask(self, backend: Backend, wanted: list[Wanted]) -> dict[Wanted, str]:
         """In threads of its own, and not for ever: what hangs there must not stop what others do in threads."""

@@ -61,6 +61,11 @@ QUARANTINED = _counter("quarantined", "Things set aside because they fail every 
 ALERTS = _counter(
     "alerts", "Episodes of schedules that did not fire, or runs that did not start or finish, in time.", "kind"
 )
+NOTIFICATIONS = _counter(
+    "notifications", "Attempts to send a notification: sent, failed and tried again, given_up.", "outcome"
+)
+NOTIFICATIONS_WAITING = _gauge("notifications_waiting", "Notifications that are not sent yet. Counted by the leader.")
+NOTIFICATIONS_OLDEST = _gauge("notifications_oldest_seconds", "How long the oldest of them has waited.")
 TIMEOUTS = _counter("timeouts", "Attempts, runs and waits ended by their time limit.", "kind")
 PRUNED = _counter("pruned", "What retention has deleted: runs, journal entries, versions and so on.", "kind")
 OLDEST_SNAPSHOT = _gauge(

@@ -66,6 +66,7 @@ class Round:
                 self._prune_journal,
                 self._kind(Kind.SKIP_RECORDS, limits.history),
                 self._kind(Kind.ALERTS, limits.history),
+                self._kind(Kind.NOTIFICATIONS, limits.history),
                 self._kind(Kind.BACKFILLS, limits.history),
                 self._kind(Kind.CAUSES, limits.history),
                 self._kind(Kind.RUNNERS, limits.runners),

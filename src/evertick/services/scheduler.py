@@ -21,6 +21,7 @@ from evertick.services.lead import SHARD, Lead
 from evertick.services.link import Link, Waker, keep_listening
 from evertick.services.loop import run_loop
 from evertick.services.neighbours import Neighbours
+from evertick.services.notifying import Notifying
 from evertick.services.second_hand import SecondHand
 from evertick.services.tending import Tending
 from evertick.services.upkeep import Upkeep
@@ -52,6 +53,7 @@ class Scheduler:
             settings, url=url, lead=self._lead, waker=self._waker, on_refused=self.wake.set, log=log
         )
         self._second_hand = SecondHand(settings, url=url, lead=self._lead, tell=self._tell_of_second, log=log)
+        self._notifying = Notifying(settings, url=url, lead=self._lead, waker=self._waker, log=log)
         self._upkeep = Upkeep(settings, url=url, epoch=self._lead.current_epoch, log=log)
         self._firing = Step("fire", log=log, longest_rest=settings.tick_seconds)
         self._planning = Step("plan_ahead", log=log)
@@ -64,7 +66,7 @@ class Scheduler:
     async def run(self) -> None:
         """Until `stop` is set; then the shard is handed over at once."""
         async with asyncio.TaskGroup() as group:
-            beside = (self._waker, self._neighbours, self._tending, self._second_hand, self._upkeep)
+            beside = (self._waker, self._neighbours, self._tending, self._second_hand, self._upkeep, self._notifying)
             background = [group.create_task(each.run()) for each in beside]
             if self._settings.notify:
                 listening = keep_listening(self._url, [Channel.PLAN, Channel.JOIN], self._on_wake, log=self._log)
@@ -79,6 +81,7 @@ class Scheduler:
         await self._lead.resign()
         await self._tending.close()
         await self._second_hand.close()
+        await self._notifying.close()
         await self._waker.close()
         await self._beside.close()
 

@@ -42,6 +42,7 @@ class RunRow:
     finished_at: datetime | None
     reason: str | None
     task_count: int
+    retried: int
 
 
 @dataclass(frozen=True, slots=True)

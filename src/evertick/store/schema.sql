@@ -74,6 +74,17 @@ CREATE TYPE evertick.gate_weight AS (
 	weight integer
 );
 
+CREATE TYPE evertick.happening AS (
+	run_id bigint,
+	version_id integer,
+	idx integer,
+	task text,
+	event text,
+	state text,
+	attempt integer,
+	reason text
+);
+
 CREATE TYPE evertick.map_how AS ENUM (
     'product',
     'zip',
@@ -643,7 +654,7 @@ begin
     order by m.turn;
 end $$;
 
-CREATE FUNCTION evertick.clear_tasks(p_run_id bigint, p_idxs integer[], p_instances jsonb, p_actor text, OUT reopened integer, OUT asked integer) RETURNS record
+CREATE FUNCTION evertick.clear_tasks(p_run_id bigint, p_idxs integer[], p_instances jsonb, p_actor text, p_version_id integer, OUT reopened integer, OUT asked integer) RETURNS record
     LANGUAGE plpgsql
     AS $$
 declare
@@ -653,6 +664,9 @@ begin
     perform 1 from run_status r where r.run_id = p_run_id for no key update;
     if not found then
         return;  -- it was pruned a moment ago
+    end if;
+    if p_version_id is not null then
+        perform move_run(p_run_id, p_version_id);
     end if;
     update task k set request = 'clear'
     where k.run_id = p_run_id and (k.idx = any(p_idxs) or (k.idx, k.map_index) in (
@@ -666,9 +680,12 @@ begin
           select (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_instances) x))
       and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed');
     reopened := coalesce(cardinality(chosen), 0) + cardinality(taken);
+    -- Somebody looked after it: its retries count anew.
+    update run_status r set retried = 0 where r.run_id = p_run_id and r.retried > 0;
     insert into journal (occurred_at, verb, actor, run_id, detail)
     values (clock(), 'clear', p_actor, p_run_id, jsonb_build_object('tasks', p_idxs, 'reopened', reopened, 'asked', asked)
-            || case when p_instances = '[]' then '{}' else jsonb_build_object('instances', p_instances) end);
+            || case when p_instances = '[]' then '{}' else jsonb_build_object('instances', p_instances) end
+            || case when p_version_id is null then '{}' else jsonb_build_object('version_id', p_version_id) end);
     if reopened > 0 then
         perform reopen(taken || chosen);
         perform pass_gates();
@@ -696,7 +713,11 @@ begin
         where k.run_id = p_run_id
     ) c, dag_version v
     where r.run_id = p_run_id and r.state = 'running' and v.version_id = r.version_id and c.open = 0 and c.planned >= v.task_count;
-    return found;
+    if not found then
+        return false;
+    end if;
+    perform tell_ends(null, array[p_run_id]);
+    return true;
 end $$;
 
 CREATE FUNCTION evertick.close_runs(p_ended evertick.ended[]) RETURNS integer
@@ -707,13 +728,19 @@ declare
     closed bigint[];
     has_updated boolean;
     is_past boolean;
+    is_told boolean;
+    told bigint[];
+    again bigint[];
+    -- where nobody is told of anything, asking is a look at two empty tables
+    has_episodes boolean := exists (select 1 from episode);
+    has_defaults boolean := exists (select 1 from default_notice);
     t timestamptz := clock();
 begin
     with per_run as (
         select e.run_id, count(*)::int as n,
                count(*) filter (where s.is_leaf and e.state in ('failed', 'canceled', 'upstream_failed'))::int as bad,
                bool_or(s.outlets is not null and e.state = 'success') as has_updated,
-               bool_or(s.awaits_past) as is_past
+               bool_or(s.awaits_past) as is_past, bool_or(s.notifies) as is_told
         from unnest(p_ended) e join task_spec s on s.version_id = e.version_id and s.idx = e.idx
         group by e.run_id
     ), counted as (
@@ -727,20 +754,34 @@ begin
                          else 'success' end
         from per_run p
         where r.run_id = p.run_id and r.state not in ('success', 'failed', 'canceled')
-        returning r.run_id, r.dag_id, r.state, p.has_updated, p.is_past
+        returning r.run_id, r.dag_id, r.state, r.retried, p.has_updated, p.is_past, p.is_told
     )
     select array_agg(distinct c.dag_id) filter (where (d.max_active_runs is not null or d.has_turns)
                                                   and c.state not in ('queued', 'running')),
+           array_agg(c.run_id) filter (where c.state = 'failed' and c.retried < d.run_retries),
            array_agg(c.run_id) filter (where d.is_awaited and c.state not in ('queued', 'running')),
-           bool_or(c.has_updated), bool_or(c.is_past)
-    into limited, closed, has_updated, is_past
+           array_agg(c.run_id) filter (where (d.notifies or has_episodes or (has_defaults and c.state = 'failed'))
+                                           and c.state not in ('queued', 'running')),
+           bool_or(c.has_updated), bool_or(c.is_past), bool_or(c.is_told)
+    into limited, again, closed, told, has_updated, is_past, is_told
     from counted c join dag d on d.dag_id = c.dag_id
-    where c.has_updated or c.is_past or c.state not in ('queued', 'running');
+    where c.has_updated or c.is_past or c.is_told or c.state not in ('queued', 'running');
+    if again is not null then
+        -- To all others it has not ended.
+        closed := (select array_agg(x) from unnest(closed) x where x <> all(again));
+        told := (select array_agg(x) from unnest(told) x where x <> all(again));
+    end if;
     if is_past then
         perform note_past(p_ended);
     end if;
     if closed is not null or has_updated then
         perform note_arrivals(closed, p_ended);
+    end if;
+    if is_told or told is not null then
+        perform tell_ends(case when is_told then p_ended end, told);
+    end if;
+    if again is not null then
+        perform retry_runs(again);
     end if;
     return case when limited is null then 0 else admit_runs(limited) end;
 end $$;
@@ -1504,6 +1545,22 @@ begin
     return case when length(name) > 400 then left(name, 300) || '…' || md5(name) else name end;
 end $$;
 
+CREATE FUNCTION evertick.give_up_deliveries(p_shard smallint, p_epoch bigint, p_before timestamp with time zone, p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    given_up int;
+begin
+    perform fence(p_shard, p_epoch);
+    update outbox o set state = 'failed', ended_at = clock(), answer = 'given up: ' || coalesce(o.answer, 'its sink did not work for long')
+    where o.state = 'waiting' and o.ctid = any(array(
+        select x.ctid from outbox x
+        where x.shard = p_shard and x.state = 'waiting' and x.waiting_since < p_before and x.due_at <= clock()
+        limit p_limit for update skip locked));
+    get diagnostics given_up = row_count;
+    return given_up;
+end $$;
+
 CREATE FUNCTION evertick.has_claimed_since(p_session bigint, p_seconds double precision) RETURNS boolean
     LANGUAGE sql STABLE
     AS $$
@@ -2166,6 +2223,34 @@ begin
     return 'marked';
 end $$;
 
+CREATE FUNCTION evertick.move_run(p_run_id bigint, p_version_id integer) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    status run_status;
+begin
+    select * into status from run_status r where r.run_id = p_run_id;
+    if status.version_id = p_version_id then
+        return;
+    elsif status.state not in ('success', 'failed', 'canceled') then
+        raise exception 'Run % is still open; it can go on with another version once it has ended, or was canceled.', p_run_id
+            using errcode = 'EV003';
+    elsif p_version_id is distinct from (select d.version_id from dag d where d.dag_id = status.dag_id) then
+        raise exception 'Another version was published meanwhile: look again.' using errcode = 'EV003';
+    elsif exists (
+        select 1 from (select s.idx, s.name, s.is_mapped from task_spec s where s.version_id = status.version_id) o
+        full join (select s.idx, s.name, s.is_mapped from task_spec s where s.version_id = p_version_id) n on n.idx = o.idx
+        where (o.name, o.is_mapped) is distinct from (n.name, n.is_mapped)) then
+        raise exception 'The newest version has other tasks than run % began with: start a new run of it.', p_run_id
+            using errcode = 'EV003';
+    end if;
+    update run_status r set version_id = p_version_id
+    where r.run_id = p_run_id and r.version_id = status.version_id and r.state in ('success', 'failed', 'canceled');
+    update task k set version_id = p_version_id where k.run_id = p_run_id;
+    insert into moved_run as m (run_id, version_id) values (p_run_id, p_version_id)
+    on conflict (run_id) do update set version_id = excluded.version_id;
+end $$;
+
 CREATE TABLE evertick.run_status (
     run_id bigint NOT NULL,
     dag_id integer NOT NULL,
@@ -2175,6 +2260,7 @@ CREATE TABLE evertick.run_status (
     failed_leaves integer DEFAULT 0 NOT NULL,
     extra_tasks integer DEFAULT 0 NOT NULL,
     cancel_requested boolean DEFAULT false NOT NULL,
+    retried smallint DEFAULT 0 NOT NULL,
     started_at timestamp with time zone,
     finished_at timestamp with time zone,
     reason text,
@@ -2737,6 +2823,10 @@ begin
         -- Their episode is long over.
         delete from alert where ctid = any(array(
             select a.ctid from alert a where a.ended_at < p_before limit p_limit for update skip locked));
+    elsif p_kind = 'notifications' then
+        -- Sent or given up. The oldest first, by the key: what waits is never old for long.
+        delete from outbox where ctid = any(array(
+            select x.ctid from outbox x where x.ended_at < p_before order by x.delivery_id limit p_limit for update skip locked));
     elsif p_kind = 'backfills' then
         -- They are over and their runs are all counted; the runs go by themselves.
         delete from backfill where ctid = any(array(
@@ -2776,6 +2866,7 @@ begin
     insert into remains (shard, kind, id) select p_shard, 'run', d from unnest(doomed) d;
     delete from run_status r where r.run_id = any(doomed);
     delete from backfill_run b where b.run_id = any(doomed);
+    delete from moved_run m where m.run_id = any(doomed);
     delete from run r where r.run_id = any(doomed);
     pruned := cardinality(doomed);
     entry := note_pruned(p_entry, p_actor, p_before, 'runs', pruned);
@@ -2793,6 +2884,7 @@ begin
         where d.shard = p_shard and v.retired_at < p_before and v.version_id is distinct from d.version_id
           and not exists (select 1 from run r where r.dag_id = v.dag_id and r.version_id = v.version_id
                           and r.run_id <= v.final_run_id + 100000)
+          and not exists (select 1 from moved_run m where m.version_id = v.version_id)
         limit p_limit for no key update skip locked);
     insert into remains (shard, kind, id) select p_shard, 'version', d from unnest(doomed) d;
     delete from dag_version v where v.version_id = any(doomed);
@@ -2825,15 +2917,16 @@ begin
     if is_new then
         insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
                                starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated, is_ordered,
-                               awaits_past, is_mapped, starts_dag)
+                               awaits_past, is_mapped, starts_dag, notifies)
         select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
                x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets, coalesce(x.is_gated, false),
                coalesce(x.is_ordered, false), coalesce(x.awaits_past, false), coalesce(x.is_mapped, false),
-               coalesce(x.starts_dag, false)
+               coalesce(x.starts_dag, false), coalesce(x.notifies, false)
         from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint, rule trigger_rule,
              upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
              max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[], is_gated boolean,
-             is_ordered boolean, awaits_past boolean, is_mapped boolean, starts_dag boolean);
+             is_ordered boolean, awaits_past boolean, is_mapped boolean, starts_dag boolean,
+             notifies boolean);
         insert into task_gate (version_id, idx, place, kind, name, parts, weight, capacity, version, period)
         select out_version_id, x.idx, x.place, x.kind, x.name, x.parts, x.weight, x.capacity, x.version, x.period
         from jsonb_to_recordset(p_dag->'gates')
@@ -2847,6 +2940,9 @@ begin
         insert into task_child (version_id, idx, dag, params, waits, timeout)
         select out_version_id, x.idx, x.dag, x.params, x.waits, x.timeout
         from jsonb_to_recordset(p_dag->'children') as x(idx int, dag text, params jsonb, waits boolean, timeout double precision);
+        insert into notice (version_id, idx, event, sink, every_time)
+        select out_version_id, x.idx, x.event, x.sink, x.every_time
+        from jsonb_to_recordset(p_dag->'notices') as x(idx int, event text, sink text, every_time boolean);
         insert into edge (version_id, src, dst)
         select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'edges') x;
         insert into task_input (version_id, idx, src)
@@ -2862,14 +2958,19 @@ begin
     from dag d where d.dag_id = out_dag_id and v.version_id = d.version_id and v.version_id <> out_version_id;
     update dag_version v set retired_at = null, final_run_id = null
     where v.version_id = out_version_id and v.retired_at is not null;
-    update dag d set version_id = out_version_id, max_active_runs = (p_dag->>'max_active_runs')::int
+    update dag d set version_id = out_version_id, max_active_runs = (p_dag->>'max_active_runs')::int,
+                     run_retries = coalesce((p_dag->>'run_retries')::int, 0)
     where d.dag_id = out_dag_id
-      and (d.version_id, d.max_active_runs) is distinct from (out_version_id, (p_dag->>'max_active_runs')::int);
+      and (d.version_id, d.max_active_runs, d.run_retries)
+          is distinct from (out_version_id, (p_dag->>'max_active_runs')::int, coalesce((p_dag->>'run_retries')::int, 0));
     update dag d set has_run_timeout = true
     where d.dag_id = out_dag_id and not d.has_run_timeout and (p_dag->>'run_timeout') is not null;
     update dag d set awaits_past = true
     where d.dag_id = out_dag_id and not d.awaits_past and exists (
         select 1 from task_spec s where s.version_id = out_version_id and s.awaits_past);
+    update dag d set notifies = true
+    where d.dag_id = out_dag_id and not d.notifies and exists (
+        select 1 from notice n where n.version_id = out_version_id and n.idx = -1);
     -- A run of another version may be what a run waits for: whoever ends its tasks must tell.
     update task_spec s set awaits_past = true
     from dag d, dag_version v
@@ -2885,6 +2986,19 @@ begin
         values (t, 'publish', p_actor, out_dag_id, jsonb_build_object('version_id', out_version_id, 'hash', p_dag->>'hash'));
     end if;
     perform pass_gates();
+end $$;
+
+CREATE FUNCTION evertick.put_default_notices(p_shard smallint, p_epoch bigint, p_defaults jsonb) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform fence(p_shard, p_epoch);
+    delete from default_notice n where not exists (
+        select 1 from jsonb_to_recordset(p_defaults) as x(event text, sink text) where x.event = n.event and x.sink = n.sink);
+    insert into default_notice as n (event, sink, every_time)
+    select x.event, x.sink, x.every_time from jsonb_to_recordset(p_defaults) as x(event text, sink text, every_time boolean)
+    order by x.event, x.sink
+    on conflict (event, sink) do update set every_time = excluded.every_time where n.every_time <> excluded.every_time;
 end $$;
 
 CREATE FUNCTION evertick.put_schedule(p_dag_id integer, p_schedule jsonb, p_expected integer, p_request text, p_origin text, p_seen jsonb, p_settle jsonb, p_actor text) RETURNS integer
@@ -3047,6 +3161,9 @@ begin
         returning a.alert_id
     )
     select array_agg(w.alert_id) filter (where w.alert_id > newest) into raised from written w;
+    if raised is not null then
+        perform tell_alerts(raised);
+    end if;
     with over as (
         update alert a set ended_at = t
         where a.ended_at is null and case a.kind
@@ -3117,6 +3234,7 @@ begin
         insert into journal (occurred_at, verb, actor, run_id, detail)
         values (t, 'reap', 'evertick', p_run_id, jsonb_build_object('reason', why));
         delete from orphan_watch w where w.run_id = p_run_id;
+        perform tell_ends(null, array[p_run_id]);
         perform admit_runs(array[status.dag_id]);
         perform pass_gates();
         return 'reaped';
@@ -3524,6 +3642,7 @@ begin
     join dag g on g.dag_id = r.dag_id
     where m.not_before is not null
     on conflict do nothing;
+    perform tell_retries(p_retried);
 end $$;
 
 CREATE FUNCTION evertick.remove_schedules(p_ids integer[], p_actor text) RETURNS void
@@ -3558,6 +3677,7 @@ declare
     r bigint;
     offered int := 0;
 begin
+    p_tasks := p_tasks || take_back_successors(p_tasks);
     perform keep_attempts(p_tasks);
     update task k
     set state = 'waiting', attempt = 0, losses = 0, session = null, not_before = null, started_at = null,
@@ -3724,6 +3844,26 @@ begin
             where v.run_id = p_run_id and v.idx = p_idx and v.map_index >= 0);
 end $$;
 
+CREATE FUNCTION evertick.retry_deliveries(p_ids bigint[], p_sink text, p_limit integer, p_actor text) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    again int;
+    t timestamptz := clock();
+begin
+    update outbox o set state = 'waiting', attempts = 0, waiting_since = t, due_at = t, ended_at = null
+    where o.state = 'failed' and o.ctid = any(array(
+        select x.ctid from outbox x
+        where x.state = 'failed' and (p_ids is null or x.delivery_id = any(p_ids)) and (p_sink is null or x.sink = p_sink)
+        order by x.delivery_id limit p_limit for update skip locked));
+    get diagnostics again = row_count;
+    if again > 0 then
+        insert into journal (occurred_at, verb, actor, detail)
+        values (t, 'retry_notifications', p_actor, jsonb_strip_nulls(jsonb_build_object('ids', p_ids, 'sink', p_sink, 'count', again)));
+    end if;
+    return again;
+end $$;
+
 CREATE FUNCTION evertick.retry_room(p_shard smallint, p_queue text, p_bound integer) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -3737,6 +3877,26 @@ begin
     return coalesce(p_bound, (select greatest(sum(r.slots) / 2, 1) from runner r
                               where r.gone_at is null and p_queue = any(r.queues)), 1)
          - (select count(*) from retry_slot x where x.shard = p_shard and x.queue = p_queue);
+end $$;
+
+CREATE FUNCTION evertick.retry_runs(p_run_ids bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+begin
+    update run_status r set retried = r.retried + 1 where r.run_id = any(p_run_ids) and r.state = 'failed';
+    insert into journal (occurred_at, verb, actor, run_id, detail)
+    select t, 'retry', 'evertick', r.run_id, jsonb_strip_nulls(jsonb_build_object('retried', r.retried, 'reason', r.reason))
+    from run_status r where r.run_id = any(p_run_ids);
+    perform tell(array(
+        select row(r.run_id, r.version_id, -1, '', 'retry', 'failed', r.retried, r.reason)::happening
+        from unnest(p_run_ids) p(run_id)
+        cross join lateral (select * from run_status x where x.run_id = p.run_id offset 0) r
+        cross join lateral (select from dag d where d.dag_id = r.dag_id and d.notifies offset 0) d));
+    perform reopen(array(
+        select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
+        where k.run_id = any(p_run_ids) and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')));
 end $$;
 
 CREATE FUNCTION evertick.return_slots(p_gate_ids integer[]) RETURNS void
@@ -3774,6 +3934,8 @@ CREATE TABLE evertick.dag (
     is_awaited boolean DEFAULT false NOT NULL,
     has_turns boolean DEFAULT false NOT NULL,
     awaits_past boolean DEFAULT false NOT NULL,
+    notifies boolean DEFAULT false NOT NULL,
+    run_retries integer DEFAULT 0 NOT NULL,
     file text NOT NULL,
     deleted_at timestamp with time zone,
     CONSTRAINT dag_max_active_runs_check CHECK ((max_active_runs > 0))
@@ -4356,7 +4518,7 @@ begin
         where m.shard = p_shard and m.kind = p_kind and m.id = any(p_ids)
         order by m.id for update skip locked);
     foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'child_run', 'attempt', 'task']
-                                      else array['edge', 'task_input', 'task_gate', 'task_child', 'task_list', 'task_mapping', 'task_spec'] end loop
+                                      else array['edge', 'task_input', 'task_gate', 'task_child', 'notice', 'task_list', 'task_mapping', 'task_spec'] end loop
         execute format('delete from %1$I where ctid = any(array(select x.ctid from %1$I x where x.%2$I = any($1) limit $2))',
                        hung, p_kind || '_id') using gone, p_limit - swept;
         get diagnostics n = row_count;
@@ -4475,6 +4637,64 @@ begin
     return everything;
 end $$;
 
+CREATE FUNCTION evertick.take_back_successors(p_tasks evertick.ended[]) RETURNS evertick.ended[]
+    LANGUAGE plpgsql
+    AS $$
+declare
+    one record;
+    back ended;
+    taken ended[] := '{}';
+begin
+    for one in
+        select distinct p.run_id, g.dst as idx, s.queue, s.priority
+        from unnest(p_tasks) p
+        join edge g on g.version_id = p.version_id and g.src = p.idx
+        join task_spec s on s.version_id = p.version_id and s.idx = g.dst
+        cross join lateral (select from task k where k.run_id = p.run_id and k.idx = g.dst and k.map_index = -1
+                            and k.state in ('pending', 'available') offset 0) k
+        order by p.run_id, g.dst
+    loop
+        perform quit_lines(array[one.run_id], one.idx, -1);
+        delete from ready q where q.queue = one.queue and q.rank in (9 - one.priority, 9) and q.run_id = one.run_id and q.idx = one.idx
+          and q.map_index = -1;
+        update task k set state = 'canceled', finished_at = clock(), not_before = null
+        where k.run_id = one.run_id and k.idx = one.idx and k.map_index = -1 and k.state in ('pending', 'available')
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state into back;
+        if found then
+            perform leave_gates(array[back]);
+            taken := array_append(taken, back);
+        end if;
+    end loop;
+    return taken;
+end $$;
+
+CREATE FUNCTION evertick.take_deliveries(p_shard smallint, p_epoch bigint, p_passed_over text[], p_each integer, p_limit integer, p_seconds double precision) RETURNS TABLE(delivery_id bigint, sink text, event text, fact jsonb, attempts integer, created_at timestamp with time zone)
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+declare
+    t timestamptz := clock();
+begin
+    perform fence(p_shard, p_epoch);
+    return query
+    with recursive waited_for as (
+        (select o.sink from outbox o where o.shard = p_shard and o.state = 'waiting' order by o.sink limit 1)
+        union all
+        select (select o.sink from outbox o where o.shard = p_shard and o.state = 'waiting' and o.sink > w.sink order by o.sink limit 1)
+        from waited_for w where w.sink is not null
+    ), due as materialized (
+        select x.place from waited_for w cross join lateral (
+            select o.ctid as place from outbox o
+            where o.shard = p_shard and o.sink = w.sink and o.state = 'waiting' and o.due_at <= t
+            order by o.due_at limit p_each for update skip locked) x
+        where w.sink is not null and w.sink <> all(p_passed_over)
+        limit p_limit
+    )
+    update outbox o set attempts = o.attempts + 1, due_at = t + make_interval(secs => p_seconds)
+    where o.ctid = any(array(select d.place from due d)) and o.state = 'waiting'
+    returning o.delivery_id, o.sink, o.event, o.fact, o.attempts, o.created_at;
+end $$;
+
 CREATE FUNCTION evertick.take_places(p_tasks evertick.gate_arrival[]) RETURNS void
     LANGUAGE sql
     AS $$
@@ -4509,6 +4729,109 @@ CREATE FUNCTION evertick.takes(p_match text[], p_version_id integer, p_idx integ
     AS $$
 begin
     return p_match = '{}' or exists (select 1 from unnest(p_match) m where address_of(p_version_id, p_idx) ~ pattern_regex(m));
+end $$;
+
+CREATE FUNCTION evertick.tell(p_happened evertick.happening[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+begin
+    delete from episode p using unnest(p_happened) h
+    cross join lateral (select x.schedule_id from run x where x.run_id = h.run_id offset 0) r
+    where h.event = 'success' and p.schedule_id = r.schedule_id and p.task = h.task;
+    with wanted as materialized (
+        select h.*, r.schedule_id, r.fire_at, d.name as dag, d.shard, n.sink, n.every_time
+        from unnest(p_happened) h
+        cross join lateral (select x.schedule_id, x.fire_at, x.dag_id from run x where x.run_id = h.run_id offset 0) r
+        cross join lateral (select x.name, x.shard from dag x where x.dag_id = r.dag_id offset 0) d
+        cross join lateral (
+            select y.sink, bool_or(y.every_time) as every_time from (
+                select x.sink, x.every_time from notice x where x.version_id = h.version_id and x.idx = h.idx and x.event = h.event
+                union all
+                select x.sink, x.every_time from default_notice x where h.idx = -1 and x.event = h.event) y
+            group by y.sink) n
+    ), failing as materialized (
+        select w.schedule_id, w.task, min(w.run_id) as run_id, count(distinct w.run_id)::int as failures
+        from wanted w where w.event = 'failure' and w.schedule_id is not null
+        group by w.schedule_id, w.task
+    ), noted as (
+        insert into episode as p (schedule_id, task, run_id, since, failures)
+        select f.schedule_id, f.task, f.run_id, t, f.failures from failing f order by f.schedule_id, f.task
+        on conflict (schedule_id, task) do update set failures = p.failures + excluded.failures
+        returning p.schedule_id, p.task, p.failures
+    ), begun as materialized (
+        select f.schedule_id, f.task, f.run_id from failing f
+        join noted p on p.schedule_id = f.schedule_id and p.task = f.task and p.failures = f.failures
+    )
+    insert into outbox (shard, sink, event, run_id, fact, created_at, waiting_since, due_at)
+    select w.shard, w.sink, w.event, w.run_id, jsonb_strip_nulls(jsonb_build_object(
+               'event', w.event, 'dag', w.dag, 'run', w.run_id, 'task', nullif(w.task, ''), 'state', w.state, 'attempt', w.attempt,
+               'schedule', (select c.name from schedule c where c.schedule_id = w.schedule_id), 'fire_at', w.fire_at, 'at', t,
+               'reason', left(w.reason, 4000))), t, t, t
+    from wanted w
+    where w.event <> 'failure' or w.every_time or w.schedule_id is null or exists (
+        select 1 from begun b where b.schedule_id = w.schedule_id and b.task = w.task and b.run_id = w.run_id)
+    order by w.run_id, w.idx < 0, w.idx, w.task, w.sink;
+end $$;
+
+CREATE FUNCTION evertick.tell_alerts(p_alert_ids bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+begin
+    insert into outbox (shard, sink, event, run_id, fact, created_at, waiting_since, due_at)
+    select d.shard, n.sink, 'deadline', a.run_id, jsonb_strip_nulls(jsonb_build_object(
+               'event', 'deadline', 'alert', a.kind, 'dag', d.name, 'schedule', c.name, 'run', a.run_id, 'due_at', a.due_at, 'at', t)),
+           t, t, t
+    from unnest(p_alert_ids) p(alert_id)
+    cross join lateral (select * from alert x where x.alert_id = p.alert_id offset 0) a
+    cross join lateral (select * from schedule x where x.schedule_id = a.schedule_id offset 0) c
+    cross join lateral (select * from dag x where x.dag_id = c.dag_id offset 0) d
+    cross join lateral (
+        select x.sink from notice x where x.version_id = d.version_id and x.idx = -1 and x.event = 'deadline'
+        union
+        select x.sink from default_notice x where x.event = 'deadline') n
+    order by a.alert_id, n.sink;
+end $$;
+
+CREATE FUNCTION evertick.tell_ends(p_ended evertick.ended[], p_closed bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform tell(array(
+        select row(e.run_id, e.version_id, e.idx, case when e.map_index < 0 then s.name else format('%s[%s]', s.name, e.map_index) end,
+                   case e.state when 'success' then 'success' when 'failed' then 'failure' else 'skipped' end, e.state,
+                   nullif(k.attempt, 0), k.reason)::happening
+        from unnest(p_ended) e
+        cross join lateral (select x.name from task_spec x where x.version_id = e.version_id and x.idx = e.idx and x.notifies offset 0) s
+        cross join lateral (select x.attempt, x.reason from task x
+                            where x.run_id = e.run_id and x.idx = e.idx and x.map_index = e.map_index offset 0) k
+        where e.state in ('success', 'failed', 'skipped')
+        union all
+        select row(r.run_id, r.version_id, -1, '', case r.state when 'success' then 'success' else 'failure' end, r.state, null,
+                   r.reason)::happening
+        from unnest(p_closed) c(run_id)
+        cross join lateral (select * from run_status x where x.run_id = c.run_id offset 0) r
+        where r.state in ('success', 'failed')));
+end $$;
+
+CREATE FUNCTION evertick.tell_retries(p_retried jsonb) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    happened happening[];
+begin
+    happened := array(
+        select row(m.run_id, m.version_id, m.idx, case when m.map_index < 0 then s.name else format('%s[%s]', s.name, m.map_index) end,
+                   'retry', m.kind, m.attempt, m.reason)::happening
+        from jsonb_to_recordset(p_retried) as m(run_id bigint, version_id int, idx int, map_index int, kind text, attempt int, reason text)
+        cross join lateral (select x.name from task_spec x where x.version_id = m.version_id and x.idx = m.idx and x.notifies offset 0) s
+        where m.kind <> 'given_back');
+    if cardinality(happened) > 0 then
+        perform tell(happened);
+    end if;
 end $$;
 
 CREATE FUNCTION evertick.tend_gates(p_shard smallint, p_epoch bigint, p_limit integer, OUT admitted integer, OUT next_opening timestamp with time zone) RETURNS record
@@ -5370,6 +5693,13 @@ CREATE TABLE evertick.deadline (
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
 
+CREATE TABLE evertick.default_notice (
+    event text NOT NULL,
+    sink text NOT NULL,
+    every_time boolean NOT NULL,
+    CONSTRAINT default_notice_event_check CHECK ((event = ANY (ARRAY['failure'::text, 'deadline'::text])))
+);
+
 CREATE TABLE evertick.deferral (
     run_id bigint NOT NULL,
     idx integer NOT NULL,
@@ -5386,6 +5716,14 @@ CREATE TABLE evertick.edge (
     version_id integer NOT NULL,
     src integer NOT NULL,
     dst integer NOT NULL
+);
+
+CREATE TABLE evertick.episode (
+    schedule_id integer NOT NULL,
+    task text NOT NULL,
+    run_id bigint NOT NULL,
+    since timestamp with time zone NOT NULL,
+    failures integer NOT NULL
 );
 
 CREATE TABLE evertick.gate (
@@ -5558,7 +5896,7 @@ CREATE VIEW evertick.listed_run AS
  SELECT r.run_id,
     r.dag_id,
     d.name AS dag,
-    r.version_id,
+    s.version_id,
     v.number AS version,
     v.created_at AS version_created_at,
     COALESCE(r.key, ((((r.kind || '__'::text) || to_char((COALESCE(r.fire_at, r.created_at) AT TIME ZONE 'UTC'::text), 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"'::text)) || '__'::text) || r.run_id)) AS text_id,
@@ -5576,7 +5914,7 @@ CREATE VIEW evertick.listed_run AS
    FROM (((evertick.run r
      JOIN evertick.run_status s ON ((s.run_id = r.run_id)))
      JOIN evertick.dag d ON ((d.dag_id = r.dag_id)))
-     JOIN evertick.dag_version v ON ((v.version_id = r.version_id)));
+     JOIN evertick.dag_version v ON ((v.version_id = s.version_id)));
 
 CREATE TABLE evertick.log_chunk (
     run_id bigint NOT NULL,
@@ -5611,10 +5949,52 @@ CREATE TABLE evertick.migration (
     checksum text NOT NULL
 );
 
+CREATE TABLE evertick.moved_run (
+    run_id bigint NOT NULL,
+    version_id integer NOT NULL
+);
+
+CREATE TABLE evertick.notice (
+    version_id integer NOT NULL,
+    idx integer NOT NULL,
+    event text NOT NULL,
+    sink text NOT NULL,
+    every_time boolean NOT NULL,
+    CONSTRAINT notice_event_check CHECK ((event = ANY (ARRAY['success'::text, 'failure'::text, 'retry'::text, 'skipped'::text, 'deadline'::text])))
+);
+
 CREATE TABLE evertick.orphan_watch (
     run_id bigint NOT NULL,
     fingerprint text NOT NULL,
     watched_seconds double precision NOT NULL
+);
+
+CREATE TABLE evertick.outbox (
+    delivery_id bigint NOT NULL,
+    shard smallint NOT NULL,
+    sink text NOT NULL,
+    event text NOT NULL,
+    run_id bigint,
+    fact jsonb NOT NULL,
+    created_at timestamp with time zone NOT NULL,
+    waiting_since timestamp with time zone NOT NULL,
+    state text DEFAULT 'waiting'::text NOT NULL,
+    attempts integer DEFAULT 0 NOT NULL,
+    due_at timestamp with time zone NOT NULL,
+    ended_at timestamp with time zone,
+    answer text,
+    CONSTRAINT outbox_check CHECK (((ended_at IS NULL) = (state = 'waiting'::text))),
+    CONSTRAINT outbox_state_check CHECK ((state = ANY (ARRAY['waiting'::text, 'sent'::text, 'failed'::text])))
+)
+WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
+
+ALTER TABLE evertick.outbox ALTER COLUMN delivery_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME evertick.outbox_delivery_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
 );
 
 CREATE TABLE evertick.quarantine (
@@ -5861,6 +6241,7 @@ CREATE TABLE evertick.task_spec (
     awaits_past boolean DEFAULT false NOT NULL,
     starts_dag boolean DEFAULT false NOT NULL,
     is_mapped boolean DEFAULT false NOT NULL,
+    notifies boolean DEFAULT false NOT NULL,
     CONSTRAINT task_spec_max_attempts_check CHECK ((max_attempts > 0)),
     CONSTRAINT task_spec_priority_check CHECK (((priority >= 0) AND (priority <= 9))),
     CONSTRAINT task_spec_queue_timeout_check CHECK ((queue_timeout > (0)::double precision))
@@ -5872,7 +6253,7 @@ CREATE VIEW evertick.tasks AS
     COALESCE(k.map_index, '-1'::integer) AS map_index,
     r.dag_id,
     d.name AS dag,
-    r.version_id,
+    x.version_id,
     s.name AS task,
     s.queue,
     s.priority,
@@ -5893,9 +6274,10 @@ CREATE VIEW evertick.tasks AS
               WHERE ((l.shard = d.shard) AND (l.queue = s.queue) AND (l.due_at = k.not_before) AND (l.run_id = k.run_id) AND (l.idx = k.idx) AND (l.map_index = k.map_index))))) THEN concat_ws('; '::text, k.reason, 'held back: as many retries of its queue are active as max_active_retries allows')
             ELSE k.reason
         END AS reason
-   FROM (((evertick.run r
+   FROM ((((evertick.run r
+     JOIN evertick.run_status x ON ((x.run_id = r.run_id)))
      JOIN evertick.dag d ON ((d.dag_id = r.dag_id)))
-     JOIN evertick.task_spec s ON ((s.version_id = r.version_id)))
+     JOIN evertick.task_spec s ON ((s.version_id = x.version_id)))
      LEFT JOIN evertick.task k ON (((k.run_id = r.run_id) AND (k.idx = s.idx))));
 
 CREATE TABLE evertick.timer (
@@ -5967,11 +6349,17 @@ ALTER TABLE ONLY evertick.dag_version
 ALTER TABLE ONLY evertick.deadline
     ADD CONSTRAINT deadline_pkey PRIMARY KEY (shard, due_at, run_id, kind);
 
+ALTER TABLE ONLY evertick.default_notice
+    ADD CONSTRAINT default_notice_pkey PRIMARY KEY (event, sink);
+
 ALTER TABLE ONLY evertick.deferral
     ADD CONSTRAINT deferral_pkey PRIMARY KEY (run_id, idx, map_index);
 
 ALTER TABLE ONLY evertick.edge
     ADD CONSTRAINT edge_pkey PRIMARY KEY (version_id, src, dst);
+
+ALTER TABLE ONLY evertick.episode
+    ADD CONSTRAINT episode_pkey PRIMARY KEY (schedule_id, task);
 
 ALTER TABLE ONLY evertick.gate_hold
     ADD CONSTRAINT gate_hold_pkey PRIMARY KEY (run_id, idx, map_index);
@@ -6027,8 +6415,17 @@ ALTER TABLE ONLY evertick.map_item
 ALTER TABLE ONLY evertick.migration
     ADD CONSTRAINT migration_pkey PRIMARY KEY (number);
 
+ALTER TABLE ONLY evertick.moved_run
+    ADD CONSTRAINT moved_run_pkey PRIMARY KEY (run_id);
+
+ALTER TABLE ONLY evertick.notice
+    ADD CONSTRAINT notice_pkey PRIMARY KEY (version_id, idx, event, sink);
+
 ALTER TABLE ONLY evertick.orphan_watch
     ADD CONSTRAINT orphan_watch_pkey PRIMARY KEY (run_id);
+
+ALTER TABLE ONLY evertick.outbox
+    ADD CONSTRAINT outbox_pkey PRIMARY KEY (delivery_id);
 
 ALTER TABLE ONLY evertick.quarantine
     ADD CONSTRAINT quarantine_pkey PRIMARY KEY (kind, subject_id);
@@ -6135,6 +6532,10 @@ CREATE INDEX gate_line_taken_back ON evertick.gate_line USING btree (queue) WHER
 CREATE INDEX gate_opens ON evertick.gate USING btree (opens_at) WHERE (opens_at IS NOT NULL);
 
 CREATE INDEX journal_of_run ON evertick.journal USING btree (run_id, entry_id) WHERE (run_id IS NOT NULL);
+
+CREATE INDEX moved_run_version ON evertick.moved_run USING btree (version_id);
+
+CREATE INDEX outbox_waiting ON evertick.outbox USING btree (shard, sink, due_at) WHERE (state = 'waiting'::text);
 
 CREATE INDEX ready_expiry ON evertick.ready USING btree (expires_at) WHERE (expires_at IS NOT NULL);
 

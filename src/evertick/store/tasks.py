@@ -160,10 +160,16 @@ async def extend(conn: AsyncConnection, *, session: int, held: list[tuple[TaskKe
 
 
 async def clear(
-    conn: AsyncConnection, *, run_id: int, idxs: list[int], instances: list[tuple[int, int]], actor: str
+    conn: AsyncConnection,
+    *,
+    run_id: int,
+    idxs: list[int],
+    instances: list[tuple[int, int]],
+    actor: str,
+    version_id: int | None,
 ) -> Cleared | None:
     """`idxs` as a whole, and these `instances` (idx, map_index) of mapped tasks. None: there is no such run."""
-    params = {"run_id": run_id, "idxs": idxs, "instances": Json(instances), "actor": actor}
+    params = {"run_id": run_id, "idxs": idxs, "instances": Json(instances), "actor": actor, "version_id": version_id}
     return await one_row(conn, sql("tasks", "clear"), params, Cleared)
 
 

@@ -28,7 +28,7 @@ from evertick.api.guard import GuardedRoute, needs
 from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import Conflict, NotFound, UserError
-from evertick.engine.clear import clear, select_tasks
+from evertick.engine.clear import clear, newest_version, select_tasks
 from evertick.engine.mark import mark
 from evertick.store import tasks
 from evertick.store.listing import ListedRun
@@ -216,7 +216,9 @@ async def post_clear_task_instances(dag_id: str, body: ClearBody, caller: Who) -
         if body.prevent_running_task and any(row.state == "running" for row in chosen):
             raise Conflict("Task instances are running: they are not cleared while prevent_running_task is set.")
         if not body.dry_run and chosen:
-            await clear(conn, run_id=run.run_id, chosen=chosen, actor=caller.actor)
+            newest = await newest_version(conn, run.run_id) if body.run_on_latest_version else None
+            version_id = newest.version_id if newest else None
+            await clear(conn, run_id=run.run_id, chosen=chosen, actor=caller.actor, version_id=version_id)
     found = [instance_document(run, row) for row in chosen]
     return {"task_instances": found, "total_entries": len(found)}
 

@@ -31,7 +31,7 @@ from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import Conflict, NotFound, UserError
 from evertick.domain.states import TERMINAL_TASK_STATES
-from evertick.engine.clear import clear, select_tasks
+from evertick.engine.clear import clear, newest_version, select_tasks
 from evertick.engine.mark import mark
 from evertick.engine.trigger import trigger
 from evertick.store import listing, tasks
@@ -187,7 +187,9 @@ async def clear_dag_run(dag_id: str, dag_run_id: str, body: RunClear, caller: Wh
                 "task_instances": [instance_document(run, row) for row in chosen],
                 "total_entries": len(chosen),
             }
-        await clear(conn, run_id=run.run_id, chosen=chosen, actor=caller.actor)
+        newest = await newest_version(conn, run.run_id) if body.run_on_latest_version else None
+        version_id = newest.version_id if newest else None
+        await clear(conn, run_id=run.run_id, chosen=chosen, actor=caller.actor, version_id=version_id)
         return run_document(await find_run(caller, conn, dag_id, dag_run_id))
 
 

@@ -18,7 +18,7 @@ from evertick.domain.access import Permission
 from evertick.domain.errors import NotFound
 from evertick.domain.states import TERMINAL_RUN_STATES, TERMINAL_TASK_STATES, RunState, TaskState
 from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, select_tasks
+from evertick.engine.clear import clear, newest_version, select_tasks
 from evertick.store import dags, runs, tasks
 from evertick.store.runs import JournalEntry, RunRow
 from evertick.store.tasks import TaskRow
@@ -58,6 +58,7 @@ class Clear(BaseModel):
     tasks: Annotated[list[Annotated[str, Field(max_length=1000)]], Field(max_length=1000)] = []
     only_failed: bool = False
     with_downstream: bool = False
+    run_on_latest_version: bool = False
     is_preview: bool = False
 
 
@@ -136,9 +137,11 @@ async def clear_run(run_id: RunId, wanted: Clear, caller: Who) -> Cleared:
             with_downstream=wanted.with_downstream,
         )
         affected = [row for row in chosen if row.state in AFFECTED]
+        newest = await newest_version(conn, run_id) if wanted.run_on_latest_version else None
         if wanted.is_preview or not affected:
             return Cleared(tasks=affected, reopened=0, asked_to_stop=0)
-        done = await clear(conn, run_id=run_id, chosen=affected, actor=caller.actor)
+        version_id = newest.version_id if newest else None
+        done = await clear(conn, run_id=run_id, chosen=affected, actor=caller.actor, version_id=version_id)
     return Cleared(tasks=affected, reopened=done.reopened, asked_to_stop=done.asked)
 
 

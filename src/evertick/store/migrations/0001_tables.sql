@@ -37,6 +37,8 @@ create table dag (
     is_awaited      boolean not null default false,   -- whether some schedule waits for its runs
     has_turns       boolean not null default false,   -- whether some schedule of it lets its runs start only one after the other
     awaits_past     boolean not null default false,   -- whether some task of it waits for the run before
+    notifies        boolean not null default false,   -- whether somebody is told of its runs, see 0022_outbox.sql
+    run_retries     int not null default 0,           -- how often a run that fails begins again as a whole
     file            text not null,
     deleted_at      timestamptz
 );
@@ -80,6 +82,7 @@ create table task_spec (
     awaits_past    boolean not null default false,   -- of them, the one of the run before; or another version of it has that
     starts_dag     boolean not null default false,   -- it starts another DAG and no runner sees it, see 0020_deferral.sql
     is_mapped      boolean not null default false,   -- it becomes its instances when it may start, see 0019_mapping.sql
+    notifies       boolean not null default false,   -- it has rows in notice
     primary key (version_id, idx)
 );
 
@@ -197,6 +200,7 @@ create table run_status (
     failed_leaves    int not null default 0 check (failed_leaves >= 0),
     extra_tasks      int not null default 0,   -- how many more than its version names, by mapping
     cancel_requested boolean not null default false,
+    retried          smallint not null default 0,   -- how often it has begun again as a whole
     started_at       timestamptz,
     finished_at      timestamptz,
     reason           text,

@@ -319,13 +319,19 @@ declare
     closed bigint[];
     has_updated boolean;
     is_past boolean;
+    is_told boolean;
+    told bigint[];
+    again bigint[];
+    -- where nobody is told of anything, asking is a look at two empty tables
+    has_episodes boolean := exists (select 1 from episode);
+    has_defaults boolean := exists (select 1 from default_notice);
     t timestamptz := clock();
 begin
     with per_run as (
         select e.run_id, count(*)::int as n,
                count(*) filter (where s.is_leaf and e.state in ('failed', 'canceled', 'upstream_failed'))::int as bad,
                bool_or(s.outlets is not null and e.state = 'success') as has_updated,
-               bool_or(s.awaits_past) as is_past
+               bool_or(s.awaits_past) as is_past, bool_or(s.notifies) as is_told
         from unnest(p_ended) e join task_spec s on s.version_id = e.version_id and s.idx = e.idx
         group by e.run_id
     ), counted as (
@@ -339,20 +345,34 @@ begin
                          else 'success' end
         from per_run p
         where r.run_id = p.run_id and r.state not in ('success', 'failed', 'canceled')
-        returning r.run_id, r.dag_id, r.state, p.has_updated, p.is_past
+        returning r.run_id, r.dag_id, r.state, r.retried, p.has_updated, p.is_past, p.is_told
     )
     select array_agg(distinct c.dag_id) filter (where (d.max_active_runs is not null or d.has_turns)
                                                   and c.state not in ('queued', 'running')),
+           array_agg(c.run_id) filter (where c.state = 'failed' and c.retried < d.run_retries),
            array_agg(c.run_id) filter (where d.is_awaited and c.state not in ('queued', 'running')),
-           bool_or(c.has_updated), bool_or(c.is_past)
-    into limited, closed, has_updated, is_past
+           array_agg(c.run_id) filter (where (d.notifies or has_episodes or (has_defaults and c.state = 'failed'))
+                                           and c.state not in ('queued', 'running')),
+           bool_or(c.has_updated), bool_or(c.is_past), bool_or(c.is_told)
+    into limited, again, closed, told, has_updated, is_past, is_told
     from counted c join dag d on d.dag_id = c.dag_id
-    where c.has_updated or c.is_past or c.state not in ('queued', 'running');
+    where c.has_updated or c.is_past or c.is_told or c.state not in ('queued', 'running');
+    if again is not null then
+        -- To all others it has not ended.
+        closed := (select array_agg(x) from unnest(closed) x where x <> all(again));
+        told := (select array_agg(x) from unnest(told) x where x <> all(again));
+    end if;
     if is_past then
         perform note_past(p_ended);
     end if;
     if closed is not null or has_updated then
         perform note_arrivals(closed, p_ended);
+    end if;
+    if is_told or told is not null then
+        perform tell_ends(case when is_told then p_ended end, told);
+    end if;
+    if again is not null then
+        perform retry_runs(again);
     end if;
     return case when limited is null then 0 else admit_runs(limited) end;
 end $$;

@@ -396,6 +396,7 @@ begin
     join dag g on g.dag_id = r.dag_id
     where m.not_before is not null
     on conflict do nothing;
+    perform tell_retries(p_retried);
 end $$;
 
 -- Pending tasks that nothing holds any more become available at once, unless their DAG is paused. Those with gates pass them first.

@@ -79,6 +79,37 @@ begin
     where v.run_id = p.run_id and v.idx = p.idx and v.map_index = p.map_index;
 end $$;
 
+-- Tasks after the given ones that were let in by ends which count no more, and have not started: they leave the line, and end for a
+-- moment, so that they can wait again. What a runner is just taking stays with it. Returns them.
+create function take_back_successors(p_tasks ended[]) returns ended[] language plpgsql as $$
+declare
+    one record;
+    back ended;
+    taken ended[] := '{}';
+begin
+    for one in
+        select distinct p.run_id, g.dst as idx, s.queue, s.priority
+        from unnest(p_tasks) p
+        join edge g on g.version_id = p.version_id and g.src = p.idx
+        join task_spec s on s.version_id = p.version_id and s.idx = g.dst
+        cross join lateral (select from task k where k.run_id = p.run_id and k.idx = g.dst and k.map_index = -1
+                            and k.state in ('pending', 'available') offset 0) k
+        order by p.run_id, g.dst
+    loop
+        perform quit_lines(array[one.run_id], one.idx, -1);
+        delete from ready q where q.queue = one.queue and q.rank in (9 - one.priority, 9) and q.run_id = one.run_id and q.idx = one.idx
+          and q.map_index = -1;
+        update task k set state = 'canceled', finished_at = clock(), not_before = null
+        where k.run_id = one.run_id and k.idx = one.idx and k.map_index = -1 and k.state in ('pending', 'available')
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state into back;
+        if found then
+            perform leave_gates(array[back]);
+            taken := array_append(taken, back);
+        end if;
+    end loop;
+    return taken;
+end $$;
+
 -- Takes terminal tasks back to waiting, counts their upstream anew and decides them. The caller holds the runs' locks.
 create function reopen(p_tasks ended[]) returns int language plpgsql as $$
 declare
@@ -86,6 +117,7 @@ declare
     r bigint;
     offered int := 0;
 begin
+    p_tasks := p_tasks || take_back_successors(p_tasks);
     perform keep_attempts(p_tasks);
     update task k
     set state = 'waiting', attempt = 0, losses = 0, session = null, not_before = null, started_at = null,
@@ -117,9 +149,45 @@ begin
         select distinct s.dag_id from run_status s where s.run_id = any(runs) and s.state = 'queued'));
 end $$;
 
--- Clears tasks of a run so that they run again: p_idxs as a whole, and these instances of mapped ones. Returns how many were reopened and
+-- Runs that somebody moved to a later version than they began with: nobody else could tell that it is still needed.
+create table moved_run (
+    run_id     bigint primary key,
+    version_id int not null
+);
+create index moved_run_version on moved_run (version_id);
+
+-- An ended run goes on with another version of its DAG: the one that is current, if it has the same tasks at the same places, so that
+-- what is on record still means what it says. The caller holds the run's lock.
+create function move_run(p_run_id bigint, p_version_id int) returns void language plpgsql as $$
+declare
+    status run_status;
+begin
+    select * into status from run_status r where r.run_id = p_run_id;
+    if status.version_id = p_version_id then
+        return;
+    elsif status.state not in ('success', 'failed', 'canceled') then
+        raise exception 'Run % is still open; it can go on with another version once it has ended, or was canceled.', p_run_id
+            using errcode = 'EV003';
+    elsif p_version_id is distinct from (select d.version_id from dag d where d.dag_id = status.dag_id) then
+        raise exception 'Another version was published meanwhile: look again.' using errcode = 'EV003';
+    elsif exists (
+        select 1 from (select s.idx, s.name, s.is_mapped from task_spec s where s.version_id = status.version_id) o
+        full join (select s.idx, s.name, s.is_mapped from task_spec s where s.version_id = p_version_id) n on n.idx = o.idx
+        where (o.name, o.is_mapped) is distinct from (n.name, n.is_mapped)) then
+        raise exception 'The newest version has other tasks than run % began with: start a new run of it.', p_run_id
+            using errcode = 'EV003';
+    end if;
+    update run_status r set version_id = p_version_id
+    where r.run_id = p_run_id and r.version_id = status.version_id and r.state in ('success', 'failed', 'canceled');
+    update task k set version_id = p_version_id where k.run_id = p_run_id;
+    insert into moved_run as m (run_id, version_id) values (p_run_id, p_version_id)
+    on conflict (run_id) do update set version_id = excluded.version_id;
+end $$;
+
+-- Clears tasks of a run so that they run again, with p_version_id on that version: p_idxs as a whole, and these instances of mapped ones. Returns how many were reopened and
 -- how many were asked to stop first.
-create function clear_tasks(p_run_id bigint, p_idxs int[], p_instances jsonb, p_actor text, out reopened int, out asked int)
+create function clear_tasks(p_run_id bigint, p_idxs int[], p_instances jsonb, p_actor text, p_version_id int, out reopened int,
+                            out asked int)
 language plpgsql as $$
 declare
     chosen ended[];
@@ -128,6 +196,9 @@ begin
     perform 1 from run_status r where r.run_id = p_run_id for no key update;
     if not found then
         return;  -- it was pruned a moment ago
+    end if;
+    if p_version_id is not null then
+        perform move_run(p_run_id, p_version_id);
     end if;
     update task k set request = 'clear'
     where k.run_id = p_run_id and (k.idx = any(p_idxs) or (k.idx, k.map_index) in (
@@ -141,9 +212,12 @@ begin
           select (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_instances) x))
       and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed');
     reopened := coalesce(cardinality(chosen), 0) + cardinality(taken);
+    -- Somebody looked after it: its retries count anew.
+    update run_status r set retried = 0 where r.run_id = p_run_id and r.retried > 0;
     insert into journal (occurred_at, verb, actor, run_id, detail)
     values (clock(), 'clear', p_actor, p_run_id, jsonb_build_object('tasks', p_idxs, 'reopened', reopened, 'asked', asked)
-            || case when p_instances = '[]' then '{}' else jsonb_build_object('instances', p_instances) end);
+            || case when p_instances = '[]' then '{}' else jsonb_build_object('instances', p_instances) end
+            || case when p_version_id is null then '{}' else jsonb_build_object('version_id', p_version_id) end);
     if reopened > 0 then
         perform reopen(taken || chosen);
         perform pass_gates();

@@ -134,5 +134,9 @@ begin
         where k.run_id = p_run_id
     ) c, dag_version v
     where r.run_id = p_run_id and r.state = 'running' and v.version_id = r.version_id and c.open = 0 and c.planned >= v.task_count;
-    return found;
+    if not found then
+        return false;
+    end if;
+    perform tell_ends(null, array[p_run_id]);
+    return true;
 end $$;

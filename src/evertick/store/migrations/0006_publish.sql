@@ -9,6 +9,7 @@ $$;
 -- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, run_timeout, starts_paused, tasks: [...], edges: [[src, dst]],
 -- inputs: [[idx, src]], gates: [{idx, place, kind, name, parts, weight, capacity,
 -- version, period}], mappings: [{idx, how, most}], lists: [{idx, place, src, length}], children: [{idx, dag, params, waits, timeout}],
+-- notices: [{idx, event, sink, every_time}],
 -- schedules: [{name, spec, params, misfire,
 -- window_seconds, catchup_limit, overlap, start_within, finish_within, delay_seconds, next_due, skipped}]}. p_seen: the schedules
 -- as they stood when this was planned (see refuse_moved).
@@ -38,15 +39,16 @@ begin
     if is_new then
         insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
                                starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated, is_ordered,
-                               awaits_past, is_mapped, starts_dag)
+                               awaits_past, is_mapped, starts_dag, notifies)
         select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
                x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets, coalesce(x.is_gated, false),
                coalesce(x.is_ordered, false), coalesce(x.awaits_past, false), coalesce(x.is_mapped, false),
-               coalesce(x.starts_dag, false)
+               coalesce(x.starts_dag, false), coalesce(x.notifies, false)
         from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint, rule trigger_rule,
              upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
              max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[], is_gated boolean,
-             is_ordered boolean, awaits_past boolean, is_mapped boolean, starts_dag boolean);
+             is_ordered boolean, awaits_past boolean, is_mapped boolean, starts_dag boolean,
+             notifies boolean);
         insert into task_gate (version_id, idx, place, kind, name, parts, weight, capacity, version, period)
         select out_version_id, x.idx, x.place, x.kind, x.name, x.parts, x.weight, x.capacity, x.version, x.period
         from jsonb_to_recordset(p_dag->'gates')
@@ -60,6 +62,9 @@ begin
         insert into task_child (version_id, idx, dag, params, waits, timeout)
         select out_version_id, x.idx, x.dag, x.params, x.waits, x.timeout
         from jsonb_to_recordset(p_dag->'children') as x(idx int, dag text, params jsonb, waits boolean, timeout double precision);
+        insert into notice (version_id, idx, event, sink, every_time)
+        select out_version_id, x.idx, x.event, x.sink, x.every_time
+        from jsonb_to_recordset(p_dag->'notices') as x(idx int, event text, sink text, every_time boolean);
         insert into edge (version_id, src, dst)
         select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'edges') x;
         insert into task_input (version_id, idx, src)
@@ -75,14 +80,19 @@ begin
     from dag d where d.dag_id = out_dag_id and v.version_id = d.version_id and v.version_id <> out_version_id;
     update dag_version v set retired_at = null, final_run_id = null
     where v.version_id = out_version_id and v.retired_at is not null;
-    update dag d set version_id = out_version_id, max_active_runs = (p_dag->>'max_active_runs')::int
+    update dag d set version_id = out_version_id, max_active_runs = (p_dag->>'max_active_runs')::int,
+                     run_retries = coalesce((p_dag->>'run_retries')::int, 0)
     where d.dag_id = out_dag_id
-      and (d.version_id, d.max_active_runs) is distinct from (out_version_id, (p_dag->>'max_active_runs')::int);
+      and (d.version_id, d.max_active_runs, d.run_retries)
+          is distinct from (out_version_id, (p_dag->>'max_active_runs')::int, coalesce((p_dag->>'run_retries')::int, 0));
     update dag d set has_run_timeout = true
     where d.dag_id = out_dag_id and not d.has_run_timeout and (p_dag->>'run_timeout') is not null;
     update dag d set awaits_past = true
     where d.dag_id = out_dag_id and not d.awaits_past and exists (
         select 1 from task_spec s where s.version_id = out_version_id and s.awaits_past);
+    update dag d set notifies = true
+    where d.dag_id = out_dag_id and not d.notifies and exists (
+        select 1 from notice n where n.version_id = out_version_id and n.idx = -1);
     -- A run of another version may be what a run waits for: whoever ends its tasks must tell.
     update task_spec s set awaits_past = true
     from dag d, dag_version v

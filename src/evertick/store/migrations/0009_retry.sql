@@ -153,6 +153,26 @@ begin
     has_line := exists (select 1 from retry_line l where l.shard = p_shard);
 end $$;
 
+-- Runs that have just failed and may begin again as a whole: everything in them waits again, as after a clear, and their attempts
+-- become history. The caller holds their locks.
+create function retry_runs(p_run_ids bigint[]) returns void language plpgsql as $$
+declare
+    t timestamptz := clock();
+begin
+    update run_status r set retried = r.retried + 1 where r.run_id = any(p_run_ids) and r.state = 'failed';
+    insert into journal (occurred_at, verb, actor, run_id, detail)
+    select t, 'retry', 'evertick', r.run_id, jsonb_strip_nulls(jsonb_build_object('retried', r.retried, 'reason', r.reason))
+    from run_status r where r.run_id = any(p_run_ids);
+    perform tell(array(
+        select row(r.run_id, r.version_id, -1, '', 'retry', 'failed', r.retried, r.reason)::happening
+        from unnest(p_run_ids) p(run_id)
+        cross join lateral (select * from run_status x where x.run_id = p.run_id offset 0) r
+        cross join lateral (select from dag d where d.dag_id = r.dag_id and d.notifies offset 0) d));
+    perform reopen(array(
+        select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
+        where k.run_id = any(p_run_ids) and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')));
+end $$;
+
 -- Time limits -----------------------------------------------------------------------------------------------------------------
 
 -- A run that takes longer than its DAG allows: what has not started ends, what runs is asked to stop, as for a cancel; but the

@@ -314,6 +314,7 @@ begin
         insert into journal (occurred_at, verb, actor, run_id, detail)
         values (t, 'reap', 'evertick', p_run_id, jsonb_build_object('reason', why));
         delete from orphan_watch w where w.run_id = p_run_id;
+        perform tell_ends(null, array[p_run_id]);
         perform admit_runs(array[status.dag_id]);
         perform pass_gates();
         return 'reaped';

@@ -218,7 +218,7 @@ end $$;
 
 -- What people read: one row per task of each run, the ones without a row included.
 create view tasks as
-select r.run_id, s.idx, coalesce(k.map_index, -1) as map_index, r.dag_id, d.name as dag, r.version_id, s.name as task,
+select r.run_id, s.idx, coalesce(k.map_index, -1) as map_index, r.dag_id, d.name as dag, x.version_id, s.name as task,
        s.queue, s.priority, s.max_attempts,
        coalesce(k.state, 'waiting') as state, coalesce(k.epoch, 0) as epoch, coalesce(k.attempt, 0) as attempt,
        k.losses, k.session, k.request, k.not_before, k.started_at, k.finished_at, k.exit_code,
@@ -228,8 +228,9 @@ select r.run_id, s.idx, coalesce(k.map_index, -1) as map_index, r.dag_id, d.name
             then concat_ws('; ', k.reason, 'held back: as many retries of its queue are active as max_active_retries allows')
             else k.reason end as reason
 from run r
+join run_status x on x.run_id = r.run_id
 join dag d on d.dag_id = r.dag_id
-join task_spec s on s.version_id = r.version_id
+join task_spec s on s.version_id = x.version_id
 left join task k on k.run_id = r.run_id and k.idx = s.idx;
 
 create view attempts as

@@ -49,6 +49,7 @@ begin
     insert into remains (shard, kind, id) select p_shard, 'run', d from unnest(doomed) d;
     delete from run_status r where r.run_id = any(doomed);
     delete from backfill_run b where b.run_id = any(doomed);
+    delete from moved_run m where m.run_id = any(doomed);
     delete from run r where r.run_id = any(doomed);
     pruned := cardinality(doomed);
     entry := note_pruned(p_entry, p_actor, p_before, 'runs', pruned);
@@ -70,7 +71,7 @@ begin
         where m.shard = p_shard and m.kind = p_kind and m.id = any(p_ids)
         order by m.id for update skip locked);
     foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'child_run', 'attempt', 'task']
-                                      else array['edge', 'task_input', 'task_gate', 'task_child', 'task_list', 'task_mapping', 'task_spec'] end loop
+                                      else array['edge', 'task_input', 'task_gate', 'task_child', 'notice', 'task_list', 'task_mapping', 'task_spec'] end loop
         execute format('delete from %1$I where ctid = any(array(select x.ctid from %1$I x where x.%2$I = any($1) limit $2))',
                        hung, p_kind || '_id') using gone, p_limit - swept;
         get diagnostics n = row_count;
@@ -96,6 +97,7 @@ begin
         where d.shard = p_shard and v.retired_at < p_before and v.version_id is distinct from d.version_id
           and not exists (select 1 from run r where r.dag_id = v.dag_id and r.version_id = v.version_id
                           and r.run_id <= v.final_run_id + 100000)
+          and not exists (select 1 from moved_run m where m.version_id = v.version_id)
         limit p_limit for no key update skip locked);
     insert into remains (shard, kind, id) select p_shard, 'version', d from unnest(doomed) d;
     delete from dag_version v where v.version_id = any(doomed);
@@ -139,6 +141,10 @@ begin
         -- Their episode is long over.
         delete from alert where ctid = any(array(
             select a.ctid from alert a where a.ended_at < p_before limit p_limit for update skip locked));
+    elsif p_kind = 'notifications' then
+        -- Sent or given up. The oldest first, by the key: what waits is never old for long.
+        delete from outbox where ctid = any(array(
+            select x.ctid from outbox x where x.ended_at < p_before order by x.delivery_id limit p_limit for update skip locked));
     elsif p_kind = 'backfills' then
         -- They are over and their runs are all counted; the runs go by themselves.
         delete from backfill where ctid = any(array(

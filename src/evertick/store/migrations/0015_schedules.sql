@@ -430,6 +430,9 @@ begin
         returning a.alert_id
     )
     select array_agg(w.alert_id) filter (where w.alert_id > newest) into raised from written w;
+    if raised is not null then
+        perform tell_alerts(raised);
+    end if;
     with over as (
         update alert a set ended_at = t
         where a.ended_at is null and case a.kind

@@ -7,10 +7,10 @@ select run_id, is_new from trigger_run(%(dag_id)s::int, %(params)s::jsonb, %(key
 select cancel_run(%(run_id)s::bigint, %(actor)s::text, %(reason)s::text)
 
 -- name: find
-select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count
+select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count, s.retried
   from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
-  join dag_version v on v.version_id = r.version_id
+  join dag_version v on v.version_id = s.version_id
  where r.run_id = %(run_id)s
 
 -- name: existing
@@ -19,27 +19,27 @@ select run_id from run where run_id = any(%(run_ids)s::bigint[])
 
 -- name: list_of_dag
 -- Newest first by the index of the DAG's runs.
-select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count
+select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count, s.retried
   from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
-  join dag_version v on v.version_id = r.version_id
+  join dag_version v on v.version_id = s.version_id
  where r.dag_id = %(dag_id)s and (%(state)s::run_state is null or s.state = %(state)s) order by r.run_id desc limit %(limit)s
 
 -- name: list
-select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count
+select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count, s.retried
   from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
-  join dag_version v on v.version_id = r.version_id
+  join dag_version v on v.version_id = s.version_id
  where %(state)s::run_state is null or s.state = %(state)s order by r.run_id desc limit %(limit)s
 
 -- name: newest_of_each_dag
 -- One index probe per DAG, whatever the number of runs.
-select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count
+select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count, s.retried
   from dag d
   cross join lateral (select n.run_id from run n where n.dag_id = d.dag_id order by n.run_id desc limit 1) newest
   join run r on r.run_id = newest.run_id join run_status s on s.run_id = r.run_id
-  join dag_version v on v.version_id = r.version_id
+  join dag_version v on v.version_id = s.version_id
  where d.deleted_at is null order by d.name limit %(limit)s
 
 -- name: reconcile
@@ -72,21 +72,21 @@ select occurred_at, verb, actor, idx, map_index, detail from journal where run_i
 -- name: page
 -- Newest first, before one. Looks at a window of the newest runs by their key and no further: a rare state must not read a
 -- million runs. Whoever gets fewer than asked goes on from the window's end.
-select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count
+select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count, s.retried
   from (select n.run_id from run n where n.run_id < %(before)s::bigint order by n.run_id desc limit %(window)s) w
   join run r on r.run_id = w.run_id join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
-  join dag_version v on v.version_id = r.version_id
+  join dag_version v on v.version_id = s.version_id
  where (%(state)s::run_state is null or s.state = %(state)s) and (%(dag_ids)s::int[] is null or r.dag_id = any(%(dag_ids)s))
  order by r.run_id desc limit %(limit)s
 
 -- name: page_of_dag
-select r.run_id, d.name as dag, r.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count
+select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count, s.retried
   from (select n.run_id from run n where n.dag_id = any(%(dag_ids)s::int[]) and n.run_id < %(before)s::bigint
          order by n.run_id desc limit %(window)s) w
   join run r on r.run_id = w.run_id join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
-  join dag_version v on v.version_id = r.version_id
+  join dag_version v on v.version_id = s.version_id
  where %(state)s::run_state is null or s.state = %(state)s
  order by r.run_id desc limit %(limit)s
 

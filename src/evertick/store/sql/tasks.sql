@@ -22,7 +22,9 @@ select kind, run_id, idx, map_index, epoch from extend(%(session)s::bigint, %(he
 
 -- name: clear
 -- No row where there is no such run.
-select reopened, asked from clear_tasks(%(run_id)s::bigint, %(idxs)s::int[], %(instances)s::jsonb, %(actor)s::text) where reopened is not null
+select reopened, asked
+  from clear_tasks(%(run_id)s::bigint, %(idxs)s::int[], %(instances)s::jsonb, %(actor)s::text, %(version_id)s::int)
+ where reopened is not null
 
 -- name: mark
 select mark_task(%(run_id)s::bigint, %(idx)s::int, %(map_index)s::int, %(state)s::task_state, %(actor)s::text)

@@ -1,0 +1,122 @@
+"""Who is told when a task or run ends: `on_failure=[notify.email("ops@example.com"), my_function]`.
+
+A sink is told by Evertick itself, whatever became of the process that failed. A function of yours runs as a task of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from evertick.authoring.location import refused
+from evertick.domain.errors import UserError
+from evertick.domain.notices import MOST_NOTICES, Event, NoticeSpec
+from evertick.domain.sinks import Sink, SinkKind, email_sink, web_sink
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,60}")
+_DEFAULT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Callback:
+    """A function of the user's that is called with what happened, as a task of its own."""
+
+    name: str
+    function: Callable[..., object] = field(compare=False)
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """Somebody to tell, of whatever event it is given for."""
+
+    sink: Sink
+    callback: Callback | None = None
+    every_time: bool = False
+
+
+def webhook(
+    url: str | None = None, *, secret: str | None = None, sign_with: str | None = None, every_time: bool = False
+) -> Notice:
+    """POST JSON to an address, or to the one in a secret; `sign_with` names the secret that signs it."""
+    return _web(SinkKind.WEBHOOK, url, secret, sign_with, every_time=every_time)
+
+
+def slack(url: str | None = None, *, secret: str | None = None, every_time: bool = False) -> Notice:
+    """POST a message as Slack, Mattermost and others read it: `notify.slack(secret="slack_url")`."""
+    return _web(SinkKind.SLACK, url, secret, None, every_time=every_time)
+
+
+def email(*recipients: str, every_time: bool = False) -> Notice:
+    """Send an e-mail by the installation's SMTP connection: `notify.email("ops@example.com")`."""
+    try:
+        return Notice(sink=email_sink([str(each) for each in recipients]), every_time=_flag(every_time))
+    except UserError as error:
+        raise refused(f"notify.email: {error}") from None
+
+
+def call(function: Callable[..., object], *, every_time: bool = False, **options: object) -> Notice:
+    """Call a function with what happened, in a task of its own; options are a task's: `timeout`, `retries`, `secrets`."""
+    function = getattr(function, "function", function)  # a task's own function may be meant as well
+    name = str(options.pop("name", None) or getattr(function, "__name__", ""))
+    if not callable(function) or not _NAME.fullmatch(name):
+        raise refused(f"{function!r} cannot be a callback: give a named function, or notify.call(..., name='tell_me').")
+    try:
+        inspect.signature(function).bind({})
+    except TypeError as error:
+        raise refused(f"callback {name!r} must take one argument, the event as a dict: {error}.") from None
+    made = Callback(name=name, function=function, options={"timeout": _DEFAULT_SECONDS, **options})
+    return Notice(sink=Sink(kind=SinkKind.CALL, target=name), callback=made, every_time=_flag(every_time))
+
+
+def read_notices(value: object) -> list[Notice]:
+    """One sink or function, or a list of them."""
+    listed = [value] if isinstance(value, Notice) or callable(value) else value
+    if listed is None:
+        return []
+    if isinstance(listed, str) or not isinstance(listed, Iterable):
+        raise TypeError('it must be a list, as in [notify.email("ops@example.com"), my_function]')
+    found = [each if isinstance(each, Notice) else _called(each) for each in listed]
+    if len(found) > MOST_NOTICES:
+        raise ValueError(f"at most {MOST_NOTICES} can be told of one event")
+    return found
+
+
+def notice_specs(event: Event, value: object) -> tuple[NoticeSpec, ...]:
+    """As they are published: each sink once."""
+    by_sink = {each.sink.text: each for each in read_notices(value)}
+    return tuple(
+        NoticeSpec(event=event, sink=sink, every_time=each.every_time) for sink, each in sorted(by_sink.items())
+    )
+
+
+def callbacks_in(options: Mapping[str, object]) -> list[Callback]:
+    """The functions that a task's or DAG's options name."""
+    values = [value for name, value in options.items() if name in NOTICE_OPTIONS]
+    return [each.callback for value in values for each in read_notices(value) if each.callback is not None]
+
+
+NOTICE_OPTIONS = {f"on_{event}": event for event in Event}
+
+
+def _web(kind: SinkKind, url: object, secret: str | None, sign_with: str | None, *, every_time: bool) -> Notice:
+    try:
+        if url is not None and not isinstance(url, str):
+            raise UserError(f"{url!r} is no address.")
+        return Notice(sink=web_sink(kind, url, secret=secret, sign_with=sign_with), every_time=_flag(every_time))
+    except (UserError, TypeError) as error:
+        raise refused(f"notify.{kind}: {error}") from None
+
+
+def _called(value: object) -> Notice:
+    if not callable(value):
+        raise TypeError(f"{value!r} is neither a sink, as notify.email(...) makes, nor a function")
+    return call(value)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise UserError("every_time must be True or False.")
+    return value

@@ -1,0 +1,123 @@
+"""Notifications that wait for being sent, and what became of the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+
+from psycopg import AsyncConnection
+
+from evertick.domain.notices import Fact
+from evertick.store.rows import all_rows, one_row, one_value
+from evertick.store.statements import sql
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One that its taker shall send now. `attempts` counts this one, and is what its record is guarded by."""
+
+    delivery_id: int
+    sink: str
+    event: str
+    fact: Fact
+    attempts: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    delivery_id: int
+    sink: str
+    event: str
+    run_id: int | None
+    fact: Fact
+    created_at: datetime
+    state: str
+    attempts: int
+    due_at: datetime
+    ended_at: datetime | None
+    answer: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    waiting: int
+    oldest_seconds: float | None
+    troubled: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How much a taker can send: of each sink, in all, and by when it is done with it."""
+
+    passed_over: Collection[str]
+    each: int
+    batch: int
+    seconds: float
+
+
+async def put_defaults(conn: AsyncConnection, *, shard: int, epoch: int, defaults: list[dict[str, object]]) -> None:
+    await one_value(
+        conn, sql("outbox", "put_defaults"), {"shard": shard, "epoch": epoch, "defaults": json.dumps(defaults)}
+    )
+
+
+async def take(conn: AsyncConnection, *, shard: int, epoch: int, room: Room) -> list[Taken]:
+    params = {
+        "shard": shard,
+        "epoch": epoch,
+        "passed_over": list(room.passed_over),
+        "each": room.each,
+        "batch": room.batch,
+        "seconds": room.seconds,
+    }
+    return await all_rows(conn, sql("outbox", "take"), params, Taken)
+
+
+async def record(conn: AsyncConnection, taken: Taken, *, state: str, answer: str, rest_seconds: float) -> bool:
+    """Whether it was still this attempt's to say."""
+    params = {
+        "delivery_id": taken.delivery_id,
+        "attempts": taken.attempts,
+        "state": state,
+        "answer": answer,
+        "rest_seconds": rest_seconds,
+    }
+    return await one_value(conn, sql("outbox", "record"), params) is not None
+
+
+async def give_up(conn: AsyncConnection, *, shard: int, epoch: int, seconds: float, batch: int) -> int:
+    params = {"shard": shard, "epoch": epoch, "seconds": seconds, "batch": batch}
+    return cast(int, await one_value(conn, sql("outbox", "give_up"), params))
+
+
+async def retry(conn: AsyncConnection, *, ids: list[int] | None, sink: str | None, batch: int, actor: str) -> int:
+    params = {"ids": ids, "sink": sink, "batch": batch, "actor": actor}
+    return cast(int, await one_value(conn, sql("outbox", "retry"), params))
+
+
+async def backlog(conn: AsyncConnection, *, shard: int, most: int) -> Backlog:
+    row = await one_row(conn, sql("outbox", "backlog"), {"shard": shard, "most": most}, Backlog)
+    assert row is not None
+    return row
+
+
+async def list_all(
+    conn: AsyncConnection,
+    *,
+    state: str | None = None,
+    sink: str | None = None,
+    dag: str | None = None,
+    run_id: int | None = None,
+    limit: int = 100,
+) -> list[Delivery]:
+    """The latest first."""
+    params = {"state": state, "sink": sink, "dag": dag, "run_id": run_id, "limit": limit}
+    return await all_rows(conn, sql("outbox", "list"), params, Delivery)
+
+
+async def find(conn: AsyncConnection, delivery_id: int) -> Delivery | None:
+    return await one_row(conn, sql("outbox", "find"), {"delivery_id": delivery_id}, Delivery)

@@ -1,0 +1,43 @@
+-- Notifications that wait, and what became of those that were sent.
+
+-- name: put_defaults
+select put_default_notices(%(shard)s::smallint, %(epoch)s::bigint, %(defaults)s::jsonb)
+
+-- name: take
+select delivery_id, sink, event, fact, attempts, created_at
+  from take_deliveries(%(shard)s::smallint, %(epoch)s::bigint, %(passed_over)s::text[], %(each)s::int, %(batch)s::int,
+                       %(seconds)s::double precision)
+
+-- name: record
+-- Not fenced: that it was sent is true, whoever leads by now. Who was overtaken by another attempt changes nothing.
+update outbox o
+   set state = %(state)s::text, answer = left(%(answer)s::text, 1000),
+       due_at = clock() + make_interval(secs => %(rest_seconds)s::double precision),
+       ended_at = case when %(state)s::text = 'waiting' then null else clock() end
+ where o.delivery_id = %(delivery_id)s::bigint and o.attempts = %(attempts)s::int and o.state = 'waiting'
+returning o.delivery_id
+
+-- name: give_up
+select give_up_deliveries(%(shard)s::smallint, %(epoch)s::bigint, clock() - make_interval(secs => %(seconds)s::double precision),
+                          %(batch)s::int)
+
+-- name: retry
+select retry_deliveries(%(ids)s::bigint[], %(sink)s::text, %(batch)s::int, %(actor)s::text)
+
+-- name: backlog
+-- For the gauges: counted only so far, so that a flood costs no more than that.
+select count(*)::int as waiting, extract(epoch from clock() - min(w.waiting_since))::double precision as oldest_seconds,
+       count(*) filter (where w.attempts > 0)::int as troubled
+  from (select o.waiting_since, o.attempts from outbox o where o.shard = %(shard)s::smallint and o.state = 'waiting'
+         limit %(most)s::int) w
+
+-- name: list
+select o.delivery_id, o.sink, o.event, o.run_id, o.fact, o.created_at, o.state, o.attempts, o.due_at, o.ended_at, o.answer
+  from outbox o
+ where (%(state)s::text is null or o.state = %(state)s) and (%(sink)s::text is null or o.sink = %(sink)s)
+   and (%(dag)s::text is null or o.fact->>'dag' = %(dag)s) and (%(run_id)s::bigint is null or o.run_id = %(run_id)s)
+ order by o.delivery_id desc limit %(limit)s
+
+-- name: find
+select o.delivery_id, o.sink, o.event, o.run_id, o.fact, o.created_at, o.state, o.attempts, o.due_at, o.ended_at, o.answer
+  from outbox o where o.delivery_id = %(delivery_id)s::bigint

@@ -1,0 +1,321 @@
+"""What happens is written into the outbox in its own transaction, once per episode, and is sent by one leader at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.domain.errors import Conflict, NotFound, NotLeader
+from evertick.domain.notices import Event, NoticeSpec
+from evertick.domain.retention import Pace
+from evertick.domain.retry import RetryPolicy
+from evertick.engine.cancel import cancel
+from evertick.engine.clear import clear, select_tasks
+from evertick.engine.fire import fire
+from evertick.engine.notify import give_up_old, put_defaults, retry_failed, retry_one, take_due
+from evertick.engine.prune import Kind, prune_kind
+from evertick.engine.raise_alerts import raise_alerts
+from evertick.engine.reap import bury
+from evertick.store import outbox
+from evertick.store.outbox import Room, Taken
+from evertick.store.prune import Mandate
+from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, start, value
+
+HOOK, MAIL = "webhook:https://example.com/hook", "email:ops@example.com"
+TRY_AGAIN = RetryPolicy(retries=1, delay_seconds=0)
+
+
+def told(*events: Event, sink: str = HOOK, every_time: bool = False) -> tuple[NoticeSpec, ...]:
+    return tuple(NoticeSpec(event=event, sink=sink, every_time=every_time) for event in events)
+
+
+async def said(conn: AsyncConnection) -> list[tuple[str, object, object, str]]:
+    """Event, run, task and sink of everything in the outbox, in its order."""
+    rows = await outbox.list_all(conn)
+    return [(each.event, each.run_id, each.fact.get("task"), each.sink) for each in reversed(rows)]
+
+
+async def take(conn: AsyncConnection, epoch: int, *passed_over: str, each: int = 10, batch: int = 100) -> list[Taken]:
+    room = Room(passed_over=passed_over, each=each, batch=batch, seconds=30)
+    return await take_due(conn, shard=0, epoch=epoch, room=room)
+
+
+async def write(conn: AsyncConnection, count: int, sink: str = HOOK) -> None:
+    await conn.execute(
+        "insert into outbox (shard, sink, event, fact, created_at, waiting_since, due_at)"
+        " select 0, %s, 'failure', '{}', clock(), clock(), clock() from generate_series(1, %s)",
+        [sink, count],
+    )
+
+
+async def test_every_end_of_a_task_is_told_to_who_asked_for_it(conn: AsyncConnection) -> None:
+    everything = told(Event.SUCCESS, Event.FAILURE, Event.RETRY, Event.SKIPPED)
+    shape: dict[str, list[str]] = {"good": [], "bad": [], "lazy": [], "after": ["bad"], "quiet": []}
+    loud = {name: {"notices": everything} for name in ("good", "lazy", "after")}
+    await put(conn, make_dag("d", shape, per_task={**loud, "bad": {"notices": everything, "retry": TRY_AGAIN}}))
+    run_id = await start(conn, "d")
+    runner = await Runner.join(conn)
+    await runner.drain({"bad": "failed", "lazy": "skipped", "quiet": "failed"})
+    # What never ran because of another's failure is not told: that one was.
+    assert sorted(await said(conn)) == sorted(
+        [
+            ("success", run_id, "good", HOOK),
+            ("retry", run_id, "bad", HOOK),
+            ("skipped", run_id, "lazy", HOOK),
+            ("failure", run_id, "bad", HOOK),
+        ]
+    )
+
+
+async def test_a_run_is_told_when_it_is_closed(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("d", {"a": []}, notices=told(Event.SUCCESS, Event.FAILURE)))
+    runner = await Runner.join(conn)
+    good = await start(conn, "d")
+    await runner.drain()
+    bad = await start(conn, "d")
+    await runner.drain({"a": "failed"})
+    canceled = await start(conn, "d")
+    await cancel(conn, run_id=canceled, actor="ann", reason="no")
+    assert await said(conn) == [("success", good, None, HOOK), ("failure", bad, None, HOOK)]
+    fact = (await outbox.list_all(conn))[0].fact
+    assert (fact["dag"], fact["state"], fact["run"]) == ("d", "failed", bad)
+
+
+@pytest.mark.requirement("F7")
+async def test_it_is_told_although_the_runner_was_killed(conn: AsyncConnection) -> None:
+    await put(
+        conn,
+        make_dag(
+            "d", {"a": []}, task_rerun_on_loss=False, task_notices=told(Event.FAILURE), notices=told(Event.FAILURE)
+        ),
+    )
+    run_id = await start(conn, "d")
+    runner = await Runner.join(conn)
+    await runner.claim()
+    await bury(conn, session=runner.session, reason="agent_lost: it is gone", infra_retries=3)
+    assert await said(conn) == [("failure", run_id, "a", HOOK), ("failure", run_id, None, HOOK)]
+    assert {each.fact.get("reason") for each in await outbox.list_all(conn)} == {"agent_lost: it is gone", None}
+
+
+async def test_nothing_is_told_where_the_move_was_refused(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("d", {"a": []}, task_notices=told(Event.SUCCESS)))
+    await start(conn, "d")
+    one, two = await Runner.join(conn), await Runner.join(conn)
+    (claim,) = await one.claim()
+    assert await two.finish(claim) != []
+    assert await said(conn) == []
+    await one.finish(claim)
+    await one.finish(claim)
+    assert len(await said(conn)) == 1
+
+
+async def scheduled(conn: AsyncConnection, **options: object) -> int:
+    await set_clock(conn, T0)
+    await put(conn, make_dag("d", {"a": []}, every="@every 100s", **options))
+    return await lead(conn)
+
+
+async def play(conn: AsyncConnection, epoch: int, *kinds: str) -> None:
+    """One fire after the other, each ending so."""
+    runner = await Runner.join(conn)
+    runs = int(str(await value(conn, "select count(*) from run")))
+    for number, kind in enumerate(kinds, runs + 1):
+        await set_clock(conn, later(100 * number))
+        await fire(conn, shard=0, epoch=epoch, batch=10)
+        await runner.drain({"a": kind})
+
+
+async def test_a_schedule_that_keeps_failing_is_told_once_per_episode(conn: AsyncConnection) -> None:
+    loud = told(Event.FAILURE, sink=MAIL, every_time=True)
+    epoch = await scheduled(conn, notices=told(Event.FAILURE), task_notices=(*told(Event.FAILURE), *loud))
+    await play(conn, epoch, "failed", "failed", "success", "failed")
+    found = await said(conn)
+    assert [run for _, run, task, sink in found if (task, sink) == ("a", HOOK)] == [1, 4]
+    assert [run for _, run, task, sink in found if (task, sink) == (None, HOOK)] == [1, 4]
+    assert [run for _, run, task, sink in found if sink == MAIL] == [1, 2, 4]
+    assert await value(conn, "select failures from episode where task = ''") == 1
+    # The same run again is the same episode.
+    await clear(conn, run_id=4, chosen=await select_tasks(conn, run_id=4), actor="ann")
+    await (await Runner.join(conn)).drain({"a": "failed"})
+    assert await value(conn, "select failures from episode where task = ''") == 2
+    assert len([1 for _, run, task, sink in await said(conn) if (run, task, sink) == (4, None, HOOK)]) == 1
+
+
+async def test_runs_that_somebody_starts_are_told_each_time(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("d", {"a": []}, notices=told(Event.FAILURE)))
+    runner = await Runner.join(conn)
+    for _ in range(2):
+        await start(conn, "d")
+        await runner.drain({"a": "failed"})
+    assert [run for _, run, _, _ in await said(conn)] == [1, 2]
+    assert await value(conn, "select count(*) from episode") == 0
+
+
+async def test_the_settings_of_the_leader_hold_for_every_dag(conn: AsyncConnection) -> None:
+    epoch = await scheduled(conn, start_within_seconds=10)
+    both = [(Event.FAILURE, HOOK), (Event.DEADLINE, MAIL)]
+    await put_defaults(conn, shard=0, epoch=epoch, defaults=both, every_time=False)
+    await play(conn, epoch, "success", "failed", "failed", "success")
+    assert await said(conn) == [("failure", 2, None, HOOK)]
+    # The episode of a DAG that asks for nothing itself ends with a success, too.
+    assert await value(conn, "select count(*) from episode") == 0
+    await set_clock(conn, later(500))
+    await fire(conn, shard=0, epoch=epoch, batch=10)
+    await set_clock(conn, later(511))
+    await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, batch=10)
+    await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, batch=10)
+    assert (await said(conn))[1:] == [("deadline", 5, None, MAIL)]
+    await put_defaults(conn, shard=0, epoch=epoch, defaults=[(Event.FAILURE, HOOK)], every_time=True)
+    assert await value(conn, "select array_agg(event || every_time) from default_notice") == ["failuretrue"]
+    with pytest.raises(NotLeader):
+        await put_defaults(conn, shard=0, epoch=epoch - 1, defaults=[], every_time=False)
+
+
+async def test_a_dags_own_deadline_and_the_default_to_one_sink_are_one_message(conn: AsyncConnection) -> None:
+    epoch = await scheduled(conn, start_within_seconds=10, notices=told(Event.DEADLINE, Event.FAILURE))
+    both = [(Event.FAILURE, HOOK), (Event.DEADLINE, HOOK)]
+    await put_defaults(conn, shard=0, epoch=epoch, defaults=both, every_time=False)
+    await set_clock(conn, later(100))
+    await fire(conn, shard=0, epoch=epoch, batch=10)
+    await set_clock(conn, later(111))
+    await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, batch=10)
+    await (await Runner.join(conn)).drain({"a": "failed"})
+    assert await said(conn) == [("deadline", 1, None, HOOK), ("failure", 1, None, HOOK)]
+    fact = (await outbox.list_all(conn))[1].fact
+    assert (fact["alert"], fact["schedule"]) == ("not_started", "main")
+
+
+async def test_work_that_nobody_asked_about_writes_nothing(conn: AsyncConnection) -> None:
+    epoch = await scheduled(conn)
+    await play(conn, epoch, "failed", "failed")
+    assert await said(conn) == []
+    assert await value(conn, "select count(*) from episode") == 0
+
+
+# Sending ----------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_taken_is_nobody_elses_for_a_while(conn: AsyncConnection) -> None:
+    epoch = await scheduled(conn)
+    await write(conn, 1)
+    (first,) = await take(conn, epoch)
+    assert await take(conn, epoch) == []
+    # Its taker died: the next one gets it under the same id, and the old one has nothing more to say.
+    await set_clock(conn, later(31))
+    (again,) = await take(conn, await lead(conn))
+    assert (again.delivery_id, again.attempts) == (first.delivery_id, 2)
+    assert not await outbox.record(conn, first, state="failed", answer="no", rest_seconds=0)
+    assert await outbox.record(conn, again, state="sent", answer="HTTP 200", rest_seconds=0)
+    assert not await outbox.record(conn, again, state="failed", answer="no", rest_seconds=0)
+    (row,) = await outbox.list_all(conn)
+    assert (row.state, row.answer, row.ended_at) == ("sent", "HTTP 200", later(31))
+    await set_clock(conn, later(100))
+    assert await take(conn, await lead(conn)) == []
+
+
+async def test_only_the_leader_takes_and_gives_up(conn: AsyncConnection) -> None:
+    old = await scheduled(conn)
+    await write(conn, 1)
+    await lead(conn)
+    with pytest.raises(NotLeader):
+        await take(conn, old)
+    with pytest.raises(NotLeader):
+        await give_up_old(conn, shard=0, epoch=old, seconds=0, batch=10)
+
+
+async def test_a_sink_with_many_waiting_leaves_room_for_the_others(conn: AsyncConnection) -> None:
+    epoch = await scheduled(conn)
+    await write(conn, 50, "webhook:https://dead.example")
+    await write(conn, 2, "webhook:https://a.example")
+    await write(conn, 2, "webhook:https://z.example")
+    taken = [each.sink[16:] for each in await take(conn, epoch, each=3)]
+    assert sorted(taken) == ["a.example"] * 2 + ["dead.example"] * 3 + ["z.example"] * 2
+    assert await take(conn, epoch, "webhook:https://dead.example") == []
+    assert len(await take(conn, epoch, each=100, batch=5)) == 5
+
+
+async def test_a_failed_one_waits_for_its_time(conn: AsyncConnection) -> None:
+    epoch = await scheduled(conn)
+    await write(conn, 1)
+    (taken,) = await take(conn, epoch)
+    assert await outbox.record(conn, taken, state="waiting", answer="HTTP 503", rest_seconds=60)
+    await set_clock(conn, later(59))
+    assert await take(conn, epoch) == []
+    await set_clock(conn, later(60))
+    assert len(await take(conn, epoch)) == 1
+
+
+async def test_what_has_waited_too_long_is_given_up_but_not_while_it_is_sent(conn: AsyncConnection) -> None:
+    epoch = await scheduled(conn)
+    await write(conn, 3)
+    (taken,) = await take(conn, epoch, each=1)
+    assert await give_up_old(conn, shard=0, epoch=epoch, seconds=0, batch=10) == 0
+    await set_clock(conn, later(10))
+    assert await give_up_old(conn, shard=0, epoch=epoch, seconds=60, batch=10) == 0
+    assert await give_up_old(conn, shard=0, epoch=epoch, seconds=5, batch=1) == 1
+    assert await give_up_old(conn, shard=0, epoch=epoch, seconds=5, batch=10) == 1
+    assert (await outbox.backlog(conn, shard=0, most=100)).waiting == 1
+    assert await outbox.record(conn, taken, state="sent", answer="", rest_seconds=0)
+    assert {each.state for each in await outbox.list_all(conn)} == {"sent", "failed"}
+
+
+async def test_people_try_failed_ones_again_and_only_those(conn: AsyncConnection) -> None:
+    epoch = await scheduled(conn)
+    await write(conn, 2)
+    await write(conn, 1, MAIL)
+    one, two, three = sorted(await take(conn, epoch), key=lambda each: each.delivery_id)
+    await outbox.record(conn, one, state="sent", answer="", rest_seconds=0)
+    for each in (two, three):
+        await outbox.record(conn, each, state="failed", answer="HTTP 404", rest_seconds=0)
+    with pytest.raises(Conflict, match="was sent already"):
+        await retry_one(conn, delivery_id=one.delivery_id, actor="ann")
+    with pytest.raises(NotFound, match="There is no notification 99"):
+        await retry_one(conn, delivery_id=99, actor="ann")
+    await retry_one(conn, delivery_id=two.delivery_id, actor="ann")
+    with pytest.raises(Conflict, match="is being tried anyway"):
+        await retry_one(conn, delivery_id=two.delivery_id, actor="ann")
+    assert await retry_failed(conn, sink=HOOK, actor="ann") == 0
+    assert await retry_failed(conn, sink=None, actor="ann") == 1
+    again = await take(conn, epoch)
+    assert {(each.delivery_id, each.attempts) for each in again} == {(two.delivery_id, 1), (three.delivery_id, 1)}
+    assert await value(conn, "select count(*) from journal where verb = 'retry_notifications'") == 2
+
+
+async def test_what_is_over_is_pruned_and_what_waits_is_not(conn: AsyncConnection) -> None:
+    epoch = await scheduled(conn)
+    await write(conn, 2)
+    (taken,) = await take(conn, epoch, each=1)
+    await outbox.record(conn, taken, state="sent", answer="", rest_seconds=0)
+    given = Mandate(shard=0, epoch=epoch, before=later(1000), actor="test", entry=None)
+    assert (
+        await prune_kind(conn, replace(given, before=later(-1)), Kind.NOTIFICATIONS, pace=Pace(batch=10))
+    ).pruned == 0
+    assert (await prune_kind(conn, given, Kind.NOTIFICATIONS, pace=Pace(batch=10))).pruned == 1
+    assert [each.state for each in await outbox.list_all(conn)] == ["waiting"]
+
+
+@pytest.mark.requirement("F7")
+async def test_taking_reads_a_handful_of_rows_however_many_wait(conn: AsyncConnection) -> None:
+    """50,000 wait for a sink that is passed over; a look costs what it costs with none."""
+    epoch = await scheduled(conn)
+    await write(conn, 50_000, "webhook:https://dead.example")
+    await write(conn, 1)
+    await conn.execute("analyze outbox")
+
+    async def read() -> int:
+        query = (
+            "select pg_stat_force_next_flush(), coalesce(idx_tup_fetch, 0) + seq_tup_read"
+            " from pg_stat_user_tables where relname = 'outbox'"
+        )
+        cursor = await conn.execute(query)  # type: ignore[arg-type]
+        row = await cursor.fetchone()
+        assert row is not None
+        return int(row[1])
+
+    await read()
+    before = await read()
+    assert len(await take(conn, epoch, "webhook:https://dead.example")) == 1
+    await read()
+    assert await read() - before < 50
