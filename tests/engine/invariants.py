@@ -118,12 +118,12 @@ $$;
 """
 
 GATE_VIOLATIONS = """
-    -- V6: what is used is what active tasks hold, and no more than there is (but where somebody lowered it)
+    -- V6: what is used is what active tasks hold. That nobody is let in where there is no room: refuse_overfull
     select format('V6 gate %s %s: %s of %s used, its holders have %s', g.kind, g.name, g.used, g.capacity, coalesce(h.weight, 0))
     from gate g left join (
         select n.gate_id, sum(n.weight) as weight from gate_hold x
         cross join lateral unnest(x.gate_ids, x.weights) as n(gate_id, weight) group by n.gate_id) h on h.gate_id = g.gate_id
-    where (g.used <> coalesce(h.weight, 0) and g.kind <> 'rate') or (g.used > g.capacity and g.kind in ('mutex', 'rate'))
+    where g.used <> coalesce(h.weight, 0) and g.kind <> 'rate'
     union all
     select format('V6 rate %s: %s used, %s taken', g.name, g.used, p.n) from gate g
     cross join lateral (select count(*) as n from gate_pass p where p.gate_id = g.gate_id) p where g.kind = 'rate' and g.used <> p.n
@@ -196,6 +196,14 @@ begin
 end $$;
 create table if not exists cursor_move (move_id bigint generated always as identity primary key, schedule_id int,
     was_version int, version int, was_due timestamptz, next_due timestamptz, was_paused boolean, spec jsonb, moved_at timestamptz);
+-- A capacity may be lowered below what is used; more than it allows is never let in.
+create or replace function refuse_overfull() returns trigger language plpgsql as $$
+begin
+    if new.used > old.used and new.used > new.capacity then
+        raise exception 'V6 gate %% %%: %% of %% used', new.kind, new.name, new.used, new.capacity;
+    end if;
+    return new;
+end $$;
 create or replace function record_cursor() returns trigger language plpgsql as $$
 begin
     if (old.next_due, old.version) is distinct from (new.next_due, new.version) then
@@ -209,6 +217,7 @@ create trigger cursor_moves before update on schedule_state for each row execute
 create trigger task_moves before update on task for each row execute function refuse_illegal_move();
 create trigger task_epochs before update on task for each row execute function refuse_old_epoch();
 create trigger run_moves before update on run_status for each row execute function refuse_illegal_move();
+create trigger gate_room before update on gate for each row execute function refuse_overfull();
 create trigger run_facts before update on run for each row execute function refuse_change_of_fact();
 """
 

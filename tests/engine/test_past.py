@@ -15,8 +15,9 @@ from evertick.engine.backfill import Wish, create, move_on
 from evertick.engine.cancel import cancel
 from evertick.engine.clear import clear, select_tasks
 from evertick.engine.fire import fire
-from evertick.engine.gates import reconcile_gates
+from evertick.engine.gates import reconcile_gates, tend
 from evertick.engine.mark import mark
+from evertick.engine.prune import Mandate, Pace, prune_runs
 from evertick.engine.reconcile import admit
 from evertick.store import gates, shards
 from tests.engine import invariants
@@ -158,15 +159,20 @@ async def test_a_task_that_is_new_or_has_moved_is_found_by_its_name(db: AsyncCon
 
 async def test_a_run_that_was_pruned_keeps_nobody_waiting(db: AsyncConnection) -> None:
     await hourly(db)
-    runner = await Runner.join(db)
+    runner, leader = await Runner.join(db), await epoch_of(db)
     first, second = await fired(db, 1), await fired(db, 2)
     await finish_ups(runner)
     await cancel(db, run_id=first, actor="test")
-    assert await state(db, second) == "pending"
-    for table in ("task", "run_status", "run"):
-        await db.execute(f"delete from {table} where run_id = %s", [first])  # type: ignore[arg-type]
-    await reconcile_gates(db, shard=0, epoch=await epoch_of(db), after=0, batch=100)
-    assert await state(db, second) == "available"
+    third = await fired(db, 3)
+    await finish_ups(runner)
+    assert [await state(db, run) for run in (second, third)] == ["pending", "pending"]
+    mandate = Mandate(shard=0, epoch=leader, before=later(3600 * 4), actor="test")
+    await prune_runs(db, mandate, after=0, pace=Pace(batch=10), now=later(3600 * 4))
+    seen = await shards.look(db, shard=0, epoch=leader, lost_after=90)
+    assert seen.has_gates, "the leader comes by"
+    await tend(db, shard=0, epoch=leader, batch=10)
+    assert [await state(db, run) for run in (second, third)] == ["available", "pending"]
+    await sound(db)
 
 
 @pytest.mark.parametrize("is_early", [False, True])

@@ -1721,10 +1721,9 @@ $$;
 CREATE FUNCTION evertick.is_past_over(p_name text) RETURNS boolean
     LANGUAGE sql STABLE
     AS $$
-    select coalesce(
-        (select bool_and(k.state in ('success', 'skipped')) from task k   -- in another version it may have been mapped
-         where k.run_id = split_part(p_name, '/', 1)::bigint and k.idx = split_part(p_name, '/', 2)::int),
-        not exists (select 1 from run_status r where r.run_id = split_part(p_name, '/', 1)::bigint))
+    select not exists (select 1 from run_status r where r.run_id = split_part(p_name, '/', 1)::bigint)
+        or coalesce((select bool_and(k.state in ('success', 'skipped')) from task k   -- in another version it may have been mapped
+                     where k.run_id = split_part(p_name, '/', 1)::bigint and k.idx = split_part(p_name, '/', 2)::int), false)
 $$;
 
 CREATE FUNCTION evertick.is_poison(p_code text) RETURNS boolean
@@ -2857,6 +2856,7 @@ CREATE FUNCTION evertick.prune_runs(p_shard smallint, p_epoch bigint, p_run_ids 
     AS $$
 declare
     doomed bigint[];
+    awaited int[];
 begin
     perform fence(p_shard, p_epoch);
     doomed := array(
@@ -2864,6 +2864,10 @@ begin
         where r.run_id = any(p_run_ids) and r.state in ('success', 'failed', 'canceled') and r.finished_at < p_before
         order by r.run_id for update skip locked);
     insert into remains (shard, kind, id) select p_shard, 'run', d from unnest(doomed) d;
+    -- Who waited for one of them waits for nothing now (is_past_over): the leader lets them in.
+    awaited := array(select g.gate_id from gate g where g.kind = 'past' and split_part(g.name, '/', 1)::bigint = any(doomed)
+                     order by g.gate_id for no key update);
+    update gate g set is_behind = true where g.gate_id = any(awaited);
     delete from run_status r where r.run_id = any(doomed);
     delete from backfill_run b where b.run_id = any(doomed);
     delete from moved_run m where m.run_id = any(doomed);

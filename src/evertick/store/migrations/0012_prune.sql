@@ -40,6 +40,7 @@ create function prune_runs(p_shard smallint, p_epoch bigint, p_run_ids bigint[],
                            p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
 declare
     doomed bigint[];
+    awaited int[];
 begin
     perform fence(p_shard, p_epoch);
     doomed := array(
@@ -47,6 +48,10 @@ begin
         where r.run_id = any(p_run_ids) and r.state in ('success', 'failed', 'canceled') and r.finished_at < p_before
         order by r.run_id for update skip locked);
     insert into remains (shard, kind, id) select p_shard, 'run', d from unnest(doomed) d;
+    -- Who waited for one of them waits for nothing now (is_past_over): the leader lets them in.
+    awaited := array(select g.gate_id from gate g where g.kind = 'past' and split_part(g.name, '/', 1)::bigint = any(doomed)
+                     order by g.gate_id for no key update);
+    update gate g set is_behind = true where g.gate_id = any(awaited);
     delete from run_status r where r.run_id = any(doomed);
     delete from backfill_run b where b.run_id = any(doomed);
     delete from moved_run m where m.run_id = any(doomed);

@@ -329,12 +329,11 @@ $$;
 
 -- At the gates: everything below is done under the locks of the gates that it names --------------------------------------------
 
--- Whether the task that a gate is named after succeeded or was skipped. One that was deleted keeps nobody waiting.
+-- Whether the task that a gate is named after succeeded or was skipped. One whose run was deleted keeps nobody waiting.
 create function is_past_over(p_name text) returns boolean language sql stable as $$
-    select coalesce(
-        (select bool_and(k.state in ('success', 'skipped')) from task k   -- in another version it may have been mapped
-         where k.run_id = split_part(p_name, '/', 1)::bigint and k.idx = split_part(p_name, '/', 2)::int),
-        not exists (select 1 from run_status r where r.run_id = split_part(p_name, '/', 1)::bigint))
+    select not exists (select 1 from run_status r where r.run_id = split_part(p_name, '/', 1)::bigint)
+        or coalesce((select bool_and(k.state in ('success', 'skipped')) from task k   -- in another version it may have been mapped
+                     where k.run_id = split_part(p_name, '/', 1)::bigint and k.idx = split_part(p_name, '/', 2)::int), false)
 $$;
 
 -- Up to which need a check lets pass. On an ordered key the need is a task's version, and there is room up to the smallest version
