@@ -55,7 +55,7 @@ async def fires(server: Server, folder: Path, count: int) -> list[list[float]]:
         found = await _let_it_tick(house, count)
     await server.drop(DATABASE)
     leader, runner = (read_events(folder / f"{service}.json") for service in _COUNTED)
-    ways = [_way(each, leader, runner) for each in found]
+    ways = [taken_apart(each, leader, runner) for each in found]
     whole = [way for way in ways if way is not None]
     if len(whole) < len(found) / 2:
         raise NotMeasured(f"of {len(found)} fires only {len(whole)} left a trace of each statement on their way")
@@ -84,7 +84,7 @@ async def _let_it_tick(house: House, count: int) -> list[Fire]:
     return [Fire(*each) for each in await cursor.fetchall()][1:]
 
 
-def _way(fire: Fire, leader: Sequence[Event], runner: Sequence[Event]) -> list[float] | None:
+def taken_apart(fire: Fire, leader: Sequence[Event], runner: Sequence[Event]) -> list[float] | None:
     """The instants between which the steps lie, as lengths. None: a statement of it cannot be found."""
     asked = _first(leader, "schedules.due", fire.due)
     fired = _first(leader, "schedules.fire", fire.due)

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench import report
+from bench import profiles, report, way
+from bench.counted import Event
 from bench.figures import Figure, at_least, at_most, median, read, write
+from bench.profile_tables import Shown
 from bench.run import IN_ONE_HOUSE, NOT_QUICK, ON_THEIR_OWN
 from bench.stacks import from_samples
 from bench.work import percentile
@@ -106,3 +108,39 @@ def test_an_engine_that_did_not_run_is_listed_with_its_reason_and_the_others_wit
     assert "| Slow | 40 (×400, ×800) | – | – | 5 (×100, ×1,000) | – | a process per task |" in page
     assert "| Absent | NOT RUN |" in page
     assert "there is no wheel" in page
+
+
+def test_a_profile_replaces_the_one_of_its_name_and_is_shown_with_its_dearest_rows(tmp_path: Path) -> None:
+    kept = tmp_path / "profiles.json"
+    costs = Shown(title="Costs", heads=["what", "per task"], rows=[["a|b", str(number)] for number in range(20)])
+    dead = Shown(title="Dead rows over time", heads=["s", "task"], rows=[["0", "1"]])
+    profiles.keep("chain, warm", "before", [dead], kept)
+    profiles.keep("chain, warm", "now", [costs, dead], kept)
+    profiles.keep("cron", "fires", [], kept)
+    found = profiles.read(kept)
+    assert list(found) == ["chain, warm", "cron"]
+    assert found["chain, warm"].tables[0].rows == costs.rows
+    page = report.profiles_section(found)
+    assert "before" not in page and "Dead rows" not in page
+    assert "| a\\|b | 7 |" in page and "| a\\|b | 8 |" not in page
+
+
+def event(name: str, began: float, ended: float, rows: int = 1) -> Event:
+    return Event(ended, name, ended - began, rows, None, None)
+
+
+def test_the_way_of_a_fire_is_taken_apart_by_the_statements_on_it() -> None:
+    fire = way.Fire(10.0, 10.010)
+    notify = "select set_config('synchronous_commit', 'off', true), pg_noti"
+    leader = [
+        event("schedules.due", 10.001, 10.002),
+        event("schedules.fire", 10.003, 10.004),
+        event(notify, 10.005, 10.02),
+    ]
+    runner = [event("tasks.step", 10.006, 10.008), event("tasks.step", 10.0085, 10.009, rows=0)]
+    assert way.taken_apart(fire, leader, runner) == pytest.approx([1, 2, 1, 1, 1, 2, 2])
+    # Planned ahead: what is due is read afterwards, for the next one.
+    ahead = [*leader[1:2], event("schedules.due", 10.0045, 10.0048), *leader[2:]]
+    assert way.taken_apart(fire, ahead, runner) == pytest.approx([3, 0, 1, 1, 1, 2, 2])
+    assert way.taken_apart(fire, leader[:1], runner) is None
+    assert way.taken_apart(fire, leader, []) is None
