@@ -143,4 +143,5 @@ def test_the_way_of_a_fire_is_taken_apart_by_the_statements_on_it() -> None:
     ahead = [*leader[1:2], event("schedules.due", 10.0045, 10.0048), *leader[2:]]
     assert way.taken_apart(fire, ahead, runner) == pytest.approx([3, 0, 1, 1, 1, 2, 2])
     assert way.taken_apart(fire, leader[:1], runner) is None
+    assert way.taken_apart(way.Fire(10.0035, 10.010), leader[1:], runner) is None, "that was the fire before"
     assert way.taken_apart(fire, leader, []) is None
