@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -15,17 +16,18 @@ KEPT = Path(__file__).with_name("profiles.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
+    """`load`: the load average then. On a busy machine counts are as ever, and times are not."""
+
     about: str
     measured_at: str
+    load: float
     tables: Sequence[Shown]
 
 
 def keep(name: str, about: str, tables: Sequence[Shown], path: Path = KEPT) -> None:
     """In place of the one of that name; the others stay."""
-    kept = {
-        **read(path),
-        name: Kept(about=about, measured_at=datetime.now(UTC).isoformat(timespec="seconds"), tables=tables),
-    }
+    now, load = datetime.now(UTC).isoformat(timespec="seconds"), round(os.getloadavg()[0], 1)
+    kept = {**read(path), name: Kept(about=about, measured_at=now, load=load, tables=tables)}
     text = json.dumps({each: asdict(kept[each]) for each in sorted(kept)}, indent=1, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
 
@@ -38,6 +40,7 @@ def read(path: Path = KEPT) -> Mapping[str, Kept]:
         name: Kept(
             about=fields["about"],
             measured_at=fields["measured_at"],
+            load=fields["load"],
             tables=[Shown(**table) for table in fields["tables"]],
         )
         for name, fields in found.items()

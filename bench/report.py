@@ -71,7 +71,7 @@ def profiles_section(kept: Mapping[str, profiles.Kept]) -> str:
         return _NOT_MEASURED.format("make profile")
     parts = []
     for name, profile in kept.items():
-        parts.append(f"### {name}\n\n{profile.about} Measured at {profile.measured_at}.")
+        parts.append(f"### {name}\n\n{profile.about} Measured at {profile.measured_at}, load average {profile.load:g}.")
         for table in profile.tables:
             if not table.title.startswith(_NOT_ON_THE_PAGE):
                 rows = [[_cell(cell) for cell in row] for row in table.rows[:_ROWS]]
