@@ -33,9 +33,11 @@ class Learned:
         old = json.loads(path.read_text(encoding="utf-8"))
         if old["store"] != fresh.store:
             return fresh
+        # Of tests that are not asked this time as well: the next time they may be.
+        files |= {file: digest for file, digest in old["files"].items() if file not in files}
         for test in old["seconds"]:
             file = test.partition("::")[0]
-            if file in files and old["files"].get(file) == files[file]:
+            if old["files"].get(file) == files[file]:
                 fresh.seconds[test], fresh.calls[test] = old["seconds"][test], old["calls"].get(test, [])
         fresh.red = [test for test in old["red"] if test in fresh.seconds]
         return fresh

@@ -146,7 +146,7 @@ class Hunt:
         self._seconds = {
             test: seconds
             for test, seconds in known.seconds.items()
-            if seconds <= SLOW_SECONDS and test not in known.red
+            if seconds <= SLOW_SECONDS and test not in known.red and test in self._workers[0].tests
         }
         for test in self._seconds:
             for name in known.calls.get(test, []):

@@ -13,7 +13,8 @@ from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.mapping import MappedList, Mapping
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.cancel import cancel
-from evertick.engine.gates import reconcile_gates, set_pool, tend
+from evertick.engine.drain import drain
+from evertick.engine.gates import delete_pool, reconcile_gates, set_pool, tend, unadmit
 from evertick.engine.mark import mark
 from evertick.store.db import Purpose, connect
 from tests.engine import invariants
@@ -173,6 +174,24 @@ async def test_lines_with_different_needs_take_turns_by_age(db: AsyncConnection)
     await sound(db)
 
 
+async def test_a_line_that_cannot_be_looked_at_blocks_nobody_behind_it(
+    pair: tuple[AsyncConnection, AsyncConnection],
+) -> None:
+    actor, holder = pair
+    for name in ("early", "late"):
+        await set_pool(actor, name=name, slots=1, actor="test")
+    await one_task(actor, "single", pool("late"))
+    await one_task(actor, "both", pool("early"), pool("late"))
+    runner = await Runner.join(actor)
+    await start(actor, "single")
+    (claim,) = await runner.claim()
+    both, single = await start(actor, "both"), await start(actor, "single")
+    async with holder.transaction():
+        await holder.execute("select from gate where name = 'early' for no key update")
+        await runner.finish(claim)
+        assert [await state(actor, run) for run in (both, single)] == ["pending", "available"]
+
+
 # What the leader looks at -----------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +246,40 @@ async def test_reconcile_looks_at_its_slice_alone(db: AsyncConnection) -> None:
     assert await value(db, "select count(*) from gate_hold") == 1
 
 
+async def test_what_runs_hides_nobody_who_is_to_be_taken_back(db: AsyncConnection) -> None:
+    leader, runner = await lead(db), await Runner.join(db, queues=("gpu",))
+    for key in ("j", "k"):
+        await one_task(db, key, mutex(key), task_queue="gpu")
+    running = await start(db, "j")
+    await runner.claim(1, ("gpu",))
+    waiting = await start(db, "k")
+    await drain(db, sessions=[runner.session], actor="test")
+    await set_clock(db, later(61))
+    assert await unadmit(db, shard=0, epoch=leader, grace=60, batch=1) == 1
+    assert [await state(db, run) for run in (running, waiting)] == ["running", "pending"]
+
+
+async def test_what_one_of_the_special_runners_takes_is_not_taken_back(db: AsyncConnection) -> None:
+    leader = await lead(db)
+    await Runner.join(db, match=("k::*",))
+    for key in ("j", "k"):
+        await one_task(db, key, mutex(key))
+    others, its_own = await start(db, "j"), await start(db, "k")
+    await set_clock(db, later(61))
+    assert await unadmit(db, shard=0, epoch=leader, grace=60, batch=10) == 1
+    assert [await state(db, run) for run in (others, its_own)] == ["pending", "available"]
+
+
+async def test_reconcile_keeps_a_key_that_it_has_repaired_and_that_somebody_holds(db: AsyncConnection) -> None:
+    leader = await lead(db)
+    await one_task(db, "a", mutex("k"))
+    await start(db, "a")
+    await db.execute("update gate set used = used + 1")
+    assert (await reconcile_gates(db, shard=0, epoch=leader, after=0, batch=10)).drifted == 1
+    assert await value(db, "select used from gate") == EXCLUSIVE
+    await sound(db)
+
+
 # Pools ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -240,3 +293,14 @@ async def test_the_journal_knows_what_a_pool_really_had_before(pair: tuple[Async
         await eventually(lambda: value(holder, waits, actor.info.backend_pid))
     await setting
     assert await value(actor, "select detail->>'was' from journal where actor = 'second'") == "5"
+
+
+async def test_a_pool_is_another_gate_than_a_key_of_its_name(db: AsyncConnection) -> None:
+    await one_task(db, "a", mutex("k"))
+    await start(db, "a")
+    await set_pool(db, name="k", slots=1, actor="test")
+    await set_pool(db, name="k", slots=3, actor="test")
+    cursor = await db.execute("select kind::text, capacity from gate g order by g.kind")
+    assert await cursor.fetchall() == [("pool", 3), ("mutex", EXCLUSIVE)]
+    await delete_pool(db, name="k", actor="test")
+    assert await value(db, "select array_agg(kind::text) from gate") == ["mutex"]

@@ -28,9 +28,9 @@ async def look(conn: AsyncConnection) -> Seen:
 
 async def test_backfills_that_go_on_or_have_runs_to_count(db: AsyncConnection) -> None:
     await db.execute(BACKFILL.format(open_runs="0, 0, 0, 0"))  # type: ignore[arg-type]
-    await db.execute(BACKFILL.format(open_runs="2, 2, 0, 2"))  # type: ignore[arg-type]
+    await db.execute(BACKFILL.format(open_runs="2, 2, 2, 2"))  # type: ignore[arg-type]
     wanted = "select array_agg(backfill_id order by backfill_id) from backfill where request = any(%s)"
-    expected = await value(db, wanted, ["running0", "running2", "paused2", "canceled2"])
+    expected = await value(db, wanted, ["running0", "running2", "paused2", "done2", "canceled2"])
     assert (await look(db)).backfills == expected
 
 

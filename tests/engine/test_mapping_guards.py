@@ -113,7 +113,7 @@ async def test_an_instance_that_was_canceled_stays_so_when_the_whole_is_cleared(
     run, _, claims = await expanded(db, 2)
     await cancel(db, run_id=run, actor="test")
     await clear_all(db, run)
-    requests = "select array_agg(request order by map_index) from task where run_id = %s and idx = 1"
+    requests = "select array_agg(request::text order by map_index) from task where run_id = %s and idx = 1"
     assert await value(db, requests, run) == ["cancel"] * len(claims)
 
 

@@ -146,7 +146,8 @@ async def test_a_queue_is_described_by_the_runners_that_take_the_task(db: AsyncC
     await elsewhere.claim(2)
     asked = await start(db, "etl")
     # Those that do not take it are named by their patterns, as long as they take anything of this queue.
-    await join("gpu", "ml::**")
+    for queue, match in (("gpu", "ml::**"), ("gpu", "etl::*"), ("default", "**")):
+        await join(queue, match)
     await drain(db, sessions=[(await join("gpu")).session, (await join("gpu", "asked::*")).session], actor="test")
     last = await join("gpu", "etl::*")
     for runner, seconds in (
@@ -159,5 +160,5 @@ async def test_a_queue_is_described_by_the_runners_that_take_the_task(db: AsyncC
     await set_clock(db, later(100))
     detail = await only(db, asked)
     assert detail["others"] == ["ml::**"]
-    assert (detail["runners"], detail["draining"], detail["slots"], detail["busy"]) == (1, 1, 100, 1)
+    assert (detail["runners"], detail["draining"], detail["slots"], detail["busy"]) == (2, 1, 200, 1)
     assert detail["last"] == {"runner": f"r{last.session}", "until": "2030-01-01T00:00:20+00:00"}
