@@ -188,7 +188,9 @@ class Hunt:
 
     def tests_for(self, guard: Guard) -> list[str]:
         """Those that call what the guard stands in, or could: the likeliest first, then the quickest."""
-        chosen = self._callers.get(guard.owner) or self._could_touch(guard.owner) or set(self._seconds)
+        called = self._callers.get(guard.owner)
+        chosen = called | self._asked_for(guard.owner) if called else self._could_touch(guard.owner)
+        chosen = chosen or set(self._seconds)
         killers = {test: place for place, test in reversed([*enumerate(self._killers[guard.owner])])}
         is_table = guard.owner not in self._callers and guard.kind in ("check", "unique")
         word = "refuse" if is_table else re.split(r"[._]", guard.owner.split(".")[-1])[0]
@@ -197,6 +199,11 @@ class Hunt:
             return killers.get(test, len(killers)), word not in test.split("::")[1], self._seconds[test]
 
         return sorted(chosen, key=likely)
+
+    def _asked_for(self, name: str) -> set[str]:
+        """Those that ask for a statement which calls it: a call that ends in an error is not counted by PostgreSQL."""
+        statements = [caller for caller in mentions(name) if "." in caller]
+        return {test for statement in statements for test in self._callers.get(statement, ())}
 
     def _could_touch(self, name: str) -> set[str]:
         """Of a table, or of a function that PostgreSQL makes a part of whoever calls it: nobody is seen to call it."""
