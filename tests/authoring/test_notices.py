@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from evertick import dag, notify, shell, task, trigger_dag
-from evertick.authoring.dag import collecting
+from evertick.authoring.collect import load_dags
 from evertick.authoring.resolve import Dag
 from evertick.domain.dag import from_json, to_json
 from evertick.domain.errors import InvalidDag
@@ -63,14 +64,20 @@ def test_a_function_is_called_by_a_dag_of_its_own() -> None:
     @task(on_failure=[tell_me, notify.call(tell_me)])
     def work() -> None: ...
 
-    with collecting() as collection:
-        spec = built(work, on_success=tell_me).spec
-    first, second = (each[2] for each in collection.built)
-    assert first.spec == spec
+    compiled = built(work, on_success=tell_me)
+    spec, (second,) = compiled.spec, compiled.callbacks
     assert (second.name, second.spec.tasks[0].name) == ("sample.callback.tell_me", "tell_me")
     assert (second.spec.tasks[0].timeout_seconds, second.spec.params[0].name) == (60.0, "event")
     rows = dag_row(spec, file="f", bundle_hash="b")["notices"]
     assert {each["sink"] for each in rows} == {"call:sample.callback.tell_me"}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("called", ["", "nightly()\n"])
+def test_a_file_brings_the_dags_of_its_callbacks_along(tmp_path: Path, called: str) -> None:
+    text = "from evertick import dag, shell\ndef tell(event): ...\n@dag(on_failure=tell)\ndef nightly(): shell('x', 'true')\n"
+    file = f"file_{len(called)}.py"
+    (tmp_path / file).write_text(text + called)
+    assert list(load_dags(tmp_path, file)) == ["nightly", "nightly.callback.tell"]
 
 
 @pytest.mark.parametrize(

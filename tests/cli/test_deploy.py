@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from psycopg import AsyncConnection
 
-from evertick.config import Settings
+from evertick.config import Settings, read_settings
+from evertick.domain.sealing import new_key
+from evertick.domain.stored_values import ValueKind
+from evertick.engine.secrets import put_value
+from evertick.services.keyring import load_keyring
 from evertick.services.publisher import Publisher
 from evertick.store import runs
 from tests.cli.conftest import Cli
@@ -96,3 +101,23 @@ async def test_a_deployment_owns_its_dags(cli: Cli, conn: AsyncConnection, datab
     assert "still there: shop" in (await cli("deploy", folder, "--name", "a")).out
     assert "Deleted 1 DAG of before: shop" in (await cli("deploy", folder, "--name", "a", "--remove-missing")).out
     assert "There is no DAG 'shop'" in await cli.refused("dags", "versions", "shop")
+
+
+async def test_what_tasks_and_sinks_need_and_nobody_has_set_is_a_warning(
+    cli: Cli, conn: AsyncConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = FILE.replace("import dag, task", "import dag, notify, task").replace(
+        "@task\n", '@task(secrets=["token"], variables=["region"], on_failure=notify.slack(secret="slack_url"))\n'
+    )
+    folder = write(tmp_path / "code", "one", text)
+    monkeypatch.setenv("EVERTICK_SECRET_KEYS", new_key())
+    ring = load_keyring(read_settings())
+    await put_value(conn, ring, kind=ValueKind.VARIABLE, name="region", value="eu", actor="ann")
+    assert (await cli.json("deploy", folder))["warnings"] == [
+        "sink slack:secret/slack_url of shop needs secret 'slack_url', which is not set: evertick secrets set slack_url",
+        "task work of shop needs secret 'token', which is not set: evertick secrets set token",
+    ]
+    assert "Warning: task work of shop needs secret 'token'" in (await cli("deploy", folder)).out
+    # They may come from elsewhere: then nobody here can know.
+    monkeypatch.setenv("EVERTICK_SECRETS_BACKENDS", "store,env")
+    assert (await cli.json("deploy", folder))["warnings"] == []

@@ -196,3 +196,19 @@ async def test_clearing_a_running_task_says_that_it_is_stopped_first(cli: Cli, c
     run = await start(conn, "etl")
     await (await Runner.join(conn)).claim()
     assert "1 running task will be stopped first" in (await cli("runs", "clear", run, "--yes")).out
+
+
+async def test_a_clear_on_the_newest_version_says_which_and_refuses_other_tasks(
+    cli: Cli, conn: AsyncConnection, failed: int
+) -> None:
+    await put(conn, make_dag("etl", CHAIN, max_active_tasks=5))
+    preview = await cli("runs", "clear", failed, "--failed", "--latest", "--dry-run")
+    assert "The run goes on with version 2; it began with version 1." in preview.out
+    assert (await cli.json("runs", "show", failed))["run"]["version"] == 1
+    await cli("runs", "clear", failed, "--failed", "--latest", "--yes")
+    assert (await cli.json("runs", "show", failed))["run"]["version"] == 2
+    await (await Runner.join(conn)).drain()
+    assert await run_state(conn, failed) == "success"
+    await put(conn, make_dag("etl", {**CHAIN, "tell": ["load"]}))
+    told = await cli.refused("runs", "clear", failed, "--latest", "--yes", status=1)
+    assert "Version 3 of etl has other tasks than run 1 began with (tell is new): start a new run of it." in told

@@ -14,12 +14,13 @@ from evertick.domain.retry import RetryPolicy
 from evertick.engine.cancel import cancel
 from evertick.engine.clear import clear, select_tasks
 from evertick.engine.fire import fire
-from evertick.engine.notify import give_up_old, put_defaults, retry_failed, retry_one, take_due
+from evertick.engine.notify import retry_failed, retry_one, take_due, tend_outbox
 from evertick.engine.prune import Kind, prune_kind
 from evertick.engine.raise_alerts import raise_alerts
 from evertick.engine.reap import bury
 from evertick.store import outbox
-from evertick.store.outbox import Room, Taken
+from evertick.store.db import Purpose, connect
+from evertick.store.outbox import Room, Taken, Wish
 from evertick.store.prune import Mandate
 from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, start, value
 
@@ -40,6 +41,23 @@ async def said(conn: AsyncConnection) -> list[tuple[str, object, object, str]]:
 async def take(conn: AsyncConnection, epoch: int, *passed_over: str, each: int = 10, batch: int = 100) -> list[Taken]:
     room = Room(passed_over=passed_over, each=each, batch=batch, seconds=30)
     return await take_due(conn, shard=0, epoch=epoch, room=room)
+
+
+async def put_defaults(
+    conn: AsyncConnection, epoch: int, *defaults: tuple[Event, str], every_time: bool = False
+) -> None:
+    rows: list[dict[str, object]] = [
+        {"event": event, "sink": sink, "every_time": every_time} for event, sink in defaults
+    ]
+    wish = Wish(defaults=rows, give_up_seconds=1e9, batch=10, most=10)
+    await tend_outbox(conn, shard=0, epoch=epoch, wish=wish)
+
+
+async def give_up(conn: AsyncConnection, epoch: int, *, seconds: float, batch: int = 10) -> tuple[int, int]:
+    """How many were given up, and how many still wait."""
+    wish = Wish(defaults=[], give_up_seconds=seconds, batch=batch, most=100)
+    done = await tend_outbox(conn, shard=0, epoch=epoch, wish=wish)
+    return done.given_up, done.waiting
 
 
 async def write(conn: AsyncConnection, count: int, sink: str = HOOK) -> None:
@@ -156,7 +174,7 @@ async def test_runs_that_somebody_starts_are_told_each_time(conn: AsyncConnectio
 async def test_the_settings_of_the_leader_hold_for_every_dag(conn: AsyncConnection) -> None:
     epoch = await scheduled(conn, start_within_seconds=10)
     both = [(Event.FAILURE, HOOK), (Event.DEADLINE, MAIL)]
-    await put_defaults(conn, shard=0, epoch=epoch, defaults=both, every_time=False)
+    await put_defaults(conn, epoch, *both)
     await play(conn, epoch, "success", "failed", "failed", "success")
     assert await said(conn) == [("failure", 2, None, HOOK)]
     # The episode of a DAG that asks for nothing itself ends with a success, too.
@@ -167,16 +185,16 @@ async def test_the_settings_of_the_leader_hold_for_every_dag(conn: AsyncConnecti
     await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, batch=10)
     await raise_alerts(conn, shard=0, epoch=epoch, unfired_seconds=60, batch=10)
     assert (await said(conn))[1:] == [("deadline", 5, None, MAIL)]
-    await put_defaults(conn, shard=0, epoch=epoch, defaults=[(Event.FAILURE, HOOK)], every_time=True)
+    await put_defaults(conn, epoch, (Event.FAILURE, HOOK), every_time=True)
     assert await value(conn, "select array_agg(event || every_time) from default_notice") == ["failuretrue"]
     with pytest.raises(NotLeader):
-        await put_defaults(conn, shard=0, epoch=epoch - 1, defaults=[], every_time=False)
+        await put_defaults(conn, epoch - 1)
 
 
 async def test_a_dags_own_deadline_and_the_default_to_one_sink_are_one_message(conn: AsyncConnection) -> None:
     epoch = await scheduled(conn, start_within_seconds=10, notices=told(Event.DEADLINE, Event.FAILURE))
     both = [(Event.FAILURE, HOOK), (Event.DEADLINE, HOOK)]
-    await put_defaults(conn, shard=0, epoch=epoch, defaults=both, every_time=False)
+    await put_defaults(conn, epoch, *both)
     await set_clock(conn, later(100))
     await fire(conn, shard=0, epoch=epoch, batch=10)
     await set_clock(conn, later(111))
@@ -222,7 +240,7 @@ async def test_only_the_leader_takes_and_gives_up(conn: AsyncConnection) -> None
     with pytest.raises(NotLeader):
         await take(conn, old)
     with pytest.raises(NotLeader):
-        await give_up_old(conn, shard=0, epoch=old, seconds=0, batch=10)
+        await give_up(conn, old, seconds=0)
 
 
 async def test_a_sink_with_many_waiting_leaves_room_for_the_others(conn: AsyncConnection) -> None:
@@ -251,12 +269,10 @@ async def test_what_has_waited_too_long_is_given_up_but_not_while_it_is_sent(con
     epoch = await scheduled(conn)
     await write(conn, 3)
     (taken,) = await take(conn, epoch, each=1)
-    assert await give_up_old(conn, shard=0, epoch=epoch, seconds=0, batch=10) == 0
     await set_clock(conn, later(10))
-    assert await give_up_old(conn, shard=0, epoch=epoch, seconds=60, batch=10) == 0
-    assert await give_up_old(conn, shard=0, epoch=epoch, seconds=5, batch=1) == 1
-    assert await give_up_old(conn, shard=0, epoch=epoch, seconds=5, batch=10) == 1
-    assert (await outbox.backlog(conn, shard=0, most=100)).waiting == 1
+    assert await give_up(conn, epoch, seconds=60) == (0, 3)
+    assert await give_up(conn, epoch, seconds=5, batch=1) == (1, 2)
+    assert await give_up(conn, epoch, seconds=5) == (1, 1)
     assert await outbox.record(conn, taken, state="sent", answer="", rest_seconds=0)
     assert {each.state for each in await outbox.list_all(conn)} == {"sent", "failed"}
 
@@ -319,3 +335,36 @@ async def test_taking_reads_a_handful_of_rows_however_many_wait(conn: AsyncConne
     assert len(await take(conn, epoch, "webhook:https://dead.example")) == 1
     await read()
     assert await read() - before < 50
+
+
+async def test_what_a_runner_gives_back_is_no_retry(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("d", {"a": []}, task_notices=told(Event.RETRY)))
+    await start(conn, "d")
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim()
+    await runner.finish(claim, "given_back")
+    assert await said(conn) == []
+
+
+async def test_the_success_of_one_task_ends_no_other_ones_episode(conn: AsyncConnection) -> None:
+    await set_clock(conn, T0)
+    await put(conn, make_dag("d", {"a": [], "b": []}, every="@every 100s", task_notices=told(Event.FAILURE)))
+    epoch = await lead(conn)
+    await play(conn, epoch, "failed", "failed")
+    assert [(run, task) for _, run, task, _ in await said(conn)] == [(1, "a")]
+    assert await value(conn, "select failures from episode where task = 'a'") == 2
+
+
+async def test_a_row_in_somebodys_hands_is_passed_over(conn: AsyncConnection, database: str) -> None:
+    epoch = await scheduled(conn)
+    await write(conn, 3)
+    async with await connect(database, purpose=Purpose.PLANNING) as other, other.transaction():
+        await other.execute("select from outbox where delivery_id = 1 for update")
+        taken = await take(conn, epoch, each=2)
+        assert sorted(each.delivery_id for each in taken) == [2, 3]
+        for each in taken:
+            await outbox.record(conn, each, state="waiting", answer="no", rest_seconds=0)
+        await set_clock(conn, later(10))
+        assert await give_up(conn, epoch, seconds=5) == (2, 1)
+        await other.execute("select from outbox where delivery_id = 2 for update")
+        assert await retry_failed(conn, sink=None, actor="ann") == 1

@@ -127,6 +127,20 @@ async def test_to_all_others_it_has_not_ended_meanwhile(conn: AsyncConnection) -
     await runner.drain()
 
 
+@pytest.mark.requirement("F6")
+async def test_the_policy_is_that_of_the_runs_own_version(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("d", {"a": []}))
+    old = await start(conn, "d")
+    await put(conn, make_dag("d", {"a": []}, retries=1))
+    new = await start(conn, "d")
+    await put(conn, make_dag("d", {"a": []}, retries=5))
+    await (await Runner.join(conn)).drain({"a": "failed"})
+    assert [(await run_state(conn, each), await retried(conn, each)) for each in (old, new)] == [
+        ("failed", 0),
+        ("failed", 1),
+    ]
+
+
 @pytest.mark.parametrize("retries", [-1, 101, True, "2"])
 def test_a_number_of_retries_that_cannot_be_is_refused(retries: object) -> None:
     with pytest.raises(InvalidDag, match="a run may begin again 0 to 100 times"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -68,8 +69,8 @@ async def test_who_fails_by_kill_9_is_told_of_and_the_callback_runs_elsewhere(
     there: Installation, tmp_path: Path
 ) -> None:
     with web_sink() as hook:
-        work = loaded(NOTIFYING.replace("URL", hook.url + "/"), tmp_path / "notifying")
-        await publish_work(there.conn, work)
+        text = NOTIFYING.replace("URL", hook.url + "/")
+        await publish_work(there.conn, await asyncio.to_thread(loaded, text, tmp_path / "notifying"))
         await there.start("scheduler", webhook_networks=("127.0.0.1",))
         await there.start("runner")
         await trigger(there.conn, dag="dying", params={}, actor="test")

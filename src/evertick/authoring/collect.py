@@ -44,7 +44,8 @@ def _own_dags(collection: Collection, module_file: str) -> list[Dag]:
         for owner, definition in collection.definitions
         if owner == module_file and id(definition) not in called
     ]
-    return built + [definition.build() for definition in uncalled]
+    found = built + [definition.build() for definition in uncalled]
+    return [each for dag in found for each in (dag, *dag.callbacks)]
 
 
 def _import(folder: Path, file: Path) -> str:

@@ -162,11 +162,10 @@ class DagDefinition:
             raise self._at_definition(error.message) from None
         only = spec.schedules[0].spec if len(spec.schedules) == 1 and not spec.schedules[0].spec.after else None
         bound = [replace(each, schedule=only) if only is not None else each for each in draft.bound]
-        dag = Dag(spec=arrange(spec), tasks={each.name: each for each in bound})
+        called = tuple(_called_by(self.name, each) for each in draft.callbacks.values())
+        dag = Dag(spec=arrange(spec), tasks={each.name: each for each in bound}, callbacks=called)
         if (collection := _collecting.get()) is not None:
             collection.built.append((module_file(), self, dag))
-        for callback in draft.callbacks.values():
-            _called_by(self.name, callback)
         return dag
 
     def test(
@@ -256,7 +255,12 @@ def _called_by(dag: str, callback: Callback) -> Dag:
         task(event)
 
     told.__doc__ = f"Calls {callback.name} when something happens in {dag}."
-    return DagDefinition(told, {"name": callback_dag(dag, callback.name), "tags": ["callback"]})()
+    # It comes with its DAG, whoever builds that: now, or the loader later.
+    token = _collecting.set(None)
+    try:
+        return DagDefinition(told, {"name": callback_dag(dag, callback.name), "tags": ["callback"]})()
+    finally:
+        _collecting.reset(token)
 
 
 def _read_notices(owner: str, options: Mapping[str, object]) -> tuple[NoticeSpec, ...]:

@@ -162,6 +162,8 @@ class Dag:
 
     spec: DagSpec
     tasks: Mapping[str, BoundTask]
+    # The DAGs that call its callbacks; they are published with it.
+    callbacks: tuple[Dag, ...] = ()
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ import typer
 from evertick.cli.connection import actor, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, noun
-from evertick.cli.tables import Cell, hint, show, table
+from evertick.cli.tables import Cell, hint, line, show, table
 from evertick.config import read_settings, user_environment
 from evertick.domain.errors import UserError
 from evertick.services.deploying import deploy, load_folder, remove
@@ -55,6 +55,7 @@ def deploy_folder(
                 "dags": [document(each) for each in done.published],
                 "missing": list(done.missing),
                 "is_removed": remove_missing,
+                "warnings": list(done.warnings),
             }
         )
         return
@@ -63,6 +64,8 @@ def deploy_folder(
         for each in done.published
     ]
     show(table(("DAG", "FILE", "VERSION", "BUNDLE"), rows))
+    for each in done.warnings:
+        show(line(f"Warning: {each}", "yellow"))
     if done.missing and remove_missing:
         show(hint(f"Deleted {noun(len(done.missing), 'DAG')} of before: {', '.join(done.missing)}"))
     elif done.missing:

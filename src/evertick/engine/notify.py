@@ -9,37 +9,21 @@ from __future__ import annotations
 from psycopg import AsyncConnection
 
 from evertick.domain.errors import Conflict, NotFound
-from evertick.domain.notices import Event
 from evertick.engine.fenced import as_leader
 from evertick.store import outbox
 from evertick.store.db import retry_on_deadlock
-from evertick.store.outbox import Delivery, Room, Taken
+from evertick.store.outbox import Delivery, Room, Taken, Tended, Wish
 
 MOST_AT_ONCE = 10_000
 
-Default = tuple[Event, str]
 
-
-async def put_defaults(
-    conn: AsyncConnection, *, shard: int, epoch: int, defaults: list[Default], every_time: bool
-) -> None:
-    """The settings of whoever leads are those of the installation."""
-    rows: list[dict[str, object]] = [
-        {"event": event, "sink": sink, "every_time": every_time} for event, sink in sorted(set(defaults))
-    ]
-    await as_leader(
-        lambda: outbox.put_defaults(conn, shard=shard, epoch=epoch, defaults=rows), shard=shard, epoch=epoch
-    )
+async def tend_outbox(conn: AsyncConnection, *, shard: int, epoch: int, wish: Wish) -> Tended:
+    """The settings of whoever leads are those of the installation; what waited too long is given up; what waits is counted."""
+    return await as_leader(lambda: outbox.tend(conn, shard=shard, epoch=epoch, wish=wish), shard=shard, epoch=epoch)
 
 
 async def take_due(conn: AsyncConnection, *, shard: int, epoch: int, room: Room) -> list[Taken]:
     return await as_leader(lambda: outbox.take(conn, shard=shard, epoch=epoch, room=room), shard=shard, epoch=epoch)
-
-
-async def give_up_old(conn: AsyncConnection, *, shard: int, epoch: int, seconds: float, batch: int) -> int:
-    return await as_leader(
-        lambda: outbox.give_up(conn, shard=shard, epoch=epoch, seconds=seconds, batch=batch), shard=shard, epoch=epoch
-    )
 
 
 async def retry_one(conn: AsyncConnection, *, delivery_id: int, actor: str) -> None:

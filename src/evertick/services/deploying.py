@@ -14,6 +14,7 @@ from psycopg import AsyncConnection
 
 from evertick.config import Settings, load_routing
 from evertick.domain.errors import Conflict, InvalidDag, UserError
+from evertick.engine.declared import not_stored
 from evertick.engine.pause import delete
 from evertick.engine.publish import publish
 from evertick.execution.bundle import pack
@@ -37,6 +38,8 @@ class Deployment:
     published: tuple[Deployed, ...]
     # Of an earlier deployment by the same name, and not in this one.
     missing: tuple[str, ...]
+    # What its tasks need and nobody has stored.
+    warnings: tuple[str, ...] = ()
 
 
 async def load_folder(folder: Path, settings: Settings, environment: Mapping[str, str]) -> list[LoadedFile]:
@@ -76,7 +79,7 @@ async def deploy(
                     f"DAG {dag.name!r} is published from {owners[dag.name]} already: rename one of them, or delete that one"
                     f" first with `evertick dags delete {dag.name}`. Nothing was published."
                 )
-    published = []
+    published, warnings = [], []
     for file in loaded:
         bundle = await asyncio.to_thread(pack, folder, file.file, file.closure)
         threads = ", ".join(file.uses_threads) or None
@@ -87,9 +90,11 @@ async def deploy(
             at = f"{place}{file.file}"
             done = await publish(conn, spec=dag.spec, file=at, bundle_hash=bundle.hash, actor=actor, routing=routing)
             published.append(Deployed(dag=dag.name, file=file.file, bundle=bundle.hash, is_new=done.is_new))
+            if settings.secrets_backends == ("store",):
+                warnings += await not_stored(conn, dag.spec)
     names = {each.dag for each in published}
     missing = tuple(dag for dag, file in owners.items() if file.startswith(place) and dag not in names)
-    return Deployment(published=tuple(published), missing=missing)
+    return Deployment(published=tuple(published), missing=missing, warnings=tuple(warnings))
 
 
 async def remove(conn: AsyncConnection, names: tuple[str, ...], *, actor: str) -> None:

@@ -14,7 +14,8 @@ import psycopg
 from evertick.config import Settings
 from evertick.domain.errors import DeliveryFailed, NotLeader, PostgresUnavailable
 from evertick.domain.notices import Event, rest_seconds
-from evertick.engine.notify import Default, give_up_old, put_defaults, take_due
+from evertick.domain.sinks import parse_sink
+from evertick.engine.notify import take_due, tend_outbox
 from evertick.services import metrics
 from evertick.services.contained import boot_seconds
 from evertick.services.events import Log
@@ -24,7 +25,7 @@ from evertick.services.link import Waker
 from evertick.services.loop import UNREACHABLE, run_loop
 from evertick.services.pulse import Pulse
 from evertick.store import outbox
-from evertick.store.outbox import Room, Taken
+from evertick.store.outbox import Room, Taken, Wish
 from evertick.store.wake import Channel
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ EACH, BATCH = 4, 64
 # Longer than any sending takes, so that nobody sends what is on its way; and how long a dead leader's are held up.
 TAKEN_SECONDS = 30.0
 RECORD_AGAIN_SECONDS = (0.1, 0.5, 1.0, 2.0, 4.0)
-COUNT_SECONDS = 15.0
+TEND_SECONDS = 15.0
+FOR_EVER_SECONDS = 1e9
+IDLE_TICKS = 2
 MOST_COUNTED = 100_000
 GIVE_UP_BATCH = 1000
 # People hear of it where health is asked for.
@@ -72,8 +75,8 @@ class Notifying:
         self._busy: dict[str, int] = {}
         self._wake = asyncio.Event()
         self._pulse = Pulse("notify", is_essential=False)
-        self._defaults_of: int | None = None
-        self._count_at = 0.0
+        self._tended_for: int | None = None
+        self._tend_at = 0.0
         self._made: Sending | None = None
         self._group: asyncio.TaskGroup | None = None
 
@@ -102,20 +105,16 @@ class Notifying:
 
     async def _send_due(self, epoch: int) -> float:
         conn = await self._link.get()
-        if self._defaults_of != epoch:
-            every_time = self._settings.notify_every_time
-            await put_defaults(conn, shard=SHARD, epoch=epoch, defaults=self._defaults(), every_time=every_time)
-            self._defaults_of = epoch
-        if boot_seconds() >= self._count_at:
-            self._count_at = boot_seconds() + COUNT_SECONDS
-            await self._count(epoch)
+        if self._tended_for != epoch or boot_seconds() >= self._tend_at:
+            await self._tend(epoch)
         room = Room(passed_over=self._resting.now() | self._busy.keys(), each=EACH, batch=BATCH, seconds=TAKEN_SECONDS)
         taken = await take_due(conn, shard=SHARD, epoch=epoch, room=room)
         assert self._group is not None
         for each in taken:
             self._busy[each.sink] = self._busy.get(each.sink, 0) + 1
             self._group.create_task(self._deliver(each))
-        return self._settings.tick_seconds
+        # People wait for these, and no task does: an idle leader asks seldom.
+        return self._settings.tick_seconds * (1 if taken else IDLE_TICKS)
 
     async def _deliver(self, taken: Taken) -> None:
         """One attempt at one delivery, to its end."""
@@ -164,32 +163,38 @@ class Notifying:
         if state == "sent" and taken.sink.startswith("call:"):
             self._waker.wake(Channel.READY)
 
-    async def _count(self, epoch: int) -> None:
-        conn = await self._link.get()
-        if hours := self._settings.notify_give_up_hours:
-            given_up = await give_up_old(conn, shard=SHARD, epoch=epoch, seconds=hours * 3600, batch=GIVE_UP_BATCH)
-            metrics.NOTIFICATIONS.labels(outcome="given_up").inc(given_up)
-            if given_up == GIVE_UP_BATCH:
-                self._count_at = 0.0
-        found = await outbox.backlog(conn, shard=SHARD, most=MOST_COUNTED)
+    async def _tend(self, epoch: int) -> None:
+        settings = self._settings
+        wish = Wish(
+            defaults=self._defaults(),
+            give_up_seconds=settings.notify_give_up_hours * 3600 or FOR_EVER_SECONDS,
+            batch=GIVE_UP_BATCH,
+            most=MOST_COUNTED,
+        )
+        found = await tend_outbox(await self._link.get(), shard=SHARD, epoch=epoch, wish=wish)
+        metrics.NOTIFICATIONS.labels(outcome="given_up").inc(found.given_up)
+        rest = 0.0 if found.given_up == GIVE_UP_BATCH else TEND_SECONDS
+        self._tended_for, self._tend_at = epoch, boot_seconds() + rest
         oldest = found.oldest_seconds or 0.0
         metrics.NOTIFICATIONS_WAITING.set(found.waiting)
         metrics.NOTIFICATIONS_OLDEST.set(oldest)
-        is_late = oldest > LATE_SECONDS
         why = f"; not working: {', '.join(self._resting.troubled[:3])}" if self._resting.troubled else ""
-        self._pulse.blocked = (
-            f"{found.waiting} notifications wait, the oldest for {oldest / 60:.0f} minutes{why}" if is_late else None
-        )
+        text = f"{found.waiting} notifications wait, the oldest for {oldest / 60:.0f} minutes{why}"
+        self._pulse.blocked = text if oldest > LATE_SECONDS else None
 
     def _forget(self) -> None:
-        if self._defaults_of is not None:
-            self._defaults_of, self._pulse.blocked = None, None
+        if self._tended_for is not None:
+            self._tended_for, self._pulse.blocked = None, None
             metrics.NOTIFICATIONS_WAITING.set(0)
             metrics.NOTIFICATIONS_OLDEST.set(0)
 
-    def _defaults(self) -> list[Default]:
-        failure = [(Event.FAILURE, sink) for sink in self._settings.notify_on_failure]
-        return [*failure, *((Event.DEADLINE, sink) for sink in self._settings.notify_on_deadline)]
+    def _defaults(self) -> list[dict[str, object]]:
+        told = {Event.FAILURE: self._settings.notify_on_failure, Event.DEADLINE: self._settings.notify_on_deadline}
+        return [
+            {"event": event, "sink": sink, "every_time": self._settings.notify_every_time}
+            for event, sinks in told.items()
+            for sink in sorted({parse_sink(each).text for each in sinks})
+        ]
 
     @property
     def _sending(self) -> Sending:

@@ -19,6 +19,7 @@ from psycopg import AsyncConnection
 from evertick.config import Settings
 from evertick.domain.errors import EndlessLoop, InvalidDag, LacksPool, UserError
 from evertick.domain.routing import Routing
+from evertick.engine.declared import not_stored
 from evertick.engine.pause import delete
 from evertick.engine.publish import publish
 from evertick.execution.bundle import Bundle, pack
@@ -164,6 +165,8 @@ class Publisher:
             self._owners[dag.name] = loaded.file
             if done.is_new:
                 self._log.info("publish", dag=dag.name, file=loaded.file, tasks=len(dag.spec.tasks))
+                for each in await not_stored(conn, dag.spec) if self._settings.secrets_backends == ("store",) else ():
+                    self._log.warning("not_set", dag=dag.name, message=each)
             if done.rerouted:
                 self._log.info("route", dag=dag.name, tasks=done.rerouted)
         names = {dag.name for dag in loaded.dags}

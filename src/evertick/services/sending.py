@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from evertick.config import Settings
-from evertick.domain.errors import DeliveryFailed, UserError
+from evertick.domain.errors import DeliveryFailed, NotFound, UserError
 from evertick.domain.notices import Fact, headline, plain_text, slack_body, webhook_body
 from evertick.domain.sinks import Sink, SinkKind, check_url, read_sink
 from evertick.domain.stored_values import ValueKind, hidden_parts, read_connection
@@ -117,7 +117,8 @@ class Sending:
                 key=f"notification {delivery}",
             )
         except UserError as error:
-            raise DeliveryFailed(str(error), is_final=True) from None
+            # It is published with its DAG, a moment later.
+            raise DeliveryFailed(str(error), is_final=not isinstance(error, NotFound)) from None
         return f"run {made.run_id}"
 
 

@@ -43,10 +43,22 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Backlog:
+class Tended:
+    """How many were given up, and how many wait how long."""
+
+    given_up: int
     waiting: int
     oldest_seconds: float | None
-    troubled: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """Who is told of all DAGs, after how long one is given up (how many at once), and how far is counted."""
+
+    defaults: list[dict[str, object]]
+    give_up_seconds: float
+    batch: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +71,18 @@ class Room:
     seconds: float
 
 
-async def put_defaults(conn: AsyncConnection, *, shard: int, epoch: int, defaults: list[dict[str, object]]) -> None:
-    await one_value(
-        conn, sql("outbox", "put_defaults"), {"shard": shard, "epoch": epoch, "defaults": json.dumps(defaults)}
-    )
+async def tend(conn: AsyncConnection, *, shard: int, epoch: int, wish: Wish) -> Tended:
+    params = {
+        "shard": shard,
+        "epoch": epoch,
+        "defaults": json.dumps(wish.defaults),
+        "give_up_seconds": wish.give_up_seconds,
+        "batch": wish.batch,
+        "most": wish.most,
+    }
+    row = await one_row(conn, sql("outbox", "tend"), params, Tended)
+    assert row is not None
+    return row
 
 
 async def take(conn: AsyncConnection, *, shard: int, epoch: int, room: Room) -> list[Taken]:
@@ -89,20 +109,9 @@ async def record(conn: AsyncConnection, taken: Taken, *, state: str, answer: str
     return await one_value(conn, sql("outbox", "record"), params) is not None
 
 
-async def give_up(conn: AsyncConnection, *, shard: int, epoch: int, seconds: float, batch: int) -> int:
-    params = {"shard": shard, "epoch": epoch, "seconds": seconds, "batch": batch}
-    return cast(int, await one_value(conn, sql("outbox", "give_up"), params))
-
-
 async def retry(conn: AsyncConnection, *, ids: list[int] | None, sink: str | None, batch: int, actor: str) -> int:
     params = {"ids": ids, "sink": sink, "batch": batch, "actor": actor}
     return cast(int, await one_value(conn, sql("outbox", "retry"), params))
-
-
-async def backlog(conn: AsyncConnection, *, shard: int, most: int) -> Backlog:
-    row = await one_row(conn, sql("outbox", "backlog"), {"shard": shard, "most": most}, Backlog)
-    assert row is not None
-    return row
 
 
 async def list_all(

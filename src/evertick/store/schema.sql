@@ -754,11 +754,12 @@ begin
                          else 'success' end
         from per_run p
         where r.run_id = p.run_id and r.state not in ('success', 'failed', 'canceled')
-        returning r.run_id, r.dag_id, r.state, r.retried, p.has_updated, p.is_past, p.is_told
+        returning r.run_id, r.dag_id, r.version_id, r.state, r.retried, p.has_updated, p.is_past, p.is_told
     )
     select array_agg(distinct c.dag_id) filter (where (d.max_active_runs is not null or d.has_turns)
                                                   and c.state not in ('queued', 'running')),
-           array_agg(c.run_id) filter (where c.state = 'failed' and c.retried < d.run_retries),
+           array_agg(c.run_id) filter (where case when c.state = 'failed' and d.has_run_retries then c.retried < (
+               select v.run_retries from dag_version v where v.version_id = c.version_id) end),
            array_agg(c.run_id) filter (where d.is_awaited and c.state not in ('queued', 'running')),
            array_agg(c.run_id) filter (where (d.notifies or has_episodes or (has_defaults and c.state = 'failed'))
                                            and c.state not in ('queued', 'running')),
@@ -780,10 +781,7 @@ begin
     if is_told or told is not null then
         perform tell_ends(case when is_told then p_ended end, told);
     end if;
-    if again is not null then
-        perform retry_runs(again);
-    end if;
-    return case when limited is null then 0 else admit_runs(limited) end;
+    return case when again is null then 0 else retry_runs(again) end + case when limited is null then 0 else admit_runs(limited) end;
 end $$;
 
 CREATE FUNCTION evertick.count_ended(p_backfill_id integer) RETURNS integer
@@ -1543,22 +1541,6 @@ begin
                       '' order by x.place)
     into name from jsonb_array_elements(p_parts) with ordinality as x(part, place);
     return case when length(name) > 400 then left(name, 300) || '…' || md5(name) else name end;
-end $$;
-
-CREATE FUNCTION evertick.give_up_deliveries(p_shard smallint, p_epoch bigint, p_before timestamp with time zone, p_limit integer) RETURNS integer
-    LANGUAGE plpgsql
-    AS $$
-declare
-    given_up int;
-begin
-    perform fence(p_shard, p_epoch);
-    update outbox o set state = 'failed', ended_at = clock(), answer = 'given up: ' || coalesce(o.answer, 'its sink did not work for long')
-    where o.state = 'waiting' and o.ctid = any(array(
-        select x.ctid from outbox x
-        where x.shard = p_shard and x.state = 'waiting' and x.waiting_since < p_before and x.due_at <= clock()
-        limit p_limit for update skip locked));
-    get diagnostics given_up = row_count;
-    return given_up;
 end $$;
 
 CREATE FUNCTION evertick.has_claimed_since(p_session bigint, p_seconds double precision) RETURNS boolean
@@ -2911,9 +2893,10 @@ begin
     on conflict (name) do update set file = excluded.file, deleted_at = null
     returning d.dag_id into out_dag_id;
 
-    insert into dag_version as v (dag_id, number, hash, bundle_hash, spec, task_count, run_timeout, created_at)
+    insert into dag_version as v (dag_id, number, hash, bundle_hash, spec, task_count, run_timeout, run_retries, created_at)
     select out_dag_id, coalesce(max(v.number), 0) + 1, p_dag->>'hash', p_dag->>'bundle_hash', p_dag->'spec',
-           jsonb_array_length(p_dag->'tasks'), (p_dag->>'run_timeout')::double precision, t
+           jsonb_array_length(p_dag->'tasks'), (p_dag->>'run_timeout')::double precision,
+           coalesce((p_dag->>'run_retries')::int, 0), t
     from dag_version v where v.dag_id = out_dag_id
     on conflict (dag_id, hash, bundle_hash) do nothing
     returning v.version_id into out_version_id;
@@ -2962,13 +2945,13 @@ begin
     from dag d where d.dag_id = out_dag_id and v.version_id = d.version_id and v.version_id <> out_version_id;
     update dag_version v set retired_at = null, final_run_id = null
     where v.version_id = out_version_id and v.retired_at is not null;
-    update dag d set version_id = out_version_id, max_active_runs = (p_dag->>'max_active_runs')::int,
-                     run_retries = coalesce((p_dag->>'run_retries')::int, 0)
+    update dag d set version_id = out_version_id, max_active_runs = (p_dag->>'max_active_runs')::int
     where d.dag_id = out_dag_id
-      and (d.version_id, d.max_active_runs, d.run_retries)
-          is distinct from (out_version_id, (p_dag->>'max_active_runs')::int, coalesce((p_dag->>'run_retries')::int, 0));
+      and (d.version_id, d.max_active_runs) is distinct from (out_version_id, (p_dag->>'max_active_runs')::int);
     update dag d set has_run_timeout = true
     where d.dag_id = out_dag_id and not d.has_run_timeout and (p_dag->>'run_timeout') is not null;
+    update dag d set has_run_retries = true
+    where d.dag_id = out_dag_id and not d.has_run_retries and (p_dag->>'run_retries')::int > 0;
     update dag d set awaits_past = true
     where d.dag_id = out_dag_id and not d.awaits_past and exists (
         select 1 from task_spec s where s.version_id = out_version_id and s.awaits_past);
@@ -2990,19 +2973,6 @@ begin
         values (t, 'publish', p_actor, out_dag_id, jsonb_build_object('version_id', out_version_id, 'hash', p_dag->>'hash'));
     end if;
     perform pass_gates();
-end $$;
-
-CREATE FUNCTION evertick.put_default_notices(p_shard smallint, p_epoch bigint, p_defaults jsonb) RETURNS void
-    LANGUAGE plpgsql
-    AS $$
-begin
-    perform fence(p_shard, p_epoch);
-    delete from default_notice n where not exists (
-        select 1 from jsonb_to_recordset(p_defaults) as x(event text, sink text) where x.event = n.event and x.sink = n.sink);
-    insert into default_notice as n (event, sink, every_time)
-    select x.event, x.sink, x.every_time from jsonb_to_recordset(p_defaults) as x(event text, sink text, every_time boolean)
-    order by x.event, x.sink
-    on conflict (event, sink) do update set every_time = excluded.every_time where n.every_time <> excluded.every_time;
 end $$;
 
 CREATE FUNCTION evertick.put_schedule(p_dag_id integer, p_schedule jsonb, p_expected integer, p_request text, p_origin text, p_seen jsonb, p_settle jsonb, p_actor text) RETURNS integer
@@ -3883,7 +3853,7 @@ begin
          - (select count(*) from retry_slot x where x.shard = p_shard and x.queue = p_queue);
 end $$;
 
-CREATE FUNCTION evertick.retry_runs(p_run_ids bigint[]) RETURNS void
+CREATE FUNCTION evertick.retry_runs(p_run_ids bigint[]) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 declare
@@ -3898,7 +3868,7 @@ begin
         from unnest(p_run_ids) p(run_id)
         cross join lateral (select * from run_status x where x.run_id = p.run_id offset 0) r
         cross join lateral (select from dag d where d.dag_id = r.dag_id and d.notifies offset 0) d));
-    perform reopen(array(
+    return reopen(array(
         select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
         where k.run_id = any(p_run_ids) and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')));
 end $$;
@@ -3939,7 +3909,7 @@ CREATE TABLE evertick.dag (
     has_turns boolean DEFAULT false NOT NULL,
     awaits_past boolean DEFAULT false NOT NULL,
     notifies boolean DEFAULT false NOT NULL,
-    run_retries integer DEFAULT 0 NOT NULL,
+    has_run_retries boolean DEFAULT false NOT NULL,
     file text NOT NULL,
     deleted_at timestamp with time zone,
     CONSTRAINT dag_max_active_runs_check CHECK ((max_active_runs > 0))
@@ -4866,6 +4836,29 @@ begin
     select min(g.opens_at) into next_opening from gate g where g.opens_at is not null;
 end $$;
 
+CREATE FUNCTION evertick.tend_outbox(p_shard smallint, p_epoch bigint, p_defaults jsonb, p_seconds double precision, p_limit integer, p_most integer, OUT given_up integer, OUT waiting integer, OUT oldest_seconds double precision) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+begin
+    perform fence(p_shard, p_epoch);
+    delete from default_notice n where not exists (
+        select 1 from jsonb_to_recordset(p_defaults) as x(event text, sink text) where x.event = n.event and x.sink = n.sink);
+    insert into default_notice as n (event, sink, every_time)
+    select x.event, x.sink, x.every_time from jsonb_to_recordset(p_defaults) as x(event text, sink text, every_time boolean)
+    order by x.event, x.sink
+    on conflict (event, sink) do update set every_time = excluded.every_time where n.every_time <> excluded.every_time;
+    update outbox o set state = 'failed', ended_at = t, answer = 'given up: ' || coalesce(o.answer, 'its sink did not work for long')
+    where o.state = 'waiting' and o.ctid = any(array(
+        select x.ctid from outbox x
+        where x.shard = p_shard and x.state = 'waiting' and x.waiting_since < t - make_interval(secs => p_seconds) and x.due_at <= t
+        limit p_limit for update skip locked));
+    get diagnostics given_up = row_count;
+    select count(*), extract(epoch from t - min(w.waiting_since)) into waiting, oldest_seconds
+    from (select o.waiting_since from outbox o where o.shard = p_shard and o.state = 'waiting' limit p_most) w;
+end $$;
+
 CREATE FUNCTION evertick.time_out_run(p_shard smallint, p_epoch bigint, p_run_id bigint) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -5673,9 +5666,11 @@ CREATE TABLE evertick.dag_version (
     spec jsonb NOT NULL,
     task_count integer NOT NULL,
     run_timeout double precision,
+    run_retries integer DEFAULT 0 NOT NULL,
     created_at timestamp with time zone NOT NULL,
     retired_at timestamp with time zone,
     final_run_id bigint,
+    CONSTRAINT dag_version_run_retries_check CHECK ((run_retries >= 0)),
     CONSTRAINT dag_version_run_timeout_check CHECK ((run_timeout > (0)::double precision))
 );
 

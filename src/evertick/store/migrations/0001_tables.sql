@@ -38,7 +38,7 @@ create table dag (
     has_turns       boolean not null default false,   -- whether some schedule of it lets its runs start only one after the other
     awaits_past     boolean not null default false,   -- whether some task of it waits for the run before
     notifies        boolean not null default false,   -- whether somebody is told of its runs, see 0022_outbox.sql
-    run_retries     int not null default 0,           -- how often a run that fails begins again as a whole
+    has_run_retries boolean not null default false,   -- whether some version of it lets a run that fails begin again as a whole
     file            text not null,
     deleted_at      timestamptz
 );
@@ -53,6 +53,7 @@ create table dag_version (
     spec        jsonb not null,
     task_count  int not null,
     run_timeout double precision check (run_timeout > 0),
+    run_retries int not null default 0 check (run_retries >= 0),
     created_at  timestamptz not null,
     -- When another version took its place, and the newest run of all then: none of its runs is newer. Null while current.
     retired_at   timestamptz,

@@ -345,11 +345,12 @@ begin
                          else 'success' end
         from per_run p
         where r.run_id = p.run_id and r.state not in ('success', 'failed', 'canceled')
-        returning r.run_id, r.dag_id, r.state, r.retried, p.has_updated, p.is_past, p.is_told
+        returning r.run_id, r.dag_id, r.version_id, r.state, r.retried, p.has_updated, p.is_past, p.is_told
     )
     select array_agg(distinct c.dag_id) filter (where (d.max_active_runs is not null or d.has_turns)
                                                   and c.state not in ('queued', 'running')),
-           array_agg(c.run_id) filter (where c.state = 'failed' and c.retried < d.run_retries),
+           array_agg(c.run_id) filter (where case when c.state = 'failed' and d.has_run_retries then c.retried < (
+               select v.run_retries from dag_version v where v.version_id = c.version_id) end),
            array_agg(c.run_id) filter (where d.is_awaited and c.state not in ('queued', 'running')),
            array_agg(c.run_id) filter (where (d.notifies or has_episodes or (has_defaults and c.state = 'failed'))
                                            and c.state not in ('queued', 'running')),
@@ -371,10 +372,7 @@ begin
     if is_told or told is not null then
         perform tell_ends(case when is_told then p_ended end, told);
     end if;
-    if again is not null then
-        perform retry_runs(again);
-    end if;
-    return case when limited is null then 0 else admit_runs(limited) end;
+    return case when again is null then 0 else retry_runs(again) end + case when limited is null then 0 else admit_runs(limited) end;
 end $$;
 
 -- How the upstream of the waiting tasks of a run has ended, by the tasks themselves, and how many more there are than the version

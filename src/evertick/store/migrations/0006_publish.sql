@@ -29,9 +29,10 @@ begin
     on conflict (name) do update set file = excluded.file, deleted_at = null
     returning d.dag_id into out_dag_id;
 
-    insert into dag_version as v (dag_id, number, hash, bundle_hash, spec, task_count, run_timeout, created_at)
+    insert into dag_version as v (dag_id, number, hash, bundle_hash, spec, task_count, run_timeout, run_retries, created_at)
     select out_dag_id, coalesce(max(v.number), 0) + 1, p_dag->>'hash', p_dag->>'bundle_hash', p_dag->'spec',
-           jsonb_array_length(p_dag->'tasks'), (p_dag->>'run_timeout')::double precision, t
+           jsonb_array_length(p_dag->'tasks'), (p_dag->>'run_timeout')::double precision,
+           coalesce((p_dag->>'run_retries')::int, 0), t
     from dag_version v where v.dag_id = out_dag_id
     on conflict (dag_id, hash, bundle_hash) do nothing
     returning v.version_id into out_version_id;
@@ -80,13 +81,13 @@ begin
     from dag d where d.dag_id = out_dag_id and v.version_id = d.version_id and v.version_id <> out_version_id;
     update dag_version v set retired_at = null, final_run_id = null
     where v.version_id = out_version_id and v.retired_at is not null;
-    update dag d set version_id = out_version_id, max_active_runs = (p_dag->>'max_active_runs')::int,
-                     run_retries = coalesce((p_dag->>'run_retries')::int, 0)
+    update dag d set version_id = out_version_id, max_active_runs = (p_dag->>'max_active_runs')::int
     where d.dag_id = out_dag_id
-      and (d.version_id, d.max_active_runs, d.run_retries)
-          is distinct from (out_version_id, (p_dag->>'max_active_runs')::int, coalesce((p_dag->>'run_retries')::int, 0));
+      and (d.version_id, d.max_active_runs) is distinct from (out_version_id, (p_dag->>'max_active_runs')::int);
     update dag d set has_run_timeout = true
     where d.dag_id = out_dag_id and not d.has_run_timeout and (p_dag->>'run_timeout') is not null;
+    update dag d set has_run_retries = true
+    where d.dag_id = out_dag_id and not d.has_run_retries and (p_dag->>'run_retries')::int > 0;
     update dag d set awaits_past = true
     where d.dag_id = out_dag_id and not d.awaits_past and exists (
         select 1 from task_spec s where s.version_id = out_version_id and s.awaits_past);

@@ -154,8 +154,8 @@ begin
 end $$;
 
 -- Runs that have just failed and may begin again as a whole: everything in them waits again, as after a clear, and their attempts
--- become history. The caller holds their locks.
-create function retry_runs(p_run_ids bigint[]) returns void language plpgsql as $$
+-- become history. The caller holds their locks. Returns how many tasks or runs can start.
+create function retry_runs(p_run_ids bigint[]) returns int language plpgsql as $$
 declare
     t timestamptz := clock();
 begin
@@ -168,7 +168,7 @@ begin
         from unnest(p_run_ids) p(run_id)
         cross join lateral (select * from run_status x where x.run_id = p.run_id offset 0) r
         cross join lateral (select from dag d where d.dag_id = r.dag_id and d.notifies offset 0) d));
-    perform reopen(array(
+    return reopen(array(
         select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
         where k.run_id = any(p_run_ids) and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')));
 end $$;

@@ -151,18 +151,6 @@ begin
     order by a.alert_id, n.sink;
 end $$;
 
--- The settings of the leader become who is told of all DAGs. p_defaults: [{event, sink, every_time}].
-create function put_default_notices(p_shard smallint, p_epoch bigint, p_defaults jsonb) returns void language plpgsql as $$
-begin
-    perform fence(p_shard, p_epoch);
-    delete from default_notice n where not exists (
-        select 1 from jsonb_to_recordset(p_defaults) as x(event text, sink text) where x.event = n.event and x.sink = n.sink);
-    insert into default_notice as n (event, sink, every_time)
-    select x.event, x.sink, x.every_time from jsonb_to_recordset(p_defaults) as x(event text, sink text, every_time boolean)
-    order by x.event, x.sink
-    on conflict (event, sink) do update set every_time = excluded.every_time where n.every_time <> excluded.every_time;
-end $$;
-
 -- Takes what is due for sending: of each sink at most p_each, and of those in p_passed_over nothing, so that a sink with any number
 -- waiting holds up no other. Nobody else takes them for p_seconds. Which sinks something waits for is found by jumping along the
 -- index from one to the next, however many wait for each.
@@ -192,20 +180,28 @@ begin
     returning o.delivery_id, o.sink, o.event, o.fact, o.attempts, o.created_at;
 end $$;
 
--- Gives up what has waited since before p_before and is not being sent right now. Returns how many.
-create function give_up_deliveries(p_shard smallint, p_epoch bigint, p_before timestamptz, p_limit int) returns int
-language plpgsql as $$
+-- Now and then, by the leader: its settings become who is told of all DAGs (p_defaults: [{event, sink, every_time}]); what has waited
+-- for longer than p_seconds and is not being sent right now is given up; and what waits is counted, up to p_most.
+create function tend_outbox(p_shard smallint, p_epoch bigint, p_defaults jsonb, p_seconds double precision, p_limit int, p_most int,
+                            out given_up int, out waiting int, out oldest_seconds double precision) language plpgsql as $$
 declare
-    given_up int;
+    t timestamptz := clock();
 begin
     perform fence(p_shard, p_epoch);
-    update outbox o set state = 'failed', ended_at = clock(), answer = 'given up: ' || coalesce(o.answer, 'its sink did not work for long')
+    delete from default_notice n where not exists (
+        select 1 from jsonb_to_recordset(p_defaults) as x(event text, sink text) where x.event = n.event and x.sink = n.sink);
+    insert into default_notice as n (event, sink, every_time)
+    select x.event, x.sink, x.every_time from jsonb_to_recordset(p_defaults) as x(event text, sink text, every_time boolean)
+    order by x.event, x.sink
+    on conflict (event, sink) do update set every_time = excluded.every_time where n.every_time <> excluded.every_time;
+    update outbox o set state = 'failed', ended_at = t, answer = 'given up: ' || coalesce(o.answer, 'its sink did not work for long')
     where o.state = 'waiting' and o.ctid = any(array(
         select x.ctid from outbox x
-        where x.shard = p_shard and x.state = 'waiting' and x.waiting_since < p_before and x.due_at <= clock()
+        where x.shard = p_shard and x.state = 'waiting' and x.waiting_since < t - make_interval(secs => p_seconds) and x.due_at <= t
         limit p_limit for update skip locked));
     get diagnostics given_up = row_count;
-    return given_up;
+    select count(*), extract(epoch from t - min(w.waiting_since)) into waiting, oldest_seconds
+    from (select o.waiting_since from outbox o where o.shard = p_shard and o.state = 'waiting' limit p_most) w;
 end $$;
 
 -- People want failed ones tried again: these, or all of a sink, or all. Those that wait are tried anyway.

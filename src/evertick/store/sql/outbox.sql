@@ -1,7 +1,9 @@
 -- Notifications that wait, and what became of those that were sent.
 
--- name: put_defaults
-select put_default_notices(%(shard)s::smallint, %(epoch)s::bigint, %(defaults)s::jsonb)
+-- name: tend
+select given_up, waiting, oldest_seconds
+  from tend_outbox(%(shard)s::smallint, %(epoch)s::bigint, %(defaults)s::jsonb, %(give_up_seconds)s::double precision, %(batch)s::int,
+                   %(most)s::int)
 
 -- name: take
 select delivery_id, sink, event, fact, attempts, created_at
@@ -17,19 +19,8 @@ update outbox o
  where o.delivery_id = %(delivery_id)s::bigint and o.attempts = %(attempts)s::int and o.state = 'waiting'
 returning o.delivery_id
 
--- name: give_up
-select give_up_deliveries(%(shard)s::smallint, %(epoch)s::bigint, clock() - make_interval(secs => %(seconds)s::double precision),
-                          %(batch)s::int)
-
 -- name: retry
 select retry_deliveries(%(ids)s::bigint[], %(sink)s::text, %(batch)s::int, %(actor)s::text)
-
--- name: backlog
--- For the gauges: counted only so far, so that a flood costs no more than that.
-select count(*)::int as waiting, extract(epoch from clock() - min(w.waiting_since))::double precision as oldest_seconds,
-       count(*) filter (where w.attempts > 0)::int as troubled
-  from (select o.waiting_since, o.attempts from outbox o where o.shard = %(shard)s::smallint and o.state = 'waiting'
-         limit %(most)s::int) w
 
 -- name: list
 select o.delivery_id, o.sink, o.event, o.run_id, o.fact, o.created_at, o.state, o.attempts, o.due_at, o.ended_at, o.answer
