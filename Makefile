@@ -9,7 +9,7 @@ ONLY ?=
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test check format requirements mutants simulate shapes sweep year boundaries canaries chaos bench profile bench-peers clean lock
+.PHONY: help up test check format requirements mutants simulate shapes sweep year boundaries canaries fuzz chaos bench profile bench-peers clean lock
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -62,6 +62,9 @@ year: $(STAMP) ## a year of 500 random schedules, crashes, edits and two schedul
 
 canaries: $(STAMP) ## 50 secrets that 1,000 tasks print, raise, template and return; then they are searched for everywhere
 	@$(BIN)/python -m tests.services.canaries
+
+fuzz: $(STAMP) ## thousands of made-up requests against both APIs, as every role (EXAMPLES=50 SEED=n ONLY=path FAULTS=1 cuts the database meanwhile)
+	@$(BIN)/python -m tests.api.fuzz $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(FAULTS),--faults)
 
 chaos: $(STAMP) ## break everything and prove that nothing is lost (SCENARIO=N13 FULL=1 SEED=n CHAOS_MINUTES=60)
 	@$(BIN)/python -m tests.chaos.run $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(FULL),--full) $(if $(SEED),--seed $(SEED)) $(if $(CHAOS_MINUTES),--minutes $(CHAOS_MINUTES))

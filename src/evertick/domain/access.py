@@ -41,6 +41,7 @@ class Permission(StrEnum):
     READ_LOGS = "logs.read"
     TRIGGER_RUNS = "runs.trigger"
     CANCEL_RUNS = "runs.cancel"
+    DELETE_RUNS = "runs.delete"
     CLEAR_TASKS = "tasks.clear"
     MARK_TASKS = "tasks.mark"
     READ_SCHEDULES = "schedules.read"
@@ -50,6 +51,8 @@ class Permission(StrEnum):
     RUN_BACKFILLS = "backfills.run"
     READ_GATES = "gates.read"
     EDIT_POOLS = "pools.edit"
+    READ_VALUES = "values.read"
+    EDIT_VALUES = "values.edit"
     READ_RUNNERS = "runners.read"
     DRAIN_RUNNERS = "runners.drain"
     READ_IMPORTS = "imports.read"
@@ -77,6 +80,7 @@ MATRIX: Mapping[Permission, Rule] = {
     Permission.READ_LOGS: Rule(Role.VIEWER, True, "what tasks wrote"),
     Permission.TRIGGER_RUNS: Rule(Role.OPERATOR, True, "start runs"),
     Permission.CANCEL_RUNS: Rule(Role.OPERATOR, True, "cancel runs"),
+    Permission.DELETE_RUNS: Rule(Role.EDITOR, True, "delete runs that are over"),
     Permission.CLEAR_TASKS: Rule(Role.OPERATOR, True, "run tasks again, and see beforehand which"),
     Permission.MARK_TASKS: Rule(Role.OPERATOR, True, "decide how a task ended"),
     Permission.READ_SCHEDULES: Rule(Role.VIEWER, True, "schedules, their next fires and history"),
@@ -86,6 +90,8 @@ MATRIX: Mapping[Permission, Rule] = {
     Permission.RUN_BACKFILLS: Rule(Role.OPERATOR, True, "create, pause, resume and cancel backfills"),
     Permission.READ_GATES: Rule(Role.VIEWER, False, "pools, keys, and what holds work back"),
     Permission.EDIT_POOLS: Rule(Role.EDITOR, False, "create, change and delete pools"),
+    Permission.READ_VALUES: Rule(Role.OPERATOR, False, "variables, and connections without what is secret in them"),
+    Permission.EDIT_VALUES: Rule(Role.EDITOR, False, "create, change and delete variables and connections"),
     Permission.READ_RUNNERS: Rule(Role.VIEWER, False, "runners and queues"),
     Permission.DRAIN_RUNNERS: Rule(Role.OPERATOR, False, "drain and undrain runners"),
     Permission.READ_IMPORTS: Rule(Role.VIEWER, False, "files that could not be loaded"),

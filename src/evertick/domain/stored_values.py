@@ -65,6 +65,16 @@ def check_value(kind: ValueKind, text: str) -> str:
     return connection_json(parse_connection(text)) if kind is ValueKind.CONNECTION else text
 
 
+def check_connection(connection: Connection) -> str:
+    """The text that is stored of one that was given in parts."""
+    if not connection.type.strip() or not connection.type.isprintable():
+        raise UserError("a connection needs a type, as in postgresql.")
+    text = connection_json(connection)
+    if len(text.encode(errors="replace")) > LONGEST_VALUE or "\\u0000" in text:
+        raise UserError(f"a connection has at most {LONGEST_VALUE:,} bytes, and no NUL.")
+    return text
+
+
 def parse_connection(text: str) -> Connection:
     try:
         parts = urlsplit(text.strip())

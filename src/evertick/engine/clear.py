@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 import psycopg
 from psycopg import AsyncConnection
@@ -22,6 +23,16 @@ from evertick.store.tasks import Cleared, TaskRow
 
 MOST_TASKS = 100_000
 CANNOT_MOVE = "EV003"
+
+
+class Placed(Protocol):
+    """A task's place in its run."""
+
+    @property
+    def idx(self) -> int: ...
+
+    @property
+    def map_index(self) -> int: ...
 
 
 async def select_tasks(
@@ -112,7 +123,7 @@ def _tasks_of(spec: object) -> list[tuple[str, bool]]:
 
 
 async def clear(
-    conn: AsyncConnection, *, run_id: int, chosen: Collection[TaskRow], actor: str, version_id: int | None = None
+    conn: AsyncConnection, *, run_id: int, chosen: Collection[Placed], actor: str, version_id: int | None = None
 ) -> Cleared:
     """Run these again, on that version if one is given (see `newest_version`). A mapped task all of whose instances are chosen is
     cleared as a whole, and expands anew."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from psycopg import AsyncConnection
 
-from evertick.domain.errors import NotFound
+from evertick.domain.errors import Conflict, NotFound
 from evertick.domain.sealing import Keyring
-from evertick.domain.stored_values import ValueKind, check_name, check_value
+from evertick.domain.stored_values import Connection, ValueKind, check_connection, check_name, check_value
 from evertick.store import secrets
-from evertick.store.secrets import ValueRow
+from evertick.store.secrets import NewValue, ValueRow
 
 MOST_VALUES = 100_000
 
@@ -27,10 +28,44 @@ async def put_value(
     description: str | None = None,
 ) -> bool:
     """Whether it is new."""
-    content = keyring.seal(kind, check_name(kind, name), check_value(kind, value))
-    return await secrets.put(
-        conn, kind=kind, name=name, content=content, key_id=keyring.first_id, description=description, actor=actor
+    about = About(kind=kind, name=name, description=description)
+    return bool(await _put(conn, keyring, about, check_value(kind, value), actor=actor))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """Which value is meant. `is_new`: there must be none of that name yet."""
+
+    kind: ValueKind
+    name: str
+    description: str | None = None
+    is_new: bool = False
+
+
+async def put_text(conn: AsyncConnection, keyring: Keyring, about: About, text: str, *, actor: str) -> None:
+    await _put(conn, keyring, about, check_value(about.kind, text), actor=actor)
+
+
+async def put_connection(
+    conn: AsyncConnection, keyring: Keyring, about: About, connection: Connection, *, actor: str
+) -> None:
+    """One that is given in parts: not all of them can be written as an address."""
+    await _put(conn, keyring, about, check_connection(connection), actor=actor)
+
+
+async def _put(conn: AsyncConnection, keyring: Keyring, about: About, content: str, *, actor: str) -> bool:
+    sealed = keyring.seal(about.kind, check_name(about.kind, about.name), content)
+    new = NewValue(
+        kind=about.kind,
+        name=about.name,
+        content=sealed,
+        key_id=keyring.first_id,
+        description=about.description,
     )
+    is_new = await secrets.put(conn, new, actor=actor, only_new=about.is_new)
+    if is_new is None:
+        raise Conflict(f"There is a {about.kind} {about.name!r} already: change that one, or take another name.")
+    return is_new
 
 
 async def read_value(conn: AsyncConnection, keyring: Keyring, *, kind: ValueKind, name: str) -> tuple[ValueRow, str]:

@@ -14,16 +14,24 @@ from evertick.domain.errors import NotFound
 from evertick.store import dags, runs
 from evertick.store.dags import DagRow
 from evertick.store.db import retry_on_deadlock
-from evertick.store.runs import Triggered
+from evertick.store.runs import Particulars, Triggered
 
 
 async def trigger(
-    conn: AsyncConnection, *, dag: str, params: Mapping[str, object], actor: str, key: str | None = None
+    conn: AsyncConnection,
+    *,
+    dag: str,
+    params: Mapping[str, object],
+    actor: str,
+    key: str | None = None,
+    about: Particulars | None = None,
 ) -> Triggered:
     """Create a run of the DAG's current version. On a paused DAG it waits until that is unpaused."""
     row, spec = await find_dag(conn, dag)
     checked = check_run_params(spec, params)
-    made = await retry_on_deadlock(lambda: runs.trigger(conn, dag_id=row.dag_id, params=checked, key=key, actor=actor))
+    made = await retry_on_deadlock(
+        lambda: runs.trigger(conn, dag_id=row.dag_id, params=checked, key=key, about=about, actor=actor)
+    )
     if made is None:
         raise NotFound(f"DAG {dag!r} was removed while it was being triggered. Publish it again first.")
     return made

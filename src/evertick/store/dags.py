@@ -59,6 +59,14 @@ class ListedVersion:
     is_current: bool
 
 
+@dataclass(frozen=True, slots=True)
+class VersionOfDag:
+    dag: str
+    version_id: int
+    number: int
+    created_at: datetime
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DagFilter:
     """`tags`: one of them. `like`: a pattern of LIKE, without regard to capitals."""
@@ -211,3 +219,20 @@ async def page(conn: AsyncConnection, wanted: DagFilter, *, after: str, limit: i
 async def version_number(conn: AsyncConnection, *, dag_id: int, number: int) -> JsonObject | None:
     params = {"dag_id": dag_id, "number": number}
     return cast("JsonObject | None", await one_value(conn, sql("dags", "version_number"), params))
+
+
+async def named(conn: AsyncConnection, names: list[str]) -> list[DagRow]:
+    """These, in the order of the names given."""
+    rows = await all_rows(conn, sql("dags", "named"), {"names": names, "limit": len(names)}, DagRow)
+    found = {row.name: row for row in rows}
+    return [found[name] for name in names if name in found]
+
+
+async def versions_of(conn: AsyncConnection, dag_ids: list[int] | None) -> list[VersionOfDag]:
+    return await all_rows(conn, sql("dags", "versions_of"), {"dag_ids": dag_ids}, VersionOfDag)
+
+
+async def kinds(conn: AsyncConnection, version_ids: list[int]) -> dict[int, list[str]]:
+    """The kinds of the tasks of these versions, in their order."""
+    cursor = await conn.execute(sql("dags", "kinds"), {"version_ids": version_ids})
+    return {cast(int, row[0]): cast("list[str]", row[1]) for row in await cursor.fetchall()}

@@ -115,3 +115,12 @@ async def why(conn: AsyncConnection, key: TaskKey) -> list[Reason]:
 async def blocked(conn: AsyncConnection, *, limit: int) -> list[Blocked]:
     """What holds back the most work now."""
     return await all_rows(conn, sql("gates", "blocked"), {"limit": limit}, Blocked)
+
+
+async def describe_pool(conn: AsyncConnection, *, name: str, description: str) -> None:
+    await conn.execute(sql("gates", "describe_pool"), {"name": name, "description": description})
+
+
+async def pool_descriptions(conn: AsyncConnection, names: list[str]) -> dict[str, str]:
+    cursor = await conn.execute(sql("gates", "pool_descriptions"), {"names": names})
+    return {cast(str, row[0]): cast(str, row[1]) for row in await cursor.fetchall()}

@@ -1,18 +1,31 @@
-"""Runs by many filters, with an offset and a total."""
+"""Runs, tasks and DAGs by many filters and in many orders, with an offset and a total."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import cast
+from decimal import Decimal
+from typing import Any, LiteralString, TypeVar, cast
 
 from psycopg import AsyncConnection
+from psycopg.sql import SQL, Composed, Identifier
+from psycopg.types.json import Jsonb
+from psycopg.types.range import Range
 
 from evertick.store.rows import all_rows, one_row, one_value
 from evertick.store.statements import sql
 
+# A total is counted so far and no further: counting must not read a million rows for a page of fifty.
+MOST_COUNTED = 10_000
 _NUMBERED = re.compile(r"__(\d{1,18})$")
+_ORDER = "/* order */"
+# An index is read backwards only for columns of which nothing is said about nulls.
+_NEVER_NULL = {"run_id", "idx", "map_index", "dag", "entry_id"}
+_NULLS_LAST: dict[bool, LiteralString] = {True: "{} desc nulls last, ", False: "{} nulls last, "}
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,35 +48,168 @@ class ListedRun:
     reason: str | None
     params: dict[str, object]
     triggered_by: str
+    note: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTask:
+    """`phase` is the state, with 'retrying' for a pending task that waits for its next attempt."""
+
+    run_id: int
+    dag_id: int
+    dag: str
+    version_id: int
+    version: int
+    version_created_at: datetime
+    text_id: str
+    fire_at: datetime | None
+    due_at: datetime
+    idx: int
+    map_index: int
+    task: str
+    queue: str
+    priority: int
+    max_attempts: int
+    phase: str
+    attempt: int
+    tries: int
+    started_at: datetime | None
+    finished_at: datetime | None
+    seconds: float | None
+    reason: str | None
+    host: str | None
+    note: str | None
+    pool: str | None
+    slots: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _ListedDag:
+    dag: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One page: from where, how many, in which order (columns, True for descending); what has no value comes last. `is_counted`:
+    also how many there are in all."""
+
+    limit: int
+    offset: int = 0
+    order: Sequence[tuple[str, bool]] = ()
+    is_counted: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFilter:
-    """What is None is not asked. Patterns are of LIKE, without regard to capitals; one of them must fit."""
+    """What is None is not asked. `like`: patterns of ILIKE, `heads`: beginnings; one of them must fit. `names`: what a state is
+    called where it is ordered by name."""
 
+    dag_id: int | None = None
     dag_ids: list[int] | None = None
+    dags: list[str] | None = None
+    after: int | None = None
+    before: int | None = None
     states: list[str] | None = None
     kinds: list[str] | None = None
-    version: int | None = None
-    due_from: datetime | None = None
-    due_until: datetime | None = None
-    fire_from: datetime | None = None
-    fire_until: datetime | None = None
-    start_from: datetime | None = None
-    start_until: datetime | None = None
-    end_from: datetime | None = None
-    end_until: datetime | None = None
-    seconds_from: float | None = None
-    seconds_until: float | None = None
+    versions: list[int] | None = None
+    due: Range[datetime] | None = None
+    fire: Range[datetime] | None = None
+    started: Range[datetime] | None = None
+    finished: Range[datetime] | None = None
+    changed: Range[datetime] | None = None
+    seconds: Range[Decimal] | None = None
     like: list[str] | None = None
+    heads: list[str] | None = None
     actor_like: list[str] | None = None
+    actor_heads: list[str] | None = None
     dag_like: list[str] | None = None
+    dag_heads: list[str] | None = None
+    params_like: list[str] | None = None
+    asset_like: list[str] | None = None
+    names: Mapping[str, str | None] = field(default_factory=dict)
 
 
-async def runs_by_id(conn: AsyncConnection, wanted: RunFilter, *, offset: int, limit: int) -> list[ListedRun]:
-    """Newest first."""
-    params = {**asdict(wanted), "offset": offset, "limit": limit}
-    return await all_rows(conn, sql("listing", "runs_by_id"), params, ListedRun)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFilter:
+    """As of runs. `states` are of `names`, which says what a phase is called; 'none' is one without a name. `kinds` says what a
+    kind of task is called, `no_pool` what stands for none."""
+
+    run_id: int | None = None
+    dag_id: int | None = None
+    dag_ids: list[int] | None = None
+    dags: list[str] | None = None
+    groups: list[str] | None = None
+    after: list[int] | None = None
+    before: list[int] | None = None
+    is_mapped: bool | None = None
+    tasks: list[str] | None = None
+    text_ids: list[str] | None = None
+    states: list[str] | None = None
+    pools: list[str] | None = None
+    pool_like: list[str] | None = None
+    pool_heads: list[str] | None = None
+    queues: list[str] | None = None
+    queue_like: list[str] | None = None
+    queue_heads: list[str] | None = None
+    operators: list[str] | None = None
+    operator_like: list[str] | None = None
+    operator_heads: list[str] | None = None
+    versions: list[int] | None = None
+    tries: list[int] | None = None
+    map_indexes: list[int] | None = None
+    due: Range[datetime] | None = None
+    fire: Range[datetime] | None = None
+    started: Range[datetime] | None = None
+    finished: Range[datetime] | None = None
+    changed: Range[datetime] | None = None
+    seconds: Range[Decimal] | None = None
+    like: list[str] | None = None
+    heads: list[str] | None = None
+    run_like: list[str] | None = None
+    run_heads: list[str] | None = None
+    dag_like: list[str] | None = None
+    dag_heads: list[str] | None = None
+    names: Mapping[str, str | None] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    no_pool: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedDagFilter:
+    """`seen_tags`: whoever asks may know only of DAGs with one of these."""
+
+    seen_tags: list[str] | None = None
+    any_tags: list[str] | None = None
+    all_tags: list[str] | None = None
+    paused: bool | None = None
+    is_broken: bool | None = None
+    like: list[str] | None = None
+    heads: list[str] | None = None
+    name_like: list[str] | None = None
+    name_heads: list[str] | None = None
+    last_states: list[str] | None = None
+    last_started: Range[datetime] | None = None
+    last_finished: Range[datetime] | None = None
+    has_assets: bool | None = None
+    asset_like: list[str] | None = None
+
+
+async def list_runs(conn: AsyncConnection, wanted: RunFilter, asked: Asked) -> tuple[list[ListedRun], int]:
+    """One page, and how many there are, up to `MOST_COUNTED`. Oldest first unless asked otherwise."""
+    params = {**asdict(wanted), "names": Jsonb(wanted.names)}
+    return await read_page(conn, sql("listing", "runs"), params, asked, ListedRun)
+
+
+async def list_tasks(conn: AsyncConnection, wanted: TaskFilter, asked: Asked) -> tuple[list[ListedTask], int]:
+    """In the order of runs, and of tasks in them, unless asked otherwise."""
+    params = {**asdict(wanted), "names": Jsonb(wanted.names), "kinds": Jsonb(wanted.kinds)}
+    return await read_page(conn, sql("listing", "tasks"), params, asked, ListedTask)
+
+
+async def list_dags(conn: AsyncConnection, wanted: ListedDagFilter, asked: Asked) -> tuple[list[str], int]:
+    """Their names."""
+    found, total = await read_page(conn, sql("listing", "dags"), asdict(wanted), asked, _ListedDag)
+    return [each.dag for each in found], total
 
 
 async def find_run(conn: AsyncConnection, *, dag_id: int, text_id: str) -> ListedRun | None:
@@ -73,5 +219,68 @@ async def find_run(conn: AsyncConnection, *, dag_id: int, text_id: str) -> Liste
         run_id = int(numbered[1])
     if run_id is None:
         return None
-    params = {"dag_id": dag_id, "run_id": run_id, "text_id": text_id}
-    return await one_row(conn, sql("listing", "find_run"), params, ListedRun)
+    found = await run_by_number(conn, dag_id=dag_id, run_id=run_id)
+    return found if found is not None and found.text_id == text_id else None
+
+
+async def run_by_number(conn: AsyncConnection, *, dag_id: int, run_id: int) -> ListedRun | None:
+    return await one_row(conn, sql("listing", "find_run"), {"dag_id": dag_id, "run_id": run_id}, ListedRun)
+
+
+async def tasks_of(
+    conn: AsyncConnection, *, run_id: int, idxs: Collection[int], limit: int = 100_000
+) -> list[ListedTask]:
+    """These tasks of a run, each with all its instances."""
+    params = {"run_id": run_id, "idxs": sorted(idxs), "limit": limit}
+    return await all_rows(conn, sql("listing", "tasks_of"), params, ListedTask)
+
+
+async def active_runs(conn: AsyncConnection, dag_id: int) -> int:
+    return cast(int, await one_value(conn, sql("listing", "active_runs"), {"dag_id": dag_id}))
+
+
+async def tags(conn: AsyncConnection, *, seen_tags: list[str] | None) -> list[str]:
+    cursor = await conn.execute(sql("listing", "tags"), {"seen_tags": seen_tags})
+    return [cast(str, row[0]) for row in await cursor.fetchall()]
+
+
+async def count_runs(conn: AsyncConnection, *, dags: list[str]) -> dict[str, dict[str, int]]:
+    """By DAG and state; what has none is left out."""
+    found: dict[str, dict[str, int]] = {}
+    cursor = await conn.execute(sql("listing", "count_runs"), {"dags": dags})
+    for name, state, count in await cursor.fetchall():
+        found.setdefault(cast(str, name), {})[cast(str, state)] = cast(int, count)
+    return found
+
+
+async def put_note(
+    conn: AsyncConnection, *, run_id: int, idx: int, map_index: int, content: str | None, actor: str
+) -> bool:
+    """Of a run: `idx` and `map_index` are -1. Whether there is such a run."""
+    params = {"run_id": run_id, "idx": idx, "map_index": map_index, "content": content, "actor": actor}
+    return bool(await one_value(conn, sql("listing", "put_note"), params))
+
+
+async def read_page(
+    conn: AsyncConnection, statement: LiteralString, params: Mapping[str, Any], asked: Asked, record: type[T]
+) -> tuple[list[T], int]:
+    """One page and a total, of a statement that says where its order goes. Never prepared: a plan for all filters at once would be
+    right for none of them."""
+    most = MOST_COUNTED if asked.is_counted else 0
+    values = {**params, "limit": asked.limit, "offset": asked.offset, "most": most}
+    cursor = await conn.execute(in_order(statement, asked.order), values, prepare=False)
+    rows = await cursor.fetchall()
+    # A page behind the last one is a single row that has only the total.
+    return [record(*row[1:]) for row in rows if row[1] is not None], cast(int, rows[0][0])
+
+
+def in_order(statement: LiteralString, order: Sequence[tuple[str, bool]]) -> Composed:
+    """The statement with the columns put where it says so, before its own, which break ties."""
+    head, tail = cast("tuple[LiteralString, LiteralString]", statement.split(_ORDER))
+    parts = [
+        SQL(("{} desc, " if is_down else "{}, ") if column in _NEVER_NULL else _NULLS_LAST[is_down]).format(
+            Identifier(column)
+        )
+        for column, is_down in order
+    ]
+    return Composed([SQL(head), *parts, SQL(tail)])

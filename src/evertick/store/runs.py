@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import cast
 
@@ -82,11 +82,32 @@ class JournalEntry:
     detail: JsonObject
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Particulars:
+    """What somebody may say of a run besides its parameters. `key`: the same again is the same run; `fire_at`: the instant that
+    it is for, of which a DAG has one run."""
+
+    key: str | None = None
+    fire_at: datetime | None = None
+    note: str | None = None
+
+
 async def trigger(
-    conn: AsyncConnection, *, dag_id: int, params: Mapping[str, object], key: str | None, actor: str
+    conn: AsyncConnection,
+    *,
+    dag_id: int,
+    params: Mapping[str, object],
+    actor: str,
+    key: str | None = None,
+    about: Particulars | None = None,
 ) -> Triggered | None:
-    values = {"dag_id": dag_id, "params": Jsonb(dict(params)), "key": key, "actor": actor}
+    values = {"dag_id": dag_id, "params": Jsonb(dict(params)), "actor": actor, **asdict(about or Particulars(key=key))}
     return await one_row(conn, sql("runs", "trigger"), values, Triggered)
+
+
+async def delete(conn: AsyncConnection, *, run_id: int, actor: str) -> str | None:
+    """'deleted', 'open' or None: there is none."""
+    return cast("str | None", await one_value(conn, sql("runs", "delete"), {"run_id": run_id, "actor": actor}))
 
 
 async def cancel(conn: AsyncConnection, *, run_id: int, actor: str, reason: str) -> int | None:

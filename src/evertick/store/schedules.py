@@ -233,6 +233,10 @@ async def list_all(
     return await all_rows(conn, sql("schedules", "list"), params, ListedSchedule)
 
 
+async def of_dags(conn: AsyncConnection, dag_ids: list[int], *, limit: int = 100_000) -> list[ListedSchedule]:
+    return await all_rows(conn, sql("schedules", "of_dags"), {"dag_ids": dag_ids, "limit": limit}, ListedSchedule)
+
+
 async def skips(
     conn: AsyncConnection, *, dag: str | None = None, name: str | None = None, limit: int = 50
 ) -> list[Skip]:

@@ -1046,6 +1046,27 @@ begin
     return null;
 end $$;
 
+CREATE FUNCTION evertick.delete_run(p_run_id bigint, p_actor text) RETURNS text
+    LANGUAGE plpgsql
+    AS $$
+declare
+    doomed run_status;
+    whose dag;
+begin
+    select * into doomed from run_status r where r.run_id = p_run_id for update;
+    if doomed.run_id is null then
+        return null;
+    end if;
+    if doomed.state not in ('success', 'failed', 'canceled') then
+        return 'open';
+    end if;
+    select * into whose from dag d where d.dag_id = doomed.dag_id;
+    perform forget_runs(whose.shard, array[p_run_id]);
+    insert into journal (occurred_at, verb, actor, dag_id, run_id, detail)
+    values (clock(), 'delete_run', p_actor, doomed.dag_id, p_run_id, jsonb_build_object('state', doomed.state));
+    return 'deleted';
+end $$;
+
 CREATE FUNCTION evertick.delete_value(p_kind text, p_name text, p_actor text) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
@@ -1526,6 +1547,23 @@ begin
         frontier := taken;
     end loop;
     return everything;
+end $$;
+
+CREATE FUNCTION evertick.forget_runs(p_shard smallint, p_doomed bigint[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    awaited int[];
+begin
+    insert into remains (shard, kind, id) select p_shard, 'run', d from unnest(p_doomed) d;
+    -- Who waited for one of them waits for nothing now (is_past_over): the leader lets them in.
+    awaited := array(select g.gate_id from gate g where g.kind = 'past' and split_part(g.name, '/', 1)::bigint = any(p_doomed)
+                     order by g.gate_id for no key update);
+    update gate g set is_behind = true where g.gate_id = any(awaited);
+    delete from run_status r where r.run_id = any(p_doomed);
+    delete from backfill_run b where b.run_id = any(p_doomed);
+    delete from moved_run m where m.run_id = any(p_doomed);
+    delete from run r where r.run_id = any(p_doomed);
 end $$;
 
 CREATE FUNCTION evertick.gate_name(p_parts jsonb, p_run_id bigint) RETURNS text
@@ -2838,22 +2876,13 @@ CREATE FUNCTION evertick.prune_runs(p_shard smallint, p_epoch bigint, p_run_ids 
     AS $$
 declare
     doomed bigint[];
-    awaited int[];
 begin
     perform fence(p_shard, p_epoch);
     doomed := array(
         select r.run_id from run_status r
         where r.run_id = any(p_run_ids) and r.state in ('success', 'failed', 'canceled') and r.finished_at < p_before
         order by r.run_id for update skip locked);
-    insert into remains (shard, kind, id) select p_shard, 'run', d from unnest(doomed) d;
-    -- Who waited for one of them waits for nothing now (is_past_over): the leader lets them in.
-    awaited := array(select g.gate_id from gate g where g.kind = 'past' and split_part(g.name, '/', 1)::bigint = any(doomed)
-                     order by g.gate_id for no key update);
-    update gate g set is_behind = true where g.gate_id = any(awaited);
-    delete from run_status r where r.run_id = any(doomed);
-    delete from backfill_run b where b.run_id = any(doomed);
-    delete from moved_run m where m.run_id = any(doomed);
-    delete from run r where r.run_id = any(doomed);
+    perform forget_runs(p_shard, doomed);
     pruned := cardinality(doomed);
     entry := note_pruned(p_entry, p_actor, p_before, 'runs', pruned);
 end $$;
@@ -2975,6 +3004,75 @@ begin
     perform pass_gates();
 end $$;
 
+CREATE FUNCTION evertick.put_note(p_run_id bigint, p_idx integer, p_map_index integer, p_content text, p_actor text) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform 1 from run_status r where r.run_id = p_run_id for key share;
+    if not found then
+        return false;
+    end if;
+    if p_content is null then
+        delete from note n where n.run_id = p_run_id and n.idx = p_idx and n.map_index = p_map_index;
+    else
+        insert into note as n (run_id, idx, map_index, content, written_by, written_at)
+        values (p_run_id, p_idx, p_map_index, p_content, p_actor, clock())
+        on conflict (run_id, idx, map_index) do update
+            set content = excluded.content, written_by = excluded.written_by, written_at = excluded.written_at;
+    end if;
+    insert into journal (occurred_at, verb, actor, run_id, idx, map_index, detail)
+    values (clock(), 'note', p_actor, p_run_id, nullif(p_idx, -1), case when p_idx >= 0 then p_map_index end,
+            jsonb_build_object('is_taken_away', p_content is null));
+    return true;
+end $$;
+
+CREATE FUNCTION evertick.put_output(p_run_id bigint, p_idx integer, p_map_index integer, p_name text, p_value jsonb, p_must text, p_actor text) RETURNS text
+    LANGUAGE plpgsql
+    AS $_$
+declare
+    owner task;
+    before jsonb;
+    named jsonb;
+    returned jsonb;
+    is_there boolean;
+begin
+    perform 1 from run_status r where r.run_id = p_run_id for no key update;
+    if not found then
+        return null;
+    end if;
+    select * into owner from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index and k.state = 'success';
+    if owner.run_id is null then
+        return null;
+    end if;
+    select v.value into before from result v where v.run_id = p_run_id and v.idx = p_idx and v.map_index = p_map_index;
+    named := case when before->>'$evertick' = 'outputs' then before->'named' else '{}' end;
+    returned := case when before->>'$evertick' = 'outputs' then nullif(before->'value', 'null') else before end;
+    is_there := case when p_name is null then returned is not null else named ? p_name end;
+    if p_must = 'new' and is_there then
+        return 'exists';
+    elsif p_must = 'old' and not is_there then
+        return 'missing';
+    end if;
+    if p_name is null then
+        returned := p_value;
+    else
+        named := case when p_value is null then named - p_name else named || jsonb_build_object(p_name, p_value) end;
+    end if;
+    if named <> '{}' then
+        returned := jsonb_build_object('$evertick', 'outputs', 'value', returned, 'named', named);
+    end if;
+    if returned is null then
+        delete from result v where v.run_id = p_run_id and v.idx = p_idx and v.map_index = p_map_index;
+    else
+        insert into result as v (run_id, idx, map_index, epoch, value) values (p_run_id, p_idx, p_map_index, owner.epoch, returned)
+        on conflict (run_id, idx, map_index) do update set epoch = excluded.epoch, value = excluded.value;
+    end if;
+    insert into journal (occurred_at, verb, actor, run_id, idx, map_index, detail)
+    values (clock(), 'put_output', p_actor, p_run_id, p_idx, p_map_index,
+            jsonb_strip_nulls(jsonb_build_object('name', p_name, 'is_taken_away', nullif(p_value is null, false))));
+    return 'done';
+end $_$;
+
 CREATE FUNCTION evertick.put_schedule(p_dag_id integer, p_schedule jsonb, p_expected integer, p_request text, p_origin text, p_seen jsonb, p_settle jsonb, p_actor text) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -3030,7 +3128,7 @@ begin
     return put;
 end $$;
 
-CREATE FUNCTION evertick.put_value(p_kind text, p_name text, p_content text, p_key_id text, p_description text, p_actor text) RETURNS boolean
+CREATE FUNCTION evertick.put_value(p_kind text, p_name text, p_content text, p_key_id text, p_description text, p_actor text, p_only_new boolean) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
 declare
@@ -3041,7 +3139,11 @@ begin
     on conflict (kind, name) do update
         set content = excluded.content, key_id = excluded.key_id, description = coalesce(excluded.description, v.description),
             changed_by = excluded.changed_by, changed_at = excluded.changed_at
+        where not p_only_new
     returning v.xmax = 0 into is_new;
+    if is_new is null then
+        return null;
+    end if;
     insert into journal (occurred_at, verb, actor, detail)
     values (clock(), 'put_value', p_actor, jsonb_build_object('kind', p_kind, 'name', p_name, 'is_new', is_new));
     return is_new;
@@ -3924,6 +4026,12 @@ CREATE FUNCTION evertick.room_for(b evertick.backfill, d evertick.dag) RETURNS i
                                          where r.dag_id = (d).dag_id and r.state in ('queued', 'running')) end), 0)::int
 $$;
 
+CREATE FUNCTION evertick.run_text(p_key text, p_kind evertick.run_kind, p_at timestamp with time zone, p_run_id bigint) RETURNS text
+    LANGUAGE sql STABLE
+    AS $$
+    select coalesce(p_key, p_kind || '__' || to_char(p_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"') || '__' || p_run_id)
+$$;
+
 CREATE FUNCTION evertick.set_aside(p_kind text, p_subject_id bigint, p_verb text, p_reason text, p_is_tried_again boolean) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -4491,7 +4599,7 @@ begin
         select m.id from remains m
         where m.shard = p_shard and m.kind = p_kind and m.id = any(p_ids)
         order by m.id for update skip locked);
-    foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'child_run', 'attempt', 'task']
+    foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'child_run', 'attempt', 'note', 'task']
                                       else array['edge', 'task_input', 'task_gate', 'task_child', 'notice', 'task_list', 'task_mapping', 'task_spec'] end loop
         execute format('delete from %1$I where ctid = any(array(select x.ctid from %1$I x where x.%2$I = any($1) limit $2))',
                        hung, p_kind || '_id') using gone, p_limit - swept;
@@ -4931,20 +5039,33 @@ begin
     perform pass_gates();
 end $$;
 
-CREATE FUNCTION evertick.trigger_run(p_dag_id integer, p_params jsonb, p_key text, p_actor text) RETURNS TABLE(run_id bigint, is_new boolean)
+CREATE FUNCTION evertick.trigger_run(p_dag_id integer, p_params jsonb, p_key text, p_actor text, p_fire_at timestamp with time zone DEFAULT NULL::timestamp with time zone, p_note text DEFAULT NULL::text) RETURNS TABLE(run_id bigint, is_new boolean)
     LANGUAGE plpgsql
     AS $$
 declare
     made bigint;
 begin
-    insert into run as r (dag_id, version_id, kind, key, params, triggered_by, created_at)
-    select d.dag_id, d.version_id, 'manual', p_key, p_params, p_actor, clock()
+    -- An instant of one's own is a key as well: nothing else has a run for it, neither somebody nor a schedule of the DAG.
+    insert into run as r (dag_id, version_id, kind, key, fire_at, params, triggered_by, created_at)
+    select d.dag_id, d.version_id, 'manual', p_key, p_fire_at, p_params, p_actor, clock()
     from dag d where d.dag_id = p_dag_id and d.deleted_at is null and d.version_id is not null
-    on conflict (dag_id, key) where key is not null do nothing
+      and (p_fire_at is null or not exists (
+          select 1 from schedule c join run x on x.schedule_id = c.schedule_id and x.fire_at = p_fire_at where c.dag_id = p_dag_id))
+    on conflict do nothing
     returning r.run_id into made;
     if made is null then
-        return query select r.run_id, false from run r where r.dag_id = p_dag_id and r.key = p_key;
+        return query
+            select r.run_id, false from run r where r.dag_id = p_dag_id and r.key = p_key
+            union all
+            select r.run_id, false from run r where r.dag_id = p_dag_id and r.fire_at = p_fire_at and r.kind = 'manual'
+            union all
+            select x.run_id, false from schedule c join run x on x.schedule_id = c.schedule_id and x.fire_at = p_fire_at
+            where c.dag_id = p_dag_id
+            limit 1;
         return;
+    end if;
+    if p_note is not null then
+        insert into note (run_id, idx, map_index, content, written_by, written_at) values (made, -1, -1, p_note, p_actor, clock());
     end if;
     -- The run says itself who triggered it; somebody who also says from where gets it into the audit log.
     if coalesce(current_setting('evertick.origin', true), '') <> '' then
@@ -5032,6 +5153,28 @@ begin
     end loop;
     perform pass_gates();
     return coalesce(cardinality(chosen), 0);
+end $$;
+
+CREATE FUNCTION evertick.unhear(p_dag_ids integer[], p_asset text, p_before timestamp with time zone, p_actor text) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    meant int[] := array(
+        select c.schedule_id from schedule c join heard h on h.schedule_id = c.schedule_id and h.kind = 'asset'
+        where p_dag_ids is null or c.dag_id = any(p_dag_ids));
+    n int;
+begin
+    perform 1 from schedule_state s where s.schedule_id = any(meant) order by s.schedule_id for no key update;
+    delete from heard h
+    where h.schedule_id = any(meant) and h.kind = 'asset' and (p_asset is null or h.name = p_asset)
+      and (p_before is null or h.occurred_at < p_before);
+    get diagnostics n = row_count;
+    if n > 0 then
+        insert into journal (occurred_at, verb, actor, dag_id, detail)
+        values (clock(), 'unhear', p_actor, case when cardinality(p_dag_ids) = 1 then p_dag_ids[1] end,
+                jsonb_strip_nulls(jsonb_build_object('asset', p_asset, 'updates', n)));
+    end if;
+    return n;
 end $$;
 
 CREATE FUNCTION evertick.unhold_dag(p_dag_id integer) RETURNS integer
@@ -5877,6 +6020,78 @@ CREATE TABLE evertick.lease (
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', autovacuum_vacuum_cost_delay='0', autovacuum_analyze_scale_factor='0', autovacuum_analyze_threshold='50000', vacuum_truncate=off);
 
+CREATE TABLE evertick.schedule (
+    schedule_id integer NOT NULL,
+    dag_id integer NOT NULL,
+    name text NOT NULL,
+    version integer NOT NULL,
+    spec jsonb NOT NULL,
+    params jsonb NOT NULL,
+    misfire text NOT NULL,
+    window_seconds double precision NOT NULL,
+    catchup_limit integer,
+    overlap text DEFAULT 'allow'::text NOT NULL,
+    start_within double precision,
+    finish_within double precision,
+    delay_seconds double precision DEFAULT 0 NOT NULL,
+    origin text DEFAULT 'code'::text NOT NULL,
+    request text,
+    changed_by text NOT NULL,
+    changed_at timestamp with time zone NOT NULL,
+    deleted_at timestamp with time zone,
+    CONSTRAINT schedule_catchup_limit_check CHECK ((catchup_limit > 0)),
+    CONSTRAINT schedule_finish_within_check CHECK ((finish_within > (0)::double precision)),
+    CONSTRAINT schedule_origin_check CHECK ((origin = ANY (ARRAY['code'::text, 'user'::text]))),
+    CONSTRAINT schedule_overlap_check CHECK ((overlap = ANY (ARRAY['allow'::text, 'skip'::text, 'queue_one'::text, 'queue_all'::text, 'cancel'::text]))),
+    CONSTRAINT schedule_start_within_check CHECK ((start_within > (0)::double precision)),
+    CONSTRAINT schedule_version_check CHECK ((version > 0))
+);
+
+CREATE TABLE evertick.task_spec (
+    version_id integer NOT NULL,
+    idx integer NOT NULL,
+    name text NOT NULL,
+    queue text NOT NULL,
+    priority smallint NOT NULL,
+    rule evertick.trigger_rule NOT NULL,
+    upstream_total integer NOT NULL,
+    setup_total integer NOT NULL,
+    is_setup boolean NOT NULL,
+    is_leaf boolean NOT NULL,
+    starts_at_once boolean NOT NULL,
+    max_attempts integer NOT NULL,
+    rerun_on_loss boolean NOT NULL,
+    queue_timeout double precision,
+    outlets text[],
+    is_gated boolean DEFAULT false NOT NULL,
+    is_ordered boolean DEFAULT false NOT NULL,
+    awaits_past boolean DEFAULT false NOT NULL,
+    starts_dag boolean DEFAULT false NOT NULL,
+    is_mapped boolean DEFAULT false NOT NULL,
+    notifies boolean DEFAULT false NOT NULL,
+    CONSTRAINT task_spec_max_attempts_check CHECK ((max_attempts > 0)),
+    CONSTRAINT task_spec_priority_check CHECK (((priority >= 0) AND (priority <= 9))),
+    CONSTRAINT task_spec_queue_timeout_check CHECK ((queue_timeout > (0)::double precision))
+);
+
+CREATE VIEW evertick.listed_asset AS
+ SELECT name,
+    min(since) AS since
+   FROM ( SELECT o.name,
+            v.created_at AS since
+           FROM (((evertick.dag d
+             JOIN evertick.dag_version v ON ((v.version_id = d.version_id)))
+             JOIN evertick.task_spec s ON ((s.version_id = d.version_id)))
+             CROSS JOIN LATERAL unnest(s.outlets) o(name))
+          WHERE ((d.deleted_at IS NULL) AND (s.outlets IS NOT NULL))
+        UNION ALL
+         SELECT w.name,
+            c.changed_at
+           FROM (evertick.awaited w
+             JOIN evertick.schedule c ON ((c.schedule_id = w.schedule_id)))
+          WHERE (w.kind = 'asset'::text)) a
+  GROUP BY name;
+
 CREATE TABLE evertick.run (
     run_id bigint NOT NULL,
     dag_id integer NOT NULL,
@@ -5891,6 +6106,226 @@ CREATE TABLE evertick.run (
 )
 WITH (autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off);
 
+CREATE VIEW evertick.listed_dag AS
+ SELECT d.dag_id,
+    d.name AS dag,
+    d.paused,
+    d.file,
+    v.spec,
+    ARRAY( SELECT jsonb_array_elements_text(COALESCE((v.spec -> 'tags'::text), '[]'::jsonb)) AS jsonb_array_elements_text) AS tags,
+    (EXISTS ( SELECT 1
+           FROM evertick.import_error e
+          WHERE (e.file = d.file))) AS is_broken,
+        CASE
+            WHEN (NOT d.paused) THEN ( SELECT min(t.next_due) AS min
+               FROM (evertick.schedule c
+                 JOIN evertick.schedule_state t ON ((t.schedule_id = c.schedule_id)))
+              WHERE ((c.dag_id = d.dag_id) AND (c.deleted_at IS NULL) AND (NOT t.paused)))
+            ELSE NULL::timestamp with time zone
+        END AS next_due,
+    ARRAY( SELECT w.name
+           FROM (evertick.schedule c
+             JOIN evertick.awaited w ON (((w.schedule_id = c.schedule_id) AND (w.kind = 'asset'::text))))
+          WHERE ((c.dag_id = d.dag_id) AND (c.deleted_at IS NULL))) AS assets,
+    last.state AS last_state,
+    last.started_at AS last_started_at,
+    last.finished_at AS last_finished_at
+   FROM ((evertick.dag d
+     JOIN evertick.dag_version v ON ((v.version_id = d.version_id)))
+     LEFT JOIN LATERAL ( SELECT (s.state)::text AS state,
+            s.started_at,
+            s.finished_at
+           FROM (( SELECT x.run_id
+                   FROM evertick.run x
+                  WHERE (x.dag_id = d.dag_id)
+                  ORDER BY x.run_id DESC
+                 LIMIT 1) n
+             JOIN evertick.run_status s ON ((s.run_id = n.run_id)))) last ON (true))
+  WHERE (d.deleted_at IS NULL);
+
+CREATE VIEW evertick.listed_event AS
+ SELECT j.entry_id,
+    j.occurred_at,
+    j.verb,
+    j.actor,
+    d.name AS dag,
+        CASE
+            WHEN (r.run_id IS NOT NULL) THEN evertick.run_text(r.key, r.kind, COALESCE(r.fire_at, r.created_at), r.run_id)
+            ELSE NULL::text
+        END AS text_id,
+    r.fire_at,
+    s.name AS task,
+    j.map_index,
+    j.detail
+   FROM ((((evertick.journal j
+     LEFT JOIN evertick.run r ON ((r.run_id = j.run_id)))
+     LEFT JOIN evertick.run_status b ON ((b.run_id = j.run_id)))
+     LEFT JOIN evertick.dag d ON ((d.dag_id = COALESCE(j.dag_id, r.dag_id))))
+     LEFT JOIN evertick.task_spec s ON (((s.version_id = b.version_id) AND (s.idx = j.idx))));
+
+CREATE TABLE evertick.note (
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    content text NOT NULL,
+    written_by text NOT NULL,
+    written_at timestamp with time zone NOT NULL
+);
+
+CREATE TABLE evertick.runner (
+    session bigint NOT NULL,
+    runner_id text NOT NULL,
+    name text,
+    version text NOT NULL,
+    host text NOT NULL,
+    boot_id text NOT NULL,
+    pid_namespace text NOT NULL,
+    uid integer NOT NULL,
+    pid integer NOT NULL,
+    pid_started double precision NOT NULL,
+    queues text[] NOT NULL,
+    slots integer NOT NULL,
+    request text,
+    beat bigint DEFAULT 0 NOT NULL,
+    beat_at timestamp with time zone NOT NULL,
+    watched_beat bigint DEFAULT 0 NOT NULL,
+    silent_seconds double precision DEFAULT 0 NOT NULL,
+    lost_after_seconds double precision NOT NULL,
+    started_at timestamp with time zone NOT NULL,
+    gone_at timestamp with time zone,
+    gone_reason text,
+    match text[] DEFAULT '{}'::text[] NOT NULL,
+    CONSTRAINT runner_request_check CHECK ((request = ANY (ARRAY['drain'::text, 'leave'::text])))
+)
+WITH (fillfactor='30');
+
+CREATE TABLE evertick.task_gate (
+    version_id integer NOT NULL,
+    idx integer NOT NULL,
+    place integer NOT NULL,
+    kind evertick.gate_kind NOT NULL,
+    name text,
+    parts jsonb,
+    weight integer NOT NULL,
+    capacity integer,
+    version jsonb,
+    period double precision,
+    CONSTRAINT task_gate_capacity_check CHECK ((capacity > 0)),
+    CONSTRAINT task_gate_check CHECK (((name IS NULL) <> (parts IS NULL))),
+    CONSTRAINT task_gate_check1 CHECK (((kind = 'order'::evertick.gate_kind) = (version IS NOT NULL))),
+    CONSTRAINT task_gate_check2 CHECK (((kind = 'rate'::evertick.gate_kind) = (period IS NOT NULL))),
+    CONSTRAINT task_gate_period_check CHECK ((period > (0)::double precision)),
+    CONSTRAINT task_gate_weight_check CHECK ((weight > 0))
+);
+
+CREATE VIEW evertick.listed_task AS
+ SELECT r.run_id,
+    r.dag_id,
+    d.name AS dag,
+    b.version_id,
+    v.number AS version,
+    v.created_at AS version_created_at,
+    evertick.run_text(r.key, r.kind, COALESCE(r.fire_at, r.created_at), r.run_id) AS text_id,
+    r.fire_at,
+        CASE
+            WHEN (r.kind = 'manual'::evertick.run_kind) THEN r.created_at
+            ELSE COALESCE(r.fire_at, r.created_at)
+        END AS due_at,
+    s.idx,
+    COALESCE(k.map_index, '-1'::integer) AS map_index,
+    s.name AS task,
+    s.queue,
+    s.priority,
+    s.max_attempts,
+        CASE
+            WHEN (k.state IS NULL) THEN 'waiting'::text
+            WHEN ((k.state = 'pending'::evertick.task_state) AND (k.not_before IS NOT NULL)) THEN 'retrying'::text
+            ELSE (k.state)::text
+        END AS phase,
+    COALESCE((k.attempt)::integer, 0) AS attempt,
+    k.started_at,
+    k.finished_at,
+    ((( SELECT count(*) AS count
+           FROM evertick.attempt a
+          WHERE ((a.run_id = k.run_id) AND (a.idx = k.idx) AND (a.map_index = k.map_index) AND (a.epoch <> k.epoch))))::integer + (((k.started_at IS NOT NULL) OR (EXISTS ( SELECT 1
+           FROM evertick.attempt a
+          WHERE ((a.run_id = k.run_id) AND (a.idx = k.idx) AND (a.map_index = k.map_index) AND (a.epoch = k.epoch))))))::integer) AS tries,
+    COALESCE(k.finished_at, k.started_at, r.created_at) AS changed_at,
+    (EXTRACT(epoch FROM (k.finished_at - k.started_at)))::double precision AS seconds,
+    k.reason,
+    h.host,
+    n.content AS note,
+    ( SELECT g.name
+           FROM evertick.task_gate g
+          WHERE ((g.version_id = s.version_id) AND (g.idx = s.idx) AND (g.kind = 'pool'::evertick.gate_kind) AND s.is_gated)
+          ORDER BY g.place
+         LIMIT 1) AS pool,
+    ( SELECT g.weight
+           FROM evertick.task_gate g
+          WHERE ((g.version_id = s.version_id) AND (g.idx = s.idx) AND (g.kind = 'pool'::evertick.gate_kind) AND s.is_gated)
+          ORDER BY g.place
+         LIMIT 1) AS slots,
+    COALESCE((((v.spec -> 'tasks'::text) -> s.idx) ->> 'kind'::text), 'python'::text) AS kind
+   FROM (((((((evertick.run r
+     JOIN evertick.run_status b ON ((b.run_id = r.run_id)))
+     JOIN evertick.dag d ON ((d.dag_id = r.dag_id)))
+     JOIN evertick.dag_version v ON ((v.version_id = b.version_id)))
+     JOIN evertick.task_spec s ON ((s.version_id = b.version_id)))
+     LEFT JOIN evertick.task k ON (((k.run_id = r.run_id) AND (k.idx = s.idx))))
+     LEFT JOIN evertick.runner h ON ((h.session = k.session)))
+     LEFT JOIN evertick.note n ON (((n.run_id = r.run_id) AND (n.idx = s.idx) AND (n.map_index = COALESCE(k.map_index, '-1'::integer)))));
+
+CREATE TABLE evertick.result (
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    epoch integer NOT NULL,
+    value jsonb NOT NULL
+)
+WITH (autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off, toast.autovacuum_vacuum_insert_scale_factor='0.05', toast.autovacuum_freeze_min_age='0');
+
+CREATE VIEW evertick.listed_output AS
+ SELECT t.run_id,
+    t.dag_id,
+    t.dag,
+    t.version_id,
+    t.version,
+    t.version_created_at,
+    t.text_id,
+    t.fire_at,
+    t.due_at,
+    t.idx,
+    t.map_index,
+    t.task,
+    t.queue,
+    t.priority,
+    t.max_attempts,
+    t.phase,
+    t.attempt,
+    t.started_at,
+    t.finished_at,
+    t.tries,
+    t.changed_at,
+    t.seconds,
+    t.reason,
+    t.host,
+    t.note,
+    t.pool,
+    t.slots,
+    t.kind,
+    e.key
+   FROM ((evertick.result v
+     JOIN evertick.listed_task t ON (((t.run_id = v.run_id) AND (t.idx = v.idx) AND (t.map_index = v.map_index))))
+     CROSS JOIN LATERAL ( SELECT NULL::text AS key
+          WHERE (((v.value ->> '$evertick'::text) IS DISTINCT FROM 'outputs'::text) OR ((v.value -> 'value'::text) <> 'null'::jsonb))
+        UNION ALL
+         SELECT n.key
+           FROM jsonb_object_keys(
+                CASE
+                    WHEN ((v.value ->> '$evertick'::text) = 'outputs'::text) THEN (v.value -> 'named'::text)
+                    ELSE '{}'::jsonb
+                END) n(key)) e);
+
 CREATE VIEW evertick.listed_run AS
  SELECT r.run_id,
     r.dag_id,
@@ -5898,22 +6333,64 @@ CREATE VIEW evertick.listed_run AS
     s.version_id,
     v.number AS version,
     v.created_at AS version_created_at,
-    COALESCE(r.key, ((((r.kind || '__'::text) || to_char((COALESCE(r.fire_at, r.created_at) AT TIME ZONE 'UTC'::text), 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"'::text)) || '__'::text) || r.run_id)) AS text_id,
+    evertick.run_text(r.key, r.kind, COALESCE(r.fire_at, r.created_at), r.run_id) AS text_id,
     (r.kind)::text AS kind,
+    r.schedule_id,
     r.fire_at,
-    COALESCE(r.fire_at, r.created_at) AS due_at,
+        CASE
+            WHEN (r.kind = 'manual'::evertick.run_kind) THEN r.created_at
+            ELSE COALESCE(r.fire_at, r.created_at)
+        END AS due_at,
     r.created_at,
     s.started_at,
     s.finished_at,
+    COALESCE(s.finished_at, s.started_at, r.created_at) AS changed_at,
     (EXTRACT(epoch FROM (s.finished_at - s.started_at)))::double precision AS seconds,
     (s.state)::text AS state,
     s.reason,
     r.params,
-    r.triggered_by
-   FROM (((evertick.run r
+    r.triggered_by,
+    n.content AS note
+   FROM ((((evertick.run r
      JOIN evertick.run_status s ON ((s.run_id = r.run_id)))
      JOIN evertick.dag d ON ((d.dag_id = r.dag_id)))
-     JOIN evertick.dag_version v ON ((v.version_id = s.version_id)));
+     JOIN evertick.dag_version v ON ((v.version_id = s.version_id)))
+     LEFT JOIN evertick.note n ON (((n.run_id = r.run_id) AND (n.idx = '-1'::integer) AND (n.map_index = '-1'::integer))));
+
+CREATE VIEW evertick.listed_update AS
+ SELECT t.run_id,
+    t.dag_id,
+    t.dag,
+    t.version_id,
+    t.version,
+    t.version_created_at,
+    t.text_id,
+    t.fire_at,
+    t.due_at,
+    t.idx,
+    t.map_index,
+    t.task,
+    t.queue,
+    t.priority,
+    t.max_attempts,
+    t.phase,
+    t.attempt,
+    t.started_at,
+    t.finished_at,
+    t.tries,
+    t.changed_at,
+    t.seconds,
+    t.reason,
+    t.host,
+    t.note,
+    t.pool,
+    t.slots,
+    t.kind,
+    o.name AS asset
+   FROM ((evertick.listed_task t
+     JOIN evertick.task_spec s ON (((s.version_id = t.version_id) AND (s.idx = t.idx))))
+     CROSS JOIN LATERAL unnest(s.outlets) o(name))
+  WHERE ((s.outlets IS NOT NULL) AND (t.phase = 'success'::text));
 
 CREATE TABLE evertick.log_chunk (
     run_id bigint NOT NULL,
@@ -5996,6 +6473,11 @@ ALTER TABLE evertick.outbox ALTER COLUMN delivery_id ADD GENERATED ALWAYS AS IDE
     CACHE 1
 );
 
+CREATE TABLE evertick.pool_text (
+    name text NOT NULL,
+    description text NOT NULL
+);
+
 CREATE TABLE evertick.quarantine (
     kind text NOT NULL,
     subject_id bigint NOT NULL,
@@ -6025,15 +6507,6 @@ CREATE TABLE evertick.remains (
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
 
-CREATE TABLE evertick.result (
-    run_id bigint NOT NULL,
-    idx integer NOT NULL,
-    map_index integer NOT NULL,
-    epoch integer NOT NULL,
-    value jsonb NOT NULL
-)
-WITH (autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off, toast.autovacuum_vacuum_insert_scale_factor='0.05', toast.autovacuum_freeze_min_age='0');
-
 CREATE TABLE evertick.retry_line (
     shard smallint NOT NULL,
     queue text NOT NULL,
@@ -6061,60 +6534,6 @@ ALTER TABLE evertick.run ALTER COLUMN run_id ADD GENERATED ALWAYS AS IDENTITY (
     NO MINVALUE
     NO MAXVALUE
     CACHE 1
-);
-
-CREATE TABLE evertick.runner (
-    session bigint NOT NULL,
-    runner_id text NOT NULL,
-    name text,
-    version text NOT NULL,
-    host text NOT NULL,
-    boot_id text NOT NULL,
-    pid_namespace text NOT NULL,
-    uid integer NOT NULL,
-    pid integer NOT NULL,
-    pid_started double precision NOT NULL,
-    queues text[] NOT NULL,
-    slots integer NOT NULL,
-    request text,
-    beat bigint DEFAULT 0 NOT NULL,
-    beat_at timestamp with time zone NOT NULL,
-    watched_beat bigint DEFAULT 0 NOT NULL,
-    silent_seconds double precision DEFAULT 0 NOT NULL,
-    lost_after_seconds double precision NOT NULL,
-    started_at timestamp with time zone NOT NULL,
-    gone_at timestamp with time zone,
-    gone_reason text,
-    match text[] DEFAULT '{}'::text[] NOT NULL,
-    CONSTRAINT runner_request_check CHECK ((request = ANY (ARRAY['drain'::text, 'leave'::text])))
-)
-WITH (fillfactor='30');
-
-CREATE TABLE evertick.schedule (
-    schedule_id integer NOT NULL,
-    dag_id integer NOT NULL,
-    name text NOT NULL,
-    version integer NOT NULL,
-    spec jsonb NOT NULL,
-    params jsonb NOT NULL,
-    misfire text NOT NULL,
-    window_seconds double precision NOT NULL,
-    catchup_limit integer,
-    overlap text DEFAULT 'allow'::text NOT NULL,
-    start_within double precision,
-    finish_within double precision,
-    delay_seconds double precision DEFAULT 0 NOT NULL,
-    origin text DEFAULT 'code'::text NOT NULL,
-    request text,
-    changed_by text NOT NULL,
-    changed_at timestamp with time zone NOT NULL,
-    deleted_at timestamp with time zone,
-    CONSTRAINT schedule_catchup_limit_check CHECK ((catchup_limit > 0)),
-    CONSTRAINT schedule_finish_within_check CHECK ((finish_within > (0)::double precision)),
-    CONSTRAINT schedule_origin_check CHECK ((origin = ANY (ARRAY['code'::text, 'user'::text]))),
-    CONSTRAINT schedule_overlap_check CHECK ((overlap = ANY (ARRAY['allow'::text, 'skip'::text, 'queue_one'::text, 'queue_all'::text, 'cancel'::text]))),
-    CONSTRAINT schedule_start_within_check CHECK ((start_within > (0)::double precision)),
-    CONSTRAINT schedule_version_check CHECK ((version > 0))
 );
 
 ALTER TABLE evertick.schedule ALTER COLUMN schedule_id ADD GENERATED ALWAYS AS IDENTITY (
@@ -6177,25 +6596,6 @@ CREATE TABLE evertick.task_child (
     CONSTRAINT task_child_timeout_check CHECK ((timeout > (0)::double precision))
 );
 
-CREATE TABLE evertick.task_gate (
-    version_id integer NOT NULL,
-    idx integer NOT NULL,
-    place integer NOT NULL,
-    kind evertick.gate_kind NOT NULL,
-    name text,
-    parts jsonb,
-    weight integer NOT NULL,
-    capacity integer,
-    version jsonb,
-    period double precision,
-    CONSTRAINT task_gate_capacity_check CHECK ((capacity > 0)),
-    CONSTRAINT task_gate_check CHECK (((name IS NULL) <> (parts IS NULL))),
-    CONSTRAINT task_gate_check1 CHECK (((kind = 'order'::evertick.gate_kind) = (version IS NOT NULL))),
-    CONSTRAINT task_gate_check2 CHECK (((kind = 'rate'::evertick.gate_kind) = (period IS NOT NULL))),
-    CONSTRAINT task_gate_period_check CHECK ((period > (0)::double precision)),
-    CONSTRAINT task_gate_weight_check CHECK ((weight > 0))
-);
-
 CREATE TABLE evertick.task_input (
     version_id integer NOT NULL,
     idx integer NOT NULL,
@@ -6217,33 +6617,6 @@ CREATE TABLE evertick.task_mapping (
     how evertick.map_how NOT NULL,
     most integer NOT NULL,
     CONSTRAINT task_mapping_most_check CHECK ((most > 0))
-);
-
-CREATE TABLE evertick.task_spec (
-    version_id integer NOT NULL,
-    idx integer NOT NULL,
-    name text NOT NULL,
-    queue text NOT NULL,
-    priority smallint NOT NULL,
-    rule evertick.trigger_rule NOT NULL,
-    upstream_total integer NOT NULL,
-    setup_total integer NOT NULL,
-    is_setup boolean NOT NULL,
-    is_leaf boolean NOT NULL,
-    starts_at_once boolean NOT NULL,
-    max_attempts integer NOT NULL,
-    rerun_on_loss boolean NOT NULL,
-    queue_timeout double precision,
-    outlets text[],
-    is_gated boolean DEFAULT false NOT NULL,
-    is_ordered boolean DEFAULT false NOT NULL,
-    awaits_past boolean DEFAULT false NOT NULL,
-    starts_dag boolean DEFAULT false NOT NULL,
-    is_mapped boolean DEFAULT false NOT NULL,
-    notifies boolean DEFAULT false NOT NULL,
-    CONSTRAINT task_spec_max_attempts_check CHECK ((max_attempts > 0)),
-    CONSTRAINT task_spec_priority_check CHECK (((priority >= 0) AND (priority <= 9))),
-    CONSTRAINT task_spec_queue_timeout_check CHECK ((queue_timeout > (0)::double precision))
 );
 
 CREATE VIEW evertick.tasks AS
@@ -6417,6 +6790,9 @@ ALTER TABLE ONLY evertick.migration
 ALTER TABLE ONLY evertick.moved_run
     ADD CONSTRAINT moved_run_pkey PRIMARY KEY (run_id);
 
+ALTER TABLE ONLY evertick.note
+    ADD CONSTRAINT note_pkey PRIMARY KEY (run_id, idx, map_index);
+
 ALTER TABLE ONLY evertick.notice
     ADD CONSTRAINT notice_pkey PRIMARY KEY (version_id, idx, event, sink);
 
@@ -6425,6 +6801,9 @@ ALTER TABLE ONLY evertick.orphan_watch
 
 ALTER TABLE ONLY evertick.outbox
     ADD CONSTRAINT outbox_pkey PRIMARY KEY (delivery_id);
+
+ALTER TABLE ONLY evertick.pool_text
+    ADD CONSTRAINT pool_text_pkey PRIMARY KEY (name);
 
 ALTER TABLE ONLY evertick.quarantine
     ADD CONSTRAINT quarantine_pkey PRIMARY KEY (kind, subject_id);
@@ -6541,6 +6920,8 @@ CREATE INDEX ready_expiry ON evertick.ready USING btree (expires_at) WHERE (expi
 CREATE INDEX run_active ON evertick.run_status USING btree (dag_id, state, run_id) WHERE (state = ANY (ARRAY['queued'::evertick.run_state, 'running'::evertick.run_state]));
 
 CREATE UNIQUE INDEX run_fire ON evertick.run USING btree (schedule_id, fire_at) WHERE (schedule_id IS NOT NULL);
+
+CREATE UNIQUE INDEX run_instant ON evertick.run USING btree (dag_id, fire_at) WHERE ((kind = 'manual'::evertick.run_kind) AND (fire_at IS NOT NULL));
 
 CREATE UNIQUE INDEX run_key ON evertick.run USING btree (dag_id, key) WHERE (key IS NOT NULL);
 

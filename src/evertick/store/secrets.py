@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
+from typing import cast
 
 from psycopg import AsyncConnection
 
@@ -23,19 +24,29 @@ class ValueRow:
     changed_at: datetime
 
 
-async def put(
-    conn: AsyncConnection, *, kind: str, name: str, content: str, key_id: str, description: str | None, actor: str
-) -> bool:
-    """Whether it is new."""
-    params = {
-        "kind": kind,
-        "name": name,
-        "content": content,
-        "key_id": key_id,
-        "description": description,
-        "actor": actor,
-    }
-    return bool(await one_value(conn, sql("secrets", "put"), params))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewValue:
+    kind: str
+    name: str
+    content: str
+    key_id: str
+    description: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedValue:
+    name: str
+    description: str | None
+
+
+async def put(conn: AsyncConnection, value: NewValue, *, actor: str, only_new: bool = False) -> bool | None:
+    """Whether it is new; None when only a new one was wanted and there is one."""
+    params = {**asdict(value), "actor": actor, "only_new": only_new}
+    return cast("bool | None", await one_value(conn, sql("secrets", "put"), params))
+
+
+async def names(conn: AsyncConnection, *, kind: str, limit: int) -> list[NamedValue]:
+    return await all_rows(conn, sql("secrets", "names"), {"kind": kind, "limit": limit}, NamedValue)
 
 
 async def find(conn: AsyncConnection, wanted: Collection[tuple[str, str]]) -> list[ValueRow]:

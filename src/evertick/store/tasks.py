@@ -203,6 +203,10 @@ async def result(conn: AsyncConnection, key: TaskKey) -> object:
     return await one_value(conn, sql("tasks", "result"), key._asdict())
 
 
+async def has_result(conn: AsyncConnection, key: TaskKey) -> bool:
+    return bool(await one_value(conn, sql("tasks", "has_result"), key._asdict()))
+
+
 async def downstream(conn: AsyncConnection, *, version_id: int, idxs: list[int]) -> list[int]:
     cursor = await conn.execute(sql("tasks", "downstream"), {"version_id": version_id, "idxs": idxs})
     return [cast(int, row[0]) for row in await cursor.fetchall()]

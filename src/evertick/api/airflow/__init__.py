@@ -4,9 +4,45 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from evertick.api.airflow import backfills, dags, instances, monitor, outputs, pools, runs
+from evertick.api.airflow import (
+    asset_events,
+    assets,
+    backfills,
+    connections,
+    dag_records,
+    dags,
+    event_logs,
+    instance_changes,
+    instances,
+    monitor,
+    nothing,
+    outputs,
+    pools,
+    run_changes,
+    runs,
+    variables,
+)
+
+# Outputs before instances: what follows a task's name there could be taken for a map index.
+_PARTS = (
+    dags,
+    dag_records,
+    runs,
+    run_changes,
+    outputs,
+    nothing,
+    instances,
+    instance_changes,
+    asset_events,
+    assets,
+    event_logs,
+    pools,
+    backfills,
+    variables,
+    connections,
+    monitor,
+)
 
 
 def airflow_routers() -> list[APIRouter]:
-    # Outputs before instances: what follows a task's name there could be taken for a map index.
-    return [module.router for module in (dags, runs, outputs, instances, pools, backfills, monitor)]
+    return [module.router for module in _PARTS]

@@ -9,7 +9,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query
 from pydantic import Field
 
-from evertick.api.airflow.words import MOST_ORDERED, USUAL_ITEMS, Body, Limit, Offset, OrderBy, ordered, page_size
+from evertick.api.airflow.asking import USUAL_ITEMS, Body, Limit, Offset, OrderBy, ordered, page_size
+from evertick.api.airflow.run_shapes import (
+    BackfillCollectionResponse,
+    BackfillResponse,
+    DryRunBackfillCollectionResponse,
+)
 from evertick.api.desk import Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.api.native.backfills import find_backfill
@@ -23,6 +28,9 @@ from evertick.store.wake import Channel
 
 router = APIRouter(route_class=GuardedRoute, tags=["Backfill"])
 
+# Backfills are made by people: more of them than this are not ordered.
+MOST_BACKFILLS = 5000
+MOST_FORESEEN = 5000
 BackfillId = Annotated[int, Path(ge=1, le=2**31 - 1)]
 _REPROCESS = {"none": Reprocess.NONE, "failed": Reprocess.FAILED, "completed": Reprocess.ALL}
 _KEYS = {
@@ -46,7 +54,7 @@ class BackfillBody(Body):
     run_on_latest_version: bool | None = None
 
 
-@router.get("/backfills")
+@router.get("/backfills", response_model=BackfillCollectionResponse)
 @needs(Permission.READ_BACKFILLS)
 async def list_backfills(
     caller: Who,
@@ -57,13 +65,13 @@ async def list_backfills(
 ) -> dict[str, Any]:
     async with caller.reading() as conn:
         visible = await caller.visible(conn)
-        rows = await backfills.list_newest(conn, dag=dag_id, limit=MOST_ORDERED, dag_ids=visible)
+        rows = await backfills.list_newest(conn, dag=dag_id, limit=MOST_BACKFILLS, dag_ids=visible)
     found = ordered(rows, order_by or ["id"], _KEYS)
     part = found[offset : offset + page_size(limit)]
     return {"backfills": [_document(row) for row in part], "total_entries": len(found)}
 
 
-@router.post("/backfills")
+@router.post("/backfills", response_model=BackfillResponse)
 @needs(Permission.RUN_BACKFILLS)
 async def create_backfill(body: BackfillBody, caller: Who) -> dict[str, Any]:
     async with caller.changing(Channel.PLAN) as conn:
@@ -73,24 +81,24 @@ async def create_backfill(body: BackfillBody, caller: Who) -> dict[str, Any]:
         return _document(await verbs.find_backfill(conn, made.id))
 
 
-@router.post("/backfills/dry_run")
+@router.post("/backfills/dry_run", response_model=DryRunBackfillCollectionResponse)
 @needs(Permission.RUN_BACKFILLS)
 async def create_backfill_dry_run(body: BackfillBody, caller: Who) -> dict[str, Any]:
     async with caller.reading() as conn:
         await caller.dag(conn, body.dag_id)
-        instants, total = await verbs.instants_of(conn, _wish(body), limit=MOST_ORDERED)
+        instants, total = await verbs.instants_of(conn, _wish(body), limit=MOST_FORESEEN)
     found = [{"logical_date": each, "partition_key": None, "partition_date": None} for each in instants]
     return {"backfills": found, "total_entries": total}
 
 
-@router.get("/backfills/{backfill_id}")
+@router.get("/backfills/{backfill_id}", response_model=BackfillResponse)
 @needs(Permission.READ_BACKFILLS)
 async def get_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]:
     async with caller.reading() as conn:
         return _document(await find_backfill(caller, conn, backfill_id))
 
 
-@router.put("/backfills/{backfill_id}/pause")
+@router.put("/backfills/{backfill_id}/pause", response_model=BackfillResponse)
 @needs(Permission.RUN_BACKFILLS)
 async def pause_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]:
     async with caller.changing() as conn:
@@ -98,7 +106,7 @@ async def pause_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]
         return _document(await verbs.pause(conn, backfill_id=backfill_id, actor=caller.actor))
 
 
-@router.put("/backfills/{backfill_id}/unpause")
+@router.put("/backfills/{backfill_id}/unpause", response_model=BackfillResponse)
 @needs(Permission.RUN_BACKFILLS)
 async def unpause_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]:
     async with caller.changing(Channel.PLAN) as conn:
@@ -106,7 +114,7 @@ async def unpause_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, An
         return _document(await verbs.resume(conn, backfill_id=backfill_id, actor=caller.actor))
 
 
-@router.put("/backfills/{backfill_id}/cancel")
+@router.put("/backfills/{backfill_id}/cancel", response_model=BackfillResponse)
 @needs(Permission.RUN_BACKFILLS)
 async def cancel_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any]:
     async with caller.changing(Channel.STOP, Channel.READY) as conn:

@@ -1,118 +1,184 @@
-"""DAGs and their tasks."""
+"""DAGs and their tasks: listing, reading, pausing, deleting."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from psycopg import AsyncConnection
 
-from evertick.api.airflow.words import (
-    USUAL_ITEMS,
+from evertick.api.airflow.asking import (
     Body,
+    DagQuery,
     Limit,
     Offset,
-    OrderBy,
     Texts,
-    fits,
+    begins,
+    columns,
+    contains,
     ordered,
     page_size,
-    version_of,
+    paged,
+    plainly_contains,
+    span,
 )
+from evertick.api.airflow.dag_shapes import (
+    DAGCollectionResponse,
+    DAGDetailsResponse,
+    DAGResponse,
+    TaskCollectionResponse,
+    TaskResponse,
+)
+from evertick.api.airflow.words import BUNDLE, NO_POOL, OWNER, operator_of, ours, version_of
 from evertick.api.desk import Caller, Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.api.native.dags import spec_of
 from evertick.domain.access import Permission
 from evertick.domain.dag import DagSpec, TaskSpec
 from evertick.domain.errors import NotFound
-from evertick.domain.gates import GateKind
+from evertick.domain.gates import GateKind, awaits_past
 from evertick.domain.retry import Backoff
 from evertick.engine import pause as verbs
 from evertick.engine.plan import in_words
-from evertick.store import dags, runs, schedules
-from evertick.store.dags import DagFilter, DagRow
+from evertick.store import dags, listing, schedules
+from evertick.store.dags import DagRow
+from evertick.store.listing import Asked, ListedDagFilter
 from evertick.store.schedules import ListedSchedule
 from evertick.store.wake import Channel
 
 router = APIRouter(route_class=GuardedRoute, tags=["DAG"])
 
-_MOST_DAGS = 10_000
 _MOST_ACTIVE_TASKS = 16
+ORDER = {
+    "dag_id": ["dag"],
+    "dag_display_name": ["dag"],
+    "next_dagrun": ["next_due"],
+    "state": ["last_state"],
+    "start_date": ["last_started_at"],
+    "last_run_state": ["last_state"],
+    "last_run_start_date": ["last_started_at"],
+}
+TASK_ORDER = (
+    "task_id",
+    "task_display_name",
+    "owner",
+    "trigger_rule",
+    "depends_on_past",
+    "wait_for_downstream",
+    "retries",
+    "queue",
+    "pool",
+    "pool_slots",
+    "retry_exponential_backoff",
+    "priority_weight",
+    "weight_rule",
+    "operator_name",
+    "is_mapped",
+)
 
 
 class DagPatch(Body):
     is_paused: bool
 
 
-@router.get("/dags")
+@router.get("/dags", response_model=DAGCollectionResponse)
 @needs(Permission.READ_DAGS)
-async def get_dags(
+async def get_dags(caller: Who, asked: Annotated[DagQuery, Query()]) -> dict[str, Any]:
+    """In the order of their ids unless ordered otherwise. Dates and states of runs are of each DAG's latest one."""
+    order = columns(asked.order_by, ORDER)
+    state = asked.last_dag_run_state
+    wanted = ListedDagFilter(
+        seen_tags=seen_tags(caller),
+        any_tags=asked.tags if asked.tags and asked.tags_match_mode != "all" else None,
+        all_tags=asked.tags if asked.tags and asked.tags_match_mode == "all" else None,
+        paused=asked.paused,
+        is_broken=asked.has_import_errors,
+        like=contains(asked.dag_id_pattern),
+        heads=begins(asked.dag_id_prefix_pattern),
+        name_like=contains(asked.dag_display_name_pattern),
+        name_heads=begins(asked.dag_display_name_prefix_pattern),
+        last_states=_both(ours(list(asked.dag_run_state or ())), ours([state] if state else None)),
+        last_started=span(asked, "dag_run_start_date"),
+        last_finished=span(asked, "dag_run_end_date"),
+        has_assets=asked.has_asset_schedule,
+        asset_like=plainly_contains(asked.asset_dependency),
+    )
+    if _asks_for_what_is_not_here(asked):
+        return {"dags": [], "total_entries": 0}
+    async with caller.reading() as conn:
+        names, total = await listing.list_dags(conn, wanted, paged(asked, order))
+        return {"dags": await _documents(conn, await dags.named(conn, names)), "total_entries": total}
+
+
+@router.patch("/dags", response_model=DAGCollectionResponse)
+@needs(Permission.PAUSE_DAGS)
+async def patch_dags(
+    body: DagPatch,
     caller: Who,
-    limit: Limit = USUAL_ITEMS,
+    update_mask: Texts = None,
+    limit: Limit = 50,
     offset: Offset = 0,
     tags: Texts = None,
-    tags_match_mode: Annotated[str | None, Query(pattern="^(any|all)$")] = None,
+    tags_match_mode: Literal["any", "all"] | None = None,
+    owners: Texts = None,
     dag_id_pattern: str | None = None,
     dag_id_prefix_pattern: str | None = None,
+    exclude_stale: bool = True,
     paused: bool | None = None,
-    last_dag_run_state: str | None = None,
-    order_by: OrderBy = None,
 ) -> dict[str, Any]:
+    """Those that the same filters list."""
+    wanted = ListedDagFilter(
+        seen_tags=seen_tags(caller),
+        any_tags=tags if tags and tags_match_mode != "all" else None,
+        all_tags=tags if tags and tags_match_mode == "all" else None,
+        like=contains(dag_id_pattern),
+        heads=begins(dag_id_prefix_pattern),
+        paused=paused,
+    )
+    if owners and OWNER not in owners:
+        return {"dags": [], "total_entries": 0}
     async with caller.reading() as conn:
-        limits = caller.principal.tags
-        wanted = DagFilter(tags=None if limits is None else sorted(limits), paused=paused)
-        found = await dags.page(conn, wanted, after="", limit=_MOST_DAGS)
-        last = (
-            {run.dag: run for run in await runs.newest_of_each_dag(conn, limit=_MOST_DAGS)}
-            if last_dag_run_state
-            else {}
-        )
-        plans, broken = await _surroundings(conn)
-    found = [row for row in found if fits(row.name, dag_id_pattern, dag_id_prefix_pattern)]
-    if tags:
-        every = all if tags_match_mode == "all" else any
-        found = [row for row in found if every(tag in _tags(row) for tag in tags)]
-    if last_dag_run_state:
-        found = [row for row in found if row.name in last and last[row.name].state == last_dag_run_state]
-    keys = {
-        "dag_id": lambda row: row.name,
-        "dag_display_name": lambda row: row.name,
-        "is_paused": lambda row: row.paused,
-        "next_dagrun": lambda row: _next(plans.get(row.name, [])),
-    }
-    found = ordered(found, order_by, keys)
-    part = found[offset : offset + page_size(limit)]
-    return {
-        "dags": [_document(row, plans.get(row.name, []), row.file in broken) for row in part],
-        "total_entries": len(found),
-    }
+        names, total = await listing.list_dags(conn, wanted, Asked(limit=page_size(limit), offset=offset))
+    async with caller.changing(Channel.PLAN, Channel.READY) as conn:
+        for name in names:
+            await _pause(caller, conn, name, body, update_mask)
+        return {"dags": await _documents(conn, await dags.named(conn, names)), "total_entries": total}
 
 
-@router.get("/dags/{dag_id}")
+@router.get("/dags/{dag_id}", response_model=DAGResponse)
 @needs(Permission.READ_DAGS)
 async def get_dag(dag_id: str, caller: Who) -> dict[str, Any]:
     async with caller.reading() as conn:
-        return await _one(caller, conn, dag_id)
+        return (await _documents(conn, [await caller.dag(conn, dag_id)]))[0]
 
 
-@router.patch("/dags/{dag_id}")
+@router.patch("/dags/{dag_id}", response_model=DAGResponse)
 @needs(Permission.PAUSE_DAGS)
 async def patch_dag(dag_id: str, body: DagPatch, caller: Who, update_mask: Texts = None) -> dict[str, Any]:
     async with caller.changing(Channel.PLAN, Channel.READY) as conn:
         await caller.dag(conn, dag_id)
-        if update_mask is None or "is_paused" in update_mask:
-            verb = verbs.pause if body.is_paused else verbs.unpause
-            await verb(conn, dag=dag_id, actor=caller.actor)
-        return await _one(caller, conn, dag_id)
+        await _pause(caller, conn, dag_id, body, update_mask)
+        return (await _documents(conn, [await caller.dag(conn, dag_id)]))[0]
 
 
-@router.get("/dags/{dag_id}/details")
+@router.delete("/dags/{dag_id}", status_code=204)
+@needs(Permission.DELETE_DAGS)
+async def delete_dag(dag_id: str, caller: Who) -> None:
+    """Out of planning. Its history stays; a file that is still there publishes it again when it changes."""
+    async with caller.changing(Channel.PLAN) as conn:
+        await caller.dag(conn, dag_id)
+        await verbs.delete(conn, dag=dag_id, actor=caller.actor)
+
+
+@router.get("/dags/{dag_id}/details", response_model=DAGDetailsResponse)
 @needs(Permission.READ_DAGS)
 async def get_dag_details(dag_id: str, caller: Who) -> dict[str, Any]:
     async with caller.reading() as conn:
         row = await caller.dag(conn, dag_id)
-        document = await _one(caller, conn, dag_id)
+        (document,) = await _documents(conn, [row])
+        active = await listing.active_runs(conn, row.dag_id)
     spec = spec_of(row)
     assert row.version_id is not None and row.number is not None and row.created_at is not None
     return {
@@ -127,26 +193,22 @@ async def get_dag_details(dag_id: str, caller: Who) -> dict[str, Any]:
         "latest_dag_version": version_of(row.name, row.version_id, row.number, row.created_at),
         "last_parsed": row.created_at,
         "doc_md": spec.description,
-        "is_favorite": False,
-        "active_runs_count": 0,
+        "active_runs_count": active,
     }
 
 
-@router.get("/dags/{dag_id}/tasks")
+@router.get("/dags/{dag_id}/tasks", response_model=TaskCollectionResponse)
 @needs(Permission.READ_DAGS)
 async def get_tasks(dag_id: str, caller: Who, order_by: str = "task_id") -> dict[str, Any]:
     async with caller.reading() as conn:
         row = await caller.dag(conn, dag_id)
         queues = await dags.queues(conn, row.version_id)
     found = _tasks(spec_of(row), queues)
-    keys = {
-        name: _by(name)
-        for name in ("task_id", "task_display_name", "queue", "priority_weight", "retries", "trigger_rule")
-    }
+    keys = {name: _by(name) for name in TASK_ORDER}
     return {"tasks": ordered(found, [order_by], keys), "total_entries": len(found)}
 
 
-@router.get("/dags/{dag_id}/tasks/{task_id}")
+@router.get("/dags/{dag_id}/tasks/{task_id}", response_model=TaskResponse)
 @needs(Permission.READ_DAGS)
 async def get_task(dag_id: str, task_id: str, caller: Who) -> dict[str, Any]:
     async with caller.reading() as conn:
@@ -158,20 +220,41 @@ async def get_task(dag_id: str, task_id: str, caller: Who) -> dict[str, Any]:
     raise NotFound(f"Task with id {task_id} was not found")
 
 
-async def _one(caller: Caller, conn: AsyncConnection, dag_id: str) -> dict[str, Any]:
-    row = await caller.dag(conn, dag_id)
-    plans, broken = await _surroundings(conn, dag_id)
-    return _document(row, plans.get(row.name, []), row.file in broken)
-
-
-async def _surroundings(
-    conn: AsyncConnection, dag: str | None = None
-) -> tuple[dict[str, list[ListedSchedule]], set[str]]:
-    """The schedules of each DAG, and the files that cannot be loaded."""
+async def _documents(conn: AsyncConnection, rows: Sequence[DagRow]) -> list[dict[str, Any]]:
+    """With the schedules of each, and whether its file can be loaded."""
     plans: dict[str, list[ListedSchedule]] = {}
-    for each in await schedules.list_all(conn, dag=dag, limit=_MOST_DAGS):
+    for each in await schedules.of_dags(conn, [row.dag_id for row in rows]):
         plans.setdefault(each.dag, []).append(each)
-    return plans, {error.file for error in await dags.import_errors(conn)}
+    broken = {error.file for error in await dags.import_errors(conn)}
+    return [_document(row, plans.get(row.name, []), row.file in broken) for row in rows]
+
+
+async def _pause(
+    caller: Caller, conn: AsyncConnection, dag: str, body: DagPatch, update_mask: list[str] | None
+) -> None:
+    if not update_mask or "is_paused" in update_mask:
+        verb = verbs.pause if body.is_paused else verbs.unpause
+        await verb(conn, dag=dag, actor=caller.actor)
+
+
+def seen_tags(caller: Caller) -> list[str] | None:
+    limits = caller.principal.tags
+    return None if limits is None else sorted(limits)
+
+
+def _both(one: list[str] | None, other: list[str] | None) -> list[str] | None:
+    return one if other is None else other if one is None else [each for each in one if each in other]
+
+
+def _asks_for_what_is_not_here(asked: DagQuery) -> bool:
+    """All DAGs have one owner and one bundle without versions; none is a favourite."""
+    return bool(
+        (asked.owners and OWNER not in asked.owners)
+        or asked.bundle_name not in (None, BUNDLE)
+        or asked.bundle_version is not None
+        or asked.is_favorite
+        or asked.timetable_type
+    )
 
 
 def _document(row: DagRow, plans: list[ListedSchedule], is_broken: bool) -> dict[str, Any]:
@@ -184,10 +267,7 @@ def _document(row: DagRow, plans: list[ListedSchedule], is_broken: bool) -> dict
         "is_paused": row.paused,
         "is_stale": False,
         "last_parsed_time": row.created_at,
-        "last_parse_duration": None,
-        "last_expired": None,
-        "bundle_name": "dags-folder",
-        "bundle_version": None,
+        "bundle_name": BUNDLE,
         "relative_fileloc": row.file,
         "fileloc": row.file,
         "file_token": row.file,
@@ -206,8 +286,7 @@ def _document(row: DagRow, plans: list[ListedSchedule], is_broken: bool) -> dict
         "next_dagrun_data_interval_start": due,
         "next_dagrun_data_interval_end": due,
         "next_dagrun_run_after": due,
-        "allowed_run_types": None,
-        "owners": ["evertick"],
+        "owners": [OWNER],
         "is_backfillable": bool(plans),
     }
 
@@ -228,27 +307,27 @@ def _task(task: TaskSpec, below: list[str], queue: str | None) -> dict[str, Any]
     return {
         "task_id": task.name,
         "task_display_name": task.name,
-        "owner": "evertick",
+        "owner": OWNER,
         "trigger_rule": task.trigger_rule.value,
         "extra_links": [],
-        "depends_on_past": False,
+        "depends_on_past": awaits_past(task.gates),
         "wait_for_downstream": False,
         "retries": task.retry.retries,
         "queue": queue,
-        "pool": pools[0].name if pools else "default_pool",
+        "pool": pools[0].name if pools else NO_POOL,
         "pool_slots": pools[0].weight if pools else 1,
         "execution_timeout": _delta(task.timeout_seconds),
         "retry_delay": _delta(task.retry.delay_seconds),
         "retry_exponential_backoff": 2.0 if task.retry.backoff is Backoff.EXPONENTIAL else 0.0,
         "priority_weight": task.priority,
         "weight_rule": "absolute",
-        "operator_name": {"python": "PythonOperator", "shell": "BashOperator"}.get(task.kind, task.kind),
+        "operator_name": operator_of(task.kind),
         "class_ref": {"module_path": "evertick", "class_name": task.kind},
         "params": {},
         "template_fields": [],
         "downstream_task_ids": below,
         "doc_md": task.doc,
-        "is_mapped": False,
+        "is_mapped": task.mapping is not None,
         "ui_color": "#fff",
         "ui_fgcolor": "#000",
     }
@@ -263,10 +342,6 @@ def _delta(seconds: float | None) -> dict[str, Any] | None:
 
 def _next(plans: list[ListedSchedule]) -> datetime | None:
     return min((each.next_due for each in plans if each.next_due and not each.paused), default=None)
-
-
-def _tags(row: DagRow) -> list[str]:
-    return list(spec_of(row).tags)
 
 
 def _by(name: str) -> Any:

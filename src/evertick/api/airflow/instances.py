@@ -1,282 +1,349 @@
-"""Task instances: listing, tries, marking, clearing."""
+"""Task instances: listing, reading, tries, and what holds one back. What changes them is in instance_changes.py."""
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, TypedDict
 
 from fastapi import APIRouter, Path, Query
 from psycopg import AsyncConnection
 from pydantic import Field
 
-from evertick.api.airflow.runs import find_run
-from evertick.api.airflow.words import (
-    MOST_ORDERED,
-    USUAL_ITEMS,
+from evertick.api.airflow.asking import (
+    EVERY,
+    MOST_ITEMS,
     Body,
-    Limit,
-    Offset,
-    OrderBy,
-    Texts,
-    fits,
-    instance_document,
-    ordered,
+    InstanceQuery,
+    MappedQuery,
+    Times,
+    begins,
+    columns,
+    contains,
     page_size,
+    paged,
+    spans_of,
 )
+from evertick.api.airflow.dag_shapes import TaskInstanceState
+from evertick.api.airflow.run_shapes import (
+    TaskDependencyCollectionResponse,
+    TaskInstanceCollectionResponse,
+    TaskInstanceHistoryCollectionResponse,
+    TaskInstanceHistoryResponse,
+    TaskInstanceResponse,
+)
+from evertick.api.airflow.runs import R, find_run, whose
+from evertick.api.airflow.words import NO_POOL, OPERATORS, TASK_STATES, instance_document
 from evertick.api.desk import Caller, Who
 from evertick.api.guard import GuardedRoute, needs
+from evertick.api.paging import cursor, read_cursor
 from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
-from evertick.domain.errors import Conflict, NotFound, UserError
-from evertick.engine.clear import clear, newest_version, select_tasks
-from evertick.engine.mark import mark
-from evertick.store import tasks
-from evertick.store.listing import ListedRun
-from evertick.store.tasks import AttemptRow, TaskRow
-from evertick.store.wake import Channel
+from evertick.domain.errors import NotFound, UserError
+from evertick.domain.why import tell
+from evertick.store import dags, gates, listing, tasks
+from evertick.store.listing import MOST_COUNTED, Asked, ListedTask, TaskFilter
+from evertick.store.tasks import AttemptRow
 
 router = APIRouter(route_class=GuardedRoute, tags=["Task Instance"])
 
+T = f"{R}/taskInstances/{{task_id}}"
 MapIndex = Annotated[int, Path(ge=-1, le=2**31 - 1)]
-R = "/dags/{dag_id}/dagRuns/{dag_run_id}"
-_FIELDS = (
-    "id",
-    "task_id",
-    "state",
-    "start_date",
-    "end_date",
-    "duration",
-    "map_index",
-    "try_number",
-    "queue",
-    "run_after",
-)
-_KEYS = {name: (lambda field: lambda item: item[field])(name) for name in _FIELDS}
+MapIndexAsked = Annotated[int, Query(ge=-1, le=2**31 - 1)]
+TryNumber = Annotated[int, Path(ge=0, le=2**31 - 1)]
+PLACE = ["run_id", "idx", "map_index"]
+ORDER = {
+    "id": PLACE,
+    "state": ["shown"],
+    "duration": ["seconds"],
+    "start_date": ["started_at"],
+    "end_date": ["finished_at"],
+    "map_index": ["map_index"],
+    "try_number": ["tries"],
+    "logical_date": ["fire_at"],
+    "run_after": ["due_at"],
+    "data_interval_start": ["fire_at"],
+    "data_interval_end": ["fire_at"],
+    "rendered_map_index": ["map_index"],
+    "operator": ["operator"],
+    "task_id": ["task"],
+    "dag_id": ["dag"],
+    "run_id": ["text_id"],
+    "queue": ["queue"],
+}
 _OUTCOMES = {"success": "success", "skipped": "skipped"}
 
 
-class InstancePatch(Body):
-    new_state: Literal["success", "failed", "skipped"] | None = None
-    note: str | None = None
-    include_upstream: bool = False
-    include_downstream: bool = False
-    include_future: bool = False
-    include_past: bool = False
+class InstancesBatch(Times, Body):
+    """Of the list that is asked for by a body."""
+
+    dag_ids: list[str] | None = None
+    dag_run_ids: list[str] | None = None
+    task_ids: list[str] | None = None
+    state: list[TaskInstanceState | None] | None = None
+    pool: list[str] | None = None
+    queue: list[str] | None = None
+    executor: list[str] | None = None
+    page_offset: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
+    page_limit: Annotated[int, Field(ge=0, le=2**63 - 1)] = MOST_ITEMS
+    order_by: str | None = None
 
 
-class ClearBody(Body):
-    dry_run: bool = True
-    start_date: datetime | None = None
-    end_date: datetime | None = None
-    only_failed: bool = True
-    only_running: bool = False
-    reset_dag_runs: bool = True
-    task_ids: list[str | list[Any]] | None = None
-    dag_run_id: Annotated[str, Field(max_length=250)] | None = None
-    include_upstream: bool = False
-    include_downstream: bool = False
-    include_future: bool = False
-    include_past: bool = False
-    run_on_latest_version: bool | None = None
-    prevent_running_task: bool = False
-    note: str | None = None
+class Words(TypedDict):
+    """What things are called here, for filters and orders by name."""
+
+    names: Any
+    kinds: Any
+    no_pool: str
 
 
-@router.get(f"{R}/taskInstances")
+WORDS = Words(names=TASK_STATES, kinds=OPERATORS, no_pool=NO_POOL)
+
+
+@router.get(f"{R}/taskInstances", response_model=TaskInstanceCollectionResponse)
 @needs(Permission.READ_RUNS)
 async def get_task_instances(
-    dag_id: str,
-    dag_run_id: str,
-    caller: Who,
-    task_id: str | None = None,
-    state: Texts = None,
-    queue: Texts = None,
-    try_number: Annotated[list[int] | None, Query()] = None,
-    map_index: Annotated[list[int] | None, Query()] = None,
-    start_date_gte: datetime | None = None,
-    start_date_lte: datetime | None = None,
-    duration_gte: float | None = None,
-    duration_lte: float | None = None,
-    task_display_name_pattern: str | None = None,
-    task_display_name_prefix_pattern: str | None = None,
-    limit: Limit = USUAL_ITEMS,
-    offset: Offset = 0,
-    order_by: OrderBy = None,
+    dag_id: str, dag_run_id: str, caller: Who, asked: Annotated[InstanceQuery, Query()]
 ) -> dict[str, Any]:
+    """Of one run, of all runs of a DAG (`~` for the run), or of all (`~` for both)."""
+    order = columns(asked.order_by, ORDER)
     async with caller.reading() as conn:
-        run = await find_run(caller, conn, dag_id, dag_run_id)
-        rows = await tasks.list_of_run(conn, run_id=run.run_id, limit=MOST_ORDERED)
-    found = [instance_document(run, row) for row in rows]
-    found = [
-        each
-        for each in found
-        if (task_id is None or each["task_id"] == task_id)
-        and (not state or (each["state"] or "none") in state)
-        and (not queue or each["queue"] in queue)
-        and (not try_number or each["try_number"] in try_number)
-        and (not map_index or each["map_index"] in map_index)
-        and _within(each["start_date"], start_date_gte, start_date_lte)
-        and _within(each["duration"], duration_gte, duration_lte)
-        and fits(each["task_id"], task_display_name_pattern, task_display_name_prefix_pattern)
-    ]
-    found = ordered(found, order_by, _KEYS)
-    part = found[offset : offset + page_size(limit)]
-    return {"task_instances": part, "total_entries": len(found), "total_entries_limit": MOST_ORDERED}
+        wanted = replace(
+            _filter(asked),
+            **await where(caller, conn, dag_id, dag_run_id),
+            tasks=None if asked.task_id is None else [asked.task_id],
+            like=contains(asked.task_display_name_pattern),
+            heads=begins(asked.task_display_name_prefix_pattern),
+            groups=None if asked.task_group_id is None else [f"{asked.task_group_id}."],
+            dag_like=contains(asked.dag_id_pattern),
+            dag_heads=begins(asked.dag_id_prefix_pattern),
+            run_like=contains(asked.run_id_pattern),
+            run_heads=begins(asked.run_id_prefix_pattern),
+        )
+        if asked.cursor is not None:
+            return await _by_cursor(conn, wanted, asked, order)
+        return await _collection(conn, wanted, asked, paged(asked, order))
 
 
-@router.get(f"{R}/taskInstances/{{task_id}}")
+@router.post(f"{R}/taskInstances/list", response_model=TaskInstanceCollectionResponse)
+@needs(Permission.READ_RUNS)
+async def get_task_instances_batch(dag_id: str, dag_run_id: str, body: InstancesBatch, caller: Who) -> dict[str, Any]:
+    if dag_id != EVERY or dag_run_id != EVERY:
+        raise UserError("This list is of all runs: write ~ for dag_id and dag_run_id, and name some in the body.")
+    order = columns([body.order_by] if body.order_by else None, ORDER)
+    async with caller.reading() as conn:
+        wanted = TaskFilter(
+            dag_ids=await caller.visible(conn),
+            dags=body.dag_ids,
+            text_ids=body.dag_run_ids,
+            tasks=body.task_ids,
+            states=[state or "none" for state in body.state] if body.state else None,
+            pools=body.pool or None,
+            queues=body.queue or None,
+            **WORDS,
+            **spans_of(body),
+        )
+        asked = Asked(limit=page_size(body.page_limit), offset=body.page_offset, order=order)
+        return await _collection(conn, wanted, body, asked)
+
+
+@router.get(T, response_model=TaskInstanceResponse)
 @needs(Permission.READ_RUNS)
 async def get_task_instance(dag_id: str, dag_run_id: str, task_id: str, caller: Who) -> dict[str, Any]:
     async with caller.reading() as conn:
-        run, row = await find_instance(caller, conn, dag_id, dag_run_id, task_id, -1)
-        return await _with_place(conn, run, row)
+        row = await find_instance(caller, conn, (dag_id, dag_run_id, task_id), -1)
+        return (await instance_documents(conn, [row]))[0]
 
 
-@router.patch(f"{R}/taskInstances/{{task_id}}")
-@needs(Permission.MARK_TASKS)
-async def patch_task_instance(
-    dag_id: str, dag_run_id: str, task_id: str, body: InstancePatch, caller: Who, map_index: int = -1
-) -> dict[str, Any]:
-    return await _patch(caller, (dag_id, dag_run_id, task_id), map_index, body)
-
-
-@router.get(f"{R}/taskInstances/{{task_id}}/listMapped")
+@router.get(f"{T}/listMapped", response_model=TaskInstanceCollectionResponse)
 @needs(Permission.READ_RUNS)
 async def get_mapped_task_instances(
-    dag_id: str, dag_run_id: str, task_id: str, caller: Who, limit: Limit = USUAL_ITEMS, offset: Offset = 0
+    dag_id: str, dag_run_id: str, task_id: str, caller: Who, asked: Annotated[MappedQuery, Query()]
 ) -> dict[str, Any]:
+    order = columns(asked.order_by, ORDER)
     async with caller.reading() as conn:
         run = await find_run(caller, conn, dag_id, dag_run_id)
-        rows = await tasks.by_name(conn, run_id=run.run_id, task=task_id)
-    if not rows:
-        raise _missing(dag_id, dag_run_id, task_id)
-    found = [instance_document(run, row) for row in rows if row.map_index >= 0]
-    return {"task_instances": found[offset : offset + page_size(limit)], "total_entries": len(found)}
+        if not await tasks.by_name(conn, run_id=run.run_id, task=task_id, limit=1):
+            raise missing(dag_id, dag_run_id, task_id)
+        wanted = replace(_filter(asked), run_id=run.run_id, tasks=[task_id], is_mapped=True)
+        return await _collection(conn, wanted, asked, paged(asked, order))
 
 
-@router.get(f"{R}/taskInstances/{{task_id}}/tries")
+@router.get(f"{T}/tries", response_model=TaskInstanceHistoryCollectionResponse)
 @needs(Permission.READ_RUNS)
 async def get_task_instance_tries(
-    dag_id: str, dag_run_id: str, task_id: str, caller: Who, map_index: int = -1
+    dag_id: str, dag_run_id: str, task_id: str, caller: Who, map_index: MapIndexAsked = -1
 ) -> dict[str, Any]:
-    async with caller.reading() as conn:
-        found = await _tries(caller, conn, (dag_id, dag_run_id, task_id), map_index)
+    found = await _tries(caller, (dag_id, dag_run_id, task_id), map_index)
     return {"task_instances": found, "total_entries": len(found)}
 
 
-@router.get(f"{R}/taskInstances/{{task_id}}/tries/{{task_try_number}}")
+@router.get(f"{T}/tries/{{task_try_number}}", response_model=TaskInstanceHistoryResponse)
 @needs(Permission.READ_RUNS)
 async def get_task_instance_try_details(
-    dag_id: str, dag_run_id: str, task_id: str, task_try_number: int, caller: Who, map_index: int = -1
+    dag_id: str, dag_run_id: str, task_id: str, task_try_number: TryNumber, caller: Who, map_index: MapIndexAsked = -1
 ) -> dict[str, Any]:
-    async with caller.reading() as conn:
-        found = await _tries(caller, conn, (dag_id, dag_run_id, task_id), map_index)
-    for each in found:
-        if each["try_number"] == task_try_number:
-            return each
-    raise NotFound(f"The Task Instance has no try {task_try_number}")
+    return await _try(caller, (dag_id, dag_run_id, task_id), map_index, task_try_number)
 
 
-@router.get(f"{R}/taskInstances/{{task_id}}/{{map_index}}")
+@router.get(f"{T}/dependencies", response_model=TaskDependencyCollectionResponse)
+@needs(Permission.READ_RUNS)
+async def get_task_instance_dependencies(
+    dag_id: str, dag_run_id: str, task_id: str, caller: Who, map_index: MapIndexAsked = -1
+) -> dict[str, Any]:
+    """What holds it back."""
+    return await _dependencies(caller, (dag_id, dag_run_id, task_id), map_index)
+
+
+@router.get(f"{T}/{{map_index}}", response_model=TaskInstanceResponse)
 @needs(Permission.READ_RUNS)
 async def get_mapped_task_instance(
     dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, caller: Who
 ) -> dict[str, Any]:
     async with caller.reading() as conn:
-        run, row = await find_instance(caller, conn, dag_id, dag_run_id, task_id, map_index)
-        return await _with_place(conn, run, row)
+        row = await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
+        return (await instance_documents(conn, [row]))[0]
 
 
-@router.patch(f"{R}/taskInstances/{{task_id}}/{{map_index}}")
-@needs(Permission.MARK_TASKS)
-async def patch_mapped_task_instance(
-    dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, body: InstancePatch, caller: Who
+@router.get(f"{T}/{{map_index}}/tries", response_model=TaskInstanceHistoryCollectionResponse)
+@needs(Permission.READ_RUNS)
+async def get_mapped_task_instance_tries(
+    dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, caller: Who
 ) -> dict[str, Any]:
-    return await _patch(caller, (dag_id, dag_run_id, task_id), map_index, body)
-
-
-@router.post("/dags/{dag_id}/clearTaskInstances")
-@needs(Permission.CLEAR_TASKS)
-async def post_clear_task_instances(dag_id: str, body: ClearBody, caller: Who) -> dict[str, Any]:
-    """Of one run: without `dag_run_id` it is refused, rather than cleared in more runs than somebody meant."""
-    if body.dag_run_id is None:
-        raise UserError("dag_run_id is needed: tasks are cleared in one run at a time.")
-    names = [each if isinstance(each, str) else str(each[0]) for each in body.task_ids or [] if each]
-    async with caller.changing(Channel.READY, Channel.STOP) as conn:
-        run = await find_run(caller, conn, dag_id, body.dag_run_id)
-        chosen = await select_tasks(
-            conn,
-            run_id=run.run_id,
-            names=names,
-            only_failed=body.only_failed and not body.only_running,
-            with_downstream=body.include_downstream,
-        )
-        if body.only_running:
-            chosen = [row for row in chosen if row.state == "running"]
-        if body.prevent_running_task and any(row.state == "running" for row in chosen):
-            raise Conflict("Task instances are running: they are not cleared while prevent_running_task is set.")
-        if not body.dry_run and chosen:
-            newest = await newest_version(conn, run.run_id) if body.run_on_latest_version else None
-            version_id = newest.version_id if newest else None
-            await clear(conn, run_id=run.run_id, chosen=chosen, actor=caller.actor, version_id=version_id)
-    found = [instance_document(run, row) for row in chosen]
+    found = await _tries(caller, (dag_id, dag_run_id, task_id), map_index)
     return {"task_instances": found, "total_entries": len(found)}
 
 
+@router.get(f"{T}/{{map_index}}/tries/{{task_try_number}}", response_model=TaskInstanceHistoryResponse)
+@needs(Permission.READ_RUNS)
+async def get_mapped_task_instance_try_details(
+    dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, task_try_number: TryNumber, caller: Who
+) -> dict[str, Any]:
+    return await _try(caller, (dag_id, dag_run_id, task_id), map_index, task_try_number)
+
+
+@router.get(f"{T}/{{map_index}}/dependencies", response_model=TaskDependencyCollectionResponse)
+@needs(Permission.READ_RUNS)
+async def get_task_instance_dependencies_by_map_index(
+    dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, caller: Who
+) -> dict[str, Any]:
+    return await _dependencies(caller, (dag_id, dag_run_id, task_id), map_index)
+
+
+async def instance_documents(conn: AsyncConnection, rows: Sequence[ListedTask]) -> list[dict[str, Any]]:
+    kinds = await dags.kinds(conn, sorted({row.version_id for row in rows})) if rows else {}
+    return [instance_document(row, kinds[row.version_id][row.idx]) for row in rows]
+
+
 async def find_instance(
-    caller: Caller, conn: AsyncConnection, dag_id: str, dag_run_id: str, task_id: str, map_index: int
-) -> tuple[ListedRun, TaskRow]:
-    run = await find_run(caller, conn, dag_id, dag_run_id)
-    for row in await tasks.by_name(conn, run_id=run.run_id, task=task_id):
-        if row.map_index == map_index:
-            return run, row
-    raise _missing(dag_id, dag_run_id, task_id)
-
-
-async def _patch(caller: Caller, names: tuple[str, str, str], map_index: int, body: InstancePatch) -> dict[str, Any]:
-    async with caller.changing(Channel.READY, Channel.STOP) as conn:
-        run, row = await find_instance(caller, conn, *names, map_index)
-        if body.new_state is not None:
-            await mark(conn, TaskKey(run.run_id, row.idx, row.map_index), state=body.new_state, actor=caller.actor)
-        run, row = await find_instance(caller, conn, *names, map_index)
-    return {"task_instances": [instance_document(run, row)], "total_entries": 1}
-
-
-async def _with_place(conn: AsyncConnection, run: ListedRun, row: TaskRow) -> dict[str, Any]:
-    """With where its latest try ran."""
-    made = await tasks.attempts(conn, TaskKey(run.run_id, row.idx, row.map_index))
-    return {**instance_document(run, row), "hostname": made[-1].host if made else None}
-
-
-async def _tries(
     caller: Caller, conn: AsyncConnection, names: tuple[str, str, str], map_index: int
-) -> list[dict[str, Any]]:
-    run, row = await find_instance(caller, conn, *names, map_index)
-    document = instance_document(run, row)
-    made = await tasks.attempts(conn, TaskKey(run.run_id, row.idx, row.map_index))
-    return [{**document, **_try(number, each)} for number, each in enumerate(made, 1)]
+) -> ListedTask:
+    run = await find_run(caller, conn, *names[:2])
+    named = await tasks.by_name(conn, run_id=run.run_id, task=names[2], limit=1)
+    for row in await listing.tasks_of(conn, run_id=run.run_id, idxs={each.idx for each in named}):
+        if row.map_index == map_index:
+            return row
+    raise missing(*names)
 
 
-def _try(number: int, row: AttemptRow) -> dict[str, Any]:
+def missing(dag_id: str, dag_run_id: str, task_id: str) -> NotFound:
+    return NotFound(
+        f"The Task Instance with dag_id: `{dag_id}`, run_id: `{dag_run_id}` and task_id: `{task_id}` was not found"
+    )
+
+
+def _filter(asked: MappedQuery) -> TaskFilter:
+    return TaskFilter(
+        states=["none" if state == "no_status" else state for state in asked.state] if asked.state else None,
+        pools=asked.pool or None,
+        pool_like=contains(asked.pool_name_pattern),
+        pool_heads=begins(asked.pool_name_prefix_pattern),
+        queues=asked.queue or None,
+        queue_like=contains(asked.queue_name_pattern),
+        queue_heads=begins(asked.queue_name_prefix_pattern),
+        operators=asked.operator or None,
+        operator_like=contains(asked.operator_name_pattern),
+        operator_heads=begins(asked.operator_name_prefix_pattern),
+        versions=asked.version_number or None,
+        tries=asked.try_number or None,
+        map_indexes=asked.map_index or None,
+        **WORDS,
+        **spans_of(asked),
+    )
+
+
+async def where(caller: Caller, conn: AsyncConnection, dag_id: str, dag_run_id: str) -> dict[str, Any]:
+    """Which runs are meant."""
+    if dag_run_id == EVERY:
+        return await whose(caller, conn, dag_id)
+    if dag_id == EVERY:
+        return {**await whose(caller, conn, dag_id), "text_ids": [dag_run_id]}
+    return {"run_id": (await find_run(caller, conn, dag_id, dag_run_id)).run_id}
+
+
+async def _collection(
+    conn: AsyncConnection, wanted: TaskFilter, asked: MappedQuery | InstancesBatch, page: Asked
+) -> dict[str, Any]:
+    is_of_other_things = asked.executor or (
+        isinstance(asked, MappedQuery)
+        and (contains(asked.rendered_map_index_pattern) or begins(asked.rendered_map_index_prefix_pattern))
+    )
+    found, total = ([], 0) if is_of_other_things else await listing.list_tasks(conn, wanted, page)
+    return {
+        "task_instances": await instance_documents(conn, found),
+        "total_entries": total,
+        "total_entries_limit": MOST_COUNTED,
+    }
+
+
+async def _by_cursor(
+    conn: AsyncConnection, wanted: TaskFilter, asked: InstanceQuery, order: list[tuple[str, bool]]
+) -> dict[str, Any]:
+    """From where the page before ended, by the runs' numbers and the tasks' places in them."""
+    up, down = ([(column, is_down) for column in PLACE] for is_down in (False, True))
+    if order not in ([], up, down):
+        raise UserError("With a cursor task instances are ordered by id or -id: leave order_by out, or use offset.")
+    if asked.cursor:
+        at = list(read_cursor(asked.cursor, 0, 0, 0))
+        wanted = replace(wanted, before=at) if order == down else replace(wanted, after=at)
+    size = page_size(asked.limit)
+    found, _ = await listing.list_tasks(conn, wanted, Asked(limit=size + 1, order=order, is_counted=False))
+    page = found[:size]
+    more = cursor(page[-1].run_id, page[-1].idx, page[-1].map_index) if len(found) > size else None
+    return {"task_instances": await instance_documents(conn, page), "next_cursor": more}
+
+
+async def _dependencies(caller: Caller, names: tuple[str, str, str], map_index: int) -> dict[str, Any]:
+    async with caller.reading() as conn:
+        row = await find_instance(caller, conn, names, map_index)
+        found = await gates.why(conn, TaskKey(row.run_id, row.idx, row.map_index))
+    is_held = row.phase in ("waiting", "pending", "retrying")
+    told = [{"name": each.kind, "reason": tell(each)} for each in found] if is_held else []
+    return {"dependencies": sorted(told, key=lambda each: each["name"])}
+
+
+async def _try(caller: Caller, names: tuple[str, str, str], map_index: int, number: int) -> dict[str, Any]:
+    for each in await _tries(caller, names, map_index):
+        if each["try_number"] == number:
+            return each
+    raise NotFound(f"The Task Instance `{names[2]}` of run `{names[1]}` has no try {number}")
+
+
+async def _tries(caller: Caller, names: tuple[str, str, str], map_index: int) -> list[dict[str, Any]]:
+    async with caller.reading() as conn:
+        row = await find_instance(caller, conn, names, map_index)
+        (document,) = await instance_documents(conn, [row])
+        made = await tasks.attempts(conn, TaskKey(row.run_id, row.idx, row.map_index))
+    return [{**document, **_attempt(number, each)} for number, each in enumerate(made, 1)]
+
+
+def _attempt(number: int, row: AttemptRow) -> dict[str, Any]:
     seconds = (row.finished_at - row.started_at).total_seconds() if row.started_at and row.finished_at else None
-    state = "running" if row.finished_at is None else _OUTCOMES.get(row.outcome, "failed")
     return {
         "try_number": number,
-        "state": state,
+        "state": "running" if row.finished_at is None else _OUTCOMES.get(row.outcome, "failed"),
         "start_date": row.started_at,
         "end_date": row.finished_at,
         "duration": seconds,
         "hostname": row.host,
     }
-
-
-def _within(value: Any, first: Any, last: Any) -> bool:
-    if first is None and last is None:
-        return True
-    return value is not None and (first is None or value >= first) and (last is None or value <= last)
-
-
-def _missing(dag_id: str, dag_run_id: str, task_id: str) -> NotFound:
-    return NotFound(
-        f"The Task Instance with dag_id: `{dag_id}`, run_id: `{dag_run_id}` and task_id: `{task_id}` was not found"
-    )

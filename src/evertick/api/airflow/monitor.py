@@ -9,7 +9,10 @@ from typing import Annotated, Any
 import psycopg
 from fastapi import APIRouter, Path
 
-from evertick.api.airflow.words import USUAL_ITEMS, Limit, Offset, OrderBy, fits, ordered, page_size
+from evertick.api.airflow.asking import USUAL_ITEMS, Limit, Offset, OrderBy, fits, ordered, page_size
+from evertick.api.airflow.dag_shapes import ImportErrorCollectionResponse, ImportErrorResponse
+from evertick.api.airflow.other_shapes import HealthInfoResponse, VersionResponse
+from evertick.api.airflow.words import BUNDLE
 from evertick.api.desk import Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.domain.access import Permission
@@ -27,16 +30,17 @@ _KEYS = {
     "filename": lambda item: item["filename"],
     "timestamp": lambda item: item["timestamp"],
     "bundle_name": lambda item: item["bundle_name"],
+    "stacktrace": lambda item: item["stack_trace"],
 }
 
 
-@router.get("/version")
+@router.get("/version", response_model=VersionResponse)
 @needs(Permission.OPEN)
 async def get_version(caller: Who) -> dict[str, Any]:
     return {"version": SPOKEN, "git_version": f"evertick-{version('evertick')}"}
 
 
-@router.get("/monitor/health")
+@router.get("/monitor/health", response_model=HealthInfoResponse)
 @needs(Permission.OPEN)
 async def get_health(caller: Who) -> dict[str, Any]:
     """Answers also when something is not well."""
@@ -46,7 +50,7 @@ async def get_health(caller: Who) -> dict[str, Any]:
             found = await shards.leader(conn, shard=0)
         database = "healthy"
         if found is not None and found.is_live:
-            leader, beat = "healthy", found.lease_until
+            leader, beat = "healthy", found.lease_until.isoformat() if found.lease_until else None
     except (psycopg.Error, PostgresUnavailable, OSError):
         pass  # which is what there is to tell
     return {
@@ -57,7 +61,7 @@ async def get_health(caller: Who) -> dict[str, Any]:
     }
 
 
-@router.get("/importErrors")
+@router.get("/importErrors", response_model=ImportErrorCollectionResponse)
 @needs(Permission.READ_IMPORTS)
 async def get_import_errors(
     caller: Who,
@@ -66,15 +70,23 @@ async def get_import_errors(
     order_by: OrderBy = None,
     filename_pattern: str | None = None,
     filename_prefix_pattern: str | None = None,
+    filename: str | None = None,
+    bundle_name: str | None = None,
 ) -> dict[str, Any]:
     async with caller.reading() as conn:
         rows = await dags.import_errors(conn)
-    found = [_document(row) for row in rows if fits(row.file, filename_pattern, filename_prefix_pattern)]
+    found = [
+        _document(row)
+        for row in rows
+        if fits(row.file, filename_pattern, filename_prefix_pattern)
+        and filename in (None, row.file)
+        and bundle_name in (None, BUNDLE)
+    ]
     found = ordered(found, order_by, _KEYS)
     return {"import_errors": found[offset : offset + page_size(limit)], "total_entries": len(found)}
 
 
-@router.get("/importErrors/{import_error_id}")
+@router.get("/importErrors/{import_error_id}", response_model=ImportErrorResponse)
 @needs(Permission.READ_IMPORTS)
 async def get_import_error(import_error_id: Annotated[int, Path(ge=0, le=2**63 - 1)], caller: Who) -> dict[str, Any]:
     async with caller.reading() as conn:
@@ -91,7 +103,7 @@ def _document(row: ImportErrorRow) -> dict[str, Any]:
         "import_error_id": _number(row.file),
         "timestamp": row.occurred_at,
         "filename": row.file,
-        "bundle_name": "dags-folder",
+        "bundle_name": BUNDLE,
         "stack_trace": f"{place}{row.message}\n{row.detail}".strip(),
     }
 

@@ -4,63 +4,127 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Header, Query
 from fastapi.responses import Response, StreamingResponse
+from psycopg import AsyncConnection
+from pydantic import Field
 
-from evertick.api.airflow.instances import R, find_instance
-from evertick.api.airflow.words import USUAL_ITEMS, Limit, Offset
+from evertick.api.airflow.asking import EVERY, Body, Paged, Pattern, Small, begins, columns, contains, paged, span
+from evertick.api.airflow.instances import MapIndexAsked, T, TryNumber, find_instance, missing, where
+from evertick.api.airflow.run_shapes import (
+    ExternalLogUrlResponse,
+    ExtraLinkCollectionResponse,
+    TaskInstancesLogResponse,
+    XComCollectionResponse,
+    XComResponseNative,
+    XComResponseString,
+)
 from evertick.api.desk import Caller, Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.api.paging import cursor, read_cursor
 from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
-from evertick.domain.errors import NotFound
+from evertick.domain.errors import NotFound, UserError
 from evertick.domain.log_lines import Line, lines_of
+from evertick.engine.put_output import put_output
+from evertick.execution.result import TAG, encode_result
 from evertick.store import logs, tasks
-from evertick.store.listing import ListedRun
-from evertick.store.tasks import TaskRow
+from evertick.store import outputs as store
+from evertick.store.listing import ListedTask
+from evertick.store.outputs import ListedOutput, NewOutput, OutputFilter
 
 router = APIRouter(route_class=GuardedRoute, tags=["Task Instance"])
 
-T = f"{R}/taskInstances/{{task_id}}"
 RETURN_VALUE = "return_value"
+LONGEST_KEY = 200
 _CHUNKS = 200
 _NDJSON = "application/x-ndjson"
+ORDER = {
+    "key": ["key"],
+    "dag_id": ["dag"],
+    "run_id": ["text_id"],
+    "task_id": ["task"],
+    "map_index": ["map_index"],
+    "timestamp": ["finished_at"],
+    "run_after": ["due_at"],
+}
 
 
-@router.get(f"{T}/logs/{{try_number}}")
+class XComQuery(Paged):
+    xcom_key: str | None = None
+    map_index: Annotated[int | None, Query(ge=-1, le=2**31 - 1)] = None
+    xcom_key_pattern: Pattern = None
+    xcom_key_prefix_pattern: Pattern = None
+    dag_display_name_pattern: Pattern = None
+    dag_display_name_prefix_pattern: Pattern = None
+    run_id_pattern: Pattern = None
+    run_id_prefix_pattern: Pattern = None
+    task_id_pattern: Pattern = None
+    task_id_prefix_pattern: Pattern = None
+    map_index_filter: Small | None = None
+    logical_date_gte: datetime | None = None
+    logical_date_gt: datetime | None = None
+    logical_date_lte: datetime | None = None
+    logical_date_lt: datetime | None = None
+    run_after_gte: datetime | None = None
+    run_after_gt: datetime | None = None
+    run_after_lte: datetime | None = None
+    run_after_lt: datetime | None = None
+
+
+class XComCreate(Body):
+    key: str
+    value: Any
+    map_index: Annotated[int, Field(ge=-1, le=2**31 - 1)] = -1
+
+
+class XComUpdate(Body):
+    value: Any
+    map_index: Annotated[int, Field(ge=-1, le=2**31 - 1)] = -1
+
+
+@router.get(
+    f"{T}/logs/{{try_number}}",
+    response_model=TaskInstancesLogResponse,
+    responses={200: {"content": {_NDJSON: {"schema": {"type": "string"}}}}},
+)
 @needs(Permission.READ_LOGS)
 async def get_log(
     dag_id: str,
     dag_run_id: str,
     task_id: str,
-    try_number: int,
+    try_number: TryNumber,
     caller: Who,
     full_content: bool = False,
-    map_index: int = -1,
-    token: str | None = None,
+    map_index: MapIndexAsked = -1,
+    token: Annotated[str | None, Query(max_length=1000)] = None,
     accept: Annotated[str, Header()] = "application/json",
-) -> Response:
-    """One try's lines: as JSON with a token to go on, or all of them as they are read."""
+) -> Response | dict[str, Any]:
+    """One try's lines: as JSON with a token to go on, all of them with `full_content`, or as they are read."""
     async with caller.reading() as conn:
-        run, row = await find_instance(caller, conn, dag_id, dag_run_id, task_id, map_index)
-        key = TaskKey(run.run_id, row.idx, row.map_index)
+        row = await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
+        key = TaskKey(row.run_id, row.idx, row.map_index)
         made = await tasks.attempts(conn, key)
-        if not 1 <= try_number <= len(made):
-            raise NotFound(f"The Task Instance has no try {try_number}")
-        epoch = made[try_number - 1].epoch
-        first = read_cursor(token, -1)[0]
-        found = [
-            chunk for chunk in await logs.read(conn, key, after=(epoch, first), limit=_CHUNKS) if chunk.epoch == epoch
-        ]
+    if not 1 <= try_number <= len(made):
+        raise NotFound(f"The Task Instance `{task_id}` of run `{dag_run_id}` has no try {try_number}")
+    epoch = made[try_number - 1].epoch
     if _NDJSON in accept:
         return StreamingResponse(_stream(caller, key, epoch), media_type=_NDJSON)
-    lines = [line for chunk in found for line in lines_of(chunk.content, epoch=epoch, is_late=chunk.is_late)]
-    more = cursor(found[-1].seq) if len(found) == _CHUNKS else None
-    document = {"content": [_document(line) for line in lines], "continuation_token": more}
-    return Response(json.dumps(document), media_type="application/json")
+    after, content = read_cursor(token, -1)[0], list[dict[str, Any]]()
+    while True:
+        async with caller.reading() as conn:
+            found = await logs.read(conn, key, after=(epoch, after), limit=_CHUNKS)
+        chunks = [chunk for chunk in found if chunk.epoch == epoch]
+        for chunk in chunks:
+            content += [_document(line) for line in lines_of(chunk.content, epoch=epoch, is_late=chunk.is_late)]
+        is_end = len(chunks) < _CHUNKS
+        after = chunks[-1].seq if chunks else after
+        if is_end or not full_content:
+            return {"content": content, "continuation_token": None if is_end else cursor(after)}
 
 
 async def _stream(caller: Caller, key: TaskKey, epoch: int) -> AsyncIterator[str]:
@@ -79,27 +143,51 @@ async def _stream(caller: Caller, key: TaskKey, epoch: int) -> AsyncIterator[str
             return
 
 
-@router.get(f"{T}/xcomEntries")
+@router.get(f"{T}/xcomEntries", response_model=XComCollectionResponse, tags=["XCom"])
 @needs(Permission.READ_RUNS)
 async def get_xcom_entries(
-    dag_id: str,
-    dag_run_id: str,
-    task_id: str,
-    caller: Who,
-    xcom_key: str | None = None,
-    map_index: int = -1,
-    limit: Limit = USUAL_ITEMS,
-    offset: Offset = 0,
+    dag_id: str, dag_run_id: str, task_id: str, caller: Who, asked: Annotated[XComQuery, Query()]
 ) -> dict[str, Any]:
+    """Of one task, or with `~` for the task, the run or the DAG of all."""
+    indexes = {each for each in (asked.map_index, asked.map_index_filter) if each is not None}
+    wanted = OutputFilter(
+        returned=RETURN_VALUE,
+        keys=None if asked.xcom_key is None else [asked.xcom_key],
+        key_like=contains(asked.xcom_key_pattern),
+        key_heads=begins(asked.xcom_key_prefix_pattern),
+        tasks=None if task_id == EVERY else [task_id],
+        map_indexes=sorted(indexes) or None,
+        like=contains(asked.task_id_pattern),
+        heads=begins(asked.task_id_prefix_pattern),
+        run_like=contains(asked.run_id_pattern),
+        run_heads=begins(asked.run_id_prefix_pattern),
+        dag_like=contains(asked.dag_display_name_pattern),
+        dag_heads=begins(asked.dag_display_name_prefix_pattern),
+        fire=span(asked, "logical_date"),
+        due=span(asked, "run_after"),
+    )
+    order = columns(asked.order_by, ORDER)
     async with caller.reading() as conn:
-        run, row = await find_instance(caller, conn, dag_id, dag_run_id, task_id, map_index)
-        value = await tasks.result(conn, TaskKey(run.run_id, row.idx, row.map_index))
-    is_there = value is not None and xcom_key in (None, RETURN_VALUE)
-    found = [_entry(run, row)] if is_there else []
-    return {"xcom_entries": found[offset:], "total_entries": len(found)}
+        place = await where(caller, conn, dag_id, dag_run_id)
+        if task_id != EVERY and not await _has_task(conn, place, task_id):
+            raise missing(dag_id, dag_run_id, task_id)
+        if len(indexes) > 1:
+            return {"xcom_entries": [], "total_entries": 0}
+        found, total = await store.list_outputs(conn, replace(wanted, **place), paged(asked, order))
+    return {"xcom_entries": [_entry(row, row.key) for row in found], "total_entries": total}
 
 
-@router.get(f"{T}/xcomEntries/{{xcom_key}}")
+@router.post(f"{T}/xcomEntries", response_model=XComResponseNative, status_code=201, tags=["XCom"])
+@needs(Permission.MARK_TASKS)
+async def create_xcom_entry(
+    dag_id: str, dag_run_id: str, task_id: str, body: XComCreate, caller: Who
+) -> dict[str, Any]:
+    """Of a task that has succeeded."""
+    new = NewOutput(name=_name(body.key), value=storable(body.value), must="new")
+    return await _put(caller, (dag_id, dag_run_id, task_id), body.map_index, new)
+
+
+@router.get(f"{T}/xcomEntries/{{xcom_key:path}}", response_model=XComResponseNative | XComResponseString, tags=["XCom"])
 @needs(Permission.READ_RUNS)
 async def get_xcom_entry(
     dag_id: str,
@@ -107,30 +195,121 @@ async def get_xcom_entry(
     task_id: str,
     xcom_key: str,
     caller: Who,
-    map_index: int = -1,
+    map_index: MapIndexAsked = -1,
     deserialize: bool = False,
     stringify: bool = False,
 ) -> dict[str, Any]:
     async with caller.reading() as conn:
-        run, row = await find_instance(caller, conn, dag_id, dag_run_id, task_id, map_index)
-        value = await tasks.result(conn, TaskKey(run.run_id, row.idx, row.map_index))
-    if value is None or xcom_key != RETURN_VALUE:
-        raise NotFound(f"XCom entry with key: `{xcom_key}` not found")
-    return {**_entry(run, row), "value": json.dumps(value) if stringify else value}
+        found = await _read(caller, conn, (dag_id, dag_run_id, task_id), map_index, _name(xcom_key))
+    return {**found, "value": json.dumps(found["value"])} if stringify else found
 
 
-def _entry(run: ListedRun, row: TaskRow) -> dict[str, Any]:
+@router.patch(f"{T}/xcomEntries/{{xcom_key:path}}", response_model=XComResponseNative, tags=["XCom"])
+@needs(Permission.MARK_TASKS)
+async def update_xcom_entry(
+    dag_id: str, dag_run_id: str, task_id: str, xcom_key: str, body: XComUpdate, caller: Who
+) -> dict[str, Any]:
+    new = NewOutput(name=_name(xcom_key), value=storable(body.value), must="old")
+    return await _put(caller, (dag_id, dag_run_id, task_id), body.map_index, new)
+
+
+@router.delete(f"{T}/xcomEntries/{{xcom_key:path}}", status_code=204, tags=["XCom"])
+@needs(Permission.MARK_TASKS)
+async def delete_xcom_entry(
+    dag_id: str, dag_run_id: str, task_id: str, xcom_key: str, caller: Who, map_index: MapIndexAsked = -1
+) -> None:
+    async with caller.changing() as conn:
+        row = await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
+        new = NewOutput(name=_name(xcom_key), must="old", is_removed=True)
+        await put_output(conn, TaskKey(row.run_id, row.idx, row.map_index), new, actor=caller.actor)
+
+
+@router.get(f"{T}/externalLogUrl/{{try_number}}", response_model=ExternalLogUrlResponse)
+@needs(Permission.READ_LOGS)
+async def get_external_log_url(
+    dag_id: str, dag_run_id: str, task_id: str, try_number: TryNumber, caller: Who, map_index: MapIndexAsked = -1
+) -> dict[str, Any]:
+    """Logs are nowhere else."""
+    async with caller.reading() as conn:
+        await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
+    raise NotFound("Task logs are not kept in an external place.")
+
+
+@router.get(f"{T}/links", response_model=ExtraLinkCollectionResponse, tags=["Extra Links"])
+@needs(Permission.READ_RUNS)
+async def get_extra_links(
+    dag_id: str,
+    dag_run_id: str,
+    task_id: str,
+    caller: Who,
+    map_index: MapIndexAsked = -1,
+    try_number: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
+) -> dict[str, Any]:
+    """Tasks have none."""
+    async with caller.reading() as conn:
+        await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
+    return {"extra_links": {}, "total_entries": 0}
+
+
+async def _has_task(conn: AsyncConnection, place: dict[str, Any], task: str) -> bool:
+    """Of one run it is known; of all of them some may have it."""
+    return "run_id" not in place or bool(await tasks.by_name(conn, run_id=place["run_id"], task=task, limit=1))
+
+
+async def _put(caller: Caller, names: tuple[str, str, str], map_index: int, new: NewOutput) -> dict[str, Any]:
+    async with caller.changing() as conn:
+        row = await find_instance(caller, conn, names, map_index)
+        await put_output(conn, TaskKey(row.run_id, row.idx, row.map_index), new, actor=caller.actor)
+        return await _read(caller, conn, names, map_index, new.name)
+
+
+async def _read(
+    caller: Caller, conn: AsyncConnection, names: tuple[str, str, str], map_index: int, name: str | None
+) -> dict[str, Any]:
+    row = await find_instance(caller, conn, names, map_index)
+    key = TaskKey(row.run_id, row.idx, row.map_index)
+    value, is_there = await tasks.result(conn, key), await tasks.has_result(conn, key)
+    named: Any = {}
+    if isinstance(value, dict) and value.get(TAG) == "outputs":
+        named, value = value["named"], value["value"]
+        is_there = value is not None
+    if name is not None:
+        value, is_there = named.get(name), name in named
+    if not is_there:
+        raise NotFound(f"XCom entry with key: `{name or RETURN_VALUE}` not found")
+    return {**_entry(row, name), "value": value}
+
+
+def storable(value: Any) -> Any:
+    """What the database can keep, and what is not taken for a value of a kind of its own."""
+    text = json.dumps(value)
+    if value is None or TAG in text:
+        raise UserError(f"A value cannot be null, and has no key {TAG!r} in it.")
+    encoded = encode_result(value)
+    if encoded.text is None:
+        raise UserError(encoded.refusal or "This value cannot be stored.")
+    return json.loads(encoded.text)
+
+
+def _name(key: str) -> str | None:
+    """Ours for an XCom's key: none for what the task returned."""
+    if not key or len(key) > LONGEST_KEY or not key.isprintable():
+        raise UserError(f"An XCom's key has 1 to {LONGEST_KEY} printable characters.")
+    return None if key == RETURN_VALUE else key
+
+
+def _entry(row: ListedTask | ListedOutput, name: str | None) -> dict[str, Any]:
     return {
-        "key": RETURN_VALUE,
-        "timestamp": row.finished_at,
-        "logical_date": run.fire_at,
-        "run_after": run.due_at,
+        "key": name if name is not None else RETURN_VALUE,
+        "timestamp": row.finished_at or row.started_at or row.due_at,
+        "logical_date": row.fire_at,
+        "run_after": row.due_at,
         "map_index": row.map_index,
         "task_id": row.task,
         "task_display_name": row.task,
-        "dag_id": run.dag,
-        "dag_display_name": run.dag,
-        "run_id": run.text_id,
+        "dag_id": row.dag,
+        "dag_display_name": row.dag,
+        "run_id": row.text_id,
     }
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter
 from psycopg import AsyncConnection
 from pydantic import Field
 
-from evertick.api.airflow.words import USUAL_ITEMS, Body, Limit, Offset, OrderBy, Texts, fits, ordered, page_size
-from evertick.api.desk import Who
+from evertick.api.airflow.asking import USUAL_ITEMS, Body, Limit, Offset, OrderBy, Texts, fits, ordered, page_size
+from evertick.api.airflow.bulk import BulkBody, CreateAction, Tally
+from evertick.api.airflow.other_shapes import BulkResponse, PoolCollectionResponse, PoolResponse
+from evertick.api.desk import Caller, Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.domain.access import Permission
 from evertick.domain.errors import Conflict, NotFound, UserError
@@ -21,32 +24,35 @@ from evertick.store.wake import Channel
 
 router = APIRouter(route_class=GuardedRoute, tags=["Pool"])
 
-Slots = Annotated[int, Field(ge=0, le=MOST_SLOTS)]
+# There -1 is as many as anybody wants.
+ENDLESS = -1
+Slots = Annotated[int, Field(ge=ENDLESS, le=MOST_SLOTS)]
+Description = Annotated[str | None, Field(max_length=2000)]
 _KEYS = {
-    "id": lambda item: item["name"],
-    "name": lambda item: item["name"],
-    "pool": lambda item: item["name"],
-    "slots": lambda item: item["slots"],
+    "id": lambda row: row.gate_id,
+    "name": lambda row: row.name,
+    "pool": lambda row: row.name,
+    "slots": lambda row: row.capacity,
 }
 
 
 class PoolBody(Body):
     name: Annotated[str, Field(min_length=1, max_length=256)]
     slots: Slots
-    description: str | None = None
+    description: Description = None
     include_deferred: bool = False
-    team_name: str | None = None
+    team_name: Annotated[str | None, Field(max_length=50)] = None
 
 
 class PoolPatch(Body):
     pool: str | None = None
     slots: Slots | None = None
-    description: str | None = None
+    description: Description = None
     include_deferred: bool | None = None
-    team_name: str | None = None
+    team_name: Annotated[str | None, Field(max_length=50)] = None
 
 
-@router.get("/pools")
+@router.get("/pools", response_model=PoolCollectionResponse)
 @needs(Permission.READ_GATES)
 async def get_pools(
     caller: Who,
@@ -59,45 +65,92 @@ async def get_pools(
     async with caller.reading() as conn:
         rows = await gates.list_gates(conn, kinds=["pool"])
         rows = [row for row in rows if fits(row.name, pool_name_pattern, pool_name_prefix_pattern)]
-        documents = [await _document(conn, row) for row in rows]
-    found = ordered(documents, order_by, _KEYS)
-    return {"pools": found[offset : offset + page_size(limit)], "total_entries": len(found)}
+        page = ordered(rows, order_by, _KEYS)[offset : offset + page_size(limit)]
+        return {"pools": await _documents(conn, page), "total_entries": len(rows)}
 
 
-@router.post("/pools", status_code=201)
+@router.post("/pools", response_model=PoolResponse, status_code=201)
 @needs(Permission.EDIT_POOLS)
 async def post_pool(body: PoolBody, caller: Who) -> dict[str, Any]:
     async with caller.changing(Channel.READY) as conn:
-        if any(row.name == body.name for row in await gates.list_gates(conn, kinds=["pool"])):
-            raise Conflict(f"Pool with name: `{body.name}` already exists")
-        await verbs.set_pool(conn, name=body.name, slots=body.slots, actor=caller.actor)
-        return await _document(conn, await _find(conn, body.name))
+        await _create(caller, conn, body, is_new=True)
+        return await _one(conn, body.name)
 
 
-@router.get("/pools/{pool_name}")
+@router.patch("/pools", response_model=BulkResponse)
+@needs(Permission.EDIT_POOLS)
+async def bulk_pools(body: BulkBody[PoolBody], caller: Who) -> dict[str, Any]:
+    tally = Tally()
+    async with caller.changing(Channel.READY) as conn:
+        for action in body.actions:
+            for entity in action.entities:
+                name = entity if isinstance(entity, str) else entity.name
+                async with tally.counting(action, name):
+                    if action.action == "delete" or isinstance(entity, str):
+                        await verbs.delete_pool(conn, name=name, actor=caller.actor)
+                    elif isinstance(action, CreateAction):
+                        await _create(caller, conn, entity, is_new=action.action_on_existence != "overwrite")
+                    else:
+                        fields = entity.model_fields_set - {"name"}
+                        patch = PoolPatch.model_validate(entity.model_dump(include=fields))
+                        await _change(caller, conn, name, patch, action.update_mask)
+    return tally.document()
+
+
+@router.get("/pools/{pool_name:path}", response_model=PoolResponse)
 @needs(Permission.READ_GATES)
 async def get_pool(pool_name: str, caller: Who) -> dict[str, Any]:
     async with caller.reading() as conn:
-        return await _document(conn, await _find(conn, pool_name))
+        return await _one(conn, pool_name)
 
 
-@router.patch("/pools/{pool_name}")
+@router.patch("/pools/{pool_name:path}", response_model=PoolResponse)
 @needs(Permission.EDIT_POOLS)
 async def patch_pool(pool_name: str, body: PoolPatch, caller: Who, update_mask: Texts = None) -> dict[str, Any]:
-    if body.pool not in (None, pool_name):
-        raise UserError("A pool cannot be given another name: make a new one.")
     async with caller.changing(Channel.READY) as conn:
-        await _find(conn, pool_name)
-        if body.slots is not None and (update_mask is None or "slots" in update_mask):
-            await verbs.set_pool(conn, name=pool_name, slots=body.slots, actor=caller.actor)
-        return await _document(conn, await _find(conn, pool_name))
+        await _change(caller, conn, pool_name, body, update_mask)
+        return await _one(conn, pool_name)
 
 
-@router.delete("/pools/{pool_name}", status_code=204)
+@router.delete("/pools/{pool_name:path}", status_code=204)
 @needs(Permission.EDIT_POOLS)
 async def delete_pool(pool_name: str, caller: Who) -> None:
     async with caller.changing() as conn:
         await verbs.delete_pool(conn, name=pool_name, actor=caller.actor)
+
+
+async def _create(caller: Caller, conn: AsyncConnection, body: PoolBody, *, is_new: bool) -> None:
+    _refuse(body.team_name, body.include_deferred)
+    if is_new and any(row.name == body.name for row in await gates.list_gates(conn, kinds=["pool"])):
+        raise Conflict(f"Pool with name: `{body.name}` already exists")
+    await verbs.set_pool(conn, name=body.name, slots=_slots(body.slots), actor=caller.actor)
+    if body.description is not None:
+        await gates.describe_pool(conn, name=body.name, description=body.description)
+
+
+async def _change(
+    caller: Caller, conn: AsyncConnection, name: str, patch: PoolPatch, update_mask: list[str] | None
+) -> None:
+    if patch.pool not in (None, name):
+        raise UserError("A pool cannot be given another name: make a new one.")
+    _refuse(patch.team_name, patch.include_deferred)
+    await _find(conn, name)
+    fields = patch.model_fields_set if not update_mask else patch.model_fields_set.intersection(update_mask)
+    if "slots" in fields and patch.slots is not None:
+        await verbs.set_pool(conn, name=name, slots=_slots(patch.slots), actor=caller.actor)
+    if "description" in fields:
+        await gates.describe_pool(conn, name=name, description=patch.description or "")
+
+
+def _refuse(team: str | None, include_deferred: bool | None) -> None:
+    if team is not None:
+        raise UserError("team_name must be null: there are no teams here.")
+    if include_deferred:
+        raise UserError("include_deferred must be false: a deferred task holds no slots here.")
+
+
+def _slots(given: int) -> int:
+    return MOST_SLOTS if given == ENDLESS else given
 
 
 async def _find(conn: AsyncConnection, name: str) -> GateRow:
@@ -107,14 +160,23 @@ async def _find(conn: AsyncConnection, name: str) -> GateRow:
     raise NotFound(f"The Pool with name: `{name}` was not found")
 
 
-async def _document(conn: AsyncConnection, row: GateRow) -> dict[str, Any]:
+async def _one(conn: AsyncConnection, name: str) -> dict[str, Any]:
+    return (await _documents(conn, [await _find(conn, name)]))[0]
+
+
+async def _documents(conn: AsyncConnection, rows: Sequence[GateRow]) -> list[dict[str, Any]]:
+    texts = await gates.pool_descriptions(conn, [row.name for row in rows])
+    return [await _document(conn, row, texts.get(row.name)) for row in rows]
+
+
+async def _document(conn: AsyncConnection, row: GateRow, description: str | None) -> dict[str, Any]:
     held = await gates.holders(conn, row.gate_id)
     running = sum(each.weight for each in held if each.state == "running")
     waiting = sum(each.weight for each in await gates.waiters(conn, row.gate_id))
     return {
         "name": row.name,
-        "slots": row.capacity,
-        "description": None,
+        "slots": ENDLESS if row.capacity == MOST_SLOTS else row.capacity,
+        "description": description or None,
         "include_deferred": False,
         "occupied_slots": row.used,
         "running_slots": running,
@@ -122,5 +184,4 @@ async def _document(conn: AsyncConnection, row: GateRow) -> dict[str, Any]:
         "scheduled_slots": waiting,
         "open_slots": row.capacity - row.used,
         "deferred_slots": 0,
-        "team_name": None,
     }

@@ -1,196 +1,178 @@
-"""DAG runs: listing, triggering, ending by hand, clearing."""
+"""DAG runs: listing and reading. What changes them is in run_changes.py."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
+from fastapi.responses import StreamingResponse
 from psycopg import AsyncConnection
 from pydantic import Field
 
-from evertick.api.airflow.words import (
+from evertick.api.airflow.asking import (
     EVERY,
-    MOST_ORDERED,
-    USUAL_ITEMS,
+    MOST_ITEMS,
     Body,
-    Limit,
-    Offset,
-    OrderBy,
-    Texts,
-    instance_document,
-    ordered,
+    RunQuery,
+    Times,
+    begins,
+    columns,
+    contains,
     page_size,
-    patterns,
-    run_document,
+    paged,
+    plainly_contains,
+    spans_of,
 )
+from evertick.api.airflow.dag_shapes import DagRunState
+from evertick.api.airflow.run_shapes import DAGRunCollectionResponse, DAGRunResponse
+from evertick.api.airflow.words import RUN_STATES, ours, run_document
 from evertick.api.desk import Caller, Who
 from evertick.api.guard import GuardedRoute, needs
+from evertick.api.paging import cursor, read_cursor
 from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
-from evertick.domain.errors import Conflict, NotFound, UserError
-from evertick.domain.states import TERMINAL_TASK_STATES
-from evertick.engine.clear import clear, newest_version, select_tasks
-from evertick.engine.mark import mark
-from evertick.engine.trigger import trigger
+from evertick.domain.errors import NotFound, UserError
+from evertick.domain.states import TERMINAL_RUN_STATES
 from evertick.store import listing, tasks
-from evertick.store.listing import ListedRun, RunFilter
-from evertick.store.wake import Channel
+from evertick.store.listing import MOST_COUNTED, Asked, ListedRun, RunFilter
 
 router = APIRouter(route_class=GuardedRoute, tags=["DagRun"])
 
-Instant = Annotated[datetime | None, Query()]
-_OURS = {"queued": ["queued"], "running": ["running"], "success": ["success"], "failed": ["failed", "canceled"]}
-_KEYS = {
-    "id": lambda row: row.run_id,
-    "dag_id": lambda row: row.dag,
-    "dag_run_id": lambda row: row.text_id,
-    "run_id": lambda row: row.text_id,
-    "state": lambda row: row.state,
-    "run_type": lambda row: row.kind,
-    "logical_date": lambda row: row.fire_at,
-    "run_after": lambda row: row.due_at,
-    "queued_at": lambda row: row.created_at,
-    "start_date": lambda row: row.started_at,
-    "end_date": lambda row: row.finished_at,
-    "duration": lambda row: row.seconds,
+R = "/dags/{dag_id}/dagRuns/{dag_run_id}"
+ORDER = {
+    "id": ["run_id"],
+    "state": ["shown"],
+    "dag_id": ["dag"],
+    "run_id": ["text_id"],
+    "dag_run_id": ["text_id"],
+    "logical_date": ["fire_at"],
+    # Nothing here has partitions: they order nothing.
+    "partition_date": [],
+    "run_after": ["due_at"],
+    "start_date": ["started_at"],
+    "end_date": ["finished_at"],
+    "updated_at": ["changed_at"],
+    "conf": ["params"],
+    "duration": ["seconds"],
 }
+LONGEST_WATCH_SECONDS = 3600.0
 
 
-class TriggerBody(Body):
-    dag_run_id: Annotated[str, Field(min_length=1, max_length=250)] | None = None
-    logical_date: datetime | None = Field(default=...)
-    data_interval_start: datetime | None = None
-    data_interval_end: datetime | None = None
-    run_after: datetime | None = None
-    conf: dict[str, Any] | None = None
-    note: str | None = None
-    partition_key: str | None = None
+class RunsBatch(Times, Body):
+    """Of the list that is asked for by a body."""
+
+    order_by: str | None = None
+    page_offset: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
+    page_limit: Annotated[int, Field(ge=0, le=2**63 - 1)] = MOST_ITEMS
+    dag_ids: list[str] | None = None
+    states: list[DagRunState | None] | None = None
+    conf_contains: Annotated[str | None, Field(max_length=1000)] = None
 
 
-class RunPatch(Body):
-    state: Literal["queued", "success", "failed"] | None = None
-    note: str | None = None
-
-
-class RunClear(Body):
-    dry_run: bool = True
-    only_failed: bool = False
-    only_new: bool = False
-    run_on_latest_version: bool | None = None
-    note: str | None = None
-
-
-@router.get("/dags/{dag_id}/dagRuns")
+@router.get("/dags/{dag_id}/dagRuns", response_model=DAGRunCollectionResponse)
 @needs(Permission.READ_RUNS)
-async def get_dag_runs(
-    dag_id: str,
-    caller: Who,
-    limit: Limit = USUAL_ITEMS,
-    offset: Offset = 0,
-    run_after_gte: Instant = None,
-    run_after_lte: Instant = None,
-    logical_date_gte: Instant = None,
-    logical_date_lte: Instant = None,
-    start_date_gte: Instant = None,
-    start_date_lte: Instant = None,
-    end_date_gte: Instant = None,
-    end_date_lte: Instant = None,
-    duration_gte: float | None = None,
-    duration_lte: float | None = None,
-    run_type: Texts = None,
-    state: Texts = None,
-    dag_version: Annotated[list[int] | None, Query()] = None,
-    order_by: OrderBy = None,
-    run_id_pattern: str | None = None,
-    run_id_prefix_pattern: str | None = None,
-    triggering_user_name_pattern: str | None = None,
-    dag_id_pattern: str | None = None,
-    dag_id_prefix_pattern: str | None = None,
-) -> dict[str, Any]:
-    wanted = RunFilter(
-        states=None if not state else [ours for each in state for ours in _OURS.get(each, [])],
-        kinds=run_type or None,
-        version=dag_version[0] if dag_version else None,
-        due_from=run_after_gte,
-        due_until=run_after_lte,
-        fire_from=logical_date_gte,
-        fire_until=logical_date_lte,
-        start_from=start_date_gte,
-        start_until=start_date_lte,
-        end_from=end_date_gte,
-        end_until=end_date_lte,
-        seconds_from=duration_gte,
-        seconds_until=duration_lte,
-        like=patterns(run_id_pattern, run_id_prefix_pattern),
-        actor_like=patterns(triggering_user_name_pattern, None),
-        dag_like=patterns(dag_id_pattern, dag_id_prefix_pattern),
-    )
+async def get_dag_runs(dag_id: str, caller: Who, asked: Annotated[RunQuery, Query()]) -> dict[str, Any]:
+    """Of one DAG, or of all with `~`. Oldest first unless ordered otherwise."""
+    order = columns(asked.order_by, ORDER)
     async with caller.reading() as conn:
-        found = await listing.runs_by_id(
-            conn, replace(wanted, dag_ids=await _dag_ids(caller, conn, dag_id)), offset=0, limit=MOST_ORDERED
+        wanted = RunFilter(
+            **await whose(caller, conn, dag_id),
+            states=ours(list(asked.state or ())),
+            kinds=list(asked.run_type) if asked.run_type else None,
+            versions=asked.dag_version or None,
+            like=contains(asked.run_id_pattern),
+            heads=begins(asked.run_id_prefix_pattern),
+            actor_like=contains(asked.triggering_user_name_pattern),
+            actor_heads=begins(asked.triggering_user_name_prefix_pattern),
+            dag_like=contains(asked.dag_id_pattern),
+            dag_heads=begins(asked.dag_id_prefix_pattern),
+            params_like=plainly_contains(asked.conf_contains),
+            asset_like=plainly_contains(asked.consuming_asset_pattern),
+            names=RUN_STATES,
+            **spans_of(asked),
         )
-    # Oldest first unless asked otherwise, as there.
-    sorted_runs = ordered(list(reversed(found)), order_by or ["id"], _KEYS)
-    part = sorted_runs[offset : offset + page_size(limit)]
-    return {
-        "dag_runs": [run_document(row) for row in part],
-        "total_entries": len(found),
-        "total_entries_limit": MOST_ORDERED,
-    }
+        if _asks_for_what_is_not_here(asked):
+            return _collection([], 0)
+        if asked.cursor is not None:
+            return await _by_cursor(conn, wanted, asked, order)
+        found, total = await listing.list_runs(conn, wanted, paged(asked, order))
+    return _collection(found, total)
 
 
-@router.post("/dags/{dag_id}/dagRuns")
-@needs(Permission.TRIGGER_RUNS)
-async def trigger_dag_run(dag_id: str, body: TriggerBody, caller: Who) -> dict[str, Any]:
-    for name in ("logical_date", "data_interval_start", "data_interval_end", "partition_key"):
-        if getattr(body, name) is not None:
-            raise UserError(f"{name} must be null: a run that is triggered has no instant of a schedule.")
-    async with caller.changing(Channel.READY) as conn:
-        row = await caller.dag(conn, dag_id)
-        made = await trigger(conn, dag=dag_id, params=body.conf or {}, actor=caller.actor, key=body.dag_run_id)
-        if not made.is_new:
-            raise Conflict(f"DAGRun with ID: '{body.dag_run_id}' already exists")
-        found = await listing.runs_by_id(conn, RunFilter(dag_ids=[row.dag_id]), offset=0, limit=100)
-    return run_document(next(each for each in found if each.run_id == made.run_id))
+@router.post("/dags/{dag_id}/dagRuns/list", response_model=DAGRunCollectionResponse)
+@needs(Permission.READ_RUNS)
+async def get_list_dag_runs_batch(dag_id: str, body: RunsBatch, caller: Who) -> dict[str, Any]:
+    if dag_id != EVERY:
+        raise UserError("This list is of all DAGs: write ~ for dag_id, and name some in dag_ids.")
+    order = columns([body.order_by] if body.order_by else None, ORDER)
+    async with caller.reading() as conn:
+        wanted = RunFilter(
+            **await whose(caller, conn, dag_id),
+            dags=body.dag_ids,
+            states=ours([state for state in body.states or () if state is not None]),
+            params_like=plainly_contains(body.conf_contains),
+            names=RUN_STATES,
+            **spans_of(body),
+        )
+        asked = Asked(limit=page_size(body.page_limit), offset=body.page_offset, order=order)
+        return _collection(*await listing.list_runs(conn, wanted, asked))
 
 
-@router.get("/dags/{dag_id}/dagRuns/{dag_run_id}")
+@router.get(R, response_model=DAGRunResponse)
 @needs(Permission.READ_RUNS)
 async def get_dag_run(dag_id: str, dag_run_id: str, caller: Who) -> dict[str, Any]:
     async with caller.reading() as conn:
         return run_document(await find_run(caller, conn, dag_id, dag_run_id))
 
 
-@router.patch("/dags/{dag_id}/dagRuns/{dag_run_id}")
-@needs(Permission.MARK_TASKS)
-async def patch_dag_run(
-    dag_id: str, dag_run_id: str, body: RunPatch, caller: Who, update_mask: Texts = None
-) -> dict[str, Any]:
-    """success and failed end what is open; queued runs everything again."""
-    async with caller.changing(Channel.READY, Channel.STOP) as conn:
-        run = await find_run(caller, conn, dag_id, dag_run_id)
-        if body.state is not None and (update_mask is None or "state" in update_mask):
-            await _set_state(caller, conn, run, body.state)
-        return run_document(await find_run(caller, conn, dag_id, dag_run_id))
+@router.get(
+    f"{R}/wait",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}},
+)
+@needs(Permission.READ_RUNS)
+async def wait_dag_run_until_finished(
+    dag_id: str,
+    dag_run_id: str,
+    caller: Who,
+    interval: Annotated[float, Query(gt=0, le=3600)],
+    result: Annotated[list[str] | None, Query(max_length=100)] = None,
+) -> StreamingResponse:
+    """A line with its state every `interval` seconds until it has ended; the last one with the results of the tasks named."""
+    async with caller.reading() as conn:
+        await find_run(caller, conn, dag_id, dag_run_id)
+    return StreamingResponse(
+        _watch(caller, (dag_id, dag_run_id), max(interval, 0.1), result or []), media_type="application/x-ndjson"
+    )
 
 
-@router.post("/dags/{dag_id}/dagRuns/{dag_run_id}/clear")
-@needs(Permission.CLEAR_TASKS)
-async def clear_dag_run(dag_id: str, dag_run_id: str, body: RunClear, caller: Who) -> dict[str, Any]:
-    async with caller.changing(Channel.READY, Channel.STOP) as conn:
-        run = await find_run(caller, conn, dag_id, dag_run_id)
-        chosen = await select_tasks(conn, run_id=run.run_id, only_failed=body.only_failed)
-        if body.dry_run:
-            return {
-                "task_instances": [instance_document(run, row) for row in chosen],
-                "total_entries": len(chosen),
-            }
-        newest = await newest_version(conn, run.run_id) if body.run_on_latest_version else None
-        version_id = newest.version_id if newest else None
-        await clear(conn, run_id=run.run_id, chosen=chosen, actor=caller.actor, version_id=version_id)
-        return run_document(await find_run(caller, conn, dag_id, dag_run_id))
+async def _watch(
+    caller: Caller, names: tuple[str, str], interval_seconds: float, result: list[str]
+) -> AsyncIterator[str]:
+    """No connection is held between two looks."""
+    for _ in range(max(1, int(LONGEST_WATCH_SECONDS / interval_seconds))):
+        async with caller.reading() as conn:
+            run = await find_run(caller, conn, *names)
+            told: dict[str, Any] = {"state": RUN_STATES[run.state]}
+            is_over = run.state in TERMINAL_RUN_STATES
+            if is_over and result:
+                told["results"] = {name: await _result(conn, run.run_id, name) for name in result}
+        yield json.dumps(told) + "\n"
+        if is_over:
+            return
+        await asyncio.sleep(interval_seconds)
+
+
+async def _result(conn: AsyncConnection, run_id: int, task: str) -> object:
+    """What it returned; of a mapped task what each of its instances did."""
+    rows = await tasks.by_name(conn, run_id=run_id, task=task)
+    values = [await tasks.result(conn, TaskKey(run_id, row.idx, row.map_index)) for row in rows]
+    is_mapped = any(row.map_index >= 0 for row in rows)
+    return values if is_mapped else values[0] if values else None
 
 
 async def find_run(caller: Caller, conn: AsyncConnection, dag_id: str, dag_run_id: str) -> ListedRun:
@@ -201,21 +183,46 @@ async def find_run(caller: Caller, conn: AsyncConnection, dag_id: str, dag_run_i
     return run
 
 
-async def _dag_ids(caller: Caller, conn: AsyncConnection, dag_id: str) -> list[int] | None:
+async def whose(caller: Caller, conn: AsyncConnection, dag_id: str) -> dict[str, Any]:
+    """Which DAGs are meant: one, or with `~` all that the caller may know of."""
     if dag_id == EVERY:
-        return await caller.visible(conn)
-    return [(await caller.dag(conn, dag_id)).dag_id]
+        return {"dag_ids": await caller.visible(conn)}
+    return {"dag_id": (await caller.dag(conn, dag_id)).dag_id}
 
 
-async def _set_state(caller: Caller, conn: AsyncConnection, run: ListedRun, state: str) -> None:
-    rows = await tasks.list_of_run(conn, run_id=run.run_id, limit=MOST_ORDERED)
-    if state == "queued":
-        await clear(conn, run_id=run.run_id, chosen=rows, actor=caller.actor)
-        return
-    for row in rows:
-        if row.state not in TERMINAL_TASK_STATES:
-            # What never began is skipped, what runs ends as the run does.
-            wanted = state if row.state in ("running", "queued") or state == "failed" else "skipped"
-            current = await tasks.find(conn, TaskKey(run.run_id, row.idx, row.map_index))
-            if current is not None and current.state not in TERMINAL_TASK_STATES:
-                await mark(conn, TaskKey(run.run_id, row.idx, row.map_index), state=wanted, actor=caller.actor)
+async def _by_cursor(
+    conn: AsyncConnection, wanted: RunFilter, asked: RunQuery, order: list[tuple[str, bool]]
+) -> dict[str, Any]:
+    """From where the page before ended, by number: whatever is made meanwhile, no run comes twice and none is left out."""
+    if order not in ([], [("run_id", False)], [("run_id", True)]):
+        raise UserError("With a cursor runs are ordered by id or -id: leave order_by out, or page with offset.")
+    is_down = order == [("run_id", True)]
+    if asked.cursor:
+        (at,) = read_cursor(asked.cursor, 0)
+        wanted = replace(wanted, before=at) if is_down else replace(wanted, after=at)
+    size = page_size(asked.limit)
+    found, _ = await listing.list_runs(conn, wanted, Asked(limit=size + 1, order=order, is_counted=False))
+    page = found[:size]
+    more = cursor(page[-1].run_id) if len(found) > size else None
+    return {"dag_runs": [run_document(row) for row in page], "next_cursor": more}
+
+
+def _asks_for_what_is_not_here(asked: RunQuery) -> bool:
+    return any(
+        each is not None
+        for each in (
+            asked.partition_date_gte,
+            asked.partition_date_lte,
+            begins(asked.partition_key_prefix_pattern),
+            contains(asked.partition_key_pattern),
+            asked.bundle_version,
+        )
+    )
+
+
+def _collection(found: list[ListedRun], total: int) -> dict[str, Any]:
+    return {
+        "dag_runs": [run_document(row) for row in found],
+        "total_entries": total,
+        "total_entries_limit": MOST_COUNTED,
+    }

@@ -1,39 +1,36 @@
-"""What our states, runs, tasks and errors are called there, and how lists are asked for: limit, offset, order_by, patterns."""
+"""What our states, runs, tasks and errors are called there."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
-from fastapi import Query, Request
+from fastapi import Request
 from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict
 
 from evertick.api.problems import headers_of, status_of
-from evertick.domain.errors import UserError
-from evertick.store.listing import ListedRun
-from evertick.store.tasks import TaskRow
+from evertick.store.listing import ListedRun, ListedTask
 
-EVERY = "~"
-USUAL_ITEMS, MOST_ITEMS = 50, 100
-# Lists that cannot be ordered by a key are ordered in memory, up to so many; the answer says so.
-MOST_ORDERED = 5000
 _SPACE = uuid.UUID("7d0f6d5e-6a3c-5c57-9a26-6a4c1b8f0d11")
+BUNDLE = "dags-folder"
+OWNER = "evertick"
+NO_POOL = "default_pool"
 
-Limit = Annotated[int, Query(ge=0)]
-Offset = Annotated[int, Query(ge=0, le=1_000_000)]
-OrderBy = Annotated[list[str] | None, Query(max_length=10)]
-Texts = Annotated[list[str] | None, Query(max_length=1000)]
-
-RUN_STATES = {"queued": "queued", "running": "running", "success": "success", "failed": "failed", "canceled": "failed"}
-RUN_TYPES = {"scheduled": "scheduled", "manual": "manual", "backfill": "backfill"}
-TASK_STATES: dict[str, str | None] = {
+RUN_STATES: Mapping[str, str | None] = {
+    "queued": "queued",
+    "running": "running",
+    "success": "success",
+    "failed": "failed",
+    "canceled": "failed",
+}
+TASK_STATES: Mapping[str, str | None] = {
     "waiting": None,
     "pending": "scheduled",
+    "retrying": "up_for_retry",
     "available": "queued",
     "queued": "queued",
     "running": "running",
@@ -44,14 +41,13 @@ TASK_STATES: dict[str, str | None] = {
     "canceled": "failed",
     "upstream_failed": "upstream_failed",
 }
-
-T = TypeVar("T")
-
-
-class Body(BaseModel):
-    """Unknown keys are refused, as there."""
-
-    model_config = ConfigDict(extra="forbid")
+OPERATORS: Mapping[str, str] = {
+    "python": "PythonOperator",
+    "shell": "BashOperator",
+    "http": "HttpOperator",
+    "program": "ExternalPythonOperator",
+    "trigger": "TriggerDagRunOperator",
+}
 
 
 def tell(request: Request, error: Exception) -> JSONResponse:
@@ -65,43 +61,15 @@ def tell_invalid(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": jsonable_encoder(kept)}, 422)
 
 
-def page_size(limit: int) -> int:
-    """0 is as many as allowed."""
-    return min(limit or MOST_ITEMS, MOST_ITEMS)
+def ours(shown: list[str] | None) -> list[str] | None:
+    """The states of runs that are called so there."""
+    if not shown:
+        return None
+    return [state for state, name in RUN_STATES.items() if name in shown]
 
 
-def patterns(contains: str | None, prefix: str | None) -> list[str] | None:
-    """LIKE patterns for `a|b`: contains, or begins with, one of them."""
-    found = []
-    for text, form in ((contains, "%{}%"), (prefix, "{}%")):
-        for part in (text or "").split("|"):
-            if part:
-                plain = part.replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_")
-                found.append(form.format(plain))
-    return found or None
-
-
-def fits(text: str | None, contains: str | None, prefix: str | None) -> bool:
-    """The same for what is in memory."""
-    plain = (text or "").lower()
-    parts = [part for part in (contains or "").lower().split("|") if part]
-    heads = [part for part in (prefix or "").lower().split("|") if part]
-    if not parts and not heads:
-        return True
-    return any(part in plain for part in parts) or (plain.startswith(tuple(heads)) and bool(heads))
-
-
-def ordered(items: Sequence[T], order_by: list[str] | None, keys: dict[str, Callable[[T], Any]]) -> list[T]:
-    """By several keys, `-` for descending; what has no value comes last."""
-    found = list(items)
-    for each in reversed(order_by or []):
-        name = each.removeprefix("-")
-        if name not in keys:
-            raise UserError(f"Ordering with '{name}' is disallowed or the attribute does not exist on the model")
-        key, is_down = keys[name], each.startswith("-")
-        known = sorted((item for item in found if key(item) is not None), key=key, reverse=is_down)
-        found = known + [item for item in found if key(item) is None]
-    return found
+def operator_of(kind: str) -> str:
+    return OPERATORS.get(kind, kind)
 
 
 def version_of(dag: str, version_id: int, number: int, created_at: datetime) -> dict[str, Any]:
@@ -110,9 +78,7 @@ def version_of(dag: str, version_id: int, number: int, created_at: datetime) -> 
         "version_number": number,
         "dag_id": dag,
         "dag_display_name": dag,
-        "bundle_name": "dags-folder",
-        "bundle_version": None,
-        "bundle_url": None,
+        "bundle_name": BUNDLE,
         "created_at": created_at,
     }
 
@@ -120,6 +86,8 @@ def version_of(dag: str, version_id: int, number: int, created_at: datetime) -> 
 def run_document(row: ListedRun) -> dict[str, Any]:
     who, _, name = row.triggered_by.partition(":")
     by = {"cli": "cli", "user": "rest_api"}.get(who, "backfill" if row.kind == "backfill" else "timetable")
+    if row.triggered_by.startswith("run "):
+        by = "operator"
     return {
         "dag_run_id": row.text_id,
         "dag_id": row.dag,
@@ -132,64 +100,50 @@ def run_document(row: ListedRun) -> dict[str, Any]:
         "data_interval_start": row.fire_at,
         "data_interval_end": row.fire_at,
         "run_after": row.due_at,
-        "last_scheduling_decision": None,
-        "run_type": RUN_TYPES[row.kind],
+        "run_type": row.kind,
         "state": RUN_STATES[row.state],
         "triggered_by": by,
         "triggering_user_name": name if who in ("user", "cli") else None,
         "conf": row.params,
-        "note": row.reason,
+        "note": row.note if row.note is not None else row.reason,
         "dag_versions": [version_of(row.dag, row.version_id, row.version, row.version_created_at)],
-        "bundle_version": None,
-        "partition_key": None,
-        "partition_date": None,
     }
 
 
-def task_state(row: TaskRow) -> str | None:
-    if row.state == "pending" and row.not_before is not None:
-        return "up_for_retry"
-    return TASK_STATES[row.state]
+def instance_id(run_id: int, idx: int, map_index: int) -> str:
+    return str(uuid.uuid5(_SPACE, f"task {run_id} {idx} {map_index}"))
 
 
-def instance_document(run: ListedRun, row: TaskRow) -> dict[str, Any]:
-    seconds = None
-    if row.started_at is not None and row.finished_at is not None:
-        seconds = (row.finished_at - row.started_at).total_seconds()
-    note = row.reason if row.state != "canceled" or row.reason else "canceled"
+def instance_document(row: ListedTask, kind: str) -> dict[str, Any]:
+    note = row.note
+    if note is None:
+        note = row.reason or ("canceled" if row.phase == "canceled" else None)
     return {
-        "id": str(uuid.uuid5(_SPACE, f"task {run.run_id} {row.idx} {row.map_index}")),
+        "id": instance_id(row.run_id, row.idx, row.map_index),
         "task_id": row.task,
         "task_display_name": row.task,
-        "dag_id": run.dag,
-        "dag_display_name": run.dag,
-        "dag_run_id": run.text_id,
+        "dag_id": row.dag,
+        "dag_display_name": row.dag,
+        "dag_run_id": row.text_id,
         "map_index": row.map_index,
-        "logical_date": run.fire_at,
-        "run_after": run.due_at,
+        "logical_date": row.fire_at,
+        "run_after": row.due_at,
         "start_date": row.started_at,
         "end_date": row.finished_at,
-        "duration": seconds,
-        "state": task_state(row),
+        "duration": row.seconds,
+        "state": TASK_STATES[row.phase],
         "try_number": row.attempt,
         "max_tries": row.max_attempts - 1,
-        "hostname": None,
-        "unixname": None,
-        "pool": "default_pool",
-        "pool_slots": 1,
+        "hostname": row.host,
+        "pool": row.pool or NO_POOL,
+        "pool_slots": row.slots or 1,
         "queue": row.queue,
         "priority_weight": row.priority,
-        "operator": None,
-        "operator_name": None,
-        "queued_when": None,
-        "scheduled_when": None,
-        "pid": None,
-        "executor": None,
+        "operator": operator_of(kind),
+        "operator_name": operator_of(kind),
         "executor_config": "{}",
         "note": note,
-        "rendered_map_index": None,
+        "rendered_map_index": str(row.map_index) if row.map_index >= 0 else None,
         "rendered_fields": {},
-        "trigger": None,
-        "triggerer_job": None,
-        "dag_version": version_of(run.dag, run.version_id, run.version, run.version_created_at),
+        "dag_version": version_of(row.dag, row.version_id, row.version, row.version_created_at),
     }

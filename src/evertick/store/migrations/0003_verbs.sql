@@ -82,19 +82,33 @@ begin
     return coalesce(cardinality(started), 0);
 end $$;
 
-create function trigger_run(p_dag_id int, p_params jsonb, p_key text, p_actor text)
+create function trigger_run(p_dag_id int, p_params jsonb, p_key text, p_actor text, p_fire_at timestamptz default null,
+                            p_note text default null)
 returns table (run_id bigint, is_new boolean) language plpgsql as $$
 declare
     made bigint;
 begin
-    insert into run as r (dag_id, version_id, kind, key, params, triggered_by, created_at)
-    select d.dag_id, d.version_id, 'manual', p_key, p_params, p_actor, clock()
+    -- An instant of one's own is a key as well: nothing else has a run for it, neither somebody nor a schedule of the DAG.
+    insert into run as r (dag_id, version_id, kind, key, fire_at, params, triggered_by, created_at)
+    select d.dag_id, d.version_id, 'manual', p_key, p_fire_at, p_params, p_actor, clock()
     from dag d where d.dag_id = p_dag_id and d.deleted_at is null and d.version_id is not null
-    on conflict (dag_id, key) where key is not null do nothing
+      and (p_fire_at is null or not exists (
+          select 1 from schedule c join run x on x.schedule_id = c.schedule_id and x.fire_at = p_fire_at where c.dag_id = p_dag_id))
+    on conflict do nothing
     returning r.run_id into made;
     if made is null then
-        return query select r.run_id, false from run r where r.dag_id = p_dag_id and r.key = p_key;
+        return query
+            select r.run_id, false from run r where r.dag_id = p_dag_id and r.key = p_key
+            union all
+            select r.run_id, false from run r where r.dag_id = p_dag_id and r.fire_at = p_fire_at and r.kind = 'manual'
+            union all
+            select x.run_id, false from schedule c join run x on x.schedule_id = c.schedule_id and x.fire_at = p_fire_at
+            where c.dag_id = p_dag_id
+            limit 1;
         return;
+    end if;
+    if p_note is not null then
+        insert into note (run_id, idx, map_index, content, written_by, written_at) values (made, -1, -1, p_note, p_actor, clock());
     end if;
     -- The run says itself who triggered it; somebody who also says from where gets it into the audit log.
     if coalesce(current_setting('evertick.origin', true), '') <> '' then

@@ -40,24 +40,51 @@ create function prune_runs(p_shard smallint, p_epoch bigint, p_run_ids bigint[],
                            p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
 declare
     doomed bigint[];
-    awaited int[];
 begin
     perform fence(p_shard, p_epoch);
     doomed := array(
         select r.run_id from run_status r
         where r.run_id = any(p_run_ids) and r.state in ('success', 'failed', 'canceled') and r.finished_at < p_before
         order by r.run_id for update skip locked);
-    insert into remains (shard, kind, id) select p_shard, 'run', d from unnest(doomed) d;
-    -- Who waited for one of them waits for nothing now (is_past_over): the leader lets them in.
-    awaited := array(select g.gate_id from gate g where g.kind = 'past' and split_part(g.name, '/', 1)::bigint = any(doomed)
-                     order by g.gate_id for no key update);
-    update gate g set is_behind = true where g.gate_id = any(awaited);
-    delete from run_status r where r.run_id = any(doomed);
-    delete from backfill_run b where b.run_id = any(doomed);
-    delete from moved_run m where m.run_id = any(doomed);
-    delete from run r where r.run_id = any(doomed);
+    perform forget_runs(p_shard, doomed);
     pruned := cardinality(doomed);
     entry := note_pruned(p_entry, p_actor, p_before, 'runs', pruned);
+end $$;
+
+-- These runs are gone for everybody; what hung on them is left to sweep. The caller has locked them and knows that they are over.
+create function forget_runs(p_shard smallint, p_doomed bigint[]) returns void language plpgsql as $$
+declare
+    awaited int[];
+begin
+    insert into remains (shard, kind, id) select p_shard, 'run', d from unnest(p_doomed) d;
+    -- Who waited for one of them waits for nothing now (is_past_over): the leader lets them in.
+    awaited := array(select g.gate_id from gate g where g.kind = 'past' and split_part(g.name, '/', 1)::bigint = any(p_doomed)
+                     order by g.gate_id for no key update);
+    update gate g set is_behind = true where g.gate_id = any(awaited);
+    delete from run_status r where r.run_id = any(p_doomed);
+    delete from backfill_run b where b.run_id = any(p_doomed);
+    delete from moved_run m where m.run_id = any(p_doomed);
+    delete from run r where r.run_id = any(p_doomed);
+end $$;
+
+-- Somebody deletes one run. 'deleted', 'open' when it is not over yet, or null: there is none. As with pruning, its schedule's cursor stays.
+create function delete_run(p_run_id bigint, p_actor text) returns text language plpgsql as $$
+declare
+    doomed run_status;
+    whose dag;
+begin
+    select * into doomed from run_status r where r.run_id = p_run_id for update;
+    if doomed.run_id is null then
+        return null;
+    end if;
+    if doomed.state not in ('success', 'failed', 'canceled') then
+        return 'open';
+    end if;
+    select * into whose from dag d where d.dag_id = doomed.dag_id;
+    perform forget_runs(whose.shard, array[p_run_id]);
+    insert into journal (occurred_at, verb, actor, dag_id, run_id, detail)
+    values (clock(), 'delete_run', p_actor, doomed.dag_id, p_run_id, jsonb_build_object('state', doomed.state));
+    return 'deleted';
 end $$;
 
 -- Deletes at most p_limit rows that hung on runs or versions which are gone. What has none left is taken off the list. By place,
@@ -75,7 +102,7 @@ begin
         select m.id from remains m
         where m.shard = p_shard and m.kind = p_kind and m.id = any(p_ids)
         order by m.id for update skip locked);
-    foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'child_run', 'attempt', 'task']
+    foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'child_run', 'attempt', 'note', 'task']
                                       else array['edge', 'task_input', 'task_gate', 'task_child', 'notice', 'task_list', 'task_mapping', 'task_spec'] end loop
         execute format('delete from %1$I where ctid = any(array(select x.ctid from %1$I x where x.%2$I = any($1) limit $2))',
                        hung, p_kind || '_id') using gone, p_limit - swept;

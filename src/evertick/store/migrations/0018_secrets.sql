@@ -12,7 +12,8 @@ create table stored_value (
     primary key (kind, name)
 );
 
-create function put_value(p_kind text, p_name text, p_content text, p_key_id text, p_description text, p_actor text)
+-- Whether it is new; null when only a new one was wanted and there is one.
+create function put_value(p_kind text, p_name text, p_content text, p_key_id text, p_description text, p_actor text, p_only_new boolean)
 returns boolean language plpgsql as $$
 declare
     is_new boolean;
@@ -22,7 +23,11 @@ begin
     on conflict (kind, name) do update
         set content = excluded.content, key_id = excluded.key_id, description = coalesce(excluded.description, v.description),
             changed_by = excluded.changed_by, changed_at = excluded.changed_at
+        where not p_only_new
     returning v.xmax = 0 into is_new;
+    if is_new is null then
+        return null;
+    end if;
     insert into journal (occurred_at, verb, actor, detail)
     values (clock(), 'put_value', p_actor, jsonb_build_object('kind', p_kind, 'name', p_name, 'is_new', is_new));
     return is_new;

@@ -102,14 +102,3 @@ begin
     on conflict (subject) do update set failures = l.failures + 1, tried_at = t;
     return 0;
 end $$;
-
--- Runs as other schedulers' clients list them: each with a text for its id, from which the run is found again.
-create view listed_run as
-select r.run_id, r.dag_id, d.name as dag, s.version_id, v.number as version, v.created_at as version_created_at,
-       coalesce(r.key, r.kind || '__' || to_char(coalesce(r.fire_at, r.created_at) at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"')
-                || '__' || r.run_id) as text_id,
-       r.kind::text as kind, r.fire_at, coalesce(r.fire_at, r.created_at) as due_at, r.created_at, s.started_at, s.finished_at,
-       extract(epoch from s.finished_at - s.started_at)::double precision as seconds, s.state::text as state, s.reason, r.params,
-       r.triggered_by
-  from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
-  join dag_version v on v.version_id = s.version_id;

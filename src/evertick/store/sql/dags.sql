@@ -91,3 +91,21 @@ select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.de
 
 -- name: version_number
 select v.spec from dag_version v where v.dag_id = %(dag_id)s and v.number = %(number)s
+
+-- name: named
+select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec, v.created_at,
+       null as uses_threads
+  from dag d join dag_version v on v.version_id = d.version_id
+ where d.deleted_at is null and d.name = any(%(names)s::text[]) order by d.name limit %(limit)s
+
+-- name: versions_of
+-- Of some DAGs, or of all that are not deleted, oldest first.
+select d.name as dag, v.version_id, v.number, v.created_at
+  from dag d join dag_version v on v.dag_id = d.dag_id
+ where d.deleted_at is null and (%(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s)) order by v.version_id limit 100000
+
+-- name: kinds
+-- What kind each task of a version is, in their order: the spec has it where it is not the usual one.
+select v.version_id, array(select coalesce(t.task->>'kind', 'python') from jsonb_array_elements(v.spec->'tasks') with ordinality t(task, place)
+                            order by t.place) as kinds
+  from dag_version v where v.version_id = any(%(version_ids)s::int[]) order by v.version_id limit 1000

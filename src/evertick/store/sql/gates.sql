@@ -61,3 +61,10 @@ select kind, detail from why(%(run_id)s::bigint, %(idx)s::int, %(map_index)s::in
 
 -- name: blocked
 select kind, name, waiting, since, detail from blocked order by waiting desc, kind, name limit %(limit)s
+
+-- name: describe_pool
+insert into pool_text (name, description) values (%(name)s, %(description)s)
+on conflict (name) do update set description = excluded.description
+
+-- name: pool_descriptions
+select name, description from pool_text where name = any(%(names)s::text[]) order by name limit 10000

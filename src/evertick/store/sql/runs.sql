@@ -1,10 +1,14 @@
 -- Runs: the fact and where it stands.
 
 -- name: trigger
-select run_id, is_new from trigger_run(%(dag_id)s::int, %(params)s::jsonb, %(key)s::text, %(actor)s::text)
+select run_id, is_new
+  from trigger_run(%(dag_id)s::int, %(params)s::jsonb, %(key)s::text, %(actor)s::text, %(fire_at)s::timestamptz, %(note)s::text)
 
 -- name: cancel
 select cancel_run(%(run_id)s::bigint, %(actor)s::text, %(reason)s::text)
+
+-- name: delete
+select delete_run(%(run_id)s::bigint, %(actor)s::text)
 
 -- name: find
 select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,

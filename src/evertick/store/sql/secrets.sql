@@ -1,7 +1,8 @@
 -- Variables, connections and secrets, as they are stored: encrypted.
 
 -- name: put
-select put_value(%(kind)s::text, %(name)s::text, %(content)s::text, %(key_id)s::text, %(description)s::text, %(actor)s::text)
+select put_value(%(kind)s::text, %(name)s::text, %(content)s::text, %(key_id)s::text, %(description)s::text, %(actor)s::text,
+                 %(only_new)s::boolean)
 
 -- name: find
 -- By their kinds and names, pair by pair.
@@ -12,6 +13,10 @@ select v.kind, v.name, v.content, v.key_id, v.description, v.changed_by, v.chang
 -- name: list
 select kind, name, content, key_id, description, changed_by, changed_at
   from stored_value where %(kind)s::text is null or kind = %(kind)s order by kind, name limit %(limit)s
+
+-- name: names
+-- Without what they hold: a list by name opens only its own page.
+select name, description from stored_value where kind = %(kind)s order by name limit %(limit)s
 
 -- name: delete
 select delete_value(%(kind)s::text, %(name)s::text, %(actor)s::text)

@@ -60,6 +60,10 @@ select a.epoch, a.attempt, a.outcome, a.reason, a.exit_code, a.started_at, a.fin
 -- name: result
 select value from result where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s
 
+-- name: has_result
+-- One may be null.
+select exists (select 1 from result where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s)
+
 -- name: downstream
 -- Everything below the given tasks in this version.
 with recursive below as (

@@ -1,0 +1,94 @@
+"""What there is none of here: the answer is an empty list, or that it was not found. Clients that look at everything work."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from evertick.api.airflow.asking import Paged
+from evertick.api.airflow.instances import MapIndex, MapIndexAsked, T, find_instance
+from evertick.api.airflow.other_shapes import (
+    Config,
+    ConfigSection,
+    PluginCollectionResponse,
+    PluginImportErrorCollectionResponse,
+    ProviderCollectionResponse,
+)
+from evertick.api.airflow.run_shapes import HITLDetail, HITLDetailCollection, JobCollectionResponse
+from evertick.api.airflow.runs import R, find_run
+from evertick.api.desk import Who
+from evertick.api.guard import GuardedRoute, needs
+from evertick.domain.access import Permission
+from evertick.domain.errors import NotFound
+
+router = APIRouter(route_class=GuardedRoute)
+
+Asked = Annotated[Paged, Query()]
+
+
+@router.get("/jobs", response_model=JobCollectionResponse, tags=["Job"])
+@needs(Permission.READ_RUNNERS)
+async def get_jobs(caller: Who, asked: Asked) -> dict[str, Any]:
+    """Schedulers and runners are no jobs here: the native API lists them."""
+    return {"jobs": [], "total_entries": 0}
+
+
+@router.get("/plugins", response_model=PluginCollectionResponse, tags=["Plugin"])
+@needs(Permission.OWN)
+async def get_plugins(caller: Who, asked: Asked) -> dict[str, Any]:
+    return {"plugins": [], "total_entries": 0}
+
+
+@router.get("/plugins/importErrors", response_model=PluginImportErrorCollectionResponse, tags=["Plugin"])
+@needs(Permission.OWN)
+async def import_errors(caller: Who) -> dict[str, Any]:
+    return {"import_errors": [], "total_entries": 0}
+
+
+@router.get("/providers", response_model=ProviderCollectionResponse, tags=["Provider"])
+@needs(Permission.OWN)
+async def get_providers(caller: Who, asked: Asked) -> dict[str, Any]:
+    return {"providers": [], "total_entries": 0}
+
+
+@router.get("/config", response_model=Config, tags=["Config"])
+@needs(Permission.OWN)
+async def get_config(caller: Who, section: str | None = None) -> dict[str, Any]:
+    """Settings are not told over HTTP."""
+    return {"sections": []}
+
+
+@router.get("/config/section/{section}/option/{option}", response_model=ConfigSection, tags=["Config"])
+@needs(Permission.OWN)
+async def get_config_value(section: str, option: str, caller: Who) -> dict[str, Any]:
+    raise NotFound(f"Option [{section}/{option}] not found.")
+
+
+@router.get(f"{R}/hitlDetails", response_model=HITLDetailCollection, tags=["Task Instance"])
+@needs(Permission.READ_RUNS)
+async def get_hitl_details(dag_id: str, dag_run_id: str, caller: Who, asked: Asked) -> dict[str, Any]:
+    if "~" not in (dag_id, dag_run_id):
+        async with caller.reading() as conn:
+            await find_run(caller, conn, dag_id, dag_run_id)
+    return {"hitl_details": [], "total_entries": 0}
+
+
+@router.get(f"{T}/{{map_index}}/hitlDetails", response_model=HITLDetail, tags=["Task Instance"])
+@needs(Permission.READ_RUNS)
+async def get_hitl_detail(
+    dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, caller: Who
+) -> dict[str, Any]:
+    async with caller.reading() as conn:
+        await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
+    raise NotFound(f"Task {task_id!r} of run {dag_run_id!r} waits for nobody's answer.")
+
+
+@router.get(f"{T}/state-store", response_model=dict[str, Any], tags=["Task State Store"])
+@needs(Permission.READ_RUNS)
+async def list_task_state_store(
+    dag_id: str, dag_run_id: str, task_id: str, caller: Who, map_index: MapIndexAsked = -1
+) -> dict[str, Any]:
+    async with caller.reading() as conn:
+        await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
+    return {"task_state_store": [], "total_entries": 0}

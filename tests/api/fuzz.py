@@ -1,0 +1,246 @@
+"""Requests that nobody would think of, from both OpenAPI documents, as every role: never a 5xx, never an answer against its schema.
+
+    python -m tests.api.fuzz [--examples 50] [--seed n] [--only text] [--faults]
+
+With --faults the database is cut off and restarted all the while: then 503 is an answer, and 500 still is not. Prints what was
+tried and what came of it, each failure with the request that repeats it; exits non-zero when there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import psycopg
+import schemathesis
+import structlog
+from fastapi import FastAPI
+from hypothesis import HealthCheck, Phase, given, settings, strategies
+from schemathesis.specs.openapi.checks import response_schema_conformance
+
+from evertick.api.app import make_app, parts_of
+from evertick.api.desk import Desk
+from evertick.api.serving import serve
+from evertick.config import Settings
+from evertick.domain.access import Role
+from evertick.domain.sealing import new_key
+from evertick.engine import accounts
+from evertick.services.listening import address_of, bound
+from evertick.services.postgres import EmbeddedPostgres
+from evertick.store.db import Purpose, connect
+from evertick.store.migrate import migrate
+from tests.databases import QUICK_SETTINGS, quick_folder
+from tests.engine.world import make_dag, put, start
+from tests.waiting import elapse
+
+DOCUMENTS = ("/api/v1", "/api/v2")
+# These are long by their nature: they follow, or wait for somebody else.
+ENDLESS = ("/wait", "/logs.txt", "/logs", "/events")
+# Something that is there, so that not every request ends at the first name that does not exist.
+KNOWN: dict[str, Any] = {
+    "dag": "etl",
+    "dag_id": "etl",
+    "dag_run_id": "r1",
+    "run_id": 1,
+    "task": "t",
+    "task_id": "t",
+    "map_index": -1,
+    "try_number": 1,
+    "schedule": "main",
+    "pool_name": "db",
+    "version_number": 1,
+    "number": 1,
+}
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was tried, what was answered, and what should not have been."""
+
+    operations: int = 0
+    statuses: Counter[int] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        answers = ", ".join(f"{status}: {count}" for status, count in sorted(self.statuses.items()))
+        return (
+            f"{self.operations} operations, {self.statuses.total()} requests ({answers}), {len(self.failures)} failures"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """How hard to try. `allows_503`: the database may be away."""
+
+    examples: int
+    seed: int | None = None
+    only: str = ""
+    allows_503: bool = False
+
+
+class Wrong(Exception):
+    """An answer that must not be."""
+
+
+def document_of(prefix: str) -> dict[str, Any]:
+    desk = Desk(Settings(), "postgresql://nobody@127.0.0.1:1/none", structlog.get_logger())
+    app: FastAPI = parts_of(make_app(desk))[prefix]
+    return app.openapi()
+
+
+def fuzz(document: dict[str, Any], base_url: str, token: str, wish: Wish, tally: Tally) -> None:
+    """Every operation of one document, as whoever has the token."""
+    schema = schemathesis.openapi.from_dict(document)
+    schema.config.update(base_url=base_url)
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        if not operation.path.endswith(ENDLESS) and wish.only in f"{operation.method} {operation.path}".lower():
+            tally.operations += 1
+            _fuzz_one(operation, token, wish, tally)
+
+
+def _fuzz_one(operation: Any, token: str, wish: Wish, tally: Tally) -> None:
+    headers = {"Authorization": f"Bearer {token}"}
+
+    @settings(
+        max_examples=wish.examples,
+        deadline=None,
+        database=None,
+        derandomize=wish.seed is None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(), is_known=strategies.booleans())
+    def try_it(case: Any, is_known: bool) -> None:
+        if is_known:
+            case.path_parameters.update({name: KNOWN[name] for name in case.path_parameters if name in KNOWN})
+        answer = case.call(headers=headers, timeout=60)
+        tally.statuses[answer.status_code] += 1
+        is_fault = answer.status_code >= 500 and not (wish.allows_503 and answer.status_code == 503)
+        if is_fault or answer.status_code == 429:
+            raise Wrong(f"{answer.status_code}: {answer.text[:300]}")
+        if answer.status_code < 500:
+            case.validate_response(answer, checks=[response_schema_conformance])
+
+    if wish.seed is not None:
+        try_it = hypothesis.seed(wish.seed)(try_it)
+    try:
+        try_it()
+    except (Wrong, AssertionError, schemathesis.errors.SchemathesisError, Exception) as error:
+        tally.failures.append(f"{operation.method.upper()} {operation.path}\n    {_brief(error)}")
+
+
+def _brief(error: BaseException) -> str:
+    """What went wrong, without what the tools say around it."""
+    parts = getattr(error, "exceptions", None) or [error]
+    return "\n    ".join(str(part)[:1500].replace("\n", "\n    ") for part in parts)
+
+
+async def token_of(url: str, role: Role) -> str:
+    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+        name = f"fuzz-{role}-{random.getrandbits(32):08x}"
+        await accounts.add_user(conn, name=name, role=role, actor="test")
+        row = await accounts.find_user(conn, name)
+        issued = await accounts.issue(conn, row, kind="token", name="t", actor="test", seconds=86_400)
+        return issued.secret
+
+
+async def furnish(url: str) -> None:
+    """One DAG with a schedule, a run and a pool: what `KNOWN` names."""
+    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+        await put(conn, make_dag("etl", {"t": []}, every="@every 1h"))
+        await start(conn, "etl", key="r1")
+        await conn.execute("select set_pool('db', 3, 'test')")
+
+
+@asynccontextmanager
+async def api_on(url: str, folder: Path) -> AsyncIterator[str]:
+    """The API on this database; its address."""
+    key_file = folder / "secret.key"
+    key_file.write_text(new_key() + "\n", encoding="ascii")
+    key_file.chmod(0o600)
+    at, stop = bound("127.0.0.1", 0), asyncio.Event()
+    made = Settings(api_rate=0, secret_key_file=key_file, home=folder)
+    log = structlog.wrap_logger(structlog.PrintLogger(sys.stderr))
+    serving = asyncio.create_task(serve(make_app, made, url, log, at, stop))
+    yield address_of(at)
+    stop.set()
+    await serving
+
+
+async def harm(server: EmbeddedPostgres, url: str) -> None:
+    """Until canceled: every session is ended now and then, and the server restarted every third time."""
+    for turn in range(1, 1_000_000):
+        await elapse(2.0)
+        if turn % 3 == 0:
+            await server.stop()
+            await server.start()
+            continue
+        with suppress(psycopg.Error, OSError):
+            async with await psycopg.AsyncConnection.connect(url, autocommit=True) as conn:
+                await conn.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()"
+                    " and backend_type = 'client backend'"
+                )
+
+
+async def run(wish: Wish, *, with_faults: bool) -> int:
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="evertick-fuzz-", dir=quick_folder()) as home:
+        server = EmbeddedPostgres(Path(home) / "postgres", settings=QUICK_SETTINGS)
+        url = await server.start()
+        try:
+            async with await connect(url, purpose=Purpose.PLANNING) as conn:
+                await migrate(conn)
+            await furnish(url)
+            tokens = {role: await token_of(url, role) for role in Role}
+            async with api_on(url, Path(home)) as address:
+                harming = asyncio.create_task(harm(server, url)) if with_faults else None
+                for prefix, role in _turns():
+                    tally = Tally()
+                    base = f"{address}{prefix}"
+                    await asyncio.to_thread(fuzz, document_of(prefix), base, tokens[role], wish, tally)
+                    print(f"{prefix} as {role}: {tally.text()}", flush=True)
+                    for each in tally.failures:
+                        print(f"  FAILED {each}", flush=True)
+                    failed += len(tally.failures)
+                if harming is not None:
+                    harming.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await harming
+        finally:
+            await server.stop()
+    print(f"{failed} failures" if failed else "no failures")
+    return failed
+
+
+def _turns() -> Iterator[tuple[str, Role]]:
+    for prefix in DOCUMENTS:
+        for role in Role:
+            yield prefix, role
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--examples", type=int, default=50, help="how many requests per operation and role")
+    parser.add_argument("--seed", type=int, default=random.getrandbits(31), help="repeats the requests of a run")
+    parser.add_argument("--only", default="", help="operations whose method and path have this in them")
+    parser.add_argument("--faults", action="store_true", help="cut and restart the database meanwhile")
+    given_ = parser.parse_args()
+    print(f"seed {given_.seed}")
+    wish = Wish(examples=given_.examples, seed=given_.seed, only=given_.only.lower(), allows_503=given_.faults)
+    sys.exit(min(asyncio.run(run(wish, with_faults=given_.faults)), 1))
+
+
+if __name__ == "__main__":
+    main()
