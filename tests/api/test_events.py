@@ -13,6 +13,7 @@ import pytest
 import structlog
 from psycopg import AsyncConnection
 
+from evertick.api.app import make_app
 from evertick.api.serving import serve
 from evertick.config import Settings
 from evertick.domain.access import Role
@@ -185,7 +186,7 @@ async def test_a_log_is_followed_to_its_end_without_a_gap_whatever_comes_first(
 async def test_a_server_that_stops_ends_its_streams(database: str, secret: str) -> None:
     """In order: a stream that is cut off would be an error for its reader."""
     at, stop = bound("127.0.0.1", 0), asyncio.Event()
-    serving = asyncio.create_task(serve(Settings(api_rate=0), database, structlog.get_logger(), at, stop))
+    serving = asyncio.create_task(serve(make_app, Settings(api_rate=0), database, structlog.get_logger(), at, stop))
     headers = {"Authorization": f"Bearer {secret}"}
     async with (
         httpx.AsyncClient(base_url=address_of(at), headers=headers, timeout=LONGEST_SECONDS) as http,
