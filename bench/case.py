@@ -42,6 +42,8 @@ class Size:
     idle_schedules: int = 1_000_000
     keyed: tuple[int, int] = (20, 1000)
     held: int = 100
+    waiting: int = 50
+    ticks: int = 1_000
 
 
 FULL = Size(singles={"process": 5_000, "warm": 5_000})
@@ -66,6 +68,8 @@ QUICK = Size(
     idle_schedules=2_000,
     keyed=(2, 10),
     held=1,
+    waiting=1,
+    ticks=20,
 )
 
 Raw = dict[int, float]

@@ -26,6 +26,7 @@ from bench import (
     case_runners,
     case_schedules,
     case_time,
+    case_waiting,
     report,
 )
 from bench.case import FULL, QUICK, Bench
@@ -50,6 +51,7 @@ IN_ONE_HOUSE: dict[str, InHouse] = {
     "pool_overhead": case_gates.pool_overhead,
     "mutex_drain": case_gates.mutex_drain,
     "gates_blocked": case_gates.gates_blocked,
+    "waiting_50k": case_waiting.waiting_50k,
     "schedules": case_time.schedules,
     "cron_lag": case_time.cron_lag,
     "submit": case_time.submit,

@@ -10,6 +10,7 @@ from evertick.authoring.options import TaskOptions
 def test_the_names_that_dag_files_import() -> None:
     assert evertick.__all__ == [
         "Asset",
+        "Done",
         "Fail",
         "Param",
         "RetryAfter",
@@ -18,6 +19,7 @@ def test_the_names_that_dag_files_import() -> None:
         "after",
         "all_of",
         "any_of",
+        "approval",
         "current_context",
         "dag",
         "finished",
@@ -31,6 +33,9 @@ def test_the_names_that_dag_files_import() -> None:
         "task_group",
         "teardown",
         "trigger_dag",
+        "wait_for",
+        "wait_for_event",
+        "wait_until",
     ]
     assert all(hasattr(evertick, name) for name in evertick.__all__)
 

@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from evertick.authoring.draft import task_group
     from evertick.authoring.kinds import http, program
     from evertick.authoring.outputs import push
-    from evertick.authoring.signals import Fail, RetryAfter, Skip
+    from evertick.authoring.signals import Done, Fail, RetryAfter, Skip
     from evertick.authoring.task import shell
     from evertick.authoring.trigger import trigger_dag
+    from evertick.authoring.waiting import approval, wait_for, wait_for_event, wait_until
     from evertick.domain.after import Asset, after, all_of, any_of, finished
     from evertick.domain.params import Param
 
 __all__ = [
     "Asset",
+    "Done",
     "Fail",
     "Param",
     "RetryAfter",
@@ -32,6 +34,7 @@ __all__ = [
     "after",
     "all_of",
     "any_of",
+    "approval",
     "current_context",
     "dag",
     "finished",
@@ -45,6 +48,9 @@ __all__ = [
     "task_group",
     "teardown",
     "trigger_dag",
+    "wait_for",
+    "wait_for_event",
+    "wait_until",
 ]
 
 _PLACES = {
@@ -54,9 +60,10 @@ _PLACES = {
     "evertick.authoring.decorators": ("setup", "task", "teardown"),
     "evertick.authoring.kinds": ("http", "program"),
     "evertick.authoring.outputs": ("push",),
-    "evertick.authoring.signals": ("Fail", "RetryAfter", "Skip"),
+    "evertick.authoring.signals": ("Done", "Fail", "RetryAfter", "Skip"),
     "evertick.authoring.task": ("shell",),
     "evertick.authoring.trigger": ("trigger_dag",),
+    "evertick.authoring.waiting": ("approval", "wait_for", "wait_for_event", "wait_until"),
     "evertick.domain.after": ("Asset", "after", "all_of", "any_of", "finished"),
     "evertick.domain.params": ("Param",),
 }

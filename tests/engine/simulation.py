@@ -34,12 +34,14 @@ from evertick.domain.retention import Pace
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.schedule import parse_schedule
 from evertick.domain.states import TriggerRule
+from evertick.domain.waiting import Otherwise, WaitKind, WaitSpec
 from evertick.engine import backfill
 from evertick.engine.backfill import Wish
 from evertick.engine.cancel import cancel
 from evertick.engine.claim_cursor import ClaimCursor
 from evertick.engine.claim_matching import Matching, step_matching
 from evertick.engine.clear import clear, select_tasks
+from evertick.engine.decide_approval import Decision, decide_approval
 from evertick.engine.extend import extend
 from evertick.engine.fire import fire
 from evertick.engine.gates import reconcile_gates, set_pool, tend, unadmit
@@ -49,9 +51,10 @@ from evertick.engine.promote import promote
 from evertick.engine.prune import Kind, Remains, prune_kind, prune_runs, sweep
 from evertick.engine.reap import bury
 from evertick.engine.reconcile import reconcile
+from evertick.engine.send_event import send_event
 from evertick.engine.step import step
 from evertick.engine.wake import wake
-from evertick.store import shards
+from evertick.store import approvals, shards
 from evertick.store.db import Purpose, connect
 from evertick.store.prune import Mandate
 from evertick.store.tasks import StepRow
@@ -62,6 +65,12 @@ from tests.engine.world import T0, Runner, key_of, make_dag, put, set_clock, sta
 STEPS_PER_EPISODE = 500
 DAGS = ("one", "two", "three")
 POOLS = ("red", "blue")
+WAITS = (
+    WaitSpec(kind=WaitKind.TIME, seconds=9),
+    WaitSpec(kind=WaitKind.CLOCK, until="00:01:00"),
+    WaitSpec(kind=WaitKind.EVENT, name="word", timeout_seconds=60),
+    WaitSpec(kind=WaitKind.APPROVAL, name="Well?", timeout_seconds=60, on_timeout=Otherwise.SKIP),
+)
 
 
 class Violation(AssertionError):
@@ -118,8 +127,10 @@ class World:
                 "is_setup": dice.random() < 0.1,
                 **self._gates_or_mapping(shape[task]),
             }
-            if dice.random() > 0.06
-            # Some start another DAG, and wait for it or not.
+            if dice.random() > 0.12
+            # Some wait for something outside; some start another DAG, and wait for it or not.
+            else {"kind": TaskKind.WAIT, "wait": dice.choice(WAITS)}
+            if dice.random() < 0.5
             else {
                 "kind": TaskKind.TRIGGER,
                 "child": ChildSpec(dag=dice.choice(DAGS), waits=dice.random() < 0.7),
@@ -141,6 +152,18 @@ class World:
 
     async def wake(self) -> None:
         await wake(self.conn, shard=0, epoch=self.epochs[-1], batch=self.dice.choice([1, 100]))
+
+    async def tell(self) -> None:
+        """An event, or somebody's decision."""
+        if self.dice.random() < 0.5:
+            await send_event(self.conn, name="word", payload=None, actor="sim")
+        if asked := await approvals.list_approvals(self.conn, limit=1):
+            run, task, decision = (
+                asked[0].run_id,
+                asked[0].task,
+                Decision(is_approved=self.dice.random() < 0.5, actor="sim"),
+            )
+            await self._try(lambda: decide_approval(self.conn, run_id=run, task=task, decision=decision))
 
     def _gates_or_mapping(self, upstream: list[str]) -> dict[str, object]:
         """Both, unless one of the gates is not for mapped tasks."""
@@ -434,7 +457,8 @@ class World:
 
     def _outcome(self) -> str:
         return self.dice.choices(
-            ["success", "failed", "skipped", "timed_out", "killed", "given_back"], [60, 15, 8, 5, 5, 7]
+            ["success", "failed", "skipped", "timed_out", "killed", "given_back", "deferred"],
+            [60, 15, 8, 5, 5, 7, 6],
         )[0]
 
     def _fields(self) -> dict[str, object]:
@@ -471,6 +495,7 @@ ACTIONS: dict[str, tuple[Callable[[World], Awaitable[None]], int]] = {
     "resize_pool": (World.resize_pool, 4),
     "tend_gates": (World.tend_gates, 3),
     "wake": (World.wake, 6),
+    "tell": (World.tell, 2),
 }
 
 

@@ -56,8 +56,8 @@ class Scene:
             reason=None,  # type: ignore[arg-type]
         )
 
-    async def wake_parents(self) -> int:
-        return await deferrals.wake_parents(self.conn, shard=0, epoch=self.leader, batch=10)
+    async def wake_waits(self) -> int:
+        return (await deferrals.wake_waits(self.conn, shard=0, epoch=self.leader, batch=10)).looked_at
 
     async def mark(self, state: str) -> None:
         await mark(self.conn, TaskKey(self.run, 0, -1), state=state, actor="test")
@@ -95,7 +95,7 @@ async def other(database: str) -> AsyncIterator[AsyncConnection]:
         (UniqueViolation, "insert into task_child select -1, 0, 'd', '{}', true from generate_series(1, 2)"),
         (CheckViolation, "insert into child_run values (-1, 1, 0, -1, 0)"),
         (UniqueViolation, "insert into child_run select -1, 1, 0, -1, 1 from generate_series(1, 2)"),
-        (UniqueViolation, "insert into deferral select -1, 0, -1, 1, 0, null, clock() from generate_series(1, 2)"),
+        (UniqueViolation, "insert into deferral select -1, 0, -1, 1, 0, 'time', null, clock() from generate_series(1, 2)"),
     ],
 )
 async def test_the_tables_refuse(rollback_conn: AsyncConnection, error: type[Exception], statement: str) -> None:
@@ -106,7 +106,7 @@ async def test_the_tables_refuse(rollback_conn: AsyncConnection, error: type[Exc
 async def test_only_what_is_pending_and_waits_for_no_time_is_deferred(rollback_conn: AsyncConnection) -> None:
     await put(rollback_conn, make_dag("a", {"t": []}, task_retry=RetryPolicy(retries=1)))
     run, runner = await start(rollback_conn, "a"), await Runner.join(rollback_conn)
-    defer = "select defer_children(array[row(run_id, 0, -1, version_id, 'pending')::ended]) from run where run_id = %s"
+    defer = "select defer(array[row(run_id, 0, -1, version_id, 'pending')::ended]) from run where run_id = %s"
     await rollback_conn.execute(defer, [run])
     assert (await states(rollback_conn, run))["t"] == "available"
     (claim,) = await runner.claim()
@@ -155,7 +155,7 @@ async def test_a_run_is_started_when_it_is_due_and_once(scene: Scene) -> None:
 
 
 async def test_a_late_word_ends_nothing(scene: Scene) -> None:
-    over = "select end_deferred(%s, 0, -1, 1, 'skipped', 'late', '1')"
+    over = "select end_waits(array[row(%s, 0, -1, 1, 'skipped', 'late', '1')::wait_end])"
     await scene.wake()
     await scene.defer_again()
     await scene.conn.execute(over, [scene.run])
@@ -208,13 +208,13 @@ async def test_the_run_is_locked_to_start_its_child_and_passed_by_to_wake_it(
     await (await Runner.join(conn)).drain()
     async with other.transaction():
         await other.execute(lock, [scene.run])
-        assert await scene.wake_parents() == 0
-    assert await scene.wake_parents() == 1
+        assert await scene.wake_waits() == 0
+    assert await scene.wake_waits() == 1
     assert await scene.state() == "success"
 
 
 async def test_who_has_no_run_yet_is_not_woken_by_its_end(scene: Scene) -> None:
-    assert await scene.wake_parents() == 0
+    assert await scene.wake_waits() == 0
     assert await scene.state() == "deferred"
 
 
@@ -231,16 +231,16 @@ async def test_a_run_that_was_pruned_ends_who_waits_for_it(scene: Scene) -> None
 async def test_what_a_wait_that_is_over_left_behind_goes(scene: Scene, change: str) -> None:
     await scene.wake()
     if change == "ended":
-        await scene.mark("success")
+        await scene.conn.execute("update task set state = 'success', finished_at = clock() where run_id = %s", [scene.run])
     else:
         await scene.conn.execute("update task set epoch = 7 where run_id = %s", [scene.run])
     await scene.conn.execute("update deferral set wake_at = clock()")
-    assert await scene.wake_parents() == 1
+    assert await scene.wake_waits() == 1
     assert await value(scene.conn, "select count(*) from deferral") == 0
 
 
 async def test_who_still_waits_is_looked_at_again_later(scene: Scene) -> None:
     await scene.wake()
     await set_clock(scene.conn, later(700))
-    assert await scene.wake_parents() == 1
+    assert await scene.wake_waits() == 1
     assert await value(scene.conn, "select wake_at from deferral") == later(1300)

@@ -62,6 +62,8 @@ class Caller:
     request_id: str
     # Of a cookie: what a page must send back with a change.
     csrf: str | None = None
+    # Whom else to wake, as a verb turned out.
+    also: set[Channel] = field(default_factory=set)
 
     @property
     def actor(self) -> str:
@@ -85,7 +87,7 @@ class Caller:
                 raise
             # A wake-up only shortens a wait: the change is done, whether it arrives or not.
             with suppress(psycopg.Error):
-                for channel in wake if self.desk.settings.notify else ():
+                for channel in {*wake, *self.also} if self.desk.settings.notify else ():
                     await notify(conn, channel)
 
     def require(self, permission: Permission) -> None:

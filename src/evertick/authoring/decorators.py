@@ -1,4 +1,4 @@
-"""The decorators that make a function a task: `@task`, `@task.branch`, `@task.short_circuit`, `@setup` and `@teardown`."""
+"""The decorators that make a function a task: `@task`, its `.branch`, `.short_circuit` and `.sensor`, `@setup` and `@teardown`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Unpack, overload
 
 from evertick.authoring.location import refused
-from evertick.authoring.options import TaskOptions
+from evertick.authoring.options import Seconds, TaskOptions
 from evertick.authoring.task import Task
+from evertick.authoring.waiting import Polling
 from evertick.domain.dag import Choice
 from evertick.domain.states import TriggerRule
 
@@ -76,12 +77,58 @@ class Teardown:
         return _made(function, options, {**role, "trigger_rule": TriggerRule.ALL_DONE_SETUP_SUCCESS})
 
 
+class Sensor:
+    """A function that is called every `interval` until it returns True or `Done(value)`; in between its task takes no slot.
+
+    `backoff` makes each interval so many times as long as the one before, up to `max_interval` (an hour). After `timeout` the task
+    fails, or is skipped. `poll_timeout` is how long one call may take. Errors are retried as those of any task.
+    """
+
+    @overload
+    def __call__(self, function: Function, /) -> Task: ...
+    @overload
+    def __call__(
+        self,
+        /,
+        *,
+        interval: Seconds = ...,
+        on_timeout: str = ...,
+        backoff: float = ...,
+        max_interval: Seconds | None = ...,
+        poll_timeout: Seconds | None = ...,
+        **options: Unpack[TaskOptions],
+    ) -> Callable[[Function], Task]: ...
+    def __call__(
+        self,
+        function: Function | None = None,
+        /,
+        *,
+        interval: Seconds = 60,
+        on_timeout: str = "fail",
+        backoff: float = 1.0,
+        max_interval: Seconds | None = None,
+        poll_timeout: Seconds | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> Task | Callable[[Function], Task]:
+        polling = Polling(
+            interval=interval,
+            timeout=options.get("timeout"),
+            on_timeout=on_timeout,
+            backoff=backoff,
+            max_interval=max_interval,
+        )
+        if poll_timeout is not None:
+            options["timeout"] = poll_timeout
+        return _made(function, options, {"wait": polling.wait()})
+
+
 class TaskDecorator(Decorator):
     """`@task` makes a function a task. `@task.branch` returns the names of the tasks or groups directly after it that shall
-    run; the others are skipped."""
+    run; the others are skipped. `@task.sensor` is called until what it looks for is there."""
 
     branch = Decorator({"choice": Choice.BRANCH})
     short_circuit = ShortCircuit()
+    sensor = Sensor()
 
 
 task = TaskDecorator({})

@@ -202,7 +202,7 @@ class Draft:
         if position >= MAX_TASKS:
             raise refused(f"DAG {self.name!r} has more than {MAX_TASKS:,} tasks.")
         limited = [group for group in self.open_groups if group.max_active is not None]
-        if limited:
+        if limited and not spec.runs_nowhere:
             gates = [GateSpec(kind=GateKind.GROUP, name=group.name, capacity=group.max_active) for group in limited]
             spec = replace(spec, gates=(*gates, *spec.gates))
         self.specs.append(spec)

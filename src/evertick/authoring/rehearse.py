@@ -1,7 +1,7 @@
 """`dag.test()`: a run of a DAG in this process, one task after the other. No server, no other process: breakpoints work.
 
 By the same rules as the engine (`domain/shape.py`): trigger rules, mapping, branches, retries (without their delays), parameters.
-Gates, queues, timeouts and schedules have no meaning here.
+Gates, queues, timeouts and schedules have no meaning here. What waits is in `answering.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from evertick.authoring.answering import answered, check_answers, polled
 from evertick.authoring.context import TaskContext, entered
 from evertick.authoring.signals import Fail, Skip
 from evertick.domain.branching import skipped_by
@@ -27,6 +28,7 @@ from evertick.domain.errors import BadChoice
 from evertick.domain.mapping import ITEM
 from evertick.domain.params import JsonValue, check_params
 from evertick.domain.shape import Key, Shape
+from evertick.domain.waiting import WaitSpec
 
 if TYPE_CHECKING:
     from evertick.authoring.resolve import BoundTask
@@ -52,8 +54,11 @@ def rehearse(
     params: Mapping[str, object] | None = None,
     fire_at: datetime | None = None,
     raise_errors: bool = False,
+    answers: Mapping[str, object] | None = None,
 ) -> Rehearsal:
-    """Run it to its end. `raise_errors` lets the first exception out that fails a task for good."""
+    """Run it to its end. `raise_errors` lets the first exception out that fails a task for good. `answers` has, by
+    task, what came with an event, or what was filled into a form; False rejects."""
+    check_answers(spec, answers or {})
     checked = check_params(spec.params, params or {})
     shape = Shape(spec)
     reasons: dict[Key, str] = {}
@@ -62,7 +67,7 @@ def rehearse(
         context = _context(spec, key, shape.attempts[key] + 1, checked, fire_at)
         bound = tasks[spec.tasks[key.idx].name]
         try:
-            value = _stored(_call(bound, _inputs(shape, key), context))
+            value = _stored(_call(bound, _inputs(shape, key), context, spec.tasks[key.idx].wait, answers or {}))
             skipped_by(spec, key.idx, value)  # refuses a choice that is none
             ended, no_retry = "success", False
         except Skip as signal:
@@ -100,17 +105,31 @@ def _inputs(shape: Shape, key: Key) -> dict[str, object]:
     return {**found, ITEM: shape.items[key]} if key in shape.items else found
 
 
-def _call(bound: BoundTask, inputs: Mapping[str, object], context: TaskContext) -> object:
+def _call(
+    bound: BoundTask,
+    inputs: Mapping[str, object],
+    context: TaskContext,
+    wait: WaitSpec | None,
+    answers: Mapping[str, object],
+) -> object:
     with entered(context):
         if bound.kind is TaskKind.TRIGGER:
             return None  # the other DAG is tried by its own test
+        if bound.kind is TaskKind.WAIT:
+            assert wait is not None
+            return answered(bound.name, wait, answers)
         if bound.kind is TaskKind.SHELL:
             _shell(bound, inputs)
             return None
         args, kwargs = bound.call_arguments(inputs)
-        assert bound.function is not None
-        value = bound.function(*args, **kwargs)
-        return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+        function = bound.function
+        assert function is not None
+
+        def call() -> object:
+            value = function(*args, **kwargs)
+            return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+        return call() if wait is None else polled(call, wait)
 
 
 async def _awaited(value: object) -> object:

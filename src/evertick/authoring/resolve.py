@@ -97,7 +97,7 @@ class ListArgument(NamedTuple):
 class BoundTask:
     """A task together with what its DAG calls it with. `function` is None for a task that is no Python function.
 
-    `template_inputs` are what its templates know as `inputs`.
+    `template_inputs` are what its templates know as `inputs`. `polls`: it says whether something has come about, again and again.
     """
 
     name: str
@@ -116,6 +116,7 @@ class BoundTask:
     schedule: ScheduleSpec | None = None
     template_inputs: Mapping[str, object] = field(default_factory=dict)
     lists: tuple[ListArgument, ...] = ()
+    polls: bool = False
 
     def call_arguments(self, inputs: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
         """The arguments for `function`. An upstream task without a result (skipped, failed) gives None.
@@ -175,11 +176,14 @@ class Dag:
         params: Mapping[str, object] | None = None,
         fire_at: datetime | None = None,
         raise_errors: bool = False,
+        answers: Mapping[str, object] | None = None,
     ) -> Rehearsal:
         """Run all of it here and now, without a server; see `authoring/rehearse.py`."""
         from evertick.authoring.rehearse import rehearse
 
-        return rehearse(self.spec, self.tasks, params=params, fire_at=fire_at, raise_errors=raise_errors)
+        return rehearse(
+            self.spec, self.tasks, params=params, fire_at=fire_at, raise_errors=raise_errors, answers=answers
+        )
 
 
 def find_task(dags: Mapping[str, Dag], dag_name: str, task_name: str) -> BoundTask:

@@ -1,8 +1,9 @@
-"""What a task raises to say how it ends. Anything else that it raises is a failure, and retried by its policy."""
+"""What a task raises or returns to say how it ends. Anything else that it raises is a failure, and retried by its policy."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 
 class Skip(Exception):
@@ -29,3 +30,17 @@ class RetryAfter(Exception):
         super().__init__(reason)
         self.seconds = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
         self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a sensor returns when it has found what it waits for: `return Done(rows)`. The value becomes the task's result."""
+
+    value: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """What an attempt gives that has worked out until when its task waits."""
+
+    instant: datetime

@@ -84,6 +84,7 @@ class Task:
             wants_context=wants_context,
             outputs=self.outputs,
             lists=expansion.bound() if expansion else (),
+            polls="wait" in self.role,
         )
         options = {**draft.task_defaults, **self.options}
         draft.note_callbacks(options)

@@ -54,6 +54,7 @@ def clear_tasks(
         lambda conn: clear(conn, run_id=run_id, chosen=chosen, actor=actor(), version_id=version_id),
         Channel.READY,
         Channel.STOP,
+        Channel.PLAN,
     )
     stopping = f"; {noun(done.asked, 'running task')} will be stopped first" if done.asked else ""
     show(line(f"Cleared {noun(done.reopened + done.asked, 'task')} of run {run_id}{stopping}."))

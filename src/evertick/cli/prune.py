@@ -38,6 +38,7 @@ _NAMES = {
     Kind.ALERTS: ("alert", "alerts"),
     Kind.BACKFILLS: ("backfill that is over", "backfills that are over"),
     Kind.CAUSES: ("cause of a run", "causes of runs"),
+    Kind.EVENTS: ("event", "events"),
     Kind.RUNNERS: ("runner that is gone", "runners that are gone"),
     Kind.VERSIONS: ("DAG version", "DAG versions"),
     Kind.BUNDLES: ("bundle of code", "bundles of code"),

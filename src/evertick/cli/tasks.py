@@ -103,7 +103,7 @@ def mark(run: Run, task: Task, ended: MarkState) -> None:
         keys = [TaskKey(run_id, row.idx, row.map_index) for row in open_rows]
         return [await verb.mark(conn, key, state=ended, actor=actor()) for key in keys]
 
-    answers = change(write, Channel.READY, Channel.STOP)
+    answers = change(write, Channel.READY, Channel.STOP, Channel.PLAN)
     if "asked" in answers:
         show(line(f"{task} of run {run_id} runs: it is being stopped, and will then be {ended}."))
     else:

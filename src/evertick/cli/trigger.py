@@ -64,7 +64,7 @@ def trigger_dag(
         return await find_run(conn, made.run_id), made.is_new or key is None, row.paused, has_runner
 
     try:
-        run, is_new, is_paused, has_runner = change(start, Channel.READY, is_keyed=True)
+        run, is_new, is_paused, has_runner = change(start, Channel.READY, Channel.PLAN, is_keyed=True)
     except AnswerLost as error:
         raise AnswerLost(f"{error} To repeat it is safe with: --key {own_key}") from None
     if as_json and wait:

@@ -44,6 +44,9 @@ class Permission(StrEnum):
     DELETE_RUNS = "runs.delete"
     CLEAR_TASKS = "tasks.clear"
     MARK_TASKS = "tasks.mark"
+    DECIDE_APPROVALS = "approvals.decide"
+    READ_EVENTS = "events.read"
+    SEND_EVENTS = "events.send"
     READ_SCHEDULES = "schedules.read"
     PAUSE_SCHEDULES = "schedules.pause"
     EDIT_SCHEDULES = "schedules.edit"
@@ -83,6 +86,11 @@ MATRIX: Mapping[Permission, Rule] = {
     Permission.DELETE_RUNS: Rule(Role.EDITOR, True, "delete runs that are over"),
     Permission.CLEAR_TASKS: Rule(Role.OPERATOR, True, "run tasks again, and see beforehand which"),
     Permission.MARK_TASKS: Rule(Role.OPERATOR, True, "decide how a task ended"),
+    Permission.DECIDE_APPROVALS: Rule(
+        Role.OPERATOR, True, "approve and reject what tasks ask; a DAG may ask for a higher role"
+    ),
+    Permission.READ_EVENTS: Rule(Role.VIEWER, False, "events that were sent"),
+    Permission.SEND_EVENTS: Rule(Role.OPERATOR, False, "send events that tasks wait for"),
     Permission.READ_SCHEDULES: Rule(Role.VIEWER, True, "schedules, their next fires and history"),
     Permission.PAUSE_SCHEDULES: Rule(Role.OPERATOR, True, "pause and unpause schedules"),
     Permission.EDIT_SCHEDULES: Rule(Role.EDITOR, True, "create, change, delete and reset schedules"),

@@ -35,6 +35,7 @@ class OutcomeKind(StrEnum):
     KILLED = "killed"
     GIVEN_BACK = "given_back"
     LOST = "lost"
+    DEFERRED = "deferred"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import TypeVar
 
+from evertick.domain.access import Role
 from evertick.domain.attempt import Isolation
 from evertick.domain.errors import InvalidDag, InvalidSchedule
 from evertick.domain.gates import GateKind, GateSpec
@@ -24,6 +25,7 @@ from evertick.domain.params import JsonValue, ParamSpec, ParamType
 from evertick.domain.retry import Backoff, RetryPolicy
 from evertick.domain.schedule import ScheduleSpec
 from evertick.domain.states import TriggerRule
+from evertick.domain.waiting import Otherwise, WaitKind, WaitSpec
 
 
 class TaskKind(StrEnum):
@@ -32,6 +34,7 @@ class TaskKind(StrEnum):
     HTTP = "http"
     PROGRAM = "program"
     TRIGGER = "trigger"
+    WAIT = "wait"
 
 
 class OnLostContact(StrEnum):
@@ -62,7 +65,7 @@ class ChildSpec:
 class TaskSpec:
     """One task of the plan. `name` is the full id, with its groups: `extract.orders`. `inputs` are upstream names.
 
-    `queue` is what its author wrote down; None leaves it to the routing rules.
+    `queue` is what its author wrote down; None leaves it to the routing rules. `wait` is what it waits for without a slot.
     """
 
     name: str
@@ -94,7 +97,13 @@ class TaskSpec:
     mapping: TaskMapping | None = None
     child: ChildSpec | None = None
     notices: tuple[NoticeSpec, ...] = ()
+    wait: WaitSpec | None = None
     doc: str | None = None
+
+    @property
+    def runs_nowhere(self) -> bool:
+        """Whether no runner ever sees it."""
+        return self.kind in (TaskKind.TRIGGER, TaskKind.WAIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +203,7 @@ _DEFAULTS: dict[type, list[tuple[str, object]]] = {
         MappedList,
         ChildSpec,
         NoticeSpec,
+        WaitSpec,
     )
 }
 
@@ -218,6 +228,13 @@ _SCHEDULE: _Readers = {
     "overlap": OverlapPolicy,
 }
 _NOTICE: _Readers = {"event": Event}
+_WAIT: _Readers = {
+    "kind": WaitKind,
+    "on_timeout": Otherwise,
+    "on_reject": Otherwise,
+    "approvers": Role,
+    "form": _read_all(ParamSpec, _PARAM),
+}
 _MAPPING: _Readers = {"how": MapHow, "lists": _read_all(MappedList, {})}
 _TASK: _Readers = {
     "kind": TaskKind,
@@ -234,9 +251,17 @@ _TASK: _Readers = {
     "secrets": tuple,
     "gates": _read_all(GateSpec, {"kind": GateKind}),
     "child": lambda raw: ChildSpec(**raw),
+    "wait": lambda raw: _read(WaitSpec, raw, _WAIT),
     "mapping": lambda raw: _read(TaskMapping, raw, _MAPPING),
     "notices": _read_all(NoticeSpec, _NOTICE),
 }
+
+
+def read_form(wait: Mapping[str, object]) -> tuple[ParamSpec, ...]:
+    """The form of an approval, from its published wait."""
+    return _read(WaitSpec, wait, _WAIT).form
+
+
 _DAG: _Readers = {
     "tasks": _read_all(TaskSpec, _TASK),
     "edges": lambda rows: tuple((up, down) for up, down in rows),

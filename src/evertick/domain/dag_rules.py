@@ -17,6 +17,7 @@ from evertick.domain.errors import InvalidDag, InvalidParams
 from evertick.domain.gates import GateKind, check_gates, check_versions
 from evertick.domain.mapping import check_mapping
 from evertick.domain.params import JsonValue, check_params
+from evertick.domain.waiting import WaitKind, check_wait
 
 MAX_NAME = 200
 MAX_TASKS = 100_000
@@ -122,6 +123,8 @@ def _check_tasks(spec: DagSpec) -> Iterator[str]:
     for task in spec.tasks:
         yield from _check_task(task)
         yield from (f"task {task.name!r}: {problem}" for problem in check_gates(task.gates, params))
+        if task.wait is not None:
+            yield from (f"task {task.name!r}: {problem}" for problem in check_wait(task.wait, params))
 
 
 def _check_names(tasks: Sequence[TaskSpec]) -> Iterator[str]:
@@ -161,6 +164,13 @@ def _check_task(task: TaskSpec) -> Iterator[str]:
             f"task {task.name!r} starts a DAG and runs nowhere: retries, pools, keys, limits and mapping are for the tasks"
             f" of {task.child.dag!r}."
         )
+    expected = {TaskKind.PYTHON} if task.wait and task.wait.kind is WaitKind.POLL else {TaskKind.WAIT}
+    if (task.kind is TaskKind.WAIT and task.wait is None) or (task.wait is not None and task.kind not in expected):
+        yield f"task {task.name!r}: a task that waits says for what, and only such a task does."
+    if task.kind is TaskKind.WAIT and (
+        task.gates or task.retry.retries or task.mapping or task.choice or task.is_setup
+    ):
+        yield f"task {task.name!r} only waits and runs nowhere: it takes no retries, pools, keys, limits or mapping."
     if not (_is_storable(task.command) and _is_storable(task.summary) and _is_storable(task.doc)):
         yield f"task {task.name!r}: its command and its docstring must be {_TEXT_RULE}."
 

@@ -174,10 +174,21 @@ def _in_line(it: Detail, when: When) -> str:
 
 
 def _deferred(it: Detail, when: When) -> str:
-    until = f", and fails {when(it['deadline'])}" if it["deadline"] else ""
-    if it["run_id"] is None:
-        return f"it is about to start a run of {it['dag']}"
-    return f"it waits for run {it['run_id']} of {it['dag']}, which is {it['state']}{until}"
+    until = f", and gives up {when(it['deadline'])}" if it["deadline"] else ""
+    match it["kind"]:
+        case "run":
+            return f"it waits for run {it['run_id']} of {it['dag']}, which is {it['state']}{until}"
+        case "start":
+            return f"it is about to start a run of {it['dag']}"
+        case "time":
+            return f"it waits for a time: it goes on {when(it['until'])}"
+        case "event":
+            return f"it waits for event {it['event']}: `evertick events send {it['event']}`{until}"
+        case "approval":
+            return f"it waits for a decision on {it['title']!r}: `evertick approvals list`{until}"
+        case "poll":
+            return f"it is polled again {when(it['until'])}, after {it['polls'] or 0} polls{until}"
+    return "it is about to wait"
 
 
 _SENTENCES = {

@@ -32,6 +32,7 @@ class Kind(StrEnum):
     NOTIFICATIONS = "notifications"
     BACKFILLS = "backfills"
     CAUSES = "causes"
+    EVENTS = "events"
     RUNNERS = "runners"
     VERSIONS = "versions"
     BUNDLES = "bundles"
@@ -93,6 +94,7 @@ async def prune_kind(conn: AsyncConnection, mandate: Mandate, kind: Kind, *, pac
             | Kind.NOTIFICATIONS
             | Kind.BACKFILLS
             | Kind.CAUSES
+            | Kind.EVENTS
             | Kind.RUNNERS
             | Kind.BUNDLES
         ):

@@ -27,6 +27,7 @@ from evertick.domain.schedule_fields import EARLIEST
 from evertick.domain.setups import leaves
 from evertick.domain.sinks import SinkKind, read_sink
 from evertick.domain.states import TriggerRule
+from evertick.domain.waiting import Otherwise, WaitKind, WaitSpec
 from evertick.engine.plan import JsonObject, is_same_spec, plan_end, skip_row, spec_json
 from evertick.engine.refuse_loops import refuse_loops
 from evertick.engine.settle import read_before, until_unmoved
@@ -113,11 +114,11 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
                 "rerun_on_loss": task.rerun_on_loss,
                 "queue_timeout": task.queue_timeout_seconds,
                 "outlets": list(task.outlets) or None,
-                # What starts a DAG runs nowhere: no gate holds it, but it is decided where gates are passed.
-                "is_gated": bool(task.gates) or spec.max_active_tasks is not None or task.child is not None,
+                # What waits for something outside runs nowhere: no gate holds it, but it is decided where gates are passed.
+                "is_gated": bool(task.gates) or spec.max_active_tasks is not None or task.runs_nowhere,
                 "is_ordered": any(gate.kind is GateKind.ORDER for gate in task.gates),
                 "awaits_past": awaits_past(task.gates),
-                "starts_dag": task.child is not None,
+                "defers": task.runs_nowhere,
                 "is_mapped": task.mapping is not None,
                 "notifies": bool(task.notices),
             }
@@ -139,6 +140,30 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
             for index, task in enumerate(spec.tasks)
             if task.child is not None
         ],
+        "waits": [wait_row(spec, index, task.wait) for index, task in enumerate(spec.tasks) if task.wait is not None],
+    }
+
+
+_ENDS = {Otherwise.FAIL: "failed", Otherwise.SKIP: "skipped"}
+
+
+def wait_row(spec: DagSpec, index: int, wait: WaitSpec) -> JsonObject:
+    """What a task waits for. A time of day is one of the DAG's own zone."""
+    is_clock = wait.kind is WaitKind.CLOCK
+    return {
+        "idx": index,
+        "kind": wait.kind,
+        "until": None if is_clock else wait.until,
+        "seconds": wait.seconds,
+        "at": wait.until if is_clock else None,
+        "timezone": spec.timezone if is_clock else None,
+        "parts": None if wait.name is None else key_parts(wait.name),
+        "lookback": wait.lookback_seconds,
+        "timeout": wait.timeout_seconds,
+        "on_timeout": _ENDS[wait.on_timeout],
+        "on_reject": _ENDS[wait.on_reject],
+        "backoff": wait.backoff,
+        "longest": wait.longest_seconds,
     }
 
 
@@ -172,7 +197,7 @@ def mapping_rows(spec: DagSpec, position: Mapping[str, int]) -> JsonObject:
 def gate_rows(spec: DagSpec, index: int) -> list[JsonObject]:
     """What one task must pass. A limit of the whole DAG is a gate of each of its tasks."""
     task, needed = spec.tasks[index], list(spec.tasks[index].gates)
-    if spec.max_active_tasks is not None and task.child is None:
+    if spec.max_active_tasks is not None and not task.runs_nowhere:
         needed.append(GateSpec(kind=GateKind.DAG, name="", capacity=spec.max_active_tasks))
     rows: list[JsonObject] = []
     for place, gate in enumerate(needed):

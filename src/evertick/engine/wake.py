@@ -1,28 +1,23 @@
-"""wake: what the leader does for deferred tasks that are due. Runs of other DAGs are started, and their ends are passed on."""
+"""wake: what the leader does for deferred tasks that are due. Runs of other DAGs are started, times of day are read, and
+whoever waited long enough goes on: because of the time, an event, the end of another run, or to poll again.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from psycopg import AsyncConnection
 
 from evertick.domain.errors import UserError
 from evertick.domain.params import check_params
+from evertick.domain.waiting import clock_instant
 from evertick.engine.fenced import as_leader
 from evertick.engine.trigger import find_dag
 from evertick.store import deferrals
-from evertick.store.deferrals import ChildDue
+from evertick.store.deferrals import ChildDue, Woken
 
 # A run that was started by a run that was started by ...: so many, and no more. DAGs that start each other end here.
 MOST_ABOVE = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Woken:
-    """`has_more`: there were more than a batch."""
-
-    looked_at: int
-    has_more: bool
 
 
 async def wake(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> Woken:
@@ -30,10 +25,22 @@ async def wake(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> 
     due = await deferrals.children_due(conn, shard=shard, batch=batch)
     for each in due:
         await _start(conn, each, shard=shard, epoch=epoch)
-    ended = await as_leader(
-        lambda: deferrals.wake_parents(conn, shard=shard, epoch=epoch, batch=batch), shard=shard, epoch=epoch
+    read = await _read_clocks(conn, shard=shard, epoch=epoch, batch=batch)
+    done = await as_leader(
+        lambda: deferrals.wake_waits(conn, shard=shard, epoch=epoch, batch=batch), shard=shard, epoch=epoch
     )
-    return Woken(looked_at=len(due) + ended, has_more=len(due) == batch or ended == batch)
+    return replace(done, looked_at=done.looked_at + len(due) + read)
+
+
+async def _read_clocks(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> int:
+    """Times of day become instants, by the rules of schedules."""
+    due = await deferrals.clocks_due(conn, shard=shard, batch=batch)
+    if due:
+        instants = [(each, clock_instant(each.at, each.timezone, each.since)) for each in due]
+        await as_leader(
+            lambda: deferrals.set_clocks(conn, instants, shard=shard, epoch=epoch), shard=shard, epoch=epoch
+        )
+    return len(due)
 
 
 async def _start(conn: AsyncConnection, due: ChildDue, *, shard: int, epoch: int) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from evertick.authoring.context import TaskContext, current_context, enter
 from evertick.authoring.location import is_own
 from evertick.authoring.resolve import BoundTask, HttpCall
-from evertick.authoring.signals import Fail, RetryAfter, Skip
+from evertick.authoring.signals import Done, Fail, RetryAfter, Skip, Until
 from evertick.domain.attempt import OutcomeKind
 from evertick.domain.retry import RetryPolicy, may_retry
 from evertick.execution.capture import TASK_LOGGER
@@ -105,6 +105,10 @@ async def await_body(start: Start, bound: BoundTask, context: TaskContext, desk:
 
 def report_of_value(start: Start, bound: BoundTask, context: TaskContext, value: object, desk: Desk) -> Report:
     number, say, files = start.number, desk.say, desk.files
+    if bound.polls:
+        if (waiting := _still_waiting(number, value, say)) is not None:
+            return waiting
+        value = value.value if isinstance(value, Done) else None
     if bound.outputs and (missing := _missing_outputs(bound, context, value)):
         refusal = f"the task ended without its outputs {missing}; push() each of them or return a dict with them"
         say("ERROR", refusal)
@@ -129,6 +133,19 @@ def report_of_value(start: Start, bound: BoundTask, context: TaskContext, value:
             say("ERROR", refusal)
             return Report(number, OutcomeKind.FAILED, refusal)
     return Report(number, _SUCCESS, None, text)
+
+
+def _still_waiting(number: int, value: object, say: Say) -> Report | None:
+    """What a poll says that has not found what it looks for; None when it has."""
+    if value is True or isinstance(value, Done):
+        return None
+    if value is False:
+        return Report(number, OutcomeKind.DEFERRED)
+    if isinstance(value, Until):
+        return Report(number, OutcomeKind.DEFERRED, None, json.dumps({"until": value.instant.isoformat()}))
+    refusal = f"a sensor returns True, False or Done(value), not {value!r:.100}"
+    say("ERROR", refusal)
+    return Report(number, OutcomeKind.FAILED, refusal, no_retry=True)
 
 
 def _missing_outputs(bound: BoundTask, context: TaskContext, value: object) -> str:

@@ -173,6 +173,7 @@ class Lead:
             with_room=None,
             backfills=None,
             has_arrivals=None,
+            next_wake=read_at,
             has_gates=None,
             next_opening=None,
             marked_lsn=None,

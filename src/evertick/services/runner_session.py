@@ -311,4 +311,4 @@ class RunnerSession:
 
 _HEARD = [Channel.READY, Channel.STOP, Channel.JOIN]
 # The planner learns of what has to wait for a time.
-_MAY_WAIT = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.KILLED, OutcomeKind.LOST)
+_MAY_WAIT = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.KILLED, OutcomeKind.LOST, OutcomeKind.DEFERRED)

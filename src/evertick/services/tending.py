@@ -59,7 +59,7 @@ class Tending:
         self._on_refused = on_refused
         self._link = LedLink(url, lead, settings, lock_share=LOCK_SHARE)
         self._each = {name: EachStep(name, log=log) for name in ("reap", "time_out", "backfill")}
-        self._steps = {name: Step(name, log=log) for name in ("promote", "admit", "hear", "gates")}
+        self._steps = {name: Step(name, log=log) for name in ("promote", "admit", "hear", "wake", "gates")}
         self._steps |= {name: each.whole for name, each in self._each.items()}
         self._repairing = Repairing(settings, lead=lead, waker=waker, log=log)
         self._alerting = Alerting(lead=lead, log=log)
@@ -69,7 +69,7 @@ class Tending:
 
     def begin(self) -> None:
         """A new lead: nothing of what was known before counts, and everything is looked at once."""
-        self._promote_at = self._expire_at = self._opens_at = inf
+        self._promote_at = self._expire_at = self._opens_at = self._wake_at = inf
         self._sessions: list[int] = []
         self._overdue: list[int] = []
         self._backfills: list[int] = []
@@ -92,6 +92,7 @@ class Tending:
         self._backfills = seen.backfills or []
         self._backfill_at = now if self._backfills else inf
         self._has_arrivals = bool(seen.has_arrivals)
+        self._wake_at = self._boot_time(seen.next_wake)
         self._has_gates = bool(seen.has_gates)
         self._opens_at = self._boot_time(seen.next_opening)
         self._listens = seen.silent is None and seen.stranded is None and not seen.troubles
@@ -137,6 +138,8 @@ class Tending:
         if self._has_arrivals:
             self._has_arrivals = False
             await self._step("hear", conn, self._hear)
+        if self._wake_at <= now:
+            await self._step("wake", conn, self._wake_tasks)
         if self._has_room:
             self._has_room = False
             await self._step("admit", conn, self._admit)
@@ -247,24 +250,33 @@ class Tending:
 
     async def _hear(self, conn: AsyncConnection) -> None:
         done = await hear(conn, shard=SHARD, epoch=self._epoch, batch=self._settings.promote_batch)
-        woken = await wake(conn, shard=SHARD, epoch=self._epoch, batch=self._settings.promote_batch)
-        self._has_arrivals = done.has_more or woken.has_more
+        self._has_arrivals = done.has_more
         if done.became_due:
             self._waker.wake(Channel.PLAN)
-        if woken.looked_at:
+
+    async def _wake_tasks(self, conn: AsyncConnection) -> None:
+        self._wake_at = inf
+        done = await wake(conn, shard=SHARD, epoch=self._epoch, batch=self._settings.promote_batch)
+        self._count_refused("run", done.refused, verb="wake")
+        if done.looked_at:
             self._waker.wake(Channel.READY)
+        # What comes of one wait may be the next. What is due and was passed by is in somebody's hands.
+        soonest = boot_seconds() + (0.0 if done.looked_at else LATER_SECONDS)
+        self._wake_at = max(self._boot_time(done.next_wake), soonest)
 
     async def _admit(self, conn: AsyncConnection) -> None:
         done = await admit(conn, shard=SHARD, epoch=self._epoch)
         self._count_refused("dag", done.refused, verb="admit")
         if done.admitted:
             self._waker.wake(Channel.READY)
+            self._wake_at = boot_seconds()
 
     async def _move_on(self, conn: AsyncConnection, backfill_id: int) -> None:
         done = await move_on(conn, shard=SHARD, epoch=self._epoch, backfill_id=backfill_id)
         if done.made:
             metrics.BACKFILL_RUNS.inc(done.made)
             self._waker.wake(Channel.READY)
+            self._wake_at = boot_seconds()
         # Soon again while it gets on; otherwise the leader's next look says whether there is something to do.
         if (done.moved or done.ended) and not done.is_over:
             self._backfill_at = boot_seconds() + SOON_SECONDS
@@ -294,6 +306,7 @@ class Tending:
             return 0.0
         resting = self._steps["promote"].rests_until
         soonest = min(max(self._promote_at, resting), self._expire_at, self._backfill_at, self._opens_at)
+        soonest = min(soonest, max(self._wake_at, self._steps["wake"].rests_until))
         return min(soonest, self._repairing.next_at, self._alerting.next_at)
 
     def _boot_time(self, instant: datetime | None) -> float:

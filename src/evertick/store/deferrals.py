@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import cast
 
 from psycopg import AsyncConnection
 from psycopg.types.json import Json
 
-from evertick.store.rows import all_rows, one_value
+from evertick.store.rows import all_rows, one_row, one_value
 from evertick.store.statements import sql
 
 
@@ -25,6 +26,28 @@ class ChildDue:
     params: dict[str, object]
     depth: int
     parent_dag: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClockDue:
+    """A task that waits for a time of day. `since`: the instant that its run is for."""
+
+    run_id: int
+    idx: int
+    map_index: int
+    epoch: int
+    at: str
+    timezone: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """How many waits were looked at, how many of them were set aside, and when the next is due."""
+
+    looked_at: int
+    refused: int
+    next_wake: datetime | None
 
 
 async def children_due(conn: AsyncConnection, *, shard: int, batch: int) -> list[ChildDue]:
@@ -57,6 +80,28 @@ async def start_child(
     return cast("int | None", await one_value(conn, sql("deferrals", "start_child"), given))
 
 
-async def wake_parents(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> int:
+async def clocks_due(conn: AsyncConnection, *, shard: int, batch: int) -> list[ClockDue]:
+    return await all_rows(conn, sql("deferrals", "clocks_due"), {"shard": shard, "batch": batch}, ClockDue)
+
+
+async def set_clocks(
+    conn: AsyncConnection, instants: Sequence[tuple[ClockDue, datetime]], *, shard: int, epoch: int
+) -> None:
+    rows = [
+        {
+            "run_id": due.run_id,
+            "idx": due.idx,
+            "map_index": due.map_index,
+            "epoch": due.epoch,
+            "wake_at": at.isoformat(),
+        }
+        for due, at in instants
+    ]
+    await conn.execute(sql("deferrals", "set_clocks"), {"shard": shard, "epoch": epoch, "instants": Json(rows)})
+
+
+async def wake_waits(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> Woken:
     given = {"shard": shard, "epoch": epoch, "batch": batch}
-    return cast(int, await one_value(conn, sql("deferrals", "wake_parents"), given))
+    done = await one_row(conn, sql("deferrals", "wake_waits"), given, Woken)
+    assert done is not None
+    return done

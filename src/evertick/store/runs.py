@@ -18,8 +18,11 @@ JsonObject = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Triggered:
+    """`defers`: some of its first tasks wait for something outside, and the leader has to look at them."""
+
     run_id: int
     is_new: bool
+    defers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

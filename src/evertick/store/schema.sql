@@ -155,6 +155,26 @@ CREATE TYPE evertick.unexpanded AS (
 	reason text
 );
 
+CREATE TYPE evertick.wait_end AS (
+	run_id bigint,
+	idx integer,
+	map_index integer,
+	epoch integer,
+	state evertick.task_state,
+	reason text,
+	result jsonb
+);
+
+CREATE TYPE evertick.wait_kind AS ENUM (
+    'start',
+    'run',
+    'time',
+    'clock',
+    'event',
+    'approval',
+    'poll'
+);
+
 CREATE FUNCTION evertick.address_of(p_version_id integer, p_idx integer) RETURNS text
     LANGUAGE sql STABLE
     AS $$
@@ -249,6 +269,37 @@ CREATE FUNCTION evertick.arrivals_of(p_wants evertick.gate_want[]) RETURNS evert
             group by w.run_id, w.idx, w.map_index, w.version_id, w.rank, g.gate_id, is_held) n
         group by n.run_id, n.idx, n.map_index, n.version_id, n.rank) t
 $$;
+
+CREATE FUNCTION evertick.begin_waits(p_tasks evertick.ended[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+begin
+    if coalesce(cardinality(p_tasks), 0) = 0 then
+        return;
+    end if;
+    insert into deferral as o (run_id, idx, map_index, epoch, shard, kind, key, wake_at, deadline)
+    select k.run_id, k.idx, k.map_index, k.epoch, d.shard, w.kind, w.key, w.wake_at, w.deadline
+    from unnest(p_tasks) p
+    cross join lateral (select x.* from task x where x.run_id = p.run_id and x.idx = p.idx and x.map_index = p.map_index
+                        and x.state = 'deferred' offset 0) k
+    cross join lateral (select x.dag_id from run_status x where x.run_id = p.run_id offset 0) r
+    cross join lateral (select x.shard from dag x where x.dag_id = r.dag_id offset 0) d
+    cross join lateral first_wait(k.run_id, k.idx, k.map_index, k.version_id, k.started_at, t) w
+    on conflict (run_id, idx, map_index) do update
+        set epoch = excluded.epoch, kind = excluded.kind, key = excluded.key, wake_at = excluded.wake_at, deadline = excluded.deadline
+        where o.epoch <> excluded.epoch;
+    insert into approval (run_id, idx, map_index, epoch, title, asked_at)
+    select k.run_id, k.idx, k.map_index, k.epoch, gate_name(w.parts, k.run_id), t
+    from unnest(p_tasks) p
+    cross join lateral (select x.* from task x where x.run_id = p.run_id and x.idx = p.idx and x.map_index = p.map_index
+                        and x.state = 'deferred' offset 0) k
+    cross join lateral (select x.parts from task_wait x where x.version_id = p.version_id and x.idx = p.idx
+                        and x.kind = 'approval' offset 0) w
+    on conflict do nothing;
+    perform set_config('evertick.arrived', 'yes', true);
+end $$;
 
 CREATE FUNCTION evertick.blocker_of(p_gate_ids integer[], p_weights integer[], p_checks integer[], p_needs bigint[], OUT gate_id integer, OUT need bigint) RETURNS record
     LANGUAGE plpgsql STABLE
@@ -479,7 +530,7 @@ CREATE FUNCTION evertick.children_due(p_shard smallint, p_limit integer) RETURNS
     AS $$
     select f.run_id, f.idx, f.map_index, f.epoch, c.dag, c.params,
            coalesce((select x.depth from child_run x where x.run_id = f.run_id), 0), d.name
-    from (select * from deferral x where x.shard = p_shard and x.wake_at <= clock() and x.key is null order by x.wake_at limit p_limit) f
+    from (select * from deferral x where x.shard = p_shard and x.wake_at <= clock() and x.kind = 'start' order by x.wake_at limit p_limit) f
     join run_status r on r.run_id = f.run_id join dag d on d.dag_id = r.dag_id
     join task_child c on c.version_id = r.version_id and c.idx = f.idx
 $$;
@@ -696,6 +747,15 @@ CREATE FUNCTION evertick.clock() RETURNS timestamp with time zone
     LANGUAGE sql STABLE
     AS $$
     select coalesce(nullif(current_setting('evertick.now', true), '')::timestamptz, clock_timestamp())
+$$;
+
+CREATE FUNCTION evertick.clocks_due(p_shard smallint, p_limit integer) RETURNS TABLE(run_id bigint, idx integer, map_index integer, epoch integer, at text, timezone text, since timestamp with time zone)
+    LANGUAGE sql STABLE
+    AS $$
+    select f.run_id, f.idx, f.map_index, f.epoch, w.at, w.timezone, coalesce(r.fire_at, r.created_at)
+    from (select * from deferral x where x.shard = p_shard and x.wake_at <= clock() and x.kind = 'clock' order by x.wake_at limit p_limit) f
+    join run r on r.run_id = f.run_id
+    join task_wait w on w.version_id = r.version_id and w.idx = f.idx
 $$;
 
 CREATE FUNCTION evertick.close_if_done(p_run_id bigint) RETURNS boolean
@@ -951,6 +1011,36 @@ begin
     end end;
 end $$;
 
+CREATE FUNCTION evertick.decide_approval(p_run_id bigint, p_idx integer, p_map_index integer, p_epoch integer, p_is_approved boolean, p_actor text, p_note text, p_fields jsonb) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+    rejected task_state;
+    answer jsonb;
+begin
+    perform 1 from run_status r where r.run_id = p_run_id for no key update;
+    update approval a
+    set decided_at = t, decided_by = p_actor, is_approved = p_is_approved, note = p_note, fields = p_fields
+    where a.run_id = p_run_id and a.idx = p_idx and a.map_index = p_map_index and a.epoch = p_epoch and a.decided_at is null
+      and exists (select 1 from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index
+                  and k.state = 'deferred' and k.epoch = p_epoch);
+    if not found then
+        return false;
+    end if;
+    select w.on_reject into rejected from run r join task_wait w on w.version_id = r.version_id and w.idx = p_idx
+    where r.run_id = p_run_id;
+    answer := jsonb_build_object('by', p_actor, 'at', t, 'note', p_note, 'fields', p_fields);
+    insert into journal (occurred_at, verb, actor, run_id, idx, map_index, detail)
+    values (t, case when p_is_approved then 'approve' else 'reject' end, p_actor, p_run_id, p_idx, p_map_index,
+            jsonb_build_object('note', p_note, 'fields', p_fields));
+    perform end_waits(array[row(p_run_id, p_idx, p_map_index, p_epoch, case when p_is_approved then 'success' else rejected end,
+        case when not p_is_approved then format('rejected by %s%s', p_actor, ': ' || nullif(p_note, '')) end,
+        case when p_is_approved then answer end)::wait_end]);
+    perform pass_gates();
+    return true;
+end $$;
+
 CREATE FUNCTION evertick.decide_waiting(p_run_ids bigint[]) RETURNS evertick.ended[]
     LANGUAGE plpgsql
     AS $$
@@ -980,26 +1070,21 @@ begin
     return array(select m from unnest(moved) m where (m).state in ('skipped', 'upstream_failed'));
 end $$;
 
-CREATE FUNCTION evertick.defer_children(p_tasks evertick.ended[]) RETURNS void
+CREATE FUNCTION evertick.defer(p_tasks evertick.ended[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
 declare
     t timestamptz := clock();
+    deferred ended[];
 begin
     with moved as (
         update task k set state = 'deferred', epoch = k.epoch + 1, attempt = 1, started_at = t, reason = null
         from unnest(p_tasks) p
         where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index and k.state = 'pending' and k.not_before is null
-        returning k.run_id, k.idx, k.map_index, k.version_id, k.epoch
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
-    insert into deferral (run_id, idx, map_index, epoch, shard, wake_at, deadline)
-    select m.run_id, m.idx, m.map_index, m.epoch, d.shard, t, t + make_interval(secs => c.timeout)
-    from moved m
-    join task_child c on c.version_id = m.version_id and c.idx = m.idx
-    join run_status r on r.run_id = m.run_id join dag d on d.dag_id = r.dag_id
-    on conflict (run_id, idx, map_index) do update
-        set epoch = excluded.epoch, key = null, wake_at = excluded.wake_at, deadline = excluded.deadline;
-    perform set_config('evertick.arrived', 'yes', true);
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into deferred from moved m;
+    perform begin_waits(deferred);
 end $$;
 
 CREATE FUNCTION evertick.delete_dag(p_dag_id integer, p_seen jsonb, p_settle jsonb, p_actor text) RETURNS boolean
@@ -1080,24 +1165,29 @@ begin
     return true;
 end $$;
 
-CREATE FUNCTION evertick.end_deferred(p_run_id bigint, p_idx integer, p_map_index integer, p_epoch integer, p_state evertick.task_state, p_reason text, p_result jsonb) RETURNS void
+CREATE FUNCTION evertick.end_waits(p_ends evertick.wait_end[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
 declare
-    over ended;
+    over ended[];
 begin
-    delete from deferral d where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index and d.epoch = p_epoch;
-    update task k set state = p_state, finished_at = clock(), reason = p_reason
-    where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index and k.state = 'deferred' and k.epoch = p_epoch
-    returning k.run_id, k.idx, k.map_index, k.version_id, k.state into over;
-    if not found then
-        return;
+    delete from deferral d using unnest(p_ends) e
+    where d.run_id = e.run_id and d.idx = e.idx and d.map_index = e.map_index and d.epoch = e.epoch;
+    with moved as (
+        update task k set state = e.state, finished_at = clock(), reason = e.reason
+        from unnest(p_ends) e
+        where k.run_id = e.run_id and k.idx = e.idx and k.map_index = e.map_index and k.state = 'deferred' and k.epoch = e.epoch
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, e.result
+    ), kept as (
+        insert into result (run_id, idx, map_index, epoch, value)
+        select m.run_id, m.idx, m.map_index, m.epoch, m.result from moved m where m.result is not null
+        on conflict (run_id, idx, map_index) do update set epoch = excluded.epoch, value = excluded.value
+    )
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into over from moved m;
+    if over is not null then
+        perform leave_gates(over);   -- of a poll that stands on an ordered key
+        perform settle(over);
     end if;
-    if p_result is not null then
-        insert into result (run_id, idx, map_index, epoch, value) values (p_run_id, p_idx, p_map_index, p_epoch, p_result)
-        on conflict (run_id, idx, map_index) do update set epoch = excluded.epoch, value = excluded.value;
-    end if;
-    perform settle(array[over]);
 end $$;
 
 CREATE FUNCTION evertick.enter_gates(p_tasks evertick.ended[]) RETURNS void
@@ -1363,6 +1453,7 @@ declare
     again ended[];
     cleared ended[];
     retried jsonb;
+    polled jsonb;
     left_now ended[];
     t timestamptz := clock();
 begin
@@ -1388,6 +1479,7 @@ begin
             when x.kind = 'success' then 'success'
             when x.kind = 'skipped' then 'skipped'
             when k.request in ('cancel', 'clear') then 'canceled'
+            when x.kind = 'deferred' then 'deferred'
             when x.kind = 'given_back' then 'pending'
             when x.kind = 'lost' then
                 case when s.rerun_on_loss and k.losses < p_infra_retries then 'pending'::task_state else 'failed' end
@@ -1404,12 +1496,13 @@ begin
         set state = d.state,
             -- what was given back or lost never came from the user's own retries
             attempt = case when d.kind in ('given_back', 'lost') and d.state = 'pending' then d.attempt - 1
+                           when d.state = 'deferred' then 0   -- it went well: errors are counted anew
                            else d.attempt end,
             losses = case when d.kind = 'lost' then d.losses + 1 else d.losses end,
             session = case when d.kind in ('given_back', 'lost') then null else p_session end,
             request = null,
             not_before = case when d.not_before > t then d.not_before end,
-            finished_at = case when d.state <> 'pending' then t end,
+            finished_at = case when d.state not in ('pending', 'deferred') then t end,
             exit_code = d.exit_code,
             reason = case when d.request is null or d.state = 'canceled' or d.kind in ('failed', 'timed_out', 'lost')
                           then d.reason end
@@ -1430,18 +1523,22 @@ begin
     )
     select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended),
            array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
-               filter (where m.state <> 'pending' and m.request is distinct from 'clear'),
+               filter (where m.state not in ('pending', 'deferred') and m.request is distinct from 'clear'),
            array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
                filter (where m.state = 'pending' and m.not_before is null),
            array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.request = 'clear'),
            jsonb_agg(to_jsonb(m) - array['result', 'log']) filter (where m.state = 'pending'),
-           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.is_gated)
-    into moved_now, ended_now, again, cleared, retried, left_now from moved m;
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.is_gated),
+           jsonb_agg(to_jsonb(m) - 'log') filter (where m.state = 'deferred')
+    into moved_now, ended_now, again, cleared, retried, left_now, polled from moved m;
     if left_now is not null then
         perform leave_gates(left_now);
     end if;
     if retried is not null then
         perform remember(p_session, retried);
+    end if;
+    if polled is not null then
+        perform note_polls(polled);
     end if;
     if coalesce(cardinality(moved_now), 0) < jsonb_array_length(p_reports) then
         select array_agg(row(x.run_id, x.idx, x.map_index, x.epoch, 'failed')::ended) into refused
@@ -1480,6 +1577,38 @@ begin
     done := settle_locked(p_plans, false);
     perform pass_gates();
     return done;
+end $$;
+
+CREATE FUNCTION evertick.first_wait(p_run_id bigint, p_idx integer, p_map_index integer, p_version_id integer, p_since timestamp with time zone, p_now timestamp with time zone, OUT kind evertick.wait_kind, OUT key text, OUT wake_at timestamp with time zone, OUT deadline timestamp with time zone) RETURNS record
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+    spec task_wait;
+begin
+    select w.* into spec from task_wait w where w.version_id = p_version_id and w.idx = p_idx;
+    if not found then
+        wake_at := p_now;
+        select 'start', p_since + make_interval(secs => c.timeout) into kind, deadline
+        from task_child c where c.version_id = p_version_id and c.idx = p_idx;
+        kind := coalesce(kind, 'poll');
+        return;
+    end if;
+    kind := spec.kind;
+    deadline := p_since + make_interval(secs => spec.timeout);
+    case spec.kind
+        when 'time' then
+            wake_at := coalesce(spec.until, p_since + make_interval(secs => spec.seconds));
+        when 'event' then
+            key := 'event:' || gate_name(spec.parts, p_run_id);
+            wake_at := p_now;
+        when 'approval' then
+            wake_at := coalesce(deadline, 'infinity');
+        when 'poll' then
+            deadline := (select q.deadline from poll q where q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index);
+            wake_at := p_now;
+        else
+            wake_at := p_now;
+    end case;
 end $$;
 
 CREATE FUNCTION evertick.fits_in(p_gate_ids integer[], p_weights integer[], p_checks integer[], p_needs bigint[]) RETURNS integer
@@ -1647,6 +1776,22 @@ begin
             set run_id = excluded.run_id, occurred_at = excluded.occurred_at
     )
     select count(*) into became_due from moved;
+end $$;
+
+CREATE FUNCTION evertick.hear_events(p_limit integer) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    come record;
+    t timestamptz := clock();
+begin
+    for come in select e.event_id, e.name from event e where not e.is_heard order by e.event_id limit p_limit loop
+        update deferral d set wake_at = t where d.ctid = any(array(
+            select x.ctid from deferral x where x.key = 'event:' || come.name and x.wake_at > t limit p_limit for update skip locked));
+        if not exists (select 1 from deferral x where x.key = 'event:' || come.name and x.wake_at > t) then
+            update event e set is_heard = true where e.event_id = come.event_id and not e.is_heard;
+        end if;
+    end loop;
 end $$;
 
 CREATE FUNCTION evertick.hold_dag(p_dag_id integer) RETURNS integer
@@ -1892,6 +2037,8 @@ begin
     on conflict (run_id, idx, map_index, epoch) do nothing;
     delete from result v using unnest(p_tasks) p
     where v.run_id = p.run_id and v.idx = p.idx and v.map_index = p.map_index;
+    delete from poll q using unnest(p_tasks) p
+    where q.run_id = p.run_id and q.idx = p.idx and q.map_index = p.map_index;
 end $$;
 
 CREATE FUNCTION evertick.leave_gates(p_tasks evertick.ended[]) RETURNS void
@@ -2082,7 +2229,7 @@ CREATE FUNCTION evertick.lock_schedules(p_name text) RETURNS void
     where d.name = p_name order by s.schedule_id for no key update of s
 $$;
 
-CREATE FUNCTION evertick.look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean, p_elapsed double precision, p_lost_after double precision, p_system_id bigint, p_timeline bigint, p_lsn bigint, OUT read_at timestamp with time zone, OUT is_watched boolean, OUT next_fire timestamp with time zone, OUT next_timer timestamp with time zone, OUT has_line boolean, OUT next_expiry timestamp with time zone, OUT silent bigint[], OUT stranded bigint[], OUT overdue bigint[], OUT with_room integer[], OUT backfills integer[], OUT has_arrivals boolean, OUT has_gates boolean, OUT next_opening timestamp with time zone, OUT marked_lsn bigint, OUT is_synchronous boolean, OUT troubles text[]) RETURNS record
+CREATE FUNCTION evertick.look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean, p_elapsed double precision, p_lost_after double precision, p_system_id bigint, p_timeline bigint, p_lsn bigint, OUT read_at timestamp with time zone, OUT is_watched boolean, OUT next_fire timestamp with time zone, OUT next_timer timestamp with time zone, OUT has_line boolean, OUT next_expiry timestamp with time zone, OUT silent bigint[], OUT stranded bigint[], OUT overdue bigint[], OUT with_room integer[], OUT backfills integer[], OUT has_arrivals boolean, OUT next_wake timestamp with time zone, OUT has_gates boolean, OUT next_opening timestamp with time zone, OUT marked_lsn bigint, OUT is_synchronous boolean, OUT troubles text[]) RETURNS record
     LANGUAGE plpgsql
     AS $$
 begin
@@ -2139,10 +2286,14 @@ begin
         troubles := array_append(troubles, 'backfill: ' || sqlerrm);
     end;
     begin
-        has_arrivals := exists (select 1 from arrival)
-                     or exists (select 1 from deferral d where d.shard = p_shard and d.wake_at <= read_at);
+        has_arrivals := exists (select 1 from arrival);
     exception when others then
         troubles := array_append(troubles, 'hear: ' || sqlerrm);
+    end;
+    begin
+        next_wake := next_wake_of(p_shard);
+    exception when others then
+        troubles := array_append(troubles, 'wake: ' || sqlerrm);
     end;
     begin
         select min(g.opens_at) into next_opening from gate g where g.opens_at is not null;
@@ -2165,6 +2316,58 @@ begin
     end;
     -- By this the leader sets its timer. Read last: it would be late by as long as the look took.
     read_at := clock();
+end $$;
+
+CREATE TABLE evertick.deferral (
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    epoch integer NOT NULL,
+    shard smallint NOT NULL,
+    kind evertick.wait_kind NOT NULL,
+    key text,
+    wake_at timestamp with time zone NOT NULL,
+    deadline timestamp with time zone
+)
+WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
+
+CREATE FUNCTION evertick.look_at_waits(p_due evertick.deferral[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+    ends wait_end[];
+    polled ended[];
+begin
+    delete from deferral d using unnest(p_due) x
+    where d.run_id = x.run_id and d.idx = x.idx and d.map_index = x.map_index and d.epoch = x.epoch and not exists (
+        select 1 from task k where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
+          and k.state = 'deferred' and k.epoch = x.epoch);
+    select array_agg(row(x.run_id, x.idx, x.map_index, x.epoch, v.state, v.reason, v.result)::wait_end) into ends
+    from unnest(p_due) x
+    cross join lateral verdict_on(x, t) v
+    where v.state is not null;
+    perform end_waits(ends);
+    with resumed as (
+        update task k set state = 'pending'
+        from unnest(p_due) x
+        cross join lateral (select from deferral d where d.run_id = x.run_id and d.idx = x.idx and d.map_index = x.map_index
+                            and d.epoch = x.epoch and d.kind = 'poll' offset 0) d
+        where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index and k.state = 'deferred' and k.epoch = x.epoch
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+    ), gone as (
+        delete from deferral d using resumed k where d.run_id = k.run_id and d.idx = k.idx and d.map_index = k.map_index
+    )
+    select array_agg(row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended) into polled from resumed k;
+    if polled is not null then
+        perform release(polled);
+    end if;
+    -- Word of the end of a run may be lost where a repair closes it: such a wait is looked at now and then.
+    update deferral d set wake_at = coalesce(least(d.deadline, case when d.kind = 'run' then t + interval '10 minutes' end), 'infinity')
+    from unnest(p_due) x
+    where d.run_id = x.run_id and d.idx = x.idx and d.map_index = x.map_index and d.epoch = x.epoch and d.kind in ('run', 'event', 'approval')
+      and d.wake_at <= t;
+    perform pass_gates();
 end $$;
 
 CREATE FUNCTION evertick.mark_task(p_run_id bigint, p_idx integer, p_map_index integer, p_state evertick.task_state, p_actor text) RETURNS text
@@ -2202,6 +2405,7 @@ begin
     where q.queue = spec.queue and q.rank in (9 - spec.priority, 9) and q.run_id = p_run_id and q.idx = p_idx
       and q.map_index = p_map_index;
     select * into before from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index;
+    delete from deferral d where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index;
     insert into task as k (run_id, idx, map_index, version_id, state, finished_at, reason)
     values (p_run_id, p_idx, p_map_index, status.version_id, p_state, t, 'marked by ' || p_actor)
     on conflict (run_id, idx, map_index) do update
@@ -2303,6 +2507,13 @@ CREATE FUNCTION evertick.newest_run_for(p_dag_id integer, p_schedule_id integer,
     order by made.run_id desc limit 1
 $$;
 
+CREATE FUNCTION evertick.next_wake_of(p_shard smallint) RETURNS timestamp with time zone
+    LANGUAGE sql STABLE
+    AS $$
+    select case when exists (select 1 from event e where not e.is_heard) then clock()
+                else nullif((select min(d.wake_at) from deferral d where d.shard = p_shard), 'infinity') end
+$$;
+
 CREATE FUNCTION evertick.note_arrivals(p_closed bigint[], p_ended evertick.ended[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -2344,6 +2555,39 @@ CREATE FUNCTION evertick.note_past(p_ended evertick.ended[]) RETURNS void
         select e from unnest(p_ended) e
         join task_spec s on s.version_id = (e).version_id and s.idx = (e).idx and s.awaits_past))
 $$;
+
+CREATE FUNCTION evertick.note_polls(p_polls jsonb) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+declare
+    t timestamptz := clock();
+begin
+    with come as materialized (
+        select x.*, coalesce(w.seconds, 60) as seconds, w.timeout, coalesce(w.backoff, 1) as backoff, coalesce(w.longest, w.seconds, 60) as longest,
+               d.shard
+        from jsonb_to_recordset(p_polls) as x(run_id bigint, idx int, map_index int, version_id int, epoch int, started_at timestamptz,
+                                              result jsonb)
+        left join lateral (select y.* from task_wait y where y.version_id = x.version_id and y.idx = x.idx offset 0) w on true
+        cross join lateral (select y.dag_id from run_status y where y.run_id = x.run_id offset 0) r
+        cross join lateral (select y.shard from dag y where y.dag_id = r.dag_id offset 0) d
+    ), counted as (
+        insert into poll as q (run_id, idx, map_index, since, deadline, polls)
+        select c.run_id, c.idx, c.map_index, c.started_at, c.started_at + make_interval(secs => c.timeout), 1 from come c
+        on conflict (run_id, idx, map_index) do update set polls = q.polls + 1
+        returning q.run_id, q.idx, q.map_index, q.deadline, q.polls
+    )
+    insert into deferral as o (run_id, idx, map_index, epoch, shard, kind, wake_at, deadline)
+    select c.run_id, c.idx, c.map_index, c.epoch, c.shard, case when c.result ? 'until' then 'time'::wait_kind else 'poll' end,
+           coalesce((c.result->>'until')::timestamptz,
+                    least(q.deadline, t + make_interval(secs => least(c.seconds * power(c.backoff, least(q.polls - 1, 50)), c.longest)))),
+           q.deadline
+    from come c join counted q on q.run_id = c.run_id and q.idx = c.idx and q.map_index = c.map_index
+    on conflict (run_id, idx, map_index) do update
+        set epoch = excluded.epoch, kind = excluded.kind, key = null, wake_at = excluded.wake_at, deadline = excluded.deadline;
+    delete from log_chunk l using jsonb_to_recordset(p_polls) as x(run_id bigint, idx int, map_index int, epoch int)
+    where l.run_id = x.run_id and l.idx = x.idx and l.map_index = x.map_index and l.epoch <= x.epoch - 10 and not exists (
+        select 1 from attempt a where a.run_id = l.run_id and a.idx = l.idx and a.map_index = l.map_index and a.epoch = l.epoch);
+end $$;
 
 CREATE FUNCTION evertick.note_pruned(p_entry bigint, p_actor text, p_before timestamp with time zone, p_kind text, p_count bigint) RETURNS bigint
     LANGUAGE plpgsql
@@ -2618,7 +2862,7 @@ declare
     noted text := nullif(current_setting('evertick.noted', true), '');
     entering ended[] := '{}';
     heads ended[];
-    starting ended[];
+    outside ended[];
     offered int := 0;
 begin
     if coming is null and released is null and noted is null then
@@ -2626,13 +2870,13 @@ begin
     end if;
     while coming is not null loop
         perform set_config('evertick.entering', '', true);
-        select array_agg(e) filter (where s.is_mapped), array_agg(e) filter (where s.starts_dag),
-               entering || array_agg(e) filter (where not s.is_mapped and not s.starts_dag) into heads, starting, entering
+        select array_agg(e) filter (where s.is_mapped), array_agg(e) filter (where s.defers),
+               entering || array_agg(e) filter (where not s.is_mapped and not s.defers) into heads, outside, entering
         from unnest(coming::ended[]) e
-        cross join lateral (select x.is_mapped and (e).map_index = -1 as is_mapped, x.starts_dag from task_spec x
+        cross join lateral (select x.is_mapped and (e).map_index = -1 as is_mapped, x.defers from task_spec x
                             where x.version_id = (e).version_id and x.idx = (e).idx offset 0) s;
-        if starting is not null then
-            perform defer_children(starting);
+        if outside is not null then
+            perform defer(outside);
         end if;
         exit when heads is null;
         offered := offered + expand_all(heads);
@@ -2846,6 +3090,11 @@ begin
         -- Sent or given up. The oldest first, by the key: what waits is never old for long.
         delete from outbox where ctid = any(array(
             select x.ctid from outbox x where x.ended_at < p_before order by x.delivery_id limit p_limit for update skip locked));
+    elsif p_kind = 'events' then
+        -- In the order of their ids, which is that of time: the first young one ends the look.
+        delete from event where ctid = any(array(
+            select x.ctid from (select e.ctid, e.sent_at from event e where e.is_heard order by e.event_id limit p_limit for update skip locked) x
+            where x.sent_at < p_before));
     elsif p_kind = 'backfills' then
         -- They are over and their runs are all counted; the runs go by themselves.
         delete from backfill where ctid = any(array(
@@ -2933,15 +3182,15 @@ begin
     if is_new then
         insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
                                starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated, is_ordered,
-                               awaits_past, is_mapped, starts_dag, notifies)
+                               awaits_past, is_mapped, defers, notifies)
         select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
                x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets, coalesce(x.is_gated, false),
                coalesce(x.is_ordered, false), coalesce(x.awaits_past, false), coalesce(x.is_mapped, false),
-               coalesce(x.starts_dag, false), coalesce(x.notifies, false)
+               coalesce(x.defers, false), coalesce(x.notifies, false)
         from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint, rule trigger_rule,
              upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
              max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[], is_gated boolean,
-             is_ordered boolean, awaits_past boolean, is_mapped boolean, starts_dag boolean,
+             is_ordered boolean, awaits_past boolean, is_mapped boolean, defers boolean,
              notifies boolean);
         insert into task_gate (version_id, idx, place, kind, name, parts, weight, capacity, version, period)
         select out_version_id, x.idx, x.place, x.kind, x.name, x.parts, x.weight, x.capacity, x.version, x.period
@@ -2959,6 +3208,12 @@ begin
         insert into notice (version_id, idx, event, sink, every_time)
         select out_version_id, x.idx, x.event, x.sink, x.every_time
         from jsonb_to_recordset(p_dag->'notices') as x(idx int, event text, sink text, every_time boolean);
+        insert into task_wait (version_id, idx, kind, until, seconds, at, timezone, parts, lookback, timeout, on_timeout, on_reject, backoff, longest)
+        select out_version_id, x.idx, x.kind, x.until, x.seconds, x.at, x.timezone, x.parts, x.lookback, x.timeout, x.on_timeout, x.on_reject,
+               x.backoff, x.longest
+        from jsonb_to_recordset(p_dag->'waits') as x(idx int, kind wait_kind, until timestamptz, seconds double precision, at text,
+             timezone text, parts jsonb, lookback double precision, timeout double precision, on_timeout task_state, on_reject task_state,
+             backoff double precision, longest double precision);
         insert into edge (version_id, src, dst)
         select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'edges') x;
         insert into task_input (version_id, idx, src)
@@ -3569,12 +3824,12 @@ begin
     end if;
 
     -- deferred, and nobody would ever look at it
-    insert into deferral (run_id, idx, map_index, epoch, shard, wake_at)
-    select k.run_id, k.idx, k.map_index, k.epoch, d.shard, t from task k join dag d on d.dag_id = status.dag_id
-    where k.run_id = p_run_id and k.state = 'deferred'
-    on conflict do nothing;
-    get diagnostics n = row_count;
-    if n > 0 then
+    lost := array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
+                  where k.run_id = p_run_id and k.state = 'deferred' and not exists (
+                      select 1 from deferral w
+                      where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index and w.epoch = k.epoch));
+    if cardinality(lost) > 0 then
+        perform begin_waits(lost);
         repairs := array_append(repairs, 'deferral_missing');
     end if;
 
@@ -4032,6 +4287,20 @@ CREATE FUNCTION evertick.run_text(p_key text, p_kind evertick.run_kind, p_at tim
     select coalesce(p_key, p_kind || '__' || to_char(p_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"') || '__' || p_run_id)
 $$;
 
+CREATE FUNCTION evertick.send_event(p_name text, p_key text, p_payload jsonb, p_actor text) RETURNS TABLE(event_id bigint, is_new boolean, sent_at timestamp with time zone, sent_by text)
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+begin
+    return query
+    insert into event as e (name, key, payload, sent_at, sent_by) values (p_name, p_key, p_payload, clock(), p_actor)
+    on conflict (name, key) where key is not null do nothing
+    returning e.event_id, true, e.sent_at, e.sent_by;
+    if not found then
+        return query select e.event_id, false, e.sent_at, e.sent_by from event e where e.name = p_name and e.key = p_key;
+    end if;
+end $$;
+
 CREATE FUNCTION evertick.set_aside(p_kind text, p_subject_id bigint, p_verb text, p_reason text, p_is_tried_again boolean) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -4051,6 +4320,16 @@ begin
                        when 'schedule' then (select c.dag_id from schedule c where c.schedule_id = p_subject_id) end,
            case p_kind when 'run' then p_subject_id end,
            jsonb_build_object('kind', p_kind, 'verb', p_verb, 'reason', shown);
+end $$;
+
+CREATE FUNCTION evertick.set_clocks(p_shard smallint, p_epoch bigint, p_instants jsonb) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform fence(p_shard, p_epoch);
+    update deferral d set kind = 'time', wake_at = x.wake_at
+    from jsonb_to_recordset(p_instants) as x(run_id bigint, idx int, map_index int, epoch int, wake_at timestamptz)
+    where d.run_id = x.run_id and d.idx = x.idx and d.map_index = x.map_index and d.epoch = x.epoch and d.kind = 'clock';
 end $$;
 
 CREATE FUNCTION evertick.set_deadlines(p_run_ids bigint[]) RETURNS void
@@ -4258,6 +4537,12 @@ begin
     return settle_locked(p_plans, p_even_held);
 end $$;
 
+CREATE FUNCTION evertick.shown_utc(p_instant timestamp with time zone) RETURNS text
+    LANGUAGE sql STABLE
+    AS $$
+    select to_char(p_instant at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
+$$;
+
 CREATE FUNCTION evertick.skip_run(p_shard smallint, p_epoch bigint, p_after_dag integer, p_after_run bigint, OUT skipped_dag_id integer, OUT skipped_run_id bigint) RETURNS record
     LANGUAGE plpgsql
     AS $$
@@ -4352,7 +4637,7 @@ begin
         return null;
     end if;
     if p_dag_id is null then
-        perform end_deferred(p_run_id, p_idx, p_map_index, p_task_epoch, 'failed', p_reason, null);
+        perform end_waits(array[row(p_run_id, p_idx, p_map_index, p_task_epoch, 'failed', p_reason, null)::wait_end]);
         perform pass_gates();
         return null;
     end if;
@@ -4370,10 +4655,10 @@ begin
     end if;
     if spec.waits then
         -- Word of its end comes at once; a look in between, in case that word is lost.
-        update deferral d set key = 'run:' || child, wake_at = least(d.deadline, clock() + interval '10 minutes')
+        update deferral d set kind = 'run', key = 'run:' || child, wake_at = least(d.deadline, clock() + interval '10 minutes')
         where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index and d.epoch = p_task_epoch;
     else
-        perform end_deferred(p_run_id, p_idx, p_map_index, p_task_epoch, 'success', null, to_jsonb(child));
+        perform end_waits(array[row(p_run_id, p_idx, p_map_index, p_task_epoch, 'success', null, to_jsonb(child))::wait_end]);
     end if;
     perform pass_gates();
     return child;
@@ -4561,6 +4846,7 @@ begin
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
     select stopped || array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::ended) into stopped from gone g;
+    delete from deferral d where d.run_id = p_run_id;
     if exists (select 1 from gate_hold h where h.run_id = p_run_id)
        or exists (select 1 from gate_order o where o.run_id = p_run_id) then
         perform leave_gates(stopped);
@@ -4599,8 +4885,8 @@ begin
         select m.id from remains m
         where m.shard = p_shard and m.kind = p_kind and m.id = any(p_ids)
         order by m.id for update skip locked);
-    foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'child_run', 'attempt', 'note', 'task']
-                                      else array['edge', 'task_input', 'task_gate', 'task_child', 'notice', 'task_list', 'task_mapping', 'task_spec'] end loop
+    foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'poll', 'approval', 'child_run', 'attempt', 'note', 'task']
+                                      else array['edge', 'task_input', 'task_gate', 'task_child', 'task_wait', 'notice', 'task_list', 'task_mapping', 'task_spec'] end loop
         execute format('delete from %1$I where ctid = any(array(select x.ctid from %1$I x where x.%2$I = any($1) limit $2))',
                        hung, p_kind || '_id') using gone, p_limit - swept;
         get diagnostics n = row_count;
@@ -4701,7 +4987,8 @@ begin
         where k.run_id = p_run_id and k.idx = one.idx and k.state in ('queued', 'running') and k.request is distinct from 'cancel';
         is_stopping := exists (select 1 from task k where k.run_id = p_run_id and k.idx = one.idx and k.state in ('queued', 'running'));
         update task k set state = 'canceled', finished_at = clock(), not_before = null
-        where k.run_id = p_run_id and k.idx = one.idx and k.state in ('waiting', 'pending', 'available');
+        where k.run_id = p_run_id and k.idx = one.idx and k.state in ('waiting', 'pending', 'available', 'deferred');
+        delete from deferral d where d.run_id = p_run_id and d.idx = one.idx;
         taken := array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
                        where k.run_id = p_run_id and k.idx = one.idx and k.state not in ('queued', 'running'));
         perform leave_gates(taken);
@@ -5039,7 +5326,7 @@ begin
     perform pass_gates();
 end $$;
 
-CREATE FUNCTION evertick.trigger_run(p_dag_id integer, p_params jsonb, p_key text, p_actor text, p_fire_at timestamp with time zone DEFAULT NULL::timestamp with time zone, p_note text DEFAULT NULL::text) RETURNS TABLE(run_id bigint, is_new boolean)
+CREATE FUNCTION evertick.trigger_run(p_dag_id integer, p_params jsonb, p_key text, p_actor text, p_fire_at timestamp with time zone DEFAULT NULL::timestamp with time zone, p_note text DEFAULT NULL::text) RETURNS TABLE(run_id bigint, is_new boolean, defers boolean)
     LANGUAGE plpgsql
     AS $$
 declare
@@ -5055,11 +5342,11 @@ begin
     returning r.run_id into made;
     if made is null then
         return query
-            select r.run_id, false from run r where r.dag_id = p_dag_id and r.key = p_key
+            select r.run_id, false, false from run r where r.dag_id = p_dag_id and r.key = p_key
             union all
-            select r.run_id, false from run r where r.dag_id = p_dag_id and r.fire_at = p_fire_at and r.kind = 'manual'
+            select r.run_id, false, false from run r where r.dag_id = p_dag_id and r.fire_at = p_fire_at and r.kind = 'manual'
             union all
-            select x.run_id, false from schedule c join run x on x.schedule_id = c.schedule_id and x.fire_at = p_fire_at
+            select x.run_id, false, false from schedule c join run x on x.schedule_id = c.schedule_id and x.fire_at = p_fire_at
             where c.dag_id = p_dag_id
             limit 1;
         return;
@@ -5074,7 +5361,7 @@ begin
     end if;
     perform open_runs(array[made]);
     perform pass_gates();
-    return query select made, true;
+    return query select made, true, coalesce(current_setting('evertick.arrived', true) = 'yes', false);
 end $$;
 
 CREATE FUNCTION evertick.try_login(p_subjects text[], p_free integer[]) RETURNS double precision
@@ -5223,6 +5510,59 @@ CREATE FUNCTION evertick.used_of(p_gate_id integer) RETURNS integer
                                where p_gate_id = any(h.gate_ids) and n.gate_id = p_gate_id), 0) end::int
 $$;
 
+CREATE FUNCTION evertick.verdict_on(p_wait evertick.deferral, p_now timestamp with time zone, OUT state evertick.task_state, OUT reason text, OUT result jsonb) RETURNS record
+    LANGUAGE plpgsql STABLE
+    AS $$
+declare
+    spec task_wait;
+    other record;
+    is_late boolean := coalesce(p_wait.deadline <= p_now, false);
+begin
+    if p_wait.kind = 'run' then
+        select r.run_id, r.state, r.reason, g.name into other
+        from run_status r join dag g on g.dag_id = r.dag_id where r.run_id = substr(p_wait.key, 5)::bigint;
+        if other.state = 'success' then
+            state := 'success';
+            result := to_jsonb(other.run_id);
+        elsif other.state is null then
+            state := 'failed';
+            reason := format('%s that it waited for was pruned', replace(p_wait.key, ':', ' '));
+        elsif other.state in ('failed', 'canceled') then
+            state := 'failed';
+            reason := format('run %s of %s %s%s', other.run_id, other.name,
+                             case other.state when 'failed' then 'failed' else 'was canceled' end, ': ' || other.reason);
+        elsif is_late then
+            state := 'failed';
+            reason := format('run %s of %s did not end in time', other.run_id, other.name);
+        end if;
+        return;
+    elsif p_wait.kind = 'time' then
+        state := 'success';
+        return;
+    end if;
+    select w.* into spec from run r join task_wait w on w.version_id = r.version_id and w.idx = p_wait.idx
+    where r.run_id = p_wait.run_id;
+    if p_wait.kind = 'event' then
+        select e.payload into result from event e
+        where e.name = substr(p_wait.key, 7) and e.sent_at >= (
+            select r.created_at from run r where r.run_id = p_wait.run_id) - make_interval(secs => spec.lookback)
+        order by e.sent_at, e.event_id limit 1;
+        if found then
+            state := 'success';
+            return;
+        end if;
+    end if;
+    if is_late then
+        state := spec.on_timeout;
+        reason := case p_wait.kind
+            when 'event' then format('event_timeout: %s did not come within %s s', substr(p_wait.key, 7), spec.timeout)
+            when 'approval' then format('approval_timeout: nobody decided within %s s', spec.timeout)
+            else format('sensor_timeout: not true within %s s, %s polls', spec.timeout, (
+                select q.polls from poll q
+                where q.run_id = p_wait.run_id and q.idx = p_wait.idx and q.map_index = p_wait.map_index)) end;
+    end if;
+end $$;
+
 CREATE FUNCTION evertick.version_of(p_version jsonb, p_run_id bigint) RETURNS bigint
     LANGUAGE plpgsql STABLE
     AS $$
@@ -5246,6 +5586,21 @@ begin
           and exists (select 1 from gate_line l where l.blocked_on = g.gate_id));
 end $$;
 
+CREATE FUNCTION evertick.waits_for(p_run_id bigint, p_idx integer, p_map_index integer) RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+    return (
+        select case d.kind
+            when 'run' then 'waits for run ' || substr(d.key, 5)
+            when 'event' then 'waits for event ' || substr(d.key, 7)
+            when 'approval' then 'waits for a decision'
+            when 'poll' then format('polled %s times, again at %s', coalesce((
+                select q.polls from poll q where q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index), 0), shown_utc(d.wake_at))
+            when 'time' then 'waits until ' || shown_utc(d.wake_at) end
+        from deferral d where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index);
+end $$;
+
 CREATE FUNCTION evertick.waits_until(p_run_id bigint, p_idx integer, p_map_index integer, p_instant timestamp with time zone) RETURNS boolean
     LANGUAGE sql STABLE
     AS $$
@@ -5253,47 +5608,46 @@ CREATE FUNCTION evertick.waits_until(p_run_id bigint, p_idx integer, p_map_index
                    and k.state = 'pending' and k.not_before = p_instant)
 $$;
 
-CREATE FUNCTION evertick.wake_parents(p_shard smallint, p_epoch bigint, p_limit integer) RETURNS integer
+CREATE FUNCTION evertick.wake_waits(p_shard smallint, p_epoch bigint, p_limit integer, OUT looked_at integer, OUT refused integer, OUT next_wake timestamp with time zone) RETURNS record
     LANGUAGE plpgsql
     AS $$
 declare
     due deferral[];
     one deferral;
-    child record;
-    t timestamptz := clock();
 begin
     perform fence(p_shard, p_epoch);
+    refused := 0;
+    perform hear_events(p_limit);
     due := array(
-        select x.whole from (
-            select d as whole, d.run_id from deferral d where d.shard = p_shard and d.wake_at <= t and d.key is not null
-            order by d.wake_at limit p_limit) x
-        cross join lateral (select from run_status r where r.run_id = x.run_id for no key update skip locked) locked
-        order by x.run_id);
-    foreach one in array due loop
-        select r.run_id, r.state, r.reason, g.name into child
-        from run_status r join dag g on g.dag_id = r.dag_id where r.run_id = substr(one.key, 5)::bigint;
-        if child.state = 'success' then
-            perform end_deferred(one.run_id, one.idx, one.map_index, one.epoch, 'success', null, to_jsonb(child.run_id));
-        elsif child.state is null or child.state in ('failed', 'canceled') then
-            perform end_deferred(one.run_id, one.idx, one.map_index, one.epoch, 'failed', case when child.state is null
-                then format('%s that it waited for was pruned', replace(one.key, ':', ' ')) else
-                format('run %s of %s %s%s', child.run_id, child.name, case child.state when 'failed' then 'failed' else 'was canceled' end,
-                       ': ' || child.reason) end, null);
-        elsif one.deadline <= t then
-            perform end_deferred(one.run_id, one.idx, one.map_index, one.epoch, 'failed',
-                                 format('run %s of %s did not end in time', child.run_id, child.name), null);
-        elsif exists (select 1 from task k where k.run_id = one.run_id and k.idx = one.idx and k.map_index = one.map_index
-                      and k.state = 'deferred' and k.epoch = one.epoch) then
-            update deferral d set wake_at = least(d.deadline, t + interval '10 minutes')
-            where d.run_id = one.run_id and d.idx = one.idx and d.map_index = one.map_index;
-        else
-            -- Not by its place alone: a clear may have deferred it anew after the list was read and before the run was locked.
-            delete from deferral d
-            where d.run_id = one.run_id and d.idx = one.idx and d.map_index = one.map_index and d.epoch = one.epoch;
-        end if;
-    end loop;
-    perform pass_gates();
-    return cardinality(due);
+        select come.whole from (
+            select d as whole, d.run_id from deferral d
+            where d.shard = p_shard and d.wake_at <= clock() and d.kind not in ('start', 'clock') order by d.wake_at offset 0) come
+        cross join lateral (select from run_status r where r.run_id = come.run_id for no key update skip locked) locked
+        limit p_limit);
+    looked_at := cardinality(due);
+    if looked_at > 0 then
+        begin
+            perform look_at_waits(due);
+        exception when others then
+            if not is_poison(sqlstate) then
+                raise;
+            end if;
+            foreach one in array due loop
+                begin
+                    perform look_at_waits(array[one]);
+                exception when others then
+                    if not is_poison(sqlstate) then
+                        raise;
+                    end if;
+                    perform set_aside('run', one.run_id, 'wake', sqlerrm, true);
+                    update deferral d set wake_at = clock() + interval '1 minute'
+                    where d.run_id = one.run_id and d.idx = one.idx and d.map_index = one.map_index;
+                    refused := refused + 1;
+                end;
+            end loop;
+        end;
+    end if;
+    next_wake := next_wake_of(p_shard);
 end $$;
 
 CREATE FUNCTION evertick.wants_of(p_tasks evertick.ended[]) RETURNS evertick.gate_want[]
@@ -5419,12 +5773,15 @@ begin
         return;
     end if;
     if k.state = 'deferred' then
-        return query select 'deferred', jsonb_build_object('since', k.started_at, 'deadline', w.deadline, 'run_id', c.run_id, 'dag', t.dag,
-                                                           'state', c.state)
-        from task_child t
-        left join deferral w on w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index
-        left join run_status c on 'run:' || c.run_id = w.key
-        where t.version_id = k.version_id and t.idx = p_idx;
+        return query select 'deferred', jsonb_build_object('since', k.started_at, 'kind', w.kind, 'until', nullif(w.wake_at, 'infinity'),
+                'deadline', w.deadline, 'run_id', c.run_id, 'dag', h.dag, 'state', c.state, 'event', substr(w.key, 7),
+                'title', a.title, 'polls', q.polls)
+        from (select 1) one
+        left join deferral w on w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index and w.epoch = k.epoch
+        left join run_status c on c.run_id = case when w.kind = 'run' then substr(w.key, 5)::bigint end
+        left join task_child h on h.version_id = k.version_id and h.idx = p_idx
+        left join approval a on a.run_id = p_run_id and a.idx = p_idx and a.map_index = p_map_index and a.epoch = k.epoch
+        left join poll q on q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index;
         return;
     end if;
     if k.state = 'pending' and k.not_before is not null then
@@ -5628,6 +5985,21 @@ ALTER TABLE evertick.alert ALTER COLUMN alert_id ADD GENERATED ALWAYS AS IDENTIT
     NO MINVALUE
     NO MAXVALUE
     CACHE 1
+);
+
+CREATE TABLE evertick.approval (
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    epoch integer NOT NULL,
+    title text NOT NULL,
+    asked_at timestamp with time zone NOT NULL,
+    decided_at timestamp with time zone,
+    decided_by text,
+    is_approved boolean,
+    note text,
+    fields jsonb,
+    CONSTRAINT approval_check CHECK ((((decided_at IS NULL) = (decided_by IS NULL)) AND ((decided_at IS NULL) = (is_approved IS NULL))))
 );
 
 CREATE TABLE evertick.arrival (
@@ -5842,18 +6214,6 @@ CREATE TABLE evertick.default_notice (
     CONSTRAINT default_notice_event_check CHECK ((event = ANY (ARRAY['failure'::text, 'deadline'::text])))
 );
 
-CREATE TABLE evertick.deferral (
-    run_id bigint NOT NULL,
-    idx integer NOT NULL,
-    map_index integer NOT NULL,
-    epoch integer NOT NULL,
-    shard smallint NOT NULL,
-    key text,
-    wake_at timestamp with time zone NOT NULL,
-    deadline timestamp with time zone
-)
-WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
-
 CREATE TABLE evertick.edge (
     version_id integer NOT NULL,
     src integer NOT NULL,
@@ -5866,6 +6226,26 @@ CREATE TABLE evertick.episode (
     run_id bigint NOT NULL,
     since timestamp with time zone NOT NULL,
     failures integer NOT NULL
+);
+
+CREATE TABLE evertick.event (
+    event_id bigint NOT NULL,
+    name text NOT NULL,
+    key text,
+    payload jsonb NOT NULL,
+    sent_at timestamp with time zone NOT NULL,
+    sent_by text NOT NULL,
+    is_heard boolean DEFAULT false NOT NULL
+)
+WITH (fillfactor='90', autovacuum_vacuum_scale_factor='0.05', vacuum_truncate=off);
+
+ALTER TABLE evertick.event ALTER COLUMN event_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME evertick.event_event_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
 );
 
 CREATE TABLE evertick.gate (
@@ -6066,7 +6446,7 @@ CREATE TABLE evertick.task_spec (
     is_gated boolean DEFAULT false NOT NULL,
     is_ordered boolean DEFAULT false NOT NULL,
     awaits_past boolean DEFAULT false NOT NULL,
-    starts_dag boolean DEFAULT false NOT NULL,
+    defers boolean DEFAULT false NOT NULL,
     is_mapped boolean DEFAULT false NOT NULL,
     notifies boolean DEFAULT false NOT NULL,
     CONSTRAINT task_spec_max_attempts_check CHECK ((max_attempts > 0)),
@@ -6473,6 +6853,16 @@ ALTER TABLE evertick.outbox ALTER COLUMN delivery_id ADD GENERATED ALWAYS AS IDE
     CACHE 1
 );
 
+CREATE TABLE evertick.poll (
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    since timestamp with time zone NOT NULL,
+    deadline timestamp with time zone,
+    polls integer NOT NULL
+)
+WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
+
 CREATE TABLE evertick.pool_text (
     name text NOT NULL,
     description text NOT NULL
@@ -6619,6 +7009,29 @@ CREATE TABLE evertick.task_mapping (
     CONSTRAINT task_mapping_most_check CHECK ((most > 0))
 );
 
+CREATE TABLE evertick.task_wait (
+    version_id integer NOT NULL,
+    idx integer NOT NULL,
+    kind evertick.wait_kind NOT NULL,
+    until timestamp with time zone,
+    seconds double precision,
+    at text,
+    timezone text,
+    parts jsonb,
+    lookback double precision DEFAULT 0 NOT NULL,
+    timeout double precision,
+    on_timeout evertick.task_state DEFAULT 'failed'::evertick.task_state NOT NULL,
+    on_reject evertick.task_state DEFAULT 'failed'::evertick.task_state NOT NULL,
+    backoff double precision DEFAULT 1 NOT NULL,
+    longest double precision,
+    CONSTRAINT task_wait_backoff_check CHECK ((backoff >= (1)::double precision)),
+    CONSTRAINT task_wait_kind_check CHECK ((kind <> ALL (ARRAY['start'::evertick.wait_kind, 'run'::evertick.wait_kind]))),
+    CONSTRAINT task_wait_on_reject_check CHECK ((on_reject = ANY (ARRAY['failed'::evertick.task_state, 'skipped'::evertick.task_state]))),
+    CONSTRAINT task_wait_on_timeout_check CHECK ((on_timeout = ANY (ARRAY['failed'::evertick.task_state, 'skipped'::evertick.task_state]))),
+    CONSTRAINT task_wait_seconds_check CHECK ((seconds >= (0)::double precision)),
+    CONSTRAINT task_wait_timeout_check CHECK ((timeout > (0)::double precision))
+);
+
 CREATE VIEW evertick.tasks AS
  SELECT r.run_id,
     s.idx,
@@ -6644,6 +7057,7 @@ CREATE VIEW evertick.tasks AS
             WHEN ((k.state = 'pending'::evertick.task_state) AND (k.not_before IS NOT NULL) AND (EXISTS ( SELECT 1
                FROM evertick.retry_line l
               WHERE ((l.shard = d.shard) AND (l.queue = s.queue) AND (l.due_at = k.not_before) AND (l.run_id = k.run_id) AND (l.idx = k.idx) AND (l.map_index = k.map_index))))) THEN concat_ws('; '::text, k.reason, 'held back: as many retries of its queue are active as max_active_retries allows')
+            WHEN (k.state = 'deferred'::evertick.task_state) THEN evertick.waits_for(k.run_id, k.idx, k.map_index)
             ELSE k.reason
         END AS reason
    FROM ((((evertick.run r
@@ -6666,6 +7080,9 @@ ALTER TABLE ONLY evertick.account
 
 ALTER TABLE ONLY evertick.alert
     ADD CONSTRAINT alert_pkey PRIMARY KEY (alert_id);
+
+ALTER TABLE ONLY evertick.approval
+    ADD CONSTRAINT approval_pkey PRIMARY KEY (run_id, idx, map_index, epoch);
 
 ALTER TABLE ONLY evertick.arrival
     ADD CONSTRAINT arrival_pkey PRIMARY KEY (arrival_id);
@@ -6732,6 +7149,9 @@ ALTER TABLE ONLY evertick.edge
 
 ALTER TABLE ONLY evertick.episode
     ADD CONSTRAINT episode_pkey PRIMARY KEY (schedule_id, task);
+
+ALTER TABLE ONLY evertick.event
+    ADD CONSTRAINT event_pkey PRIMARY KEY (event_id);
 
 ALTER TABLE ONLY evertick.gate_hold
     ADD CONSTRAINT gate_hold_pkey PRIMARY KEY (run_id, idx, map_index);
@@ -6801,6 +7221,9 @@ ALTER TABLE ONLY evertick.orphan_watch
 
 ALTER TABLE ONLY evertick.outbox
     ADD CONSTRAINT outbox_pkey PRIMARY KEY (delivery_id);
+
+ALTER TABLE ONLY evertick.poll
+    ADD CONSTRAINT poll_pkey PRIMARY KEY (run_id, idx, map_index);
 
 ALTER TABLE ONLY evertick.pool_text
     ADD CONSTRAINT pool_text_pkey PRIMARY KEY (name);
@@ -6874,12 +7297,17 @@ ALTER TABLE ONLY evertick.task
 ALTER TABLE ONLY evertick.task_spec
     ADD CONSTRAINT task_spec_pkey PRIMARY KEY (version_id, idx);
 
+ALTER TABLE ONLY evertick.task_wait
+    ADD CONSTRAINT task_wait_pkey PRIMARY KEY (version_id, idx);
+
 ALTER TABLE ONLY evertick.timer
     ADD CONSTRAINT timer_pkey PRIMARY KEY (shard, due_at, run_id, idx, map_index);
 
 CREATE UNIQUE INDEX account_name ON evertick.account USING btree (lower(name));
 
 CREATE UNIQUE INDEX alert_open ON evertick.alert USING btree (schedule_id, kind) WHERE (ended_at IS NULL);
+
+CREATE INDEX approval_open ON evertick.approval USING btree (asked_at) WHERE (decided_at IS NULL);
 
 CREATE INDEX awaited_of ON evertick.awaited USING btree (schedule_id);
 
@@ -6898,6 +7326,12 @@ CREATE INDEX deferral_due ON evertick.deferral USING btree (shard, wake_at);
 CREATE INDEX deferral_key ON evertick.deferral USING btree (key) WHERE (key IS NOT NULL);
 
 CREATE INDEX edge_upstream ON evertick.edge USING btree (version_id, dst, src);
+
+CREATE UNIQUE INDEX event_key ON evertick.event USING btree (name, key) WHERE (key IS NOT NULL);
+
+CREATE INDEX event_new ON evertick.event USING btree (event_id) WHERE (NOT is_heard);
+
+CREATE INDEX event_of_name ON evertick.event USING btree (name, sent_at);
 
 CREATE INDEX gate_behind ON evertick.gate USING btree (gate_id) WHERE is_behind;
 

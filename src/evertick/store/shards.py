@@ -48,6 +48,7 @@ class Seen:
     with_room: list[int] | None
     backfills: list[int] | None
     has_arrivals: bool | None
+    next_wake: datetime | None
     has_gates: bool | None
     next_opening: datetime | None
     marked_lsn: int | None

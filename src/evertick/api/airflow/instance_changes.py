@@ -165,7 +165,7 @@ async def patch_task_group_instances(
     dag_id: str, dag_run_id: str, group_id: str, body: InstancePatch, caller: Who, update_mask: Texts = None
 ) -> dict[str, Any]:
     """Every task of a group."""
-    async with caller.changing(Channel.READY, Channel.STOP) as conn:
+    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         found = await _of_group(caller, conn, (dag_id, dag_run_id), group_id, body)
         return await _carry_out(caller, conn, found, body, update_mask)
 
@@ -190,7 +190,7 @@ async def post_clear_task_instances(dag_id: str, body: ClearBody, caller: Who) -
         found = [(run, await _to_clear(conn, run, body)) for run in runs]
     if body.prevent_running_task and any(row.phase == "running" for _, rows in found for row in rows):
         raise Conflict("Task instances are running: they are not cleared while prevent_running_task is set.")
-    async with caller.changing(Channel.READY, Channel.STOP) as conn:
+    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         for run, rows in found if not body.dry_run else ():
             await clear_chosen(caller, conn, run, rows, How(body.run_on_latest_version, body.note))
         return await _told(conn, [row for _, rows in found for row in rows])
@@ -229,7 +229,7 @@ async def _patch(
     # Which runs are meant is read first: finding them is no work for a connection that changes things.
     async with caller.reading() as conn:
         found = await _meant(caller, conn, names, map_index, body)
-    async with caller.changing(Channel.READY, Channel.STOP) as conn:
+    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         return await _carry_out(caller, conn, found, body, update_mask)
 
 

@@ -118,7 +118,7 @@ async def patch_dag_run(
     dag_id: str, dag_run_id: str, body: RunPatch, caller: Who, update_mask: Texts = None
 ) -> dict[str, Any]:
     """success and failed end what is open; queued runs everything again."""
-    async with caller.changing(Channel.READY, Channel.STOP) as conn:
+    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         run = await find_run(caller, conn, dag_id, dag_run_id)
         await _change(caller, conn, run, body, update_mask)
         return run_document(await find_run(caller, conn, dag_id, dag_run_id))
@@ -136,7 +136,7 @@ async def delete_dag_run(dag_id: str, dag_run_id: str, caller: Who) -> None:
 @needs(Permission.CLEAR_TASKS)
 async def clear_dag_run(dag_id: str, dag_run_id: str, body: RunClear, caller: Who) -> dict[str, Any]:
     refuse_only_new(body.only_new)
-    async with caller.changing(Channel.READY, Channel.STOP) as conn:
+    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         run = await find_run(caller, conn, dag_id, dag_run_id)
         chosen = await _chosen(conn, run, only_failed=body.only_failed)
         if body.dry_run:
@@ -154,7 +154,7 @@ async def clear_dag_runs(dag_id: str, body: RunsClear, caller: Who) -> dict[str,
     if body.partition_key or body.partition_date_start or body.partition_date_end:
         raise UserError("Runs have no partitions here: name them in dag_runs.")
     documents: list[dict[str, Any]] = []
-    async with caller.changing(Channel.READY, Channel.STOP) as conn:
+    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         for each in body.dag_runs or []:
             run = await find_run(caller, conn, whose_run(dag_id, each.dag_id), each.dag_run_id)
             chosen = await _chosen(conn, run, only_failed=body.only_failed)
@@ -171,7 +171,7 @@ async def clear_dag_runs(dag_id: str, body: RunsClear, caller: Who) -> dict[str,
 async def bulk_dag_runs(dag_id: str, body: BulkBody[BulkRun], caller: Who) -> dict[str, Any]:
     """Updates and deletes; creating is what triggering is for."""
     tally = Tally()
-    async with caller.changing(Channel.READY, Channel.STOP) as conn:
+    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         for action in body.actions:
             for entity in action.entities:
                 wish = entity if isinstance(entity, BulkRun) else BulkRun(dag_run_id=entity)

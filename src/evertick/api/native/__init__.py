@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from evertick.api.native import audit, backfills, dags, fleet, gates, live, runs, schedules, tasks, users
+from evertick.api.native import (
+    approvals,
+    audit,
+    backfills,
+    dags,
+    events,
+    fleet,
+    gates,
+    live,
+    runs,
+    schedules,
+    tasks,
+    users,
+)
 
 
 def native_routers() -> list[APIRouter]:
-    return [module.router for module in (dags, schedules, runs, tasks, live, backfills, gates, fleet, users, audit)]
+    before, after = (dags, schedules, runs, tasks, approvals, events), (live, backfills, gates, fleet, users, audit)
+    return [module.router for module in (*before, *after)]

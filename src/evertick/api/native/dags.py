@@ -192,6 +192,8 @@ async def trigger_run(
     async with caller.changing(Channel.READY) as conn:
         await caller.dag(conn, dag)
         made = await trigger(conn, dag=dag, params=wanted.params, actor=caller.actor, key=idempotency_key)
+        if made.defers:
+            caller.also.add(Channel.PLAN)
     response.status_code = 201 if made.is_new else 200
     return TriggeredRun(run_id=made.run_id, is_new=made.is_new)
 

@@ -127,7 +127,7 @@ async def cancel_run(run_id: RunId, caller: Who, how: Cancel | None = None) -> C
 @needs(Permission.CLEAR_TASKS)
 async def clear_run(run_id: RunId, wanted: Clear, caller: Who) -> Cleared:
     """Run tasks again. What runs is stopped first."""
-    async with caller.changing(Channel.READY, Channel.STOP) as conn:
+    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         await find_run(caller, conn, run_id)
         chosen = await select_tasks(
             conn,

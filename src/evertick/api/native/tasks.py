@@ -124,7 +124,7 @@ async def mark_task(run_id: RunId, task: TaskName, wanted: Mark, caller: Who) ->
     """Decide how it ended: success, failed or skipped."""
     if wanted.state not in MARKABLE:
         raise UserError(f"A task can be marked {', '.join(MARKABLE)}, not {wanted.state}.")
-    async with caller.changing(Channel.READY, Channel.STOP) as conn:
+    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         _, key = await _find(caller, conn, run_id, task, wanted.map_index)
         return Marked(outcome=await mark(conn, key, state=wanted.state, actor=caller.actor))
 

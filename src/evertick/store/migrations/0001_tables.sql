@@ -81,7 +81,7 @@ create table task_spec (
     is_gated       boolean not null default false,   -- it has rows in task_gate
     is_ordered     boolean not null default false,   -- of them, one of an ordered key
     awaits_past    boolean not null default false,   -- of them, the one of the run before; or another version of it has that
-    starts_dag     boolean not null default false,   -- it starts another DAG and no runner sees it, see 0020_deferral.sql
+    defers         boolean not null default false,   -- it waits for something outside and no runner sees it, see 0020_deferral.sql
     is_mapped      boolean not null default false,   -- it becomes its instances when it may start, see 0019_mapping.sql
     notifies       boolean not null default false,   -- it has rows in notice
     primary key (version_id, idx)

@@ -84,7 +84,7 @@ end $$;
 
 create function trigger_run(p_dag_id int, p_params jsonb, p_key text, p_actor text, p_fire_at timestamptz default null,
                             p_note text default null)
-returns table (run_id bigint, is_new boolean) language plpgsql as $$
+returns table (run_id bigint, is_new boolean, defers boolean) language plpgsql as $$
 declare
     made bigint;
 begin
@@ -98,11 +98,11 @@ begin
     returning r.run_id into made;
     if made is null then
         return query
-            select r.run_id, false from run r where r.dag_id = p_dag_id and r.key = p_key
+            select r.run_id, false, false from run r where r.dag_id = p_dag_id and r.key = p_key
             union all
-            select r.run_id, false from run r where r.dag_id = p_dag_id and r.fire_at = p_fire_at and r.kind = 'manual'
+            select r.run_id, false, false from run r where r.dag_id = p_dag_id and r.fire_at = p_fire_at and r.kind = 'manual'
             union all
-            select x.run_id, false from schedule c join run x on x.schedule_id = c.schedule_id and x.fire_at = p_fire_at
+            select x.run_id, false, false from schedule c join run x on x.schedule_id = c.schedule_id and x.fire_at = p_fire_at
             where c.dag_id = p_dag_id
             limit 1;
         return;
@@ -117,7 +117,7 @@ begin
     end if;
     perform open_runs(array[made]);
     perform pass_gates();
-    return query select made, true;
+    return query select made, true, coalesce(current_setting('evertick.arrived', true) = 'yes', false);
 end $$;
 
 -- What came of due schedules: which moved on, how many of their fires were skipped because of a run that is still open, and how
@@ -297,6 +297,7 @@ declare
     again ended[];
     cleared ended[];
     retried jsonb;
+    polled jsonb;
     left_now ended[];
     t timestamptz := clock();
 begin
@@ -322,6 +323,7 @@ begin
             when x.kind = 'success' then 'success'
             when x.kind = 'skipped' then 'skipped'
             when k.request in ('cancel', 'clear') then 'canceled'
+            when x.kind = 'deferred' then 'deferred'
             when x.kind = 'given_back' then 'pending'
             when x.kind = 'lost' then
                 case when s.rerun_on_loss and k.losses < p_infra_retries then 'pending'::task_state else 'failed' end
@@ -338,12 +340,13 @@ begin
         set state = d.state,
             -- what was given back or lost never came from the user's own retries
             attempt = case when d.kind in ('given_back', 'lost') and d.state = 'pending' then d.attempt - 1
+                           when d.state = 'deferred' then 0   -- it went well: errors are counted anew
                            else d.attempt end,
             losses = case when d.kind = 'lost' then d.losses + 1 else d.losses end,
             session = case when d.kind in ('given_back', 'lost') then null else p_session end,
             request = null,
             not_before = case when d.not_before > t then d.not_before end,
-            finished_at = case when d.state <> 'pending' then t end,
+            finished_at = case when d.state not in ('pending', 'deferred') then t end,
             exit_code = d.exit_code,
             reason = case when d.request is null or d.state = 'canceled' or d.kind in ('failed', 'timed_out', 'lost')
                           then d.reason end
@@ -364,18 +367,22 @@ begin
     )
     select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended),
            array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
-               filter (where m.state <> 'pending' and m.request is distinct from 'clear'),
+               filter (where m.state not in ('pending', 'deferred') and m.request is distinct from 'clear'),
            array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
                filter (where m.state = 'pending' and m.not_before is null),
            array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.request = 'clear'),
            jsonb_agg(to_jsonb(m) - array['result', 'log']) filter (where m.state = 'pending'),
-           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.is_gated)
-    into moved_now, ended_now, again, cleared, retried, left_now from moved m;
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.is_gated),
+           jsonb_agg(to_jsonb(m) - 'log') filter (where m.state = 'deferred')
+    into moved_now, ended_now, again, cleared, retried, left_now, polled from moved m;
     if left_now is not null then
         perform leave_gates(left_now);
     end if;
     if retried is not null then
         perform remember(p_session, retried);
+    end if;
+    if polled is not null then
+        perform note_polls(polled);
     end if;
     if coalesce(cardinality(moved_now), 0) < jsonb_array_length(p_reports) then
         select array_agg(row(x.run_id, x.idx, x.map_index, x.epoch, 'failed')::ended) into refused

@@ -29,6 +29,7 @@ begin
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
     select stopped || array_agg(row(g.run_id, g.idx, g.map_index, g.version_id, g.state)::ended) into stopped from gone g;
+    delete from deferral d where d.run_id = p_run_id;
     if exists (select 1 from gate_hold h where h.run_id = p_run_id)
        or exists (select 1 from gate_order o where o.run_id = p_run_id) then
         perform leave_gates(stopped);
@@ -66,7 +67,7 @@ begin
     return asked;
 end $$;
 
--- The attempts of tasks that are taken back become history, and their results are gone.
+-- The attempts of tasks that are taken back become history, their results are gone, and what they polled for they poll for anew.
 create function keep_attempts(p_tasks ended[]) returns void language plpgsql as $$
 begin
     insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
@@ -77,6 +78,8 @@ begin
     on conflict (run_id, idx, map_index, epoch) do nothing;
     delete from result v using unnest(p_tasks) p
     where v.run_id = p.run_id and v.idx = p.idx and v.map_index = p.map_index;
+    delete from poll q using unnest(p_tasks) p
+    where q.run_id = p.run_id and q.idx = p.idx and q.map_index = p.map_index;
 end $$;
 
 -- Tasks after the given ones that were let in by ends which count no more, and have not started: they leave the line, and end for a
@@ -260,6 +263,7 @@ begin
     where q.queue = spec.queue and q.rank in (9 - spec.priority, 9) and q.run_id = p_run_id and q.idx = p_idx
       and q.map_index = p_map_index;
     select * into before from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index;
+    delete from deferral d where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index;
     insert into task as k (run_id, idx, map_index, version_id, state, finished_at, reason)
     values (p_run_id, p_idx, p_map_index, status.version_id, p_state, t, 'marked by ' || p_actor)
     on conflict (run_id, idx, map_index) do update

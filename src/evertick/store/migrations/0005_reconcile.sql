@@ -86,12 +86,12 @@ begin
     end if;
 
     -- deferred, and nobody would ever look at it
-    insert into deferral (run_id, idx, map_index, epoch, shard, wake_at)
-    select k.run_id, k.idx, k.map_index, k.epoch, d.shard, t from task k join dag d on d.dag_id = status.dag_id
-    where k.run_id = p_run_id and k.state = 'deferred'
-    on conflict do nothing;
-    get diagnostics n = row_count;
-    if n > 0 then
+    lost := array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
+                  where k.run_id = p_run_id and k.state = 'deferred' and not exists (
+                      select 1 from deferral w
+                      where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index and w.epoch = k.epoch));
+    if cardinality(lost) > 0 then
+        perform begin_waits(lost);
         repairs := array_append(repairs, 'deferral_missing');
     end if;
 

@@ -40,15 +40,15 @@ begin
     if is_new then
         insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
                                starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated, is_ordered,
-                               awaits_past, is_mapped, starts_dag, notifies)
+                               awaits_past, is_mapped, defers, notifies)
         select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
                x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets, coalesce(x.is_gated, false),
                coalesce(x.is_ordered, false), coalesce(x.awaits_past, false), coalesce(x.is_mapped, false),
-               coalesce(x.starts_dag, false), coalesce(x.notifies, false)
+               coalesce(x.defers, false), coalesce(x.notifies, false)
         from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint, rule trigger_rule,
              upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
              max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[], is_gated boolean,
-             is_ordered boolean, awaits_past boolean, is_mapped boolean, starts_dag boolean,
+             is_ordered boolean, awaits_past boolean, is_mapped boolean, defers boolean,
              notifies boolean);
         insert into task_gate (version_id, idx, place, kind, name, parts, weight, capacity, version, period)
         select out_version_id, x.idx, x.place, x.kind, x.name, x.parts, x.weight, x.capacity, x.version, x.period
@@ -66,6 +66,12 @@ begin
         insert into notice (version_id, idx, event, sink, every_time)
         select out_version_id, x.idx, x.event, x.sink, x.every_time
         from jsonb_to_recordset(p_dag->'notices') as x(idx int, event text, sink text, every_time boolean);
+        insert into task_wait (version_id, idx, kind, until, seconds, at, timezone, parts, lookback, timeout, on_timeout, on_reject, backoff, longest)
+        select out_version_id, x.idx, x.kind, x.until, x.seconds, x.at, x.timezone, x.parts, x.lookback, x.timeout, x.on_timeout, x.on_reject,
+               x.backoff, x.longest
+        from jsonb_to_recordset(p_dag->'waits') as x(idx int, kind wait_kind, until timestamptz, seconds double precision, at text,
+             timezone text, parts jsonb, lookback double precision, timeout double precision, on_timeout task_state, on_reject task_state,
+             backoff double precision, longest double precision);
         insert into edge (version_id, src, dst)
         select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'edges') x;
         insert into task_input (version_id, idx, src)

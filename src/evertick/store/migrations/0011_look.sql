@@ -131,7 +131,8 @@ create function look(p_shard smallint, p_epoch bigint, p_seconds double precisio
                      p_elapsed double precision, p_lost_after double precision, p_system_id bigint, p_timeline bigint, p_lsn bigint,
                      out read_at timestamptz, out is_watched boolean, out next_fire timestamptz, out next_timer timestamptz,
                      out has_line boolean, out next_expiry timestamptz, out silent bigint[], out stranded bigint[],
-                     out overdue bigint[], out with_room int[], out backfills int[], out has_arrivals boolean, out has_gates boolean,
+                     out overdue bigint[], out with_room int[], out backfills int[], out has_arrivals boolean,
+                     out next_wake timestamptz, out has_gates boolean,
                      out next_opening timestamptz, out marked_lsn bigint, out is_synchronous boolean, out troubles text[])
 language plpgsql as $$
 begin
@@ -188,10 +189,14 @@ begin
         troubles := array_append(troubles, 'backfill: ' || sqlerrm);
     end;
     begin
-        has_arrivals := exists (select 1 from arrival)
-                     or exists (select 1 from deferral d where d.shard = p_shard and d.wake_at <= read_at);
+        has_arrivals := exists (select 1 from arrival);
     exception when others then
         troubles := array_append(troubles, 'hear: ' || sqlerrm);
+    end;
+    begin
+        next_wake := next_wake_of(p_shard);
+    exception when others then
+        troubles := array_append(troubles, 'wake: ' || sqlerrm);
     end;
     begin
         select min(g.opens_at) into next_opening from gate g where g.opens_at is not null;
@@ -216,6 +221,24 @@ begin
     read_at := clock();
 end $$;
 
+-- What a deferred task waits for, in a few words; `why` tells more.
+create function waits_for(p_run_id bigint, p_idx int, p_map_index int) returns text language plpgsql stable as $$
+begin
+    return (
+        select case d.kind
+            when 'run' then 'waits for run ' || substr(d.key, 5)
+            when 'event' then 'waits for event ' || substr(d.key, 7)
+            when 'approval' then 'waits for a decision'
+            when 'poll' then format('polled %s times, again at %s', coalesce((
+                select q.polls from poll q where q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index), 0), shown_utc(d.wake_at))
+            when 'time' then 'waits until ' || shown_utc(d.wake_at) end
+        from deferral d where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index);
+end $$;
+
+create function shown_utc(p_instant timestamptz) returns text language sql stable as $$
+    select to_char(p_instant at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
+$$;
+
 -- What people read: one row per task of each run, the ones without a row included.
 create view tasks as
 select r.run_id, s.idx, coalesce(k.map_index, -1) as map_index, r.dag_id, d.name as dag, x.version_id, s.name as task,
@@ -226,6 +249,7 @@ select r.run_id, s.idx, coalesce(k.map_index, -1) as map_index, r.dag_id, d.name
                 select 1 from retry_line l where l.shard = d.shard and l.queue = s.queue and l.due_at = k.not_before
                    and l.run_id = k.run_id and l.idx = k.idx and l.map_index = k.map_index)
             then concat_ws('; ', k.reason, 'held back: as many retries of its queue are active as max_active_retries allows')
+            when k.state = 'deferred' then waits_for(k.run_id, k.idx, k.map_index)
             else k.reason end as reason
 from run r
 join run_status x on x.run_id = r.run_id

@@ -102,8 +102,8 @@ begin
         select m.id from remains m
         where m.shard = p_shard and m.kind = p_kind and m.id = any(p_ids)
         order by m.id for update skip locked);
-    foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'child_run', 'attempt', 'note', 'task']
-                                      else array['edge', 'task_input', 'task_gate', 'task_child', 'notice', 'task_list', 'task_mapping', 'task_spec'] end loop
+    foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'poll', 'approval', 'child_run', 'attempt', 'note', 'task']
+                                      else array['edge', 'task_input', 'task_gate', 'task_child', 'task_wait', 'notice', 'task_list', 'task_mapping', 'task_spec'] end loop
         execute format('delete from %1$I where ctid = any(array(select x.ctid from %1$I x where x.%2$I = any($1) limit $2))',
                        hung, p_kind || '_id') using gone, p_limit - swept;
         get diagnostics n = row_count;
@@ -177,6 +177,11 @@ begin
         -- Sent or given up. The oldest first, by the key: what waits is never old for long.
         delete from outbox where ctid = any(array(
             select x.ctid from outbox x where x.ended_at < p_before order by x.delivery_id limit p_limit for update skip locked));
+    elsif p_kind = 'events' then
+        -- In the order of their ids, which is that of time: the first young one ends the look.
+        delete from event where ctid = any(array(
+            select x.ctid from (select e.ctid, e.sent_at from event e where e.is_heard order by e.event_id limit p_limit for update skip locked) x
+            where x.sent_at < p_before));
     elsif p_kind = 'backfills' then
         -- They are over and their runs are all counted; the runs go by themselves.
         delete from backfill where ctid = any(array(

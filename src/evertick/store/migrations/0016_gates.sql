@@ -196,7 +196,7 @@ begin
 end $$;
 
 -- The end of every verb that moves tasks: what was noted on the way is done. Mapped tasks first become their instances, which may end some
--- and bring in others, and tasks that start a DAG are deferred. Returns how many tasks became available.
+-- and bring in others, and tasks that wait for something outside are deferred. Returns how many tasks became available.
 create function pass_gates() returns int language plpgsql as $$
 declare
     coming text := nullif(current_setting('evertick.entering', true), '');
@@ -204,7 +204,7 @@ declare
     noted text := nullif(current_setting('evertick.noted', true), '');
     entering ended[] := '{}';
     heads ended[];
-    starting ended[];
+    outside ended[];
     offered int := 0;
 begin
     if coming is null and released is null and noted is null then
@@ -212,13 +212,13 @@ begin
     end if;
     while coming is not null loop
         perform set_config('evertick.entering', '', true);
-        select array_agg(e) filter (where s.is_mapped), array_agg(e) filter (where s.starts_dag),
-               entering || array_agg(e) filter (where not s.is_mapped and not s.starts_dag) into heads, starting, entering
+        select array_agg(e) filter (where s.is_mapped), array_agg(e) filter (where s.defers),
+               entering || array_agg(e) filter (where not s.is_mapped and not s.defers) into heads, outside, entering
         from unnest(coming::ended[]) e
-        cross join lateral (select x.is_mapped and (e).map_index = -1 as is_mapped, x.starts_dag from task_spec x
+        cross join lateral (select x.is_mapped and (e).map_index = -1 as is_mapped, x.defers from task_spec x
                             where x.version_id = (e).version_id and x.idx = (e).idx offset 0) s;
-        if starting is not null then
-            perform defer_children(starting);
+        if outside is not null then
+            perform defer(outside);
         end if;
         exit when heads is null;
         offered := offered + expand_all(heads);

@@ -320,12 +320,15 @@ begin
         return;
     end if;
     if k.state = 'deferred' then
-        return query select 'deferred', jsonb_build_object('since', k.started_at, 'deadline', w.deadline, 'run_id', c.run_id, 'dag', t.dag,
-                                                           'state', c.state)
-        from task_child t
-        left join deferral w on w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index
-        left join run_status c on 'run:' || c.run_id = w.key
-        where t.version_id = k.version_id and t.idx = p_idx;
+        return query select 'deferred', jsonb_build_object('since', k.started_at, 'kind', w.kind, 'until', nullif(w.wake_at, 'infinity'),
+                'deadline', w.deadline, 'run_id', c.run_id, 'dag', h.dag, 'state', c.state, 'event', substr(w.key, 7),
+                'title', a.title, 'polls', q.polls)
+        from (select 1) one
+        left join deferral w on w.run_id = p_run_id and w.idx = p_idx and w.map_index = p_map_index and w.epoch = k.epoch
+        left join run_status c on c.run_id = case when w.kind = 'run' then substr(w.key, 5)::bigint end
+        left join task_child h on h.version_id = k.version_id and h.idx = p_idx
+        left join approval a on a.run_id = p_run_id and a.idx = p_idx and a.map_index = p_map_index and a.epoch = k.epoch
+        left join poll q on q.run_id = p_run_id and q.idx = p_idx and q.map_index = p_map_index;
         return;
     end if;
     if k.state = 'pending' and k.not_before is not null then

@@ -252,7 +252,8 @@ begin
         where k.run_id = p_run_id and k.idx = one.idx and k.state in ('queued', 'running') and k.request is distinct from 'cancel';
         is_stopping := exists (select 1 from task k where k.run_id = p_run_id and k.idx = one.idx and k.state in ('queued', 'running'));
         update task k set state = 'canceled', finished_at = clock(), not_before = null
-        where k.run_id = p_run_id and k.idx = one.idx and k.state in ('waiting', 'pending', 'available');
+        where k.run_id = p_run_id and k.idx = one.idx and k.state in ('waiting', 'pending', 'available', 'deferred');
+        delete from deferral d where d.run_id = p_run_id and d.idx = one.idx;
         taken := array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
                        where k.run_id = p_run_id and k.idx = one.idx and k.state not in ('queued', 'running'));
         perform leave_gates(taken);

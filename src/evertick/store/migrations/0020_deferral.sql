@@ -2,7 +2,12 @@
 -- key under which word from elsewhere wakes it. No runner knows of it; the leader of the shard looks at what is due. Why so:
 -- docs/decisions/0018-deferral.md.
 --
--- The first that waits so: a task that starts another DAG. It becomes pending like a task with gates, and deferred where these are passed.
+-- Who waits so becomes pending like a task with gates, and deferred where these are passed. Here: a task that starts another DAG. What waits
+-- for a time, an event, a person or a condition is in 0023_waiting.sql.
+
+-- What is waited for: a DAG that is yet to be started, the run of it; an instant, a time of day that is yet to become one, an event, a
+-- person's decision, the next poll.
+create type wait_kind as enum ('start', 'run', 'time', 'clock', 'event', 'approval', 'poll');
 
 create table task_child (
     version_id int not null,
@@ -23,13 +28,14 @@ create table child_run (
     depth         int not null check (depth > 0)
 );
 
--- The epoch is the task's while it waits so: a task that was canceled, marked or cleared meanwhile does not clean up behind itself.
+-- The epoch is the task's while it waits so: a row whose task waits with another one, or not at all, is left over from before.
 create table deferral (
     run_id    bigint not null,
     idx       int not null,
     map_index int not null,
     epoch     int not null,
     shard     smallint not null,
+    kind      wait_kind not null,
     key       text,
     wake_at   timestamptz not null,
     deadline  timestamptz,
@@ -38,25 +44,20 @@ create table deferral (
 create index deferral_due on deferral (shard, wake_at);
 create index deferral_key on deferral (key) where key is not null;
 
--- Pending tasks that start a DAG become deferred, and are due at once. The caller holds the runs' locks.
-create function defer_children(p_tasks ended[]) returns void language plpgsql as $$
+-- Pending tasks that wait for something outside become deferred. The caller holds the runs' locks.
+create function defer(p_tasks ended[]) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
+    deferred ended[];
 begin
     with moved as (
         update task k set state = 'deferred', epoch = k.epoch + 1, attempt = 1, started_at = t, reason = null
         from unnest(p_tasks) p
         where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index and k.state = 'pending' and k.not_before is null
-        returning k.run_id, k.idx, k.map_index, k.version_id, k.epoch
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state
     )
-    insert into deferral (run_id, idx, map_index, epoch, shard, wake_at, deadline)
-    select m.run_id, m.idx, m.map_index, m.epoch, d.shard, t, t + make_interval(secs => c.timeout)
-    from moved m
-    join task_child c on c.version_id = m.version_id and c.idx = m.idx
-    join run_status r on r.run_id = m.run_id join dag d on d.dag_id = r.dag_id
-    on conflict (run_id, idx, map_index) do update
-        set epoch = excluded.epoch, key = null, wake_at = excluded.wake_at, deadline = excluded.deadline;
-    perform set_config('evertick.arrived', 'yes', true);
+    select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into deferred from moved m;
+    perform begin_waits(deferred);
 end $$;
 
 -- Runs that have just been closed wake who waits for them. Only noted: whoever ends a task holds its run's lock, and the other's would
@@ -74,30 +75,10 @@ create function children_due(p_shard smallint, p_limit int) returns table (
     run_id bigint, idx int, map_index int, epoch int, dag text, params jsonb, depth int, parent_dag text) language sql stable as $$
     select f.run_id, f.idx, f.map_index, f.epoch, c.dag, c.params,
            coalesce((select x.depth from child_run x where x.run_id = f.run_id), 0), d.name
-    from (select * from deferral x where x.shard = p_shard and x.wake_at <= clock() and x.key is null order by x.wake_at limit p_limit) f
+    from (select * from deferral x where x.shard = p_shard and x.wake_at <= clock() and x.kind = 'start' order by x.wake_at limit p_limit) f
     join run_status r on r.run_id = f.run_id join dag d on d.dag_id = r.dag_id
     join task_child c on c.version_id = r.version_id and c.idx = f.idx
 $$;
-
--- Ends a deferred task, if it still waits with that epoch. The caller holds its run's lock.
-create function end_deferred(p_run_id bigint, p_idx int, p_map_index int, p_epoch int, p_state task_state, p_reason text, p_result jsonb)
-returns void language plpgsql as $$
-declare
-    over ended;
-begin
-    delete from deferral d where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index and d.epoch = p_epoch;
-    update task k set state = p_state, finished_at = clock(), reason = p_reason
-    where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index and k.state = 'deferred' and k.epoch = p_epoch
-    returning k.run_id, k.idx, k.map_index, k.version_id, k.state into over;
-    if not found then
-        return;
-    end if;
-    if p_result is not null then
-        insert into result (run_id, idx, map_index, epoch, value) values (p_run_id, p_idx, p_map_index, p_epoch, p_result)
-        on conflict (run_id, idx, map_index) do update set epoch = excluded.epoch, value = excluded.value;
-    end if;
-    perform settle(array[over]);
-end $$;
 
 -- Starts the run that a deferred task is there for. p_dag_id null: it cannot, and p_reason says why. One run for each time that the task
 -- becomes ready, by its key, however often this is called. Returns that run; null when the task waits no more or fails.
@@ -117,7 +98,7 @@ begin
         return null;
     end if;
     if p_dag_id is null then
-        perform end_deferred(p_run_id, p_idx, p_map_index, p_task_epoch, 'failed', p_reason, null);
+        perform end_waits(array[row(p_run_id, p_idx, p_map_index, p_task_epoch, 'failed', p_reason, null)::wait_end]);
         perform pass_gates();
         return null;
     end if;
@@ -135,54 +116,11 @@ begin
     end if;
     if spec.waits then
         -- Word of its end comes at once; a look in between, in case that word is lost.
-        update deferral d set key = 'run:' || child, wake_at = least(d.deadline, clock() + interval '10 minutes')
+        update deferral d set kind = 'run', key = 'run:' || child, wake_at = least(d.deadline, clock() + interval '10 minutes')
         where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index and d.epoch = p_task_epoch;
     else
-        perform end_deferred(p_run_id, p_idx, p_map_index, p_task_epoch, 'success', null, to_jsonb(child));
+        perform end_waits(array[row(p_run_id, p_idx, p_map_index, p_task_epoch, 'success', null, to_jsonb(child))::wait_end]);
     end if;
     perform pass_gates();
     return child;
-end $$;
-
--- Tasks whose run has ended, end as it did; those past their deadline fail. Runs that somebody works on are passed by. Returns how many
--- were looked at.
-create function wake_parents(p_shard smallint, p_epoch bigint, p_limit int) returns int language plpgsql as $$
-declare
-    due deferral[];
-    one deferral;
-    child record;
-    t timestamptz := clock();
-begin
-    perform fence(p_shard, p_epoch);
-    due := array(
-        select x.whole from (
-            select d as whole, d.run_id from deferral d where d.shard = p_shard and d.wake_at <= t and d.key is not null
-            order by d.wake_at limit p_limit) x
-        cross join lateral (select from run_status r where r.run_id = x.run_id for no key update skip locked) locked
-        order by x.run_id);
-    foreach one in array due loop
-        select r.run_id, r.state, r.reason, g.name into child
-        from run_status r join dag g on g.dag_id = r.dag_id where r.run_id = substr(one.key, 5)::bigint;
-        if child.state = 'success' then
-            perform end_deferred(one.run_id, one.idx, one.map_index, one.epoch, 'success', null, to_jsonb(child.run_id));
-        elsif child.state is null or child.state in ('failed', 'canceled') then
-            perform end_deferred(one.run_id, one.idx, one.map_index, one.epoch, 'failed', case when child.state is null
-                then format('%s that it waited for was pruned', replace(one.key, ':', ' ')) else
-                format('run %s of %s %s%s', child.run_id, child.name, case child.state when 'failed' then 'failed' else 'was canceled' end,
-                       ': ' || child.reason) end, null);
-        elsif one.deadline <= t then
-            perform end_deferred(one.run_id, one.idx, one.map_index, one.epoch, 'failed',
-                                 format('run %s of %s did not end in time', child.run_id, child.name), null);
-        elsif exists (select 1 from task k where k.run_id = one.run_id and k.idx = one.idx and k.map_index = one.map_index
-                      and k.state = 'deferred' and k.epoch = one.epoch) then
-            update deferral d set wake_at = least(d.deadline, t + interval '10 minutes')
-            where d.run_id = one.run_id and d.idx = one.idx and d.map_index = one.map_index;
-        else
-            -- Not by its place alone: a clear may have deferred it anew after the list was read and before the run was locked.
-            delete from deferral d
-            where d.run_id = one.run_id and d.idx = one.idx and d.map_index = one.map_index and d.epoch = one.epoch;
-        end if;
-    end loop;
-    perform pass_gates();
-    return cardinality(due);
 end $$;

@@ -1,7 +1,7 @@
 -- Runs: the fact and where it stands.
 
 -- name: trigger
-select run_id, is_new
+select run_id, is_new, defers
   from trigger_run(%(dag_id)s::int, %(params)s::jsonb, %(key)s::text, %(actor)s::text, %(fire_at)s::timestamptz, %(note)s::text)
 
 -- name: cancel

@@ -1,0 +1,83 @@
+"""Waiting tasks: that they take up no slot, and that a tick beside fifty thousand of them takes no longer than beside none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from bench.case import Bench
+from bench.figures import Figure, at_most, median
+from bench.house import House
+from bench.work import percentile, submit
+
+from evertick.config import Settings
+from evertick.engine.cancel import cancel
+from evertick.engine.wake import wake
+from evertick.store import shards
+from evertick.store.db import Purpose, connect
+
+SHARD = 0
+PER_RUN = 1000
+
+
+async def waiting_50k(bench: Bench, house: House) -> list[Figure]:
+    """Each round the same ticks, without and with them: what the leader asks and does, from a connection like its own."""
+    await house.publish("waits.py", ["waits"])
+    ratios, alone, beside, leases = [], [], [], []
+    for _ in bench.rounds():
+        before = await _tick_p99(bench, house)
+        async with _waiting(house, bench.size.waiting) as held:
+            after = await _tick_p99(bench, house)
+            leases.append(float(held))
+        ratios.append(after / before)
+        alone.append(1000 * before)
+        beside.append(1000 * after)
+    facts = {"rounds": bench.size.rounds, "slots": bench.slots or Settings().runner_slots}
+    count = f"{bench.size.waiting * PER_RUN:,} waiting tasks (times, events, approvals, sensors)"
+    return [
+        median("waiting_50k.tick", f"a tick beside {count} ÷ beside none, p99", "ratio", ratios, at_most(1.1), facts),
+        median("waiting_50k.tick_ms", f"a tick beside {count}, p99", "ms", beside, None, facts),
+        median("waiting_50k.tick_none_ms", "a tick beside none, p99", "ms", alone, None, facts),
+        median("waiting_50k.slots", f"{count}: slots that they take up", "slots", leases, at_most(0), facts),
+    ]
+
+
+async def _tick_p99(bench: Bench, house: House) -> float:
+    took = []
+    async with await connect(house.url, purpose=Purpose.PLANNING) as conn:
+        for _ in range(bench.size.ticks):
+            leader = await shards.leader(conn, shard=SHARD)
+            assert leader is not None
+            began = time.perf_counter()
+            await shards.look(conn, shard=SHARD, epoch=leader.epoch, lost_after=90.0)
+            await wake(conn, shard=SHARD, epoch=leader.epoch, batch=1000)
+            took.append(time.perf_counter() - began)
+    return percentile(took, 0.99)
+
+
+@asynccontextmanager
+async def _waiting(house: House, runs: int) -> AsyncIterator[int]:
+    """So many runs of which every task waits. Gives how many slots they hold then."""
+    run_ids = []
+    for _ in range(runs):
+        run_ids += await submit(house, "waits", 1)
+
+    async def count(query: str) -> int:
+        found = await (await house.conn.execute(query)).fetchone()  # type: ignore[call-overload]
+        assert found is not None
+        return int(found[0])
+
+    async def all_wait() -> bool:
+        # Those of events were looked at once, and sensors were polled once.
+        settled = "select count(*) from deferral where wake_at > clock()"
+        return await count(settled) >= runs * PER_RUN
+
+    await house.until(all_wait, "everything waits")
+    await house.conn.execute("vacuum analyze deferral, task")
+    try:
+        yield await count("select count(*) from lease")
+    finally:
+        for run_id in run_ids:
+            await cancel(house.conn, run_id=run_id, actor="bench")
+        await house.conn.execute("vacuum analyze deferral, task")

@@ -1,0 +1,49 @@
+"""Events from outside, that tasks wait for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Response
+from pydantic import BaseModel, ConfigDict
+
+from evertick.api.desk import Who
+from evertick.api.guard import GuardedRoute, needs
+from evertick.api.paging import USUAL_ITEMS, IdempotencyKey, Limit, Page
+from evertick.domain.access import Permission
+from evertick.engine.send_event import send_event
+from evertick.store import events
+from evertick.store.events import EventRow, Sent
+from evertick.store.wake import Channel
+
+router = APIRouter(route_class=GuardedRoute, tags=["events"])
+
+Name = Annotated[str, Path(max_length=1000, description="The event's name, as tasks wait for it.")]
+
+
+class Event(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    payload: Any = None
+
+
+@router.post("/events/{name}", status_code=201)
+@needs(Permission.SEND_EVENTS)
+async def send(
+    name: Name, response: Response, caller: Who, wanted: Event | None = None, idempotency_key: IdempotencyKey = None
+) -> Sent:
+    """Send it. The same Idempotency-Key again is the same event, told with 200 instead of 201."""
+    payload = wanted.payload if wanted else None
+    async with caller.changing(Channel.PLAN) as conn:
+        sent = await send_event(conn, name=name, payload=payload, actor=caller.actor, key=idempotency_key)
+    response.status_code = 201 if sent.is_new else 200
+    return sent
+
+
+@router.get("/events")
+@needs(Permission.READ_EVENTS)
+async def list_sent(
+    caller: Who, name: Annotated[str | None, Query(max_length=1000)] = None, limit: Limit = USUAL_ITEMS
+) -> Page[EventRow]:
+    """What was sent, the newest first."""
+    async with caller.reading() as conn:
+        return Page(items=await events.list_events(conn, name=name, limit=limit), next_cursor=None)

@@ -1,0 +1,74 @@
+"""decide: a person approves or rejects what a task asks. The first decision stands; whoever comes second is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from psycopg import AsyncConnection
+
+from evertick.domain.access import Role
+from evertick.domain.dag import read_form
+from evertick.domain.errors import Conflict, Forbidden, NotFound, UserError
+from evertick.domain.params import JsonValue, ParamSpec, check_params
+from evertick.store import approvals
+from evertick.store.approvals import ApprovalRow
+from evertick.store.db import retry_on_deadlock
+
+LONGEST_NOTE = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What somebody says. `fields` is given the form, so that typed texts become what it asks for."""
+
+    is_approved: bool
+    actor: str
+    note: str | None = None
+    fields: Callable[[tuple[ParamSpec, ...]], Mapping[str, object]] = lambda form: {}
+
+
+async def decide_approval(
+    conn: AsyncConnection, *, run_id: int, task: str, decision: Decision, role: Role | None = None
+) -> ApprovalRow:
+    """`role` is that of somebody who may not do everything."""
+    if decision.note is not None and len(decision.note) > LONGEST_NOTE:
+        raise UserError(f"A note has at most {LONGEST_NOTE:,} characters.")
+    row = await find_approval(conn, run_id=run_id, task=task)
+    lowest = row.wait.get("approvers")
+    if role is not None and lowest is not None and role.rank < Role(lowest).rank:
+        raise Forbidden(f"Only somebody with the role {lowest} may decide {row.title!r}.")
+    if not row.is_open:
+        raise _too_late(row)
+    form = read_form(row.wait)
+    given = decision.fields(form)
+    # Who refuses need not fill in the form.
+    fields: dict[str, JsonValue] = check_params(form, given) if decision.is_approved or given else {}
+    is_taken = await retry_on_deadlock(
+        lambda: approvals.decide(
+            conn, row, is_approved=decision.is_approved, actor=decision.actor, note=decision.note, fields=fields
+        )
+    )
+    after = await find_approval(conn, run_id=run_id, task=task)
+    if not is_taken:
+        raise _too_late(after)
+    return after
+
+
+async def find_approval(conn: AsyncConnection, *, run_id: int, task: str) -> ApprovalRow:
+    """The newest question of that task."""
+    found = await approvals.of_task(conn, run_id=run_id, task=task)
+    if not found:
+        raise NotFound(
+            f"Task {task!r} of run {run_id} asks for no approval. `evertick approvals list` shows what is asked."
+        )
+    return found[0]
+
+
+def _too_late(row: ApprovalRow) -> Conflict:
+    what = f"{row.task} of run {row.run_id}"
+    if row.decided_at is None:
+        return Conflict(f"{what} does not wait for a decision any more: it was canceled, marked or ran out of time.")
+    verb = "approved" if row.is_approved else "rejected"
+    note = f": {row.note}" if row.note else ""
+    return Conflict(f"{what} was {verb} by {row.decided_by} at {row.decided_at.isoformat(timespec='seconds')}{note}.")
