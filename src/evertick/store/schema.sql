@@ -755,7 +755,8 @@ CREATE FUNCTION evertick.clocks_due(p_shard smallint, p_limit integer) RETURNS T
     select f.run_id, f.idx, f.map_index, f.epoch, w.at, w.timezone, coalesce(r.fire_at, r.created_at)
     from (select * from deferral x where x.shard = p_shard and x.wake_at <= clock() and x.kind = 'clock' order by x.wake_at limit p_limit) f
     join run r on r.run_id = f.run_id
-    join task_wait w on w.version_id = r.version_id and w.idx = f.idx
+    join run_status s on s.run_id = f.run_id
+    join task_wait w on w.version_id = s.version_id and w.idx = f.idx
 $$;
 
 CREATE FUNCTION evertick.close_if_done(p_run_id bigint) RETURNS boolean
@@ -1028,7 +1029,7 @@ begin
     if not found then
         return false;
     end if;
-    select w.on_reject into rejected from run r join task_wait w on w.version_id = r.version_id and w.idx = p_idx
+    select w.on_reject into rejected from run_status r join task_wait w on w.version_id = r.version_id and w.idx = p_idx
     where r.run_id = p_run_id;
     answer := jsonb_build_object('by', p_actor, 'at', t, 'note', p_note, 'fields', p_fields);
     insert into journal (occurred_at, verb, actor, run_id, idx, map_index, detail)
@@ -5540,7 +5541,7 @@ begin
         state := 'success';
         return;
     end if;
-    select w.* into spec from run r join task_wait w on w.version_id = r.version_id and w.idx = p_wait.idx
+    select w.* into spec from run_status r join task_wait w on w.version_id = r.version_id and w.idx = p_wait.idx
     where r.run_id = p_wait.run_id;
     if p_wait.kind = 'event' then
         select e.payload into result from event e

@@ -6,7 +6,7 @@ select a.run_id, a.idx, a.map_index, a.epoch, d.name as dag, s.name as task, d.d
        a.decided_by, a.is_approved, a.note, a.fields, v.spec->'tasks'->a.idx->'wait' as wait,
        k.state = 'deferred' and k.epoch = a.epoch and a.decided_at is null as is_open
   from approval a
-  join run r on r.run_id = a.run_id join dag d on d.dag_id = r.dag_id join dag_version v on v.version_id = r.version_id
+  join run_status r on r.run_id = a.run_id join dag d on d.dag_id = r.dag_id join dag_version v on v.version_id = r.version_id
   join task_spec s on s.version_id = r.version_id and s.idx = a.idx
   left join task k on k.run_id = a.run_id and k.idx = a.idx and k.map_index = a.map_index
   left join deferral w on w.run_id = a.run_id and w.idx = a.idx and w.map_index = a.map_index and w.epoch = a.epoch
@@ -20,7 +20,7 @@ select a.run_id, a.idx, a.map_index, a.epoch, d.name as dag, s.name as task, d.d
        a.decided_by, a.is_approved, a.note, a.fields, v.spec->'tasks'->a.idx->'wait' as wait,
        k.state = 'deferred' and k.epoch = a.epoch and a.decided_at is null as is_open
   from approval a
-  join run r on r.run_id = a.run_id join dag d on d.dag_id = r.dag_id join dag_version v on v.version_id = r.version_id
+  join run_status r on r.run_id = a.run_id join dag d on d.dag_id = r.dag_id join dag_version v on v.version_id = r.version_id
   join task_spec s on s.version_id = r.version_id and s.idx = a.idx
   left join task k on k.run_id = a.run_id and k.idx = a.idx and k.map_index = a.map_index
   left join deferral w on w.run_id = a.run_id and w.idx = a.idx and w.map_index = a.map_index and w.epoch = a.epoch
