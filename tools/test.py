@@ -6,6 +6,7 @@ Prints what pytest prints, the total, and as its last lines the ten slowest test
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,9 +84,23 @@ def totals(reports: list[Path]) -> str:
     return ", ".join(f"{number} {word}" for number, word in words if number or word == "passed")
 
 
+def find_browser() -> None:
+    """Install Debian's Chromium where that can be done. Without one the tests of the pages say NOT RUN, in CI as errors."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    if any(shutil.which(name) for name in names) or not shutil.which("apt-get") or os.geteuid() != 0:
+        return
+    print("== browser", flush=True)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["update", "-qq"], ["install", "-qq", "-y", "--no-install-recommends", "chromium"]):
+        if subprocess.run(["apt-get", *command], env=environment, stdout=subprocess.DEVNULL).returncode:
+            print("Chromium could not be installed.", flush=True)
+            return
+
+
 def main(arguments: list[str]) -> int:
     # A shell starts what runs in the background with Ctrl-C ignored, and tests of Ctrl-C would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    find_browser()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="evertick-tests-") as folder:
         todo = stages(Path(folder), arguments)

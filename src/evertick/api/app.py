@@ -78,7 +78,7 @@ def _part(desk: Desk, *, title: str, description: str) -> FastAPI:
 
 async def _tell(request: Request, error: Exception) -> JSONResponse:
     if status_of(error)[0] >= 500:
-        _log(request, error)
+        log_fault(request, error)
     return problem(request, error)
 
 
@@ -88,17 +88,17 @@ async def _tell_invalid(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _tell_fault(request: Request, error: Exception) -> JSONResponse:
-    _log(request, error)
+    log_fault(request, error)
     return problem(request, error)
 
 
 async def _tell_airflow(request: Request, error: Exception) -> JSONResponse:
     if status_of(error)[0] >= 500:
-        _log(request, error)
+        log_fault(request, error)
     return tell(request, error)
 
 
-def _log(request: Request, error: Exception) -> None:
+def log_fault(request: Request, error: Exception) -> None:
     desk: Desk = request.app.state.desk
     route = request.scope.get("route")
     path = getattr(route, "path", "unknown")

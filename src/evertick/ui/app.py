@@ -20,13 +20,13 @@ def make_app(desk: Desk) -> FastAPI:
     app.state.frame = Frame()
     for module in PAGES:
         app.include_router(module.router)
-    plain = app.exception_handlers[HTTPException]
-    app.add_exception_handler(HTTPException, _page_for_people(plain))
+    for kind in (HTTPException, Exception):
+        app.add_exception_handler(kind, _page_for_people(app.exception_handlers[kind]))
     return app
 
 
 def _page_for_people(plain: ExceptionHandler) -> ExceptionHandler:
-    """An address that there is not: a page for a browser, a document for a program."""
+    """An address that there is not, or a fault of the program: a page for a browser, a document for a program."""
 
     async def tell(request: Request, error: Exception) -> Response:
         is_browser = "text/html" in request.headers.get("accept", "")

@@ -19,6 +19,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 
+from evertick.api.app import log_fault
 from evertick.api.desk import NOBODY, Caller
 from evertick.api.guard import SAFE_METHODS, GuardedRoute
 from evertick.api.problems import headers_of, status_of
@@ -113,7 +114,9 @@ def refusal(request: Request, error: Exception) -> Response:
     """For a person: the login, a page that says what is wrong, or for a button a message on the page that it is on."""
     if isinstance(error, RequestValidationError):
         error = UserError("This address or form is not complete: " + _first_problem(error))
-    status, code, detail = status_of(error)
+    status, _, detail = status_of(error)
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        log_fault(request, error)
     is_button = request.headers.get("hx-request") == "true" or request.method not in SAFE_METHODS
     if isinstance(error, Refused) and request.url.path != "/login":
         if not is_button:
@@ -124,9 +127,7 @@ def refusal(request: Request, error: Exception) -> Response:
     headers = headers_of(error, status)
     if is_button:
         return Response(detail, status.value, headers=headers | {"HX-Trigger": json.dumps(event)})
-    if status is HTTPStatus.INTERNAL_SERVER_ERROR:
-        raise error
-    response = page(request, "error.html", status=status.value, code=code, detail=detail, title=status.phrase)
+    response = page(request, "error.html", status=status.value, detail=detail, title=status.phrase)
     response.headers.update(headers)
     return response
 

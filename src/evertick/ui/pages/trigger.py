@@ -52,7 +52,7 @@ async def show_form(dag: DagName, request: Request, caller: Who) -> Response:
         view = await dag_view(caller, conn, dag)
     params = view.spec.params if view.spec else ()
     fields = [Field(spec, _shown(spec, None if spec.required else spec.default), _options(spec)) for spec in params]
-    return page(request, "trigger.html", **view.values("grid"), fields=fields, error=None)
+    return page(request, "trigger.html", **view.values("trigger"), fields=fields, error=None)
 
 
 @router.post("/dags/{dag}/trigger")
@@ -70,7 +70,7 @@ async def start_run(dag: DagName, request: Request, caller: Who) -> Response:
             return done(f"Run {made.run_id} of {dag} has begun.", go=f"/runs/{made.run_id}")
         except UserError as refused:
             error = str(refused)
-    return page(request, "trigger.html", status=422, **view.values("grid"), fields=fields, error=error)
+    return page(request, "trigger.html", status=422, **view.values("trigger"), fields=fields, error=error)
 
 
 def read_fields(declared: Iterable[ParamSpec], form: dict[str, str]) -> tuple[list[Field], dict[str, JsonValue]]:
