@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
 from evertick.api.guard import PLAIN_COOKIE
 from tests.databases import Cluster
@@ -26,6 +26,8 @@ ARGUMENTS = [
 ]
 WIDE, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 800}
 Visitor = Callable[..., Page]
+# A busy machine is no reason to fail.
+expect.set_options(timeout=20_000)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,7 @@ def visit(site: Site, browser: Browser) -> Iterator[Visitor]:
                 **options,  # type: ignore[arg-type]
             )
             stack.callback(context.close)
-            context.set_default_timeout(10_000)
+            context.set_default_timeout(20_000)
             if who is not None:
                 context.add_cookies([{"name": PLAIN_COOKIE, "value": site.sessions[who], "url": site.url}])
             page = context.new_page()

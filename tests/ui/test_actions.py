@@ -93,14 +93,17 @@ def test_pages_follow_what_happens_without_a_reload(visit: Visitor, site: Site) 
     assert home.evaluate("window.isTheSame") is True
 
 
-def test_a_lost_connection_is_shown_and_heals(visit: Visitor) -> None:
-    page = visit("/", "viewer")
+def test_a_lost_connection_is_shown_and_heals(visit: Visitor, site: Site) -> None:
+    site.do(lambda conn: put(conn, make_dag("lost", {"one": []})))
+    page = visit("/dags/lost", "viewer")
     banner = page.get_by_text("Connection lost, retrying")
     expect(banner).to_be_hidden()
     page.route("**/*", lambda route: route.abort())
+    run_id = site.do(lambda conn: start(conn, "lost"))
     expect(banner).to_be_visible()
     page.unroute("**/*")
     expect(banner).to_be_hidden()
+    expect(page.locator(f"a[href='/runs/{run_id}']")).to_have_count(1)
 
 
 def test_everything_can_be_done_with_the_keyboard_alone(visit: Visitor, site: Site) -> None:
@@ -130,9 +133,8 @@ def test_everything_can_be_done_with_the_keyboard_alone(visit: Visitor, site: Si
     expect(page.locator("#toasts")).to_contain_text("web_logs is paused")
     press("p")
     expect(switch).to_have_attribute("aria-checked", "true")
-    press("Enter") if page.locator("tr.current a.name:focus").count() else page.locator("tr.current a.name").press(
-        "Enter"
-    )
+    expect(page.get_by_role("link", name="web_logs", exact=True)).to_be_focused()
+    press("Enter")
     expect(page).to_have_url(f"{site.url}/dags/web_logs")
     press("t")
     expect(page).to_have_url(f"{site.url}/dags/web_logs/trigger")

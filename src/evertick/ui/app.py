@@ -37,4 +37,4 @@ def _page_for_people(plain: ExceptionHandler) -> ExceptionHandler:
         response.headers.update(HEADERS)
         return response
 
-    return tell  # type: ignore[return-value]
+    return tell

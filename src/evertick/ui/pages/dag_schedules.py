@@ -138,7 +138,8 @@ async def change_schedule(
 def when_text(spec: dict[str, Any]) -> str:
     """What somebody would type for it."""
     if spec.get("kind") == ScheduleKind.INTERVAL:
-        return f"@every {spec['every_seconds']:g}s"
+        seconds = f"{float(spec['every_seconds']):.6f}".rstrip("0").rstrip(".")
+        return f"@every {seconds}s"
     return str(spec.get("expression", ""))
 
 

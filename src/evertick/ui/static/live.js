@@ -4,7 +4,8 @@
 
 import { showTimes } from "./times.js";
 
-const HINTS = ["run", "task", "dag"];
+const HINTS = ["run", "task", "dag", "schedule", "backfill", "pool", "runner"];
+const MOST_NAMED = 50;
 const DEBOUNCE_MS = 300, SPACING_MS = 1000, POLL_MS = 2000, RETRY_MS = 10000, LONGEST_RETRY_MS = 30000;
 
 let stream = null, poll = null, pending = null, lastRead = 0, isReading = false, isAgain = false, failures = 0;
@@ -18,7 +19,9 @@ function remember() {
 
 function concerns(part, name, hint) {
   const { live, liveDag, liveRun } = part.dataset;
-  return (live === "" || live.split(" ").includes(name))
+  // What happens to a schedule happens to its DAG.
+  const word = name === "schedule" ? "dag" : name;
+  return (live === "" || live.split(" ").some((each) => each === name || each === word))
     && (!liveDag || !hint.dag || liveDag === hint.dag) && (!liveRun || !hint.run_id || liveRun === String(hint.run_id));
 }
 
@@ -28,19 +31,33 @@ function setLost(isLost) {
   banner.hidden = !isLost;
 }
 
+const FOCUSABLE = "a, button, input, select, summary";
+
+// What has the focus, by its id or by its place in its row.
+function focused(part) {
+  const active = document.activeElement;
+  if (!part.contains(active) || active === part) return () => null;
+  if (active.id) return () => document.getElementById(active.id);
+  const row = active.closest("[data-row]");
+  if (!row || !part.contains(row)) return () => null;
+  const place = [...row.querySelectorAll(FOCUSABLE)].indexOf(active), key = row.dataset.row;
+  return () => part.querySelector(`[data-row="${CSS.escape(key)}"]`)?.querySelectorAll(FOCUSABLE)[place];
+}
+
 function keep(part) {
-  const open = [...part.querySelectorAll("details[id]")].filter((each) => each.open).map((each) => each.id);
-  const closed = [...part.querySelectorAll("details[id]")].filter((each) => !each.open).map((each) => each.id);
-  const focus = part.contains(document.activeElement) ? document.activeElement.id || null : null;
+  const folds = [...part.querySelectorAll("details[id]")].map((each) => [each.id, each.open]);
   const scrolled = [...part.querySelectorAll("[id]")].filter((each) => each.scrollLeft || each.scrollTop)
     .map((each) => [each.id, each.scrollLeft, each.scrollTop]);
   const current = part.querySelector("[data-row].current")?.dataset.row;
+  const said = part.querySelector("[data-said]")?.textContent;
+  const again = focused(part);
   return () => {
-    for (const id of open) part.querySelector(`#${CSS.escape(id)}`)?.setAttribute("open", "");
-    for (const id of closed) part.querySelector(`#${CSS.escape(id)}`)?.removeAttribute("open");
+    for (const [id, isOpen] of folds) part.querySelector(`#${CSS.escape(id)}`)?.toggleAttribute("open", isOpen);
     for (const [id, left, top] of scrolled) part.querySelector(`#${CSS.escape(id)}`)?.scrollTo(left, top);
-    if (focus) document.getElementById(focus)?.focus({ preventScroll: true });
     if (current) part.querySelector(`[data-row="${CSS.escape(current)}"]`)?.classList.add("current");
+    again()?.focus({ preventScroll: true });
+    const now = part.querySelector("[data-said]")?.textContent;
+    if (now && now !== said) document.getElementById("said").textContent = now;
   };
 }
 
@@ -78,9 +95,11 @@ export async function refresh() {
     place(new DOMParser().parseFromString(await answer.text(), "text/html"));
     failures = 0;
     setLost(false);
+    if (stream?.readyState === EventSource.OPEN) stopPolling();
   } catch {
     failures += 1;
     setLost(true);
+    startPolling();
   } finally {
     lastRead = Date.now();
     isReading = false;
@@ -108,22 +127,49 @@ function stopPolling() {
   poll = null;
 }
 
+// What the parts of this page are about, where each of them names it; else everything.
+function address() {
+  const wanted = new URLSearchParams();
+  for (const { dataset } of parts()) {
+    if (dataset.liveRun) wanted.append("run", dataset.liveRun);
+    else if (dataset.liveDag) wanted.append("dag", dataset.liveDag);
+    else return "/api/v1/events";
+  }
+  const unique = new URLSearchParams([...new Set([...wanted].map(String))].map((each) => each.split(",")));
+  return unique.size && unique.size <= MOST_NAMED ? `/api/v1/events?${unique}` : "/api/v1/events";
+}
+
 function listen() {
-  stream = new EventSource("/api/v1/events");
-  stream.onopen = () => { stopPolling(); setLost(false); soon(); };
-  stream.onerror = () => {
+  if (stream || document.hidden) return;
+  const opened = new EventSource(address());
+  stream = opened;
+  opened.onopen = () => { stopPolling(); setLost(false); soon(); };
+  opened.onerror = () => {
     startPolling();
-    // A server that has no stream, or is gone: the browser gives up by itself after some answers, so we begin anew.
-    if (stream.readyState === EventSource.CLOSED) setTimeout(listen, RETRY_MS);
+    // Refused, or no such stream: the browser does not try again, so we do.
+    if (opened.readyState === EventSource.CLOSED) { hangUp(); setTimeout(listen, RETRY_MS); }
   };
+  opened.addEventListener("reset", soon);
+  opened.addEventListener("end", () => { hangUp(); refresh(); setTimeout(listen, RETRY_MS); });
   for (const name of HINTS) {
-    stream.addEventListener(name, (event) => {
+    opened.addEventListener(name, (event) => {
       let hint = {};
       try { hint = JSON.parse(event.data); } catch { /* a hint without detail concerns everything */ }
       document.body.dispatchEvent(new CustomEvent(`live:${name}`, { detail: hint }));
       if (parts().some((part) => concerns(part, name, hint))) soon();
     });
   }
+}
+
+function hangUp() {
+  stream?.close();
+  stream = null;
+}
+
+// A browser keeps six connections to a host, for all tabs together: one that nobody looks at holds none of them.
+function onSight() {
+  if (document.hidden) hangUp();
+  else { listen(); soon(); }
 }
 
 export function keepLive() {
@@ -133,8 +179,8 @@ export function keepLive() {
   // What no hint tells of, as a scheduler that died: read again every so many seconds.
   const every = Math.min(...parts().map((part) => Number(part.dataset.every) || Infinity));
   if (every < Infinity) setInterval(soon, every * 1000);
-  document.addEventListener("visibilitychange", () => document.hidden || soon());
+  document.addEventListener("visibilitychange", onSight);
   window.addEventListener("online", soon);
-  window.addEventListener("pagehide", () => stream?.close());
+  window.addEventListener("pagehide", hangUp);
   window.addEventListener("pageshow", (event) => event.persisted && listen());
 }
