@@ -48,7 +48,7 @@ def test_every_page_can_be_read_by_everybody(visit: Visitor, site: Site, dark: b
         if found := findings(page):
             wrong[path] = found
         if picture and os.environ.get("EVERTICK_PICTURES"):
-            page.wait_for_load_state("networkidle")
+            expect(page.locator("#preview li")).to_have_count(10 if picture == "schedule" else 0)
             page.screenshot(path=PICTURES / f"ui-{picture}-{'dark' if dark else 'light'}.png")
     assert wrong == {}
 

@@ -84,6 +84,16 @@ class Upcoming:
     delay_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class QueueLine:
+    """A queue with something in line, the first of it since `oldest_at`."""
+
+    queue: str
+    depth: int
+    oldest_at: datetime | None
+    is_served: bool
+
+
 async def pulse(conn: AsyncConnection, *, dag_ids: list[int] | None) -> Pulse:
     row = await one_row(conn, sql("overview", "pulse"), {"dag_ids": dag_ids, "cap": CAP}, Pulse)
     assert row is not None
@@ -107,3 +117,7 @@ async def late(conn: AsyncConnection, *, dag_ids: list[int] | None, limit: int) 
 async def upcoming(conn: AsyncConnection, *, seconds: float, dag_ids: list[int] | None, limit: int) -> list[Upcoming]:
     params = {"seconds": seconds, "dag_ids": dag_ids, "limit": limit, "cap": CAP}
     return await all_rows(conn, sql("overview", "upcoming"), params, Upcoming)
+
+
+async def lines(conn: AsyncConnection, *, limit: int) -> list[QueueLine]:
+    return await all_rows(conn, sql("overview", "lines"), {"cap": CAP, "limit": limit}, QueueLine)

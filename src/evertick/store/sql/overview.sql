@@ -74,3 +74,17 @@ select d.name as dag, c.name as schedule, s.next_due, c.spec, c.delay_seconds
   join schedule c on c.schedule_id = s.schedule_id join dag d on d.dag_id = c.dag_id
  where %(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s)
  order by s.next_due, c.schedule_id limit %(limit)s
+
+-- name: lines
+-- Every queue with something in line, stepping from queue to queue through the index: how much, since when, and whether anybody serves it.
+with recursive line as (
+    (select queue from ready order by queue limit 1)
+    union all
+    select (select r.queue from ready r where r.queue > l.queue order by r.queue limit 1)
+      from line l where l.queue is not null
+)
+select l.queue, (select count(*) from (select 1 from ready r where r.queue = l.queue limit %(cap)s) counted) as depth,
+       (select min(h.offered_at) from generate_series(0, 9) n(rank) cross join lateral (
+            select r.offered_at from ready r where r.queue = l.queue and r.rank = n.rank order by r.seq limit 1) h) as oldest_at,
+       exists (select 1 from runner r where r.gone_at is null and l.queue = any(r.queues)) as is_served
+  from line l where l.queue is not null limit %(limit)s

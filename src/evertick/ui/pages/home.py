@@ -16,16 +16,15 @@ from evertick.domain.blocked import kind_of, tell_blocked
 from evertick.domain.time_words import length
 from evertick.domain.why import Blocked
 from evertick.engine.next_fires import fires_until
-from evertick.store import gates, overview, queues, runners, shards
-from evertick.store.overview import CAP, Pulse, Upcoming
-from evertick.store.queues import QueueRow
+from evertick.store import gates, overview, runners, shards
+from evertick.store.overview import CAP, Pulse, QueueLine, Upcoming
 from evertick.store.runners import BusyRunner
 from evertick.ui.frame import PageRoute, page
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 SHOWN = 8
-_MOST_RUNNERS = 1000
+_MOST_RUNNERS, _MOST_QUEUES = 1000, 100
 # The timeline: minutes, and how many schedules and fires of each are worked out for it.
 MINUTES = 60
 _MOST_SCHEDULES, _MOST_FIRES = 100, 60
@@ -116,15 +115,16 @@ async def _signs(caller: Caller, conn: AsyncConnection, pulse: Pulse) -> list[Si
     """What is about the whole installation only for those who may know of all of it."""
     signs = [Sign("Database", True, "answers")]
     leader = await shards.leader(conn, shard=0)
-    is_led = leader is not None and leader.is_live
-    if is_led and leader is not None:
-        signs.append(Sign("Scheduler", True, f"{leader.owner} leads"))
+    knows_all = caller.principal.may(Permission.READ_METRICS)
+    if leader is not None and leader.is_live:
+        signs.append(Sign("Scheduler", True, f"{leader.owner} leads" if knows_all else "somebody leads"))
     else:
         signs.append(Sign("Scheduler", False, "nobody leads, so nothing fires: evertick scheduler"))
-    signs.append(_on_time(pulse))
+    if knows_all:
+        signs.append(_on_time(pulse))
     if caller.principal.may(Permission.READ_RUNNERS):
         living = await runners.list_busy(conn, limit=_MOST_RUNNERS)
-        lines = await queues.list_all(conn, cap=CAP)
+        lines = await overview.lines(conn, limit=_MOST_QUEUES)
         signs += [_runners_sign(living, caller.desk.settings), _queues_sign(lines, pulse.read_at)]
     if pulse.broken_files and caller.principal.may(Permission.READ_IMPORTS):
         signs.append(Sign("DAG files", False, f"{pulse.broken_files} cannot be loaded", "/dags?broken=1"))
@@ -150,8 +150,8 @@ def _runners_sign(living: list[BusyRunner], settings: Settings) -> Sign:
     return Sign("Runners", not silent, text + (f", {len(silent)} silent" if silent else ""))
 
 
-def _queues_sign(lines: list[QueueRow], now: datetime) -> Sign:
-    unserved = [each.queue for each in lines if each.depth and not each.runners]
+def _queues_sign(lines: list[QueueLine], now: datetime) -> Sign:
+    unserved = [each.queue for each in lines if not each.is_served]
     if unserved:
         return Sign("Queues", False, f"nobody serves {', '.join(unserved[:3])}")
     oldest = min((each.oldest_at for each in lines if each.oldest_at), default=None)

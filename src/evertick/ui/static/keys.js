@@ -34,7 +34,11 @@ function press(key) {
 function onKey(event) {
   if (event.defaultPrevented || event.ctrlKey || event.altKey || event.metaKey) return;
   if (isTyping(event.target)) {
-    if (event.key === "Escape") event.target.blur();
+    // Leaves the field and keeps what is in it: by itself a browser would empty a search.
+    if (event.key === "Escape" && !event.target.closest("dialog")) {
+      event.preventDefault();
+      event.target.blur();
+    }
     return;
   }
   if (document.querySelector("dialog[open]")) return;
