@@ -21,7 +21,7 @@ T0 = datetime(2030, 1, 1, tzinfo=UTC)
 
 def run(run_id: int, *, is_open: bool = False) -> GridRun:
     ended = None if is_open else T0
-    return GridRun(run_id, 1, "manual", None, T0, "running" if is_open else "success", T0, ended)
+    return GridRun(run_id, 1, "manual", None, T0, "running" if is_open else "success", T0, ended, 3)
 
 
 def cell(run_id: int, task: str, state: str, count: int = 1) -> GridCell:

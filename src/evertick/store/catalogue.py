@@ -67,6 +67,7 @@ class GridRun:
     state: str
     started_at: datetime | None
     finished_at: datetime | None
+    task_count: int
 
 
 @dataclass(frozen=True, slots=True)

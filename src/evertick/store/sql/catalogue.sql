@@ -29,7 +29,8 @@ select distinct on (c.dag_id) c.dag_id, c.name, c.spec, s.next_due, s.paused, s.
 
 -- name: grid
 -- The newest runs of a DAG, before one, with the run's own facts.
-select r.run_id, v.number as version, r.kind, r.fire_at, r.created_at, s.state, s.started_at, s.finished_at
+select r.run_id, v.number as version, r.kind, r.fire_at, r.created_at, s.state, s.started_at, s.finished_at,
+       v.task_count + s.extra_tasks as task_count
   from (select n.run_id from run n where n.dag_id = %(dag_id)s and n.run_id < %(before)s::bigint order by n.run_id desc limit %(limit)s) w
   join run r on r.run_id = w.run_id join run_status s on s.run_id = w.run_id join dag_version v on v.version_id = r.version_id
  order by r.run_id desc

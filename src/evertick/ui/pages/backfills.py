@@ -53,7 +53,13 @@ async def new_backfill(request: Request, caller: Who, dag: DagName = "") -> Resp
             await caller.dag(conn, dag)
             found = await schedules.list_all(conn, dag=dag, limit=_MOST_SCHEDULES)
     return page(
-        request, "backfill_new.html", here="backfills", dag=dag, schedules=found, most=MOST_PARALLEL, ways=list(Reprocess)
+        request,
+        "backfill_new.html",
+        here="backfills",
+        dag=dag,
+        schedules=found,
+        most=MOST_PARALLEL,
+        ways=list(Reprocess),
     )
 
 
@@ -128,7 +134,9 @@ async def cancel_backfill(backfill_id: BackfillId, request: Request, caller: Who
     async with caller.changing(Channel.STOP, Channel.READY) as conn:
         await find_backfill(caller, conn, backfill_id)
         await verbs.cancel(conn, backfill_id=backfill_id, leaves_runs=leaves, actor=caller.actor)
-    return done(f"Backfill {backfill_id} is canceled{'; its open runs go on' if leaves else ', and its open runs with it'}.")
+    return done(
+        f"Backfill {backfill_id} is canceled{'; its open runs go on' if leaves else ', and its open runs with it'}."
+    )
 
 
 def _wish(form: Mapping[str, str]) -> Wish:

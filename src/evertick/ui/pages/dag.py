@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -15,7 +16,7 @@ from evertick.domain.errors import NotFound
 from evertick.execution.bundle import contents
 from evertick.execution.version_diff import code_changes, plan_changes
 from evertick.store import catalogue, dags
-from evertick.store.catalogue import NewestRun
+from evertick.store.catalogue import GridRun, NewestRun
 from evertick.store.dags import ListedVersion
 from evertick.ui.dag_frame import dag_view
 from evertick.ui.frame import PageRoute, page
@@ -44,18 +45,16 @@ async def show_grid(
     async with caller.reading() as conn:
         view = await dag_view(caller, conn, dag)
         tasks = view.spec.tasks if view.spec else ()
-        count = max(1, min(RUNS, _MOST_CELLS // max(len(tasks), 1)))
-        runs = await catalogue.grid(conn, dag_id=view.row.dag_id, before=before, limit=count + 1)
-        shown = runs[:count]
+        runs = await catalogue.grid(conn, dag_id=view.row.dag_id, before=before, limit=RUNS + 1)
+        shown = _readable(runs)
         cells = await catalogue.cells(conn, run_ids=[each.run_id for each in shown], limit=_MOST_CELLS * 2)
-    if task:
-        tasks = tuple(each for each in tasks if task.lower() in each.name.lower())
-        names = {each.name for each in tasks}
+    found = [each for each in tasks if task.lower() in each.name.lower()]
+    if task or len(found) > _MOST_LINES:
+        # Otherwise also those that only older versions had.
+        names = {each.name for each in found[:_MOST_LINES]}
         cells = [each for each in cells if each.task in names]
     shown.reverse()
-    lines = lines_of(
-        tasks[:_MOST_LINES], shown, cells if len(tasks) <= _MOST_LINES else _of(cells, tasks[:_MOST_LINES])
-    )
+    lines = lines_of(found[:_MOST_LINES], shown, cells)
     bars = bars_of(
         [NewestRun(0, r.run_id, r.state, r.created_at, r.fire_at, r.started_at, r.finished_at) for r in shown]
     )
@@ -66,11 +65,11 @@ async def show_grid(
         bars=list(zip(shown, bars, strict=True)),
         lines=lines,
         task=task,
-        hidden=max(len(tasks) - _MOST_LINES, 0),
+        hidden=max(len(found) - _MOST_LINES, 0),
         has_groups=any(line.is_group for line in lines),
-        older=shown[0].run_id if len(runs) > count else None,
+        older=shown[0].run_id if len(runs) > len(shown) else None,
         is_newest=before == LARGEST,
-        task_count=len(view.spec.tasks) if view.spec else 0,
+        task_count=len(tasks),
     )
 
 
@@ -142,9 +141,11 @@ async def show_details(dag: DagName, request: Request, caller: Who) -> Response:
     return page(request, "dag_details.html", **view.values("details"), tasks=routed)
 
 
-def _of(cells: list[catalogue.GridCell], tasks: tuple[object, ...]) -> list[catalogue.GridCell]:
-    names = {getattr(task, "name", "") for task in tasks}
-    return [each for each in cells if each.task in names]
+def _readable(runs: list[GridRun]) -> list[GridRun]:
+    """The newest of them, as many as their tasks and instances together leave room for; one at least."""
+    totals = accumulate(run.task_count for run in runs[:RUNS])
+    count = sum(total <= _MOST_CELLS for total in totals)
+    return runs[: max(count, 1)]
 
 
 def _numbered(listed: list[ListedVersion], number: int | None, dag: str) -> ListedVersion:

@@ -33,9 +33,7 @@ async def list_runs(
     wanted = RunState(state) if state in set(RunState) else None
     async with caller.reading() as conn:
         dag_ids = [(await caller.dag(conn, dag)).dag_id] if dag else await caller.visible(conn)
-        found, end = await runs.page(
-            conn, before=before, dag_ids=dag_ids, state=wanted, limit=_SHOWN, window=WINDOW
-        )
+        found, end = await runs.page(conn, before=before, dag_ids=dag_ids, state=wanted, limit=_SHOWN, window=WINDOW)
     return page(
         request,
         "runs.html",
