@@ -123,13 +123,15 @@ def up(folder: Path) -> Iterator[Up]:
 
 
 def sign_in_once(up: Up) -> None:
-    """The link that it prints leads to a session; the API answers there, and nowhere without one."""
+    """The link that it prints leads to a session; the API and the pages answer there, and nowhere without one."""
     up.wait_for(r"/auth/link/evl_\S+")
     link = re.findall(r"http://127\.0\.0\.1:\d+/auth/link/evl_\S+", up.output)[0]
     address = link.split("/auth/")[0]
     with httpx.Client(base_url=address, timeout=30) as client:
         assert client.get("/api/v1/dags").status_code == 401
+        assert client.get("/").headers["location"] == "/login"
         assert client.post(link.removeprefix(address)).status_code == 303
+        assert "Running now" in client.get("/").raise_for_status().text
         assert [dag["name"] for dag in client.get("/api/v1/dags").json()["items"]] == ["quick"]
 
 
