@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
+import httpx
 import structlog
 from psycopg import AsyncConnection
 
+from evertick.api.guard import PLAIN_COOKIE, csrf_of
 from evertick.api.serving import serve
 from evertick.config import Settings
 from evertick.domain.access import Role
@@ -176,3 +178,17 @@ async def history(conn: AsyncConnection) -> dict[str, list[int]]:
         found.setdefault(row.dag, []).append(row.run_id)
     assert found["orders"][0] == running
     return found
+
+
+class HttpVisitor(httpx.Client):
+    """Somebody with a session, as a browser has it."""
+
+    def __init__(self, site: Site, who: str | None) -> None:
+        cookies = {PLAIN_COOKIE: site.sessions[who]} if who else {}
+        super().__init__(base_url=site.url, cookies=cookies, headers={"Accept": "text/html"}, timeout=30)
+        self.csrf = csrf_of(site.sessions[who]) if who else ""
+
+    def press(self, path: str, *, csrf: str | None = None, **fields: str) -> httpx.Response:
+        """What a button or a form of ours sends."""
+        headers = {"HX-Request": "true", "X-CSRF-Token": self.csrf if csrf is None else csrf}
+        return self.post(path, data=fields, headers=headers)

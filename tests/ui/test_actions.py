@@ -126,11 +126,11 @@ def test_everything_can_be_done_with_the_keyboard_alone(visit: Visitor, site: Si
     press("j")
     expect(page.get_by_role("link", name="web_logs", exact=True)).to_be_focused()
     press("p")
+    expect(page.locator("#toasts")).to_contain_text("web_logs is paused")
     switch = page.get_by_role("switch", name="web_logs is active")
     expect(switch).to_have_attribute("aria-checked", "false")
     row = site.do(lambda conn: dags.find(conn, "web_logs"))
     assert row is not None and row.paused
-    expect(page.locator("#toasts")).to_contain_text("web_logs is paused")
     press("p")
     expect(switch).to_have_attribute("aria-checked", "true")
     expect(page.get_by_role("link", name="web_logs", exact=True)).to_be_focused()

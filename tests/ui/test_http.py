@@ -5,20 +5,16 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator
-from html.parser import HTMLParser
 
 import httpx
 import pytest
 from psycopg import AsyncConnection
-from psycopg.types.json import Jsonb
 
-from evertick.api.guard import PLAIN_COOKIE, csrf_of
+from evertick.api.guard import csrf_of
 from evertick.domain.access import Permission, Principal, Role
-from evertick.domain.params import Param, declare_params
 from evertick.store import dags
-from tests.engine.world import make_dag, put, start
-from tests.ui.hostile import CORPUS
-from tests.ui.site import Site
+from tests.engine.world import make_dag, put
+from tests.ui.site import HttpVisitor, Site
 
 PAGES = [
     "/",
@@ -37,30 +33,16 @@ CONTROLS = {
 }
 
 
-class Visitor(httpx.Client):
-    """Somebody with a session, as a browser has it."""
-
-    def __init__(self, site: Site, who: str | None) -> None:
-        cookies = {PLAIN_COOKIE: site.sessions[who]} if who else {}
-        super().__init__(base_url=site.url, cookies=cookies, headers={"Accept": "text/html"}, timeout=30)
-        self.csrf = csrf_of(site.sessions[who]) if who else ""
-
-    def press(self, path: str, *, csrf: str | None = None, **fields: str) -> httpx.Response:
-        """What a button or a form of ours sends."""
-        headers = {"HX-Request": "true", "X-CSRF-Token": self.csrf if csrf is None else csrf}
-        return self.post(path, data=fields, headers=headers)
-
-
 @pytest.fixture
-def admin(site: Site) -> Iterator[Visitor]:
-    with Visitor(site, "admin") as visitor:
+def admin(site: Site) -> Iterator[HttpVisitor]:
+    with HttpVisitor(site, "admin") as visitor:
         yield visitor
 
 
 @pytest.mark.parametrize("role", list(Role))
 def test_a_page_offers_nothing_that_the_role_may_not_do(site: Site, role: Role) -> None:
     principal = Principal(name="x", role=role)
-    with Visitor(site, role) as visitor:
+    with HttpVisitor(site, role) as visitor:
         seen = "".join(visitor.get(path).raise_for_status().text for path in PAGES)
         for pattern, permission in CONTROLS.items():
             assert bool(re.search(pattern, seen)) is principal.may(permission), (pattern, role)
@@ -77,7 +59,7 @@ def test_a_page_offers_nothing_that_the_role_may_not_do(site: Site, role: Role) 
 
 
 def test_who_is_limited_to_tags_sees_only_their_dags(site: Site) -> None:
-    with Visitor(site, "limited") as visitor:
+    with HttpVisitor(site, "limited") as visitor:
         for path in ("/", "/dags"):
             seen = visitor.get(path).raise_for_status().text
             assert "orders" in seen and "web_logs" not in seen and "runner-1" not in seen and "scheduler-1" not in seen
@@ -86,7 +68,7 @@ def test_who_is_limited_to_tags_sees_only_their_dags(site: Site) -> None:
 
 
 def test_strangers_are_led_to_the_login_and_back_to_nowhere_else(site: Site) -> None:
-    with Visitor(site, None) as nobody:
+    with HttpVisitor(site, None) as nobody:
         answer = nobody.get("/dags/orders", params={"task": "load"})
         assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=%2Fdags%2Forders%3Ftask%3Dload")
         assert 'value="/"' in nobody.get("/login", params={"next": "//evil.example"}).text
@@ -99,14 +81,14 @@ def test_strangers_are_led_to_the_login_and_back_to_nowhere_else(site: Site) -> 
         assert nobody.post("/login", data={"username": "", "password": ""}).status_code == 401
 
 
-def test_a_change_needs_the_sessions_token(site: Site, admin: Visitor) -> None:
+def test_a_change_needs_the_sessions_token(site: Site, admin: HttpVisitor) -> None:
     assert admin.press("/dags/archive/unpause", csrf="").status_code == 403
     assert admin.press("/dags/archive/unpause", csrf=csrf_of("another")).status_code == 403
     row = site.do(lambda conn: dags.find(conn, "archive"))
     assert row is not None and row.paused
 
 
-def test_every_answer_has_the_strict_policy_and_assets_are_kept_for_ever(admin: Visitor) -> None:
+def test_every_answer_has_the_strict_policy_and_assets_are_kept_for_ever(admin: HttpVisitor) -> None:
     for path in (*PAGES, "/login", "/dags/nothing", "/nothing"):
         answer = admin.get(path)
         assert "default-src 'none'; script-src 'self'" in answer.headers["content-security-policy"], path
@@ -135,7 +117,7 @@ def test_every_answer_has_the_strict_policy_and_assets_are_kept_for_ever(admin: 
         ("/login?next=" + "x" * 3000, 400),
     ],
 )
-def test_a_wrong_address_is_a_page_that_says_so(admin: Visitor, path: str, status: int) -> None:
+def test_a_wrong_address_is_a_page_that_says_so(admin: HttpVisitor, path: str, status: int) -> None:
     answer = admin.get(path)
     assert answer.status_code == status
     assert answer.headers["content-type"].startswith("text/html")
@@ -148,7 +130,7 @@ def test_programs_still_get_documents(site: Site) -> None:
         assert program.get("/api/v1/nothing", headers={"Accept": "text/html"}).json()["status"] in (401, 404)
 
 
-def test_forms_are_read_as_they_are_sent(admin: Visitor) -> None:
+def test_forms_are_read_as_they_are_sent(admin: HttpVisitor) -> None:
     wrong = admin.press("/dags/report_by_hand/trigger", **{"p.limit": "many", "p.region": "{", "p.day": "yesterday"})
     assert wrong.status_code == 422
     assert wrong.text.count('aria-invalid="true"') == 3
@@ -164,7 +146,7 @@ def test_forms_are_read_as_they_are_sent(admin: Visitor) -> None:
         assert refused.status_code == 422 and 'role="alert"' in refused.text, (name, when)
 
 
-def test_lists_come_in_pages_by_name(site: Site, admin: Visitor) -> None:
+def test_lists_come_in_pages_by_name(site: Site, admin: HttpVisitor) -> None:
     async def many(conn: AsyncConnection) -> None:
         for number in range(60):
             await put(conn, make_dag(f"paged-{number:03}", {"a": []}, tags=("paged",)))
@@ -179,89 +161,3 @@ def test_lists_come_in_pages_by_name(site: Site, admin: Visitor) -> None:
     assert admin.get("/dags", params={"state": "paused"}).text.count("<tr data-row") >= 1
     failed = re.findall(r'<tr data-row="([^"]+)"', admin.get("/dags", params={"state": "failed"}).text)
     assert failed == ["billing"]
-
-
-class _Dangers(HTMLParser):
-    """What a browser would run or load, and what it would show."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        known = {"script", "link", "meta", "base", "iframe", "object", "form", "math"}
-        names = dict(attributes)
-        if tag in known - {"script", "link", "meta", "form"} or any(name.startswith("on") for name in names):
-            self.found.append(f"<{tag} {attributes}>")
-        if tag == "script" and not (names.get("src") or "").startswith("/static/"):
-            self.found.append(f"<script {attributes}>")
-        for name in ("href", "src", "action", "hx-get", "hx-post"):
-            address = names.get(name)
-            if address is not None and not address.startswith(("/", "#", "?")):
-                self.found.append(f"<{tag} {name}={address[:80]}>")
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
-def test_hostile_texts_are_shown_as_text_everywhere(site: Site, admin: Visitor) -> None:
-    """In every place of my pages where a text of somebody else stands: each of the corpus goes through all of them."""
-    plain = [each.replace("\x00", "") for each in CORPUS]
-
-    async def infest(conn: AsyncConnection) -> int:
-        params = declare_params(
-            {f"p{place}": Param(text[:500], description=text) for place, text in enumerate(plain[:190])}
-        )
-        tags = tuple(dict.fromkeys(text[:90] for text in plain if text.strip() and text[:90].isprintable()))[:45]
-        shape = {f"task{place}": [] for place in range(len(plain))}
-        docs = {f"task{place}": {"doc": text, "summary": text} for place, text in enumerate(plain)}
-        everything = "\n".join(plain)
-        spec = make_dag("hostile", shape, params=params, tags=tags, description=everything, per_task=docs)
-        await put(conn, spec)
-        run_id = await start(conn, "hostile", key=plain[0])
-        ended = "state = 'failed', open_tasks = 0, started_at = clock(), finished_at = clock()"
-        await conn.execute(f"update run_status set {ended}, reason = %s where run_id = %s", [everything, run_id])
-        for place, text in enumerate(plain):
-            await dags.put_import_error(conn, file=f"{place} {text}", line=place, message=text, detail=text)
-        await conn.execute(
-            "update schedule_state set error = %s where schedule_id = (select min(schedule_id) from schedule)",
-            [everything],
-        )
-        await conn.execute("update schedule set changed_by = %s, origin = 'user'", [plain[1]])
-        await conn.execute("update shard set owner = %s", [plain[2]])
-        await conn.execute("update runner set runner_id = %s", [plain[3]])
-        await conn.execute(
-            "insert into journal (occurred_at, verb, actor, detail) values (clock(), 'x', %s, %s)",
-            [plain[4], Jsonb(plain[:50])],
-        )
-        return run_id
-
-    site.do(infest)
-    shown = ""
-    for path in (
-        *PAGES,
-        "/dags?q=hostile",
-        "/dags/hostile",
-        "/dags/hostile/details",
-        "/dags/hostile/trigger",
-        "/dags/hostile/schedules",
-    ):
-        answer = admin.get(path)
-        assert answer.status_code == 200, path
-        parser = _Dangers()
-        parser.feed(answer.text)
-        assert parser.found == [], path
-        shown += "".join(parser.text)
-    missing = [text for text in plain if text.strip() and _seen(text) not in _seen(shown)]
-    assert missing == []
-    for text in plain[::8]:
-        answer = admin.get("/dags", params={"q": text[:200], "tag": text[:100]})
-        parser = _Dangers()
-        parser.feed(answer.text)
-        assert answer.status_code == 200 and parser.found == [], text
-
-
-def _seen(text: str) -> str:
-    """As a browser shows it: every run of white space is one space."""
-    return re.sub(r"\s+", " ", text).strip()

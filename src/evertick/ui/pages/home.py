@@ -19,6 +19,7 @@ from evertick.engine.next_fires import fires_until
 from evertick.store import gates, overview, runners, shards
 from evertick.store.overview import CAP, Pulse, QueueLine, Upcoming
 from evertick.store.runners import BusyRunner
+from evertick.store.shards import Leader
 from evertick.ui.frame import PageRoute, page
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -117,7 +118,8 @@ async def _signs(caller: Caller, conn: AsyncConnection, pulse: Pulse) -> list[Si
     leader = await shards.leader(conn, shard=0)
     knows_all = caller.principal.may(Permission.READ_METRICS)
     if leader is not None and leader.is_live:
-        signs.append(Sign("Scheduler", True, f"{leader.owner} leads" if knows_all else "somebody leads"))
+        who = f"{leader.owner} leads{_ticked(leader, pulse, caller.desk.settings)}" if knows_all else "somebody leads"
+        signs.append(Sign("Scheduler", True, who))
     else:
         signs.append(Sign("Scheduler", False, "nobody leads, so nothing fires: evertick scheduler"))
     if knows_all:
@@ -129,6 +131,13 @@ async def _signs(caller: Caller, conn: AsyncConnection, pulse: Pulse) -> list[Si
     if pulse.broken_files and caller.principal.may(Permission.READ_IMPORTS):
         signs.append(Sign("DAG files", False, f"{pulse.broken_files} cannot be loaded", "/dags?broken=1"))
     return signs
+
+
+def _ticked(leader: Leader, pulse: Pulse, settings: Settings) -> str:
+    """Each tick renews the lease. Told only where the lease is one of our own settings' length."""
+    left = (leader.lease_until - pulse.read_at).total_seconds() if leader.lease_until else 0.0
+    ago = settings.leader_lease_seconds - left
+    return f", last tick {length(ago)} ago" if 0 <= ago <= settings.leader_lease_seconds else ""
 
 
 def _on_time(pulse: Pulse) -> Sign:

@@ -1,10 +1,10 @@
 // What every page has: live parts, times, toasts, dialogs, the theme, the keyboard, and the session's token with each change.
 
-import { keepLive, refresh } from "./live.js";
+import { keepLive, refresh, soon } from "./live.js";
 import { keepTimes, showTimes } from "./times.js";
 import { keepKeys } from "./keys.js";
 
-const TOAST_MS = 6000, STORED = "evertick.said";
+const TOAST_MS = 8000, STORED = "evertick.said";
 
 // Live parts first: they remember what the server wrote before the times are put into words.
 keepLive();
@@ -40,6 +40,7 @@ document.addEventListener("evertick:done", (event) => {
 document.addEventListener("evertick:failed", (event) => toast(event.detail.text, true));
 document.addEventListener("evertick:signed-out", () => location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`));
 document.addEventListener("htmx:sendError", () => toast("The server did not answer: nothing was changed, as far as we know. Try again.", true));
+document.addEventListener("htmx:afterRequest", (event) => event.detail.requestConfig.verb === "get" || soon());
 document.addEventListener("htmx:afterSettle", (event) => showTimes(event.target));
 
 const stored = sessionStorage.getItem(STORED);

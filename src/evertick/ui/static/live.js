@@ -64,7 +64,8 @@ function keep(part) {
 function isBusy(part) {
   const active = document.activeElement;
   const isTyping = part.contains(active) && active.matches("input:not([type=checkbox]), textarea, select");
-  return isTyping || part.querySelector("dialog[open]") !== null;
+  // A button whose answer is on its way must be there when it comes: what the answer says is told through it.
+  return isTyping || part.querySelector("dialog[open], .htmx-request") !== null;
 }
 
 function place(fresh) {
