@@ -9,10 +9,32 @@ from starlette.types import ExceptionHandler
 from evertick.api.app import make_app as make_api
 from evertick.api.desk import Desk
 from evertick.ui.frame import HEADERS, Frame, refusal
-from evertick.ui.pages import dag, dag_schedules, dags, home, login, static, trigger
+from evertick.ui.pages import (
+    audit,
+    backfills,
+    dag,
+    dag_pictures,
+    dag_schedules,
+    dags,
+    fleet,
+    gates,
+    home,
+    login,
+    run,
+    run_actions,
+    runs,
+    static,
+    task,
+    tokens,
+    trigger,
+    users,
+)
 
 # Each has a `router`. What an address means is decided in this order.
-PAGES = (static, login, home, dags, dag, dag_schedules, trigger)
+DAG_PAGES = (dags, dag, dag_schedules, dag_pictures, trigger)
+RUN_PAGES = (runs, run, task, run_actions, backfills)
+OTHER_PAGES = (gates, fleet, users, tokens, audit)
+PAGES = (static, login, home, *DAG_PAGES, *RUN_PAGES, *OTHER_PAGES)
 
 
 def make_app(desk: Desk) -> FastAPI:

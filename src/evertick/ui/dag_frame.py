@@ -19,6 +19,9 @@ from evertick.ui.words import schedule_words
 # The view's key, its word, and where it is below the DAG's own address, in their order.
 TABS = (
     ("grid", "Grid", ""),
+    ("graph", "Graph", "/graph"),
+    ("calendar", "Calendar", "/calendar"),
+    ("durations", "Durations", "/durations"),
     ("schedules", "Schedules", "/schedules"),
     ("versions", "Versions", "/versions"),
     ("code", "Code", "/code"),

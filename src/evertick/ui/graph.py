@@ -81,9 +81,7 @@ async def graph_of(conn: AsyncConnection, *, version_id: int, run_id: int | None
     found = [] if run_id is None else await charts.states_of_run(conn, run_id=run_id, limit=20 * MOST_TASKS)
     states = node_states(names, found, is_run=run_id is not None)
     layout = _laid_out(names, tuple(task.get("group") for task in tasks), tuple(edges_of(version.spec)))
-    nodes = [
-        Node(place, states[place.idx], tasks[place.idx].get("mapping") is not None) for place in layout.nodes
-    ]
+    nodes = [Node(place, states[place.idx], tasks[place.idx].get("mapping") is not None) for place in layout.nodes]
     return Graph(layout, nodes)
 
 
@@ -117,7 +115,5 @@ def _tasks(spec: Mapping[str, object]) -> list[dict[str, Any]]:
 
 
 @lru_cache(maxsize=64)
-def _laid_out(
-    names: tuple[str, ...], groups: tuple[str | None, ...], edges: tuple[tuple[int, int], ...]
-) -> Layout:
+def _laid_out(names: tuple[str, ...], groups: tuple[str | None, ...], edges: tuple[tuple[int, int], ...]) -> Layout:
     return lay_out(names, groups, edges)

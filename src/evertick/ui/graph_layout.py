@@ -75,13 +75,17 @@ def lay_out(names: Sequence[str], groups: Sequence[str | None], edges: Iterable[
     """Tasks in topological order, each with its group; edges as positions."""
     chains = [_chain(group) for group in groups]
     levels = _levels(chains, edges)
-    sizes: dict[Unit, Point] = {idx: (_width(name, group), NODE_HEIGHT) for idx, (name, group) in enumerate(zip(names, groups, strict=True))}
+    sizes: dict[Unit, Point] = {
+        idx: (_width(name, group), NODE_HEIGHT) for idx, (name, group) in enumerate(zip(names, groups, strict=True))
+    }
     first = _first_of(chains)
     # The innermost first: a box must be known before what it stands in.
     for path in sorted(levels, key=lambda path: -path.count(".") if path else 1):
         level = levels[path]
         ranks = {unit: unit if isinstance(unit, int) else first[unit] for unit in level.units}
-        level.at, level.bends, level.size = place_levels(ranks, {unit: sizes[unit] for unit in level.units}, level.edges.keys())
+        level.at, level.bends, level.size = place_levels(
+            ranks, {unit: sizes[unit] for unit in level.units}, level.edges.keys()
+        )
         if path:
             sizes[path] = (level.size[0] + 2 * GROUP_PAD, level.size[1] + GROUP_PAD + GROUP_HEAD)
     return _assembled(names, groups, levels, sizes)

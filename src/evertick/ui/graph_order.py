@@ -38,7 +38,10 @@ def place_levels(
     top = min((middles[seat] - heights[seat] / 2 for seat in middles), default=0.0)
     at = {unit: (lefts[layer_of[unit]], middles[unit] - sizes[unit][1] / 2 - top) for unit in ranks}
     bends = {
-        pair: [(lefts[layer_of[pair[0]] + n], rights[layer_of[pair[0]] + n], middles[seat] - top) for n, seat in enumerate(seats, 1)]
+        pair: [
+            (lefts[layer_of[pair[0]] + n], rights[layer_of[pair[0]] + n], middles[seat] - top)
+            for n, seat in enumerate(seats, 1)
+        ]
         for pair, seats in passing.items()
     }
     bottom = max((middles[seat] + heights[seat] / 2 for seat in middles), default=0.0)

@@ -24,7 +24,7 @@ MOST_LINES = 300
 MOST_CHARACTERS = 400_000
 _CHUNKS = 8
 _PLACE = re.compile(r"(\d{1,9})\.(\d{1,18})\.(\d{1,9})")
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 
 # What a filter by level shows. ERR is what was printed to standard error, MARK a note of Evertick's own.
 LEVELS = {

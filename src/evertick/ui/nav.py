@@ -24,6 +24,15 @@ class Entry:
 ENTRIES = (
     Entry("home", "Home", "/", Permission.READ_DAGS, "home", "h"),
     Entry("dags", "DAGs", "/dags", Permission.READ_DAGS, "dags", "d"),
+    Entry("runs", "Runs", "/runs", Permission.READ_RUNS, "runs", "r"),
+    Entry("backfills", "Backfills", "/backfills", Permission.READ_BACKFILLS, "backfills", "b"),
+    Entry("pools", "Pools", "/pools", Permission.READ_GATES, "pools", "p", "Capacity"),
+    Entry("keys", "Keys", "/keys", Permission.READ_GATES, "keys", "k", "Capacity"),
+    Entry("queues", "Queues", "/queues", Permission.READ_RUNNERS, "queues", "q", "Capacity"),
+    Entry("runners", "Runners", "/runners", Permission.READ_RUNNERS, "runners", "w", "Capacity"),
+    Entry("users", "Users", "/users", Permission.MANAGE_USERS, "users", "u", "Access"),
+    Entry("tokens", "Tokens", "/tokens", Permission.OWN, "tokens", "t", "Access"),
+    Entry("audit", "Audit", "/audit", Permission.READ_AUDIT, "audit", "a", "Access"),
 )
 
 

@@ -6,7 +6,7 @@
 const MOST_NODES = 3600;
 const FOLLOW_MS = 1000;
 const NEAR_PIXELS = 600;
-const ANSI = /\x1b(?:\[([0-?]*)[ -/]*([@-~])|[@-Z\\-_]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)/g;
+const ANSI = /\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])/g;
 // Characters that would reorder or hide what stands beside them are named instead.
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
 

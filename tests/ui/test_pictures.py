@@ -1,0 +1,132 @@
+"""What charts say is what is on record: waits by their cause, days by their worst, durations beside each other."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+
+from evertick.store.charts import RunAttempt, RunLength, RunsOfHour, StateOfTask
+from evertick.store.tasks import TaskRow
+from evertick.ui.calendar import durations_of, year_of
+from evertick.ui.gantt import Gantt, draw
+from evertick.ui.graph import node_states
+
+T0 = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+def at(seconds: float | None) -> datetime | None:
+    return None if seconds is None else T0 + timedelta(seconds=seconds)
+
+
+def row(idx: int, state: str, began: float | None, ended: float | None, **more: object) -> TaskRow:
+    values: dict[str, object] = {
+        "idx": idx,
+        "map_index": -1,
+        "task": f"t{idx}",
+        "state": state,
+        "attempt": 1,
+        "max_attempts": 3,
+        "epoch": 1,
+        "queue": "default",
+        "priority": 5,
+        "not_before": None,
+        "started_at": at(began),
+        "finished_at": at(ended),
+        "exit_code": None,
+        "reason": None,
+        "request": None,
+    }
+    return TaskRow(**{**values, **more})  # type: ignore[arg-type]
+
+
+def attempt(idx: int, number: int, outcome: str, began: float, ended: float | None, gated: bool = False) -> RunAttempt:
+    return RunAttempt(idx, -1, f"t{idx}", gated, number, number, outcome, None, at(began), at(ended))
+
+
+def bars(chart: Gantt, idx: int) -> list[tuple[str, float, float]]:
+    line = next(line for line in chart.lines if line.idx == idx)
+    return [(bar.kind, (bar.begin - T0).total_seconds(), bar.seconds) for bar in line.bars]
+
+
+def test_waiting_is_split_by_what_was_waited_for() -> None:
+    rows = [
+        row(0, "success", 2, 10),
+        row(1, "failed", 40, 45),
+        row(2, "success", 25, 30),
+        row(3, "available", None, None),
+        row(4, "waiting", None, None),
+    ]
+    attempts = [
+        attempt(0, 1, "success", 2, 10),
+        attempt(1, 1, "failed", 11, 20),
+        attempt(1, 2, "failed", 40, 45),
+        attempt(2, 1, "success", 25, 30, gated=True),
+    ]
+    edges = [(0, 1), (0, 2), (2, 3), (1, 4)]
+    chart = draw(rows, attempts, edges, begin=T0, now=T0 + timedelta(seconds=50), most=10)
+    assert bars(chart, 0) == [("queue", 0, 2), ("run", 2, 8)]
+    assert bars(chart, 1) == [("queue", 10, 1), ("run", 11, 9), ("retry", 20, 20), ("run", 40, 5)]
+    assert bars(chart, 2) == [("gate", 10, 15), ("run", 25, 5)]
+    assert bars(chart, 3) == [("queue", 30, 20)]
+    assert [line.idx for line in chart.lines] == [0, 1, 2, 3], "what has not begun has no bar"
+    assert chart.seconds == 50 and chart.ticks[0].x == 0 and len(chart.ticks) <= 9
+    assert all(0 <= bar.x and bar.x + bar.width <= 100.001 for line in chart.lines for bar in line.bars)
+
+
+def test_a_chart_has_an_end_however_many_tasks_there_are() -> None:
+    rows = [row(n, "success", 1, 2) for n in range(30)]
+    chart = draw(rows, [attempt(n, 1, "success", 1, 2) for n in range(30)], [], begin=T0, now=T0, most=20)
+    assert (len(chart.lines), chart.left_out) == (20, 10)
+    empty = draw([], [], [], begin=T0, now=T0, most=20)
+    assert not empty.lines and empty.seconds > 0
+
+
+def test_a_day_shows_its_worst_and_how_many() -> None:
+    counts = [
+        RunsOfHour(T0, "success", 8),
+        RunsOfHour(T0 + timedelta(hours=1), "failed", 1),
+        RunsOfHour(T0 - timedelta(days=3), "success", 1),
+        RunsOfHour(T0 - timedelta(days=2), "canceled", 2),
+    ]
+    year = year_of(counts, today=date(2030, 1, 1))
+    by_day = {day.day: day for day in year.days}
+    assert (by_day[date(2030, 1, 1)].state, by_day[date(2030, 1, 1)].total, by_day[date(2030, 1, 1)].level) == (
+        "failed",
+        9,
+        4,
+    )
+    assert (by_day[date(2029, 12, 29)].state, by_day[date(2029, 12, 29)].level) == ("success", 1)
+    assert by_day[date(2029, 12, 30)].state == "canceled"
+    assert by_day[date(2029, 12, 31)].state is None and by_day[date(2029, 12, 31)].level == 0
+    assert (year.total, year.failed) == (12, 1)
+    assert len(year.days) > 364 and year.days[0].weekday == 0 and year.days[-1].day == date(2030, 1, 1)
+    noon = next(hour for hour in year.hours if (hour.weekday, hour.hour) == (1, 13))
+    assert (noon.total, noon.failed) == (1, 1)
+
+
+def test_durations_stand_beside_the_longest() -> None:
+    runs = [
+        RunLength(3, "running", T0, T0, at(90), None),
+        RunLength(2, "failed", T0, T0, at(10), at(60)),
+        RunLength(1, "queued", T0, T0, None, None),
+    ]
+    chart = durations_of(runs, now=T0 + timedelta(seconds=100))
+    assert [column.run.run_id for column in chart.columns] == [1, 2, 3]
+    assert [(column.waited_seconds, column.ran_seconds) for column in chart.columns] == [(100, 0), (10, 50), (90, 10)]
+    assert (chart.tallest_seconds, chart.median_seconds) == (100, 50)
+    assert [column.waited + column.ran for column in chart.columns] == [100, 60, 100]
+    assert durations_of([], now=T0).columns == []
+
+
+def test_a_mapped_task_shows_its_worst_and_how_many_of_them() -> None:
+    found = [
+        StateOfTask(0, "success", 1, False),
+        StateOfTask(1, "success", 7, True),
+        StateOfTask(1, "failed", 2, True),
+        StateOfTask(1, "running", 1, True),
+    ]
+    states = node_states(["a", "m", "later"], found, is_run=True)
+    assert (states[0].state, states[0].count) == ("success", "")
+    assert (states[1].state, states[1].count) == ("failed", "2/10")
+    assert states[1].title == "m: 7 success, 2 failed, 1 running"
+    assert states[2].state == "waiting"
+    assert node_states(["a"], [], is_run=False)[0].state == "none"
