@@ -22,6 +22,7 @@ from evertick.domain.access import Role
 from evertick.domain.dag import DagSpec, NamedSchedule
 from evertick.domain.params import Param, declare_params
 from evertick.domain.schedule import parse_schedule
+from evertick.domain.sealing import new_key
 from evertick.engine import accounts
 from evertick.engine.fire import fire
 from evertick.services.listening import address_of, listen
@@ -68,7 +69,7 @@ class Site:
 def served(database: str) -> Iterator[Site]:
     """The whole application on a free port, until the end of the block."""
     log = structlog.get_logger()
-    settings = Settings(api_rate=0, api_port=0)
+    settings = Settings(api_rate=0, api_port=0, secret_keys=(new_key(),))
     socket = listen(settings, log)
     started = threading.Event()
     held: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []

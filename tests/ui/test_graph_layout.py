@@ -45,8 +45,8 @@ def contains(box: PlacedGroup, node: PlacedNode | PlacedGroup) -> bool:
 
 def assert_sound(drawn: Layout, groups: Sequence[str | None], edges: Sequence[tuple[int, int]]) -> None:
     for place, node in enumerate(drawn.nodes):
-        assert 0 <= node.x and node.x + node.width <= drawn.width
-        assert 0 <= node.y and node.y + node.height <= drawn.height
+        assert node.x >= 0 and node.x + node.width <= drawn.width
+        assert node.y >= 0 and node.y + node.height <= drawn.height
         for other in drawn.nodes[place + 1 :]:
             assert not overlaps(node, other), (node, other)
         for box in drawn.groups:

@@ -1,4 +1,4 @@
-"""A log is read in windows: walked through in either direction every line comes once, and a search looks no further than it must."""
+"""A log is read in windows: walked through either way every line comes once; a search looks no further than it must."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ async def lines(rollback_conn: AsyncConnection) -> list[str]:
 
 async def walk(conn: AsyncConnection, *, back: bool, sift: Sift) -> tuple[list[str], int]:
     """All lines, window by window, and how many windows."""
-    place, found, count = END if back else START, [], 0
+    place, count = END if back else START, 0
+    found: list[str] = []
     while True:
         window = await (read_backward if back else read_onward)(conn, KEY, place, sift)
         texts = [line.text for _, line in window.lines]

@@ -69,7 +69,7 @@ def test_waiting_is_split_by_what_was_waited_for() -> None:
     assert bars(chart, 3) == [("queue", 30, 20)]
     assert [line.idx for line in chart.lines] == [0, 1, 2, 3], "what has not begun has no bar"
     assert chart.seconds == 50 and chart.ticks[0].x == 0 and len(chart.ticks) <= 9
-    assert all(0 <= bar.x and bar.x + bar.width <= 100.001 for line in chart.lines for bar in line.bars)
+    assert all(bar.x >= 0 and bar.x + bar.width <= 100.001 for line in chart.lines for bar in line.bars)
 
 
 def test_a_chart_has_an_end_however_many_tasks_there_are() -> None:

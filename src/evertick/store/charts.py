@@ -1,4 +1,4 @@
-"""What pictures are drawn from: attempts of a run, ends and durations of a DAG's newest runs. Only reads, and always a bounded part."""
+"""What pictures are drawn from: attempts of a run, ends and durations of the newest runs. Only reads, always a bounded part."""
 
 from __future__ import annotations
 

@@ -28,12 +28,13 @@ from evertick.ui.pages import (
     tokens,
     trigger,
     users,
+    values,
 )
 
 # Each has a `router`. What an address means is decided in this order.
 DAG_PAGES = (dags, dag, dag_schedules, dag_pictures, trigger)
 RUN_PAGES = (runs, run, task, run_actions, backfills)
-OTHER_PAGES = (gates, fleet, users, tokens, audit)
+OTHER_PAGES = (gates, fleet, values, users, tokens, audit)
 PAGES = (static, login, home, *DAG_PAGES, *RUN_PAGES, *OTHER_PAGES)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from evertick.ui.graph_order import Point, place_levels
 
@@ -104,7 +105,7 @@ def _levels(chains: Sequence[list[str]], edges: Iterable[tuple[int, int]]) -> di
     levels[ROOT] = _Level()
     seen: set[str] = {ROOT}
     for idx, chain in enumerate(chains):
-        for outer, inner in zip(chain, chain[1:], strict=False):
+        for outer, inner in pairwise(chain):
             if inner not in seen:
                 seen.add(inner)
                 levels[outer].units.append(inner)

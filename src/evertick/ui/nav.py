@@ -30,6 +30,8 @@ ENTRIES = (
     Entry("keys", "Keys", "/keys", Permission.READ_GATES, "keys", "k", "Capacity"),
     Entry("queues", "Queues", "/queues", Permission.READ_RUNNERS, "queues", "q", "Capacity"),
     Entry("runners", "Runners", "/runners", Permission.READ_RUNNERS, "runners", "w", "Capacity"),
+    Entry("variables", "Variables", "/variables", Permission.READ_VALUES, "variables", "v", "Values"),
+    Entry("connections", "Connections", "/connections", Permission.READ_VALUES, "connections", "c", "Values"),
     Entry("users", "Users", "/users", Permission.MANAGE_USERS, "users", "u", "Access"),
     Entry("tokens", "Tokens", "/tokens", Permission.OWN, "tokens", "t", "Access"),
     Entry("audit", "Audit", "/audit", Permission.READ_AUDIT, "audit", "a", "Access"),
