@@ -28,6 +28,10 @@ class Day:
     # From 0, nothing, to 4: how many runs, beside the fullest day.
     level: int
 
+    @property
+    def failed_share(self) -> float:
+        return self.states.get("failed", 0) / self.total if self.total else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Month:
