@@ -44,6 +44,9 @@ class Size:
     held: int = 100
     waiting: int = 50
     ticks: int = 1_000
+    ui_dags: int = 5_000
+    ui_runs: int = 200_000
+    ui_log_bytes: int = 100_000_000
 
 
 FULL = Size(singles={"process": 5_000, "warm": 5_000})
@@ -70,6 +73,9 @@ QUICK = Size(
     held=1,
     waiting=1,
     ticks=20,
+    ui_dags=50,
+    ui_runs=200,
+    ui_log_bytes=200_000,
 )
 
 Raw = dict[int, float]

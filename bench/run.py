@@ -27,6 +27,7 @@ from bench import (
     case_schedules,
     case_time,
     case_waiting,
+    case_ui,
     report,
 )
 from bench.case import FULL, QUICK, Bench
@@ -65,9 +66,10 @@ ON_THEIR_OWN: dict[str, Alone] = {
     "history": case_history.history,
     "retention": case_history.retention,
     "soak": case_history.soak,
+    "ui": case_ui.ui,
 }
-# Only when asked for: an hour, or more than a smoke test may take.
-ON_REQUEST = {"soak"}
+# Only when asked for: an hour, a browser, or more than a smoke test may take.
+ON_REQUEST = {"soak", "ui"}
 NOT_QUICK = {"soak", *ON_THEIR_OWN}
 BUSY_LOAD = 0.7
 
@@ -142,7 +144,7 @@ async def _attempt(name: str, measuring: Awaitable[list[Figure]], console: Conso
 
 
 def _databases() -> tuple[str, ...]:
-    return ("bench", DATABASE, *case_runners.DATABASES, *case_history.DATABASES)
+    return ("bench", DATABASE, *case_runners.DATABASES, *case_history.DATABASES, *case_ui.DATABASES)
 
 
 def _warn_if_busy(console: Console) -> None:

@@ -19,6 +19,11 @@ LONGEST_CHAIN = 50
 async def explain(conn: AsyncConnection, *, run_id: int, task: str) -> Explained:
     """Why this task is not running."""
     (row, *_) = await select_tasks(conn, run_id=run_id, names=[task])
+    return await explain_row(conn, row, run_id=run_id)
+
+
+async def explain_row(conn: AsyncConnection, row: tasks.TaskRow, *, run_id: int) -> Explained:
+    """The same for a task that was read already, whatever the size of its run."""
     chain: list[tuple[tasks.TaskRow, list[Reason]]] = []
     while len(chain) < LONGEST_CHAIN:
         reasons = await gates.why(conn, TaskKey(run_id, row.idx, row.map_index))

@@ -18,7 +18,7 @@ from evertick.domain.errors import NotFound
 from evertick.domain.states import TERMINAL_TASK_STATES
 from evertick.domain.why import Explained, tell
 from evertick.engine.clear import full_name
-from evertick.engine.why import explain
+from evertick.engine.why import explain_row
 from evertick.store import dags, log_windows, runs, tasks
 from evertick.store.runs import RunRow
 from evertick.store.tasks import TaskRow
@@ -56,7 +56,7 @@ async def show_task(
             raise _missing(run, task)
         key = TaskKey(run_id, row.idx, row.map_index)
         attempts = await tasks.attempts(conn, key)
-        why = _sentences(await explain(conn, run_id=run_id, task=full_name(row))) if _is_held(row) else []
+        why = _sentences(await explain_row(conn, row, run_id=run_id)) if _is_held(row) else []
         shown = await _tab(conn, caller, run, row, key, tab)
     return page(
         request,
