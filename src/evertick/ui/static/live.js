@@ -109,7 +109,7 @@ export async function refresh() {
 }
 
 export function soon() {
-  if (pending || document.hidden) { isAgain = document.hidden || isAgain; return; }
+  if (pending || document.hidden) return;
   const wait = Math.max(DEBOUNCE_MS, lastRead + SPACING_MS - Date.now());
   pending = setTimeout(() => { pending = null; refresh(); }, wait);
 }
