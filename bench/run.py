@@ -26,8 +26,8 @@ from bench import (
     case_runners,
     case_schedules,
     case_time,
-    case_waiting,
     case_ui,
+    case_waiting,
     report,
 )
 from bench.case import FULL, QUICK, Bench

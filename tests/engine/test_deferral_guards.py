@@ -95,7 +95,10 @@ async def other(database: str) -> AsyncIterator[AsyncConnection]:
         (UniqueViolation, "insert into task_child select -1, 0, 'd', '{}', true from generate_series(1, 2)"),
         (CheckViolation, "insert into child_run values (-1, 1, 0, -1, 0)"),
         (UniqueViolation, "insert into child_run select -1, 1, 0, -1, 1 from generate_series(1, 2)"),
-        (UniqueViolation, "insert into deferral select -1, 0, -1, 1, 0, 'time', null, clock() from generate_series(1, 2)"),
+        (
+            UniqueViolation,
+            "insert into deferral select -1, 0, -1, 1, 0, 'time', null, clock() from generate_series(1, 2)",
+        ),
     ],
 )
 async def test_the_tables_refuse(rollback_conn: AsyncConnection, error: type[Exception], statement: str) -> None:
@@ -231,7 +234,9 @@ async def test_a_run_that_was_pruned_ends_who_waits_for_it(scene: Scene) -> None
 async def test_what_a_wait_that_is_over_left_behind_goes(scene: Scene, change: str) -> None:
     await scene.wake()
     if change == "ended":
-        await scene.conn.execute("update task set state = 'success', finished_at = clock() where run_id = %s", [scene.run])
+        await scene.conn.execute(
+            "update task set state = 'success', finished_at = clock() where run_id = %s", [scene.run]
+        )
     else:
         await scene.conn.execute("update task set epoch = 7 where run_id = %s", [scene.run])
     await scene.conn.execute("update deferral set wake_at = clock()")
