@@ -45,16 +45,16 @@ async def list_tokens(request: Request, caller: Who, cursor_text: Cursor = None)
 @needs(Permission.OWN)
 async def make_token(request: Request, caller: Who) -> Response:
     form = await form_of(request)
-    role = form.get("role", "")
+    name, role = form.get("name", "").strip(), form.get("role", "")
+    if not name:
+        raise UserError("Give the token a name: it says later what it was for.")
     if role and role not in set(Role):
         raise UserError(f"Choose a role: {', '.join(Role)}.")
     try:
         days = float(form.get("days") or accounts.TOKEN_DAYS)
     except ValueError:
         raise UserError("Days are a number; 0 is for ever.") from None
-    made = await issue_token(
-        caller, name=form.get("name", ""), user=None, role=Role(role) if role else None, tags=None, days=days
-    )
+    made = await issue_token(caller, name=name, user=None, role=Role(role) if role else None, tags=None, days=days)
     return page(request, "secret_once.html", what="Your new token", secret=made.secret, until=made.expires_at)
 
 
