@@ -22,7 +22,7 @@ WAITS = {
     "retry": "waited to be tried again",
 }
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
-_MOST_TICKS = 8
+_MOST_TICKS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
