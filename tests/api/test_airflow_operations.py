@@ -124,7 +124,7 @@ async def op_patch_dag(world: World) -> None:
 async def op_patch_dags(world: World) -> None:
     for name in ("many_1", "many_2"):
         await fresh(world, name)
-    done = await world.client("patch_dags", airflow.DAGPatchBody(is_paused=True), dag_id_pattern="many")
+    done = await world.client("patch_dags", airflow.DAGPatchBody(is_paused=True), dag_id_prefix_pattern="many_")
     assert [(dag.dag_id, dag.is_paused) for dag in done.dags] == [("many_1", True), ("many_2", True)]
     row = await dags.find(world.conn, "etl")
     assert row is not None and not row.paused
@@ -258,7 +258,7 @@ async def op_patch_dag_run(world: World) -> None:
     assert (await states(world.conn, run_id))["a"] == "available"
     kept = await world.client("patch_dag_run", name, "p1", airflow.DAGRunPatchBody(note="x"), update_mask=["state"])
     assert kept.note == "n"
-    gone = await world.client("patch_dag_run", name, "p1", airflow.DAGRunPatchBody(note=None))
+    gone = await world.client("patch_dag_run", name, "p1", airflow.DAGRunPatchBody(note=""))
     assert gone.note is None
 
 
@@ -865,7 +865,9 @@ async def op_get_dag_asset_queued_events(world: World) -> None:
 
 async def op_get_dag_asset_queued_event(world: World) -> None:
     await hear(world)
-    assert (await world.client("get_dag_asset_queued_event", "taker", await orders(world))).total_entries == 1
+    event = await world.client("get_dag_asset_queued_event", "taker", await orders(world))
+    assert (event.dag_id, event.asset_id) == ("taker", await orders(world))
+    assert await world.client.status_of("get_dag_asset_queued_event", "etl", await orders(world)) == 404
 
 
 async def heard(world: World) -> object:
@@ -927,10 +929,15 @@ async def op_create_backfill_dry_run(world: World) -> None:
 
 
 async def op_list_backfills(world: World) -> None:
-    made = await backfilled(world, "filled_2")
-    assert [each.id for each in (await world.client("list_backfills", "filled_2")).backfills] == [made.id]
-    up, down = [(await world.client("list_backfills", order_by=[order])).backfills for order in ("id", "-id")]
-    assert [each.id for each in up] == [each.id for each in down][::-1]
+    first = await backfilled(world, "filled_2")
+    assert [each.id for each in (await world.client("list_backfills", "filled_2")).backfills] == [first.id]
+    await world.client("cancel_backfill", first.id)
+    second = await world.client("create_backfill", stretch("filled_2"))
+    for order, expected in (("id", [first.id, second.id]), ("-id", [second.id, first.id])):
+        found = await world.client("list_backfills", "filled_2", order_by=[order])
+        assert [each.id for each in found.backfills] == expected
+    page = await world.client("list_backfills", "filled_2", limit=1, offset=1)
+    assert ([each.id for each in page.backfills], page.total_entries) == ([second.id], 2)
 
 
 async def op_get_backfill(world: World) -> None:

@@ -11,7 +11,11 @@ from pydantic import Field
 
 from evertick.api.airflow.asking import Paged, Pattern, Small, begins, columns, contains, paged, span
 from evertick.api.airflow.assets import AssetId, find_asset, number_of
-from evertick.api.airflow.other_shapes import AssetEventCollectionResponse, QueuedEventCollectionResponse
+from evertick.api.airflow.other_shapes import (
+    AssetEventCollectionResponse,
+    QueuedEventCollectionResponse,
+    QueuedEventResponse,
+)
 from evertick.api.airflow.runs import R, find_run
 from evertick.api.airflow.words import RUN_STATES, run_document
 from evertick.api.desk import Who
@@ -89,7 +93,7 @@ async def get_dag_asset_queued_events(dag_id: str, caller: Who, before: Before =
         return await _queued(conn, dag=dag_id, before=before)
 
 
-@router.get("/dags/{dag_id}/assets/{asset_id}/queuedEvents", response_model=QueuedEventCollectionResponse)
+@router.get("/dags/{dag_id}/assets/{asset_id}/queuedEvents", response_model=QueuedEventResponse)
 @needs(Permission.READ_SCHEDULES)
 async def get_dag_asset_queued_event(
     dag_id: str, asset_id: AssetId, caller: Who, before: Before = None
@@ -97,7 +101,11 @@ async def get_dag_asset_queued_event(
     async with caller.reading() as conn:
         await caller.dag(conn, dag_id)
         asset = await find_asset(conn, asset_id)
-        return await _queued(conn, dag=dag_id, asset=asset["name"], before=before)
+        found = await _queued(conn, dag=dag_id, asset=asset["name"], before=before)
+    if not found["queued_events"]:
+        raise NotFound(f"Queued event with dag_id: `{dag_id}` and asset_id: `{asset_id}` was not found")
+    event: dict[str, Any] = found["queued_events"][0]
+    return event
 
 
 @router.delete("/assets/{asset_id}/queuedEvents", status_code=204)

@@ -132,8 +132,9 @@ def instance_document(row: ListedTask, kind: str) -> dict[str, Any]:
         "end_date": row.finished_at,
         "duration": row.seconds,
         "state": TASK_STATES[row.phase],
-        "try_number": row.attempt,
-        "max_tries": row.max_attempts - 1,
+        # A task that was cleared counts its attempts anew; there the numbers go on.
+        "try_number": row.tries,
+        "max_tries": max(row.tries - row.attempt, 0) + row.max_attempts - 1,
         "hostname": row.host,
         "pool": row.pool or NO_POOL,
         "pool_slots": row.slots or 1,
