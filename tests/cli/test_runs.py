@@ -51,7 +51,7 @@ async def test_a_run_for_programs_has_stable_names_and_utc_times(cli: Cli, faile
     (found,) = (await cli.json("runs", "list"))["runs"]
     assert set(found) == {
         "run_id", "dag", "version", "kind", "key", "fire_at", "params", "triggered_by", "created_at", "state", "open_tasks",
-        "cancel_requested", "started_at", "finished_at", "reason", "task_count",
+        "cancel_requested", "started_at", "finished_at", "reason", "task_count", "retried",
     }  # fmt: skip
     assert found["created_at"].endswith("Z")
 
