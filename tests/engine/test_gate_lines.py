@@ -9,6 +9,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.domain.attempt import TaskKey
+from evertick.domain.errors import NotFound
 from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.mapping import MappedList, Mapping
 from evertick.domain.retry import RetryPolicy
@@ -16,6 +17,7 @@ from evertick.engine.cancel import cancel
 from evertick.engine.drain import drain
 from evertick.engine.gates import delete_pool, reconcile_gates, set_pool, tend, unadmit
 from evertick.engine.mark import mark
+from evertick.engine.pause import pause
 from evertick.store.db import Purpose, connect
 from tests.engine import invariants
 from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start, states, value
@@ -118,6 +120,24 @@ async def test_an_instance_that_is_marked_leaves_the_others_in_line(db: AsyncCon
     await mark(db, TaskKey(run, 0, 1), state="success", actor="test")
     assert await value(db, "select array_agg(map_index order by seq) from gate_wait") == [0, 2]
     await sound(db)
+
+
+async def test_a_place_is_taken_under_the_lock_of_its_own_key_alone(
+    pair: tuple[AsyncConnection, AsyncConnection],
+) -> None:
+    """In a pause nobody is let in: the place alone is written down, and a key of another kind has nothing to do with it."""
+    actor, holder = pair
+    await one_task(actor, "other", mutex("o"), task_queue="elsewhere")
+    await start(actor, "other")
+    await put(actor, make_dag("a", {"up": [], "t": ["up"]}, per_task={"t": {"gates": (ordered("o", 1),)}}))
+    await start(actor, "a")
+    (claim,) = await (runner := await Runner.join(actor)).claim()
+    await pause(actor, dag="a", actor="test")
+    await actor.execute("set lock_timeout = '300ms'")
+    async with holder.transaction():
+        await holder.execute("select from gate where kind = 'mutex' for no key update")
+        await runner.finish(claim)
+    assert await value(actor, "select count(*) from gate_order") == 1
 
 
 # Lines apart ------------------------------------------------------------------------------------------------------------------
@@ -303,4 +323,6 @@ async def test_a_pool_is_another_gate_than_a_key_of_its_name(db: AsyncConnection
     cursor = await db.execute("select kind::text, capacity from gate g order by g.kind")
     assert await cursor.fetchall() == [("pool", 3), ("mutex", EXCLUSIVE)]
     await delete_pool(db, name="k", actor="test")
+    with pytest.raises(NotFound):
+        await delete_pool(db, name="k", actor="test")
     assert await value(db, "select array_agg(kind::text) from gate") == ["mutex"]
