@@ -16,15 +16,15 @@ READY, STOP, PLAN = Channel.READY, Channel.STOP, Channel.PLAN
 @pytest.mark.parametrize(
     ("command", "woken"),
     [
-        (["dags", "trigger", "etl"], {READY}),
+        (["dags", "trigger", "etl"], {READY, PLAN}),
         # What it held of its pools and keys goes to others.
         (["dags", "pause", "etl"], {PLAN, READY}),
         (["dags", "unpause", "etl"], {PLAN, READY}),
         (["dags", "delete", "etl", "--yes"], {PLAN}),
         (["runs", "cancel", "1"], {STOP, READY}),
         (["pools", "set", "db", "2"], {READY}),
-        (["runs", "clear", "1", "--yes"], {READY, STOP}),
-        (["tasks", "mark", "1", "b", "failed"], {READY, STOP}),
+        (["runs", "clear", "1", "--yes"], {READY, STOP, PLAN}),
+        (["tasks", "mark", "1", "b", "failed"], {READY, STOP, PLAN}),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
 )

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import DagSpec, NamedSchedule, structural_hash, to_json
+from evertick.domain.dag import ChildSpec, DagSpec, NamedSchedule, TaskSpec, structural_hash, to_json
 from evertick.domain.dag_rules import check_run_params
 from evertick.domain.errors import LacksPool
 from evertick.domain.gates import KEYED, GateKind, GateSpec, awaits_past, key_parts, version_path
@@ -130,17 +130,20 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
         **mapping_rows(spec, position),
         "notices": notice_rows(spec),
         "children": [
-            {
-                "idx": index,
-                "dag": task.child.dag,
-                "params": dict(task.child.params),
-                "waits": task.child.waits,
-                "timeout": task.timeout_seconds,
-            }
-            for index, task in enumerate(spec.tasks)
-            if task.child is not None
+            child_row(task, index, task.child) for index, task in enumerate(spec.tasks) if task.child is not None
         ],
         "waits": [wait_row(spec, index, task.wait) for index, task in enumerate(spec.tasks) if task.wait is not None],
+    }
+
+
+def child_row(task: TaskSpec, index: int, child: ChildSpec) -> JsonObject:
+    """The DAG that a task starts."""
+    return {
+        "idx": index,
+        "dag": child.dag,
+        "params": dict(child.params),
+        "waits": child.waits,
+        "timeout": task.timeout_seconds,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict
 
 from evertick.api.desk import Who
@@ -39,11 +39,9 @@ async def send(
     return sent
 
 
-@router.get("/events")
+@router.get("/events/{name}")
 @needs(Permission.READ_EVENTS)
-async def list_sent(
-    caller: Who, name: Annotated[str | None, Query(max_length=1000)] = None, limit: Limit = USUAL_ITEMS
-) -> Page[EventRow]:
-    """What was sent, the newest first."""
+async def list_sent(name: Name, caller: Who, limit: Limit = USUAL_ITEMS) -> Page[EventRow]:
+    """What was sent under that name, the newest first."""
     async with caller.reading() as conn:
         return Page(items=await events.list_events(conn, name=name, limit=limit), next_cursor=None)
