@@ -65,6 +65,7 @@ CATCH_ALL = {
 LATE_IMPORTS = {
     "services/nursery._name": "setproctitle reads how it shall work when it is imported",
     "services/notifying.Notifying._sending": "TLS and mail, only where something is sent",
+    "services/checkup.judge_keys": "cryptography, only where keys are looked at",
     "services/grants.Grants._read": "cryptography, only where a stored value is wanted",
     "execution/child._run_shell": "subprocess, only for commands that are granted something",
     "execution/child.Child._hide": "only for attempts that are granted something; each fork would map it",

@@ -26,6 +26,9 @@ class Settings:
     database_url: str | None = None
     home: Path = Path(".evertick")
     dags_folder: Path = Path("dags")
+    server: str | None = None
+    # Not shown where settings are: whoever has it is you.
+    token: str | None = field(default=None, repr=False)
 
     tick_seconds: float = 1.0
     leader_lease_seconds: float = 5.0
@@ -257,6 +260,13 @@ def value_from_environment(kind: str, name: str, environment: Mapping[str, str] 
     """A stored value that this process was started with: EVERTICK_SECRET__DB for secret `db`."""
     env = os.environ if environment is None else environment
     return env.get(f"EVERTICK_{kind.upper()}__{re.sub('[^A-Za-z0-9]', '_', name).upper()}")
+
+
+def login_file(environment: Mapping[str, str] | None = None) -> Path:
+    """Where `evertick login` keeps its tokens: beside the other settings of the person."""
+    env = os.environ if environment is None else environment
+    folder = env.get("XDG_CONFIG_HOME") or str(Path(env.get("HOME") or "~").expanduser() / ".config")
+    return Path(folder) / "evertick" / "logins.json"
 
 
 def _variable(name: str) -> str:

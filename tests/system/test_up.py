@@ -127,6 +127,7 @@ def sign_in_once(up: Up) -> None:
     up.wait_for(r"/auth/link/evl_\S+")
     link = re.findall(r"http://127\.0\.0\.1:\d+/auth/link/evl_\S+", up.output)[0]
     address = link.split("/auth/")[0]
+    assert f"Sign in   {link}" in up.output
     with httpx.Client(base_url=address, timeout=30) as client:
         assert client.get("/api/v1/dags").status_code == 401
         assert client.get("/").headers["location"] == "/login"

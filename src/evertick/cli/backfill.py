@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from evertick.cli import far_plans
 from evertick.cli.backfill_page import (
     backfill_document,
     follow,
@@ -116,14 +117,17 @@ def create(
 @app.command("list", epilog="Example: evertick backfill list etl")
 def list_backfills(dag: DagFilter = None, limit: Limit = 20, as_json: Json = False) -> None:
     """List backfills, newest first, and how far each is."""
-    found, now = ask(lambda conn: backfills.list_newest(conn, dag=dag, limit=limit))
+    found, now = ask(
+        lambda conn: backfills.list_newest(conn, dag=dag, limit=limit),
+        far=lambda server: far_plans.list_backfills(server, dag, limit),
+    )
     if as_json:
         print_json({"backfills": [backfill_document(each, now) for each in found]})
     elif found:
         show_rows(found, now)
     else:
         if dag is not None:
-            ask(lambda conn: find_dag_row(conn, dag))
+            ask(lambda conn: find_dag_row(conn, dag), far=lambda server: far_plans.find_dag(server, dag))
         show(hint("No backfill yet. Make one with: evertick backfill create DAG --from 2025-03-01 --to 2025-03-31"))
 
 
@@ -145,7 +149,10 @@ def show_one(number: Backfill, follow_it: Follow = False, as_json: Json = False)
 def pause(number: Backfill) -> None:
     """Make no more runs until it is resumed. Those that it has made go on."""
     backfill_id = _number(number)
-    row = change(lambda conn: verb.pause(conn, backfill_id=backfill_id, actor=actor()))
+    row = change(
+        lambda conn: verb.pause(conn, backfill_id=backfill_id, actor=actor()),
+        far=lambda server: far_plans.change_backfill(server, backfill_id, "pause"),
+    )
     show(line(f"Paused backfill {backfill_id} of {row.dag}."))
     show(hint(f"Let it go on with: evertick backfill resume {backfill_id}"))
 
@@ -154,7 +161,11 @@ def pause(number: Backfill) -> None:
 def resume(number: Backfill) -> None:
     """Go on where it was paused."""
     backfill_id = _number(number)
-    row = change(lambda conn: verb.resume(conn, backfill_id=backfill_id, actor=actor()), Channel.PLAN)
+    row = change(
+        lambda conn: verb.resume(conn, backfill_id=backfill_id, actor=actor()),
+        Channel.PLAN,
+        far=lambda server: far_plans.change_backfill(server, backfill_id, "resume"),
+    )
     show(line(f"Backfill {backfill_id} of {row.dag} goes on."))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
+from evertick.cli import far
 from evertick.cli.connection import actor, ask, change
 from evertick.cli.options import noun
 from evertick.cli.prompt import confirm
@@ -29,17 +30,21 @@ def clear_tasks(
     dry_run: bool,
     latest: bool = False,
 ) -> None:
+    wish: dict[str, object] = {"tasks": list(names), "only_failed": only_failed, "with_downstream": downstream}
+    wish["run_on_latest_version"] = latest
     chosen, now = ask(
         lambda conn: select_cleared(
             conn, run_id=run_id, names=names, only_failed=only_failed, with_downstream=downstream
-        )
+        ),
+        far=lambda server: far.to_clear(server, run_id, wish),
     )
     affected = [row for row in chosen if row.state in _AFFECTED]
     if not affected:
         what = "no failed task" if only_failed else "nothing that has started"
         show(hint(f"There is nothing to clear: run {run_id} has {what} among these."))
         return
-    newest = ask(lambda conn: newest_version(conn, run_id))[0] if latest else None
+    # A server finds it by itself.
+    newest = ask(lambda conn: newest_version(conn, run_id), far=lambda _: None)[0] if latest else None
     show(task_table(affected[:_SHOWN], now))
     if newest is not None and newest.version_id is not None:
         show(line(f"The run goes on with version {newest.number}; it began with version {newest.run_number}."))
@@ -55,6 +60,7 @@ def clear_tasks(
         Channel.READY,
         Channel.STOP,
         Channel.PLAN,
+        far=lambda server: far.clear(server, run_id, wish),
     )
     stopping = f"; {noun(done.asked, 'running task')} will be stopped first" if done.asked else ""
     show(line(f"Cleared {noun(done.reopened + done.asked, 'task')} of run {run_id}{stopping}."))

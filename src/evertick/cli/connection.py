@@ -14,13 +14,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection
 
+from evertick.cli.far import far_server
+from evertick.cli.logins import chosen_server
 from evertick.config import Settings, read_settings
-from evertick.domain.errors import AnswerLost, EvertickError, PostgresUnavailable, SchemaMismatch
+from evertick.domain.errors import AnswerLost, EvertickError, PostgresUnavailable, SchemaMismatch, UserError
 from evertick.services.postgres_home import holder_of
 from evertick.store.access import say_origin
 from evertick.store.address import where
@@ -29,15 +31,22 @@ from evertick.store.migrate import SchemaStatus, status
 from evertick.store.shards import read_clock
 from evertick.store.wake import Channel, notify
 
+if TYPE_CHECKING:
+    from evertick.cli.server import Server
+
 # How long a failover or a restart usually takes, in steps.
 ASK_AGAIN_SECONDS = (0.1, 0.5, 1.0, 2.0, 3.0)
 
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
+Far = Callable[["Server"], T]
 
 
-def ask(work: Work[T]) -> tuple[T, datetime]:
-    """What a reading finds, and the database's time of it."""
+def ask(work: Work[T], *, far: Far[T] | None = None) -> tuple[T, datetime]:
+    """What a reading finds, and the database's time of it. `far` is how the same is asked of a server."""
+    if (server := far_server()) is not None:
+        found = _way_of(far)(server)
+        return found, server.now
 
     async def read() -> tuple[T, datetime]:
         async with opened(database_url(read_settings()), Purpose.READ) as conn:
@@ -46,12 +55,19 @@ def ask(work: Work[T]) -> tuple[T, datetime]:
     return asyncio.run(read())
 
 
-def change(work: Work[T], *wake: Channel, is_keyed: bool = False) -> T:
-    """What a change gives. Afterwards those who should act on it are woken.
+def change(work: Work[T], *wake: Channel, is_keyed: bool = False, far: Far[T] | None = None) -> T:
+    """What a change gives. Afterwards those who should act on it are woken. `far` is how the same is asked of a server.
 
     With `is_keyed` the work carries a key that makes it one change however often it is done. Only then is it done again
     when its answer was lost; otherwise people are told to look.
     """
+    if (server := far_server()) is not None:
+        way = _way_of(far)
+
+        async def send() -> T:
+            return way(server)
+
+        return asyncio.run(_until_answered(send) if is_keyed else send())
     settings = read_settings()
     url = database_url(settings)
 
@@ -67,6 +83,15 @@ def change(work: Work[T], *wake: Channel, is_keyed: bool = False) -> T:
             return done
 
     return asyncio.run(_until_answered(write) if is_keyed else write())
+
+
+def _way_of(far: Far[T] | None) -> Far[T]:
+    if far is None:
+        raise UserError(
+            f"This command does not work through a server, and you chose {chosen_server()}. Run it where the database can"
+            " be reached, without --server and EVERTICK_SERVER."
+        )
+    return far
 
 
 async def _until_answered(write: Callable[[], Awaitable[T]]) -> T:
@@ -103,6 +128,13 @@ def unsure(conn: AsyncConnection, url: str) -> Iterator[None]:
 
 
 def database_url(settings: Settings) -> str:
+    """Where the database of a command is that cannot work through a server."""
+    if chosen_server() is not None:
+        _way_of(None)
+    return own_database_url(settings)
+
+
+def own_database_url(settings: Settings) -> str:
     """Where the database is: as told, or in the home if Evertick runs there."""
     if settings.database_url:
         return settings.database_url

@@ -9,6 +9,7 @@ from datetime import datetime
 from psycopg import AsyncConnection
 from rich.table import Table
 
+from evertick.cli import far_plans
 from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import DagName, Json
@@ -37,7 +38,7 @@ def show_dag(dag: DagName, as_json: Json = False) -> None:
         errors = [error for error in await dags.import_errors(conn) if error.file == row.file]
         return row, spec, await schedules.list_all(conn, dag=dag), errors[0] if errors else None
 
-    (row, spec, planned, error), now = ask(read)
+    (row, spec, planned, error), now = ask(read, far=lambda server: far_plans.show_dag(server, dag))
     if as_json:
         print_json(_document(row, spec, planned, error))
         return

@@ -8,7 +8,7 @@ from datetime import datetime
 import typer
 from psycopg import AsyncConnection
 
-from evertick.cli import dag_page, dag_versions, schedule_edits, trigger, validate
+from evertick.cli import dag_page, dag_versions, far_plans, schedule_edits, trigger, validate
 from evertick.cli.connection import actor, ask, change, shown
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import CatchUpOption, DagName, DryRun, Json, Limit, WindowOption, Yes, noun
@@ -49,7 +49,7 @@ def list_dags(limit: Limit = 1000, as_json: Json = False) -> None:
             await dags.import_errors(conn),
         )
 
-    (found, planned, newest, errors), now = ask(read)
+    (found, planned, newest, errors), now = ask(read, far=lambda server: far_plans.list_dags(server, limit))
     plans: dict[str, list[ListedSchedule]] = {row.name: [] for row in found}
     for each in planned:
         plans.setdefault(each.dag, []).append(each)
@@ -84,7 +84,12 @@ app.command("rollback", epilog="Example: evertick dags rollback etl 3")(dag_vers
 @app.command("pause", epilog="Example: evertick dags pause etl")
 def pause(dag: DagName) -> None:
     """Stop a DAG: its schedules skip (on record), and what has not started waits. Running tasks go on."""
-    changed = change(lambda conn: verbs.pause(conn, dag=dag, actor=actor()), Channel.PLAN, Channel.READY)
+    changed = change(
+        lambda conn: verbs.pause(conn, dag=dag, actor=actor()),
+        Channel.PLAN,
+        Channel.READY,
+        far=lambda server: far_plans.pause_dag(server, dag),
+    )
     show(line(f"{dag} is paused." if changed else f"{dag} was paused already."))
     show(hint(f"Let it go on with: evertick dags unpause {dag}"))
 
@@ -106,12 +111,16 @@ def unpause(
         row = await find_dag_row(conn, dag)
         return await preview(conn, dag=dag, catch_up=asked) if row.paused else []
 
-    missed, _ = ask(look)
+    # A server tells what came of it, not what would.
+    missed, _ = ask(look, far=None if dry_run else lambda _: [])
     if dry_run:
         schedule_edits.show_missed(missed, is_done=False)
         return
     changed = change(
-        lambda conn: verbs.unpause(conn, dag=dag, actor=actor(), catch_up=asked), Channel.PLAN, Channel.READY
+        lambda conn: verbs.unpause(conn, dag=dag, actor=actor(), catch_up=asked),
+        Channel.PLAN,
+        Channel.READY,
+        far=lambda server: far_plans.unpause_dag(server, dag, asked),
     )
     show(line(f"{dag} goes on." if changed else f"{dag} was not paused."))
     if changed and missed:
@@ -121,10 +130,17 @@ def unpause(
 @app.command("delete", epilog="Example: evertick dags delete old_report --yes")
 def delete(dag: DagName, yes: Yes = False) -> None:
     """Take a DAG out of planning. Its history stays, and its open runs go on."""
-    row, _ = ask(lambda conn: find_dag_row(conn, dag))
-    planned, _ = ask(lambda conn: schedules.list_all(conn, dag=dag))
+    row, _ = ask(lambda conn: find_dag_row(conn, dag), far=lambda server: far_plans.find_dag(server, dag))
+    planned, _ = ask(
+        lambda conn: schedules.list_all(conn, dag=dag),
+        far=lambda server: far_plans.list_schedules(server, dag, _MOST_SCHEDULES),
+    )
     confirm(f"Delete {dag} with {noun(len(planned), 'schedule')}? Its history stays.", yes=yes)
-    if not change(lambda conn: verbs.delete(conn, dag=dag, actor=actor()), Channel.PLAN):
+    if not change(
+        lambda conn: verbs.delete(conn, dag=dag, actor=actor()),
+        Channel.PLAN,
+        far=lambda server: far_plans.delete_dag(server, dag),
+    ):
         raise UserError(f"{dag} was deleted by somebody else just now.")
     show(line(f"Deleted {dag}."), hint(f"Remove {row.file} from the DAGs folder too, or it is published again."))
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from psycopg import AsyncConnection
 
+from evertick.cli import far
 from evertick.cli.connection import ask, database_url
 from evertick.cli.documents import print_json
 from evertick.cli.options import Json, Run, Task, run_number
@@ -25,6 +27,10 @@ from evertick.domain.log_lines import Line, lines_of
 from evertick.domain.states import TERMINAL_TASK_STATES
 from evertick.engine.clear import select_tasks
 from evertick.store import logs, tasks
+from evertick.store.tasks import AttemptRow
+
+if TYPE_CHECKING:
+    from evertick.cli.server import Server
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task ends.")]
 Attempt = Annotated[
@@ -40,6 +46,9 @@ def show_logs(run: Run, task: Task, follow: Follow = False, attempt: Attempt = N
     run_id = run_number(run)
     if follow and as_json:
         raise UserError("--json prints one document when all is written: leave out --follow.")
+    if (server := far.far_server()) is not None:
+        _show_far(server, run_id, task, attempt, is_followed=follow, as_json=as_json)
+        return
     key, epoch = ask(lambda conn: _find(conn, run_id, task, attempt))[0]
     reader = _Reader(key, epoch)
     if as_json:
@@ -55,18 +64,36 @@ def show_logs(run: Run, task: Task, follow: Follow = False, attempt: Attempt = N
         show(hint(f"{task} of run {run_id} has written nothing{'' if follow else ' yet'}."))
 
 
+def _show_far(server: Server, run_id: int, task: str, attempt: int | None, *, is_followed: bool, as_json: bool) -> None:
+    """The same from a server, which sends lines as they come."""
+    epoch = None if attempt is None else _epoch_of(far.show_task(server, run_id, task)[0][1], run_id, task, attempt)
+    if as_json:
+        found = far.log_records(server, run_id, task)
+        lines = [each for each in found if epoch in (None, each["epoch"])]
+        print_json({"run_id": run_id, "task": task, "lines": lines})
+        return
+    printer = _Printer()
+    for lines_now in far.log_lines(server, run_id, task, is_followed=is_followed):
+        printer.print([each for each in lines_now if epoch in (None, each.epoch)])
+    if not printer.has_printed:
+        show(hint(f"{task} of run {run_id} has written nothing{'' if is_followed else ' yet'}."))
+
+
+def _epoch_of(made: Sequence[AttemptRow], run_id: int, task: str, attempt: int) -> int:
+    if attempt > len(made):
+        raise NotFound(
+            f"{task} of run {run_id} has {len(made)} attempts. `evertick tasks show {run_id} {task}` lists them."
+        )
+    return made[attempt - 1].epoch
+
+
 async def _find(conn: AsyncConnection, run_id: int, task: str, attempt: int | None) -> tuple[TaskKey, int | None]:
     """The task, and the epoch of the attempt that was asked for."""
     row = (await select_tasks(conn, run_id=run_id, names=[task]))[0]
     key = TaskKey(run_id, row.idx, row.map_index)
     if attempt is None:
         return key, None
-    made = await tasks.attempts(conn, key)
-    if attempt > len(made):
-        raise NotFound(
-            f"{task} of run {run_id} has {len(made)} attempts. `evertick tasks show {run_id} {task}` lists them."
-        )
-    return key, made[attempt - 1].epoch
+    return key, _epoch_of(await tasks.attempts(conn, key), run_id, task, attempt)
 
 
 async def _print_new(conn: AsyncConnection, reader: _Reader, printer: _Printer) -> bool:

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from evertick.cli.errors import EXIT_STATUS, INTERRUPTED, foreseen
+from evertick.cli.server_option import SERVER_OPTION
 from evertick.cli.text import one_line
 
 _RUN, _WORK = "Run Evertick", "See and change"
@@ -33,10 +34,13 @@ COMMANDS = {
     "publisher": _Command("publisher", "Watch a folder and publish the DAGs in it.", _RUN),
     "deploy": _Command("deploy", "Publish the DAGs of a folder once.", _RUN),
     "health": _Command("health", "See whether everything is well; exit status 1 if something is not.", _RUN),
+    "doctor": _Command("doctor", "Find what is wrong with this installation, and what to do.", _RUN),
     "db": _Command("db", "Bring the database up to date, or see how it stands.", _RUN),
     "api": _Command("api", "Serve the HTTP API: the native one, and Airflow's.", _RUN),
     "users": _Command("users", "Users of the API: list, add, set, password, link.", _RUN),
     "tokens": _Command("tokens", "Tokens for the API: list, create, revoke.", _RUN),
+    "login": _Command("login", "Sign in at a server, for --server.", _RUN),
+    "logout": _Command("logout", "Sign out at a server.", _RUN),
     "audit": _Command("audit", "What was done and refused: who, when, from where.", _RUN),
     "dags": _Command(
         "dags", "DAGs: list, show, validate, pause, unpause, trigger, delete, versions, diff, rollback.", _WORK
@@ -112,6 +116,12 @@ def _app() -> typer.Typer:
 
 
 def _evertick(
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server", metavar="URL", help="Go to this server instead of the database; see `evertick login`."
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
@@ -120,6 +130,7 @@ def _evertick(
 
     Start with `evertick up`, then look around with `evertick dags list` and `evertick runs list` in another terminal.
     """
+    SERVER_OPTION.set(server)
 
 
 def _print_version(is_asked: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from psycopg import AsyncConnection
 
+from evertick.cli import far_fleet
 from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.gate_page import gate_page
@@ -31,7 +32,10 @@ def about() -> None:
 @app.command("list", epilog="Example: evertick pools list")
 def list_pools(limit: Limit = 1000, as_json: Json = False) -> None:
     """List the pools: their slots, how many are taken, and how many tasks wait."""
-    found, _ = ask(lambda conn: gates.list_gates(conn, kinds=["pool"], limit=limit))
+    found, _ = ask(
+        lambda conn: gates.list_gates(conn, kinds=["pool"], limit=limit),
+        far=lambda server: far_fleet.list_pools(server)[:limit],
+    )
     if as_json:
         print_json({"pools": [document(pool) for pool in found]})
         return
@@ -62,7 +66,7 @@ def set_pool(pool: Pool, slots: Slots) -> None:
         (row,) = [each for each in await gates.list_gates(conn, kinds=["pool"]) if each.name == pool]
         return done.is_new, done.admitted, row.used
 
-    is_new, admitted, used = change(write, Channel.READY)
+    is_new, admitted, used = change(write, Channel.READY, far=lambda server: far_fleet.set_pool(server, pool, slots))
     show(line(f"{'Made' if is_new else 'Pool'} {pool}{' with' if is_new else ' has'} {noun(slots, 'slot')}."))
     if used > slots:
         show(hint(f"{used} are taken: what runs goes on, and nothing new begins until fewer than {slots} are."))
@@ -74,5 +78,8 @@ def set_pool(pool: Pool, slots: Slots) -> None:
 def delete_pool(pool: Pool, yes: Yes = False) -> None:
     """Delete a pool that no DAG needs and no task holds."""
     confirm(f"Delete pool {pool}?", yes=yes)
-    change(lambda conn: verb.delete_pool(conn, name=pool, actor=actor()))
+    change(
+        lambda conn: verb.delete_pool(conn, name=pool, actor=actor()),
+        far=lambda server: far_fleet.delete_pool(server, pool),
+    )
     show(line(f"Deleted pool {pool}."))

@@ -6,6 +6,7 @@ from datetime import datetime
 
 import typer
 
+from evertick.cli import far_fleet
 from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit
@@ -31,7 +32,10 @@ def list_queues(limit: Limit = 1000, as_json: Json = False) -> None:
 
     A queue is listed if something waits or runs there, a runner serves it, or a published task goes there.
     """
-    found, now = ask(lambda conn: queues.list_all(conn, cap=MOST_COUNTED, limit=limit))
+    found, now = ask(
+        lambda conn: queues.list_all(conn, cap=MOST_COUNTED, limit=limit),
+        far=lambda server: far_fleet.list_queues(server)[:limit],
+    )
     if as_json:
         print_json({"queues": [_document(each, now) for each in found]})
         return

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from psycopg import AsyncConnection
 
+from evertick.cli import far, far_fleet
 from evertick.cli.connection import actor, ask, change, database_url
 from evertick.cli.documents import document, print_json
 from evertick.cli.errors import TIMED_OUT
@@ -44,7 +45,9 @@ def about() -> None:
 @app.command("list", epilog="Example: evertick runners list")
 def list_runners(limit: Limit = 1000, as_json: Json = False) -> None:
     """List the runners that are alive, with the queues and patterns that they serve and how many slots are taken."""
-    found, now = ask(lambda conn: runners.list_busy(conn, limit=limit))
+    found, now = ask(
+        lambda conn: runners.list_busy(conn, limit=limit), far=lambda server: far_fleet.list_runners(server)[:limit]
+    )
     if as_json:
         print_json({"runners": [_runner_document(each) for each in found]})
         return
@@ -75,13 +78,17 @@ def drain(
     if within_seconds is not None and not wait:
         raise UserError("--timeout limits a wait: add --wait.")
 
+    _refuse_unclear(runner, is_all=every)
+
     async def ask_them(conn: AsyncConnection) -> list[BusyRunner]:
         found = await _meant(conn, runner, is_all=every)
         sessions = [each.session for each in found]
         await verb.drain(conn, sessions=sessions, actor=actor(), then_leave=stop)
         return found
 
-    found = change(ask_them, Channel.STOP)
+    found = change(
+        ask_them, Channel.STOP, far=lambda server: far_fleet.drain(server, runner, is_all=every, then_leave=stop)
+    )
     _tell(found, "drains, and ends when it has nothing to do" if stop else "drains")
     if wait and found and not _wait_until_idle({each.session for each in found}, within_seconds):
         show(line("They are not done yet; they go on draining."))
@@ -95,21 +102,25 @@ def drain(
 @app.command("undrain", epilog="Example: evertick runners undrain gpu-1")
 def undrain(runner: Which = None, every: All = False) -> None:
     """Let runners take work again that were drained."""
+    _refuse_unclear(runner, is_all=every)
 
     async def ask_them(conn: AsyncConnection) -> list[BusyRunner]:
         found = await _meant(conn, runner, is_all=every)
         asked = await verb.undrain(conn, sessions=[each.session for each in found], actor=actor())
         return [each for each in found if each.session in asked]
 
-    found = change(ask_them, Channel.STOP)
+    found = change(ask_them, Channel.STOP, far=lambda server: far_fleet.undrain(server, runner, is_all=every))
     _tell(found, "takes work again")
     if not found:
         show(line("None of them was drained."))
 
 
-async def _meant(conn: AsyncConnection, which: list[str] | None, *, is_all: bool) -> list[BusyRunner]:
+def _refuse_unclear(which: list[str] | None, *, is_all: bool) -> None:
     if is_all == bool(which):
         raise UserError("Name a runner, or all of them with --all. `evertick runners list` shows who is alive.")
+
+
+async def _meant(conn: AsyncConnection, which: list[str] | None, *, is_all: bool) -> list[BusyRunner]:
     return await runners.list_busy(conn, limit=_MOST) if is_all else await verb.find_runners(conn, which or [])
 
 
@@ -120,6 +131,12 @@ def _tell(found: list[BusyRunner], what: str) -> None:
 
 
 def _wait_until_idle(sessions: set[int], within_seconds: float | None) -> bool:
+    if (server := far.far_server()) is not None:
+        return far.look_until_over(
+            lambda: not any(each.busy for each in far_fleet.list_runners(server) if each.session in sessions),
+            within_seconds=within_seconds,
+        )
+
     async def are_idle(conn: AsyncConnection) -> bool:
         alive = await runners.list_busy(conn, limit=_MOST)
         return not any(each.busy for each in alive if each.session in sessions)

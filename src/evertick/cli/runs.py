@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from psycopg import AsyncConnection
 
-from evertick.cli import clearing
+from evertick.cli import clearing, far, far_plans
 from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Downstream, DryRun, Json, Limit, Run, Timeout, Yes, noun, run_number, seconds_of
@@ -28,6 +28,9 @@ from evertick.store.runs import JournalEntry, RunRow
 from evertick.store.schedules import Cause
 from evertick.store.tasks import TaskRow
 from evertick.store.wake import Channel
+
+if TYPE_CHECKING:
+    from evertick.cli.server import Server
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="What ran and what runs.")
 
@@ -53,7 +56,11 @@ def list_runs(dag: DagFilter = None, state: StateFilter = None, limit: Limit = 2
         found = await runs.list_newest(conn, dag_id=dag_id, state=state, limit=limit)
         return found, [] if found else await dags.names(conn)
 
-    (found, names), now = ask(read)
+    def read_far(server: Server) -> tuple[list[RunRow], list[str]]:
+        found = far.list_runs(server, dag, state, limit)
+        return found, [] if found else [each.name for each in far_plans.list_dag_rows(server, 1)]
+
+    (found, names), now = ask(read, far=read_far)
     if as_json:
         print_json({"runs": [run_document(row) for row in found]})
     elif found:
@@ -79,7 +86,7 @@ def show_run(run: Run, as_json: Json = False) -> None:
         aside = await quarantine.find(conn, kind="run", subject_id=run_id)
         return row, listed, await runs.journal(conn, run_id=run_id), aside, await schedules.causes(conn, run_id)
 
-    (row, listed, journal, aside, causes), now = ask(read)
+    (row, listed, journal, aside, causes), now = ask(read, far=lambda server: far.run_page(server, run_id, _MOST_TASKS))
     if as_json:
         deeds = [document(entry) for entry in journal]
         shown = {"run": run_document(row), "tasks": [document(task) for task in listed], "journal": deeds}
@@ -110,7 +117,8 @@ def watch(run: RunOrDag, timeout: Timeout = None, as_json: Json = False) -> None
     """Follow a run until it ends (exit status as `dags trigger --wait`), or all runs of a DAG until Ctrl-C."""
     within_seconds = seconds_of(timeout)
     if run.isdecimal():
-        row, _ = ask(lambda conn: find_run(conn, run_number(run)))
+        run_id = run_number(run)
+        row, _ = ask(lambda conn: find_run(conn, run_id), far=lambda server: far.find_run(server, run_id))
         if as_json:
             wait_for_document(row.run_id, within_seconds=within_seconds)
         wait_for_end(row.run_id, within_seconds=within_seconds)
@@ -125,7 +133,10 @@ def cancel(run: Run, reason: Reason = None) -> None:
     """Cancel a run: what has not started ends now, what runs is stopped."""
     run_id = run_number(run)
     asked = change(
-        lambda conn: verb.cancel(conn, run_id=run_id, actor=actor(), reason=reason), Channel.STOP, Channel.READY
+        lambda conn: verb.cancel(conn, run_id=run_id, actor=actor(), reason=reason),
+        Channel.STOP,
+        Channel.READY,
+        far=lambda server: far.cancel(server, run_id, reason),
     )
     stopping = f"{noun(asked, 'running task')} will stop within a moment." if asked else "Nothing was running."
     show(line(f"Canceled run {run_id}. {stopping}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from psycopg import AsyncConnection
 
+from evertick.cli import far_plans
 from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import print_json
 from evertick.cli.options import (
@@ -36,6 +37,7 @@ def pause(dag: DagName, name: ScheduleName, expect_version: ExpectVersion = None
     version = change(
         lambda conn: verbs.pause_schedule(conn, dag=dag, name=name, actor=actor(), expected_version=expect_version),
         Channel.PLAN,
+        far=lambda server: far_plans.pause_schedule(server, dag, name, expect_version),
     )
     if as_json:
         print_json({"dag": dag, "name": name, "version": version, "is_paused_itself": True})
@@ -55,7 +57,10 @@ def unpause(
 ) -> None:
     """Let one schedule go on: with its next fire, unless you ask for what it missed. --dry-run shows what would run."""
     asked = read_catch_up(catch_up, window)
-    missed, _ = ask(lambda conn: preview(conn, dag=dag, name=name, catch_up=asked))
+    # A server tells what came of it, not what would.
+    missed, _ = ask(
+        lambda conn: preview(conn, dag=dag, name=name, catch_up=asked), far=None if dry_run else lambda _: []
+    )
     if not dry_run:
         version = change(
             lambda conn: verbs.unpause_schedule(
@@ -63,6 +68,7 @@ def unpause(
             ),
             Channel.PLAN,
             Channel.READY,
+            far=lambda server: far_plans.unpause_schedule(server, dag, name, asked, expect_version),
         )
     else:
         version = None
@@ -72,18 +78,23 @@ def unpause(
     if version is not None:
         show(line(f"Schedule {name} of {dag} goes on (version {version})."))
     show_missed(missed, is_done=not dry_run)
-    row, _ = ask(lambda conn: dags.find(conn, dag))
+    row, _ = ask(lambda conn: dags.find(conn, dag), far=lambda server: far_plans.find_dag(server, dag))
     if row is not None and row.paused:
         show(hint(f"The DAG is paused as well; let it go on with: evertick dags unpause {dag}"))
 
 
 def delete(dag: DagName, name: ScheduleName, expect_version: ExpectVersion = None, yes: Yes = False) -> None:
     """Delete one schedule. What is due already still runs; its runs, skips and history stay."""
-    found, _ = ask(lambda conn: verbs.find_schedule(conn, dag, name))
-    confirm(f"Delete schedule {name} of {dag} (version {found.version})?", yes=yes)
+
+    async def find(conn: AsyncConnection) -> int:
+        return (await verbs.find_schedule(conn, dag, name)).version
+
+    version, _ = ask(find, far=lambda server: far_plans.find_schedule(server, dag, name).version)
+    confirm(f"Delete schedule {name} of {dag} (version {version})?", yes=yes)
     change(
         lambda conn: verbs.delete_schedule(conn, dag=dag, name=name, actor=actor(), expected_version=expect_version),
         Channel.PLAN,
+        far=lambda server: far_plans.delete_schedule(server, dag, name, expect_version),
     )
     show(line(f"Deleted schedule {name} of {dag}. Publishing does not bring it back."))
     show(hint(f"If the DAG's file declares it, get it back with: evertick schedules reset {dag} {name}"))

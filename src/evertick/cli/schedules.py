@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from psycopg import AsyncConnection
 
-from evertick.cli import schedule_edits, schedule_put, schedule_records
+from evertick.cli import far_plans, schedule_edits, schedule_put, schedule_records
 from evertick.cli.connection import ask
 from evertick.cli.dag_page import schedule_document
 from evertick.cli.documents import print_json
@@ -39,7 +39,7 @@ def list_schedules(dag: DagFilter = None, limit: Limit = 200, deleted: Deleted =
             await find_dag_row(conn, dag)
         return await schedules.list_all(conn, dag=dag, limit=limit, deleted=deleted)
 
-    found, now = ask(read)
+    found, now = ask(read, far=None if deleted else lambda server: far_plans.list_schedules(server, dag, limit))
     if as_json:
         print_json({"schedules": [{"dag": each.dag, **schedule_document(each)} for each in found]})
         return

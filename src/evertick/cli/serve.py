@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 import typer
 
-from evertick.cli.connection import database_url, refuse_pending, telling
+from evertick.cli.connection import own_database_url, refuse_pending, telling
 from evertick.config import Settings
 from evertick.domain.errors import SchemaMismatch
 from evertick.services.events import Log, configure
@@ -49,7 +49,7 @@ def serve(name: str, settings: Settings, make: Make, *, beside: Sequence[Beside]
     log = configure(service=name, owner=owner, as_json=settings.log == "json")
     failpoints.arm(settings.failpoint)
     come_back_within(settings.heartbeat_seconds)
-    url = database_url(settings)
+    url = own_database_url(settings)
     health = Health(name, owner=owner)
     port = HealthPort(name, health.routes(), settings=settings, log=log)
     port.start()

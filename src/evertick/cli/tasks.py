@@ -10,7 +10,7 @@ import typer
 from psycopg import AsyncConnection
 from rich.table import Table
 
-from evertick.cli import clearing, logs, why
+from evertick.cli import clearing, far, logs, why
 from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Downstream, DryRun, Json, Limit, Run, Task, Yes, run_number
@@ -41,7 +41,9 @@ def list_tasks(run: Run, limit: Limit = 1000, as_json: Json = False) -> None:
     async def read(conn: AsyncConnection) -> tuple[RunRow, list[TaskRow]]:
         return await find_run(conn, run_id), await tasks.list_of_run(conn, run_id=run_id, limit=limit)
 
-    (row, found), now = ask(read)
+    (row, found), now = ask(
+        read, far=lambda server: (far.find_run(server, run_id), far.list_tasks(server, run_id, limit))
+    )
     if as_json:
         print_json({"run_id": run_id, "dag": row.dag, "tasks": [document(task) for task in found]})
         return
@@ -63,7 +65,7 @@ def show_task(run: Run, task: Task, as_json: Json = False) -> None:
             for row, key in zip(found, keys, strict=True)
         ]
 
-    found, now = ask(read)
+    found, now = ask(read, far=lambda server: far.show_task(server, run_id, task))
     if as_json:
         shown = [
             {**document(row), "attempts": [document(each) for each in attempts], "result": result}
@@ -103,7 +105,13 @@ def mark(run: Run, task: Task, ended: MarkState) -> None:
         keys = [TaskKey(run_id, row.idx, row.map_index) for row in open_rows]
         return [await verb.mark(conn, key, state=ended, actor=actor()) for key in keys]
 
-    answers = change(write, Channel.READY, Channel.STOP, Channel.PLAN)
+    answers = change(
+        write,
+        Channel.READY,
+        Channel.STOP,
+        Channel.PLAN,
+        far=lambda server: far.mark(server, run_id, task, ended),
+    )
     if "asked" in answers:
         show(line(f"{task} of run {run_id} runs: it is being stopped, and will then be {ended}."))
     else:

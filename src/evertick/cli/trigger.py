@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from psycopg import AsyncConnection
 
+from evertick.cli import far_fleet, far_plans
 from evertick.cli.connection import actor, change
 from evertick.cli.documents import print_json
 from evertick.cli.options import DagName, Json, Timeout, seconds_of
@@ -24,6 +25,9 @@ from evertick.engine.trigger import find_dag, trigger
 from evertick.store import runners
 from evertick.store.runs import RunRow
 from evertick.store.wake import Channel
+
+if TYPE_CHECKING:
+    from evertick.cli.server import Server
 
 ParamOption = Annotated[
     list[str] | None, typer.Option("--param", "-p", metavar="NAME=VALUE", help="One parameter; give it once for each.")
@@ -63,8 +67,16 @@ def trigger_dag(
         has_runner = bool(await runners.list_busy(conn, limit=1))
         return await find_run(conn, made.run_id), made.is_new or key is None, row.paused, has_runner
 
+    def start_far(server: Server) -> tuple[RunRow, bool, bool, bool]:
+        page, spec = far_plans.find_spec(server, dag)
+        given = {**read_object(params), **read_pairs(spec, param or [])}
+        run, is_new = far_plans.trigger(server, dag, given, own_key)
+        return run, is_new or key is None, page["is_paused"], far_fleet.has_runner(server)
+
     try:
-        run, is_new, is_paused, has_runner = change(start, Channel.READY, Channel.PLAN, is_keyed=True)
+        run, is_new, is_paused, has_runner = change(
+            start, Channel.READY, Channel.PLAN, is_keyed=True, far=start_far
+        )
     except AnswerLost as error:
         raise AnswerLost(f"{error} To repeat it is safe with: --key {own_key}") from None
     if as_json and wait:

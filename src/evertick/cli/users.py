@@ -12,9 +12,12 @@ from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit
 from evertick.cli.tables import Cell, hint, line, show, state, table
 from evertick.cli.times import relative
+from evertick.config import read_settings
 from evertick.domain.access import Role
 from evertick.domain.errors import UserError
 from evertick.engine import accounts
+from evertick.engine.open_door import is_loopback
+from evertick.services.listening import DEFAULT_PORT
 from evertick.store import access
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -111,6 +114,9 @@ def link(name: Name) -> None:
 
     secret = change(write)
     show(line(f"/auth/link/{secret}"))
+    settings = read_settings()
+    host = settings.api_host if is_loopback(settings.api_host) else "127.0.0.1"
+    show(hint(f"At the API's address: http://{host}:{settings.api_port or DEFAULT_PORT}/auth/link/{secret}"))
 
 
 def _ask_password(name: str) -> str:

@@ -18,6 +18,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 
+from evertick.cli import far
 from evertick.cli.connection import database_url
 from evertick.cli.documents import document, print_json
 from evertick.cli.errors import RUN_EXIT_STATUS, TIMED_OUT
@@ -78,6 +79,24 @@ async def follow(url: str, run_id: int, *, view: View, most_tasks: int, within_s
     return Watched(last=seen[0], is_over=is_over)
 
 
+def follow_here(run_id: int, *, view: View, most_tasks: int, within_seconds: float | None) -> Watched:
+    """The same, by the database or through a server."""
+    if (server := far.far_server()) is None:
+        url = database_url(read_settings())
+        return asyncio.run(follow(url, run_id, view=view, most_tasks=most_tasks, within_seconds=within_seconds))
+    seen: list[Snapshot] = []
+
+    def look() -> bool:
+        run, counts = far.run_with_counts(server, run_id)
+        shown = far.list_tasks(server, run_id, most_tasks)
+        seen[:] = [Snapshot(run=run, tasks=shown, counts=counts, now=server.now)]
+        view(seen[0])
+        return run.state in TERMINAL_RUN_STATES
+
+    is_over = far.look_until_over(look, within_seconds=within_seconds)
+    return Watched(last=seen[0], is_over=is_over)
+
+
 async def take_snapshot(conn: AsyncConnection, run_id: int, most_tasks: int) -> Snapshot:
     return Snapshot(
         run=await find_run(conn, run_id),
@@ -89,30 +108,24 @@ async def take_snapshot(conn: AsyncConnection, run_id: int, most_tasks: int) -> 
 
 def wait_for_end(run_id: int, *, within_seconds: float | None) -> NoReturn:
     """Show a run until it ends, in the way that fits the output, and leave with the status that means how."""
-    url, out = database_url(read_settings()), console()
+    out = console()
     if not out.is_terminal:
-        following = follow(url, run_id, view=lines_view(_write), most_tasks=_MOST_LINES, within_seconds=within_seconds)
-        conclude(asyncio.run(following))
+        view = lines_view(_write)
+        conclude(follow_here(run_id, view=view, most_tasks=_MOST_LINES, within_seconds=within_seconds))
     rows = max(out.height - _LINES_AROUND_TABLE, 5)
     with Live(console=out, auto_refresh=False) as live:
-        watched = asyncio.run(
-            follow(
-                url,
-                run_id,
-                view=lambda snapshot: live.update(picture(snapshot), refresh=True),
-                most_tasks=rows,
-                within_seconds=within_seconds,
-            )
+        watched = follow_here(
+            run_id,
+            view=lambda snapshot: live.update(picture(snapshot), refresh=True),
+            most_tasks=rows,
+            within_seconds=within_seconds,
         )
     conclude(watched)
 
 
 def wait_for_document(run_id: int, *, within_seconds: float | None, **more: object) -> NoReturn:
     """Say nothing until a run has ended, and then everything in one document."""
-    url = database_url(read_settings())
-    watched = asyncio.run(
-        follow(url, run_id, view=lambda _: None, most_tasks=_MOST_DOCUMENTED, within_seconds=within_seconds)
-    )
+    watched = follow_here(run_id, view=lambda _: None, most_tasks=_MOST_DOCUMENTED, within_seconds=within_seconds)
     tasks = [document(task) for task in sorted(watched.last.tasks, key=lambda row: (row.idx, row.map_index))]
     print_json({**more, "run": run_document(watched.last.run), "tasks": tasks})
     raise typer.Exit(RUN_EXIT_STATUS[watched.last.run.state] if watched.is_over else TIMED_OUT)

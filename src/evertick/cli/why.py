@@ -7,6 +7,7 @@ from datetime import datetime
 
 import typer
 
+from evertick.cli import far
 from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit, Run, Task, run_number
@@ -23,7 +24,9 @@ app = typer.Typer(add_completion=False)
 def why_task(run: Run, task: Task, as_json: Json = False) -> None:
     """Say why a task is not running: every reason, the most binding first, and who holds what it waits for."""
     run_id = run_number(run)
-    found, now = ask(lambda conn: explain(conn, run_id=run_id, task=task))
+    found, now = ask(
+        lambda conn: explain(conn, run_id=run_id, task=task), far=lambda server: far.explain(server, run_id, task)
+    )
     when = _seen_from(now)
     if as_json:
         print_json(_document(found))

@@ -32,6 +32,9 @@ class Keyring:
     def first_id(self) -> str:
         return next(iter(self._keys))
 
+    def knows(self, sealed_with: str) -> bool:
+        return sealed_with in self._keys
+
     def seal(self, kind: str, name: str, value: str) -> str:
         text = json.dumps([kind, name, value])
         return self._keys[self.first_id].encrypt(text.encode()).decode()

@@ -60,6 +60,14 @@ class Child:
     is_ready: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+def first_login(address: str, secret: str) -> str:
+    """As the banner before it, so that nobody overlooks it among the lines of what starts."""
+    return (
+        f"\nWeb       {address}\nSign in   {address}/auth/link/{secret}\n"
+        "          as admin, once and within the hour; another one: evertick users link admin\n"
+    )
+
+
 class Supervisor:
     def __init__(
         self, settings: Settings, *, environment: Mapping[str, str], nursery: Nursery, say: Print, log: Log
@@ -119,7 +127,9 @@ class Supervisor:
         # By name: this process lives for ever, and only its first start needs to hash.
         accounts = import_module("evertick.engine.accounts")
         secret = await accounts.first_admin(conn, actor="up", password=settings.admin_password)
-        if secret is not None:
+        if secret is not None and settings.log == "text":
+            self._say(first_login(address, secret))
+        elif secret is not None:
             message = "Sign in as admin, once and within the hour:"
             self._event("api", "first_login", message=message, url=f"{address}/auth/link/{secret}")
 

@@ -135,8 +135,12 @@ async def existing(conn: AsyncConnection, run_ids: list[int]) -> set[int]:
     return {cast(int, row[0]) for row in await cursor.fetchall()}
 
 
-async def newest_of_each_dag(conn: AsyncConnection, *, limit: int = 1000) -> list[RunRow]:
-    return await all_rows(conn, sql("runs", "newest_of_each_dag"), {"limit": limit}, RunRow)
+async def newest_of_each_dag(
+    conn: AsyncConnection, *, dag_ids: list[int] | None = None, after: str = "", limit: int = 1000
+) -> list[RunRow]:
+    """In the order of the DAGs' names, from after one."""
+    params = {"dag_ids": dag_ids, "after": after, "limit": limit}
+    return await all_rows(conn, sql("runs", "newest_of_each_dag"), params, RunRow)
 
 
 async def reconcile(

@@ -237,6 +237,14 @@ async def of_dags(conn: AsyncConnection, dag_ids: list[int], *, limit: int = 100
     return await all_rows(conn, sql("schedules", "of_dags"), {"dag_ids": dag_ids, "limit": limit}, ListedSchedule)
 
 
+async def page(
+    conn: AsyncConnection, *, dag_ids: list[int] | None, after: tuple[str, str], limit: int
+) -> list[ListedSchedule]:
+    """Of these DAGs, or of all."""
+    params = {"dag_ids": dag_ids, "dag": after[0], "name": after[1], "limit": limit}
+    return await all_rows(conn, sql("schedules", "page"), params, ListedSchedule)
+
+
 async def skips(
     conn: AsyncConnection, *, dag: str | None = None, name: str | None = None, limit: int = 50
 ) -> list[Skip]:

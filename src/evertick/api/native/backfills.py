@@ -35,6 +35,7 @@ class Backfill(BaseModel):
     dag: str
     schedule: str | None
     when: str
+    spec: dict[str, Any]
     params: dict[str, Any]
     first_at: datetime
     last_at: datetime
@@ -43,7 +44,9 @@ class Backfill(BaseModel):
     parallel: int
     state: str
     reason: str | None
+    position: datetime | None
     total: int
+    left_alone: int
     done: int
     made: int
     open_runs: int
@@ -54,6 +57,7 @@ class Backfill(BaseModel):
     created_by: str
     created_at: datetime
     finished_at: datetime | None
+    is_dag_paused: bool
 
 
 class NewBackfill(BaseModel):

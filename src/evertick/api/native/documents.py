@@ -26,6 +26,7 @@ class Run(BaseModel):
     is_canceling: bool
     open_tasks: int
     task_count: int
+    retried: int
     started_at: datetime | None
     finished_at: datetime | None
     reason: str | None
@@ -44,6 +45,7 @@ class Schedule(BaseModel):
     overlap: str
     start_within_seconds: float | None
     finish_within_seconds: float | None
+    delay_seconds: float
     is_paused: bool
     is_paused_itself: bool
     origin: str
@@ -69,6 +71,7 @@ def run_of(row: RunRow) -> Run:
         is_canceling=row.cancel_requested and row.finished_at is None,
         open_tasks=row.open_tasks,
         task_count=row.task_count,
+        retried=row.retried,
         started_at=row.started_at,
         finished_at=row.finished_at,
         reason=row.reason,
@@ -89,6 +92,7 @@ def schedule_of(row: ListedSchedule) -> Schedule:
         overlap=row.overlap,
         start_within_seconds=row.start_within,
         finish_within_seconds=row.finish_within,
+        delay_seconds=row.delay_seconds,
         is_paused=row.paused,
         is_paused_itself=row.is_held,
         origin=row.origin,

@@ -18,9 +18,11 @@ from evertick.domain.access import Permission
 from evertick.domain.errors import NotFound
 from evertick.domain.states import TERMINAL_RUN_STATES, TERMINAL_TASK_STATES, RunState, TaskState
 from evertick.engine.cancel import cancel
-from evertick.engine.clear import clear, newest_version, select_tasks
-from evertick.store import dags, runs, tasks
+from evertick.engine.clear import clear, newest_version, select_cleared
+from evertick.store import dags, quarantine, runs, schedules, tasks
+from evertick.store.quarantine import SetAside
 from evertick.store.runs import JournalEntry, RunRow
+from evertick.store.schedules import Cause
 from evertick.store.tasks import TaskRow
 from evertick.store.wake import Channel
 
@@ -36,10 +38,13 @@ RunId = Annotated[int, Path(ge=1, le=LARGEST, description="The run's number.")]
 
 
 class RunPage(Run):
-    """With how many tasks are in each state, and what people and repairs did to it."""
+    """With how many tasks are in each state, what people and repairs did to it, which runs and assets it came after, and
+    why it was set aside, if it was."""
 
     tasks_by_state: dict[str, int]
     journal: list[JournalEntry]
+    causes: list[Cause]
+    quarantine: SetAside | None
 
 
 class Cancel(BaseModel):
@@ -87,6 +92,19 @@ async def list_runs(
     return Page(items=[run_of(row) for row in found], next_cursor=None if end is None else cursor(end))
 
 
+@router.get("/latest-runs")
+@needs(Permission.READ_RUNS)
+async def list_latest_runs(caller: Who, limit: Limit = USUAL_ITEMS, cursor_text: Cursor = None) -> Page[Run]:
+    """The newest run of each DAG, in the order of their names."""
+    (after,) = read_cursor(cursor_text, "")
+    async with caller.reading() as conn:
+        dag_ids = await caller.visible(conn)
+        found = await runs.newest_of_each_dag(conn, dag_ids=dag_ids, after=after, limit=limit)
+    return Page(
+        items=[run_of(row) for row in found], next_cursor=cursor(found[-1].dag) if len(found) == limit else None
+    )
+
+
 @router.get("/runs/{run_id}")
 @needs(Permission.READ_RUNS)
 async def show_run(run_id: RunId, caller: Who) -> RunPage:
@@ -94,7 +112,10 @@ async def show_run(run_id: RunId, caller: Who) -> RunPage:
         row = await find_run(caller, conn, run_id)
         states = await tasks.count_by_state(conn, run_id=run_id)
         journal = await runs.journal(conn, run_id=run_id)
-    return RunPage(**run_of(row).model_dump(), tasks_by_state=states, journal=journal)
+        causes = await schedules.causes(conn, run_id)
+        aside = await quarantine.find(conn, kind="run", subject_id=run_id)
+    facts = run_of(row).model_dump()
+    return RunPage(**facts, tasks_by_state=states, journal=journal, causes=causes, quarantine=aside)
 
 
 @router.get("/runs/{run_id}/wait")
@@ -129,7 +150,7 @@ async def clear_run(run_id: RunId, wanted: Clear, caller: Who) -> Cleared:
     """Run tasks again. What runs is stopped first."""
     async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         await find_run(caller, conn, run_id)
-        chosen = await select_tasks(
+        chosen = await select_cleared(
             conn,
             run_id=run_id,
             names=wanted.tasks,

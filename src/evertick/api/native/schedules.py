@@ -14,7 +14,17 @@ from evertick.api.desk import Caller, Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.api.native.dags import DagName, spec_of
 from evertick.api.native.documents import Schedule, schedule_of
-from evertick.api.paging import IdempotencyKey, IfMatch, Page, put_etag
+from evertick.api.paging import (
+    USUAL_ITEMS,
+    Cursor,
+    IdempotencyKey,
+    IfMatch,
+    Limit,
+    Page,
+    cursor,
+    put_etag,
+    read_cursor,
+)
 from evertick.domain.access import Permission
 from evertick.domain.dag import NamedSchedule
 from evertick.domain.dag_rules import check_schedule
@@ -97,6 +107,23 @@ class Simulated(BaseModel):
     clock_changes: list[ClockEffect]
 
 
+@router.get("/schedules")
+@needs(Permission.READ_SCHEDULES)
+async def list_all_schedules(
+    caller: Who,
+    dag: Annotated[str | None, Query(max_length=250)] = None,
+    limit: Limit = USUAL_ITEMS,
+    cursor_text: Cursor = None,
+) -> Page[Schedule]:
+    """Of all DAGs, or of one, in the order of their names."""
+    after_dag, after_name = read_cursor(cursor_text, "", "")
+    async with caller.reading() as conn:
+        dag_ids = [(await caller.dag(conn, dag)).dag_id] if dag is not None else await caller.visible(conn)
+        found = await schedules.page(conn, dag_ids=dag_ids, after=(after_dag, after_name), limit=limit)
+    next_cursor = cursor(found[-1].dag, found[-1].name) if len(found) == limit else None
+    return Page(items=[schedule_of(row) for row in found], next_cursor=next_cursor)
+
+
 @router.get("/dags/{dag}/schedules")
 @needs(Permission.READ_SCHEDULES)
 async def list_schedules(dag: DagName, caller: Who) -> Page[Schedule]:
@@ -155,12 +182,17 @@ async def pause(dag: DagName, name: Name, caller: Who, if_match: IfMatch = None)
 
 @router.post("/dags/{dag}/schedules/{name}/unpause")
 @needs(Permission.PAUSE_SCHEDULES)
-async def unpause(dag: DagName, name: Name, caller: Who, how: CatchUpWish | None = None) -> Schedule:
+async def unpause(
+    dag: DagName, name: Name, caller: Who, how: CatchUpWish | None = None, if_match: IfMatch = None
+) -> Schedule:
     asked = how or CatchUpWish()
     catch_up = CatchUp(policy=asked.catch_up, window_seconds=asked.window_seconds)
     async with caller.changing(Channel.PLAN, Channel.READY) as conn:
         await find_schedule(caller, conn, dag, name)
-        await verbs.unpause_schedule(conn, dag=dag, name=name, actor=caller.actor, catch_up=catch_up)
+        expected = _expected(if_match)
+        await verbs.unpause_schedule(
+            conn, dag=dag, name=name, actor=caller.actor, catch_up=catch_up, expected_version=expected
+        )
         return schedule_of(await find_schedule(caller, conn, dag, name))
 
 

@@ -44,7 +44,8 @@ select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key
   cross join lateral (select n.run_id from run n where n.dag_id = d.dag_id order by n.run_id desc limit 1) newest
   join run r on r.run_id = newest.run_id join run_status s on s.run_id = r.run_id
   join dag_version v on v.version_id = s.version_id
- where d.deleted_at is null order by d.name limit %(limit)s
+ where d.deleted_at is null and d.name > %(after)s::text and (%(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s))
+ order by d.name limit %(limit)s
 
 -- name: reconcile
 select last_dag_id, last_run_id, repaired, refused
@@ -77,7 +78,7 @@ select occurred_at, verb, actor, idx, map_index, detail from journal where run_i
 -- Newest first, before one. Looks at a window of the newest runs by their key and no further: a rare state must not read a
 -- million runs. Whoever gets fewer than asked goes on from the window's end.
 select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count, s.retried
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count, s.retried
   from (select n.run_id from run n where n.run_id < %(before)s::bigint order by n.run_id desc limit %(window)s) w
   join run r on r.run_id = w.run_id join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
   join dag_version v on v.version_id = s.version_id
@@ -86,7 +87,7 @@ select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key
 
 -- name: page_of_dag
 select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count, s.retried
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count, s.retried
   from (select n.run_id from run n where n.dag_id = any(%(dag_ids)s::int[]) and n.run_id < %(before)s::bigint
          order by n.run_id desc limit %(window)s) w
   join run r on r.run_id = w.run_id join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id

@@ -90,6 +90,15 @@ select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.la
   from dag d join schedule c on c.dag_id = d.dag_id and c.deleted_at is null join schedule_state s on s.schedule_id = c.schedule_id
  where d.dag_id = any(%(dag_ids)s::int[]) order by d.name, c.name limit %(limit)s
 
+-- name: page
+-- In the order of their DAGs' names and their own, from after one.
+select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.last_fired, s.paused, s.is_held, s.error, c.misfire,
+       c.window_seconds, c.catchup_limit, c.overlap, c.start_within, c.finish_within, c.delay_seconds, c.params, c.origin, c.changed_by, c.changed_at, c.deleted_at
+  from schedule c join schedule_state s on s.schedule_id = c.schedule_id join dag d on d.dag_id = c.dag_id
+ where c.deleted_at is null and d.deleted_at is null and (%(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s))
+   and (d.name, c.name) > (%(dag)s::text, %(name)s::text)
+ order by d.name, c.name limit %(limit)s
+
 -- name: skips
 select d.name as dag, c.name, k.first_at, k.last_at, k.count, k.reason, k.recorded_at
   from skip_record k join schedule c on c.schedule_id = k.schedule_id join dag d on d.dag_id = c.dag_id

@@ -1,0 +1,141 @@
+"""What is wrong on this machine: folders, files, ports, limits. The part of `evertick doctor` that needs no database."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from evertick.config import Settings
+from evertick.domain.errors import InvalidSettings
+from evertick.services.checkup import Finding, error, warning
+from evertick.services.listening import bound
+from evertick.services.postgres_home import holder_of
+
+LEAST_BYTES, FEW_BYTES = 200 * 1024**2, 2 * 1024**3
+# Each attempt has a spool file, pipes and a socket; the rest is the runner's own.
+DESCRIPTORS_PER_SLOT, OWN_DESCRIPTORS = 6, 200
+
+
+def look_here(settings: Settings) -> list[Finding]:
+    return [
+        *judge_folders(settings),
+        *judge_files(settings),
+        *judge_settings(settings),
+        *judge_port(settings),
+        *judge_descriptors(settings, resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+    ]
+
+
+def judge_folders(settings: Settings) -> Iterator[Finding]:
+    if not settings.dags_folder.is_dir():
+        yield warning(
+            "dags_folder",
+            f"There is no DAGs folder at {settings.dags_folder}.",
+            "A publisher here has nothing to publish.",
+            "Make it, or name it with EVERTICK_DAGS_FOLDER; `evertick up` makes one with examples.",
+        )
+    elif not os.access(settings.dags_folder, os.R_OK | os.X_OK):
+        yield error(
+            "dags_folder",
+            f"The DAGs folder {settings.dags_folder} cannot be read by this user.",
+            "No DAG in it is published.",
+            f"Give this user the right to read it: chmod u+rx {settings.dags_folder}",
+        )
+    seen: set[int] = set()
+    for place, what in ((settings.home, "home"), (settings.result_place, "results folder")):
+        there = _nearest(place)
+        if not os.access(there, os.W_OK | os.X_OK):
+            yield error(
+                "folder",
+                f"The {what} {place} cannot be written by this user.",
+                "Logs, unpacked code and large results have no place.",
+                f"Give this user the right to write to {there}, or choose another with EVERTICK_HOME.",
+            )
+        if (device := there.stat().st_dev) not in seen:
+            seen.add(device)
+            yield from judge_space(place, shutil.disk_usage(there).free)
+
+
+def judge_space(place: Path, free_bytes: int) -> Iterator[Finding]:
+    if free_bytes < FEW_BYTES:
+        make = error if free_bytes < LEAST_BYTES else warning
+        yield make(
+            "disk",
+            f"The disk of {place} has {free_bytes / 1024**2:,.0f} MB left.",
+            "When it is full, logs are cut off, results are lost, and an embedded database stops.",
+            "Make room, or shorten EVERTICK_RETENTION_DAYS; `evertick db status` shows what is large.",
+        )
+
+
+def judge_files(settings: Settings) -> Iterator[Finding]:
+    place = settings.secret_key_place
+    if place.exists() and stat.S_IMODE(place.stat().st_mode) & 0o077:
+        yield error(
+            "key_file",
+            f"The key file {place} can be read by others.",
+            "Whoever has it opens every stored secret; Evertick refuses to use it so.",
+            f"Run: chmod 600 {place}",
+        )
+    if settings.home.is_dir() and settings.home.stat().st_mode & 0o002:
+        yield error(
+            "home",
+            f"Everybody on this machine may write to the home {settings.home}.",
+            "Others could put code there that your tasks run.",
+            f"Run: chmod go-w {settings.home}",
+        )
+
+
+def judge_settings(settings: Settings) -> Iterator[Finding]:
+    if settings.retention_days == 0:
+        yield warning(
+            "retention",
+            "Retention is off (EVERTICK_RETENTION_DAYS=0).",
+            "Runs, logs, results and the journal are kept for ever, and the disk fills up.",
+            "Set it to as many days as you need.",
+        )
+    if settings.routing_file is not None and not settings.routing_file.is_file():
+        yield error(
+            "routing_file",
+            f"There is no routing file at {settings.routing_file}.",
+            "Services refuse to start.",
+            "Correct EVERTICK_ROUTING_FILE, or unset it.",
+        )
+
+
+def judge_port(settings: Settings) -> Iterator[Finding]:
+    """While nothing of ours runs in this home; then the port is ours, and taken."""
+    if settings.api_port in (None, 0) or (not settings.database_url and holder_of(settings.home) is not None):
+        return
+    assert settings.api_port is not None
+    try:
+        bound(settings.api_host, settings.api_port).close()
+    except InvalidSettings as wrong:
+        yield warning(
+            "api_port",
+            str(wrong).split(". Choose")[0] + ".",
+            "If it is not Evertick itself that has it, the API cannot start.",
+            "Choose another with EVERTICK_API_PORT, or end what listens there.",
+        )
+
+
+def judge_descriptors(settings: Settings, soft_limit: int) -> Iterator[Finding]:
+    needed = DESCRIPTORS_PER_SLOT * settings.runner_slots + OWN_DESCRIPTORS
+    if soft_limit != resource.RLIM_INFINITY and soft_limit < needed:
+        yield error(
+            "descriptors",
+            f"A process here may open {soft_limit} files, and a runner with {settings.runner_slots} slots needs about {needed}.",
+            "Under full load attempts fail because nothing more can be opened.",
+            f"Raise it (ulimit -n {needed}, or LimitNOFILE= of the service), or lower EVERTICK_RUNNER_SLOTS.",
+        )
+
+
+def _nearest(place: Path) -> Path:
+    """The place itself, or the folder that it would be made in."""
+    found = place.absolute()
+    while not found.exists():
+        found = found.parent
+    return found

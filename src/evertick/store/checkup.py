@@ -1,0 +1,42 @@
+"""What `evertick doctor` asks about the server and the work in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+
+from psycopg import AsyncConnection
+
+from evertick.store.rows import all_rows, one_row
+from evertick.store.statements import sql
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    version: str
+    fsync: str
+    full_page_writes: str
+    synchronous_commit: str
+    autovacuum: str
+    track_counts: str
+    max_connections: int
+    kept_connections: int
+    connections: int
+    role_limit: int
+    role_connections: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SealedBy:
+    key_id: str
+    count: int
+
+
+async def server(conn: AsyncConnection) -> ServerFacts:
+    return cast(ServerFacts, await one_row(conn, sql("checkup", "server"), {}, ServerFacts))
+
+
+async def sealed_by(conn: AsyncConnection) -> list[SealedBy]:
+    return await all_rows(conn, sql("checkup", "sealed_by"), {}, SealedBy)

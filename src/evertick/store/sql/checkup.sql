@@ -1,0 +1,16 @@
+-- What `evertick doctor` asks about the server and the work in it.
+
+-- name: server
+-- As a new session of this role has it. Connections: how many may be, are kept for others, and are there.
+select current_setting('server_version') as version, current_setting('fsync') as fsync, current_setting('full_page_writes') as full_page_writes,
+       current_setting('synchronous_commit') as synchronous_commit, current_setting('autovacuum') as autovacuum,
+       current_setting('track_counts') as track_counts, current_setting('max_connections')::int as max_connections,
+       current_setting('superuser_reserved_connections')::int as kept_connections,
+       (select count(*)::int from pg_stat_activity a where a.backend_type = 'client backend') as connections,
+       (select r.rolconnlimit from pg_roles r where r.rolname = current_user) as role_limit,
+       (select count(*)::int from pg_stat_activity a where a.usename = current_user and a.backend_type = 'client backend') as role_connections,
+       clock_timestamp() as at
+
+-- name: sealed_by
+-- Which keys have sealed stored values, and how many.
+select key_id, count(*)::int as count from stored_value group by key_id order by key_id limit 100

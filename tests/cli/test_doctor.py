@@ -1,0 +1,201 @@
+"""`evertick doctor` finds what is really misconfigured, and says what to do."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.config import Settings
+from evertick.domain.access import Role
+from evertick.domain.sealing import new_key
+from evertick.engine import accounts
+from evertick.services import checkup
+from evertick.services.checkup import Finding, judge_clock, judge_server
+from evertick.services.checkup_here import judge_descriptors, judge_space
+from evertick.store.checkup import ServerFacts, server
+from evertick.store.db import Purpose, connect
+from tests.cli.conftest import Cli
+from tests.engine.world import Runner, lead, make_dag, put, start, value
+
+# How the test's own server is run is not the doctor's fault.
+OF_TEST_SERVER = {"fsync", "full_page_writes", "synchronous_commit", "autovacuum", "disk"}
+Codes = Callable[[], Awaitable[set[str]]]
+
+
+@pytest.fixture
+async def well(cli: Cli, conn: AsyncConnection, nowhere: Path) -> None:
+    """An installation with nothing wrong."""
+    (nowhere / "dags").mkdir()
+    (nowhere / ".evertick").mkdir(mode=0o700)
+    await lead(conn)
+    await Runner.join(conn)
+    await accounts.add_user(conn, name="admin", role=Role.ADMIN, actor="test")
+    await conn.execute("update account set password_hash = 'x'")
+
+
+@pytest.fixture
+def codes(cli: Cli) -> Codes:
+    async def look() -> set[str]:
+        ran = await cli("doctor", "--json")
+        found = ran.json["findings"]
+        assert ran.status == any(each["grade"] == "error" for each in found)
+        assert ran.json["is_well"] is (ran.status == 0)
+        for each in found:
+            assert all(each[name] for name in ("what", "why", "next_step")), each
+        return {each["code"] for each in found} - OF_TEST_SERVER
+
+    return look
+
+
+async def test_where_all_is_well_nothing_is_found(well: None, codes: Codes) -> None:
+    assert await codes() == set()
+
+
+async def test_people_get_each_finding_with_its_reason_and_the_next_step(cli: Cli, conn: AsyncConnection) -> None:
+    ran = await cli("doctor")
+    assert ran.status == 1
+    assert "error: No scheduler leads." in ran.out and "evertick scheduler" in ran.out
+    assert ran.out.rstrip().endswith("warnings.")
+
+
+async def test_nobody_who_leads_or_runs_and_nobody_with_a_password(
+    cli: Cli, conn: AsyncConnection, codes: Codes
+) -> None:
+    assert await codes() == {"no_leader", "no_runner", "no_password", "dags_folder"}
+
+
+async def test_an_unserved_queue_a_broken_file_and_what_was_set_aside(
+    well: None, conn: AsyncConnection, codes: Codes
+) -> None:
+    await put(conn, make_dag("ml", {"train": []}, task_queue="gpu"))
+    run = await start(conn, "ml")
+    await conn.execute(
+        "insert into import_error (file, message, occurred_at) values ('bad.py', 'no such module', clock())"
+    )
+    await conn.execute("select set_aside('run', %s, 'promote', 'it fails', true)", [run])
+    assert await codes() == {"unserved_queue", "import_errors", "quarantine"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "code"),
+    [
+        ("EVERTICK_RETENTION_DAYS", "0", "retention"),
+        ("EVERTICK_ROUTING_FILE", "nothing.toml", "routing_file"),
+        ("EVERTICK_DAGS_FOLDER", "nothing", "dags_folder"),
+        ("EVERTICK_RUNNER_SLOTS", "10000000", "descriptors"),
+        ("EVERTICK_TICK_SECONDS", "nan", "settings"),
+        ("EVERTICK_DATABASE_URL", "postgresql://evertick:hunter2@127.0.0.1:1/x", "database"),
+    ],
+)
+async def test_a_wrong_setting_is_found(
+    well: None, cli: Cli, codes: Codes, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, code: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert await codes() == {code}
+    assert "hunter2" not in (await cli("doctor")).out
+
+
+async def test_an_open_door_is_found(
+    well: None, conn: AsyncConnection, codes: Codes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERTICK_API_HOST", "0.0.0.0")
+    assert await codes() == set()
+    await conn.execute("update account set password_hash = null")
+    assert await codes() == {"open_door"}
+
+
+async def test_a_port_that_somebody_has_is_found(well: None, codes: Codes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setenv("EVERTICK_API_PORT", str(other.getsockname()[1]))
+        assert await codes() == {"api_port"}
+
+
+async def test_files_that_others_may_read_or_write_are_found(well: None, codes: Codes, nowhere: Path) -> None:
+    key = nowhere / ".evertick" / "secret.key"
+    key.write_text("x")
+    key.chmod(0o644)
+    (nowhere / ".evertick").chmod(0o777)
+    assert await codes() == {"key_file", "home"}
+
+
+async def test_stored_values_without_their_key_are_found(
+    well: None, conn: AsyncConnection, codes: Codes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    insert = (
+        "insert into stored_value (kind, name, content, key_id, changed_by, changed_at)"
+        " values ('secret', 'db', 'x', 'gone', 'test', clock())"
+    )
+    await conn.execute(insert)
+    assert await codes() == {"secret_key"}
+    # Another key does not help.
+    monkeypatch.setenv("EVERTICK_SECRET_KEYS", new_key())
+    assert await codes() == {"secret_key"}
+
+
+async def test_a_database_that_loses_what_it_said_is_found(well: None, cli: Cli, conn: AsyncConnection) -> None:
+    name = await value(conn, "select current_database()")
+    await conn.execute(f'alter database "{name}" set synchronous_commit = off')  # type: ignore[arg-type]
+    found = (await cli("doctor", "--json")).json["findings"]
+    assert "synchronous_commit" in {each["code"] for each in found}
+
+
+async def test_a_database_that_was_not_migrated_is_found(
+    cli: Cli, empty_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERTICK_DATABASE_URL", empty_database)
+    found = (await cli("doctor", "--json")).json["findings"]
+    assert "migrations" in {each["code"] for each in found}
+
+
+async def test_an_old_snapshot_is_found(
+    well: None, database: str, codes: Codes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkup, "LONGEST_SNAPSHOT_SECONDS", 0.0)
+    async with await connect(database, purpose=Purpose.PLANNING) as other, other.transaction():
+        await other.execute("select pg_current_xact_id()")
+        assert await codes() == {"old_snapshot"}
+
+
+async def test_each_setting_of_a_server_is_judged(conn: AsyncConnection) -> None:
+    """Those that need a restart of the server, by what it would tell."""
+    told = await server(conn)
+    good = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "autovacuum": "on"}
+    numbers = {"max_connections": 100, "kept_connections": 3, "connections": 20, "role_limit": -1}
+    fine = {**{name: getattr(told, name) for name in ServerFacts.__slots__}, **good, **numbers}
+    assert list(judge_server(ServerFacts(**fine))) == []
+    for wrong, code in (
+        ({"fsync": "off"}, "fsync"),
+        ({"full_page_writes": "off"}, "full_page_writes"),
+        ({"autovacuum": "off"}, "autovacuum"),
+        ({"track_counts": "off"}, "track_counts"),
+        ({"max_connections": 20}, "max_connections"),
+        ({"connections": 95}, "connections"),
+        ({"role_limit": 5}, "role_limit"),
+    ):
+        assert [each.code for each in judge_server(ServerFacts(**{**fine, **wrong}))] == [code]
+
+
+def test_clocks_disks_and_limits_are_judged() -> None:
+    def said(found: object) -> list[tuple[str, str]]:
+        assert isinstance(found, list)
+        return [(each.code, each.grade) for each in found if isinstance(each, Finding)]
+
+    assert [said(list(judge_clock(skew))) for skew in (0.0, 1.9, 30.0, -30.0)] == [
+        [],
+        [],
+        *[[("clock", "warning")]] * 2,
+    ]
+    sizes = (10**12, 10**9, 10**7)
+    assert [said(list(judge_space(Path("x"), size))) for size in sizes] == [
+        [],
+        [("disk", "warning")],
+        [("disk", "error")],
+    ]
+    settings = Settings(runner_slots=100)
+    limits = (resource.RLIM_INFINITY, 10_000, 256)
+    assert [said(list(judge_descriptors(settings, limit))) for limit in limits] == [[], [], [("descriptors", "error")]]
