@@ -38,6 +38,7 @@ class Size:
     runners: tuple[int, ...] = (1, 2, 4, 8)
     history: int = 2_000_000
     soak_minutes: float = 60.0
+    rows: int = 10_000_000
     spike: int = 50_000
     idle_schedules: int = 1_000_000
     keyed: tuple[int, int] = (20, 1000)
@@ -67,6 +68,7 @@ QUICK = Size(
     runners=(2,),
     history=2_000,
     soak_minutes=0.02,
+    rows=2_000,
     spike=100,
     idle_schedules=2_000,
     keyed=(2, 10),

@@ -15,10 +15,11 @@ from psycopg import AsyncConnection
 
 from evertick.store import dags
 
-_YOUNG, _OLD = "bench_young", "bench_old"
-DATABASES = (_YOUNG, _OLD)
+_YOUNG, OLD = "bench_young", "bench_old"
+DATABASES = (_YOUNG, OLD)
 _CHUNK_TASKS = 100_000
 _CHAIN = 40
+_LONGEST_DELETION_SECONDS = 4 * 3600.0
 # What is put there as history is a day old.
 _KEPT, _DELETED = {"EVERTICK_RETENTION_DAYS": "0"}, {"EVERTICK_RETENTION_DAYS": "0.5"}
 
@@ -46,7 +47,7 @@ async def history(bench: Bench) -> list[Figure]:
     """The same work in a new database and in one with millions of finished tasks."""
 
     async def age(house: House) -> str:
-        await _fill(bench, house, bench.size.history)
+        await fill(bench, house, bench.size.history)
         return f"with {bench.size.history:,} finished tasks"
 
     return await _compare(bench, "history", age)
@@ -64,11 +65,11 @@ async def soak(bench: Bench) -> list[Figure]:
 
 async def retention(bench: Bench) -> list[Figure]:
     """The same work while the leader deletes old runs, and without that, in turn."""
-    await bench.server.make(_OLD)
+    await bench.server.make(OLD)
     ratios: dict[str, list[float]] = defaultdict(list)
     speeds: list[float] = []
-    async with bench.house(_OLD, settings=_KEPT) as house:
-        await _fill(bench, house, bench.size.history)
+    async with bench.house(OLD, settings=_KEPT) as house:
+        await fill(bench, house, bench.size.history)
         await warm_up(house)
         for number in bench.rounds():
             taken = {}
@@ -87,6 +88,36 @@ async def retention(bench: Bench) -> list[Figure]:
         raise NotMeasured("nothing was deleted in one of the rounds: there was not enough history")
     deleted = median("retention.deleted", "old runs deleted meanwhile", "runs/s", speeds)
     return [*_figures("retention", "while old runs are deleted", ratios, facts), deleted]
+
+
+async def retention_10m(bench: Bench) -> list[Figure]:
+    """How long it takes to delete ten million rows that are too old, in batches, and what stays of them."""
+    await bench.server.make(OLD)
+    async with bench.house(OLD, settings=_KEPT) as house:
+        # A task of a run has four rows besides: its own, its result, its log, and its share of the run's two.
+        await fill(bench, house, max(bench.size.rows // 4, 100))
+        before = await _rows(house)
+        await house.restart("scheduler", _DELETED)
+        began = time.monotonic()
+
+        async def is_gone() -> bool:
+            left = await _rows(house)
+            bench.say(f"{left:,} of {before:,} rows are left")
+            return left == 0
+
+        await house.until(is_gone, "all is deleted", within_seconds=_LONGEST_DELETION_SECONDS, pause_seconds=1.0)
+        seconds = time.monotonic() - began
+    speed = median("retention_10m.rows", "old rows deleted, in batches", "rows/s", [before / seconds])
+    return [speed, median("retention_10m.took", f"until {before:,} old rows were gone", "s", [seconds])]
+
+
+async def _rows(house: House) -> int:
+    """Of history: what is young was made a moment ago."""
+    tables = ("run", "run_status", "task", "result", "log_chunk")
+    counted = " + ".join(f"(select count(*) from {name})" for name in tables)
+    cursor = await house.conn.execute(f"select {counted}")  # type: ignore[arg-type]
+    row = await cursor.fetchone()
+    return int(row[0]) if row else 0
 
 
 async def _deleted(house: House) -> int:
@@ -108,10 +139,10 @@ async def _until_deleting(house: House) -> None:
 
 async def _compare(bench: Bench, case: str, age: Callable[[House], Awaitable[str]]) -> list[Figure]:
     """Two installations on one server, one of them aged, do the same in turn; figures are ratios of the same round."""
-    for name in (_YOUNG, _OLD):
+    for name in (_YOUNG, OLD):
         await bench.server.make(name)
     samples: dict[str, list[float]] = defaultdict(list)
-    async with bench.house(_YOUNG) as young, bench.house(_OLD) as old:
+    async with bench.house(_YOUNG) as young, bench.house(OLD) as old:
         condition = await age(old)
         for house in (young, old):
             await warm_up(house)
@@ -158,7 +189,7 @@ def _figures(case: str, condition: str, samples: dict[str, list[float]], facts: 
     ]
 
 
-async def _fill(bench: Bench, house: House, tasks: int) -> None:
+async def fill(bench: Bench, house: House, tasks: int) -> None:
     """Half of the tasks in one-task runs, half in chains of forty; then vacuumed, as autovacuum would in time."""
     async with await AsyncConnection.connect(house.url, autocommit=True, options="-c search_path=evertick") as conn:
         filled = 0

@@ -154,6 +154,14 @@ class House:
         self.services[service] = await self._start(service)
         await self.until(self._leads, "the scheduler leads")
 
+    async def add(self, service: str, settings: Mapping[str, str]) -> None:
+        """One more service, with settings that the others do not have."""
+        kept, self._settings = self._settings, {**self._settings, **settings}
+        try:
+            self.services[service] = await self._start(service)
+        finally:
+            self._settings = kept
+
     async def publish(self, file: str, expected: Sequence[str], **replaced: str) -> None:
         """Drop a file of bench/dags into the watched folder, with some of its text replaced; wait for its DAGs."""
         text = (DAGS / file).read_text(encoding="utf-8")

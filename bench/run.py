@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench import (
     case_ageing,
+    case_api,
     case_gates,
     case_history,
     case_idle,
@@ -65,12 +66,15 @@ ON_THEIR_OWN: dict[str, Alone] = {
     "runners": case_runners.runners,
     "history": case_history.history,
     "retention": case_history.retention,
+    "api_reads": case_api.api_reads,
+    "api_pollers": case_api.api_pollers,
     "soak": case_history.soak,
+    "retention_10m": case_history.retention_10m,
     "ui": case_ui.ui,
 }
 # Only when asked for: an hour, a browser, or more than a smoke test may take.
-ON_REQUEST = {"soak", "ui"}
-NOT_QUICK = {"soak", *ON_THEIR_OWN}
+ON_REQUEST = {"soak", "retention_10m", "ui"}
+NOT_QUICK = {*ON_REQUEST, *ON_THEIR_OWN}
 BUSY_LOAD = 0.7
 
 
@@ -158,7 +162,9 @@ def _warn_if_busy(console: Console) -> None:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("--only", default="", help="names, separated by commas; all but soak if left out")
+    parser.add_argument(
+        "--only", default="", help="names, separated by commas; all but soak and retention_10m if left out"
+    )
     parser.add_argument("--rounds", type=int, help="interleaved rounds; the median is shown")
     parser.add_argument("--slots", type=int, help="slots per runner; the product's default if left out")
     parser.add_argument("--soak-minutes", type=float, help="how long soak keeps the load up")

@@ -27,7 +27,9 @@ def bench(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "only", ["", "idle,runners,history,fire_50k,idle_schedules"], ids=["in one house", "on their own"]
+    "only",
+    ["", "idle,runners,history,fire_50k,idle_schedules,api_reads,api_pollers,retention_10m"],
+    ids=["in one house", "on their own"],
 )
 def test_every_figure_can_be_measured(tmp_path: Path, only: str) -> None:
     done = bench(tmp_path / "figures.json", *(["--only", only] if only else []))
@@ -45,7 +47,16 @@ def test_every_figure_can_be_measured(tmp_path: Path, only: str) -> None:
 
 def test_the_smoke_test_and_its_other_half_leave_out_only_what_takes_an_hour() -> None:
     assert set(ON_THEIR_OWN) == NOT_QUICK
-    assert set(ON_THEIR_OWN) - {"idle", "runners", "history", "retention", "fire_50k", "idle_schedules"} == {"soak"}
+    assert set(ON_THEIR_OWN) - {
+        "idle",
+        "runners",
+        "history",
+        "retention",
+        "fire_50k",
+        "idle_schedules",
+        "api_reads",
+        "api_pollers",
+    } == {"soak", "retention_10m"}
 
 
 def test_a_name_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:

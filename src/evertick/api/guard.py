@@ -125,6 +125,12 @@ def refuse_foreign(request: Request) -> None:
         raise Forbidden("This request comes from another site's page.")
 
 
+def refuse_foreign_reader(request: Request, caller: Caller) -> None:
+    """For streams: a browser sends its cookie with them, too, and they last."""
+    if caller.csrf is not None:
+        refuse_foreign(request)
+
+
 def _refuse_forgery(request: Request, csrf: str) -> None:
     if request.method in SAFE_METHODS:
         return

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request
 
 from evertick.api.desk import Who
 from evertick.api.event_stream import EventStream
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.guard import GuardedRoute, needs, refuse_foreign_reader
 from evertick.api.native.runs import find_run
 from evertick.api.paging import LARGEST
 from evertick.domain.access import Permission
@@ -35,9 +35,10 @@ STREAM = {200: {"description": "Events, until either side ends it.", "content": 
 @router.get("/events", status_code=200, response_class=EventStream, responses=STREAM)  # type: ignore[arg-type]
 @needs(Permission.READ_RUNS)
 async def watch(
-    caller: Who, dag: DagNames, run: RunIds, after: After = None, last_event_id: LastEventId = None
+    request: Request, caller: Who, dag: DagNames, run: RunIds, after: After = None, last_event_id: LastEventId = None
 ) -> EventStream:
     """The live state of runs and tasks. `hello` comes first; after a `reset` read everything again."""
+    refuse_foreign_reader(request, caller)
     async with caller.reading() as conn:
         for name in dag:
             await caller.dag(conn, name)

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query
+from fastapi import APIRouter, Header, Path, Query, Request
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from psycopg import AsyncConnection
 from pydantic import BaseModel, ConfigDict
 
 from evertick.api.desk import Caller, Who
 from evertick.api.event_stream import EventStream
-from evertick.api.guard import GuardedRoute, needs
+from evertick.api.guard import GuardedRoute, needs, refuse_foreign_reader
 from evertick.api.log_follow import Places
 from evertick.api.log_follow import follow as follow_log
 from evertick.api.native.runs import RunId, find_run
@@ -134,6 +134,7 @@ async def mark_task(run_id: RunId, task: TaskName, wanted: Mark, caller: Who) ->
 )
 @needs(Permission.READ_LOGS)
 async def read_log(
+    request: Request,
     run_id: RunId,
     task: TaskName,
     caller: Who,
@@ -148,6 +149,8 @@ async def read_log(
     With `follow` as server-sent events, until the task has ended.
     """
     epoch, seq = read_cursor(cursor_text, 0, -1)
+    if follow:
+        refuse_foreign_reader(request, caller)
     async with caller.reading() as conn:
         _, key = await _find(caller, conn, run_id, task, map_index)
         if follow:

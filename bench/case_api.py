@@ -1,0 +1,181 @@
+"""Those who look: how long reading takes while the engine works beside a million runs, and what fifty who poll cost it (H4)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import json
+import socket
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+from bench.case import Bench
+from bench.case_history import OLD, fill
+from bench.figures import Figure, at_least, at_most, median
+from bench.house import House, NotMeasured
+from bench.work import percentile, run, warm_up
+
+from evertick.domain.access import Role
+from evertick.engine import accounts
+
+POLLERS = 50
+POLL_SECONDS = 1.0
+_READERS = 4
+_LOAD = "single_warm"
+
+
+class Asker:
+    """One client with one connection that it keeps: as little work as possible, so that it measures the server."""
+
+    def __init__(self, port: int, token: str) -> None:
+        self._port, self._token = port, token
+
+    async def __aenter__(self) -> Asker:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.close()
+
+    async def seconds(self, path: str) -> float:
+        """How long one answer takes."""
+        began = time.monotonic()
+        self._writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self._token}\r\n\r\n".encode())
+        head = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = next(line for line in head.split("\r\n") if line.startswith("content-length:"))
+        body = await self._reader.readexactly(int(length.split(":")[1]))
+        if " 200 " not in head.split("\r\n")[0]:
+            raise NotMeasured(f"{path} was answered with {head.splitlines()[0]}: {body[:200]!r}")
+        return time.monotonic() - began
+
+
+async def api_reads(bench: Bench) -> list[Figure]:
+    """Reading of each kind, four at a time, while one-task runs go through without a pause."""
+    await bench.server.make(OLD)
+    async with bench.house(OLD) as house, _api(house) as (port, token):
+        await fill(bench, house, bench.size.history)
+        await warm_up(house)
+        taken: dict[str, list[float]] = defaultdict(list)
+        stored = await _count_runs(house)
+        for _ in bench.rounds():
+            paths = await _paths(house)
+            load = asyncio.create_task(run(house, _LOAD, bench.size.singles["warm"]))
+            async with asyncio.TaskGroup() as group:
+                for _ in range(_READERS):
+                    group.create_task(_read(port, token, itertools.cycle(paths.items()), taken, load))
+            await load
+    every = [seconds for each in taken.values() for seconds in each]
+    about = f"reads of the API beside {stored:,} runs and full load"
+    worst = max(taken, key=lambda name: percentile(taken[name], 0.99))
+    return [
+        median("api_reads.p50", f"{about}, median", "ms", [percentile(every, 0.5) * 1000]),
+        median("api_reads.p99", f"{about}, p99", "ms", [percentile(every, 0.99) * 1000], at_most(50.0)),
+        median("api_reads.worst", f"p99 of the slowest kind, {worst}", "ms", [percentile(taken[worst], 0.99) * 1000]),
+    ]
+
+
+async def api_pollers(bench: Bench) -> list[Figure]:
+    """One-task runs with and without fifty who ask for the newest runs once a second, in turn."""
+    await bench.server.make(OLD)
+    ratios: list[float] = []
+    async with bench.house(OLD) as house, _api(house) as (port, token):
+        await warm_up(house)
+        for number in bench.rounds():
+            taken = {}
+            for is_polled in (True, False) if number % 2 else (False, True):
+                async with _polled(port, token, POLLERS if is_polled else 0):
+                    taken[is_polled] = (await run(house, _LOAD, bench.size.singles["warm"])).per_second
+            ratios.append(taken[True] / taken[False])
+    about = f"singles.warm with {POLLERS} clients that poll ÷ without"
+    return [median("api_pollers", about, "ratio", ratios, at_least(0.95))]
+
+
+@asynccontextmanager
+async def _api(house: House) -> AsyncIterator[tuple[int, str]]:
+    """The API as a service of the house: its port, and a token."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    await accounts.add_user(house.conn, name="bench", role=Role.VIEWER, actor="bench")
+    row = await accounts.find_user(house.conn, "bench")
+    issued = await accounts.issue(house.conn, row, kind="token", name="bench", actor="bench", seconds=86_400)
+    await house.add("api", {"EVERTICK_API_PORT": str(port), "EVERTICK_API_RATE": "0"})
+
+    async def answers() -> bool:
+        try:
+            async with Asker(port, issued.secret) as asker:
+                await asker.seconds("/api/v1/dags")
+        except (OSError, asyncio.IncompleteReadError):
+            return False
+        return True
+
+    await house.until(answers, "the API answers", pause_seconds=0.2)
+    yield port, issued.secret
+
+
+async def _paths(house: House) -> dict[str, str]:
+    """One of each kind of question, about runs of now and of then."""
+    cursor = await house.conn.execute("select min(run_id), max(run_id) from run")
+    oldest, newest = await cursor.fetchone() or (1, 1)
+    middle = (oldest + newest) // 2
+    return {
+        "newest runs": "/api/v1/runs?limit=50",
+        "runs of a DAG": f"/api/v1/runs?dag={_LOAD}&state=success&limit=50",
+        "an old page": "/api/v1/runs?limit=50&cursor=" + _cursor(middle),
+        "a run": f"/api/v1/runs/{newest}",
+        "its tasks": f"/api/v1/runs/{middle}/tasks",
+        "DAGs": "/api/v1/dags",
+        "schedules": "/api/v1/schedules",
+        "runners": "/api/v1/runners",
+        "queues": "/api/v1/queues",
+        "health": "/api/v1/health",
+        "runs for Airflow's client": f"/api/v2/dags/{_LOAD}/dagRuns?limit=25&order_by=-run_id",
+    }
+
+
+def _cursor(run_id: int) -> str:
+    return base64.urlsafe_b64encode(json.dumps([run_id]).encode()).decode().rstrip("=")
+
+
+async def _read(
+    port: int,
+    token: str,
+    paths: Iterator[tuple[str, str]],
+    taken: dict[str, list[float]],
+    load: asyncio.Task[object],
+) -> None:
+    """Until the load is through."""
+    async with Asker(port, token) as asker:
+        while not load.done():
+            name, path = next(paths)
+            taken[name].append(await asker.seconds(path))
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def _polled(port: int, token: str, count: int) -> AsyncIterator[None]:
+    async def poll(number: int) -> None:
+        async with Asker(port, token) as asker:
+            await asyncio.sleep(POLL_SECONDS * number / max(count, 1))
+            while True:
+                await asker.seconds("/api/v1/runs?limit=20")
+                await asyncio.sleep(POLL_SECONDS)
+
+    polling = [asyncio.create_task(poll(number)) for number in range(count)]
+    try:
+        yield
+    finally:
+        for each in polling:
+            each.cancel()
+        done = await asyncio.gather(*polling, return_exceptions=True)
+    for each in done:
+        if isinstance(each, Exception):
+            raise NotMeasured(f"one who polls failed: {each}")
+
+
+async def _count_runs(house: House) -> int:
+    cursor = await house.conn.execute("select count(*) from run")
+    row = await cursor.fetchone()
+    return int(row[0]) if row else 0
