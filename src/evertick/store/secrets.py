@@ -54,6 +54,12 @@ async def find(conn: AsyncConnection, wanted: Collection[tuple[str, str]]) -> li
     return await all_rows(conn, sql("secrets", "find"), params, ValueRow)
 
 
+async def lock(conn: AsyncConnection, wanted: Collection[tuple[str, str]]) -> list[ValueRow]:
+    """As `find`, and nobody else changes them until this transaction ends."""
+    params = {"kinds": [kind for kind, _ in wanted], "names": [name for _, name in wanted]}
+    return await all_rows(conn, sql("secrets", "lock"), params, ValueRow)
+
+
 async def list_all(conn: AsyncConnection, *, kind: str | None, limit: int) -> list[ValueRow]:
     return await all_rows(conn, sql("secrets", "list"), {"kind": kind, "limit": limit}, ValueRow)
 

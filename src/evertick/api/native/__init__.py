@@ -17,9 +17,14 @@ from evertick.api.native import (
     schedules,
     tasks,
     users,
+    values,
 )
+from evertick.domain.stored_values import ValueKind
 
 
 def native_routers() -> list[APIRouter]:
     before, after = (dags, schedules, runs, tasks, approvals, events), (live, backfills, gates, fleet, users, audit)
-    return [module.router for module in (*before, *after)]
+    return [
+        *(module.router for module in (*before, *after)),
+        *(values.values_router(kind) for kind in ValueKind),
+    ]

@@ -10,6 +10,12 @@ select v.kind, v.name, v.content, v.key_id, v.description, v.changed_by, v.chang
   from unnest(%(kinds)s::text[], %(names)s::text[]) as w(kind, name) join stored_value v on v.kind = w.kind and v.name = w.name
  limit 1000
 
+-- name: lock
+-- The same, for whoever changes one that must not have changed meanwhile.
+select v.kind, v.name, v.content, v.key_id, v.description, v.changed_by, v.changed_at
+  from unnest(%(kinds)s::text[], %(names)s::text[]) as w(kind, name) join stored_value v on v.kind = w.kind and v.name = w.name
+ limit 1000 for update of v
+
 -- name: list
 select kind, name, content, key_id, description, changed_by, changed_at
   from stored_value where %(kind)s::text is null or kind = %(kind)s order by kind, name limit %(limit)s
