@@ -74,9 +74,7 @@ def trigger_dag(
         return run, is_new or key is None, page["is_paused"], far_fleet.has_runner(server)
 
     try:
-        run, is_new, is_paused, has_runner = change(
-            start, Channel.READY, Channel.PLAN, is_keyed=True, far=start_far
-        )
+        run, is_new, is_paused, has_runner = change(start, Channel.READY, Channel.PLAN, is_keyed=True, far=start_far)
     except AnswerLost as error:
         raise AnswerLost(f"{error} To repeat it is safe with: --key {own_key}") from None
     if as_json and wait:
