@@ -204,7 +204,7 @@ class World:
         await set_pool(self.conn, name=self.dice.choice(POOLS), slots=slots, actor="sim")
 
     async def tend_gates(self) -> None:
-        """What the leader does for gates. It never finds anything wrong, nor anybody to let in whom it had time to let in before."""
+        """What the leader does for gates. It never finds anything wrong, nor anybody whom it had time to let in before."""
         grace, batch = self.dice.choice([0, 5]), self.dice.choice([1, 100])
         await unadmit(self.conn, shard=0, epoch=self.epochs[-1], grace=grace, batch=100)
         await tend(self.conn, shard=0, epoch=self.epochs[-1], batch=batch)
