@@ -115,6 +115,8 @@ async def materialize_asset(asset_id: AssetId, caller: Who, body: MaterializeBod
         row = await caller.dag(conn, makers.pop())
         about = Particulars(key=wish.dag_run_id, note=wish.note or None)
         made = await trigger(conn, dag=row.name, params=wish.conf or {}, actor=caller.actor, about=about)
+        if made.defers:
+            caller.also.add(Channel.PLAN)
         if not made.is_new:
             raise Conflict(f"A DAGRun of '{row.name}' with ID '{wish.dag_run_id}' already exists")
         run = await listing.run_by_number(conn, dag_id=row.dag_id, run_id=made.run_id)

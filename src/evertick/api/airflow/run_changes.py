@@ -105,6 +105,8 @@ async def trigger_dag_run(dag_id: str, body: TriggerBody, caller: Who) -> dict[s
             raise UserError("run_after must be null or past: a run that is triggered begins at once.")
         about = Particulars(key=body.dag_run_id, fire_at=at, note=body.note or None)
         made = await trigger(conn, dag=dag_id, params=body.conf or {}, actor=caller.actor, about=about)
+        if made.defers:
+            caller.also.add(Channel.PLAN)
         if not made.is_new:
             raise Conflict(
                 f"A DAGRun of '{dag_id}' with ID '{body.dag_run_id}' or with that logical date already exists"

@@ -69,7 +69,7 @@ async def clear_run(run_id: RunId, request: Request, caller: Who) -> Response:
     which, task = form.get("which", ""), form.get("task", "")
     if which not in ("all", "failed", "named") or (which == "named" and not task):
         raise UserError("Choose which tasks run again.")
-    async with caller.changing(Channel.READY, Channel.STOP) as conn:
+    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         await find_run(caller, conn, run_id)
         chosen = await select_cleared(
             conn,
@@ -110,7 +110,7 @@ async def mark_task(run_id: RunId, task: TaskName, request: Request, caller: Who
         map_index = int(form.get("map_index", "-1"))
     except ValueError:
         raise UserError("map_index is a number.") from None
-    async with caller.changing(Channel.READY, Channel.STOP) as conn:
+    async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         _, _, key = await find_task(caller, conn, run_id, task, map_index)
         outcome = await mark(conn, key, state=state, actor=caller.actor)
     then = "is marked" if outcome == "marked" else "is asked to stop, and will be marked"

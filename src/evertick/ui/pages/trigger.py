@@ -67,6 +67,8 @@ async def start_run(dag: DagName, request: Request, caller: Who) -> Response:
         try:
             async with caller.changing(Channel.READY) as conn:
                 made = await trigger(conn, dag=dag, params=params, actor=caller.actor)
+                if made.defers:
+                    caller.also.add(Channel.PLAN)
             return done(f"Run {made.run_id} of {dag} has begun.", go=f"/runs/{made.run_id}")
         except UserError as refused:
             error = str(refused)
