@@ -380,7 +380,18 @@ VERBS: dict[str, Verb] = {
     },
 }
 OF_SCHEDULES = ("skip_record", "alert", "backfill", "cause")
-EVERYTHING = (*OF_A_RUN, *OF_SCHEDULES, "remains", "journal", "runner", "dag_version", "task_spec", "edge", "bundle")
+EVERYTHING = (
+    *OF_A_RUN,
+    *OF_SCHEDULES,
+    "outbox",
+    "remains",
+    "journal",
+    "runner",
+    "dag_version",
+    "task_spec",
+    "edge",
+    "bundle",
+)
 
 
 @pytest.mark.requirement("A4")
@@ -410,6 +421,7 @@ LOCKED = {
     "journal": "journal",
     "skip_records": "skip_record",
     "alerts": "alert",
+    "notifications": "outbox",
     "backfills": "backfill",
     "causes": "cause",
     "runners": "runner",
@@ -442,6 +454,10 @@ async def make_everything_old(conn: AsyncConnection, epoch: int) -> Mandate:
     await conn.execute(
         "insert into alert (kind, schedule_id, due_at, last_due_at, raised_at, ended_at)"
         " values ('not_fired', 1, clock(), clock(), clock(), clock())"
+    )
+    await conn.execute(
+        "insert into outbox (shard, sink, event, fact, created_at, waiting_since, due_at, state, ended_at)"
+        " values (0, 'email:a@example.com', 'failure', '{}', clock(), clock(), clock(), 'sent', clock())"
     )
     await conn.execute("insert into cause select schedule_id, clock(), 'dag', 'a', 1, clock() from schedule limit 1")
     await conn.execute(
