@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import pytest_asyncio
+from airflow_client.client import DagRunState
 
 from evertick.config import Settings
 from evertick.domain.stored_values import ValueKind
@@ -24,7 +25,7 @@ from tests.engine.world import T0
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HOUR = timedelta(hours=1)
-LONG = T0 + 1000 * HOUR
+EARLY, LATE = T0 - 10_000 * 24 * HOUR, T0 + 1000 * HOUR
 
 
 class Listed(NamedTuple):
@@ -65,15 +66,19 @@ def sides(
     name: str, at: Any, *, below: list[str], same: list[str], above: list[str]
 ) -> list[tuple[str, Any, list[str]]]:
     """The four ends of a range around one value."""
+    everything = below + same + above
+    early, late = (-1e9, 1e9) if isinstance(at, float) else (EARLY, LATE)
     return [
         (f"{name}_gte", at, same + above),
         (f"{name}_gt", at, above),
         (f"{name}_lte", at, below + same),
         (f"{name}_lt", at, below),
-        *((f"{name}_{side}", LONG, []) for side in ("gte", "gt") if not isinstance(at, float)),
-        *((f"{name}_{side}", LONG, below + same + above) for side in ("lte", "lt") if not isinstance(at, float)),
-        *((f"{name}_{side}", 1e9, []) for side in ("gte", "gt") if isinstance(at, float)),
-        *((f"{name}_{side}", 1e9, below + same + above) for side in ("lte", "lt") if isinstance(at, float)),
+        *(
+            (f"{name}_{side}", far, [])
+            for far, pair in ((late, ("gte", "gt")), (early, ("lte", "lt")))
+            for side in pair
+        ),
+        *((f"{name}_{side}", late, everything) for side in ("lte", "lt")),
     ]
 
 
@@ -102,8 +107,8 @@ FILTERS: dict[str, list[tuple[str, Any, list[str]]]] = {
         ("paused", False, ["etl", "other", "taker"]),
         ("has_import_errors", True, ["other"]),
         ("has_import_errors", False, ["etl", "taker"]),
-        ("last_dag_run_state", "success", ["etl"]),
-        ("last_dag_run_state", "running", ["other"]),
+        ("last_dag_run_state", DagRunState.SUCCESS, ["etl"]),
+        ("last_dag_run_state", DagRunState.RUNNING, ["other"]),
         ("bundle_name", "dags-folder", ["etl", "other", "taker"]),
         ("bundle_name", "git", []),
         ("has_asset_schedule", True, ["taker"]),
@@ -215,8 +220,8 @@ FILTERS: dict[str, list[tuple[str, Any, list[str]]]] = {
         *sides("run_after", T0 + 2 * HOUR, below=[X1], same=[X2], above=[]),
     ],
     "get_dag_versions": [
-        ("version_number", [1], ["etl 1", "other 1", "taker 1"]),
-        ("version_number", [2], []),
+        ("version_number", 1, ["etl 1", "other 1", "taker 1"]),
+        ("version_number", 2, []),
         ("bundle_name", "dags-folder", ["etl 1", "other 1", "taker 1"]),
         ("bundle_name", "git", []),
     ],
@@ -259,8 +264,8 @@ FILTERS: dict[str, list[tuple[str, Any, list[str]]]] = {
         ("event", "none", []),
         ("included_events", ["publish"], ["publish test"] * 3),
         ("included_events", ["none"], []),
-        ("before", T0 - 10_000 * 24 * HOUR, []),
-        ("after", LONG, []),
+        ("before", EARLY, []),
+        ("after", LATE, []),
         *words("owner", "ATCH", ["set_pool watcher"], "watch", ["set_pool watcher"]),
         *words("event", "BLIS", ["publish test"] * 3, "publ", ["publish test"] * 3),
         *words("dag_id", "AKE", ["publish test"], "tak", ["publish test"]),
