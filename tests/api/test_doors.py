@@ -55,6 +55,12 @@ def test_every_route_of_every_part_goes_through_the_door(app: FastAPI) -> None:
     assert len(list(cells(app))) > 10
 
 
+def test_no_route_hides_another(app: FastAPI) -> None:
+    """The first of two with one method and one path would answer for both."""
+    found = [f"{cell.method} {cell.path}" for cell in cells(app)]
+    assert sorted(found) == sorted(set(found))
+
+
 def test_a_route_without_a_permission_cannot_be_made() -> None:
     router = APIRouter(route_class=GuardedRoute)
 

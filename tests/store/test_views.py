@@ -11,7 +11,11 @@ from psycopg import AsyncConnection
 from evertick.store.db import Purpose, connect
 from tests.engine.world import Runner, make_dag, put, start, states
 
-VIEWS = "select viewname, definition from pg_views where schemaname = 'evertick' order by viewname"
+# In the order in which they were made: one may be made of another.
+VIEWS = (
+    "select c.relname, pg_get_viewdef(c.oid) from pg_class c"
+    " where c.relkind = 'v' and c.relnamespace = 'evertick'::regnamespace order by c.oid"
+)
 FUNCTIONS = "select proname, prosrc from pg_proc where pronamespace = 'evertick'::regnamespace"
 SHAPE = {"extract": [], "load": ["extract"]}
 
