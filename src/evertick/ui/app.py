@@ -10,6 +10,7 @@ from evertick.api.app import make_app as make_api
 from evertick.api.desk import Desk
 from evertick.ui.frame import HEADERS, Frame, refusal
 from evertick.ui.pages import (
+    approvals,
     audit,
     backfills,
     dag,
@@ -33,7 +34,7 @@ from evertick.ui.pages import (
 
 # Each has a `router`. What an address means is decided in this order.
 DAG_PAGES = (dags, dag, dag_schedules, dag_pictures, trigger)
-RUN_PAGES = (runs, run, task, run_actions, backfills)
+RUN_PAGES = (runs, run, task, run_actions, approvals, backfills)
 OTHER_PAGES = (gates, fleet, values, users, tokens, audit)
 PAGES = (static, login, home, *DAG_PAGES, *RUN_PAGES, *OTHER_PAGES)
 

@@ -25,6 +25,7 @@ ENTRIES = (
     Entry("home", "Home", "/", Permission.READ_DAGS, "home", "h"),
     Entry("dags", "DAGs", "/dags", Permission.READ_DAGS, "dags", "d"),
     Entry("runs", "Runs", "/runs", Permission.READ_RUNS, "runs", "r"),
+    Entry("approvals", "Approvals", "/approvals", Permission.READ_RUNS, "ok", "y"),
     Entry("backfills", "Backfills", "/backfills", Permission.READ_BACKFILLS, "backfills", "b"),
     Entry("pools", "Pools", "/pools", Permission.READ_GATES, "pools", "p", "Capacity"),
     Entry("keys", "Keys", "/keys", Permission.READ_GATES, "keys", "k", "Capacity"),

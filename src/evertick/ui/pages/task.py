@@ -19,7 +19,7 @@ from evertick.domain.states import TERMINAL_TASK_STATES
 from evertick.domain.why import Explained, tell
 from evertick.engine.clear import full_name
 from evertick.engine.why import explain_row
-from evertick.store import dags, log_windows, runs, tasks
+from evertick.store import approvals, dags, log_windows, runs, tasks
 from evertick.store.runs import RunRow
 from evertick.store.tasks import TaskRow
 from evertick.ui.frame import PageRoute, page
@@ -58,6 +58,7 @@ async def show_task(
         attempts = await tasks.attempts(conn, key)
         why = _sentences(await explain_row(conn, row, run_id=run_id)) if _is_held(row) else []
         shown = await _tab(conn, caller, run, row, key, tab)
+        asked = await approvals.of_task(conn, run_id=run_id, task=task) if row.state == "deferred" else []
     return page(
         request,
         "task.html",
@@ -67,6 +68,7 @@ async def show_task(
         name=full_name(row),
         attempts=attempts,
         why=why,
+        is_asking=any(each.is_open for each in asked),
         is_over=row.state in TERMINAL_TASK_STATES,
         tab=tab.value,
         tabs=[(each.value, each.value.capitalize(), _address(row, each)) for each in Tab],

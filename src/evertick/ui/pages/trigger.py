@@ -51,8 +51,7 @@ async def show_form(dag: DagName, request: Request, caller: Who) -> Response:
     async with caller.reading() as conn:
         view = await dag_view(caller, conn, dag)
     params = view.spec.params if view.spec else ()
-    fields = [Field(spec, _shown(spec, None if spec.required else spec.default), _options(spec)) for spec in params]
-    return page(request, "trigger.html", **view.values("trigger"), fields=fields, error=None)
+    return page(request, "trigger.html", **view.values("trigger"), fields=empty_fields(params), error=None)
 
 
 @router.post("/dags/{dag}/trigger")
@@ -73,6 +72,11 @@ async def start_run(dag: DagName, request: Request, caller: Who) -> Response:
         except UserError as refused:
             error = str(refused)
     return page(request, "trigger.html", status=422, **view.values("trigger"), fields=fields, error=error)
+
+
+def empty_fields(declared: Iterable[ParamSpec]) -> list[Field]:
+    """With the defaults in them."""
+    return [Field(spec, _shown(spec, None if spec.required else spec.default), _options(spec)) for spec in declared]
 
 
 def read_fields(declared: Iterable[ParamSpec], form: dict[str, str]) -> tuple[list[Field], dict[str, JsonValue]]:

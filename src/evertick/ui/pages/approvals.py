@@ -1,0 +1,94 @@
+"""What tasks ask people: a list of open questions, and a form for each answer, with what is wrong beside its field."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from evertick.api.desk import Who
+from evertick.api.guard import needs
+from evertick.api.native.runs import RunId, find_run
+from evertick.domain.access import Permission, Role
+from evertick.domain.dag import read_form
+from evertick.domain.errors import UserError
+from evertick.engine.decide_approval import LONGEST_NOTE, Decision, decide_approval, find_approval
+from evertick.store import approvals
+from evertick.store.wake import Channel
+from evertick.ui.frame import PageRoute, done, form_of, page, segment
+from evertick.ui.pages.task import TaskName
+from evertick.ui.pages.trigger import Field, empty_fields, read_fields
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+_SHOWN = 200
+
+
+@router.get("/approvals")
+@needs(Permission.READ_RUNS)
+async def list_approvals(request: Request, caller: Who) -> Response:
+    """What is asked now, the oldest first."""
+    async with caller.reading() as conn:
+        found = await approvals.list_approvals(conn, dag_ids=await caller.visible(conn), limit=_SHOWN)
+    return page(request, "approvals.html", here="approvals", rows=found)
+
+
+@router.get("/runs/{run_id}/tasks/{task}/approval")
+@needs(Permission.READ_RUNS)
+async def show_approval(run_id: RunId, task: TaskName, request: Request, caller: Who) -> Response:
+    return await _show(request, caller, run_id, task)
+
+
+@router.post("/runs/{run_id}/tasks/{task}/approval")
+@needs(Permission.DECIDE_APPROVALS)
+async def decide(run_id: RunId, task: TaskName, request: Request, caller: Who) -> Response:
+    form = await form_of(request)
+    verdict = form.get("verdict", "")
+    if verdict not in ("approve", "reject"):
+        raise UserError("Approve or reject: press one of the buttons.")
+    async with caller.reading() as conn:
+        await find_run(caller, conn, run_id)
+        row = await find_approval(conn, run_id=run_id, task=task)
+    fields, given = read_fields(read_form(row.wait), form)
+    is_approved = verdict == "approve"
+    if is_approved and any(field.error for field in fields):
+        return await _show(request, caller, run_id, task, fields=fields, note=form.get("note", ""), status=422)
+    decision = Decision(
+        is_approved=is_approved,
+        actor=caller.actor,
+        note=form.get("note", "").strip() or None,
+        fields=lambda _: given if is_approved else {},
+    )
+    async with caller.changing(Channel.READY, Channel.PLAN) as conn:
+        await decide_approval(conn, run_id=run_id, task=task, decision=decision, role=caller.principal.role)
+    return done(
+        f"{row.title}: {'approved' if is_approved else 'rejected'}.", go=f"/runs/{run_id}/tasks/{segment(task)}"
+    )
+
+
+async def _show(
+    request: Request,
+    caller: Who,
+    run_id: int,
+    task: str,
+    *,
+    fields: list[Field] | None = None,
+    note: str = "",
+    status: int = 200,
+) -> Response:
+    async with caller.reading() as conn:
+        run = await find_run(caller, conn, run_id)
+        row = await find_approval(conn, run_id=run_id, task=task)
+    lowest = row.wait.get("approvers")
+    is_high_enough = lowest is None or caller.principal.role.rank >= Role(lowest).rank
+    return page(
+        request,
+        "approval.html",
+        status=status,
+        here="approvals",
+        run=run,
+        row=row,
+        fields=empty_fields(read_form(row.wait)) if fields is None else fields,
+        note=note,
+        longest=LONGEST_NOTE,
+        lowest=lowest,
+        may_decide=bool(row.is_open) and is_high_enough and caller.principal.may(Permission.DECIDE_APPROVALS),
+    )
