@@ -62,6 +62,7 @@ def pages_of(site: Site, failed: int) -> dict[str, str | None]:
         "/dags/orders/calendar": None,
         "/dags/orders/durations": None,
         "/backfills/new?dag=billing": None,
+        "/approvals": None,
         "/backfills": None,
         "/pools": None,
         "/keys": None,
