@@ -17,7 +17,7 @@ from bench.house import ROOT
 PAGE = ROOT / "docs" / "performance.md"
 PEERS = Path(__file__).with_name("peers.json")
 
-_ROWS = 8
+_ROWS = 16
 _NOT_ON_THE_PAGE = ("Dead rows", "Statements by")
 _NOT_MEASURED = "*Not measured yet: run `{}`, which fills this in.*"
 # What a workload is called in peers.json, its heading, and whether less is better.

@@ -133,7 +133,7 @@ def test_a_profile_replaces_the_one_of_its_name_and_is_shown_with_its_dearest_ro
     assert found["chain, warm"].tables[0].rows == costs.rows
     page = report.profiles_section(found)
     assert "before" not in page and "Dead rows" not in page
-    assert "| a\\|b | 7 |" in page and "| a\\|b | 8 |" not in page
+    assert "| a\\|b | 15 |" in page and "| a\\|b | 16 |" not in page
 
 
 def event(name: str, began: float, ended: float, rows: int = 1) -> Event:
