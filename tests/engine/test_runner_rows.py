@@ -56,6 +56,17 @@ async def test_asking_twice_is_asking_once_and_the_dead_are_not_asked(conn: Asyn
     assert await value(conn, "select request from runner where session = %s", gone.session) is None
 
 
+async def test_a_session_that_registers_again_is_the_same_and_one_that_is_gone_goes_once(conn: AsyncConnection) -> None:
+    await set_clock(conn, later(0))
+    mine = await Runner.join(conn)
+    await runners.register(conn, replace(SOMEBODY, session=mine.session))
+    assert await value(conn, "select array_agg(runner_id) from runner") == [f"r{mine.session}"]
+    for seconds in (10, 20):
+        await set_clock(conn, later(seconds))
+        await runners.leave(conn, mine.session)
+    assert await value(conn, "select gone_at from runner") == later(10)
+
+
 async def test_a_heartbeat_of_a_buried_runner_hears_of_its_end_and_of_nothing_else(conn: AsyncConnection) -> None:
     mine = await Runner.join(conn)
     await drain(conn, sessions=[mine.session], actor="ann")
