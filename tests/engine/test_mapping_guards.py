@@ -12,7 +12,7 @@ from psycopg.errors import CheckViolation, UniqueViolation
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dag import Choice, DagSpec
 from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
-from evertick.domain.mapping import MappedList, Mapping
+from evertick.domain.mapping import MapHow, MappedList, Mapping
 from evertick.domain.retry import RetryPolicy
 from evertick.engine.cancel import cancel
 from evertick.engine.clear import clear, select_tasks
@@ -91,6 +91,14 @@ async def test_what_is_not_pending_any_more_is_not_expanded(db: AsyncConnection,
     before = await shown(db, run)
     assert await value(db, EXPAND, run) is None
     assert await shown(db, run) == before
+
+
+async def test_a_list_of_dicts_is_expanded_into_arguments(db: AsyncConnection) -> None:
+    over = Mapping(lists=(MappedList(task="source"),), how=MapHow.KWARGS)
+    run, runner, source = await begin(db, mapped(mapping=over))
+    claims, _ = await runner.step([(source, "success", {"result": [{"x": 1}, {"x": 2}]})], free=10)
+    assert [claim.inputs for claim in claims] == ['{"": [{"x": 1}]}', '{"": [{"x": 2}]}']
+    assert (await shown(db, run))["gather"] == "waiting"
 
 
 async def test_what_has_ended_below_counts_no_more_instances(db: AsyncConnection) -> None:
