@@ -34,11 +34,10 @@ async def test_backfills_that_go_on_or_have_runs_to_count(db: AsyncConnection) -
     assert (await look(db)).backfills == expected
 
 
-async def test_waits_that_are_due(db: AsyncConnection) -> None:
-    await db.execute("insert into deferral values (1, 0, -1, 1, 0, null, %s)", [later(10)])
-    assert not (await look(db)).has_arrivals
-    await set_clock(db, later(10))
-    assert (await look(db)).has_arrivals
+async def test_when_the_next_wait_is_due(db: AsyncConnection) -> None:
+    assert (await look(db)).next_wake is None
+    await db.execute("insert into deferral values (1, 0, -1, 1, 0, 'time', null, %s)", [later(10)])
+    assert (await look(db)).next_wake == later(10)
 
 
 async def test_gates_that_were_left_to_the_leader_and_rates_that_open(db: AsyncConnection) -> None:

@@ -7,6 +7,7 @@ from psycopg import AsyncConnection
 from psycopg.errors import UniqueViolation
 
 from evertick.store import secrets
+from evertick.store.secrets import NewValue
 from tests.engine.world import value
 
 KINDS = ("connection", "secret", "variable")
@@ -19,10 +20,11 @@ async def db(rollback_conn: AsyncConnection) -> AsyncConnection:
     return rollback_conn
 
 
-async def put(conn: AsyncConnection, kind: str, content: str, description: str | None = "why") -> bool:
-    return await secrets.put(
-        conn, kind=kind, name="n", content=content, key_id="k1", description=description, actor="test"
-    )
+async def put(
+    conn: AsyncConnection, kind: str, content: str, description: str | None = "why", *, only_new: bool = False
+) -> bool | None:
+    value = NewValue(kind=kind, name="n", content=content, key_id="k1", description=description)
+    return await secrets.put(conn, value, actor="test", only_new=only_new)
 
 
 async def contents(conn: AsyncConnection) -> list[str]:
@@ -30,7 +32,8 @@ async def contents(conn: AsyncConnection) -> list[str]:
 
 
 async def test_the_same_name_of_another_kind_is_another_value(db: AsyncConnection) -> None:
-    assert not await put(db, "secret", "changed", description=None)
+    assert await put(db, "secret", "not this one", only_new=True) is None
+    assert await put(db, "secret", "changed", description=None) is False
     assert await contents(db) == ["a connection", "changed", "a variable"]
     assert (await secrets.find(db, [("secret", "n")]))[0].description == "why"
     assert await secrets.delete(db, kind="secret", name="n", actor="test")
