@@ -67,7 +67,7 @@ def scenarios() -> dict[str, Any]:
     return {name.removeprefix("op_"): found for name, found in globals().items() if name.startswith("op_")}
 
 
-def test_every_operation_has_a_scenario_or_says_why_it_is_absent() -> None:
+async def test_every_operation_has_a_scenario_or_says_why_it_is_absent() -> None:
     known = {each.name for each in operations()}
     assert len(known) > 120
     assert set(scenarios()) | set(LISTS) | set(ABSENT) == known
