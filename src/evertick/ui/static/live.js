@@ -89,11 +89,15 @@ export async function refresh() {
   if (isReading) { isAgain = true; return; }
   if (!parts().length) return;
   isReading = true;
+  const address = location.href;
   try {
-    const answer = await fetch(location.href, { headers: { Accept: "text/html", "X-Live": "1" }, redirect: "manual" });
+    const answer = await fetch(address, { headers: { Accept: "text/html", "X-Live": "1" }, redirect: "manual" });
     if (answer.type === "opaqueredirect") { location.reload(); return; }
     if (!answer.ok) throw new Error(`status ${answer.status}`);
-    place(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    const text = await answer.text();
+    // A search may have led elsewhere meanwhile: what was read is of the page before.
+    if (location.href === address) place(new DOMParser().parseFromString(text, "text/html"));
+    else isAgain = true;
     failures = 0;
     setLost(false);
     if (stream?.readyState === EventSource.OPEN) stopPolling();
