@@ -218,6 +218,19 @@ async def test_a_look_renews_only_when_it_is_asked_to(rollback_conn: AsyncConnec
     assert await value(conn, "select lease_until from shard") == later(5)
 
 
+async def test_a_look_says_whether_notifications_wait(rollback_conn: AsyncConnection) -> None:
+    conn = rollback_conn
+    epoch = await lead(conn)
+    assert (await look(conn, epoch)).has_deliveries is False
+    for state, shard, waits in (("sent", 0, False), ("waiting", 1, False), ("waiting", 0, True)):
+        await conn.execute(
+            "insert into outbox (shard, sink, event, fact, state, created_at, waiting_since, due_at, ended_at) values"
+            " (%s, 'log:', 'failure', '{}', %s, clock(), clock(), clock(), case when %s = 'sent' then clock() end)",
+            [shard, state, state],
+        )
+        assert (await look(conn, epoch)).has_deliveries is waits
+
+
 async def test_a_look_moves_the_mark_of_the_server_that_it_is_given(rollback_conn: AsyncConnection) -> None:
     conn = rollback_conn
     epoch, server = await lead(conn), (await cluster.look(conn)).server

@@ -176,6 +176,7 @@ class Lead:
             next_wake=read_at,
             has_gates=None,
             next_opening=None,
+            has_deliveries=None,
             marked_lsn=None,
             is_synchronous=None,
             troubles=[],

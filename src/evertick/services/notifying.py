@@ -26,6 +26,7 @@ from evertick.services.loop import UNREACHABLE, run_loop
 from evertick.services.pulse import Pulse
 from evertick.store import outbox
 from evertick.store.outbox import Room, Taken, Wish
+from evertick.store.shards import Seen
 from evertick.store.wake import Channel
 
 if TYPE_CHECKING:
@@ -77,8 +78,15 @@ class Notifying:
         self._pulse = Pulse("notify", is_essential=False)
         self._tended_for: int | None = None
         self._tend_at = 0.0
+        self._may_wait = True
         self._made: Sending | None = None
         self._group: asyncio.TaskGroup | None = None
+
+    def hear(self, seen: Seen) -> None:
+        """What the leader has just seen: whether something waits, so that nobody asks for nothing once per tick."""
+        could_wait, self._may_wait = self._may_wait, seen.has_deliveries is not False
+        if self._may_wait and not could_wait:
+            self._wake.set()
 
     async def run(self) -> None:
         """Until canceled; what is being sent then is broken off, and sent again by whoever leads next."""
@@ -107,6 +115,8 @@ class Notifying:
         conn = await self._link.get()
         if self._tended_for != epoch or boot_seconds() >= self._tend_at:
             await self._tend(epoch)
+        if not self._may_wait:
+            return self._settings.tick_seconds
         room = Room(passed_over=self._resting.now() | self._busy.keys(), each=EACH, batch=BATCH, seconds=TAKEN_SECONDS)
         taken = await take_due(conn, shard=SHARD, epoch=epoch, room=room)
         assert self._group is not None

@@ -124,6 +124,7 @@ class Scheduler:
         seen = await self._lead.look(conn)
         self._fire_at = self._next_fire(seen)
         self._tending.hear(seen)
+        self._notifying.hear(seen)
         await self._plan_ahead(conn, seen)
         return max(0.0, min(self._fire_at - TIMER_SECONDS - boot_seconds(), self._settings.tick_seconds))
 

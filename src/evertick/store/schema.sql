@@ -2230,7 +2230,7 @@ CREATE FUNCTION evertick.lock_schedules(p_name text) RETURNS void
     where d.name = p_name order by s.schedule_id for no key update of s
 $$;
 
-CREATE FUNCTION evertick.look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean, p_elapsed double precision, p_lost_after double precision, p_system_id bigint, p_timeline bigint, p_lsn bigint, OUT read_at timestamp with time zone, OUT is_watched boolean, OUT next_fire timestamp with time zone, OUT next_timer timestamp with time zone, OUT has_line boolean, OUT next_expiry timestamp with time zone, OUT silent bigint[], OUT stranded bigint[], OUT overdue bigint[], OUT with_room integer[], OUT backfills integer[], OUT has_arrivals boolean, OUT next_wake timestamp with time zone, OUT has_gates boolean, OUT next_opening timestamp with time zone, OUT marked_lsn bigint, OUT is_synchronous boolean, OUT troubles text[]) RETURNS record
+CREATE FUNCTION evertick.look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean, p_elapsed double precision, p_lost_after double precision, p_system_id bigint, p_timeline bigint, p_lsn bigint, OUT read_at timestamp with time zone, OUT is_watched boolean, OUT next_fire timestamp with time zone, OUT next_timer timestamp with time zone, OUT has_line boolean, OUT next_expiry timestamp with time zone, OUT silent bigint[], OUT stranded bigint[], OUT overdue bigint[], OUT with_room integer[], OUT backfills integer[], OUT has_arrivals boolean, OUT next_wake timestamp with time zone, OUT has_gates boolean, OUT next_opening timestamp with time zone, OUT has_deliveries boolean, OUT marked_lsn bigint, OUT is_synchronous boolean, OUT troubles text[]) RETURNS record
     LANGUAGE plpgsql
     AS $$
 begin
@@ -2302,6 +2302,11 @@ begin
                   or can_come_back();
     exception when others then
         troubles := array_append(troubles, 'gates: ' || sqlerrm);
+    end;
+    begin
+        has_deliveries := exists (select 1 from outbox o where o.shard = p_shard and o.state = 'waiting');
+    exception when others then
+        troubles := array_append(troubles, 'notify: ' || sqlerrm);
     end;
     begin
         update cluster c

@@ -51,6 +51,7 @@ class Seen:
     next_wake: datetime | None
     has_gates: bool | None
     next_opening: datetime | None
+    has_deliveries: bool | None
     marked_lsn: int | None
     is_synchronous: bool | None
     troubles: list[str]

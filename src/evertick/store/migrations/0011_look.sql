@@ -133,7 +133,8 @@ create function look(p_shard smallint, p_epoch bigint, p_seconds double precisio
                      out has_line boolean, out next_expiry timestamptz, out silent bigint[], out stranded bigint[],
                      out overdue bigint[], out with_room int[], out backfills int[], out has_arrivals boolean,
                      out next_wake timestamptz, out has_gates boolean,
-                     out next_opening timestamptz, out marked_lsn bigint, out is_synchronous boolean, out troubles text[])
+                     out next_opening timestamptz, out has_deliveries boolean, out marked_lsn bigint, out is_synchronous boolean,
+                     out troubles text[])
 language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
@@ -204,6 +205,11 @@ begin
                   or can_come_back();
     exception when others then
         troubles := array_append(troubles, 'gates: ' || sqlerrm);
+    end;
+    begin
+        has_deliveries := exists (select 1 from outbox o where o.shard = p_shard and o.state = 'waiting');
+    exception when others then
+        troubles := array_append(troubles, 'notify: ' || sqlerrm);
     end;
     begin
         update cluster c

@@ -15,7 +15,7 @@ select taken as epoch, is_watched, free_in
 -- name: look
 -- The one statement of an idle leader.
 select read_at, is_watched, next_fire, next_timer, has_line, next_expiry, silent, stranded, overdue, with_room, backfills,
-       has_arrivals, next_wake, has_gates, next_opening, marked_lsn, is_synchronous, troubles
+       has_arrivals, next_wake, has_gates, next_opening, has_deliveries, marked_lsn, is_synchronous, troubles
   from look(%(shard)s::smallint, %(epoch)s::bigint, %(seconds)s::double precision, %(watches)s::boolean, %(is_watched)s::boolean,
             %(elapsed)s::double precision, %(lost_after)s::double precision, %(system_id)s::bigint, %(timeline)s::bigint,
             %(lsn)s::bigint)
