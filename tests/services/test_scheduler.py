@@ -268,7 +268,7 @@ async def test_a_scheduler_that_was_deposed_fires_nothing_more(
     async with hosted(make_scheduler(settings, said)):
         await said.saw("lead")
         await conn.execute(
-            "update shard set epoch = epoch + 1, owner = 'other', lease_until = now() + interval '1 hour'"
+            "update shard set epoch = epoch + 1, owner = 'other', is_watched = false, lease_until = now() + interval '1 hour'"
         )
         await said.saw("deposed")
         await publish_every(conn, "pulse", seconds=0.1, times=2, delay=0.05)
