@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 from psycopg import AsyncConnection
 
 from evertick.engine import accounts
@@ -114,6 +114,7 @@ def test_everything_can_be_done_with_the_keyboard_alone(visit: Visitor, site: Si
     press("g")
     press("d")
     expect(page).to_have_url(f"{site.url}/dags")
+    page.wait_for_load_state()  # no key is heard before
     press("?")
     expect(page.get_by_role("dialog", name="Keyboard")).to_be_visible()
     press("Escape")
@@ -136,6 +137,7 @@ def test_everything_can_be_done_with_the_keyboard_alone(visit: Visitor, site: Si
     expect(page.get_by_role("link", name="web_logs", exact=True)).to_be_focused()
     press("Enter")
     expect(page).to_have_url(f"{site.url}/dags/web_logs")
+    page.wait_for_load_state()
     press("t")
     expect(page).to_have_url(f"{site.url}/dags/web_logs/trigger")
 
@@ -172,3 +174,17 @@ def test_without_scripts_pages_can_be_read(visit: Visitor) -> None:
     page.get_by_role("link", name="orders", exact=True).click()
     expect(page.locator("table.grid")).to_contain_text("transform")
     expect(page.locator("#dag-head time")).to_contain_text("UTC")
+
+
+def test_what_was_read_before_a_search_is_not_put_over_what_it_found(visit: Visitor, site: Site) -> None:
+    page = visit("/dags", "viewer")
+    rows = page.locator("tr[data-row]")
+    held: list[Route] = []
+    page.route("**/dags", lambda route: held.append(route) if route.request.headers.get("x-live") else route.fallback())
+    with page.expect_request(lambda request: request.headers.get("x-live") is not None):
+        site.do(lambda conn: start(conn, "billing"))
+    page.get_by_label("Search DAGs").fill("web")
+    expect(rows).to_have_count(1)
+    with page.expect_response(lambda answer: answer.url.endswith("?q=web&state=")):
+        held[0].continue_()
+    expect(rows).to_have_count(1)
