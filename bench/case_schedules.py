@@ -163,7 +163,7 @@ async def _buffers(url: str, dag: int, name: str) -> int:
             await _plant(conn, dag, name, _DUE, every=86_400, due=now - timedelta(seconds=60), spread=1)
             cursor = await conn.execute(
                 f"explain (analyze, buffers, format json) {sql('schedules', 'due')}",  # type: ignore[arg-type]
-                {"shard": 0, "batch": 1000, "passed_over": [], "half": None},
+                {"shard": 0, "batch": 1000, "passed_over": [], "half": None, "until": None},
             )
             row = await cursor.fetchone()
             assert row is not None

@@ -260,7 +260,9 @@ async def test_dagster_2023_51232_2025_51481_windmill_2026_29059_dagu_ghsa_ph8x_
             for caller, allowed in ((admin, (400, 404, 422)), (nobody, (401, 404))):
                 answer = await caller.get(fill(path, text))
                 is_same_place = answer.status_code == 307 and answer.headers["location"].startswith(BASE)
-                assert answer.status_code in allowed or is_same_place, (path, text, answer.text)
+                # An event may have any name; nothing was sent under this one.
+                is_nothing = caller is admin and answer.status_code == 200 and answer.json()["items"] == []
+                assert answer.status_code in allowed or is_same_place or is_nothing, (path, text, answer.text)
                 assert "root:" not in answer.text
 
 

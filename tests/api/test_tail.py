@@ -183,7 +183,8 @@ async def test_a_flood_is_not_told_one_by_one(
         await start(conn, "etl")
     with pytest.raises(TooMuch):
         await tail.look(reader, lambda: ALL)
-    assert await told(tail, reader) == []
+    # Whoever watched reads everything again. While somebody else's transaction is older, some of it may be told once more.
+    monkeypatch.undo()
     run = await start(conn, "etl")
     assert ("run", run, "running") in await told(tail, reader)
 

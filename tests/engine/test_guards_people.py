@@ -53,7 +53,7 @@ async def test_clear_reopens_only_what_has_ended(conn: AsyncConnection) -> None:
     await runner.finish(a)
     cleared = await clear_all(conn, run)
     assert (cleared.reopened, cleared.asked) == (1, 0)
-    assert await states(conn, run) == {"a": "available", "b": "available", "c": "waiting"}
+    assert await states(conn, run) == {"a": "available", "b": "waiting", "c": "waiting"}
 
 
 async def test_what_cannot_run_when_it_is_cleared_ends_again_and_is_not_put_in_line(conn: AsyncConnection) -> None:

@@ -76,7 +76,7 @@ class Tail:
         self._open = dict.fromkeys(await changes.open_runs(conn, limit=MOST_OPEN))
 
     async def look(self, conn: AsyncConnection, interest: Callable[[], Interest]) -> list[Change]:
-        """What has changed, each thing once. TooMuch, and all of it counts as told, when that is a flood.
+        """What has changed, each thing once. TooMuch when that is a flood: it counts as told, though a part may come again.
 
         The interest is asked for after the mark: whoever comes later is served by the next look, from this mark on.
         """

@@ -11,6 +11,8 @@ from evertick.api.desk import Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.api.paging import USUAL_ITEMS, IdempotencyKey, Limit, Page
 from evertick.domain.access import Permission
+from evertick.domain.errors import UserError
+from evertick.domain.waiting import check_event_name
 from evertick.engine.send_event import send_event
 from evertick.store import events
 from evertick.store.events import EventRow, Sent
@@ -43,5 +45,7 @@ async def send(
 @needs(Permission.READ_EVENTS)
 async def list_sent(name: Name, caller: Who, limit: Limit = USUAL_ITEMS) -> Page[EventRow]:
     """What was sent under that name, the newest first."""
+    if problem := check_event_name(name):
+        raise UserError(f"{name[:100]!r} cannot name an event: {problem}.")
     async with caller.reading() as conn:
         return Page(items=await events.list_events(conn, name=name, limit=limit), next_cursor=None)
