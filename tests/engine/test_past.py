@@ -15,7 +15,7 @@ from evertick.engine.backfill import Wish, create, move_on
 from evertick.engine.cancel import cancel
 from evertick.engine.clear import clear, select_tasks
 from evertick.engine.fire import fire
-from evertick.engine.gates import reconcile_gates, tend
+from evertick.engine.gates import reconcile_gates, set_pool, tend
 from evertick.engine.mark import mark
 from evertick.engine.prune import Mandate, Pace, prune_runs
 from evertick.engine.reconcile import admit
@@ -166,10 +166,12 @@ async def test_a_run_that_was_pruned_keeps_nobody_waiting(db: AsyncConnection) -
     third = await fired(db, 3)
     await finish_ups(runner)
     assert [await state(db, run) for run in (second, third)] == ["pending", "pending"]
+    await set_pool(db, name="lane", slots=1, actor="test")
     mandate = Mandate(shard=0, epoch=leader, before=later(3600 * 4), actor="test")
     await prune_runs(db, mandate, after=0, pace=Pace(batch=10), now=later(3600 * 4))
     seen = await shards.look(db, shard=0, epoch=leader, lost_after=90)
     assert seen.has_gates, "the leader comes by"
+    assert await value(db, "select array_agg(name) from gate where is_behind") == [f"{first}/1"], "for that one alone"
     await tend(db, shard=0, epoch=leader, batch=10)
     assert [await state(db, run) for run in (second, third)] == ["available", "pending"]
     await sound(db)

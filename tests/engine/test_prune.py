@@ -615,6 +615,37 @@ async def test_a_run_that_began_while_its_version_was_replaced_keeps_it(conn: As
     assert (await prune_kind(conn, await mandate(conn, epoch, days=10), Kind.VERSIONS, pace=ALL)).pruned == 0
 
 
+async def test_a_version_to_which_a_run_was_moved_stays(conn: AsyncConnection, epoch: int) -> None:
+    first = await put(conn, make_dag("dag", ONE))
+    second = await put(conn, make_dag("dag", {"b": []}))
+    await conn.execute("insert into moved_run values (777, %s)", [first])
+    given = await mandate(conn, epoch, days=10)
+    assert (await prune_kind(conn, given, Kind.VERSIONS, pace=ALL)).pruned == 0
+    assert await versions(conn) == [first, second]
+    await conn.execute("delete from moved_run")
+    assert (await prune_kind(conn, given, Kind.VERSIONS, pace=ALL)).pruned == 1
+
+
+async def test_young_notifications_young_events_and_events_that_nobody_heard_stay(
+    conn: AsyncConnection, epoch: int
+) -> None:
+    for days in (0, 50):
+        await at(conn, days)
+        await conn.execute(
+            "insert into outbox (shard, sink, event, fact, created_at, waiting_since, due_at, state, ended_at)"
+            " values (0, 'email:a@example.com', 'failure', '{}', clock(), clock(), clock(), 'sent', clock())"
+        )
+        for name in ("heard", "new"):
+            await send_event(conn, name=f"{name} on day {days}", payload=None, actor="me")
+    await conn.execute("update event set is_heard = true where name ~ 'heard'")
+    given = await mandate(conn, epoch, days=10)
+    assert (await prune_kind(conn, given, Kind.NOTIFICATIONS, pace=ALL)).pruned == 1
+    assert (await prune_kind(conn, given, Kind.EVENTS, pace=ALL)).pruned == 1
+    assert await value(conn, "select ended_at = %s from outbox", later(50 * DAY))
+    left = await value(conn, "select array_agg(name order by event_id) from event")
+    assert left == ["new on day 0", "heard on day 50", "new on day 50"]
+
+
 async def test_the_current_version_stays_whatever_is_noted_about_it(conn: AsyncConnection, epoch: int) -> None:
     version = await put(conn, make_dag("dag", ONE))
     await conn.execute("update dag_version set retired_at = clock(), final_run_id = 0")
