@@ -78,7 +78,7 @@ async def die_at_boundaries(stage: Stage) -> None:
         # At most: it is ended when every site was reached.
         seconds=stage.scaled(1500, 70, 130),
         quick=6,
-        steady=int(stage.scaled(60, 8)),
+        steady=int(stage.scaled(24, 8)),
         paces=(2, 3, 5),
         steady_dags=("flaky", "chatter"),
     )

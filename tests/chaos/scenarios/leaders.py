@@ -79,7 +79,7 @@ async def terminate_leaders(stage: Stage) -> None:
 async def all_lead(stage: Stage) -> None:
     """The keys of the tables alone must hold."""
     await stage.begin_load(
-        seconds=stage.scaled(600, 12, 6), quick=10, steady=int(stage.scaled(200, 10)), per_second=2, paces=(2, 3, 5)
+        seconds=stage.scaled(600, 12, 6), quick=10, steady=int(stage.scaled(20, 10)), per_second=2, paces=(2, 3, 5)
     )
     watch = stage.cluster.watch
     elected = await watch.must(
