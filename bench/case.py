@@ -35,6 +35,7 @@ class Size:
     commands: int = 5
     idle_seconds: float = 60.0
     settle_seconds: float = 5.0
+    first_round_seconds: float = 65.0
     runners: tuple[int, ...] = (1, 2, 4, 8)
     history: int = 2_000_000
     soak_minutes: float = 60.0
@@ -65,6 +66,7 @@ QUICK = Size(
     commands=1,
     idle_seconds=1.0,
     settle_seconds=0.2,
+    first_round_seconds=0.2,
     runners=(2,),
     history=2_000,
     soak_minutes=0.02,
