@@ -39,7 +39,8 @@ async def idle(bench: Bench) -> list[Figure]:
         await asyncio.sleep(bench.size.idle_seconds)
         after, elapsed = (tree_seconds(top), _transactions(folder)), time.monotonic() - began
         memory, processes = pss_bytes(top), len(tree(top))
-    facts: Settings = {"note": f"{processes} processes, over {bench.size.idle_seconds:g} s, vacuumed once before, after its first minute"}
+    watched = f"over {bench.size.idle_seconds:g} s, after its first minute, vacuumed once before"
+    facts: Settings = {"note": f"{processes} processes, {watched}"}
     cpu, transactions = (100 * (after[0] - before[0]) / elapsed), (after[1] - before[1]) / elapsed
     about = "all of `up`, idle"
     return [
