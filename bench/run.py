@@ -18,6 +18,7 @@ from pathlib import Path
 from bench import (
     case_ageing,
     case_api,
+    case_fleet,
     case_gates,
     case_history,
     case_idle,
@@ -64,6 +65,7 @@ ON_THEIR_OWN: dict[str, Alone] = {
     "fire_50k": case_schedules.fire_50k,
     "idle_schedules": case_schedules.idle_schedules,
     "runners": case_runners.runners,
+    "fleet": case_fleet.fleet,
     "history": case_history.history,
     "retention": case_history.retention,
     "api_reads": case_api.api_reads,
@@ -148,7 +150,7 @@ async def _attempt(name: str, measuring: Awaitable[list[Figure]], console: Conso
 
 
 def _databases() -> tuple[str, ...]:
-    return ("bench", DATABASE, *case_runners.DATABASES, *case_history.DATABASES, *case_ui.DATABASES)
+    return ("bench", DATABASE, *case_runners.DATABASES, *case_fleet.DATABASES, *case_history.DATABASES, *case_ui.DATABASES)
 
 
 def _warn_if_busy(console: Console) -> None:
