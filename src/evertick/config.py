@@ -76,6 +76,11 @@ class Settings:
     secret_keys: tuple[str, ...] = field(default=(), repr=False)
     secret_key_file: Path | None = None
     secrets_backends: tuple[str, ...] = ("store",)
+    # Not shown where settings are: whoever has it can speak for every agent.
+    agent_key: tuple[str, ...] = field(default=(), repr=False)
+    agent_key_file: Path | None = None
+    start_token_seconds: float = 86_400.0
+    attempt_token_seconds: float = 900.0
 
     load_timeout_seconds: float = 30.0
     routing_file: Path | None = None
@@ -163,6 +168,10 @@ class Settings:
         return self.secret_key_file or self.home / "secret.key"
 
     @property
+    def agent_key_place(self) -> Path:
+        return self.agent_key_file or self.home / "agent.key"
+
+    @property
     def bundles_folder(self) -> Path:
         return self.home / "bundles"
 
@@ -196,6 +205,8 @@ _LOWEST: dict[str, float] = {
     "notify_attempts": 1,
     "notify_give_up_hours": 0,
     "load_timeout_seconds": 0.1,
+    "start_token_seconds": 1,
+    "attempt_token_seconds": 1,
     "result_spill_bytes": 1024,
     "result_max_bytes": 1024,
     "log_head_bytes": 4096,

@@ -1,0 +1,80 @@
+"""How an attempt ended, as its agent leaves it where the executor finds it: small enough for a pod's termination message.
+
+It says what is to be recorded if nothing but this is left. A result that does not fit is not left out silently: the attempt
+is then recorded as lost, and runs again. What cannot be read, or is another attempt's, says nothing: user code can write there.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
+
+MOST_BYTES = 4096
+_FORMAT = 1
+_TOO_LARGE = "result_lost: its result is too large to be left behind by the agent, and did not reach the API"
+
+
+def to_bytes(outcome: Outcome, *, session: int) -> bytes:
+    """At most MOST_BYTES. The log is not in it: it goes its own way."""
+    text = _text(outcome, session)
+    if len(text) > MOST_BYTES and outcome.result_json is not None:
+        outcome = replace(outcome, kind=OutcomeKind.LOST, reason=_TOO_LARGE, result_json=None, exit_code=None)
+        text = _text(outcome, session)
+    reason = outcome.reason or ""
+    while len(text) > MOST_BYTES:
+        reason = reason[: len(reason) * 3 // 4]
+        text = _text(replace(outcome, reason=f"{reason}…"), session)
+    return text
+
+
+def parse(raw: bytes, *, key: TaskKey, epoch: int, session: int) -> Outcome | None:
+    """What was left behind by that very attempt; None for anything else."""
+    if len(raw) > MOST_BYTES:
+        return None
+    try:
+        found = json.loads(raw)
+        whose = [found["run_id"], found["idx"], found["map_index"], found["epoch"], found["session"]]
+        if found["evertick"] != _FORMAT or whose != [*key, epoch, session]:
+            return None
+        return _outcome(found, key, epoch)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _text(outcome: Outcome, session: int) -> bytes:
+    key = outcome.key
+    fields: dict[str, Any] = {"evertick": _FORMAT, **key._asdict(), "epoch": outcome.epoch, "session": session}
+    fields["kind"] = outcome.kind.value
+    if outcome.reason is not None:
+        fields["reason"] = outcome.reason
+    if outcome.exit_code is not None:
+        fields["exit_code"] = outcome.exit_code
+    if outcome.no_retry:
+        fields["no_retry"] = True
+    if outcome.retry_after_seconds is not None:
+        fields["retry_after_seconds"] = outcome.retry_after_seconds
+    if outcome.result_json is not None:
+        fields["result"] = outcome.result_json
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _outcome(found: dict[str, Any], key: TaskKey, epoch: int) -> Outcome:
+    reason, result, code = found.get("reason"), found.get("result"), found.get("exit_code")
+    after = found.get("retry_after_seconds")
+    if not isinstance(reason, str | None) or not isinstance(result, str | None) or not isinstance(code, int | None):
+        raise TypeError
+    if result is not None:
+        json.loads(result)
+    return Outcome(
+        key=key,
+        epoch=epoch,
+        kind=OutcomeKind(found["kind"]),
+        reason=reason,
+        result_json=result,
+        exit_code=code,
+        no_retry=found.get("no_retry") is True,
+        retry_after_seconds=None if after is None else float(after),
+    )
