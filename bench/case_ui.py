@@ -22,7 +22,8 @@ from psycopg import AsyncConnection
 
 from evertick.api.guard import PLAIN_COOKIE
 from evertick.domain.access import Role
-from evertick.domain.dag import DagSpec, TaskSpec
+from evertick.domain.dag import DagSpec, NamedSchedule, TaskSpec
+from evertick.domain.schedule import parse_schedule
 from evertick.engine import accounts
 from evertick.engine.publish import publish
 from evertick.store import dags, runs
@@ -51,17 +52,26 @@ _COPY_DAGS = """
         select n.version_id, s.idx, s.name, s.queue, s.priority, s.rule, s.upstream_total, s.setup_total, s.is_setup, s.is_leaf,
                s.starts_at_once, s.max_attempts, s.rerun_on_loss
           from versions n, task_spec s where s.version_id = %(version)s
+    ), times as (
+        insert into schedule (dag_id, name, version, spec, params, misfire, window_seconds, changed_by, changed_at)
+        select m.dag_id, c.name, c.version, c.spec, c.params, c.misfire, c.window_seconds, c.changed_by, c.changed_at
+          from made m, schedule c where c.dag_id = %(dag)s
+        returning schedule_id, version
+    ), cursors as (
+        insert into schedule_state (schedule_id, shard, version, next_due)
+        select schedule_id, 0, version, clock() + interval '1 hour' + schedule_id % 1440 * interval '1 minute' from times
     )
     select count(*) from versions"""
 _POINT = (
     "update dag d set version_id = v.version_id from dag_version v where v.dag_id = d.dag_id and d.version_id is null"
 )
-# Finished runs, spread over the DAGs and over a month; every twentieth failed.
+# Finished runs, spread over the DAGs and over a month; every twentieth failed. Some at a time: nobody waits for ever for one answer.
+_BATCH = 10_000
 _FILL = """
     with made as (
         insert into run (dag_id, version_id, kind, params, triggered_by, created_at)
         select d.dag_id, d.version_id, 'manual', '{}', 'bench', clock() - interval '30 days' + n * interval '30 days' / %(runs)s
-          from generate_series(1, %(runs)s) n
+          from generate_series(%(first)s::int, least(%(first)s::int + %(batch)s - 1, %(runs)s)) n
           join (select dag_id, version_id, row_number() over (order by dag_id) - 1 as place from dag where name like 'dag_%%') d
             on d.place = n %% %(count)s
         order by n returning run_id, dag_id, version_id, created_at
@@ -97,7 +107,7 @@ async def ui(bench: Bench) -> list[Figure]:
         page = await context.new_page()
         facts: Facts = {"dags": bench.size.ui_dags, "runs": bench.size.ui_runs, "log_bytes": bench.size.ui_log_bytes}
         figures = []
-        for name, path in _pages(run_id).items():
+        for name, path in _pages(run_id, wide).items():
             await page.goto(url + path)
             times = [await _interactive(page, url + path) for _ in bench.rounds()]
             figures.append(median(f"ui.{name}", f"{path} interactive", "ms", times, at_most(300), facts))
@@ -108,22 +118,47 @@ async def ui(bench: Bench) -> list[Figure]:
     return figures
 
 
-def _pages(run_id: int) -> dict[str, str]:
+def _pages(run_id: int, wide: int) -> dict[str, str]:
+    """Every page that shows something; forms of the same page once."""
+    dag, run = "/dags/dag_00001", f"/runs/{run_id}"
     return {
         "home": "/",
         "dags": "/dags",
         "dags_search": "/dags?q=4711",
-        "dag": "/dags/dag_00001",
-        "calendar": "/dags/dag_00001/calendar",
-        "durations": "/dags/dag_00001/durations",
+        "dags_failed": "/dags?state=failed",
+        "dags_slowest": "/dags?sort=-took",
+        "dag": dag,
+        "dag_graph": f"{dag}/graph",
+        "calendar": f"{dag}/calendar",
+        "durations": f"{dag}/durations",
+        "schedules": f"{dag}/schedules",
+        "schedule_form": f"{dag}/schedules/edit?name=main",
+        "versions": f"{dag}/versions",
+        "code": f"{dag}/code",
+        "details": f"{dag}/details",
+        "trigger": f"{dag}/trigger",
+        "wide_dag": "/dags/wide",
         "runs": "/runs",
         "runs_failed": "/runs?state=failed",
-        "run": f"/runs/{run_id}",
-        "gantt": f"/runs/{run_id}?tab=gantt",
-        "history": f"/runs/{run_id}?tab=history",
+        "run": run,
+        "gantt": f"{run}?tab=gantt",
+        "history": f"{run}?tab=history",
+        "wide_run": f"/runs/{wide}",
+        "wide_graph": f"/runs/{wide}?tab=graph",
+        "task": f"{run}/tasks/task_1",
+        "task_attempts": f"{run}/tasks/task_1?tab=attempts",
+        "approvals": "/approvals",
+        "backfills": "/backfills",
+        "backfill_form": "/backfills/new?dag=dag_00001",
         "pools": "/pools",
+        "keys": "/keys",
         "queues": "/queues",
         "runners": "/runners",
+        "variables": "/variables",
+        "connections": "/connections",
+        "secrets": "/secrets",
+        "users": "/users",
+        "tokens": "/tokens",
         "audit": "/audit",
     }
 
@@ -135,15 +170,17 @@ async def _prepared(bench: Bench, conn: AsyncConnection) -> tuple[int, int, str]
         name="model",
         tasks=tuple(TaskSpec(name=f"task_{n}") for n in range(_TASKS)),
         edges=tuple((n, n + 1) for n in range(_TASKS - 1)),
+        schedules=(NamedSchedule(name="main", spec=parse_schedule("30 6 * * *")),),
     )
     model = await publish(conn, spec=chain, file="bench.py", bundle_hash="b", actor="bench")
     wide = await publish(conn, spec=_wide(), file="bench.py", bundle_hash="b", actor="bench")
     bench.say(f"{bench.size.ui_dags:,} DAGs, {bench.size.ui_runs:,} runs")
     await conn.execute("set statement_timeout = 0")
-    await conn.execute(_COPY_DAGS, {"count": bench.size.ui_dags, "version": model.out_version_id})
+    await conn.execute(_COPY_DAGS, {"count": bench.size.ui_dags, "version": model.out_version_id, "dag": model.out_dag_id})
     await conn.execute(_POINT)
-    sizes = {"runs": bench.size.ui_runs, "count": bench.size.ui_dags, "last": _TASKS - 1}
-    await conn.execute(_FILL, sizes)
+    sizes = {"runs": bench.size.ui_runs, "count": bench.size.ui_dags, "last": _TASKS - 1, "batch": _BATCH}
+    for first in range(1, bench.size.ui_runs + 1, _BATCH):
+        await conn.execute(_FILL, {**sizes, "first": first})
     started = await runs.trigger(conn, dag_id=wide.out_dag_id, params={}, key=None, actor="bench")
     newest = (await runs.list_newest(conn, state="success", limit=1))[0].run_id
     chunks = max(1, bench.size.ui_log_bytes // _CHUNK_BYTES)

@@ -197,10 +197,10 @@ def test_a_run_is_watched_and_canceled_without_a_reload(visit: Visitor, site: Si
     page.locator(".graph-node[data-idx='0']").focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator(".graph-node[data-idx='1']")).to_be_focused()
-    before = page.locator("[data-graph-scene]").get_attribute("transform")
+    before = page.locator(".graph-picture").get_attribute("style")
     page.keyboard.press("+")
     page.wait_for_function(
-        "(old) => document.querySelector('[data-graph-scene]').getAttribute('transform') !== old", arg=before
+        "(old) => document.querySelector('.graph-picture').getAttribute('style') !== old", arg=before
     )
     page.get_by_role("button", name="Cancel…").click()
     expect(page.locator("#cancel")).to_contain_text("1 available: canceled now")

@@ -1,39 +1,47 @@
 // The picture of a DAG: drag to move, wheel or + and - to zoom, arrows to walk from task to task. Colours change where they stand;
-// nothing is laid out again. Moving changes one transform per frame, whatever the number of tasks.
+// nothing is laid out again.
+//
+// The picture is a layer of its own. Moving it is one transform, for which the browser paints nothing anew, whatever the number of
+// tasks. Zooming scales that layer, too; only when the hand rests it is drawn sharp, once.
 
 const LARGEST = 3;
 const SMALLEST = 0.05;
+const REST_MS = 140;
 
 class GraphView {
   constructor(root) {
     this.root = root;
-    this.svg = root.querySelector("svg");
-    this.scene = this.svg.querySelector("[data-graph-scene]");
+    this.box = root.querySelector("[data-graph-box]");
+    this.svg = this.box.querySelector("svg");
     this.width = Number(this.svg.dataset.width);
     this.height = Number(this.svg.dataset.height);
     this.x = 0;
     this.y = 0;
     this.scale = 1;
+    this.drawn = 1; // the scale that the layer was drawn at
     this.frame = 0;
+    this.rest = 0;
     this.drag = null;
+    root.classList.add("is-live");
     this.listen();
     this.fit();
   }
 
   listen() {
-    this.svg.addEventListener("wheel", (event) => {
+    this.box.addEventListener("wheel", (event) => {
       if (!event.ctrlKey && !event.metaKey && !event.altKey && !this.root.contains(document.activeElement)) return;
       event.preventDefault();
-      this.zoom(Math.exp(-event.deltaY / 400), event.offsetX, event.offsetY);
+      const at = this.box.getBoundingClientRect();
+      this.zoom(Math.exp(-event.deltaY / 400), event.clientX - at.left, event.clientY - at.top);
     }, { passive: false });
-    this.svg.addEventListener("pointerdown", (event) => {
+    this.box.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
       this.drag = { x: event.clientX - this.x, y: event.clientY - this.y, from: [event.clientX, event.clientY], isMoved: false };
     });
-    this.svg.addEventListener("pointermove", (event) => {
+    this.box.addEventListener("pointermove", (event) => {
       if (!this.drag) return;
       if (!this.drag.isMoved && Math.hypot(event.clientX - this.drag.from[0], event.clientY - this.drag.from[1]) < 4) return;
-      if (!this.drag.isMoved) this.svg.setPointerCapture(event.pointerId);
+      if (!this.drag.isMoved) this.box.setPointerCapture(event.pointerId);
       this.drag.isMoved = true;
       this.x = event.clientX - this.drag.x;
       this.y = event.clientY - this.drag.y;
@@ -42,22 +50,22 @@ class GraphView {
     const release = () => {
       const wasMoved = this.drag?.isMoved;
       this.drag = null;
-      if (wasMoved) this.svg.addEventListener("click", (event) => event.preventDefault(), { once: true, capture: true });
+      if (wasMoved) this.box.addEventListener("click", (event) => event.preventDefault(), { once: true, capture: true });
     };
-    this.svg.addEventListener("pointerup", release);
-    this.svg.addEventListener("pointercancel", release);
-    this.svg.addEventListener("dragstart", (event) => event.preventDefault());
+    this.box.addEventListener("pointerup", release);
+    this.box.addEventListener("pointercancel", release);
+    this.box.addEventListener("dragstart", (event) => event.preventDefault());
     this.root.addEventListener("click", (event) => {
       const button = event.target.closest("[data-graph-do]");
       if (button) this.do(button.dataset.graphDo);
     });
     this.root.addEventListener("keydown", (event) => this.pressed(event));
     this.svg.addEventListener("focusin", (event) => this.reveal(event.target));
-    new ResizeObserver(() => this.isTouched || this.fit()).observe(this.svg);
+    new ResizeObserver(() => this.isTouched || this.fit()).observe(this.box);
   }
 
   do(what) {
-    const { clientWidth, clientHeight } = this.svg;
+    const { clientWidth, clientHeight } = this.box;
     if (what === "in") this.zoom(1.3, clientWidth / 2, clientHeight / 2);
     if (what === "out") this.zoom(1 / 1.3, clientWidth / 2, clientHeight / 2);
     if (what === "fit") { this.isTouched = false; this.fit(); }
@@ -90,7 +98,7 @@ class GraphView {
   }
 
   nodes() {
-    this.all ??= [...this.scene.querySelectorAll(".graph-node")];
+    this.all ??= [...this.svg.querySelectorAll(".graph-node")];
     return this.all;
   }
 
@@ -99,7 +107,7 @@ class GraphView {
     if (!node || this.drag) return;
     const x = Number(node.dataset.x) * this.scale + this.x;
     const y = Number(node.dataset.y) * this.scale + this.y;
-    const { clientWidth, clientHeight } = this.svg;
+    const { clientWidth, clientHeight } = this.box;
     if (x > 40 && y > 20 && x < clientWidth - 120 && y < clientHeight - 40) return;
     this.x = clientWidth / 2 - Number(node.dataset.x) * this.scale;
     this.y = clientHeight / 2 - Number(node.dataset.y) * this.scale;
@@ -117,7 +125,7 @@ class GraphView {
 
   /** All of it, if it can still be read then; else its beginning. */
   fit() {
-    const { clientWidth, clientHeight } = this.svg;
+    const { clientWidth, clientHeight } = this.box;
     if (!clientWidth || !clientHeight) return;
     const whole = Math.min(clientWidth / this.width, clientHeight / this.height);
     this.scale = Math.min(1, whole < 0.35 ? Math.max(whole, 0.35) : whole);
@@ -131,9 +139,22 @@ class GraphView {
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => {
       this.frame = 0;
-      this.scene.setAttribute("transform", `translate(${this.x.toFixed(1)} ${this.y.toFixed(1)}) scale(${this.scale.toFixed(4)})`);
+      // Twice as large without being drawn anew would be a blur, and the first time nothing is to be seen yet.
+      const ratio = this.scale / this.drawn;
+      if (!this.root.dataset.ready || ratio > 2 || ratio < 0.5) this.draw();
+      else if (ratio !== 1) {
+        clearTimeout(this.rest);
+        this.rest = setTimeout(() => { this.draw(); this.paint(); }, REST_MS);
+      }
+      this.svg.style.transform = `translate(${this.x.toFixed(1)}px, ${this.y.toFixed(1)}px) scale(${(this.scale / this.drawn).toFixed(4)})`;
       this.root.dataset.ready = "yes";
     });
+  }
+
+  draw() {
+    this.drawn = this.scale;
+    this.svg.setAttribute("width", (this.width * this.scale).toFixed(1));
+    this.svg.setAttribute("height", (this.height * this.scale).toFixed(1));
   }
 
   /** New states: {"idx": {state, count, title}}. */
