@@ -169,9 +169,10 @@ async def test_whichever_way_rows_are_picked_a_claim_is_guarded_alike(functions:
 
 # Locks ------------------------------------------------------------------------------------------------------
 
-# claim and claim_rows take no run lock: they skip locked rows of the line and wait for nothing but the task that they were handed.
+# claim, claim_rows and queue_rows take no run lock: they skip locked rows of the line and wait for nothing but the task that they
+# were handed.
 # let_in moves only tasks whose row of gate_wait it has taken, or whose run is locked: nobody else can want them.
-WITHOUT_RUN_LOCK = {"claim", "claim_rows", "let_in"}
+WITHOUT_RUN_LOCK = {"claim", "claim_rows", "queue_rows", "let_in"}
 PRUNING = {"prune_runs", "prune_journal", "prune_versions", "prune_kind", "sweep"}
 GATES = {"tend_gates", "unadmit", "reconcile_gates"}
 PLANNING = {

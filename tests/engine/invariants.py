@@ -23,6 +23,12 @@ create or replace function violations() returns setof text language sql as $$
     union all
     select format('V2 two owners: %s', (l.run_id, l.idx)) from lease l group by l.run_id, l.idx, l.map_index having count(*) > 1
     union all
+    -- a queued task is on somebody's list, with its own session
+    select format('queued and on no list: %s', (k.run_id, k.idx)) from task k
+    where k.state = 'queued' and not exists (
+        select 1 from dispatch d where d.run_id = k.run_id and d.idx = k.idx and d.map_index = k.map_index
+          and d.epoch = k.epoch and d.session = k.session)
+    union all
     -- an available task is in line exactly once, a pending one with a time has its timer
     select format('available %s times in line: %s', count(q.seq), (k.run_id, k.idx))
     from task k left join ready q on q.run_id = k.run_id and q.idx = k.idx and q.map_index = k.map_index
@@ -185,7 +191,8 @@ begin
 end $$;
 create or replace function refuse_old_epoch() returns trigger language plpgsql as $$
 begin
-    if new.epoch < old.epoch or (new.state = 'running' and old.state <> 'running' and new.epoch <= old.epoch) then
+    if new.epoch < old.epoch or (
+        new.state in ('queued', 'running') and old.state not in ('queued', 'running') and new.epoch <= old.epoch) then
         raise exception 'V2 the epoch of (%%, %%) went from %% to %%', new.run_id, new.idx, old.epoch, new.epoch;
     end if;
     return new;

@@ -69,9 +69,16 @@ async def reopen_before(subject: Subject) -> StepRow:
 async def _put_into(conn: AsyncConnection, claim: StepRow, state: TaskState) -> None:
     is_terminal = state in TERMINAL_TASK_STATES
     await conn.execute(
-        "update task set state = %s, finished_at = case when %s then clock() end, n_success = 1"
+        "update task set state = %s, finished_at = case when %s then clock() end, n_success = 1,"
+        " started_at = case when %s then null else started_at end where run_id = %s and idx = %s",
+        [state.value, is_terminal, state is TaskState.QUEUED, claim.run_id, claim.idx],
+    )
+    # On the list in every state, so that only the state can keep what never began from ending.
+    await conn.execute(
+        "insert into dispatch (run_id, idx, map_index, epoch, session, executor, owner, queue, queued_at)"
+        " select run_id, idx, map_index, epoch, session, 'far', session, 'default', clock() from task"
         " where run_id = %s and idx = %s",
-        [state.value, is_terminal, claim.run_id, claim.idx],
+        [claim.run_id, claim.idx],
     )
     await conn.execute(
         "insert into ready (queue, rank, run_id, idx, map_index) select queue, 9 - priority, %s, idx, -1"

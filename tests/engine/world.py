@@ -73,7 +73,13 @@ class Runner:
 
     @classmethod
     async def join(
-        cls, conn: AsyncConnection, *, queues: tuple[str, ...] = ("default",), match: tuple[str, ...] = ()
+        cls,
+        conn: AsyncConnection,
+        *,
+        queues: tuple[str, ...] = ("default",),
+        match: tuple[str, ...] = (),
+        executor: str = "local",
+        slots: int = 100,
     ) -> Runner:
         session = next(_SESSIONS)
         new = NewRunner(
@@ -85,8 +91,9 @@ class Runner:
             pid=1,
             pid_started=0.0,
             queues=list(queues),
-            slots=100,
+            slots=slots,
             match=list(match),
+            executor=executor,
         )
         await runners.register(conn, new)
         return cls(conn, session)

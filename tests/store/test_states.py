@@ -14,6 +14,7 @@ from evertick.domain.errors import Conflict
 from evertick.domain.states import TERMINAL_TASK_STATES, RunState, TaskState, TriggerRule
 from evertick.engine.cancel import cancel
 from evertick.engine.clear import clear, select_tasks
+from evertick.engine.dispatch import NeverBegan, QueuedEnd, claim_for_dispatch, end_queued
 from evertick.engine.mark import mark
 from evertick.engine.pause import pause, unpause
 from evertick.engine.promote import promote
@@ -109,6 +110,19 @@ async def claims_by_place(subject: Subject) -> None:
     await tasks.claim_rows(subject.conn, session=session, queues=["default"], places=places, seqs=seqs)
 
 
+async def claims_for_dispatch(subject: Subject) -> None:
+    await claim_for_dispatch(subject.conn, session=subject.runner.session, queues=["default"], free=9)
+
+
+def ends_queued(kind: QueuedEnd) -> Verb:
+    def verb(subject: Subject) -> Awaitable[object]:
+        claim, session = subject.claim, subject.runner.session
+        end = NeverBegan(key=key_of(claim), epoch=claim.epoch, session=session, kind=kind, reason="x")
+        return end_queued(subject.conn, [end], infra_retries=3)
+
+    return verb
+
+
 async def clears(subject: Subject) -> None:
     chosen = await select_tasks(subject.conn, run_id=subject.run_id, names=["subject"])
     await clear(subject.conn, run_id=subject.run_id, chosen=chosen, actor="me")
@@ -130,6 +144,10 @@ async def promotes(subject: Subject) -> None:
 VERBS: dict[str, tuple[Verb, Chains]] = {
     "claim": (lambda s: s.runner.claim(), {T.AVAILABLE: [T.RUNNING]}),
     "claim by place": (claims_by_place, {T.AVAILABLE: [T.RUNNING]}),
+    "claim for an executor": (claims_for_dispatch, {T.AVAILABLE: [T.QUEUED]}),
+    "lose before it began": (ends_queued(QueuedEnd.LOST), {T.QUEUED: [T.PENDING, T.AVAILABLE]}),
+    "fail before it began": (ends_queued(QueuedEnd.FAILED), {T.QUEUED: [T.PENDING, T.AVAILABLE]}),
+    "give back before it began": (ends_queued(QueuedEnd.GIVEN_BACK), {T.QUEUED: [T.PENDING, T.AVAILABLE]}),
     "report success": (reports("success"), {T.RUNNING: [T.SUCCESS]}),
     "report skipped": (reports("skipped"), {T.RUNNING: [T.SKIPPED]}),
     "report failed for good": (reports("failed", no_retry=True), {T.RUNNING: [T.FAILED]}),
@@ -182,6 +200,9 @@ NONSENSE = {
     "running without an owner": "update task set state = 'running', session = null, started_at = clock()",
     "running without an epoch": "update task set state = 'running', session = 1, started_at = clock(), epoch = 0",
     "running without a start": "update task set state = 'running', session = 1, epoch = 1, started_at = null",
+    "queued without an owner": "update task set state = 'queued', session = null, epoch = 1",
+    "queued without an epoch": "update task set state = 'queued', session = 1, epoch = 0",
+    "queued and begun": "update task set state = 'queued', session = 1, epoch = 1, started_at = clock()",
     "asked to stop while nothing runs": "update task set request = 'cancel'",
     "waiting for a time while in line": "update task set not_before = clock()",
     "ended without a time": "update task set state = 'success', finished_at = null",

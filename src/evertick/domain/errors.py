@@ -21,6 +21,9 @@ EvertickError
 │   └── Stale                it changed since it was read: read it again
 ├── ResultLost               a task's result cannot be read: its file is gone or changed, or its type is unknown here
 ├── DeliveryFailed           a notification that its sink did not take
+├── ExecutorBusy             an executor elsewhere has no room now: nobody hands over anything for a while
+├── ExecutorUnavailable      an executor elsewhere cannot be reached, or does not say whether it took something
+├── SubmissionRefused        an executor elsewhere will never take this attempt, by the task's own fault
 ├── LeaseLost                an attempt's owner was replaced: drop the work and say so
 ├── NotLeader                a planning write by a scheduler that no longer leads
 ├── SchemaMismatch           the database's schema and this program do not fit each other
@@ -169,6 +172,28 @@ class DeliveryFailed(EvertickError):
     def __init__(self, message: str, *, is_final: bool = False, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
         self.is_final, self.retry_after_seconds = is_final, retry_after_seconds
+
+
+class ExecutorBusy(EvertickError):
+    """An executor elsewhere has no room now (a quota, too many requests). Counts against no budget."""
+
+    code = "executor_busy"
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class ExecutorUnavailable(EvertickError):
+    """An executor elsewhere cannot be reached, or does not say whether it took something: an outage, a time-out, its own error."""
+
+    code = "executor_unavailable"
+
+
+class SubmissionRefused(EvertickError):
+    """An executor elsewhere will never take this attempt, by the task's own fault (a bad template): it failed with that reason."""
+
+    code = "submission_refused"
 
 
 class LeaseLost(EvertickError):

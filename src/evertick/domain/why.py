@@ -66,6 +66,24 @@ def _running(it: Detail, when: When) -> str:
     return f"it runs on {it['runner'] or 'a runner'}, begun {when(it['since'])}{asked}"
 
 
+def _queued(it: Detail, when: When) -> str:
+    if it["executor"] is None:
+        return "it is queued and nobody looks after it; it is offered again with the next round of repairs"
+    asked = f"; it was asked to stop ({it['asked']})" if it["asked"] else ""
+    if not it["has_runner"]:
+        who = f"no live runner of executor {it['executor']} that serves queue {it['queue']}"
+        return f"queued {when(it['since'])}; {who}: start one{asked}"
+    trouble = f": {it['trouble']}" if it["trouble"] else ""
+    if it["submitted_at"]:
+        return f"executor {it['executor']} has it, given {when(it['submitted_at'])}; its agent has not begun yet{trouble}{asked}"
+    again = f", tried again {when(it['retry_at'])}" if it["retry_at"] else ""
+    tried = (
+        f"handed over {it['tries']} times, last {when(it['tried_at'])}{again}" if it["tries"] else "not handed over yet"
+    )
+    who = f"runner {it['runner']}" if it["runner"] else "a runner that is silent"
+    return f"queued {when(it['since'])} for executor {it['executor']} by {who}, {it['ahead']} before it; {tried}{trouble}{asked}"
+
+
 def _quarantined(it: Detail, when: When) -> str:
     again = f"tried again {when(it['retry_at'])}" if it["retry_at"] else "until it is published anew"
     return f"set aside, {again}: {it['verb']} failed: {it['reason']}"
@@ -194,6 +212,7 @@ def _deferred(it: Detail, when: When) -> str:
 _SENTENCES = {
     "deferred": _deferred,
     "ended": _ended,
+    "queued": _queued,
     "running": _running,
     "quarantined": _quarantined,
     "dag_paused": _paused,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from evertick.domain.fairness import RANKS
 from evertick.engine.fair_turns import FairTurns
+from evertick.store.dispatch import QueuedRow
 from evertick.store.tasks import Look, StepRow
 
 # A place in line is given before the transaction that fills it commits, and a claim passes over what another has locked;
@@ -46,7 +47,7 @@ class ClaimCursor:
             self._low[place] = max(self._low[place], seq)
         return self._low
 
-    def learn(self, claims: Sequence[StepRow], *, wanted: int, now: float) -> None:
+    def learn(self, claims: Sequence[StepRow | QueuedRow], *, wanted: int, now: float) -> None:
         """What a look that wanted so many found."""
         self._came_back_empty = len(claims) < wanted
         newest = {claim.place: claim.seq for claim in claims}

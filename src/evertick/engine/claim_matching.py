@@ -102,19 +102,26 @@ async def step_matching(
         done = await step(conn, session=session, reports=reports, queues=none, free=0, infra_retries=infra_retries)
     if free <= 0:
         return done
-    now = time.monotonic()
-    begun = matching.begin(now)
-    rows = await queues.look_in_line(conn, queues=matching.queues, begin=begun, window=WINDOW)
-    if unknown := matching.unknown(rows):
-        matching.learn(await queues.names(conn, unknown))
-    mine = [row for row in rows if matching.serves(row)]
-    chosen = choose(mine, free, matching.turns.take(now))
+    begun, rows, chosen = await look_for(conn, matching, free)
     claims = await _claim(conn, matching, session, chosen) if chosen else []
     matching.note(begun, rows, chosen)
     # Where others were faster there may be more behind: that is no reason to wait for the next tick.
     is_cut = matching.is_walking or len(claims) < len(chosen)
     is_walking = is_cut and len(claims) < free
     return Stepped(claims=claims, refused=done.refused, has_more=done.has_more, is_walking=is_walking)
+
+
+async def look_for(
+    conn: AsyncConnection, matching: Matching, free: int
+) -> tuple[list[int], list[InLine], list[InLine]]:
+    """Where the look began, what it saw, and what of that is worth claiming."""
+    now = time.monotonic()
+    begun = matching.begin(now)
+    rows = await queues.look_in_line(conn, queues=matching.queues, begin=begun, window=WINDOW)
+    if unknown := matching.unknown(rows):
+        matching.learn(await queues.names(conn, unknown))
+    mine = [row for row in rows if matching.serves(row)]
+    return begun, rows, choose(mine, free, matching.turns.take(now))
 
 
 def choose(rows: Sequence[InLine], free: int, aging_seconds: float | None) -> list[InLine]:

@@ -85,7 +85,7 @@ def report(outcome: Outcome, *, policy: RetryPolicy, attempt: int) -> str:
     fields: dict[str, object] = {"r": key.run_id, "i": key.idx, "m": key.map_index, "e": outcome.epoch}
     fields["kind"] = outcome.kind.value
     if outcome.reason is not None:
-        fields["reason"] = _storable(outcome.reason[:MOST_REASON_CHARACTERS])
+        fields["reason"] = storable(outcome.reason[:MOST_REASON_CHARACTERS])
     if outcome.exit_code is not None:
         fields["exit_code"] = outcome.exit_code
     if outcome.kind in (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.KILLED):
@@ -102,7 +102,7 @@ def report(outcome: Outcome, *, policy: RetryPolicy, attempt: int) -> str:
     return f'{text[:-1]}, "result": {outcome.result_json}}}'
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """PostgreSQL's text holds neither NUL nor half a surrogate pair, and exceptions carry both."""
     return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 

@@ -29,6 +29,7 @@ class NewRunner:
     version: str = ""
     request: str | None = None
     lost_after_seconds: float = 0.0
+    executor: str = "local"
 
 
 @dataclass(frozen=True, slots=True)

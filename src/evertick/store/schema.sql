@@ -91,6 +91,16 @@ CREATE TYPE evertick.map_how AS ENUM (
     'kwargs'
 );
 
+CREATE TYPE evertick.queued_row AS (
+	run_id bigint,
+	idx integer,
+	map_index integer,
+	epoch integer,
+	session bigint,
+	place integer,
+	seq bigint
+);
+
 CREATE TYPE evertick.run_kind AS ENUM (
     'scheduled',
     'manual',
@@ -248,6 +258,26 @@ begin
     end if;
     perform settle(start_runs(admitted));
     return cardinality(admitted);
+end $$;
+
+CREATE FUNCTION evertick.adopt_dispatches(p_session bigint, p_silent_seconds double precision, p_most integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    adopted int;
+begin
+    with orphan as materialized (
+        select d.place from lost_owners(p_silent_seconds) o(owner)
+        cross join lateral (
+            select x.ctid as place from dispatch x
+            cross join lateral (select r.executor, r.queues from runner r where r.session = p_session and r.gone_at is null offset 0) me
+            where x.owner = o.owner and x.executor = me.executor and x.queue = any(me.queues)
+            limit p_most for update of x skip locked) d
+        where o.owner <> p_session
+    )
+    update dispatch d set owner = p_session where d.ctid = any(array(select o.place from orphan o limit p_most));
+    get diagnostics adopted = row_count;
+    return adopted;
 end $$;
 
 CREATE FUNCTION evertick.arrivals_of(p_wants evertick.gate_want[]) RETURNS evertick.gate_arrival[]
@@ -661,6 +691,34 @@ begin
     if p_free > got then
         return query select * from claim(p_session, p_queues, p_free - got, p_low);
     end if;
+end $$;
+
+CREATE FUNCTION evertick.claim_for_dispatch(p_session bigint, p_queues text[], p_free integer, p_low bigint[], p_aging double precision, p_sessions bigint[]) RETURNS SETOF evertick.queued_row
+    LANGUAGE plpgsql
+    AS $$
+declare
+    places int[] := '{}';
+    seqs bigint[] := '{}';
+    head_places int[];
+    head_seqs bigint[];
+begin
+    p_free := least(p_free, dispatch_room(p_session));
+    if coalesce(p_free, 0) <= 0 then
+        return;
+    end if;
+    if p_aging is not null then
+        select coalesce(array_agg(o.place), '{}'), coalesce(array_agg(o.seq), '{}') into places, seqs
+        from overdue(p_queues, p_low, p_aging, (p_free + 1) / 2) o;
+    end if;
+    -- One series for queue and rank, so that no plan can change the order in which they are asked.
+    select array_agg(h.place), array_agg(h.seq) into head_places, head_seqs from (
+        select k.place, p.seq from generate_series(0, 10 * cardinality(p_queues) - 1) k(place) cross join lateral (
+            select r.seq from ready r
+            where r.queue = p_queues[k.place / 10 + 1] and r.rank = (k.place % 10)::smallint
+              and r.seq >= coalesce(p_low[k.place + 1], 0) and r.seq <> all(seqs)
+            order by r.seq limit p_free for update skip locked) p
+        limit p_free - cardinality(places)) h;
+    return query select * from queue_rows(p_session, p_queues, places || head_places, seqs || head_seqs, p_sessions);
 end $$;
 
 CREATE FUNCTION evertick.claim_rows(p_session bigint, p_queues text[], p_places integer[], p_seqs bigint[]) RETURNS SETOF evertick.step_row
@@ -1166,6 +1224,104 @@ begin
     return true;
 end $$;
 
+CREATE FUNCTION evertick.dispatch_room(p_session bigint) RETURNS integer
+    LANGUAGE sql STABLE
+    AS $$
+    select r.slots - (select count(*) from dispatch d where d.owner = p_session)::int
+    from runner r where r.session = p_session and r.gone_at is null and r.request is null
+$$;
+
+CREATE FUNCTION evertick.end_dispatches(p_reports jsonb, p_infra_retries integer, OUT moved_sessions bigint[], OUT offered integer) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    ended_now ended[];
+    again ended[];
+    cleared ended[];
+    left_now ended[];
+    retried jsonb;
+    t timestamptz := clock();
+begin
+    perform 1 from run_status s
+    where s.run_id = any(array(select (x->>'r')::bigint from jsonb_array_elements(p_reports) x))
+    order by s.run_id for no key update;
+    with report as materialized (
+        select x.r as run_id, x.i as idx, x.m as map_index, x.e as epoch, x.s as session, x.kind, x.reason,
+               coalesce(x.retry_in, 0) as retry_in, coalesce(x.no_retry, false) as no_retry
+        from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, s bigint, kind text, reason text,
+             retry_in double precision, no_retry boolean)
+    ), decided as (
+        select x.*, k.attempt, k.losses, k.request, k.version_id, s.is_gated, n.state,
+               case when n.state <> 'pending' then null
+                    when x.kind = 'lost'
+                    then t + make_interval(secs => case k.losses when 0 then 0 else least(5 * 2 ^ (k.losses - 1), 300) end)
+                    else t + make_interval(secs => greatest(x.retry_in, 0)) end as not_before
+        from report x
+        cross join lateral (select * from task y where y.run_id = x.run_id and y.idx = x.idx and y.map_index = x.map_index offset 0) k
+        cross join lateral (select * from task_spec y where y.version_id = k.version_id and y.idx = k.idx offset 0) s
+        cross join lateral (select case
+            when k.request = 'mark_success' then 'success'::task_state
+            when k.request = 'mark_failed' then 'failed'
+            when k.request = 'mark_skipped' then 'skipped'
+            when k.request in ('cancel', 'clear') then 'canceled'
+            when x.kind = 'given_back' then 'pending'
+            when x.kind = 'lost' then
+                case when s.rerun_on_loss and k.losses < p_infra_retries then 'pending'::task_state else 'failed' end
+            when x.no_retry or k.attempt >= s.max_attempts then 'failed'
+            else 'pending' end as state) n
+    ), moved as (
+        update task k
+        set state = d.state,
+            attempt = case when d.kind in ('given_back', 'lost') and d.state = 'pending' then d.attempt - 1 else d.attempt end,
+            losses = case when d.kind = 'lost' then d.losses + 1 else d.losses end,
+            session = case when d.state = 'pending' and d.kind in ('given_back', 'lost') then null else d.session end,
+            request = null,
+            not_before = case when d.not_before > t then d.not_before end,
+            finished_at = case when d.state <> 'pending' then t end,
+            reason = case when d.request is null or d.state = 'canceled' then d.reason end
+        from decided d
+        where k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index
+          and k.state = 'queued' and k.epoch = d.epoch and k.session = d.session
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, k.not_before, d.session, d.kind, d.reason,
+                  d.request, d.attempt, d.is_gated
+    ), unlisted as (
+        delete from dispatch w where w.ctid = any(array(
+            select h.ctid from moved m cross join lateral (
+                select y.ctid from dispatch y where y.run_id = m.run_id and y.idx = m.idx and y.map_index = m.map_index
+                  and y.epoch = m.epoch and y.session = m.session offset 0) h))
+    )
+    select array_agg(m.session),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
+               filter (where m.state <> 'pending' and m.request is distinct from 'clear'),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
+               filter (where m.state = 'pending' and m.not_before is null),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.request = 'clear'),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.is_gated),
+           jsonb_agg(to_jsonb(m)) filter (where m.state = 'pending')
+    into moved_sessions, ended_now, again, cleared, left_now, retried from moved m;
+    if left_now is not null then
+        perform leave_gates(left_now);
+    end if;
+    if retried is not null then
+        perform remember(null, retried);
+    end if;
+    offered := settle(ended_now);
+    if again is not null then
+        offered := offered + release(again);
+    end if;
+    if cleared is not null then
+        offered := offered + reopen(cleared);
+    end if;
+end $$;
+
+CREATE FUNCTION evertick.end_queued(p_reports jsonb, p_infra_retries integer, OUT moved_sessions bigint[], OUT offered integer) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+begin
+    select e.moved_sessions, e.offered into moved_sessions, offered from end_dispatches(p_reports, p_infra_retries) e;
+    offered := offered + pass_gates();
+end $$;
+
 CREATE FUNCTION evertick.end_waits(p_ends evertick.wait_end[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -1230,11 +1386,13 @@ begin
         return 'drifted';
     end if;
     if exists (
-        -- running without a lease, or pending for a time that nobody watches, or for nothing
+        -- running without a lease, queued and on nobody's list, or pending for a time that nobody watches, or for nothing
         select 1 from task k
         where k.run_id = p_run_id and case k.state
             when 'running' then not exists (
                 select 1 from lease l where l.session = k.session and l.run_id = k.run_id and l.idx = k.idx and l.map_index = k.map_index)
+            when 'queued' then not exists (
+                select 1 from dispatch w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index and w.epoch = k.epoch)
             when 'pending' then case when k.not_before is null then not is_paused and not exists (
                 select 1 from gate_wait w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index)
                                      else not is_timed(k) end
@@ -1679,6 +1837,26 @@ begin
     return everything;
 end $$;
 
+CREATE FUNCTION evertick.forget_dispatches(p_sessions bigint[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    forgotten int;
+begin
+    with over as (
+        select d.ctid as place from unnest(p_sessions) s(session)
+        cross join lateral (select x.*, x.ctid from dispatch x where x.session = s.session offset 0) d
+        left join lateral (
+            select true as is_current from task k
+            where k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index and k.epoch = d.epoch
+              and k.session = d.session and k.state in ('queued', 'running') offset 0) k on true
+        where k.is_current is null
+    )
+    delete from dispatch d where d.ctid = any(array(select o.place from over o));
+    get diagnostics forgotten = row_count;
+    return forgotten;
+end $$;
+
 CREATE FUNCTION evertick.forget_runs(p_shard smallint, p_doomed bigint[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -1946,9 +2124,10 @@ CREATE TABLE evertick.task (
     reason text,
     CONSTRAINT task_attempt_check CHECK ((attempt >= 0)),
     CONSTRAINT task_check CHECK (((state <> 'running'::evertick.task_state) OR ((session IS NOT NULL) AND (epoch > 0) AND (started_at IS NOT NULL)))),
-    CONSTRAINT task_check1 CHECK (((request IS NULL) OR (state = ANY (ARRAY['queued'::evertick.task_state, 'running'::evertick.task_state])))),
-    CONSTRAINT task_check2 CHECK (((not_before IS NULL) OR (state = 'pending'::evertick.task_state))),
-    CONSTRAINT task_check3 CHECK (((finished_at IS NOT NULL) OR (state <> ALL (ARRAY['success'::evertick.task_state, 'failed'::evertick.task_state, 'skipped'::evertick.task_state, 'canceled'::evertick.task_state, 'upstream_failed'::evertick.task_state]))))
+    CONSTRAINT task_check1 CHECK (((state <> 'queued'::evertick.task_state) OR ((session IS NOT NULL) AND (epoch > 0) AND (started_at IS NULL)))),
+    CONSTRAINT task_check2 CHECK (((request IS NULL) OR (state = ANY (ARRAY['queued'::evertick.task_state, 'running'::evertick.task_state])))),
+    CONSTRAINT task_check3 CHECK (((not_before IS NULL) OR (state = 'pending'::evertick.task_state))),
+    CONSTRAINT task_check4 CHECK (((finished_at IS NOT NULL) OR (state <> ALL (ARRAY['success'::evertick.task_state, 'failed'::evertick.task_state, 'skipped'::evertick.task_state, 'canceled'::evertick.task_state, 'upstream_failed'::evertick.task_state]))))
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off);
 
@@ -2034,7 +2213,7 @@ begin
     select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text, k.reason, k.exit_code,
            k.started_at, k.finished_at
     from unnest(p_tasks) p join task k on k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
-    where k.epoch > 0 and k.finished_at is not null and k.started_at is not null
+    where k.epoch > 0 and k.finished_at is not null and (k.started_at is not null or k.session is not null)
     on conflict (run_id, idx, map_index, epoch) do nothing;
     delete from result v using unnest(p_tasks) p
     where v.run_id = p.run_id and v.idx = p.idx and v.map_index = p.map_index;
@@ -2375,6 +2554,19 @@ begin
       and d.wake_at <= t;
     perform pass_gates();
 end $$;
+
+CREATE FUNCTION evertick.lost_owners(p_silent_seconds double precision) RETURNS SETOF bigint
+    LANGUAGE sql STABLE
+    AS $$
+    with recursive holder as (
+        (select owner from dispatch order by owner limit 1)
+        union all
+        select (select d.owner from dispatch d where d.owner > h.owner order by d.owner limit 1)
+        from holder h where h.owner is not null
+    )
+    select h.owner from holder h left join runner r on r.session = h.owner
+    where h.owner is not null and (r.session is null or r.gone_at is not null or r.silent_seconds > p_silent_seconds)
+$$;
 
 CREATE FUNCTION evertick.mark_task(p_run_id bigint, p_idx integer, p_map_index integer, p_state evertick.task_state, p_actor text) RETURNS text
     LANGUAGE plpgsql
@@ -3429,6 +3621,42 @@ CREATE FUNCTION evertick.queue_facts(p_queue text, p_version_id integer, p_idx i
     from runner r where p_queue = any(r.queues) and takes(r.match, p_version_id, p_idx)
 $$;
 
+CREATE FUNCTION evertick.queue_rows(p_session bigint, p_queues text[], p_places integer[], p_seqs bigint[], p_sessions bigint[]) RETURNS SETOF evertick.queued_row
+    LANGUAGE plpgsql
+    AS $$
+declare
+    room int := dispatch_room(p_session);
+    t timestamptz := clock();
+begin
+    if coalesce(room, 0) <= 0 then
+        return;
+    end if;
+    return query
+    with picked as materialized (
+        select w.turn, w.place, r.spot, r.seq, r.queue, r.run_id, r.idx, r.map_index
+        from unnest(p_places, p_seqs) with ordinality w(place, seq, turn)
+        cross join lateral (
+            select q.ctid as spot, q.seq, q.queue, q.run_id, q.idx, q.map_index from ready q
+            where q.queue = p_queues[w.place / 10 + 1] and q.rank = (w.place % 10)::smallint and q.seq = w.seq
+            for update skip locked) r
+        limit room
+    ), taken as (
+        delete from ready r where r.ctid = any(array(select p.spot from picked p))
+    ), moved as (
+        update task k
+        set state = 'queued', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_sessions[p.turn],
+            started_at = null, finished_at = null, reason = null, exit_code = null
+        from picked p
+        where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index and k.state = 'available'
+        returning k.run_id, k.idx, k.map_index, k.epoch, k.session, p.turn, p.place, p.seq, p.queue
+    ), listed as (
+        insert into dispatch (run_id, idx, map_index, epoch, session, executor, owner, queue, queued_at)
+        select m.run_id, m.idx, m.map_index, m.epoch, m.session, r.executor, p_session, m.queue, t
+        from moved m cross join (select x.executor from runner x where x.session = p_session) r
+    )
+    select m.run_id, m.idx, m.map_index, m.epoch, m.session, m.place, m.seq from moved m order by m.turn;
+end $$;
+
 CREATE FUNCTION evertick.quit_lines(p_run_ids bigint[], p_idx integer, p_map_index integer DEFAULT NULL::integer) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -3751,6 +3979,7 @@ declare
     repairs text[] := '{}';
     n int;
     lost ended[];
+    unlisted jsonb;
     t timestamptz := clock();
 begin
     select * into status from run_status r
@@ -3837,6 +4066,17 @@ begin
     if cardinality(lost) > 0 then
         perform begin_waits(lost);
         repairs := array_append(repairs, 'deferral_missing');
+    end if;
+
+    -- queued, and on nobody's list: nobody would ever hand it over. Whatever an executor has of it may not begin any more
+    unlisted := (
+        select jsonb_agg(jsonb_build_object('r', k.run_id, 'i', k.idx, 'm', k.map_index, 'e', k.epoch, 's', k.session,
+                                            'kind', 'given_back', 'reason', 'dispatch_lost: nobody looked after it'))
+        from task k where k.run_id = p_run_id and k.state = 'queued' and not exists (
+            select 1 from dispatch w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index and w.epoch = k.epoch));
+    if unlisted is not null then
+        perform end_dispatches(unlisted, 0);
+        repairs := array_append(repairs, 'dispatch_missing');
     end if;
 
     -- running without a lease: nobody could ever report or lose it
@@ -3968,9 +4208,9 @@ CREATE FUNCTION evertick.remember(p_session bigint, p_retried jsonb) RETURNS voi
     AS $$
 begin
     insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
-    select m.run_id, m.idx, m.map_index, m.epoch, m.attempt, p_session, m.kind, m.reason, m.exit_code, m.started_at, clock()
+    select m.run_id, m.idx, m.map_index, m.epoch, m.attempt, coalesce(p_session, m.session), m.kind, m.reason, m.exit_code, m.started_at, clock()
     from jsonb_to_recordset(p_retried) as m(run_id bigint, idx int, map_index int, epoch int, attempt smallint, kind text,
-         reason text, exit_code int, started_at timestamptz)
+         reason text, exit_code int, started_at timestamptz, session bigint)
     on conflict (run_id, idx, map_index, epoch) do nothing;
     insert into timer (shard, due_at, run_id, idx, map_index)
     select g.shard, m.not_before, m.run_id, m.idx, m.map_index
@@ -5744,7 +5984,11 @@ begin
         return query select 'ended', jsonb_build_object('state', k.state, 'at', k.finished_at, 'reason', k.reason);
         return;
     end if;
-    if k.state in ('queued', 'running') then
+    if k.state = 'queued' then
+        return query select 'queued', why_queued(k);
+        return;
+    end if;
+    if k.state = 'running' then
         return query select 'running', jsonb_build_object('since', k.started_at, 'asked', k.request, 'runner', (
             select r.runner_id from runner r where r.session = k.session));
         return;
@@ -5833,6 +6077,23 @@ begin
             where l.blocked_on = g.gate_id and (w.rank, w.seq) < (wait.rank, wait.seq) limit most) x) end as ahead) a
     where g.gate_id = line.blocked_on or n.need > room_at(g.gate_id)
     order by g.gate_id = line.blocked_on desc, g.gate_id;
+end $$;
+
+CREATE FUNCTION evertick.why_queued(p_task evertick.task) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+    return (
+        select jsonb_build_object(
+            'executor', d.executor, 'queue', d.queue, 'since', d.queued_at, 'tries', coalesce(d.tries, 0), 'tried_at', d.tried_at,
+            'submitted_at', d.submitted_at, 'trouble', d.trouble, 'retry_at', d.retry_at, 'asked', p_task.request,
+            'runner', (select r.runner_id from runner r where r.session = d.owner and r.gone_at is null),
+            'has_runner', exists (select 1 from runner r where r.gone_at is null and r.executor = d.executor and d.queue = any(r.queues)),
+            'ahead', (select count(*) from (
+                select 1 from dispatch b where b.owner = d.owner and b.submitted_at is null and b.started_at is null
+                  and b.queued_at < d.queued_at limit 10000) x))
+        from (select) one left join dispatch d on d.run_id = p_task.run_id and d.idx = p_task.idx and d.map_index = p_task.map_index
+             and d.epoch = p_task.epoch);
 end $$;
 
 CREATE FUNCTION evertick.work_gates(p_entering evertick.ended[], p_noted evertick.ended[], p_released evertick.gate_weight[], p_also integer[]) RETURNS integer
@@ -6054,7 +6315,7 @@ CREATE VIEW evertick.attempts AS
     k.started_at,
     k.finished_at
    FROM evertick.task k
-  WHERE ((k.started_at IS NOT NULL) AND (NOT (EXISTS ( SELECT 1
+  WHERE (((k.started_at IS NOT NULL) OR ((k.session IS NOT NULL) AND (k.finished_at IS NOT NULL))) AND (NOT (EXISTS ( SELECT 1
            FROM evertick.attempt a
           WHERE ((a.run_id = k.run_id) AND (a.idx = k.idx) AND (a.map_index = k.map_index) AND (a.epoch = k.epoch))))))
 UNION ALL
@@ -6219,6 +6480,26 @@ CREATE TABLE evertick.default_notice (
     every_time boolean NOT NULL,
     CONSTRAINT default_notice_event_check CHECK ((event = ANY (ARRAY['failure'::text, 'deadline'::text])))
 );
+
+CREATE TABLE evertick.dispatch (
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    epoch integer NOT NULL,
+    session bigint NOT NULL,
+    executor text NOT NULL,
+    owner bigint NOT NULL,
+    queue text NOT NULL,
+    queued_at timestamp with time zone NOT NULL,
+    tries integer DEFAULT 0 NOT NULL,
+    tried_at timestamp with time zone,
+    submitted_at timestamp with time zone,
+    started_at timestamp with time zone,
+    nonce text,
+    trouble text,
+    retry_at timestamp with time zone
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
 
 CREATE TABLE evertick.edge (
     version_id integer NOT NULL,
@@ -6571,6 +6852,7 @@ CREATE TABLE evertick.runner (
     pid_started double precision NOT NULL,
     queues text[] NOT NULL,
     slots integer NOT NULL,
+    executor text DEFAULT 'local'::text NOT NULL,
     request text,
     beat bigint DEFAULT 0 NOT NULL,
     beat_at timestamp with time zone NOT NULL,
@@ -7150,6 +7432,12 @@ ALTER TABLE ONLY evertick.default_notice
 ALTER TABLE ONLY evertick.deferral
     ADD CONSTRAINT deferral_pkey PRIMARY KEY (run_id, idx, map_index);
 
+ALTER TABLE ONLY evertick.dispatch
+    ADD CONSTRAINT dispatch_pkey PRIMARY KEY (run_id, idx, map_index, epoch);
+
+ALTER TABLE ONLY evertick.dispatch
+    ADD CONSTRAINT dispatch_session_key UNIQUE (session);
+
 ALTER TABLE ONLY evertick.edge
     ADD CONSTRAINT edge_pkey PRIMARY KEY (version_id, src, dst);
 
@@ -7330,6 +7618,8 @@ CREATE INDEX dag_timed ON evertick.dag USING btree (dag_id) WHERE has_run_timeou
 CREATE INDEX deferral_due ON evertick.deferral USING btree (shard, wake_at);
 
 CREATE INDEX deferral_key ON evertick.deferral USING btree (key) WHERE (key IS NOT NULL);
+
+CREATE INDEX dispatch_of ON evertick.dispatch USING btree (owner);
 
 CREATE INDEX edge_upstream ON evertick.edge USING btree (version_id, dst, src);
 

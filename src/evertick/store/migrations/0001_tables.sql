@@ -241,6 +241,7 @@ create table task (
     reason            text,
     primary key (run_id, idx, map_index),
     check (state <> 'running' or (session is not null and epoch > 0 and started_at is not null)),
+    check (state <> 'queued' or (session is not null and epoch > 0 and started_at is null)),
     check (request is null or state in ('queued', 'running')),
     check (not_before is null or state = 'pending'),
     check (finished_at is not null or state not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))
@@ -337,6 +338,8 @@ create table runner (
     pid_started        double precision not null,
     queues             text[] not null,
     slots              int not null,
+    -- How what it claims is run: by itself, or by that executor. The agent of an attempt has its executor's, too, and no queue.
+    executor           text not null default 'local',
     -- What people ask of it: to take no new work, or to leave as soon as it has none.
     request            text check (request in ('drain', 'leave')),
     beat               bigint not null default 0,

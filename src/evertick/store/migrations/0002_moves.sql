@@ -3,7 +3,7 @@
 -- transaction may wait for its client (measured against pipelined statements in docs/decisions/0002-stored-moves.md).
 --
 -- Lock order everywhere: shard fence, schedule_state by id, run_status by id, dag (admission), gates by id, gate_wait, ready,
--- task, lease. claim takes no run lock; it skips locked ready rows and waits for nothing but the task row it was handed. Who is
+-- task, lease, dispatch. claim takes no run lock; it skips locked ready rows and waits for nothing but the task row it was handed. Who is
 -- let in by a gate is taken from gate_wait in the same way (0016_gates.sql).
 
 create type ended as (run_id bigint, idx int, map_index int, version_id int, state task_state);

@@ -402,13 +402,13 @@ begin
 end $$;
 
 -- Attempts that are not their task's last: they become history, and the ones that have to wait get their timer. Apart from
--- finish, because a statement pays for every table it names, and most attempts are the last.
+-- finish, because a statement pays for every table it names, and most attempts are the last. p_session null: each names its own.
 create function remember(p_session bigint, p_retried jsonb) returns void language plpgsql as $$
 begin
     insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
-    select m.run_id, m.idx, m.map_index, m.epoch, m.attempt, p_session, m.kind, m.reason, m.exit_code, m.started_at, clock()
+    select m.run_id, m.idx, m.map_index, m.epoch, m.attempt, coalesce(p_session, m.session), m.kind, m.reason, m.exit_code, m.started_at, clock()
     from jsonb_to_recordset(p_retried) as m(run_id bigint, idx int, map_index int, epoch int, attempt smallint, kind text,
-         reason text, exit_code int, started_at timestamptz)
+         reason text, exit_code int, started_at timestamptz, session bigint)
     on conflict (run_id, idx, map_index, epoch) do nothing;
     insert into timer (shard, due_at, run_id, idx, map_index)
     select g.shard, m.not_before, m.run_id, m.idx, m.map_index

@@ -74,7 +74,7 @@ begin
     select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text, k.reason, k.exit_code,
            k.started_at, k.finished_at
     from unnest(p_tasks) p join task k on k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
-    where k.epoch > 0 and k.finished_at is not null and k.started_at is not null
+    where k.epoch > 0 and k.finished_at is not null and (k.started_at is not null or k.session is not null)
     on conflict (run_id, idx, map_index, epoch) do nothing;
     delete from result v using unnest(p_tasks) p
     where v.run_id = p.run_id and v.idx = p.idx and v.map_index = p.map_index;

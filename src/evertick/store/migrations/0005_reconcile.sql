@@ -7,6 +7,7 @@ declare
     repairs text[] := '{}';
     n int;
     lost ended[];
+    unlisted jsonb;
     t timestamptz := clock();
 begin
     select * into status from run_status r
@@ -93,6 +94,17 @@ begin
     if cardinality(lost) > 0 then
         perform begin_waits(lost);
         repairs := array_append(repairs, 'deferral_missing');
+    end if;
+
+    -- queued, and on nobody's list: nobody would ever hand it over. Whatever an executor has of it may not begin any more
+    unlisted := (
+        select jsonb_agg(jsonb_build_object('r', k.run_id, 'i', k.idx, 'm', k.map_index, 'e', k.epoch, 's', k.session,
+                                            'kind', 'given_back', 'reason', 'dispatch_lost: nobody looked after it'))
+        from task k where k.run_id = p_run_id and k.state = 'queued' and not exists (
+            select 1 from dispatch w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index and w.epoch = k.epoch));
+    if unlisted is not null then
+        perform end_dispatches(unlisted, 0);
+        repairs := array_append(repairs, 'dispatch_missing');
     end if;
 
     -- running without a lease: nobody could ever report or lose it

@@ -116,11 +116,13 @@ begin
         return 'drifted';
     end if;
     if exists (
-        -- running without a lease, or pending for a time that nobody watches, or for nothing
+        -- running without a lease, queued and on nobody's list, or pending for a time that nobody watches, or for nothing
         select 1 from task k
         where k.run_id = p_run_id and case k.state
             when 'running' then not exists (
                 select 1 from lease l where l.session = k.session and l.run_id = k.run_id and l.idx = k.idx and l.map_index = k.map_index)
+            when 'queued' then not exists (
+                select 1 from dispatch w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index and w.epoch = k.epoch)
             when 'pending' then case when k.not_before is null then not is_paused and not exists (
                 select 1 from gate_wait w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index)
                                      else not is_timed(k) end

@@ -267,7 +267,8 @@ create view attempts as
 select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text as outcome, k.reason, k.exit_code,
        k.started_at, k.finished_at
 from task k
-where k.started_at is not null and not exists (
+-- one that an executor never began has no start
+where (k.started_at is not null or (k.session is not null and k.finished_at is not null)) and not exists (
     select 1 from attempt a where a.run_id = k.run_id and a.idx = k.idx and a.map_index = k.map_index and a.epoch = k.epoch)
 union all
 select a.run_id, a.idx, a.map_index, a.epoch, a.attempt, a.session, a.outcome, a.reason, a.exit_code, a.started_at,

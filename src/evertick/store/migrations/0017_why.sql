@@ -285,7 +285,11 @@ begin
         return query select 'ended', jsonb_build_object('state', k.state, 'at', k.finished_at, 'reason', k.reason);
         return;
     end if;
-    if k.state in ('queued', 'running') then
+    if k.state = 'queued' then
+        return query select 'queued', why_queued(k);
+        return;
+    end if;
+    if k.state = 'running' then
         return query select 'running', jsonb_build_object('since', k.started_at, 'asked', k.request, 'runner', (
             select r.runner_id from runner r where r.session = k.session));
         return;

@@ -3,9 +3,9 @@
 -- name: register
 -- Again after a lost reply is harmless: a session is drawn once per start.
 insert into runner (session, runner_id, name, version, host, boot_id, pid_namespace, uid, pid, pid_started, queues, match, slots,
-                    request, lost_after_seconds, beat_at, started_at)
+                    request, lost_after_seconds, executor, beat_at, started_at)
 values (%(session)s, %(runner_id)s, %(name)s, %(version)s, %(host)s, %(boot_id)s, %(pid_namespace)s, %(uid)s, %(pid)s,
-        %(pid_started)s, %(queues)s, %(match)s, %(slots)s, %(request)s, %(lost_after_seconds)s, clock(), clock())
+        %(pid_started)s, %(queues)s, %(match)s, %(slots)s, %(request)s, %(lost_after_seconds)s, %(executor)s, clock(), clock())
 on conflict (session) do nothing
 
 -- name: ask_of

@@ -1,0 +1,45 @@
+"""What an attempt is called in a remote place. Follows from the attempt alone, so that handing it over twice makes one thing, and
+whoever comes later finds it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from evertick.domain.attempt import TaskKey, session_text
+
+# Of a DNS label, which is what most places take as a name.
+LONGEST_NAME = 63
+_NAME = re.compile(r"et-(\d+)-(\d+)-(\d+|x)-(\d+)-([0-9a-f]{16})")
+_HASHED = re.compile(r"et-h[0-9a-f]{40}-([0-9a-f]{16})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedAttempt:
+    """What a name says. A name that had to be shortened says the session only, which is the attempt's alone."""
+
+    session: int
+    key: TaskKey | None = None
+    epoch: int | None = None
+
+
+def attempt_name(key: TaskKey, epoch: int, session: int) -> str:
+    """`session` is the attempt's own."""
+    instance = "x" if key.map_index < 0 else key.map_index
+    mark = session_text(session)
+    name = f"et-{key.run_id}-{key.idx}-{instance}-{epoch}-{mark}"
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"et-h{hashlib.sha256(name.encode()).hexdigest()[:40]}-{mark}"
+
+
+def parse_name(name: str) -> NamedAttempt | None:
+    """None for what was not named by us."""
+    if match := _HASHED.fullmatch(name):
+        return NamedAttempt(session=int(match[1], 16))
+    if not (match := _NAME.fullmatch(name)):
+        return None
+    key = TaskKey(int(match[1]), int(match[2]), -1 if match[3] == "x" else int(match[3]))
+    return NamedAttempt(session=int(match[5], 16), key=key, epoch=int(match[4]))

@@ -1,0 +1,351 @@
+"""From available to queued, and what becomes of attempts that never began (A5, A11, A16, B3)."""
+
+from __future__ import annotations
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.domain.attempt import TaskKey
+from evertick.domain.errors import Conflict
+from evertick.domain.patterns import read_pattern
+from evertick.domain.retry import RetryPolicy
+from evertick.domain.why import tell
+from evertick.engine.cancel import cancel
+from evertick.engine.claim_matching import Matching
+from evertick.engine.clear import clear, select_tasks
+from evertick.engine.dispatch import (
+    NeverBegan,
+    QueuedEnd,
+    claim_for_dispatch,
+    claim_matching_for_dispatch,
+    end_queued,
+)
+from evertick.engine.mark import mark
+from evertick.engine.reconcile import reconcile
+from evertick.engine.why import explain
+from evertick.store import dispatch
+from evertick.store.dispatch import QueuedRow
+from evertick.store.tasks import Look
+from tests.engine.invariants import install, violations
+from tests.engine.world import Runner, lead, make_dag, put, run_state, start, states, value
+
+KEYS = "select count(*) from dispatch"
+
+
+def key_of(row: QueuedRow) -> TaskKey:
+    return TaskKey(row.run_id, row.idx, row.map_index)
+
+
+async def claim(runner: Runner, free: int = 100, queues: tuple[str, ...] = ("default",)) -> list[QueuedRow]:
+    return await claim_for_dispatch(runner.conn, session=runner.session, queues=list(queues), free=free)
+
+
+async def end(
+    conn: AsyncConnection, row: QueuedRow, kind: QueuedEnd, *, infra_retries: int = 3, **changed: int
+) -> bool:
+    """Whether it moved."""
+    place = {"epoch": row.epoch, "session": row.session, **changed}
+    one = NeverBegan(key=key_of(row), kind=kind, reason=f"{kind}: because", **place)
+    done = await end_queued(conn, [one], infra_retries=infra_retries)
+    return bool(done.moved_sessions)
+
+
+async def begin(conn: AsyncConnection, row: QueuedRow) -> None:
+    """What an agent's start does to the task."""
+    await conn.execute(
+        "update task set state = 'running', started_at = clock() where session = %s and state = 'queued'",
+        [row.session],
+    )
+    await conn.execute("insert into lease values (%s, %s, %s, %s, %s)", [row.session, *key_of(row), row.epoch])
+
+
+async def repair(conn: AsyncConnection) -> list[str]:
+    return (await reconcile(conn, shard=0, epoch=await lead(conn), after=(0, 0), batch=10)).repaired
+
+
+@pytest.fixture
+async def conn(rollback_conn: AsyncConnection) -> AsyncConnection:
+    await install(rollback_conn)
+    return rollback_conn
+
+
+async def world(conn: AsyncConnection, tasks: int = 1, *, slots: int = 100, **options: object) -> tuple[Runner, int]:
+    await put(conn, make_dag("d", {f"t{n}": [] for n in range(tasks)}, **options))
+    runner = await Runner.join(conn, executor="far", slots=slots)
+    return runner, await start(conn, "d")
+
+
+async def test_a_claim_for_an_executor_leaves_tasks_queued_with_a_session_of_their_own(conn: AsyncConnection) -> None:
+    runner, run_id = await world(conn, 2)
+    rows = await claim(runner)
+    assert [(row.idx, row.epoch) for row in rows] == [(0, 1), (1, 1)]
+    assert len({row.session for row in rows} | {runner.session}) == 3
+    assert set((await states(conn, run_id)).values()) == {"queued"}
+    assert await value(conn, "select count(*) from lease") == 0
+    assert await value(conn, "select count(*) from task where started_at is null and attempt = 1") == 2
+    listed = await dispatch.list_of(conn, owner=runner.session)
+    assert [(row.key, row.session, row.state, row.tries) for row in listed] == [
+        (key_of(row), row.session, "queued", 0) for row in rows
+    ]
+    assert await violations(conn) == []
+
+
+@pytest.mark.requirement("K8")
+async def test_what_a_runner_looks_after_counts_against_its_slots_until_it_is_off_the_list(
+    conn: AsyncConnection,
+) -> None:
+    runner, _ = await world(conn, 5, slots=3)
+    rows = await claim(runner)
+    assert len(rows) == 3
+    assert await claim(runner) == []
+    await end(conn, rows[0], QueuedEnd.FAILED)
+    assert len(await claim(runner)) == 1
+
+
+@pytest.mark.requirement("A5")
+async def test_what_there_is_no_room_for_stays_available(conn: AsyncConnection) -> None:
+    runner, run_id = await world(conn, 4)
+    assert len(await claim(runner, free=1)) == 1
+    assert sorted((await states(conn, run_id)).values()) == ["available"] * 3 + ["queued"]
+
+
+async def test_a_runner_that_drains_or_is_gone_claims_nothing(conn: AsyncConnection) -> None:
+    runner, _ = await world(conn)
+    await conn.execute("update runner set request = 'drain'")
+    assert await claim(runner) == []
+    await conn.execute("update runner set request = null, gone_at = clock(), gone_reason = 'x'")
+    assert await claim(runner) == []
+
+
+async def test_queues_are_served_in_their_order_and_the_urgent_go_first(conn: AsyncConnection) -> None:
+    per_task = {"a": {"queue": "second"}, "b": {"priority": 1}, "c": {"priority": 9}}
+    await put(conn, make_dag("d", {"a": [], "b": [], "c": []}, per_task=per_task))
+    runner = await Runner.join(conn, executor="far")
+    await start(conn, "d")
+    assert [row.idx for row in await claim(runner, 1, ("default", "second"))] == [2]
+    assert [row.idx for row in await claim(runner, 9, ("default", "second"))] == [1, 0]
+
+
+async def test_who_waited_too_long_goes_first_and_once(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("d", {"a": [], "b": []}, per_task={"a": {"priority": 0}, "b": {"priority": 9}}))
+    runner = await Runner.join(conn, executor="far")
+    await start(conn, "d")
+    await conn.execute("update ready set offered_at = clock() - interval '1 hour' where idx = 0")
+    look = Look(None, 1.0)
+    rows = await dispatch.claim(conn, session=runner.session, queues=["default"], free=2, look=look, sessions=[1, 2])
+    assert [(row.idx, row.session) for row in rows] == [(0, 1), (1, 2)]
+
+
+async def test_a_runner_of_some_names_claims_only_those(conn: AsyncConnection) -> None:
+    runner, run_id = await world(conn, 3)
+    matching = Matching([read_pattern("t1")], ["default"])
+    rows = await claim_matching_for_dispatch(conn, matching, session=runner.session, free=9)
+    assert [row.idx for row in rows] == [1]
+    assert (await states(conn, run_id))["t1"] == "queued"
+
+
+@pytest.mark.requirement("B3")
+async def test_a_lost_dispatch_is_tried_again_within_the_retries_of_the_house_and_then_fails(
+    conn: AsyncConnection,
+) -> None:
+    runner, run_id = await world(conn)
+    for _ in range(2):
+        (row,) = await claim(runner)
+        assert await end(conn, row, QueuedEnd.LOST, infra_retries=2)
+        assert await value(conn, KEYS) == 0
+        await conn.execute("delete from timer")
+        await conn.execute("update task set not_before = null where state = 'pending'")
+        await repair(conn)
+    (row,) = await claim(runner)
+    assert row.epoch == 3
+    assert await end(conn, row, QueuedEnd.LOST, infra_retries=2)
+    assert await states(conn, run_id) == {"t0": "failed"}
+    assert await run_state(conn, run_id) == "failed"
+    assert await value(conn, "select reason from task") == "lost: because"
+    assert await value(conn, "select attempt from task") == 1, "never from the user's own retries"
+    assert await value(conn, "select count(*) from attempts where outcome = 'lost' and started_at is null") == 2
+    assert await violations(conn) == []
+
+
+async def test_what_the_executor_refused_is_the_tasks_own_failure(conn: AsyncConnection) -> None:
+    runner, run_id = await world(conn, task_retry=RetryPolicy(retries=1))
+    (row,) = await claim(runner)
+    assert await end(conn, row, QueuedEnd.FAILED)
+    assert await states(conn, run_id) == {"t0": "available"}
+    (row,) = await claim(runner)
+    assert await end(conn, row, QueuedEnd.FAILED)
+    assert await states(conn, run_id) == {"t0": "failed"}
+    assert await value(conn, "select count(*) from attempts") == 2
+
+
+async def test_what_is_given_back_is_available_at_once_and_has_cost_nothing(conn: AsyncConnection) -> None:
+    runner, run_id = await world(conn)
+    (row,) = await claim(runner)
+    assert await end(conn, row, QueuedEnd.GIVEN_BACK)
+    assert await states(conn, run_id) == {"t0": "available"}
+    assert await value(conn, "select (attempt, losses) = (0, 0) from task")
+    assert await violations(conn) == []
+
+
+@pytest.mark.parametrize("changed", [{"epoch": 2}, {"session": 77}])
+async def test_an_end_of_another_epoch_or_session_changes_nothing(
+    conn: AsyncConnection, changed: dict[str, int]
+) -> None:
+    runner, run_id = await world(conn)
+    (row,) = await claim(runner)
+    assert not await end(conn, row, QueuedEnd.LOST, **changed)
+    assert await states(conn, run_id) == {"t0": "queued"}
+    assert await value(conn, KEYS) == 1
+
+
+async def test_an_attempt_that_has_begun_is_not_ended_as_one_that_never_did(conn: AsyncConnection) -> None:
+    runner, run_id = await world(conn)
+    (row,) = await claim(runner)
+    await begin(conn, row)
+    assert not await end(conn, row, QueuedEnd.LOST)
+    assert await states(conn, run_id) == {"t0": "running"}
+    assert await value(conn, KEYS) == 1
+
+
+async def test_a_cancel_waits_for_the_word_that_nothing_is_left(conn: AsyncConnection) -> None:
+    runner, run_id = await world(conn)
+    (row,) = await claim(runner)
+    await cancel(conn, run_id=run_id, actor="me")
+    assert await states(conn, run_id) == {"t0": "queued"}
+    (listed,) = await dispatch.list_of(conn, owner=runner.session)
+    assert listed.request == "cancel"
+    assert await end(conn, row, QueuedEnd.STOPPED)
+    assert (await states(conn, run_id), await run_state(conn, run_id)) == ({"t0": "canceled"}, "canceled")
+    assert await violations(conn) == []
+
+
+@pytest.mark.parametrize("state", ["success", "failed", "skipped"])
+async def test_a_mark_waits_as_well(conn: AsyncConnection, state: str) -> None:
+    runner, run_id = await world(conn)
+    (row,) = await claim(runner)
+    try:
+        await mark(conn, key_of(row), state=state, actor="me")
+    except Conflict:
+        pytest.fail("a queued task can be marked")
+    assert await states(conn, run_id) == {"t0": "queued"}
+    assert await end(conn, row, QueuedEnd.STOPPED)
+    assert await states(conn, run_id) == {"t0": state}
+    assert await violations(conn) == []
+
+
+async def test_a_clear_starts_it_anew(conn: AsyncConnection) -> None:
+    runner, run_id = await world(conn)
+    (row,) = await claim(runner)
+    chosen = await select_tasks(conn, run_id=run_id, names=["t0"])
+    await clear(conn, run_id=run_id, chosen=chosen, actor="me")
+    assert await end(conn, row, QueuedEnd.STOPPED)
+    assert await states(conn, run_id) == {"t0": "available"}
+    (again,) = await claim(runner)
+    assert again.epoch == 2 and again.session != row.session
+    assert await violations(conn) == []
+
+
+# The work list ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_try_is_stamped_only_for_what_may_still_begin(conn: AsyncConnection) -> None:
+    runner, _run_id = await world(conn, 4)
+    mine, begun, asked, other = await claim(runner)
+    await begin(conn, begun)
+    await conn.execute("update task set request = 'cancel' where session = %s", [asked.session])
+    await conn.execute("update dispatch set owner = 5 where session = %s", [other.session])
+    sessions = [row.session for row in (mine, begun, asked, other)]
+    assert await dispatch.note_tries(conn, owner=runner.session, sessions=sessions) == {mine.session}
+    assert await value(conn, "select array_agg(tries order by idx) from dispatch") == [1, 0, 0, 0]
+
+
+async def test_an_attempt_is_taken_off_the_list_only_when_it_is_over(conn: AsyncConnection) -> None:
+    runner, _run_id = await world(conn, 3)
+    queued, running, over = await claim(runner)
+    await begin(conn, running)
+    await conn.execute("update task set state = 'pending', session = null where session = %s", [over.session])
+    assert await dispatch.forget(conn, [row.session for row in (queued, running, over)]) == 1
+    assert {row.session for row in await dispatch.list_of(conn, owner=runner.session)} == {
+        queued.session,
+        running.session,
+    }
+
+
+async def test_what_was_pruned_meanwhile_is_still_cleaned_up(conn: AsyncConnection) -> None:
+    runner, _ = await world(conn)
+    (row,) = await claim(runner)
+    await conn.execute("delete from task")
+    (listed,) = await dispatch.list_of(conn, owner=runner.session)
+    assert listed.state is None
+    assert await dispatch.forget(conn, [row.session]) == 1
+
+
+async def adopt(runner: Runner) -> int:
+    return await dispatch.adopt(runner.conn, session=runner.session, silent_seconds=30, most=100)
+
+
+@pytest.mark.requirement("A16")
+async def test_what_a_dead_or_silent_runner_looked_after_is_adopted_once(conn: AsyncConnection) -> None:
+    first, _ = await world(conn, 2)
+    await claim(first)
+    second = await Runner.join(conn, executor="far", slots=1)
+    third = await Runner.join(conn, executor="far")
+    assert await adopt(second) == 0, "its owner is alive"
+    await conn.execute("update runner set silent_seconds = 31 where session = %s", [first.session])
+    assert await adopt(second) == 2, "beyond its slots: they are there already"
+    assert await adopt(third) == 0
+    assert await claim(second) == []
+    await conn.execute("update runner set gone_at = clock() where session = %s", [second.session])
+    assert await adopt(third) == 2
+    await conn.execute("delete from runner where session = %s", [third.session])
+    assert await adopt(first) == 2
+    assert len(await dispatch.list_of(conn, owner=first.session)) == 2
+
+
+@pytest.mark.parametrize(("executor", "queue"), [("other", "default"), ("far", "elsewhere")])
+async def test_only_a_runner_of_the_same_executor_and_queue_adopts(
+    conn: AsyncConnection, executor: str, queue: str
+) -> None:
+    first, _ = await world(conn)
+    await claim(first)
+    await conn.execute("update runner set gone_at = clock()")
+    assert await adopt(await Runner.join(conn, executor=executor, queues=(queue,))) == 0
+
+
+async def test_a_runner_that_is_gone_itself_adopts_nothing(conn: AsyncConnection) -> None:
+    first, _ = await world(conn)
+    await claim(first)
+    second = await Runner.join(conn, executor="far")
+    await conn.execute("update runner set gone_at = clock()")
+    assert await adopt(second) == 0
+
+
+async def test_reconcile_gives_back_what_is_queued_and_on_nobodys_list(conn: AsyncConnection) -> None:
+    runner, run_id = await world(conn)
+    await claim(runner)
+    assert await repair(conn) == []
+    await conn.execute("delete from dispatch")
+    assert await repair(conn) == ["dispatch_missing"]
+    assert await states(conn, run_id) == {"t0": "available"}
+    assert await violations(conn) == []
+
+
+async def test_why_tells_who_looks_after_a_queued_task_and_what_was_wrong(conn: AsyncConnection) -> None:
+    runner, run_id = await world(conn, 2)
+    rows = await claim(runner)
+    told = await _why(conn, run_id, 1)
+    assert f"by runner r{runner.session}, 0 before it; not handed over yet" in told
+    sessions = [row.session for row in rows]
+    await dispatch.note_tries(conn, owner=runner.session, sessions=sessions)
+    trouble = {"session": rows[1].session, "trouble": "quota exceeded", "seconds": 60}
+    await dispatch.note_troubles(conn, owner=runner.session, troubles=[trouble])
+    told = await _why(conn, run_id, 1)
+    assert "handed over 1 times" in told and "tried again" in told and told.endswith(": quota exceeded")
+    await dispatch.note_submitted(conn, owner=runner.session, sessions=sessions)
+    assert "executor far has it" in await _why(conn, run_id, 1)
+    await conn.execute("update runner set gone_at = clock()")
+    assert "no live runner of executor far that serves queue default" in await _why(conn, run_id, 1)
+
+
+async def _why(conn: AsyncConnection, run_id: int, idx: int) -> str:
+    return tell((await explain(conn, run_id=run_id, task=f"t{idx}")).reasons[0])
