@@ -69,11 +69,12 @@ async def api_reads(bench: Bench) -> list[Figure]:
             await load
     every = [seconds for each in taken.values() for seconds in each]
     about = f"reads of the API beside {stored:,} runs and full load"
-    worst = max(taken, key=lambda name: percentile(taken[name], 0.99))
+    slowest = {name: percentile(each, 0.99) * 1000 for name, each in taken.items()}
+    kinds = ", ".join(f"{name} {slowest[name]:.0f}" for name in sorted(slowest, key=lambda name: -slowest[name]))
     return [
         median("api_reads.p50", f"{about}, median", "ms", [percentile(every, 0.5) * 1000]),
         median("api_reads.p99", f"{about}, p99", "ms", [percentile(every, 0.99) * 1000], at_most(50.0)),
-        median("api_reads.worst", f"p99 of the slowest kind, {worst}", "ms", [percentile(taken[worst], 0.99) * 1000]),
+        median("api_reads.worst", f"p99 of the slowest kind ({kinds})", "ms", [max(slowest.values())]),
     ]
 
 
@@ -132,6 +133,7 @@ async def _paths(house: House) -> dict[str, str]:
         "queues": "/api/v1/queues",
         "health": "/api/v1/health",
         "runs for Airflow's client": f"/api/v2/dags/{_LOAD}/dagRuns?limit=25&order_by=-run_id",
+        "failed ones for it": f"/api/v2/dags/{_LOAD}/dagRuns?limit=25&state=failed",
     }
 
 

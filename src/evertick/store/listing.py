@@ -22,9 +22,10 @@ MOST_COUNTED = 10_000
 _NUMBERED = re.compile(r"__(\d{1,18})$")
 _ORDER = "/* order */"
 # An index is read backwards only for columns of which nothing is said about nulls.
-_NEVER_NULL = {"run_id", "idx", "map_index", "dag", "entry_id"}
+_NEVER_NULL = frozenset({"run_id", "idx", "map_index", "dag", "entry_id"})
 _NULLS_LAST: dict[bool, LiteralString] = {True: "{} desc nulls last, ", False: "{} nulls last, "}
 
+Question = tuple[Composed, dict[str, Any]]
 T = TypeVar("T")
 
 
@@ -196,8 +197,13 @@ class ListedDagFilter:
 
 async def list_runs(conn: AsyncConnection, wanted: RunFilter, asked: Asked) -> tuple[list[ListedRun], int]:
     """One page, and how many there are, up to `MOST_COUNTED`. Oldest first unless asked otherwise."""
+    return await _answer(conn, question_of_runs(wanted, asked), ListedRun)
+
+
+def question_of_runs(wanted: RunFilter, asked: Asked) -> Question:
     params = {**asdict(wanted), "names": Jsonb(wanted.names)}
-    return await read_page(conn, sql("listing", "runs"), params, asked, ListedRun)
+    # Of the journal's entries not each is about a run, but each run has a text.
+    return _question(sql("listing", "runs"), params, asked, _NEVER_NULL | {"text_id"})
 
 
 async def list_tasks(conn: AsyncConnection, wanted: TaskFilter, asked: Asked) -> tuple[list[ListedTask], int]:
@@ -264,21 +270,31 @@ async def put_note(
 async def read_page(
     conn: AsyncConnection, statement: LiteralString, params: Mapping[str, Any], asked: Asked, record: type[T]
 ) -> tuple[list[T], int]:
-    """One page and a total, of a statement that says where its order goes. Never prepared: a plan for all filters at once would be
-    right for none of them."""
+    """One page and a total, of a statement that says where its order goes."""
+    return await _answer(conn, _question(statement, params, asked, _NEVER_NULL), record)
+
+
+def _question(
+    statement: LiteralString, params: Mapping[str, Any], asked: Asked, never_null: frozenset[str]
+) -> Question:
     most = MOST_COUNTED if asked.is_counted else 0
     values = {**params, "limit": asked.limit, "offset": asked.offset, "most": most}
-    cursor = await conn.execute(in_order(statement, asked.order), values, prepare=False)
+    return in_order(statement, asked.order, never_null), values
+
+
+async def _answer(conn: AsyncConnection, question: Question, record: type[T]) -> tuple[list[T], int]:
+    """Never prepared: a plan for all filters at once would be right for none of them."""
+    cursor = await conn.execute(*question, prepare=False)
     rows = await cursor.fetchall()
     # A page behind the last one is a single row that has only the total.
     return [record(*row[1:]) for row in rows if row[1] is not None], cast(int, rows[0][0])
 
 
-def in_order(statement: LiteralString, order: Sequence[tuple[str, bool]]) -> Composed:
+def in_order(statement: LiteralString, order: Sequence[tuple[str, bool]], never_null: frozenset[str]) -> Composed:
     """The statement with the columns put where it says so, before its own, which break ties."""
     head, tail = cast("tuple[LiteralString, LiteralString]", statement.split(_ORDER))
     parts = [
-        SQL(("{} desc, " if is_down else "{}, ") if column in _NEVER_NULL else _NULLS_LAST[is_down]).format(
+        SQL(("{} desc, " if is_down else "{}, ") if column in never_null else _NULLS_LAST[is_down]).format(
             Identifier(column)
         )
         for column, is_down in order

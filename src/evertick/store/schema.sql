@@ -4528,9 +4528,16 @@ CREATE FUNCTION evertick.room_for(b evertick.backfill, d evertick.dag) RETURNS i
 $$;
 
 CREATE FUNCTION evertick.run_text(p_key text, p_kind evertick.run_kind, p_at timestamp with time zone, p_run_id bigint) RETURNS text
-    LANGUAGE sql STABLE
+    LANGUAGE sql IMMUTABLE
     AS $$
-    select coalesce(p_key, p_kind || '__' || to_char(p_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"') || '__' || p_run_id)
+    select coalesce(p_key,
+        case p_kind when 'manual' then 'manual__' when 'scheduled' then 'scheduled__' else 'backfill__' end
+        || overlay(overlay(overlay(overlay(overlay(
+               lpad((date_part('year', p_at at time zone 'UTC') * 1e10 + date_part('month', p_at at time zone 'UTC') * 1e8
+                     + date_part('day', p_at at time zone 'UTC') * 1e6 + date_part('hour', p_at at time zone 'UTC') * 1e4
+                     + date_part('minute', p_at at time zone 'UTC') * 1e2 + floor(date_part('second', p_at at time zone 'UTC')))::bigint::text, 14, '0')
+               placing ':' from 13 for 0) placing ':' from 11 for 0) placing 'T' from 9 for 0) placing '-' from 7 for 0) placing '-' from 5 for 0)
+        || '+00:00__' || p_run_id::text)
 $$;
 
 CREATE FUNCTION evertick.send_event(p_name text, p_key text, p_payload jsonb, p_actor text) RETURNS TABLE(event_id bigint, is_new boolean, sent_at timestamp with time zone, sent_by text)
@@ -7018,11 +7025,13 @@ CREATE VIEW evertick.listed_run AS
     s.reason,
     r.params,
     r.triggered_by,
-    n.content AS note
+    n.content AS note,
+    s.state AS status,
+    s.dag_id AS status_dag_id
    FROM ((((evertick.run r
-     JOIN evertick.run_status s ON ((s.run_id = r.run_id)))
-     JOIN evertick.dag d ON ((d.dag_id = r.dag_id)))
-     JOIN evertick.dag_version v ON ((v.version_id = s.version_id)))
+     LEFT JOIN evertick.run_status s ON ((s.run_id = r.run_id)))
+     LEFT JOIN evertick.dag d ON ((d.dag_id = r.dag_id)))
+     LEFT JOIN evertick.dag_version v ON ((v.version_id = s.version_id)))
      LEFT JOIN evertick.note n ON (((n.run_id = r.run_id) AND (n.idx = '-1'::integer) AND (n.map_index = '-1'::integer))));
 
 CREATE VIEW evertick.listed_update AS
@@ -7656,6 +7665,10 @@ CREATE UNIQUE INDEX run_instant ON evertick.run USING btree (dag_id, fire_at) WH
 CREATE UNIQUE INDEX run_key ON evertick.run USING btree (dag_id, key) WHERE (key IS NOT NULL);
 
 CREATE INDEX run_of_dag ON evertick.run USING btree (dag_id, run_id);
+
+CREATE INDEX run_of_text ON evertick.run USING btree (dag_id, evertick.run_text(key, kind, COALESCE(fire_at, created_at), run_id));
+
+CREATE INDEX run_unwell ON evertick.run_status USING btree (dag_id, run_id) WHERE (state = ANY (ARRAY['failed'::evertick.run_state, 'canceled'::evertick.run_state]));
 
 CREATE INDEX runner_live ON evertick.runner USING btree (session) WHERE (gone_at IS NULL);
 

