@@ -113,7 +113,8 @@ class Caller:
         return await dags.ids_with_tags(conn, tags=sorted(self.principal.tags))
 
 
-def caller_of(request: Request) -> Caller:
+async def caller_of(request: Request) -> Caller:
+    """Asynchronous though it waits for nothing: for a plain function FastAPI changes to another thread and back, at every request."""
     found: Caller = request.state.caller
     return found
 

@@ -23,7 +23,8 @@ from evertick.domain.stored_values import ValueKind
 
 
 def native_routers() -> list[APIRouter]:
-    before, after = (dags, schedules, runs, tasks, approvals, events), (live, backfills, gates, fleet, users, audit)
+    # What is polled comes first: a request is compared with one route after the other.
+    before, after = (runs, tasks, dags, schedules, approvals, events), (live, backfills, gates, fleet, users, audit)
     return [
         *(module.router for module in (*before, *after)),
         *(values.values_router(kind) for kind in ValueKind),

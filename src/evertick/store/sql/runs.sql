@@ -74,6 +74,16 @@ select reap_orphan(%(shard)s::smallint, %(epoch)s::bigint, %(run_id)s::bigint, %
 -- name: journal
 select occurred_at, verb, actor, idx, map_index, detail from journal where run_id = %(run_id)s order by entry_id limit %(limit)s
 
+-- name: page_of_all
+-- Without a filter, which is what is polled. The window is a number in the text and as long as the longest page: for one that comes as a
+-- parameter PostgreSQL makes a new plan at every question, which takes 0.55 of 0.7 ms.
+select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count, s.retried
+  from (select n.run_id from run n where n.run_id < %(before)s::bigint order by n.run_id desc limit 200) w
+  join run r on r.run_id = w.run_id join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
+  join dag_version v on v.version_id = s.version_id
+ order by r.run_id desc limit %(limit)s
+
 -- name: page
 -- Newest first, before one. Looks at a window of the newest runs by their key and no further: a rare state must not read a
 -- million runs. Whoever gets fewer than asked goes on from the window's end.
