@@ -65,7 +65,7 @@ _COPY_DAGS = """
 _POINT = (
     "update dag d set version_id = v.version_id from dag_version v where v.dag_id = d.dag_id and d.version_id is null"
 )
-# Finished runs, spread over the DAGs and over a month; every twentieth failed. Some at a time: nobody waits for ever for one answer.
+# Finished runs, spread over the DAGs and over a month; every twentieth failed. Some at a time: no answer may take long.
 _BATCH = 10_000
 _FILL = """
     with made as (
@@ -176,7 +176,9 @@ async def _prepared(bench: Bench, conn: AsyncConnection) -> tuple[int, int, str]
     wide = await publish(conn, spec=_wide(), file="bench.py", bundle_hash="b", actor="bench")
     bench.say(f"{bench.size.ui_dags:,} DAGs, {bench.size.ui_runs:,} runs")
     await conn.execute("set statement_timeout = 0")
-    await conn.execute(_COPY_DAGS, {"count": bench.size.ui_dags, "version": model.out_version_id, "dag": model.out_dag_id})
+    await conn.execute(
+        _COPY_DAGS, {"count": bench.size.ui_dags, "version": model.out_version_id, "dag": model.out_dag_id}
+    )
     await conn.execute(_POINT)
     sizes = {"runs": bench.size.ui_runs, "count": bench.size.ui_dags, "last": _TASKS - 1, "batch": _BATCH}
     for first in range(1, bench.size.ui_runs + 1, _BATCH):

@@ -37,6 +37,7 @@ class Permission(StrEnum):
     READ_DAGS = "dags.read"
     PAUSE_DAGS = "dags.pause"
     DELETE_DAGS = "dags.delete"
+    ROLL_BACK_DAGS = "dags.roll_back"
     READ_RUNS = "runs.read"
     READ_LOGS = "logs.read"
     TRIGGER_RUNS = "runs.trigger"
@@ -79,13 +80,14 @@ MATRIX: Mapping[Permission, Rule] = {
     Permission.READ_DAGS: Rule(Role.VIEWER, True, "DAGs, their tasks and versions"),
     Permission.PAUSE_DAGS: Rule(Role.OPERATOR, True, "pause and unpause DAGs"),
     Permission.DELETE_DAGS: Rule(Role.EDITOR, True, "take DAGs out of planning"),
+    Permission.ROLL_BACK_DAGS: Rule(Role.EDITOR, True, "make an earlier version of a DAG the current one"),
     Permission.READ_RUNS: Rule(Role.VIEWER, True, "runs, tasks, attempts, results, and why a task does not run"),
     Permission.READ_LOGS: Rule(Role.VIEWER, True, "what tasks wrote"),
     Permission.TRIGGER_RUNS: Rule(Role.OPERATOR, True, "start runs"),
     Permission.CANCEL_RUNS: Rule(Role.OPERATOR, True, "cancel runs"),
     Permission.DELETE_RUNS: Rule(Role.EDITOR, True, "delete runs that are over"),
     Permission.CLEAR_TASKS: Rule(Role.OPERATOR, True, "run tasks again, and see beforehand which"),
-    Permission.MARK_TASKS: Rule(Role.OPERATOR, True, "decide how a task ended"),
+    Permission.MARK_TASKS: Rule(Role.OPERATOR, True, "decide how a task ended, and write notes"),
     Permission.DECIDE_APPROVALS: Rule(
         Role.OPERATOR, True, "approve and reject what tasks ask; a DAG may ask for a higher role"
     ),
@@ -98,8 +100,10 @@ MATRIX: Mapping[Permission, Rule] = {
     Permission.RUN_BACKFILLS: Rule(Role.OPERATOR, True, "create, pause, resume and cancel backfills"),
     Permission.READ_GATES: Rule(Role.VIEWER, False, "pools, keys, and what holds work back"),
     Permission.EDIT_POOLS: Rule(Role.EDITOR, False, "create, change and delete pools"),
-    Permission.READ_VALUES: Rule(Role.OPERATOR, False, "variables, and connections without what is secret in them"),
-    Permission.EDIT_VALUES: Rule(Role.EDITOR, False, "create, change and delete variables and connections"),
+    Permission.READ_VALUES: Rule(
+        Role.OPERATOR, False, "variables, connections without what is secret in them, names of secrets"
+    ),
+    Permission.EDIT_VALUES: Rule(Role.EDITOR, False, "create, change and delete variables, connections and secrets"),
     Permission.READ_RUNNERS: Rule(Role.VIEWER, False, "runners and queues"),
     Permission.DRAIN_RUNNERS: Rule(Role.OPERATOR, False, "drain and undrain runners"),
     Permission.READ_IMPORTS: Rule(Role.VIEWER, False, "files that could not be loaded"),

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+# The level of lines that tell what a task's templates became: `name = JSON`, before anything that the task wrote.
+RENDERED = "RENDER"
+
 
 class Line(NamedTuple):
     epoch: int

@@ -222,9 +222,13 @@ def _call(bound: BoundTask, start: Start, desk: Desk) -> Any:
 def _perform(bound: BoundTask, start: Start, inputs: dict[str, Any], desk: Desk) -> object:
     """A task that is no function: a request, or a program."""
     if isinstance(bound.call, HttpCall):
-        from evertick.execution.http_request import send
+        from evertick.execution.http_request import raw_fields, rendered_fields, send
+        from evertick.execution.rendered import tell_rendered
 
-        return send(bound.call, bound.template_names(inputs) if bound.is_template else None)
+        call, names = bound.call, bound.template_names(inputs) if bound.is_template else None
+        if names is not None and rendered_fields(call, names) != raw_fields(call):
+            tell_rendered(desk, names, lambda hidden: rendered_fields(call, hidden))
+        return send(call, names)
     from evertick.execution.program import run_program
 
     assert bound.call is not None

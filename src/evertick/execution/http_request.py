@@ -54,13 +54,22 @@ def send(call: HttpCall, names: Mapping[str, object] | None) -> object:
         raise ConnectionError(f"{call.method} {request.host}: {type(error).__name__}: {error}") from None
 
 
+def raw_fields(call: HttpCall) -> dict[str, Any]:
+    return {"url": call.url, "headers": dict(call.headers), "json": call.json, "body": call.body}
+
+
+def rendered_fields(call: HttpCall, names: Mapping[str, object]) -> dict[str, Any]:
+    return {
+        "url": render_url(call.url, names),
+        "headers": {key: render_text(value, names) for key, value in call.headers.items()},
+        "json": render_json(call.json, names),
+        "body": None if call.body is None else render_text(call.body, names),
+    }
+
+
 def _request(call: HttpCall, names: Mapping[str, object] | None) -> Request:
-    url, headers, payload = call.url, dict(call.headers), call.json
-    body = call.body
-    if names is not None:
-        url = render_url(url, names)
-        headers = {key: render_text(value, names) for key, value in headers.items()}
-        payload, body = render_json(payload, names), render_text(body, names) if body is not None else None
+    fields = raw_fields(call) if names is None else rendered_fields(call, names)
+    url, headers, payload, body = fields["url"], fields["headers"], fields["json"], fields["body"]
     if wrong := [key for key, value in headers.items() if "\n" in value or "\r" in value]:
         raise Fail(f"the header {wrong[0]} has a line break in its value")
     if not url.startswith(("http://", "https://")):

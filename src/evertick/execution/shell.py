@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from evertick.authoring.resolve import BoundTask
-from evertick.authoring.templates import render_shell
+from evertick.authoring.templates import is_template, render_shell
 from evertick.execution.body import Desk, desk_variables, inputs_of, task_variables
 from evertick.execution.protocol import Start
 
@@ -33,10 +34,21 @@ def prepare_shell(start: Start, bound: BoundTask, desk: Desk) -> list[str]:
     inputs, command = inputs_of(start, desk.files), start.command or ""
     values: dict[str, str] = {}
     if bound.is_template:
-        command, values = render_shell(command, bound.template_names(inputs))
+        names = bound.template_names(inputs)
+        if is_template(command):
+            from evertick.execution.rendered import tell_rendered
+
+            raw = command
+            tell_rendered(desk, names, lambda hidden: _fields(raw, hidden))
+        command, values = render_shell(command, names)
     variables = {**task_variables(start), **desk_variables(desk), **bound.environment(inputs), **values}
     for name, value in variables.items():
         os.putenv(name, value)
     if os.access(_BASH, os.X_OK):
         return [_BASH, "--noprofile", "--norc", "-eo", "pipefail", "-c", command]
     return [_SHELL, "-e", "-c", command]
+
+
+def _fields(raw: str, names: Mapping[str, object]) -> dict[str, str]:
+    command, values = render_shell(raw, names)
+    return {"command": command, **values}

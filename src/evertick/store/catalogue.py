@@ -89,6 +89,14 @@ async def page(conn: AsyncConnection, wanted: Wanted, *, after: str, limit: int)
     return await all_rows(conn, sql("catalogue", "page"), params, ListedDag)
 
 
+async def sorted_page(
+    conn: AsyncConnection, wanted: Wanted, *, by: str, is_down: bool, offset: int, limit: int
+) -> list[ListedDag]:
+    """`by`: name, next, newest or took. What has no such thing comes last."""
+    params = {**asdict(wanted), "by": by, "is_down": is_down, "offset": offset, "limit": limit}
+    return await all_rows(conn, sql("catalogue", "sorted_page"), params, ListedDag)
+
+
 async def newest_runs(conn: AsyncConnection, *, dag_ids: Sequence[int], each: int) -> list[NewestRun]:
     """Of each DAG so many, oldest first."""
     params = {"dag_ids": list(dag_ids), "each": each}

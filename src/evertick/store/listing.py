@@ -53,6 +53,13 @@ class ListedRun:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    content: str
+    written_by: str
+    written_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class ListedTask:
     """`phase` is the state, with 'retrying' for a pending task that waits for its next attempt."""
 
@@ -257,6 +264,11 @@ async def count_runs(conn: AsyncConnection, *, dags: list[str]) -> dict[str, dic
     for name, state, count in await cursor.fetchall():
         found.setdefault(cast(str, name), {})[cast(str, state)] = cast(int, count)
     return found
+
+
+async def note(conn: AsyncConnection, *, run_id: int, idx: int, map_index: int) -> Note | None:
+    """Of a run: `idx` and `map_index` are -1."""
+    return await one_row(conn, sql("listing", "note"), {"run_id": run_id, "idx": idx, "map_index": map_index}, Note)
 
 
 async def put_note(

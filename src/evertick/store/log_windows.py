@@ -12,10 +12,11 @@ from evertick.store.statements import sql
 
 
 class Size(NamedTuple):
-    """Of one attempt's log."""
+    """Of one attempt's log; `last` is where its last chunk begins."""
 
     epoch: int
     size: int
+    last: int
 
 
 class Sought(NamedTuple):

@@ -21,6 +21,8 @@ from evertick.ui.pages import (
     gates,
     home,
     login,
+    notes,
+    rollback,
     run,
     run_actions,
     runs,
@@ -33,8 +35,8 @@ from evertick.ui.pages import (
 )
 
 # Each has a `router`. What an address means is decided in this order.
-DAG_PAGES = (dags, dag, dag_schedules, dag_pictures, trigger)
-RUN_PAGES = (runs, run, task, run_actions, approvals, backfills)
+DAG_PAGES = (dags, dag, dag_schedules, dag_pictures, rollback, trigger)
+RUN_PAGES = (runs, run, task, run_actions, notes, approvals, backfills)
 OTHER_PAGES = (gates, fleet, values, users, tokens, audit)
 PAGES = (static, login, home, *DAG_PAGES, *RUN_PAGES, *OTHER_PAGES)
 

@@ -33,6 +33,7 @@ ENTRIES = (
     Entry("runners", "Runners", "/runners", Permission.READ_RUNNERS, "runners", "w", "Capacity"),
     Entry("variables", "Variables", "/variables", Permission.READ_VALUES, "variables", "v", "Values"),
     Entry("connections", "Connections", "/connections", Permission.READ_VALUES, "connections", "c", "Values"),
+    Entry("secrets", "Secrets", "/secrets", Permission.READ_VALUES, "secrets", "s", "Values"),
     Entry("users", "Users", "/users", Permission.MANAGE_USERS, "users", "u", "Access"),
     Entry("tokens", "Tokens", "/tokens", Permission.OWN, "tokens", "t", "Access"),
     Entry("audit", "Audit", "/audit", Permission.READ_AUDIT, "audit", "a", "Access"),

@@ -111,6 +111,9 @@ select t.run_id, t.dag_id, t.dag, t.version_id, t.version, t.version_created_at,
 -- How many runs of a DAG are open.
 select count(*) from run_status r where r.dag_id = %(dag_id)s and r.state in ('queued', 'running')
 
+-- name: note
+select content, written_by, written_at from note where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s
+
 -- name: put_note
 select put_note(%(run_id)s::bigint, %(idx)s::int, %(map_index)s::int, %(content)s::text, %(actor)s::text)
 

@@ -1,8 +1,8 @@
 -- Parts of a task's log by their place in it: bytes are the measure, because a log knows no numbers of lines.
 
 -- name: sizes
--- How far the log of each attempt goes, in bytes of its spool.
-select epoch, max(until) as size from log_chunk
+-- How far the log of each attempt goes, in bytes of its spool, and where its last chunk begins.
+select epoch, max(until) as size, max(seq) as last from log_chunk
  where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s group by epoch order by epoch limit 1000
 
 -- name: onward

@@ -35,7 +35,8 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _MOST, _FIRES, _SKIPS = 200, 5, 10
 PREVIEWED = 10
 _AHEAD = timedelta(days=366 * 5)
-_EDITABLE = (ScheduleKind.CRON, ScheduleKind.INTERVAL)
+# What follows other DAGs is named by objects of a DAG file, and stays there.
+_EDITABLE = (ScheduleKind.CRON, ScheduleKind.INTERVAL, ScheduleKind.ONCE, ScheduleKind.TIMES)
 _KEPT_OF_SPEC = ("start_at", "end_at", "anchor_at", "jitter_seconds")
 
 
@@ -86,7 +87,7 @@ async def preview_schedule(dag: DagName, request: Request, caller: Who) -> Respo
         await caller.dag(conn, dag)
         now = await shards.read_clock(conn)
     try:
-        spec = parsed(form.get("when", ""), {"timezone": form.get("timezone") or None})
+        spec = parsed(read_when(form.get("when", "")), {"timezone": form.get("timezone") or None})
         fires = fires_between(spec, now, now + _AHEAD, PREVIEWED)
         words = spec_words(spec)
         return page(request, "_schedule_preview.html", words=words, fires=fires, error=None)
@@ -140,12 +141,22 @@ def when_text(spec: dict[str, Any]) -> str:
     if spec.get("kind") == ScheduleKind.INTERVAL:
         seconds = f"{float(spec['every_seconds']):.6f}".rstrip("0").rstrip(".")
         return f"@every {seconds}s"
+    if spec.get("kind") == ScheduleKind.ONCE:
+        return f"@once {spec['at']}"
+    if spec.get("kind") == ScheduleKind.TIMES:
+        return "\n".join(map(str, spec["times"]))
     return str(spec.get("expression", ""))
+
+
+def read_when(text: str) -> str | list[str]:
+    """One expression, or a list of instants with a line for each."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines if len(lines) > 1 else "".join(lines)
 
 
 def _wanted(form: dict[str, str], old: ListedSchedule | None) -> PutSchedule:
     """What the form says; what it has no field for stays as it is."""
-    given: dict[str, Any] = {"when": form.get("when", ""), "timezone": form.get("timezone") or None}
+    given: dict[str, Any] = {"when": read_when(form.get("when", "")), "timezone": form.get("timezone") or None}
     given |= {name: form[name] for name in ("misfire", "overlap") if form.get(name)}
     if old is not None:
         given |= {name: old.spec.get(name) for name in _KEPT_OF_SPEC}

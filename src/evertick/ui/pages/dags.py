@@ -37,6 +37,22 @@ STATES: dict[str, tuple[bool | None, str | None]] = {
 }
 
 
+# What the list can be ordered by, and the word for it. By a length or an instant of the past, the largest is what people look for.
+SORTS = {"name": "DAG", "next": "Next", "newest": "Newest runs", "took": "Took"}
+_DOWN_FIRST = ("newest", "took")
+_MOST_SKIPPED = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The head of a column. `order`: ascending, descending, or none when another one decides. `path`: in the other order."""
+
+    name: str
+    word: str
+    order: str
+    path: str
+
+
 @dataclass(frozen=True, slots=True)
 class Bar:
     """One of the newest runs: its height is how long it took beside the others."""
@@ -63,8 +79,13 @@ async def list_dags(
     tag: Annotated[str, Query(max_length=100)] = "",
     state: Annotated[str, Query(max_length=20)] = "",
     after: Annotated[str, Query(max_length=250)] = "",
+    sort: Annotated[str, Query(max_length=20)] = "",
+    skip: Annotated[int, Query(ge=0, le=_MOST_SKIPPED)] = 0,
     broken: bool = False,
 ) -> Response:
+    by, is_down = sort.removeprefix("-"), sort.startswith("-")
+    if by not in SORTS or sort == "name":
+        sort, by, is_down = "", "", False
     limits = caller.principal.tags
     tags = sorted(limits) if limits is not None else None
     if tag:
@@ -74,14 +95,19 @@ async def list_dags(
         tags=tags, like=like(q.strip().replace("\x00", "")) if q.strip() else None, paused=paused, newest=newest
     )
     async with caller.reading() as conn:
-        found = await catalogue.page(conn, wanted, after=after.replace("\x00", ""), limit=ROWS + 1)
+        if by:
+            found = await catalogue.sorted_page(conn, wanted, by=by, is_down=is_down, offset=skip, limit=ROWS + 1)
+        else:
+            found = await catalogue.page(conn, wanted, after=after.replace("\x00", ""), limit=ROWS + 1)
         shown = found[:ROWS]
         ids = [each.dag_id for each in shown]
         runs = await catalogue.newest_runs(conn, dag_ids=ids, each=BARS)
         fires = await catalogue.next_fires(conn, dag_ids=ids)
         errors = await dags.import_errors(conn) if caller.principal.may(Permission.READ_IMPORTS) else []
-    chosen = {name: value for name, value in (("q", q), ("tag", tag), ("state", state)) if value}
-    more = "/dags?" + urlencode({**chosen, "after": shown[-1].name}) if len(found) > ROWS else None
+    filters = {name: value for name, value in (("q", q), ("tag", tag), ("state", state)) if value}
+    chosen = filters | ({"sort": sort} if sort else {})
+    place = {"skip": skip + ROWS} if by else {"after": shown[-1].name} if shown else {}
+    more = "/dags?" + urlencode(chosen | place) if len(found) > ROWS else None
     return page(
         request,
         "dags.html",
@@ -91,8 +117,10 @@ async def list_dags(
         tag=tag,
         state=state,
         states=list(STATES),
-        is_filtered=bool(chosen),
-        is_first=not after,
+        is_filtered=bool(filters),
+        sort=sort,
+        columns=[_column(name, sort, filters) for name in SORTS],
+        is_first=not (skip if by else after),
         more=more,
         first="/dags" + ("?" + urlencode(chosen) if chosen else ""),
         errors=errors,
@@ -116,6 +144,14 @@ async def unpause_dag(dag: DagName, caller: Who) -> Response:
         await caller.dag(conn, dag)
         await verbs.unpause(conn, dag=dag, actor=caller.actor)
     return done(f"{dag} goes on.")
+
+
+def _column(name: str, sort: str, filters: dict[str, str]) -> Column:
+    up, down = ("" if name == "name" else name), f"-{name}"
+    order = {up: "ascending", down: "descending"}.get(sort, "none")
+    other = {"ascending": down, "descending": up, "none": down if name in _DOWN_FIRST else up}[order]
+    chosen = filters | ({"sort": other} if other else {})
+    return Column(name, SORTS[name], order, "/dags" + ("?" + urlencode(chosen) if chosen else ""))
 
 
 def bars_of(runs: Sequence[NewestRun]) -> list[Bar]:

@@ -16,7 +16,7 @@ from evertick.domain.blocked import kind_of, tell_blocked
 from evertick.domain.time_words import length
 from evertick.domain.why import Blocked
 from evertick.engine.next_fires import fires_until
-from evertick.store import gates, overview, runners, shards
+from evertick.store import approvals, gates, overview, runners, shards
 from evertick.store.overview import CAP, Pulse, QueueLine, Upcoming
 from evertick.store.runners import BusyRunner
 from evertick.store.shards import Leader
@@ -88,6 +88,7 @@ async def home(request: Request, caller: Who) -> Response:
         signs = await _signs(caller, conn, pulse)
         running = await overview.running(conn, dag_ids=dag_ids, limit=SHOWN)
         failing = await overview.failing(conn, dag_ids=dag_ids, limit=SHOWN)
+        asked = await approvals.list_approvals(conn, dag_ids=dag_ids, limit=SHOWN)
         late = await overview.late(conn, dag_ids=dag_ids, limit=SHOWN)
         sees_gates = caller.principal.may(Permission.READ_GATES)
         blocked = await gates.blocked(conn, limit=SHOWN) if sees_gates else []
@@ -103,6 +104,7 @@ async def home(request: Request, caller: Who) -> Response:
         is_well=all(each.is_well for each in signs),
         running=running,
         failing=failing,
+        asked=asked,
         late=[(each, _LATE_WORDS[each.kind]) for each in late],
         waits=[_wait(each, pulse.read_at) for each in blocked],
         fires=fires[:SHOWN],

@@ -16,7 +16,8 @@ from evertick.api.native.runs import RunId, find_run
 from evertick.api.paging import Cursor, cursor, read_cursor
 from evertick.domain.access import Permission
 from evertick.domain.states import TERMINAL_RUN_STATES, TaskState
-from evertick.store import charts, dags, runs, shards, tasks
+from evertick.engine.write_note import of_run as of_whole_run
+from evertick.store import charts, dags, listing, runs, shards, tasks
 from evertick.store.runs import RunRow
 from evertick.ui import gantt
 from evertick.ui.frame import PageRoute, page
@@ -50,12 +51,14 @@ async def show_run(
     async with caller.reading() as conn:
         run = await find_run(caller, conn, run_id)
         counts = await tasks.count_by_state(conn, run_id=run_id)
+        note = await listing.note(conn, **of_whole_run(run_id)._asdict())
         shown = await _tab(conn, run, tab, state, cursor_text)
     return page(
         request,
         "run.html",
         here="runs",
         run=run,
+        note=note,
         is_open=run.state not in TERMINAL_RUN_STATES,
         counts=[(each, counts[each]) for each in reversed(WORST_FIRST) if counts.get(each)],
         total=sum(counts.values()),

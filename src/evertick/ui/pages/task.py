@@ -19,13 +19,14 @@ from evertick.domain.states import TERMINAL_TASK_STATES
 from evertick.domain.why import Explained, tell
 from evertick.engine.clear import full_name
 from evertick.engine.why import explain_row
-from evertick.store import approvals, dags, log_windows, runs, tasks
+from evertick.store import approvals, dags, listing, log_windows, runs, tasks
 from evertick.store.runs import RunRow
 from evertick.store.tasks import TaskRow
 from evertick.ui.frame import PageRoute, page
 from evertick.ui.graph import edges_of
 from evertick.ui.history import of_task
 from evertick.ui.log_window import END, START, Sift, Window, plain, read_backward, read_onward, read_place
+from evertick.ui.rendered import rendered_of
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -58,6 +59,7 @@ async def show_task(
         attempts = await tasks.attempts(conn, key)
         why = _sentences(await explain_row(conn, row, run_id=run_id)) if _is_held(row) else []
         shown = await _tab(conn, caller, run, row, key, tab)
+        note = await listing.note(conn, **key._asdict())
         asked = await approvals.of_task(conn, run_id=run_id, task=task) if row.state == "deferred" else []
     return page(
         request,
@@ -68,6 +70,7 @@ async def show_task(
         name=full_name(row),
         attempts=attempts,
         why=why,
+        note=note,
         is_asking=any(each.is_open for each in asked),
         is_over=row.state in TERMINAL_TASK_STATES,
         tab=tab.value,
@@ -94,8 +97,9 @@ async def read_log(
     async with caller.reading() as conn:
         # Whether it has ended is read first: what it wrote is there by then.
         _, row, key = await find_task(caller, conn, run_id, task, map_index)
-        window = await (read_backward if back else read_onward)(conn, key, place, sift)
+        # And how far it goes, before the window: whoever goes on from there may get lines twice, and misses none.
         sizes = await log_windows.sizes(conn, key)
+        window = await (read_backward if back else read_onward)(conn, key, place, sift)
     document = {
         "lines": _lines(window),
         "first": str(window.first),
@@ -134,7 +138,9 @@ async def _tab(
         case Tab.RESULT:
             return {"result": await tasks.result(conn, key), "longest": _LONGEST_RESULT}
         case Tab.DETAILS:
-            return await _details(conn, run, row)
+            told = caller.principal.may(Permission.READ_LOGS)
+            rendered = await rendered_of(conn, key, await tasks.attempts(conn, key)) if told else []
+            return {**await _details(conn, run, row), "rendered": rendered}
 
 
 async def _details(conn: AsyncConnection, run: RunRow, row: TaskRow) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 // A task's log: a window of its lines that moves over it, however long it is. Lines become text nodes, never markup.
 //
 // The server gives lines from a place on or before it (`first`, `next`). Here at most MOST_NODES of them stand in the page; what
-// goes out of sight at one end is taken away when more comes at the other.
+// goes out of sight at one end is taken away when more comes at the other. New lines of a task that runs come by a stream of the
+// server's; only while there is none they are asked for.
 
 const MOST_NODES = 3600;
-const FOLLOW_MS = 1000;
+const ASK_MS = 2000;
+const RETRY_MS = 10000;
 const NEAR_PIXELS = 600;
 const ANSI = /\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])/g;
 // Characters that would reorder or hide what stands beside them are named instead.
@@ -98,10 +100,17 @@ function row(line) {
   return item;
 }
 
+/** Which of two places comes first: below zero, if it is the first of them. */
+function compared(one, other) {
+  const [a, b] = [one, other].map((place) => place.split(".").map(Number));
+  return a[0] - b[0] || a[1] - b[1] || a[2] - b[2];
+}
+
 class LogView {
   constructor(root) {
     this.root = root;
     this.url = root.dataset.url;
+    this.stream = null;
     this.list = root.querySelector("ol");
     this.status = root.querySelector("[data-log-status]");
     this.find = root.querySelector("[data-log-find]");
@@ -118,7 +127,7 @@ class LogView {
     this.nodes = 0;
     this.busy = false;
     this.listen();
-    this.show({ back: "1" }, "end");
+    this.show({ back: "1" }, "end").then(() => this.hear());
   }
 
   listen() {
@@ -141,7 +150,48 @@ class LogView {
       const button = event.target.closest("[data-log-do]");
       if (button) this.do(button.dataset.logDo, button.dataset.place);
     });
-    this.timer = setInterval(() => this.more(), FOLLOW_MS);
+    setInterval(() => this.more(), ASK_MS);
+    // One that ended may run again: the rest of the page is told of that.
+    document.addEventListener("evertick:placed", () => this.isOver && this.extend().then(() => this.hear()));
+    document.addEventListener("visibilitychange", () => document.hidden ? this.hangUp() : this.extend().then(() => this.hear()));
+    window.addEventListener("pagehide", () => this.hangUp());
+  }
+
+  /** New lines as they are written, from the end of what was there at the last reading on. */
+  hear() {
+    if (this.stream || this.isOver || document.hidden || this.next === null) return;
+    const after = (this.sizes ?? []).map(([epoch, size, last]) => `${epoch}.${last}.${size}`).join(",");
+    const query = new URLSearchParams({ follow: "true", map_index: this.root.dataset.mapIndex, ...(after && { after }) });
+    const opened = new EventSource(`${this.root.dataset.stream}?${query}`);
+    this.stream = opened;
+    opened.addEventListener("lines", (event) => this.grown(JSON.parse(event.data), event.lastEventId));
+    opened.addEventListener("end", () => { this.hangUp(); this.extend(); });
+    opened.onerror = () => {
+      // Refused, or cut for good: the browser does not try again, so we do. Until then lines are asked for.
+      if (opened.readyState !== EventSource.CLOSED) return;
+      this.hangUp();
+      setTimeout(() => this.hear(), RETRY_MS);
+    };
+  }
+
+  hangUp() {
+    this.stream?.close();
+    this.stream = null;
+  }
+
+  /** A chunk that was stored just now; `id` tells of each attempt where its last one begins and ends. */
+  grown({ epoch, lines, is_late }, id) {
+    const [, seq, until] = id.split(",").map((part) => part.split(".").map(Number)).find(([number]) => number === epoch);
+    this.sizes = [...(this.sizes ?? []).filter(([number]) => number !== epoch), [epoch, until, seq]].sort((a, b) => a[0] - b[0]);
+    if (!this.isEnd) { this.tell(); return; } // read when somebody goes there
+    if (this.busy || this.find.value || this.level.value) { this.extend(); return; }
+    const placed = lines.map((line, number) => ({ ...line, is_late, place: `${epoch}.${seq}.${number}` }));
+    const news = placed.filter((line) => compared(line.place, this.next) >= 0);
+    if (news.length === 0) return;
+    this.next = `${epoch}.${seq}.${lines.length}`;
+    this.add(news, false);
+    if (this.isFollowing) this.list.scrollTop = this.list.scrollHeight;
+    this.tell();
   }
 
   do(what, place) {
@@ -238,12 +288,14 @@ class LogView {
 
   async more() {
     // Of a log that has ended everything was told once its end was read after that.
+    if (this.stream?.readyState === EventSource.OPEN) return;
     if (this.busy || !this.isEnd || this.isOver || document.hidden || this.next === null) return;
     await this.extend();
   }
 
   async extend() {
-    if (this.busy || this.next === null) return;
+    if (this.next === null) return;
+    if (this.busy) { this.isAgain = true; return; }
     this.busy = true;
     const turn = this.turn;
     await this.attempt(async () => {
@@ -257,6 +309,14 @@ class LogView {
       if (this.isFollowing) this.list.scrollTop = this.list.scrollHeight;
     });
     this.busy = false;
+    this.goOn();
+  }
+
+  /** What came while somebody else read. */
+  goOn() {
+    if (!this.isAgain) return;
+    this.isAgain = false;
+    this.extend();
   }
 
   async before() {
@@ -271,6 +331,7 @@ class LogView {
       this.add(found.lines, true);
     });
     this.busy = false;
+    this.goOn();
   }
 
   scrolled() {
