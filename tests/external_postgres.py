@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,9 +32,11 @@ def system_programs() -> Path | None:
 
 
 @contextmanager
-def external_cluster(directory: Path, where: Path | None = None) -> Iterator[Cluster]:
+def external_cluster(
+    directory: Path, where: Path | None = None, *, files: Mapping[str, bytes] | None = None, **extra: str
+) -> Iterator[Cluster]:
     """PostgreSQL 16, or the one whose programs are there, on a free port of the loop-back interface, for as long as the
-    block lasts."""
+    block lasts. `files` go to its data directory, `extra` are settings."""
     programs_there = where or programs("pginstall")
     data = directory / "data"
     data.mkdir(mode=0o700, parents=True)
@@ -55,8 +57,17 @@ def external_cluster(directory: Path, where: Path | None = None) -> Iterator[Clu
         check=True,
         capture_output=True,
     )
+    for name, content in (files or {}).items():
+        (data / name).touch(mode=0o600)
+        (data / name).write_bytes(content)
     port = _free_port()
-    settings = {**QUICK_SETTINGS, "listen_addresses": "127.0.0.1", "port": str(port), "unix_socket_directories": ""}
+    settings = {
+        **QUICK_SETTINGS,
+        "listen_addresses": "127.0.0.1",
+        "port": str(port),
+        "unix_socket_directories": "",
+        **extra,
+    }
     options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
     log = os.open(directory / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     with subprocess.Popen(

@@ -15,8 +15,9 @@ from evertick.domain.access import Role
 from evertick.domain.sealing import new_key
 from evertick.engine import accounts
 from evertick.services import checkup
-from evertick.services.checkup import Finding, judge_clock, judge_server
+from evertick.services.checkup import Finding, Way, judge_clock, judge_server
 from evertick.services.checkup_here import judge_descriptors, judge_space
+from evertick.store import roles
 from evertick.store.checkup import ServerFacts, server
 from evertick.store.db import Purpose, connect
 from tests.cli.conftest import Cli
@@ -199,3 +200,37 @@ def test_clocks_disks_and_limits_are_judged() -> None:
     settings = Settings(runner_slots=100)
     limits = (resource.RLIM_INFINITY, 10_000, 256)
     assert [said(list(judge_descriptors(settings, limit))) for limit in limits] == [[], [], [("descriptors", "error")]]
+
+
+def _way(host: str, *, is_encrypted: bool, sslmode: str | None = None) -> Way:
+    return Way(host=host, address="" if host.startswith("/") else host, is_encrypted=is_encrypted, sslmode=sslmode)
+
+
+@pytest.mark.requirement("K5")
+@pytest.mark.parametrize(
+    ("way", "codes"),
+    [
+        (_way("/run/postgresql", is_encrypted=False), []),
+        (_way("127.0.0.1", is_encrypted=False), []),
+        (_way("10.0.0.7", is_encrypted=False), ["no_tls"]),
+        (_way("10.0.0.7", is_encrypted=True, sslmode="require"), ["unverified_tls"]),
+        (_way("10.0.0.7", is_encrypted=True), ["unverified_tls"]),
+        (_way("10.0.0.7", is_encrypted=True, sslmode="verify-full"), []),
+    ],
+)
+def test_a_way_over_the_network_on_which_others_can_listen_is_warned_of(way: Way, codes: list[str]) -> None:
+    assert [each.code for each in checkup.judge_way(way)] == codes
+
+
+@pytest.mark.requirement("K5")
+async def test_the_rights_of_services_are_printed_or_given(cli: Cli, conn: AsyncConnection) -> None:
+    printed = await cli("db", "roles")
+    assert printed.out.startswith("begin;\n") and printed.out.endswith("commit;\n")
+    assert "to evertick_runner;" in printed.out
+    assert not await roles.are_used(conn)
+    given = await cli.json("db", "roles", "--apply")
+    assert (
+        given["is_applied"]
+        and printed.out == "begin;\n" + "".join(f"{x};\n" for x in given["statements"]) + "commit;\n"
+    )
+    assert await roles.are_used(conn)

@@ -300,3 +300,27 @@ async def test_unpacked_code_gives_the_dag_that_was_published(tmp_path: Path) ->
     loaded = await load_file(target, "sub/x.py")
     assert loaded == published
     assert [dag.name for dag in loaded.dags] == ["one"]
+
+
+def sparse(real_bytes: int) -> bytes:
+    """An archive whose one file is nothing but a hole of that size."""
+    header = tarfile.TarInfo("x.py")
+    header.pax_headers = {"GNU.sparse.size": str(real_bytes), "GNU.sparse.map": f"{real_bytes},0"}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(header)
+    return gzip.compress(packed.getvalue())
+
+
+def test_a_hole_that_would_be_read_as_terabytes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidDag, match="not a plain file"):
+        unpack(sparse(10**13), "0" * 64, tmp_path / "cache")
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for _ in range(2):
+            tar.addfile(tarfile.TarInfo("x.py"), io.BytesIO())
+    with pytest.raises(InvalidDag, match="two files of one name"):
+        unpack(gzip.compress(packed.getvalue()), "0" * 64, tmp_path / "cache")

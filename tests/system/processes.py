@@ -154,8 +154,8 @@ class Installation:
         await eventually(try_to, 30, pause_seconds=0.05)
 
     def settings(self, **changes: Any) -> Settings:
-        chosen = {**self._settings, **changes}
-        return Settings(database_url=self.url, home=self.folder / "home", log="json", **chosen)
+        chosen = {"database_url": self.url, **self._settings, **changes}
+        return Settings(home=self.folder / "home", log="json", **chosen)
 
     async def start(self, kind: str, *, record: Path | None = None, **settings: Any) -> Service:
         """Start a service and wait until it is at work."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Annotated
 
 import typer
 from psycopg import AsyncConnection
 
-from evertick.cli.connection import database_url, telling
+from evertick.cli.connection import database_url, opened, telling
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, noun
 from evertick.cli.prune import prune_database
@@ -17,7 +18,7 @@ from evertick.cli.tables import Cell, facts, hint, line, show, state
 from evertick.cli.times import relative
 from evertick.config import read_settings
 from evertick.domain.retention import Dated
-from evertick.store import cluster, prune, runners, shards, upkeep
+from evertick.store import cluster, prune, roles, runners, shards, upkeep
 from evertick.store.address import where
 from evertick.store.cluster import Timeline
 from evertick.store.db import Purpose, connect
@@ -47,6 +48,35 @@ def migrate_database() -> None:
     for label in applied:
         show(line(f"Applied {label}"))
     show(line(f"The database at {where(url)} is up to date.", "green"))
+
+
+@app.command("roles", epilog="Example: evertick db roles > roles.sql")
+def make_roles(
+    is_applied: Annotated[bool, typer.Option("--apply", help="Do it, as the owner of the schema.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print the SQL that makes a role for each kind of service, with the right to what it needs and nothing else.
+
+    Afterwards make a login for each machine: create role berlin login password '...' in role evertick_runner.
+    Migrations renew these rights by themselves.
+    """
+    url = database_url(read_settings())
+
+    async def make() -> list[str]:
+        async with opened(url, Purpose.PLANNING) as conn:
+            lines = await roles.script(conn)
+            if is_applied:
+                await roles.apply(conn)
+            return lines
+
+    lines = asyncio.run(make())
+    if as_json:
+        print_json({"is_applied": is_applied, "roles": list(roles.MAY), "statements": lines})
+    elif is_applied:
+        show(line(f"{', '.join(roles.MAY)} have what they need in the database at {where(url)}.", "green"))
+        show(hint("Make a login in one of them: create role berlin login password '...' in role evertick_runner;"))
+    else:
+        typer.echo("begin;\n" + "".join(f"{each};\n" for each in lines) + "commit;")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from evertick.domain.errors import Conflict, NotFound
 from evertick.domain.sealing import Keyring
 from evertick.domain.stored_values import Connection, ValueKind, check_connection, check_name, check_value
 from evertick.store import secrets
-from evertick.store.secrets import NewValue, ValueRow
+from evertick.store.secrets import Holder, NewValue, ValueRow
 
 MOST_VALUES = 100_000
 
@@ -77,10 +77,10 @@ async def read_value(conn: AsyncConnection, keyring: Keyring, *, kind: ValueKind
 
 
 async def read_values(
-    conn: AsyncConnection, keyring: Keyring, wanted: Collection[tuple[str, str]]
+    conn: AsyncConnection, keyring: Keyring, wanted: Collection[tuple[str, str]], holder: Holder | None = None
 ) -> dict[tuple[str, str], str]:
-    """Those of them that are stored."""
-    rows = await secrets.find(conn, wanted)
+    """Those of them that are stored; for the holder of an attempt those that its task declares."""
+    rows = await (secrets.of_attempt(conn, holder, wanted) if holder else secrets.find(conn, wanted))
     return {(row.kind, row.name): keyring.open(row.kind, row.name, row.content, row.key_id) for row in rows}
 
 

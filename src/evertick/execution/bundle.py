@@ -151,13 +151,16 @@ def _open(archive: bytes, hash: str) -> list[_Member]:
             members = [_member(tar, header) for header in tar]
     except (tarfile.TarError, zlib.error, ValueError, EOFError) as error:
         raise _damaged(hash, str(error)) from None
+    if len({member.path for member in members}) != len(members):
+        raise _damaged(hash, "it holds two files of one name")
     if not inflate.eof or _hash(members) != hash:
         raise _damaged(hash, "its content has another hash")
     return members
 
 
 def _member(tar: tarfile.TarFile, header: tarfile.TarInfo) -> _Member:
-    opened = tar.extractfile(header) if header.isreg() else None
+    # A sparse file counts as a plain one there, and a kilobyte of it can be read as terabytes.
+    opened = tar.extractfile(header) if header.isreg() and not header.issparse() else None
     if opened is None or not _is_inside(header.name):
         raise ValueError(f"it holds {header.name!r}, which is not a plain file within the folder")
     return _Member(path=header.name, content=opened.read(), is_executable=bool(header.mode & 0o100))

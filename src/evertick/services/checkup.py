@@ -67,6 +67,7 @@ async def examine(conn: AsyncConnection, settings: Settings) -> list[Finding]:
                 "Give Evertick the server's own address, or read 'Behind a pooler' in docs/howto/operate.md.",
             )
         )
+    found += judge_way(way_of(conn))
     found += judge_keys(settings, await checkup.sealed_by(conn))
     found += await _judge_people(conn, settings)
     found += await _judge_work(conn)
@@ -81,6 +82,43 @@ async def examine(conn: AsyncConnection, settings: Settings) -> list[Finding]:
                 )
             )
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How a connection reaches its server."""
+
+    host: str
+    address: str
+    is_encrypted: bool
+    sslmode: str | None = None
+
+
+def way_of(conn: AsyncConnection) -> Way:
+    sslmode = conn.info.get_parameters().get("sslmode")
+    info = conn.info
+    return Way(host=info.host, address=info.hostaddr, is_encrypted=conn.pgconn.ssl_in_use, sslmode=sslmode)
+
+
+def judge_way(way: Way) -> Iterator[Finding]:
+    """Whether others on the network could read along, or answer in the server's stead."""
+    name = way.host or way.address
+    if name.startswith("/") or is_loopback(way.address or name):
+        return
+    if not way.is_encrypted:
+        yield warning(
+            "no_tls",
+            f"The connection to the database at {name} is not encrypted.",
+            "Whoever is on the network in between reads passwords, code and results, and can change them.",
+            "Add ?sslmode=verify-full&sslrootcert=ca.crt to EVERTICK_DATABASE_URL; see docs/howto/other-machines.md.",
+        )
+    elif way.sslmode not in ("verify-full", "verify-ca"):
+        yield warning(
+            "unverified_tls",
+            f"The connection to the database at {name} is encrypted, and nobody checks whose certificate it is.",
+            "Somebody in between can answer in the server's stead.",
+            "Use sslmode=verify-full with sslrootcert= in EVERTICK_DATABASE_URL; see docs/howto/other-machines.md.",
+        )
 
 
 def judge_server(facts: ServerFacts) -> Iterator[Finding]:

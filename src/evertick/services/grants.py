@@ -21,6 +21,7 @@ from evertick.domain.dag import TaskSpec
 from evertick.domain.errors import EvertickError, InvalidSettings, NotFound
 from evertick.domain.stored_values import LONGEST_VALUE, ValueKind
 from evertick.services.link import Link
+from evertick.store.secrets import Holder
 
 ASK_SECONDS = 10.0
 MOST_THREADS = 4
@@ -89,7 +90,7 @@ class Grants:
         self._backends = open_backends(settings.secrets_backends)
         self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="secrets")
 
-    async def of_task(self, link: Link, task: TaskSpec) -> str:
+    async def of_task(self, link: Link, task: TaskSpec, holder: Holder | None = None) -> str:
         """As the attempt's process reads it; empty for a task that declares nothing, which costs nothing."""
         if not needs_grants(task):
             return ""
@@ -97,27 +98,28 @@ class Grants:
         wanted += [(ValueKind.CONNECTION, name) for name in task.connections]
         wanted += [(ValueKind.VARIABLE, name) for name in task.variables]
         given: dict[str, dict[str, str]] = {kind: {} for kind in ValueKind}
-        for (kind, name), value in (await self.values(link.get, wanted)).items():
+        for (kind, name), value in (await self.values(link.get, wanted, holder)).items():
             given[kind][name] = value
         return json.dumps(given)
 
-    async def values(self, connect: Connect, wanted: list[Wanted]) -> dict[Wanted, str]:
-        """Each that is wanted; NotFound where nobody has one of them."""
+    async def values(self, connect: Connect, wanted: list[Wanted], holder: Holder | None = None) -> dict[Wanted, str]:
+        """Each that is wanted; NotFound where nobody has one of them. The database gives the holder of an attempt what its task
+        declares."""
         found: dict[Wanted, str] = {}
         for backend in self._backends:
             missing = [each for each in wanted if each not in found]
             if missing:
-                found |= await (self._ask(backend, missing) if backend else self._read(connect, missing))
+                found |= await (self._ask(backend, missing) if backend else self._read(connect, missing, holder))
         if missing := [each for each in wanted if each not in found]:
             kind, name = missing[0]
             raise NotFound(f"{kind} {name!r} is not set: give it a value with `evertick {kind}s set {name}`.")
         return found
 
-    async def _read(self, connect: Connect, wanted: list[Wanted]) -> dict[Wanted, str]:
+    async def _read(self, connect: Connect, wanted: list[Wanted], holder: Holder | None) -> dict[Wanted, str]:
         from evertick.engine.secrets import read_values
         from evertick.services.keyring import load_keyring
 
-        return await read_values(await connect(), load_keyring(self._settings), wanted)
+        return await read_values(await connect(), load_keyring(self._settings), wanted, holder)
 
     async def _ask(self, backend: Backend, wanted: list[Wanted]) -> dict[Wanted, str]:
         """In threads of its own, and not for ever: what hangs there must not stop what others do in threads."""

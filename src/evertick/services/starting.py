@@ -20,6 +20,7 @@ from evertick.services.grants import Grants, needs_grants
 from evertick.services.holding import Holding
 from evertick.services.link import Link
 from evertick.services.versions import Version, Versions, order
+from evertick.store.secrets import Holder
 from evertick.store.tasks import StepRow
 
 Known = tuple[StepRow, Version, str]
@@ -77,7 +78,8 @@ class Starting:
         """One that needs secrets: beside everything else, because whoever keeps them may take long to answer."""
         known: list[Known] = []
         try:
-            granted = await self._grants.of_task(self._link, version.spec.tasks[claim.idx])
+            holder = Holder(key=_key(claim), epoch=claim.epoch, session=self._session)
+            granted = await self._grants.of_task(self._link, version.spec.tasks[claim.idx], holder)
             if self._holding.holds(_key(claim), claim.epoch):
                 known.append((claim, version, granted))
         except _FAILURES as error:

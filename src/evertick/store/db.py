@@ -134,6 +134,16 @@ _HINTS = {
     "remaining connection slots": "Its connections are all taken: see 'Connections' in docs/howto/operate.md for how to"
     " reserve some.",
     "too many connections for role": "Raise the CONNECTION LIMIT of this role.",
+    "certificate verify failed": "The server's certificate is not one that sslrootcert in EVERTICK_DATABASE_URL vouches for, or it"
+    " has expired: give the CA's certificate, or renew the server's.",
+    "does not match host name": "Connect by a name that is in the server's certificate, or give it one with this name.",
+    "no encryption": "It takes no connection without TLS: add ?sslmode=verify-full&sslrootcert=ca.crt to EVERTICK_DATABASE_URL.",
+    "server does not support SSL": "Turn ssl = on in its postgresql.conf; without TLS whoever is on the network reads along.",
+    "connection requires a valid client certificate": "Add sslcert= and sslkey= of this machine to EVERTICK_DATABASE_URL.",
+    "certificate expired": "The certificate of this machine has expired: renew the one that sslcert= names.",
+    "unknown ca": "The certificate that sslcert= names is not of a CA that the server trusts.",
+    "certificate authentication failed": "The name (CN) in the certificate that sslcert= names must be that of the role.",
+    "root certificate file": "Correct sslrootcert= in EVERTICK_DATABASE_URL; sslrootcert=system takes the machine's own CAs.",
     "unsupported startup parameter": "A pooler stands before it: give Evertick the server's own address, or see"
     " 'Behind a pooler' in docs/howto/operate.md.",
 }

@@ -15,6 +15,7 @@ from typing import LiteralString
 from psycopg import AsyncConnection
 
 from evertick.domain.errors import SchemaMismatch
+from evertick.store import roles
 from evertick.store.line import take_your_time
 from evertick.store.statements import sql
 
@@ -72,6 +73,8 @@ async def migrate(conn: AsyncConnection, directory: Path = MIGRATIONS_DIRECTORY)
         if label := await _apply_next(conn, directory):
             done.append(label)
         current = await status(conn, directory)
+    if done and await roles.are_used(conn):
+        await roles.apply(conn)  # what is new has no rights yet, and what was replaced has lost them
     return done
 
 

@@ -5763,6 +5763,32 @@ CREATE FUNCTION evertick.used_of(p_gate_id integer) RETURNS integer
                                where p_gate_id = any(h.gate_ids) and n.gate_id = p_gate_id), 0) end::int
 $$;
 
+CREATE TABLE evertick.stored_value (
+    kind text NOT NULL,
+    name text NOT NULL,
+    content text NOT NULL,
+    key_id text NOT NULL,
+    description text,
+    changed_by text NOT NULL,
+    changed_at timestamp with time zone NOT NULL,
+    CONSTRAINT stored_value_kind_check CHECK ((kind = ANY (ARRAY['variable'::text, 'connection'::text, 'secret'::text])))
+);
+
+CREATE FUNCTION evertick.values_of_attempt(p_session bigint, p_run_id bigint, p_idx integer, p_map_index integer, p_epoch integer, p_kinds text[], p_names text[]) RETURNS SETOF evertick.stored_value
+    LANGUAGE sql STABLE
+    AS $$
+    select v.*
+      from lease l
+     cross join lateral (select k.version_id from task k where k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index
+                         offset 0) k
+     cross join lateral (select x.spec->'tasks'->l.idx as spec from dag_version x where x.version_id = k.version_id offset 0) t
+     cross join lateral unnest(p_kinds, p_names) as w(kind, name)
+     cross join lateral (select x.* from stored_value x where x.kind = w.kind and x.name = w.name offset 0) v
+     where l.session = p_session and l.run_id = p_run_id and l.idx = p_idx and l.map_index = p_map_index and l.epoch = p_epoch
+       and coalesce(t.spec->(w.kind || 's'), '[]'::jsonb) ? w.name
+     limit 1000
+$$;
+
 CREATE FUNCTION evertick.verdict_on(p_wait evertick.deferral, p_now timestamp with time zone, OUT state evertick.task_state, OUT reason text, OUT result jsonb) RETURNS record
     LANGUAGE plpgsql STABLE
     AS $$
@@ -7260,17 +7286,6 @@ CREATE TABLE evertick.skip_record (
     reason text NOT NULL,
     recorded_at timestamp with time zone NOT NULL,
     CONSTRAINT skip_record_count_check CHECK ((count > 0))
-);
-
-CREATE TABLE evertick.stored_value (
-    kind text NOT NULL,
-    name text NOT NULL,
-    content text NOT NULL,
-    key_id text NOT NULL,
-    description text,
-    changed_by text NOT NULL,
-    changed_at timestamp with time zone NOT NULL,
-    CONSTRAINT stored_value_kind_check CHECK ((kind = ANY (ARRAY['variable'::text, 'connection'::text, 'secret'::text])))
 );
 
 CREATE TABLE evertick.task_child (

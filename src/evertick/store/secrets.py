@@ -9,6 +9,7 @@ from typing import cast
 
 from psycopg import AsyncConnection
 
+from evertick.domain.attempt import TaskKey
 from evertick.store.rows import all_rows, one_value
 from evertick.store.statements import sql
 
@@ -33,6 +34,15 @@ class NewValue:
     description: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who holds which attempt."""
+
+    key: TaskKey
+    epoch: int
+    session: int
+
+
 @dataclass(frozen=True, slots=True)
 class NamedValue:
     name: str
@@ -52,6 +62,13 @@ async def names(conn: AsyncConnection, *, kind: str, limit: int) -> list[NamedVa
 async def find(conn: AsyncConnection, wanted: Collection[tuple[str, str]]) -> list[ValueRow]:
     params = {"kinds": [kind for kind, _ in wanted], "names": [name for _, name in wanted]}
     return await all_rows(conn, sql("secrets", "find"), params, ValueRow)
+
+
+async def of_attempt(conn: AsyncConnection, holder: Holder, wanted: Collection[tuple[str, str]]) -> list[ValueRow]:
+    """As `find`, of what the task declares that this session holds at this epoch."""
+    params = {"kinds": [kind for kind, _ in wanted], "names": [name for _, name in wanted]}
+    who = {**holder.key._asdict(), "session": holder.session, "epoch": holder.epoch}
+    return await all_rows(conn, sql("secrets", "of_attempt"), {**params, **who}, ValueRow)
 
 
 async def lock(conn: AsyncConnection, wanted: Collection[tuple[str, str]]) -> list[ValueRow]:

@@ -10,6 +10,12 @@ select v.kind, v.name, v.content, v.key_id, v.description, v.changed_by, v.chang
   from unnest(%(kinds)s::text[], %(names)s::text[]) as w(kind, name) join stored_value v on v.kind = w.kind and v.name = w.name
  limit 1000
 
+-- name: of_attempt
+-- The same, of those that the task of an attempt declares, for the session that holds it.
+select kind, name, content, key_id, description, changed_by, changed_at
+  from values_of_attempt(%(session)s::bigint, %(run_id)s::bigint, %(idx)s::int, %(map_index)s::int, %(epoch)s::int,
+                         %(kinds)s::text[], %(names)s::text[])
+
 -- name: lock
 -- The same, for whoever changes one that must not have changed meanwhile.
 select v.kind, v.name, v.content, v.key_id, v.description, v.changed_by, v.changed_at

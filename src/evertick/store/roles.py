@@ -1,0 +1,211 @@
+"""A role of PostgreSQL for each kind of service, with the right to what that service asks of the database and nothing else.
+
+The rights are read off the statements: a role may execute the functions that its statements name, and touch the tables that
+these name themselves. The functions work with the owner's rights, so that a task is moved by its verb or not at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+from psycopg import AsyncConnection
+
+from evertick.store.rows import all_rows, one_value
+from evertick.store.statements import nouns, sql, statements
+
+RUNNER, SCHEDULER, PUBLISHER, API = "evertick_runner", "evertick_scheduler", "evertick_publisher", "evertick_api"
+
+# What every service asks: whether the schema fits, which server it is, the time.
+_EVERYBODY = (
+    *("migration.has_record", "migration.applied", "shards.read_clock"),
+    *("cluster.look*", "cluster.mark*", "cluster.report_loss"),
+)
+
+# As in `noun.statement`. Who stands for people may ask everything but what only a leader, a runner or the owner does.
+MAY: dict[str, tuple[str, ...]] = {
+    RUNNER: (
+        *_EVERYBODY,
+        *(
+            "runners.register",
+            "runners.bury",
+            "runners.leave",
+            "runners.live",
+            "runners.neighbours",
+            "runners.namesakes",
+        ),
+        *("tasks.step", "tasks.claim_rows", "tasks.extend", "queues.look_in_line", "queues.names", "queues.published"),
+        *("dags.version", "dags.bundle", "secrets.of_attempt", "logs.append", "logs.shipped_until", "runs.existing"),
+    ),
+    SCHEDULER: (
+        *_EVERYBODY,
+        *("shards.*", "schedules.due", "schedules.next_due", "schedules.fire", "schedules.hear", "schedules.settle"),
+        *("schedules.set_aside", "schedules.of_dag", "schedules.waits", "tasks.promote", "tasks.time_out_waits"),
+        *("runs.admit", "runs.reconcile", "runs.skip_one", "runs.time_out", "runs.orphans", "runs.reap_orphan"),
+        *("runners.bury", "runners.reap", "runners.live", "runners.neighbours", "queues.depths", "deferrals.*"),
+        *(
+            "gates.tend",
+            "gates.unadmit",
+            "gates.reconcile",
+            "alerts.raise",
+            "outbox.tend",
+            "outbox.take",
+            "outbox.record",
+        ),
+        *(
+            "backfills.position",
+            "backfills.step",
+            "backfills.fail",
+            "backfills.find",
+            "prune.*",
+            "upkeep.*",
+            "traces.*",
+        ),
+        *("dags.find", "dags.names_like", "runs.trigger", "runs.find", "secrets.find"),
+    ),
+    PUBLISHER: (
+        *_EVERYBODY,
+        *("dags.publish", "dags.put_bundle", "dags.delete", "dags.find", "dags.files", "dags.names_like", "dags.named"),
+        *("dags.put_import_error", "dags.drop_import_error", "dags.import_errors", "dags.queues", "dags.versions"),
+        *("schedules.of_dag", "schedules.waits", "schedules.outlets", "gates.list", "secrets.find"),
+    ),
+    API: ("*",),
+}
+_MAY_NOT: dict[str, tuple[str, ...]] = {
+    API: (
+        *("migration.lock", "migration.record", "prune.prune_*", "prune.sweep", "tasks.step", "tasks.claim_rows"),
+        *(
+            "tasks.promote",
+            "tasks.time_out_waits",
+            "schedules.fire",
+            "schedules.settle",
+            "schedules.hear",
+            "runners.reap",
+        ),
+        *("shards.stand_by", "shards.look", "shards.listen", "shards.renew", "shards.resign", "runs.reconcile"),
+        *("runs.reap_orphan", "runs.skip_one", "runs.admit", "runs.time_out", "outbox.take", "gates.reconcile"),
+    ),
+}
+# Without a login: whoever installs a service makes one, with its own password or certificate, and puts it into the role.
+# Roles belong to the whole server, and others may be making the same at this moment.
+_CREATE = (
+    "do $$ begin create role {role} nologin; exception when duplicate_object or unique_violation then null; end $$"
+)
+# Reads no table, and is part of so many statements and views that it must stay part of their plans.
+_PLAIN = "clock"
+# An insert, up to where the next change of the same statement begins.
+_INSERT = re.compile(
+    r"\binsert into (?:evertick\.)?(\w+)(.*?)(?=\binsert into\b|(?<!do )\bupdate\b|\bdelete from\b|\Z)", re.DOTALL
+)
+# From this version on there is a right to vacuum that is not the owner's.
+_MAINTAIN_VERSION = 170000
+
+
+@dataclass(frozen=True, slots=True)
+class _Thing:
+    """A function (with its arguments), a table or a view of ours."""
+
+    kind: str
+    name: str
+    arguments: str
+
+
+def statements_of(role: str) -> list[str]:
+    """Which statements a service with that role executes."""
+    known = [f"{noun}.{name}" for noun in nouns() for name in statements(noun)]
+    wanted, unwanted = MAY[role], _MAY_NOT.get(role, ())
+    return [each for each in known if _fits(each, wanted) and not _fits(each, unwanted)]
+
+
+async def script(conn: AsyncConnection) -> list[str]:
+    """The statements that make the roles and give them their rights, for the database of this connection. Again is harmless."""
+    things = await all_rows(conn, sql("roles", "things"), {}, _Thing)
+    database = str(await one_value(conn, sql("roles", "database"), {}))
+    lines = [_CREATE.format(role=role) for role in MAY]
+    lines += [
+        "revoke all on schema evertick from public",
+        "revoke execute on all functions in schema evertick from public",
+    ]
+    everybody = ", ".join(MAY)
+    lines += [f"grant connect on database {database} to {everybody}", f"grant usage on schema evertick to {everybody}"]
+    for role in MAY:
+        # What an older release gave and this one does not need goes.
+        lines += [f"revoke all on all {kind} in schema evertick from {role}" for kind in ("tables", "functions")]
+    named = {name for role in MAY for name in _functions(role, things)}
+    lines += [
+        f"alter function evertick.{each.name}({each.arguments}) security definer set search_path = evertick, pg_temp"
+        for each in things
+        if each.kind == "function" and each.name in named and each.name != _PLAIN
+    ]
+    for role in MAY:
+        lines += _grants(role, things)
+    if conn.info.server_version >= _MAINTAIN_VERSION:
+        lines.append(f"grant maintain on all tables in schema evertick to {SCHEDULER}")
+    return lines
+
+
+async def are_used(conn: AsyncConnection) -> bool:
+    """Whether these roles have rights in this database."""
+    return bool(await one_value(conn, sql("roles", "are_used"), {"role": RUNNER}))
+
+
+async def apply(conn: AsyncConnection) -> None:
+    """In one transaction: nobody ever has half of his rights."""
+    lines = await script(conn)
+    async with conn.transaction():
+        await conn.execute(";\n".join(lines), prepare=False)
+
+
+def _grants(role: str, things: list[_Thing]) -> Iterator[str]:
+    called = _functions(role, things)
+    for each in things:
+        if each.kind == "function" and (each.name in called or each.name == _PLAIN):
+            yield f"grant execute on function evertick.{each.name}({each.arguments}) to {role}"
+    for name, rights in sorted(_tables(role, things).items()):
+        yield f"grant {', '.join(sorted(rights))} on evertick.{name} to {role}"
+
+
+def _functions(role: str, things: list[_Thing]) -> set[str]:
+    """Those that the role's statements call, and those that the views call which it reads."""
+    views = {each.name: each.arguments for each in things if each.kind == "view"}
+    texts = _texts(role) + [views[name] for name in _tables(role, things) if name in views]
+    known = {each.name for each in things if each.kind == "function"}
+    return {name for text in texts for name in re.findall(r"\b(\w+)\(", text) if name in known}
+
+
+def _tables(role: str, things: Iterable[_Thing]) -> dict[str, set[str]]:
+    known = {each.name for each in things if each.kind != "function"}
+    rights: dict[str, set[str]] = {}
+    for text in _texts(role):
+        for name, right in _touched(text):
+            if name in known:
+                rights.setdefault(name, set()).add(right)
+    return rights
+
+
+def _touched(text: str) -> Iterator[tuple[str, str]]:
+    """Which names a statement reads, inserts into, updates and deletes from. Some of them are its own."""
+    read = re.findall(r"\b(?:from|join)\s+(?:evertick\.)?(\w+)", text)
+    inserted = re.findall(r"\binsert into (?:evertick\.)?(\w+)", text)
+    updated = re.findall(r"(?<!do )\bupdate (?:only )?(?:evertick\.)?(\w+)", text)
+    deleted = re.findall(r"\bdelete from (?:evertick\.)?(\w+)", text)
+    for name, clause in _INSERT.findall(text):
+        read += [name] if "on conflict" in clause or "returning" in clause else []
+        updated += [name] if "do update" in clause else []
+    if re.search(r"\bfor (no key )?update\b", text):
+        updated += read
+    yield from ((name, "select") for name in [*read, *updated, *deleted])
+    yield from ((name, "insert") for name in inserted)
+    yield from ((name, "update") for name in updated)
+    yield from ((name, "delete") for name in deleted)
+
+
+def _texts(role: str) -> list[str]:
+    found = [each.split(".") for each in statements_of(role)]
+    return [statements(noun)[name] for noun, name in found]
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)

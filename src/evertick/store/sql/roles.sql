@@ -1,0 +1,18 @@
+-- The roles of services, and what there is that they may have rights to.
+
+-- name: things
+-- Functions with their arguments as `alter function` wants them, tables, and views with what they are made of.
+select 'function' as kind, p.proname::text as name, pg_get_function_identity_arguments(p.oid) as arguments
+  from pg_proc p where p.pronamespace = 'evertick'::regnamespace and p.prokind = 'f'
+union all
+select case c.relkind when 'v' then 'view' else 'table' end, c.relname::text,
+       case c.relkind when 'v' then pg_get_viewdef(c.oid) else '' end
+  from pg_class c where c.relnamespace = 'evertick'::regnamespace and c.relkind in ('r', 'p', 'v')
+ order by 1, 2, 3 limit 10000
+
+-- name: database
+select quote_ident(current_database())
+
+-- name: are_used
+-- A server may have the roles for another database.
+select coalesce((select has_schema_privilege(r.oid, 'evertick', 'usage') from pg_roles r where r.rolname = %(role)s), false)

@@ -1,0 +1,148 @@
+"""What each role of a service may do in the database, and what it may not."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.store import roles
+from evertick.store.migrate import MIGRATIONS_DIRECTORY, migrate, migrations
+from evertick.store.roles import API, MAY, PUBLISHER, RUNNER, SCHEDULER, statements_of
+from evertick.store.statements import sql
+from tests.test_sql import ALL, numbered
+
+pytestmark = pytest.mark.requirement("K5")
+
+# What a runner that somebody else has got hold of must not be able to do.
+NOT_THE_RUNNERS = {
+    "read who may sign in": "select * from account",
+    "read the hashes of tokens": "select * from credential",
+    "make itself an account": "insert into account (name, role) values ('mallory', 'admin')",
+    "list stored values": "select * from stored_value",
+    "lock stored values": "select reseal_value('secret', 'x', 'a', 'b', 'c')",
+    "store a value": "select put_value('secret', 'x', 'y', 'k', null, 'mallory', false)",
+    "change a DAG": "update dag set paused = true",
+    "publish a DAG": "select publish_dag('{}', '{}', '{}', 'mallory')",
+    "change code": "update bundle set archive = ''",
+    "put code": "insert into bundle (hash, file, archive, created_at) values ('x', 'x', '', now())",
+    "move a task past its verb": "update task set state = 'success'",
+    "end a run": "update run_status set state = 'success'",
+    "take a lease without a claim": "insert into lease (session, run_id, idx, map_index, epoch) values (1, 1, 0, -1, 1)",
+    "delete a run": "delete from run",
+    "delete attempts": "delete from attempt",
+    "delete logs": "delete from log_chunk",
+    "change logs": "update log_chunk set content = ''",
+    "delete the journal": "delete from journal",
+    "change the journal": "update journal set actor = 'nobody'",
+    "read the journal": "select * from journal",
+    "lead": "select stand_by(0::smallint, 'mallory', 5, false)",
+    "make a table": "create table evertick.loot (x int)",
+    "make a function": "create function evertick.loot() returns int language sql as 'select 1'",
+    "forget a migration": "delete from migration",
+}
+
+
+@pytest.fixture
+async def shared(conn: AsyncConnection) -> AsyncConnection:
+    """The database's owner, once the roles have their rights in it."""
+    await roles.apply(conn)
+    return conn
+
+
+async def explained(conn: AsyncConnection, name: str) -> str | None:
+    """What PostgreSQL says when it would begin that statement, as far as rights go."""
+    noun, statement = name.split(".")
+    try:
+        async with conn.transaction(force_rollback=True):
+            await conn.execute(f"prepare asked as {numbered(sql(noun, statement))}", prepare=False)
+            count = len(set(re.findall(r"%\((\w+)\)s", sql(noun, statement))))
+            nulls = f"({', '.join(['null'] * count)})" if count else ""
+            await conn.execute(f"explain execute asked{nulls}", prepare=False)
+    except psycopg.errors.InsufficientPrivilege as error:
+        return str(error)
+    finally:
+        await conn.execute("deallocate all")
+    return None
+
+
+@pytest.mark.parametrize("role", MAY)
+async def test_a_role_may_begin_every_statement_of_its_service(shared: AsyncConnection, role: str) -> None:
+    await shared.execute(f"set role {role}")
+    refused = {name: why for name in statements_of(role) if (why := await explained(shared, name))}
+    assert refused == {}
+
+
+async def test_a_role_may_not_begin_what_only_others_do(shared: AsyncConnection) -> None:
+    """Where the table or function of a statement is nobody's but theirs."""
+    for role, theirs in {
+        RUNNER: ("access.list_accounts", "secrets.find", "secrets.list", "runs.trigger", "tasks.clear", "shards.look"),
+        SCHEDULER: ("access.authenticate", "tasks.step", "dags.publish", "secrets.put", "runs.delete"),
+        PUBLISHER: ("access.authenticate", "tasks.step", "shards.stand_by", "runs.trigger", "tasks.clear"),
+        API: ("tasks.step", "shards.stand_by", "prune.prune_runs", "migration.record"),
+    }.items():
+        await shared.execute(f"set role {role}")
+        assert [name for name in theirs if await explained(shared, name) is None] == [], role
+        await shared.execute("reset role")
+
+
+async def test_a_runner_may_do_nothing_but_run(shared: AsyncConnection) -> None:
+    await shared.execute(f"set role {RUNNER}")
+    for deed, statement in NOT_THE_RUNNERS.items():
+        try:
+            await shared.execute(statement)  # type: ignore[call-overload]
+        except psycopg.errors.InsufficientPrivilege:
+            continue
+        pytest.fail(f"a runner may {deed}")
+
+
+def test_every_statement_is_somebodys_or_the_owners() -> None:
+    known = {f"{noun}.{name}" for noun, name in ALL}
+    anybodys = {name for role in MAY for name in statements_of(role)}
+    assert known - anybodys == {"migration.lock", "migration.record"}
+
+
+@pytest.mark.parametrize("role", MAY)
+def test_every_statement_that_a_role_is_given_exists(role: str) -> None:
+    mine = statements_of(role)
+    for pattern in MAY[role]:
+        assert any(re.fullmatch(pattern.replace(".", r"\.").replace("*", ".*"), name) for name in mine), pattern
+
+
+async def test_a_function_of_ones_own_is_not_taken_for_evertick_s(shared: AsyncConnection) -> None:
+    """What works with the owner's rights looks at nothing that the caller has made, in whatever order he searches."""
+    query = """select p.proname from pg_proc p where p.pronamespace = 'evertick'::regnamespace and p.prosecdef
+                and not p.proconfig @> array['search_path=evertick, pg_temp']"""
+    assert await (await shared.execute(query)).fetchall() == []
+    await shared.execute(f"set role {RUNNER}")
+    await shared.execute(
+        "create temporary table lease (session bigint, run_id bigint, idx int, map_index int, epoch int)"
+    )
+    await shared.execute("insert into pg_temp.lease values (1, 1, 0, -1, 1)")
+    await shared.execute("set search_path = pg_temp, evertick")
+    found = await shared.execute("select * from values_of_attempt(1, 1, 0, -1, 1, '{secret}', '{x}')")
+    assert await found.fetchall() == []
+
+
+async def test_a_migration_renews_the_rights_where_the_roles_are_used(shared: AsyncConnection, tmp_path: Path) -> None:
+    folder = tmp_path / "migrations"
+    shutil.copytree(MIGRATIONS_DIRECTORY, folder)
+    number = len(migrations()) + 1
+    replaced = (
+        "create or replace function clock() returns timestamptz language sql stable as 'select clock_timestamp()';"
+    )
+    (folder / f"{number:04}_later.sql").write_text(
+        f"{replaced} drop view blocked; create view blocked as select 1 as x;"
+    )
+    await shared.execute(f"revoke execute on all functions in schema evertick from {RUNNER}")
+    assert await migrate(shared, folder) == [f"{number:04}_later"]
+    await shared.execute(f"set role {RUNNER}")
+    assert await explained(shared, "tasks.step") is None
+
+
+async def test_a_database_without_them_is_left_as_it_is(conn: AsyncConnection) -> None:
+    assert not await roles.are_used(conn)
