@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, ViewportSize, expect, sync_playwright
 
 from evertick.api.guard import PLAIN_COOKIE
 from tests.databases import Cluster
@@ -24,7 +24,8 @@ ARGUMENTS = [
     "--disable-gpu",
     "--no-first-run",
 ]
-WIDE, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 800}
+WIDE = ViewportSize(width=1280, height=860)
+PHONE = ViewportSize(width=390, height=800)
 Visitor = Callable[..., Page]
 # A busy machine is no reason to fail.
 expect.set_options(timeout=20_000)
@@ -68,7 +69,7 @@ def visit(site: Site, browser: Browser) -> Iterator[Visitor]:
             path: str, who: str | None = "admin", *, dark: bool = False, phone: bool = False, **options: object
         ) -> Page:
             context: BrowserContext = browser.new_context(
-                viewport=PHONE if phone else WIDE,  # type: ignore[arg-type]
+                viewport=PHONE if phone else WIDE,
                 color_scheme="dark" if dark else "light",
                 reduced_motion="reduce",
                 **options,  # type: ignore[arg-type]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterable
 
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 from psycopg import AsyncConnection
 
 from evertick.store import runners
 from tests.engine.world import Runner, make_dag, put, start, states
 from tests.ui.conftest import Visitor
+from tests.ui.page_table import write_log
 from tests.ui.site import Site
-from tests.ui.test_pages import PICTURES
 
 HOSTILE = (
     "<script>document.title='owned'</script>",
@@ -26,124 +23,12 @@ HOSTILE = (
 )
 
 
-# What the log in the pictures says.
-SAID = (
-    ("INFO", "reading s3://orders/2026-11-15/*.parquet"),
-    ("INFO", "\x1b[32m14 files\x1b[0m, 1,204,511 rows"),
-    ("WARNING", "2 files are empty and left out"),
-    ("OUT", "loaded   0 %"),
-    ("OUT", "loaded  50 %"),
-    ("ERROR", "ValueError: no rows for shop 17"),
-    ("ERROR", '  File "orders.py", line 41, in load'),
-    ("MARK", "the attempt ended with exit status 1"),
-)
-
-
-def failed_run(site: Site) -> int:
-    """A run in which `load` failed."""
-    for run_id in site.runs["billing"]:
-        if site.do(lambda conn, run_id=run_id: states(conn, run_id))["load"] == "failed":
-            return run_id
-    raise AssertionError("the site has no failed run")
-
-
-def pages_of(site: Site, failed: int) -> dict[str, str | None]:
-    """Every page of ours with the name of its picture, if it has one."""
-    return {
-        f"/runs/{failed}": "run",
-        f"/runs/{failed}?tab=graph": "run-graph",
-        f"/runs/{failed}?tab=gantt": "run-gantt",
-        f"/runs/{failed}?tab=history": None,
-        f"/runs/{failed}/tasks/load": "task-log",
-        f"/runs/{failed}/tasks/load?tab=attempts": None,
-        f"/runs/{failed}/tasks/load?tab=details": None,
-        "/runs": None,
-        "/dags/orders/graph": None,
-        "/dags/orders/calendar": None,
-        "/dags/orders/durations": None,
-        "/backfills/new?dag=billing": None,
-        "/approvals": None,
-        "/backfills": None,
-        "/pools": None,
-        "/keys": None,
-        "/queues": None,
-        "/runners": None,
-        "/variables": None,
-        "/users": None,
-        "/tokens": None,
-        "/audit": None,
-    }
-
-
-def write_log(site: Site, run_id: int, idx: int, lines: Iterable[tuple[str, str]], *, offset: int = 0) -> int:
-    """One chunk, as if the attempt had written it; where the next begins."""
-    now = int(time.time() * 1e6)
-    content = "".join(f"{now + 1000 * n} {level} {text}\n" for n, (level, text) in enumerate(lines))
-    end = offset + len(content.encode())
-
-    async def put_chunk(conn: AsyncConnection) -> None:
-        await conn.execute(
-            "insert into log_chunk (run_id, idx, map_index, epoch, seq, until, content) values (%s, %s, -1, 1, %s, %s, %s)",
-            [run_id, idx, offset, end, content],
-        )
-
-    site.do(put_chunk)
-    return end
-
-
 def info(texts: Iterable[str]) -> list[tuple[str, str]]:
     return [("INFO", text) for text in texts]
 
 
-def findings(page: Page, rules: list[str] | None = None) -> list[str]:
-    """What axe finds serious; of some rules only, if they are named."""
-    # Only what is wrong is worked out: that halves the time.
-    options: dict[str, object] = {"resultTypes": ["violations"]}
-    if rules is not None:
-        options["runOnly"] = {"type": "rule", "values": rules}
-    report = Axe().run(page, options=options).response
-    return [
-        f"{each['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:200]}"
-        for each in report["violations"]
-        if each["impact"] in ("serious", "critical")
-        for node in each["nodes"][:3]
-    ]
-
-
 def ready(page: Page, what: str) -> None:
     expect(page.locator(f"[data-{what}]")).to_have_attribute("data-ready", "yes")
-
-
-def test_every_page_can_be_read_by_everybody(visit: Visitor, site: Site) -> None:
-    """In dark only what colours decide is looked at again."""
-    failed = failed_run(site)
-    write_log(site, failed, 4, SAID)
-    page = visit("/runs")
-    wrong = {}
-    for path, picture in pages_of(site, failed).items():
-        page.emulate_media(color_scheme="light")
-        page.goto(site.url + path)
-        expect(page.locator("h1")).to_be_visible()
-        for what in ("graph", "log"):
-            if page.locator(f"[data-{what}]").count():
-                ready(page, what)
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-            if found := findings(page, rules=None if scheme == "light" else ["color-contrast"]):
-                wrong[f"{path} {scheme}"] = found
-            if picture and (scheme == "light" or picture == "run") and os.environ.get("EVERTICK_PICTURES"):
-                page.screenshot(path=PICTURES / f"ui-{picture}-{scheme}.png")
-    assert wrong == {}
-
-
-def test_nothing_is_wider_than_a_phone(visit: Visitor, site: Site) -> None:
-    page = visit("/runs", phone=True)
-    wide = {}
-    for path in pages_of(site, failed_run(site)):
-        page.goto(site.url + path)
-        if (width := page.evaluate("document.documentElement.scrollWidth")) > 390:
-            wide[path] = width
-    assert wide == {}
 
 
 def test_clear_with_a_look_before_by_keyboard_alone(visit: Visitor, site: Site) -> None:

@@ -16,19 +16,9 @@ from evertick.domain.gates import GateKind, GateSpec
 from evertick.engine.gates import set_pool
 from evertick.store import access, backfills, gates, logs, runners, tasks
 from evertick.store.logs import NewChunk
-from evertick.ui.nav import ENTRIES
 from tests.engine.world import Runner, make_dag, put, run_state, start, states
 from tests.ui.site import Site
 
-ROLES = ("viewer", "operator", "editor", "admin", "limited")
-# What is not in the menu of each.
-HIDDEN: dict[str, set[str]] = {
-    "viewer": {"users", "audit", "variables", "connections"},
-    "operator": {"users", "audit"},
-    "editor": {"users", "audit"},
-    "admin": set(),
-    "limited": {"users", "audit", "variables", "connections", "pools", "keys", "queues", "runners"},
-}
 Sign = Callable[[str], httpx.Client]
 
 
@@ -88,31 +78,6 @@ def drain(site: Site, outcomes: dict[str, str] | None = None, queue: str = "defa
 
 def states_of(site: Site, run_id: int) -> dict[str, str]:
     return site.do(lambda conn: states(conn, run_id))
-
-
-@pytest.mark.parametrize("who", ROLES)
-def test_everyone_sees_the_pages_that_their_role_may(site: Site, sign: Sign, who: str) -> None:
-    client = sign(who)
-    run_id = site.runs["orders"][3]
-    paths = [
-        "/runs",
-        f"/runs/{run_id}",
-        "/backfills",
-        *(f"/runs/{run_id}?tab={tab}" for tab in ("graph", "gantt", "history")),
-    ]
-    paths += [f"/runs/{run_id}/tasks/load?tab={tab}" for tab in ("log", "attempts", "result", "details")]
-    paths += [f"/dags/orders/{view}" for view in ("graph", "calendar", "durations")]
-    for path in paths:
-        text = shown(client.get(path))
-        assert "<h1>" in text and 'data-opens="cancel"' not in text
-        for entry in ENTRIES:
-            assert (f'href="{entry.path}"' in text) == (entry.key not in HIDDEN[who]), (path, entry.key)
-    for entry in ENTRIES:
-        may = f'href="{entry.path}"' in text
-        assert client.get(entry.path).status_code == (200 if may else 403), entry.key
-    is_operator = who != "viewer"
-    assert ('data-opens="clear"' in shown(client.get(f"/runs/{run_id}"))) == is_operator
-    assert ('data-opens="mark"' in shown(client.get(f"/runs/{run_id}/tasks/load"))) == is_operator
 
 
 def test_what_a_role_may_not_press_the_server_refuses(site: Site, sign: Sign) -> None:
@@ -229,7 +194,7 @@ def test_the_log_of_a_task_comes_in_windows(site: Site, sign: Sign) -> None:
     assert "&lt;script&gt;19&lt;/script&gt;" in page and "<script>19" not in page
     first = client.get(f"{path}/log").json()
     assert [line["text"] for line in first["lines"]][:2] == ["<script>0</script>", "<script>1</script>"]
-    assert (first["is_over"], first["is_end"], first["sizes"]) == (True, False, [[1, 2000]])
+    assert (first["is_over"], first["is_end"], first["sizes"]) == (True, False, [[1, 2000, 1900]])
     rest = client.get(f"{path}/log", params={"at": first["next"]}).json()
     more = client.get(f"{path}/log", params={"at": rest["next"]}).json()
     assert len(first["lines"]) + len(rest["lines"]) + len(more["lines"]) == 20 and more["is_end"]

@@ -67,10 +67,15 @@ def _of_attempt(each: RunAttempt | AttemptRow, *, task: str | None, map_index: i
 
 
 def _of_entry(entry: JournalEntry, names: Mapping[int, str]) -> Event:
-    detail = ", ".join(f"{key}: {value}" for key, value in entry.detail.items() if value not in (None, "", [], {}))
+    detail = ", ".join(
+        f"{key}: {value}" for key, value in entry.detail.items() if value not in (None, "", [], {}, False)
+    )
+    what = entry.verb.replace("_", " ")
+    if entry.verb == "note":
+        what, detail = "note taken away" if entry.detail.get("is_taken_away") else "note written", ""
     return Event(
         at=entry.occurred_at,
-        what=entry.verb.replace("_", " "),
+        what=what,
         task=None if entry.idx is None else names.get(entry.idx),
         map_index=-1 if entry.map_index is None else entry.map_index,
         reason=detail[:1000] or None,

@@ -68,6 +68,8 @@ async def new_backfill(request: Request, caller: Who, dag: DagName = "") -> Resp
 async def preview_backfill(request: Request, caller: Who) -> Response:
     """What it would do: a part of the form. What is wrong with the wish stands there, too."""
     form = await form_of(request)
+    if not form.get("first"):
+        return page(request, "backfill_preview.html", problem=None, outlook=None, new_runs=None, when="")
     try:
         wish = _wish(form)
         async with caller.reading() as conn:

@@ -6,6 +6,7 @@
 
 const LARGEST = 3;
 const SMALLEST = 0.05;
+const READABLE = 0.55;
 const REST_MS = 140;
 
 class GraphView {
@@ -128,7 +129,7 @@ class GraphView {
     const { clientWidth, clientHeight } = this.box;
     if (!clientWidth || !clientHeight) return;
     const whole = Math.min(clientWidth / this.width, clientHeight / this.height);
-    this.scale = Math.min(1, whole < 0.35 ? Math.max(whole, 0.35) : whole);
+    this.scale = Math.min(1, Math.max(whole, READABLE));
     this.x = Math.max(0, (clientWidth - this.width * this.scale) / 2);
     this.y = Math.max(0, (clientHeight - this.height * this.scale) / 2);
     if (this.height * this.scale > clientHeight) this.y = (clientHeight - this.height * this.scale) / 2;

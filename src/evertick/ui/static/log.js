@@ -393,6 +393,7 @@ class LogView {
     const size = bytes < 10_000 ? `${bytes} bytes` : bytes < 1e7 ? `${Math.round(bytes / 1000)} kB` : `${Math.round(bytes / 1e6)} MB`;
     const state = this.list.childElementCount === 0 ? (this.find.value || this.level.value ? "No line fits." : this.isOver ? "It wrote nothing." : "It has written nothing yet.") : size;
     this.status.textContent = [note, state, this.isOver ? "" : "live"].filter(Boolean).join(" · ");
+    this.slider.hidden = this.isStart && this.isEnd && !this.find.value && !this.level.value;
     this.root.dataset.ready = "yes";
   }
 }

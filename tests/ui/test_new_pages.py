@@ -1,0 +1,162 @@
+"""Notes, secrets, versions and schedules on their pages: each is changed from end to end, and bad input is told."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import httpx
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.domain.dag import NamedSchedule
+from evertick.domain.schedule import parse_schedule
+from evertick.store import dags, schedules
+from tests.engine.world import make_dag, put, start
+from tests.ui.page_table import write_log
+from tests.ui.site import HttpVisitor, Site
+
+
+@pytest.fixture(scope="module")
+def people(site: Site) -> Iterator[dict[str, HttpVisitor]]:
+    with ExitStack() as stack:
+        yield {who: stack.enter_context(HttpVisitor(site, who)) for who in site.sessions}
+
+
+def said(answer: httpx.Response) -> str:
+    (detail,) = json.loads(answer.headers["HX-Trigger"]).values()
+    return str(detail["text"])
+
+
+def rows_of(text: str) -> list[str]:
+    return [html.unescape(each) for each in re.findall(r'<tr data-row="([^"]+)"', text)]
+
+
+def test_notes_are_written_changed_and_taken_away(site: Site, people: dict[str, HttpVisitor]) -> None:
+    run_id = site.runs["orders"][4]
+    operator, viewer = people["operator"], people["viewer"]
+    for path in (f"/runs/{run_id}", f"/runs/{run_id}/tasks/load"):
+        assert said(operator.press(f"{path}/note", content=" <b>late</b>\r\nagain ")) == "The note is kept."
+        text = viewer.get(path).text
+        assert "<bdi>&lt;b&gt;late&lt;/b&gt;\nagain</bdi>" in text and "user:operator" in text
+        assert 'data-opens="note"' not in text and 'data-opens="note"' in operator.get(path).text
+        assert operator.press(f"{path}/note", content="x" * 1001).status_code == 400
+        assert said(operator.press(f"{path}/note", content="  ")) == "The note is taken away."
+        assert "late" not in viewer.get(path).text
+        assert viewer.press(f"{path}/note", content="mine").status_code == 403
+    assert operator.press(f"/runs/{2**50}/note", content="x").status_code == 404
+    assert operator.press(f"/runs/{run_id}/tasks/none/note", content="x").status_code == 404
+    assert "note" in viewer.get(f"/runs/{run_id}?tab=history").text
+
+
+def test_secrets_are_set_and_never_shown(people: dict[str, HttpVisitor]) -> None:
+    editor, operator = people["editor"], people["operator"]
+    made = editor.press("/secrets", name="token", value="hunter22 & more", description="Of the bank.")
+    assert (said(made), made.headers["HX-Redirect"]) == ("Secret token made.", "/secrets/token")
+    for path in ("/secrets", "/secrets/token"):
+        text = operator.get(path).raise_for_status().text
+        assert "token" in text and "Of the bank." in text and "hunter22" not in text
+        assert "hunter22" not in editor.get(path).text and 'name="value"' not in text
+    assert editor.press("/secrets", name="token", value="").status_code == 400
+    assert editor.get("/secrets/none").status_code == 404
+    assert operator.press("/secrets/token/delete").status_code == 403
+    assert editor.press("/secrets/token/delete").headers["HX-Redirect"] == "/secrets"
+    assert editor.get("/secrets/token").status_code == 404
+    assert said(editor.press("/connections", name="old", value="ftp://host/x")) == "Connection old made."
+    assert editor.press("/connections/old/delete").headers["HX-Redirect"] == "/connections"
+
+
+def test_a_version_is_rolled_back_with_a_look_before(site: Site, people: dict[str, HttpVisitor]) -> None:
+    async def twice(conn: AsyncConnection) -> None:
+        await put(conn, make_dag("turned", {"a": []}))
+        await put(conn, make_dag("turned", {"a": [], "newer": ["a"]}))
+
+    site.do(twice)
+    editor, path = people["editor"], "/dags/turned/versions/1/rollback"
+    assert f'hx-get="{path}"' in editor.get("/dags/turned/versions").text
+    assert "rollback" not in people["operator"].get("/dags/turned/versions").text
+    preview = editor.get(path).raise_for_status().text
+    assert "version 1 instead of 2" in preview and "newer" in preview and "watched folder" in preview
+    assert people["operator"].press(path).status_code == 403
+    answer = editor.press(path)
+    assert (said(answer), answer.headers["HX-Redirect"]) == (
+        "turned is at version 1; it was at 2.",
+        "/dags/turned/versions",
+    )
+    row = site.do(lambda conn: dags.find(conn, "turned"))
+    assert row is not None and row.number == 1
+    assert editor.press(path).status_code == 409
+    assert editor.press("/dags/turned/versions/9/rollback").status_code == 404
+    assert people["limited"].get(path).status_code == 403
+
+
+def test_dags_are_sorted_by_what_one_looks_for(site: Site, people: dict[str, HttpVisitor]) -> None:
+    async def three(conn: AsyncConnection) -> None:
+        for name, minutes, due in (("s_b", 3, "0 1 * * *"), ("s_c", 9, None), ("s_a", 1, "@every 5m")):
+            times = () if due is None else (NamedSchedule(name="main", spec=parse_schedule(due)),)
+            await put(conn, make_dag(name, {"a": []}, schedules=times, tags=("sorted",)))
+            run_id = await start(conn, name)
+            ended = "state = 'success', open_tasks = 0, started_at = clock() - make_interval(mins => %s), finished_at = clock()"
+            await conn.execute(f"update run_status set {ended} where run_id = %s", [minutes, run_id])
+        await put(conn, make_dag("s_never", {"a": []}, tags=("sorted",)))
+
+    site.do(three)
+    viewer = people["viewer"]
+    for sort, expected in {
+        "": ["s_a", "s_b", "s_c", "s_never"],
+        "-name": ["s_never", "s_c", "s_b", "s_a"],
+        "-took": ["s_c", "s_b", "s_a", "s_never"],
+        "took": ["s_a", "s_b", "s_c", "s_never"],
+        "-newest": ["s_a", "s_c", "s_b", "s_never"],
+        "next": ["s_a", "s_b", "s_c", "s_never"],
+        "nonsense": ["s_a", "s_b", "s_c", "s_never"],
+    }.items():
+        text = viewer.get("/dags", params={"tag": "sorted", "sort": sort}).raise_for_status().text
+        assert rows_of(text) == expected, sort
+    assert 'aria-sort="descending"' in viewer.get("/dags?sort=-took").text
+    assert rows_of(viewer.get("/dags?tag=sorted&sort=-took&skip=2").text) == ["s_a", "s_never"]
+    assert viewer.get("/dags?sort=took&skip=-1").status_code == 400
+
+
+def test_instants_are_edited_a_line_for_each(site: Site, people: dict[str, HttpVisitor]) -> None:
+    listed = NamedSchedule(name="days", spec=parse_schedule(["2031-01-01T06:00:00Z", "2031-02-01T06:00:00Z"]))
+    once = NamedSchedule(name="once", spec=parse_schedule("@once 2031-03-01T06:00:00Z"))
+    site.do(lambda conn: put(conn, make_dag("listed", {"a": []}, schedules=(listed, once))))
+    editor, path = people["editor"], "/dags/listed/schedules"
+    form = editor.get(f"{path}/edit", params={"name": "days"}).raise_for_status().text
+    (text,) = re.findall(r"<textarea[^>]*>([^<]*)</textarea>", form)
+    assert text.splitlines() == ["2031-01-01T06:00:00Z", "2031-02-01T06:00:00Z"]
+    assert "@once 2031-03-01T06:00:00Z" in editor.get(f"{path}/edit", params={"name": "once"}).text
+    when = text + "\r\n2031-04-01 09:30\r\n"
+    preview = editor.press(f"{path}/preview", when=when, timezone="Europe/Berlin").text
+    assert preview.count("<li>") == 3 and "2031-04-01 07:30:00 UTC" in preview
+    assert "problem" in editor.press(f"{path}/preview", when="2031-01-01\nnever", timezone="UTC").text
+    saved = editor.press(f"{path}/save", name="days", when=when, timezone="UTC", version="1")
+    assert said(saved) == "Schedule days is saved.", saved.text
+    (row, _) = site.do(lambda conn: schedules.list_all(conn, dag="listed"))
+    assert row.spec["times"][2] == "2031-04-01T09:30:00Z"
+    assert editor.press(f"{path}/save", name="days", when="a\nb", timezone="UTC", version="2").status_code == 422
+
+
+def test_a_schedule_is_paused_on_its_page(site: Site, people: dict[str, HttpVisitor]) -> None:
+    path = "/dags/web_logs/schedules/main"
+    assert said(people["operator"].press(f"{path}/pause")) == "Schedule main is paused."
+    (row,) = site.do(lambda conn: schedules.list_all(conn, dag="web_logs"))
+    assert row.is_held
+    assert said(people["operator"].press(f"{path}/unpause")) == "Schedule main goes on."
+    assert people["viewer"].press(f"{path}/pause").status_code == 403
+    assert people["operator"].press("/dags/web_logs/schedules/none/pause").status_code == 404
+
+
+def test_what_templates_became_is_told_of_each_attempt(site: Site, people: dict[str, HttpVisitor]) -> None:
+    run_id = site.runs["orders"][5]
+    told = [("RENDER", 'command = "echo \\"${EVERTICK_VALUE_0}\\""'), ("RENDER", 'EVERTICK_VALUE_0 = "<b>Ann</b>"')]
+    write_log(
+        site, run_id, 2, [*told, ("OUT", "RENDER no = 1"), ("RENDER", 'json = {"a": [1]}'), ("RENDER", "cut = {")]
+    )
+    text = people["viewer"].get(f"/runs/{run_id}/tasks/transform?tab=details").raise_for_status().text
+    assert "As rendered for attempt 1" in text and "echo &#34;${EVERTICK_VALUE_0}&#34;" in text
+    assert "&lt;b&gt;Ann&lt;/b&gt;" in text and "no = 1" not in text and ">{</pre>" in text
