@@ -112,6 +112,9 @@ def test_a_bad_gate_is_refused_with_the_reason(options: dict[str, object], reaso
 def test_bad_limits_of_groups_and_dags_are_refused() -> None:
     with pytest.raises(InvalidDag, match="max_active is 0"):
         task_group("g", max_active=0)
+    for retries in (-1, 101, True, "2"):
+        with pytest.raises(InvalidDag, match=r"retries is .*, but it must be from 0 to 100"):
+            task_group("g", retries=retries)  # type: ignore[arg-type]
     with pytest.raises(InvalidDag, match="max_active_tasks is 0"):
         built(lambda: shell("x", "true"), max_active_tasks=0)
     with pytest.raises(InvalidDag, match="at most 20"):

@@ -69,15 +69,25 @@ create or replace function violations() returns setof text language sql as $$
     where k.map_index >= 0 and exists (select 1 from run_status r where r.run_id = k.run_id) and not exists (
         select 1 from map_item m where m.run_id = k.run_id and m.idx = k.idx and m.map_index = k.map_index)
     union all
+    -- what a group with retries has counted is what its tasks say, and one that is over has been heard or was begun again
+    select format('group %s of run %s counts otherwise than its tasks', g.grp, r.run_id)
+    from run_status r cross join lateral groups_that_drifted(r.run_id) g where r.state in ('queued', 'running')
+    union all
     -- a waiting row counts exactly the upstream that has ended, and is decided whenever it can be
     select format('upstream counters drifted: %s', (w.run_id, w.idx))
     from task w join run_status r on r.run_id = w.run_id
     cross join lateral (
         select count(*) filter (where u.state = 'success') as s, count(*) filter (where u.state in ('failed', 'canceled')) as f,
                count(*) filter (where u.state = 'upstream_failed') as uf, count(*) filter (where u.state = 'skipped') as sk,
-               count(*) - count(distinct u.idx) as more
-        from edge g join task u on u.run_id = w.run_id and u.idx = g.src
-        where g.version_id = w.version_id and g.dst = w.idx) c
+               coalesce(max(more), 0) as more
+        from (select case when g.out_of is null or not exists (   -- a group with retries is heard of when all of it has ended
+                  select 1 from task_spec m left join task o on o.run_id = w.run_id and o.idx = m.idx
+                  where m.version_id = g.version_id and m.grp = g.out_of
+                    and coalesce(o.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))
+                  then u.state end as state,
+                  count(*) over () - dense_rank() over (order by u.idx) - dense_rank() over (order by u.idx desc) + 1 as more
+              from edge g join task u on u.run_id = w.run_id and u.idx = g.src
+              where g.version_id = w.version_id and g.dst = w.idx) u) c
     where w.state = 'waiting' and (coalesce(w.n_success, 0), coalesce(w.n_failed, 0), coalesce(w.n_upstream_failed, 0),
           coalesce(w.n_skipped, 0), coalesce(w.n_more, 0)) is distinct from (c.s::int, c.f::int, c.uf::int, c.sk::int, c.more::int)
     union all

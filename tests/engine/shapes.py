@@ -2,7 +2,8 @@
 
     python -m tests.engine.shapes --shapes 5000 [--seed N]
 
-Trigger rules, mapping, branches, setups and teardowns, skips, failures, retries and clears, in all combinations that the dice give.
+Trigger rules, mapping, branches, setups and teardowns, waiting for an answer, skips, failures, retries of tasks and of groups, and
+clears, in all combinations that the dice give.
 A failing seed repeats exactly.
 """
 
@@ -15,24 +16,28 @@ import random
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from psycopg import AsyncConnection
 
 from evertick.domain.branching import skipped_by
-from evertick.domain.dag import Choice, DagSpec
+from evertick.domain.dag import Choice, DagSpec, GroupSpec, TaskKind, to_json
+from evertick.domain.groups import check_groups
 from evertick.domain.mapping import HASTY_RULES, MapHow, MappedList, Mapping
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.shape import READY, Key, Shape
 from evertick.domain.states import TriggerRule
+from evertick.domain.waiting import Otherwise, WaitKind, WaitSpec
 from evertick.engine.clear import clear
+from evertick.engine.decide_approval import Decision, decide_approval
 from evertick.store import runs, tasks
 from evertick.store.db import Purpose, connect
 from evertick.store.tasks import StepRow
 from tests.databases import Cluster, own_cluster
 from tests.engine import invariants
-from tests.engine.world import Runner, make_dag, put, start
+from tests.engine.world import Runner, make_dag, put, start, value
 
 LISTS: tuple[object, ...] = (None, 7, [], [1], [1, 2], [1, 2, 3], [1, 2, 3, 4, 5])
 
@@ -42,11 +47,30 @@ class Differs(AssertionError):
 
 
 def draw(dice: random.Random, name: str) -> DagSpec:
-    """A DAG of two to nine tasks."""
-    names = [f"t{index}" for index in range(dice.randint(2, 9))]
+    """A DAG of two to nine tasks, some of them in groups with retries."""
+    count = dice.randint(2, 9)
+    marks = sorted(dice.sample(range(count + 1), 2)) if dice.random() < 0.5 else [count, count]
+    # Neighbours by place: a group of such is never waited for by what it waits for.
+    group_of = {
+        place: "g" if marks[0] <= place < marks[1] else "h" if marks[1] <= place < marks[1] + 2 else None
+        for place in range(count)
+    }
+    groups = (
+        tuple(GroupSpec(name=each, retries=dice.choice([1, 2])) for each in sorted({*group_of.values()} - {None}))
+        if marks[0] < count
+        else ()
+    )
+    names = [f"{group_of[place]}.t{place}" if groups and group_of[place] else f"t{place}" for place in range(count)]
     shape = {task: dice.sample(names[:i], min(i, dice.choice([0, 1, 1, 2, 2, 3]))) for i, task in enumerate(names)}
     options = {task: _options(dice, shape[task]) for task in names}
-    return make_dag(name, shape, per_task=options)
+    for place, task in enumerate(names if groups else ()):
+        options[task]["group"] = group_of[place]
+    drawn = make_dag(name, shape, per_task=options, groups=groups)
+    if any(check_groups(drawn)):  # a choice that would reach out of its group
+        tasks = tuple(replace(task, choice=None if task.group else task.choice) for task in drawn.tasks)
+        drawn = replace(drawn, tasks=tasks)
+    assert not list(check_groups(drawn))
+    return drawn
 
 
 def _options(dice: random.Random, upstream: list[str]) -> dict[str, object]:
@@ -55,7 +79,10 @@ def _options(dice: random.Random, upstream: list[str]) -> dict[str, object]:
         "trigger_rule": rule,
         "retry": RetryPolicy(retries=dice.choice([0, 0, 1]), delay_seconds=0),
     }
-    match dice.choices(["plain", "mapped", "choice", "setup", "teardown"], [5, 4, 2, 1, 1])[0]:
+    match dice.choices(["plain", "mapped", "choice", "setup", "teardown", "waits"], [5, 4, 2, 1, 1, 1])[0]:
+        case "waits":
+            wait = WaitSpec(kind=WaitKind.APPROVAL, name="Go on?", on_reject=dice.choice(list(Otherwise)))
+            found |= {"kind": TaskKind.WAIT, "wait": wait, "retry": RetryPolicy()}
         case "mapped":
             lists = [MappedList(argument="x", length=dice.choice([0, 1, 2, 3]))]
             if upstream and rule not in HASTY_RULES and dice.random() < 0.8:
@@ -78,7 +105,7 @@ class Pair:
     def __init__(self, conn: AsyncConnection, runner: Runner, spec: DagSpec, run: int, dice: random.Random) -> None:
         self.conn, self.runner, self.spec, self.run, self.dice = conn, runner, spec, run, dice
         self.model = Shape(spec)
-        self.held: list[StepRow] = []
+        self.held: list[StepRow | Key] = []
         self.trace: list[object] = []
 
     async def play(self) -> None:
@@ -91,22 +118,39 @@ class Pair:
     async def _to_the_end(self) -> None:
         while self.held:
             claim = self.held.pop(self.dice.randrange(len(self.held)))
+            if isinstance(claim, Key):
+                await self._answer(claim)
+                continue
             key = Key(claim.idx, claim.map_index)
             given = self.model.items.get(key)
             if given != json.loads(claim.inputs or "{}").get(""):
                 raise Differs(f"{key} was given {claim.inputs}, not {given}: {self.trace}")
             kind = self.dice.choices(["success", "failed", "skipped"], [6, 3, 2])[0]
-            value = self._value(key.idx)
-            self.trace.append((key, kind, value))
+            returned = self._value(key.idx)
+            self.trace.append((key, kind, returned))
             fields: dict[str, object] = {}
             if kind == "success":
-                fields = {} if value is None else {"result": value}
-                if skips := skipped_by(self.spec, key.idx, value):
+                fields = {} if returned is None else {"result": returned}
+                if skips := skipped_by(self.spec, key.idx, returned):
                     fields["skip"] = skips
             more, refused = await self.runner.step([(claim, kind, fields)], free=100)
             assert refused == []
-            self.model.end(key, kind, value)
+            self.model.end(key, kind, returned)
             await self._compare(more)
+
+    async def _answer(self, asked: Key) -> None:
+        """Of a task that waits without a slot: somebody approves or rejects."""
+        task = self.spec.tasks[asked.idx]
+        assert task.wait is not None
+        is_approved = self.dice.random() < 0.6
+        self.trace.append((asked, "approved" if is_approved else "rejected"))
+        said = Decision(is_approved=is_approved, actor="test")
+        await decide_approval(self.conn, run_id=self.run, task=task.name, decision=said)
+        given = "select value from result where run_id = %s and idx = %s"
+        rejected = "failed" if task.wait.on_reject is Otherwise.FAIL else "skipped"
+        result = await value(self.conn, given, self.run, asked.idx)
+        self.model.end(asked, "success" if is_approved else rejected, result)
+        await self._compare(await self.runner.claim(100))
 
     async def _clear(self) -> None:
         rows = await tasks.list_of_run(self.conn, run_id=self.run)
@@ -120,24 +164,25 @@ class Pair:
         await self._compare(await self.runner.claim(100))
 
     async def _compare(self, more: list[StepRow]) -> None:
-        self.held += more
         rows = await tasks.list_of_run(self.conn, run_id=self.run)
         found = {Key(row.idx, row.map_index): row.state for row in rows if row.state != "waiting"}
-        found = {key: READY if state == "running" else state for key, state in found.items()}
+        asked = [key for key, state in found.items() if state == "deferred" and key not in self.held]
+        self.held += [*more, *asked]
+        found = {key: READY if state in ("running", "deferred") else state for key, state in found.items()}
         row = await runs.find(self.conn, self.run)
         assert row is not None
         state = None if row.state == "running" else row.state
         if (found, state) != (self.model.states, self.model.run_state()):
             raise Differs(
                 f"after {self.trace}\nengine {state}: {sorted(found.items())}\n"
-                f"model  {self.model.run_state()}: {sorted(self.model.states.items())}\n{self.spec}"
+                f"model  {self.model.run_state()}: {sorted(self.model.states.items())}\n{to_json(self.spec)}"
             )
 
     def _value(self, idx: int) -> object:
         match self.spec.tasks[idx].choice:
             case Choice.BRANCH:
                 after = [self.spec.tasks[down].name for up, down in self.spec.edges if up == idx]
-                after = [name for name in after if not self.spec.tasks[int(name[1:])].is_teardown]
+                after = [name for name in after if not self.spec.tasks[int(name.split("t")[-1])].is_teardown]
                 return self.dice.choice([None, self.dice.sample(after, self.dice.randint(0, len(after)))])
             case None:
                 return self.dice.choice(LISTS)

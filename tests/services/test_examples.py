@@ -21,6 +21,7 @@ from tests.waiting import eventually
 EXPECTED = {
     "mapping": {"report": "success", "send[1]": "success", "forecast[5]": "skipped"},
     "branches": {"book": "success", "review.ask": "skipped", "report": "success", "close_ledger": "success"},
+    "groups": {"export.open_export": "success", "export.compare": "success", "book": "success"},
     "pipeline": {"orders": "success", "customers": "success", "note": "success"},
 }
 
@@ -44,6 +45,8 @@ async def test_an_example_ends_as_it_says(conn: AsyncConnection, database: str, 
     rows = await tasks.list_of_run(conn, run_id=run)
     found = {row.task if row.map_index < 0 else f"{row.task}[{row.map_index}]": row.state for row in rows}
     assert {task: found.get(task) for task in EXPECTED[name]} == EXPECTED[name]
+    if name == "groups":
+        assert await value(conn, "select count(*) from attempt where outcome = 'failed'") == 1
     if name == "pipeline":
         assert await value(conn, "select count(*) from child_run") == 2
     assert await invariants.violations(conn) == []

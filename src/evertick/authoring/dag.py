@@ -154,7 +154,8 @@ class DagDefinition:
         draft.note_callbacks(self.told)
         with drafting(draft):
             self.function(*args, **self._with_params(args, kwargs))
-        spec = DagSpec(**self.frame, tasks=tuple(draft.specs), edges=tuple(sorted(draft.edges)))
+        groups = tuple(draft.retried_groups)
+        spec = DagSpec(**self.frame, tasks=tuple(draft.specs), edges=tuple(sorted(draft.edges)), groups=groups)
         self._check_template_params(draft, {param.name for param in spec.params})
         try:
             validate(spec)

@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 from evertick.authoring.location import refused
 from evertick.authoring.notify import Callback, callbacks_in
 from evertick.authoring.resolve import BoundTask
-from evertick.domain.dag import TaskSpec
+from evertick.domain.dag import GroupSpec, TaskSpec
 from evertick.domain.dag_rules import MAX_EDGES, MAX_TASKS
 from evertick.domain.gates import GateKind, GateSpec
+from evertick.domain.groups import MAX_GROUP_RETRIES
 from evertick.domain.states import TriggerRule
 
 L = TypeVar("L")
@@ -91,9 +92,12 @@ class TaskRef:
 class TaskGroup:
     """A named part of a DAG: `with task_group("extract"):`. Its tasks carry its name, and it takes arrows too."""
 
-    def __init__(self, name: str, max_active: int | None = None) -> None:
+    def __init__(self, name: str, max_active: int | None = None, retries: int = 0) -> None:
         self.local_name = name
         self.name = name
+        if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= MAX_GROUP_RETRIES:
+            raise refused(f"task group {name!r}: retries is {retries!r}, but it must be from 0 to {MAX_GROUP_RETRIES}.")
+        self.retries = retries
         if max_active is not None and (
             isinstance(max_active, bool) or not isinstance(max_active, int) or max_active < 1
         ):
@@ -110,6 +114,8 @@ class TaskGroup:
             raise refused(f"task group {self.name!r} was entered before; make a new one with its own name.")
         self.draft = current_draft(f"task group {self.local_name!r}")
         self.name = self.draft.claim_name(self.local_name)
+        if self.retries:
+            self.draft.retried_groups.append(GroupSpec(name=self.name, retries=self.retries))
         self.draft.open_groups.append(self)
         return self
 
@@ -136,12 +142,13 @@ class TaskGroup:
         return self
 
 
-def task_group(name: str, *, max_active: int | None = None) -> TaskGroup:
+def task_group(name: str, *, max_active: int | None = None, retries: int = 0) -> TaskGroup:
     """Open a group of tasks with `with task_group("extract"):`. Groups may stand in groups.
 
-    `max_active` is how many of its tasks may be available or running at once in one run.
+    `max_active` is how many of its tasks may be available or running at once in one run. `retries` is how often all of it runs
+    again when it has failed; what comes after it starts when it has ended as a whole.
     """
-    return TaskGroup(name, max_active)
+    return TaskGroup(name, max_active, retries)
 
 
 class Draft:
@@ -158,6 +165,7 @@ class Draft:
         self.upstream: list[list[int]] = []
         self.downstream: list[list[int]] = []
         self.open_groups: list[TaskGroup] = []
+        self.retried_groups: list[GroupSpec] = []
         self._taken: set[str] = set()
         self.template_params: dict[str, str] = {}
         self._highest_number: dict[str, int] = {}

@@ -1,6 +1,6 @@
 """`dag.test()`: a run of a DAG in this process, one task after the other. No server, no other process: breakpoints work.
 
-By the same rules as the engine (`domain/shape.py`): trigger rules, mapping, branches, retries (without their delays), parameters.
+By the same rules as the engine (`domain/shape.py`): trigger rules, mapping, branches, retries (without delays), parameters.
 Gates, queues, timeouts and schedules have no meaning here. What waits is in `answering.py`.
 """
 
@@ -11,8 +11,9 @@ import inspect
 import json
 import subprocess
 import traceback
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -27,7 +28,7 @@ from evertick.domain.dag import DagSpec, TaskKind
 from evertick.domain.errors import BadChoice
 from evertick.domain.mapping import ITEM
 from evertick.domain.params import JsonValue, check_params
-from evertick.domain.shape import Key, Shape
+from evertick.domain.shape import READY, Key, Shape
 from evertick.domain.waiting import WaitSpec
 
 if TYPE_CHECKING:
@@ -62,9 +63,11 @@ def rehearse(
     checked = check_params(spec.params, params or {})
     shape = Shape(spec)
     reasons: dict[Key, str] = {}
-    while ready := shape.ready():
+    epochs: Counter[Key] = Counter()
+    while ready := [key for key, state in shape.states.items() if state == READY]:
         key = ready[0]
-        context = _context(spec, key, shape.attempts[key] + 1, checked, fire_at)
+        epochs[key] += 1
+        context = replace(_context(spec, key, shape.attempts[key] + 1, checked, fire_at), epoch=epochs[key])
         bound = tasks[spec.tasks[key.idx].name]
         try:
             value = _stored(_call(bound, _inputs(shape, key), context, spec.tasks[key.idx].wait, answers or {}))
@@ -163,11 +166,12 @@ def _told(spec: DagSpec, shape: Shape, reasons: Mapping[Key, str]) -> Rehearsal:
         name = spec.tasks[key.idx].name
         return name if key.map_index < 0 else f"{name}[{key.map_index}]"
 
-    keys = sorted(shape.states)
+    states = shape.states
+    keys = sorted(states)
     said = {**shape.reasons, **reasons}
     return Rehearsal(
         state=shape.run_state() or "running",
-        states={named(key): shape.states[key] for key in keys},
+        states={named(key): states[key] for key in keys},
         results={named(key): shape.results[key] for key in keys if key in shape.results},
         reasons={named(key): said[key] for key in keys if said.get(key)},
     )

@@ -107,6 +107,14 @@ class TaskSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """A group of tasks that runs again as a whole when it fails, up to `retries` times. Others are only names."""
+
+    name: str
+    retries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSchedule:
     """One of a DAG's schedules, with the parameters its runs start with. What is None is as the DAG says."""
 
@@ -145,6 +153,7 @@ class DagSpec:
     finish_within_seconds: float | None = None
     starts_paused: bool = False
     notices: tuple[NoticeSpec, ...] = ()
+    groups: tuple[GroupSpec, ...] = ()
 
 
 def to_json(spec: DagSpec) -> str:
@@ -164,6 +173,7 @@ def structural_hash(spec: DagSpec) -> str:
         tags=tuple(sorted(spec.tags)),
         params=tuple(sorted(spec.params, key=lambda param: param.name)),
         schedules=tuple(sorted(spec.schedules, key=lambda schedule: schedule.name)),
+        groups=tuple(sorted(spec.groups, key=lambda group: group.name)),
     )
     return hashlib.sha256(to_json(canonical).encode()).hexdigest()
 
@@ -204,6 +214,7 @@ _DEFAULTS: dict[type, list[tuple[str, object]]] = {
         ChildSpec,
         NoticeSpec,
         WaitSpec,
+        GroupSpec,
     )
 }
 
@@ -269,6 +280,7 @@ _DAG: _Readers = {
     "params": _read_all(ParamSpec, _PARAM),
     "schedules": _read_all(NamedSchedule, _SCHEDULE),
     "notices": _read_all(NoticeSpec, _NOTICE),
+    "groups": _read_all(GroupSpec, {}),
     "misfire": MisfirePolicy,
     "overlap": OverlapPolicy,
 }

@@ -15,6 +15,7 @@ from evertick.domain.after import read_text, sources_of
 from evertick.domain.dag import Choice, DagSpec, NamedSchedule, TaskKind, TaskSpec
 from evertick.domain.errors import InvalidDag, InvalidParams
 from evertick.domain.gates import GateKind, check_gates, check_versions
+from evertick.domain.groups import check_groups
 from evertick.domain.mapping import check_mapping
 from evertick.domain.params import JsonValue, check_params
 from evertick.domain.waiting import WaitKind, check_wait
@@ -53,6 +54,8 @@ def validate(spec: DagSpec) -> None:
     problems = [*_check_dag(spec), *_check_size(spec), *_check_tasks(spec)]
     if not problems:
         problems = [*_check_edges(spec), *_check_schedules(spec)]
+    if not problems:
+        problems = [*check_groups(spec)]
     if problems:
         raise InvalidDag(f"DAG {_short(spec.name)}: {' '.join(problems)}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice, product
@@ -76,7 +76,7 @@ class Items(NamedTuple):
     reason: str = ""
 
 
-def items_of(mapping: Mapping, results: dict[str, object], ends: dict[str, str | None]) -> Items:
+def items_of(mapping: Mapping, result_of: Callable[[str], object], end_of: Callable[[str], str | None]) -> Items:
     """What `lists_of` and `count_instances` decide in the database, by what the tasks returned that it expands over, and how
     they ended: a mapped one that has no instances ended as a whole, the others have no end of their own."""
     lists: list[list[object]] = []
@@ -84,10 +84,10 @@ def items_of(mapping: Mapping, results: dict[str, object], ends: dict[str, str |
         if each.task is None:
             lists.append(list(range(each.length or 0)))
             continue
-        if ends[each.task] == "skipped":
+        if end_of(each.task) == "skipped":
             return Items([], "skipped", f"nothing to expand over: task {each.task} was skipped")
-        value = results[each.task]
-        if ends[each.task] not in (None, "success") or not isinstance(value, list):
+        value = result_of(each.task)
+        if end_of(each.task) not in (None, "success") or not isinstance(value, list):
             return Items([], "failed", f"cannot expand over the result of task {each.task}: it is not a list")
         if mapping.how is MapHow.KWARGS and not all(isinstance(row, dict) for row in value):
             return Items(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from evertick.domain.branching import below
 from evertick.domain.dag import DagSpec
 
 
-def leaves(spec: DagSpec) -> set[int]:
-    """The tasks whose failure fails the run: the last ones, but for teardowns that are not to decide it."""
+def leaves(spec: DagSpec, edges: Iterable[tuple[int, int]] | None = None) -> set[int]:
+    """The tasks whose failure fails the run: the last ones (by `edges`), but for teardowns that are not to decide it."""
     is_ignored = [task.is_teardown and not task.fails_run for task in spec.tasks]
     followed: set[int] = set()
-    for up, down in sorted(spec.edges, reverse=True):  # tasks stand in topological order
+    for up, down in sorted(spec.edges if edges is None else edges, reverse=True):  # tasks stand in topological order
         if not is_ignored[down] or down in followed:
             followed.add(up)
     return {idx for idx, ignored in enumerate(is_ignored) if not ignored and idx not in followed}

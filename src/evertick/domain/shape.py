@@ -1,22 +1,20 @@
-"""How the tasks of one run follow from each other: trigger rules, mapping, branches, retries, clear. Decided in memory, as the
-database decides; `dag.test()` runs by it, and tests/engine/shapes.py compares both on generated DAGs, step by step."""
+"""How the tasks of one run follow from each other: trigger rules, mapping, branches, retries of tasks and of groups, clear. Decided
+in memory, as the database decides; `dag.test()` runs by it, and tests/engine/shapes.py compares both on generated DAGs, step by
+step. At most a hundred lines of code, so that it can be read: it is what the engine is held against."""
 
-from __future__ import annotations
-
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from evertick.domain.branching import skipped_by
 from evertick.domain.dag import DagSpec
+from evertick.domain.groups import group_leaves, groups_of
 from evertick.domain.mapping import items_of
 from evertick.domain.setups import leaves
 from evertick.domain.states import FAILED_TASK_STATES
 from evertick.domain.trigger_rules import Decision, UpstreamCounts, decide
 
-WHOLE = -1
-READY = "available"
-_ENDED = {Decision.SKIP: "skipped", Decision.UPSTREAM_FAILED: "upstream_failed"}
+WHOLE, READY, WAITING = -1, "available", "waiting"
 
 
 class Key(NamedTuple):
@@ -25,133 +23,123 @@ class Key(NamedTuple):
 
 
 class Shape:
-    """Where each task stands; one without a state waits. `items` are what instances were given, `reasons` why some have none."""
+    """`items` are what instances were given, `reasons` why some tasks have none."""
 
     def __init__(self, spec: DagSpec) -> None:
-        self.spec = spec
-        self.states: dict[Key, str] = {}
-        self.results: dict[Key, object] = {}
-        self.items: dict[Key, list[object]] = {}
-        self.reasons: dict[Key, str] = {}
-        self.attempts: Counter[Key] = Counter()
+        self.spec, self._group, self._every = spec, groups_of(spec), range(len(spec.tasks))
+        self.results, self.items, self.reasons = dict[Key, object](), dict[Key, list[object]](), dict[Key, str]()
+        self.attempts, self._retried = Counter[Key](), Counter[int | None]()
+        self._heard, self._unchosen = set[int | None](), dict[int, int]()
         self._place = {task.name: idx for idx, task in enumerate(spec.tasks)}
-        self._up: list[list[int]] = [[up for up, down in spec.edges if down == idx] for idx in range(len(spec.tasks))]
-        self._down: list[list[int]] = [[down for up, down in spec.edges if up == idx] for idx in range(len(spec.tasks))]
-        self._recount()
-        self._settle(self._decided(Key(idx) for idx in range(len(spec.tasks))))
-        self._expand()
+        self._up, self._down = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+        for up, down in spec.edges:
+            self._up[down].append(up)
+            self._down[up].append(down)
+        self._rows: list[dict[int, str]] = [{} for _ in self._every]  # by map index; a task without any waits
+        self.clear(())
 
-    def ready(self) -> list[Key]:
-        return sorted(key for key, state in self.states.items() if state == READY)
+    @property
+    def states(self) -> dict[Key, str]:
+        return {Key(idx, number): state for idx, rows in enumerate(self._rows) for number, state in rows.items()}
 
     def end(self, key: Key, state: str, value: object = None, *, no_retry: bool = False) -> None:
         """An attempt at a ready task ended. A failed one is ready again while it has retries."""
         self.attempts[key] += 1
         if state == "failed" and not no_retry and self.attempts[key] <= self.spec.tasks[key.idx].retry.retries:
             return
+        self.results |= {key: value} if state == "success" and value is not None else {}
         skips = skipped_by(self.spec, key.idx, value) if state == "success" else []
-        unchosen = [Key(idx) for idx in skips if not self._rows[idx]]
-        self._put(key, state)
-        for each in unchosen:
-            self._put(each, "skipped")
-        if state == "success" and value is not None:
-            self.results[key] = value
-        self._settle([key])
-        self._settle(unchosen)
-        self._expand()
+        self._unchosen |= (unchosen := {idx: key.idx for idx in skips if not self._rows[idx]})
+        self._settle({key: state, **{Key(idx): "skipped" for idx in unchosen}})
 
     def run_state(self) -> str | None:
         """None while something is open."""
-        if READY in self.states.values() or len({key.idx for key in self.states}) < len(self.spec.tasks):
-            return None
-        failed = {key.idx for key, state in self.states.items() if state in FAILED_TASK_STATES}
-        return "failed" if failed & leaves(self.spec) else "success"
+        is_bad = leaves(self.spec) & self._in(FAILED_TASK_STATES)
+        return None if self._in((READY, WAITING)) else "failed" if is_bad else "success"
 
     def clear(self, whole: Collection[int], instances: Collection[Key] = ()) -> None:
-        """Tasks of an ended run that run again. An instance keeps what it was given, unless something above it runs again, too:
-        then its task is taken back as a whole."""
+        """Tasks of an ended run that run again. An instance keeps what it was given, unless something that it waited for runs
+        again, too: then its task is taken back as a whole."""
         cleared = {key for key in self.states if key.idx in whole or key in instances}
-        for idx, task in enumerate(self.spec.tasks):
-            mine = {key for key in self.states if key.idx == idx}
-            is_above = any(key.idx in self._up[idx] for key in cleared)
-            if task.mapping is not None and mine & cleared and (is_above or mine <= cleared):
-                cleared |= mine
-                self.items = {key: item for key, item in self.items.items() if key.idx != idx}
-        for key in cleared:
-            for known in (self.states, self.results, self.attempts):
-                known.pop(key, None)
-        instances = sorted(key for key in cleared if key in self.items)
-        self._recount()
-        self._rows += Counter(key.idx for key in instances)
-        waiting = [Key(idx) for idx in range(len(self.spec.tasks)) if not self._rows[idx]]
-        self._settle(self._decided([*waiting, *instances]))
-        self._expand()
+        for idx in sorted({key.idx for key in cleared}):  # tasks stand in topological order
+            held = {self._group[up] for up in self._up[idx]} - {None, self._group[idx]}
+            if any(key.idx in self._up[idx] or self._group[key.idx] in held for key in cleared):
+                cleared |= {Key(idx, number) for number in self._rows[idx]}
+        self._retried.clear()
+        self._settle(self._reopened(cleared))
 
     def result_of(self, name: str) -> object:
         """What a task returned; of a mapped one the list of what its instances returned, where they did."""
-        idx = self._place[name]
-        if self.spec.tasks[idx].mapping is None:
-            return self.results.get(Key(idx))
-        return [self.results[key] for key in sorted(self.results) if key.idx == idx]
+        if self.spec.tasks[self._place[name]].mapping is None:
+            return self.results.get(Key(self._place[name]))
+        return [self.results[key] for key in sorted(self.results) if key.idx == self._place[name]]
 
-    # ------------------------------------------------------------------------------------------------------------
+    def _in(self, states: Iterable[str]) -> set[int]:
+        """The tasks that stand, or of whose instances one stands, in one of these."""
+        return {i for i in self._every if not {*states}.isdisjoint((self._rows[i] or {WHOLE: WAITING}).values())}
 
-    def _put(self, key: Key, state: str) -> None:
-        self._rows[key.idx] += key not in self.states
-        self.states[key] = state
+    def _settle(self, ended: dict[Key, str]) -> None:
+        """Those after what ended are decided, level by level; then groups that are over leave; then mapped tasks expand."""
+        while True:
+            for key, state in ended.items():
+                self._rows[key.idx][key.map_index] = state
+            ended = self._decided({down for key in ended for down in self._down[key.idx]})
+            if not (ended := ended or (self._leave_groups() if self.spec.groups else {}) or self._expanded()):
+                return
 
-    def _recount(self) -> None:
-        self._counts: list[Counter[str]] = [Counter() for _ in self.spec.tasks]
-        self._rows = Counter(key.idx for key in self.states)
-        self._to_expand: list[int] = []
-        for key, state in self.states.items():
-            for down in self._down[key.idx]:
-                self._counts[down][state] += state != READY
-
-    def _settle(self, ended: list[Key]) -> None:
-        """Count the ends for those after them, level by level."""
-        while ended:
-            touched: dict[Key, None] = {}
-            for key in ended:
-                for down in self._down[key.idx]:
-                    self._counts[down][self.states[key]] += 1
-                    touched[Key(down)] = None
-            ended = self._decided(key for key in touched if not self._rows[key.idx])
-
-    def _decided(self, waiting: Iterable[Key]) -> list[Key]:
-        """What ended of these by their trigger rules. What may run is ready, or about to be expanded."""
-        over: list[Key] = []
-        for key, decision in [(key, self._decision(key.idx)) for key in waiting]:
-            if decision is Decision.RUN and key.map_index == WHOLE and self.spec.tasks[key.idx].mapping is not None:
-                self._rows[key.idx] += 1
-                self._to_expand.append(key.idx)
+    def _decided(self, idxs: Iterable[int]) -> dict[Key, str]:
+        """What ends of these by their trigger rules. What may run is ready."""
+        found: dict[Key, str] = {}
+        for idx, rows in ((idx, self._rows[idx] or {WHOLE: WAITING}) for idx in idxs):
+            decision = self._decision(idx) if WAITING in rows.values() else Decision.WAIT
+            waiting = [number for number, state in rows.items() if state == WAITING]
+            if decision is Decision.RUN:
+                self._rows[idx].update(dict.fromkeys(waiting, READY))
             elif decision is not Decision.WAIT:
-                if key.map_index != WHOLE:
-                    self._rows[key.idx] -= 1
-                self._put(key, _ENDED.get(decision, READY))
-                over += [key] if decision is not Decision.RUN else []
-        return over
+                state = "skipped" if decision is Decision.SKIP else decision.value
+                found |= dict.fromkeys((Key(idx, number) for number in waiting), state)
+        return found
 
     def _decision(self, idx: int) -> Decision:
-        setups = [self.states.get(Key(up)) for up in self._up[idx] if self.spec.tasks[up].is_setup]
-        total = sum(max(self._rows[up], 1) for up in self._up[idx])
-        return decide(self.spec.tasks[idx].trigger_rule, UpstreamCounts.of(total, self._counts[idx], setups))
+        heard = {up: self._group[up] in {None, self._group[idx], *self._heard} for up in self._up[idx]}
+        counts = Counter(state for up in heard if heard[up] for state in self._rows[up].values())
+        setups = [self._rows[up].get(WHOLE) if heard[up] else None for up in heard if self.spec.tasks[up].is_setup]
+        total = sum(max(len(self._rows[up]), 1) for up in heard)
+        return decide(self.spec.tasks[idx].trigger_rule, UpstreamCounts.of(total, counts, setups))
 
-    def _expand(self) -> None:
-        """Mapped tasks that may start become their instances. What ends instead may bring up others."""
-        while self._to_expand:
-            idxs, self._to_expand = self._to_expand, []
-            for idx in idxs:
-                self._rows[idx] -= 1
-                mapping = self.spec.tasks[idx].mapping
-                assert mapping is not None
-                sources = [each.task for each in mapping.lists if each.task is not None]
-                ends = {name: self.states.get(Key(self._place[name])) for name in sources}
-                found = items_of(mapping, {name: self.result_of(name) for name in sources}, ends)
+    def _leave_groups(self) -> dict[Key, str]:
+        """Groups that have ended are heard outside, all of a group at once; then those that failed begin again, instead of that."""
+        over = {*self._group} - self._heard - {None} - {self._group[idx] for idx in self._in((READY, WAITING))}
+        bad = self._in(FAILED_TASK_STATES) & group_leaves(self.spec)
+        failed = {self._group[idx] for idx in self._in(["failed"])} & {self._group[idx] for idx in bad} & over
+        again = {n for n, each in enumerate(self.spec.groups) if n in failed and self._retried[n] < each.retries}
+        self._heard |= over - again
+        if ended := self._decided(self._every) if over - again else {}:
+            return ended
+        self._retried.update(again)
+        # What a branch outside did not choose stays skipped: the branch does not run again.
+        kept = {idx for idx, by in self._unchosen.items() if self._group[by] != self._group[idx]}
+        return self._reopened({key for key in self.states if self._group[key.idx] in again and key.idx not in kept})
+
+    def _reopened(self, cleared: Collection[Key]) -> dict[Key, str]:
+        self._heard -= {self._group[key.idx] for key in cleared}
+        for key in cleared:
+            self._rows[key.idx][key.map_index] = WAITING
+            self._unchosen.pop(key.idx, None)
+            for known in (self.results, self.attempts):
+                known.pop(key, None)
+        for idx in {key.idx for key in cleared if {*self._rows[key.idx].values()} == {WAITING}}:
+            self._rows[idx] = {}
+        return self._decided(self._every)
+
+    def _expanded(self) -> dict[Key, str]:
+        """A mapped task that may start becomes its instances, or ends."""
+        for idx in (idx for idx in self._every if self._rows[idx].get(WHOLE) == READY):
+            if (mapping := self.spec.tasks[idx].mapping) is not None:
+                found = items_of(mapping, self.result_of, lambda name: self._rows[self._place[name]].get(WHOLE))
+                self._rows[idx] = dict.fromkeys(range(len(found.items)), READY)
+                self.items |= {Key(idx, number): item for number, item in enumerate(found.items)}
                 if found.instead is not None:
-                    self._put(Key(idx), found.instead)
                     self.reasons[Key(idx)] = found.reason
-                    self._settle([Key(idx)])
-                for number, item in enumerate(found.items):
-                    self._put(Key(idx, number), READY)
-                    self.items[Key(idx, number)] = item
+                    return {Key(idx): found.instead}
+        return {}

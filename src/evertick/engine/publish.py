@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -18,6 +18,7 @@ from evertick.domain.dag import ChildSpec, DagSpec, NamedSchedule, TaskSpec, str
 from evertick.domain.dag_rules import check_run_params
 from evertick.domain.errors import LacksPool
 from evertick.domain.gates import KEYED, GateKind, GateSpec, awaits_past, key_parts, version_path
+from evertick.domain.groups import group_leaves, groups_of
 from evertick.domain.jitter import delay_of
 from evertick.domain.misfire import SkipRange, SkipReason, skip_until
 from evertick.domain.notices import callback_dag
@@ -88,6 +89,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
     decisive = leaves(spec)
     position = {task.name: index for index, task in enumerate(spec.tasks)}
     queues = queues_of(routing, spec)
+    group_of, ends_of_groups = groups_of(spec), group_leaves(spec)
     return {
         "name": spec.name,
         "file": file,
@@ -121,10 +123,12 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
                 "defers": task.runs_nowhere,
                 "is_mapped": task.mapping is not None,
                 "notifies": bool(task.notices),
+                "grp": group_of[index],
+                "decides_grp": index in ends_of_groups,
             }
             for index, task in enumerate(spec.tasks)
         ],
-        "edges": [list(edge) for edge in spec.edges],
+        **group_rows(spec, group_of),
         "gates": [row for index in range(len(spec.tasks)) for row in gate_rows(spec, index)],
         "inputs": [[index, position[name]] for index, task in enumerate(spec.tasks) for name in task.inputs],
         **mapping_rows(spec, position),
@@ -133,6 +137,22 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
             child_row(task, index, task.child) for index, task in enumerate(spec.tasks) if task.child is not None
         ],
         "waits": [wait_row(spec, index, task.wait) for index, task in enumerate(spec.tasks) if task.wait is not None],
+    }
+
+
+def group_rows(spec: DagSpec, group_of: Sequence[int | None]) -> JsonObject:
+    """The groups with retries, and the edges with the group that they lead out of."""
+    return {
+        "edges": [[up, down, None if group_of[up] == group_of[down] else group_of[up]] for up, down in spec.edges],
+        "groups": [
+            {
+                "grp": number,
+                "name": group.name,
+                "retries": group.retries,
+                "members": [index for index, each in enumerate(group_of) if each == number],
+            }
+            for number, group in enumerate(spec.groups)
+        ],
     }
 
 

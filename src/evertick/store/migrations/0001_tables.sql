@@ -84,16 +84,29 @@ create table task_spec (
     defers         boolean not null default false,   -- it waits for something outside and no runner sees it, see 0020_deferral.sql
     is_mapped      boolean not null default false,   -- it becomes its instances when it may start, see 0019_mapping.sql
     notifies       boolean not null default false,   -- it has rows in notice
+    grp            int,                              -- the group with retries that it is in, see 0025_groups.sql
+    decides_grp    boolean not null default false,   -- its failure is that of the group
     primary key (version_id, idx)
+);
+
+-- Groups of tasks that run again as a whole when they fail.
+create table retry_group (
+    version_id int not null,
+    grp        int not null,
+    name       text not null,
+    retries    int not null check (retries > 0),
+    members    int[] not null,
+    primary key (version_id, grp)
 );
 
 create table edge (
     version_id int not null,
     src        int not null,
     dst        int not null,
-    primary key (version_id, src, dst)
+    out_of     int,   -- the group with retries that it leads out of: then it says how src ended when all of the group has
+    primary key (version_id, src, dst) include (out_of)
 );
-create index edge_upstream on edge (version_id, dst, src);
+create index edge_upstream on edge (version_id, dst, src) include (out_of);
 
 -- Which upstream results a task takes as arguments; their names are what the function's caller sees.
 create table task_input (
@@ -247,6 +260,16 @@ create table task (
     check (finished_at is not null or state not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.05,
         autovacuum_freeze_min_age = 0, vacuum_truncate = off);
+
+-- How far a run's groups with retries are; none of a group means that nothing of it has ended.
+create table run_group (
+    run_id  bigint not null,
+    grp     int not null,
+    ended   int not null default 0,        -- how many of its tasks have ended
+    more    int not null default 0,        -- how many more there are than the version names, by mapping
+    retried smallint not null default 0,   -- how often it has begun again
+    primary key (run_id, grp)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off);
 
 -- Available tasks in the order in which they are claimed.
 create table ready (

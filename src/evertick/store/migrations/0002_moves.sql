@@ -7,6 +7,7 @@
 -- let in by a gate is taken from gate_wait in the same way (0016_gates.sql).
 
 create type ended as (run_id bigint, idx int, map_index int, version_id int, state task_state);
+create type group_key as (run_id bigint, version_id int, grp int);
 
 -- The database's clock decides. Tests set evertick.now; nothing else does. Stable, so that an index can be asked with it.
 create function clock() returns timestamptz language sql stable as $$
@@ -238,76 +239,95 @@ declare
     everything ended[] := frontier;
     moved ended[];
     offered int := 0;
+    -- where no group has retries, asking is a look at an empty table
+    has_groups boolean := exists (select 1 from retry_group);
+    left_groups boolean[];   -- for each of the frontier: whether it is heard outside of its group now, which was done with within
+    to_retry group_key[] := '{}';
+    counted int := 0;
     t timestamptz := clock();
 begin
     if cardinality(frontier) = 0 then
         return 0;
     end if;
     loop
-        -- Most tasks that end have nobody after them; asking is cheaper than setting up what follows.
-        exit when not exists (select 1 from unnest(frontier) e join edge g on g.version_id = e.version_id and g.src = e.idx);
-        with hit as (
-            select e.run_id, g.dst, e.version_id,
-                   count(*) filter (where e.state = 'success')::int as success,
-                   count(*) filter (where e.state in ('failed', 'canceled'))::int as failed,
-                   count(*) filter (where e.state = 'upstream_failed')::int as upstream_failed,
-                   count(*) filter (where e.state = 'skipped')::int as skipped,
-                   count(*) filter (where s.is_setup and e.state = 'success')::int as setup_success,
-                   count(*) filter (where s.is_setup and e.state = 'skipped')::int as setup_skipped
-            from unnest(frontier) e
-            join task_spec s on s.version_id = e.version_id and s.idx = e.idx
-            join edge g on g.version_id = e.version_id and g.src = e.idx
-            group by e.run_id, g.dst, e.version_id
-        ), total as (
-            -- Added up here, not in the conflict's update: whoever changes a waiting row holds its run's lock, as we do.
-            -- OFFSET 0, so that each row is looked up by its whole key: joined, a plan made while runs were small reads
-            -- all tasks of the run for each (measured: 15 ms of 18 per batch in a run of 3,000).
-            -- A task that waits no more is not touched: "on conflict" would lock its row even so, and a claim that
-            -- holds another such row and wants this one would be a deadlock.
-            select h.run_id, h.dst, h.version_id,
-                   coalesce(w.n_success, 0) + h.success as success,
-                   coalesce(w.n_failed, 0) + h.failed as failed,
-                   coalesce(w.n_upstream_failed, 0) + h.upstream_failed as upstream_failed,
-                   coalesce(w.n_skipped, 0) + h.skipped as skipped,
-                   coalesce(w.n_setup_success, 0) + h.setup_success as setup_success,
-                   coalesce(w.n_setup_skipped, 0) + h.setup_skipped as setup_skipped,
-                   coalesce(w.n_more, 0) as more, w.state is null as is_new
-            from hit h
-            left join lateral (select * from task k where k.run_id = h.run_id and k.idx = h.dst and k.map_index = -1 offset 0) w
-                on true
-            where w.state is null or w.state = 'waiting'
-        ), counted as (
-            insert into task as k (run_id, idx, version_id, state, finished_at, n_success, n_failed,
-                                   n_upstream_failed, n_skipped, n_setup_success, n_setup_skipped)
-            select h.run_id, h.dst, h.version_id, n.state,
-                   case when n.state in ('skipped', 'upstream_failed') then t end,
-                   h.success, h.failed, h.upstream_failed, h.skipped, h.setup_success, h.setup_skipped
-            from total h
-            join task_spec s on s.version_id = h.version_id and s.idx = h.dst
-            join run_status r on r.run_id = h.run_id
-            join dag d on d.dag_id = r.dag_id
-            cross join lateral (select case when r.state <> 'running' then 'waiting'::task_state else state_after(decide(
-                s.rule, s.upstream_total + h.more, h.success, h.failed, h.upstream_failed, h.skipped,
-                s.setup_total, h.setup_success, h.setup_skipped), d.paused or s.is_gated or s.is_mapped) end as state) n
-            -- a mapped task that has become its instances waits no more, either
-            where not (s.is_mapped and h.is_new and has_instances(h.run_id, h.dst))
-            order by h.run_id, h.dst
-            on conflict (run_id, idx, map_index) do update set
-                n_success = excluded.n_success, n_failed = excluded.n_failed,
-                n_upstream_failed = excluded.n_upstream_failed, n_skipped = excluded.n_skipped,
-                n_setup_success = excluded.n_setup_success, n_setup_skipped = excluded.n_setup_skipped,
-                state = excluded.state, finished_at = excluded.finished_at
-            where k.state = 'waiting'
-            returning k.run_id, k.idx, k.map_index, k.version_id, k.state
-        )
-        select array_agg(row(run_id, idx, map_index, version_id, state)::ended) filter (where state <> 'waiting')
-        into moved from counted;
-        exit when moved is null;
-        offered := offered + offer(moved);
-        frontier := array(select m from unnest(moved) m where (m).state in ('skipped', 'upstream_failed'));
+        loop
+            -- Most tasks that end have nobody after them; asking is cheaper than setting up what follows.
+            exit when not exists (select 1 from unnest(frontier) e join edge g on g.version_id = e.version_id and g.src = e.idx);
+            with hit as (
+                select e.run_id, g.dst, e.version_id,
+                       count(*) filter (where e.state = 'success')::int as success,
+                       count(*) filter (where e.state in ('failed', 'canceled'))::int as failed,
+                       count(*) filter (where e.state = 'upstream_failed')::int as upstream_failed,
+                       count(*) filter (where e.state = 'skipped')::int as skipped,
+                       count(*) filter (where s.is_setup and e.state = 'success')::int as setup_success,
+                       count(*) filter (where s.is_setup and e.state = 'skipped')::int as setup_skipped
+                from unnest(frontier, left_groups) e(run_id, idx, map_index, version_id, state, has_left)
+                join task_spec s on s.version_id = e.version_id and s.idx = e.idx
+                join edge g on g.version_id = e.version_id and g.src = e.idx and (g.out_of is null) = (e.has_left is null)
+                group by e.run_id, g.dst, e.version_id
+            ), total as (
+                -- Added up here, not in the conflict's update: whoever changes a waiting row holds its run's lock, as we do.
+                -- OFFSET 0, so that each row is looked up by its whole key: joined, a plan made while runs were small reads
+                -- all tasks of the run for each (measured: 15 ms of 18 per batch in a run of 3,000).
+                -- A task that waits no more is not touched: "on conflict" would lock its row even so, and a claim that
+                -- holds another such row and wants this one would be a deadlock.
+                select h.run_id, h.dst, h.version_id,
+                       coalesce(w.n_success, 0) + h.success as success,
+                       coalesce(w.n_failed, 0) + h.failed as failed,
+                       coalesce(w.n_upstream_failed, 0) + h.upstream_failed as upstream_failed,
+                       coalesce(w.n_skipped, 0) + h.skipped as skipped,
+                       coalesce(w.n_setup_success, 0) + h.setup_success as setup_success,
+                       coalesce(w.n_setup_skipped, 0) + h.setup_skipped as setup_skipped,
+                       coalesce(w.n_more, 0) as more, w.state is null as is_new
+                from hit h
+                left join lateral (select * from task k where k.run_id = h.run_id and k.idx = h.dst and k.map_index = -1 offset 0) w
+                    on true
+                where w.state is null or w.state = 'waiting'
+            ), counted as (
+                insert into task as k (run_id, idx, version_id, state, finished_at, n_success, n_failed,
+                                       n_upstream_failed, n_skipped, n_setup_success, n_setup_skipped)
+                select h.run_id, h.dst, h.version_id, n.state,
+                       case when n.state in ('skipped', 'upstream_failed') then t end,
+                       h.success, h.failed, h.upstream_failed, h.skipped, h.setup_success, h.setup_skipped
+                from total h
+                join task_spec s on s.version_id = h.version_id and s.idx = h.dst
+                join run_status r on r.run_id = h.run_id
+                join dag d on d.dag_id = r.dag_id
+                cross join lateral (select case when r.state <> 'running' then 'waiting'::task_state else state_after(decide(
+                    s.rule, s.upstream_total + h.more, h.success, h.failed, h.upstream_failed, h.skipped,
+                    s.setup_total, h.setup_success, h.setup_skipped), d.paused or s.is_gated or s.is_mapped) end as state) n
+                -- a mapped task that has become its instances waits no more, either
+                where not (s.is_mapped and h.is_new and has_instances(h.run_id, h.dst))
+                order by h.run_id, h.dst
+                on conflict (run_id, idx, map_index) do update set
+                    n_success = excluded.n_success, n_failed = excluded.n_failed,
+                    n_upstream_failed = excluded.n_upstream_failed, n_skipped = excluded.n_skipped,
+                    n_setup_success = excluded.n_setup_success, n_setup_skipped = excluded.n_setup_skipped,
+                    state = excluded.state, finished_at = excluded.finished_at
+                where k.state = 'waiting'
+                returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+            )
+            select array_agg(row(run_id, idx, map_index, version_id, state)::ended) filter (where state <> 'waiting')
+            into moved from counted;
+            exit when moved is null;
+            offered := offered + offer(moved);
+            frontier := array(select m from unnest(moved) m where (m).state in ('skipped', 'upstream_failed'));
+            left_groups := null;
+            exit when cardinality(frontier) = 0;
+            everything := everything || frontier;
+        end loop;
+        exit when not has_groups;
+        select l.heard, to_retry || l.again into frontier, to_retry from leave_groups(everything[counted + 1:]) l;
         exit when cardinality(frontier) = 0;
-        everything := everything || frontier;
+        counted := cardinality(everything);
+        left_groups := array_fill(true, array[cardinality(frontier)]);
     end loop;
+    if cardinality(to_retry) > 0 then
+        -- Open by one more until all of it is counted anew: it must not end in between.
+        update run_status r set open_tasks = r.open_tasks + 1
+        where r.run_id = any(array(select a.run_id from unnest(to_retry) a)) and r.state = 'running';
+        return offered + close_runs(everything) + retry_groups(to_retry);
+    end if;
     return offered + close_runs(everything);
 end $$;
 
@@ -375,6 +395,13 @@ begin
     return case when again is null then 0 else retry_runs(again) end + case when limited is null then 0 else admit_runs(limited) end;
 end $$;
 
+-- Whether all tasks of a group with retries have ended: only then those after it hear of any.
+create function is_over(p_run_id bigint, p_version_id int, p_grp int) returns boolean language sql stable as $$
+    select coalesce((select g.ended >= cardinality(w.members) + g.more from run_group g
+                     join retry_group w on w.version_id = p_version_id and w.grp = p_grp
+                     where g.run_id = p_run_id and g.grp = p_grp), false)
+$$;
+
 -- How the upstream of the waiting tasks of a run has ended, by the tasks themselves, and how many more there are than the version
 -- names, because some of them are mapped. p_idxs null: of all that wait. Counted once for all instances of a task.
 create function upstream_of(p_run_id bigint, p_idxs int[]) returns table (
@@ -388,11 +415,13 @@ language sql stable as $$
                count(*) filter (where u.state = 'skipped')::int as skipped,
                count(*) filter (where s.is_setup and u.state = 'success')::int as setup_success,
                count(*) filter (where s.is_setup and u.state = 'skipped')::int as setup_skipped,
-               (count(u.state) - count(distinct g.src) filter (where u.state is not null))::int as more
+               (count(u.idx) - count(distinct g.src) filter (where u.idx is not null))::int as more
         from (select distinct k.idx, k.version_id from task k
               where k.run_id = p_run_id and (p_idxs is null or k.idx = any(p_idxs)) and k.state = 'waiting') w
-        left join lateral (select x.src from edge x where x.version_id = w.version_id and x.dst = w.idx offset 0) g on true
-        left join lateral (select x.state from task x where x.run_id = p_run_id and x.idx = g.src offset 0) u on true
+        left join lateral (select x.src, x.out_of is null or is_over(p_run_id, x.version_id, x.out_of) as is_heard
+                           from edge x where x.version_id = w.version_id and x.dst = w.idx offset 0) g on true
+        left join lateral (select case when g.is_heard then x.state end as state, x.idx
+                           from task x where x.run_id = p_run_id and x.idx = g.src offset 0) u on true
         left join lateral (select x.is_setup from task_spec x where x.version_id = w.version_id and x.idx = g.src offset 0) s on true
         group by w.idx
     )

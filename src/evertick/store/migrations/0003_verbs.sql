@@ -289,7 +289,8 @@ $$;
 -- Records how attempts ended. p_reports: [{r, i, m, e, kind, reason, result, exit_code, retry_in, no_retry, log, seq, until}].
 -- Returns the reports that were refused because the attempt is no longer the session's, and how many tasks were offered.
 -- The same report twice is one event: the second finds the task ended by that very attempt and is silently dropped.
-create function finish(p_session bigint, p_reports jsonb, p_infra_retries int,
+-- p_unchosen: tasks that a branch among them has skipped, which end with it.
+create function finish(p_session bigint, p_reports jsonb, p_infra_retries int, p_unchosen ended[] default null,
                        out refused ended[], out offered int) language plpgsql as $$
 declare
     moved_now ended[];
@@ -392,7 +393,7 @@ begin
           and not exists (select 1 from task k where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
                           and k.epoch = x.epoch and k.session = p_session and k.state <> 'running');
     end if;
-    offered := settle(ended_now);
+    offered := settle(ended_now || p_unchosen);
     if again is not null then
         offered := offered + release(again);
     end if;
@@ -462,10 +463,7 @@ begin
         if p_reports @? '$[*].skip' then
             unchosen := skip_unchosen(p_session, p_reports);
         end if;
-        select f.refused, f.offered into stale, offered from finish(p_session, p_reports, p_infra_retries) f;
-        if unchosen is not null then
-            offered := offered + settle(unchosen);
-        end if;
+        select f.refused, f.offered into stale, offered from finish(p_session, p_reports, p_infra_retries, unchosen) f;
         offered := offered + pass_gates();
         return query select 'refused', x.run_id, x.idx, x.map_index, x.version_id, null::int, null::int,
                             null::timestamptz, null::text, null::text, null::int, null::bigint from unnest(stale) x;

@@ -37,6 +37,7 @@ begin
     update task k set request = 'cancel'
     where k.run_id = p_run_id and k.state in ('queued', 'running');
     get diagnostics asked = row_count;
+    perform recount_groups(p_run_id);
 end $$;
 
 -- Cancels a run. Returns how many tasks are asked to stop; null when the run is over.
@@ -91,13 +92,13 @@ declare
     taken ended[] := '{}';
 begin
     for one in
-        select distinct p.run_id, g.dst as idx, s.queue, s.priority
-        from unnest(p_tasks) p
-        join edge g on g.version_id = p.version_id and g.src = p.idx
-        join task_spec s on s.version_id = p.version_id and s.idx = g.dst
-        cross join lateral (select from task k where k.run_id = p.run_id and k.idx = g.dst and k.map_index = -1
+        select g.run_id, g.dst as idx, s.queue, s.priority
+        from after_tasks(p_tasks) g
+        join task_spec s on s.version_id = g.version_id and s.idx = g.dst
+        cross join lateral (select from task k where k.run_id = g.run_id and k.idx = g.dst and k.map_index = -1
                             and k.state in ('pending', 'available') offset 0) k
-        order by p.run_id, g.dst
+        where g.has_heard
+        order by g.run_id, g.dst
     loop
         perform quit_lines(array[one.run_id], one.idx, -1);
         delete from ready q where q.queue = one.queue and q.rank in (9 - one.priority, 9) and q.run_id = one.run_id and q.idx = one.idx
@@ -112,6 +113,23 @@ begin
     end loop;
     return taken;
 end $$;
+
+-- Who counts the ends of these tasks, and whether they have been heard there. Of a group with retries all ends are heard at once, so
+-- all who come after the group do.
+create function after_tasks(p_tasks ended[]) returns table (run_id bigint, version_id int, dst int, has_heard boolean)
+language sql stable as $$
+    select x.run_id, x.version_id, x.dst, bool_or(x.has_heard) from (
+        select p.run_id, p.version_id, g.dst, true as has_heard
+        from unnest(p_tasks) p join edge g on g.version_id = p.version_id and g.src = p.idx and g.out_of is null
+        union all
+        select p.run_id, p.version_id, g.dst, is_over(p.run_id, p.version_id, p.grp)
+        from (select distinct q.run_id, q.version_id, s.grp from unnest(p_tasks) q
+              join task_spec s on s.version_id = q.version_id and s.idx = q.idx and s.grp is not null) p
+        join retry_group w on w.version_id = p.version_id and w.grp = p.grp
+        cross join unnest(w.members) m(idx)
+        join edge g on g.version_id = p.version_id and g.src = m.idx and g.out_of = p.grp
+    ) x group by x.run_id, x.version_id, x.dst
+$$;
 
 -- Takes terminal tasks back to waiting, counts their upstream anew and decides them. The caller holds the runs' locks.
 create function reopen(p_tasks ended[]) returns int language plpgsql as $$
@@ -131,14 +149,15 @@ begin
     if exists (select 1 from unnest(p_tasks) p where p.map_index >= 0) then
         perform fold_instances(p_tasks);
     end if;
-    p_tasks := p_tasks || fold_unready(p_tasks);
     runs := array(select distinct p.run_id from unnest(p_tasks) p order by 1);
+    perform recount_groups(x) from unnest(runs) x;   -- who counts on a group asks whether it is over
+    p_tasks := p_tasks || fold_unready(p_tasks);
     foreach r in array runs loop
+        perform recount_groups(r);
         perform recount_upstream(r, array(
             select p.idx from unnest(p_tasks) p where p.run_id = r
             union
-            select g.dst from unnest(p_tasks) p
-            join edge g on g.version_id = p.version_id and g.src = p.idx where p.run_id = r));
+            select g.dst from after_tasks(p_tasks) g where g.run_id = r));
         -- It starts anew, and so does the time that it may take.
         update run_status s
         set state = 'queued', started_at = null, finished_at = null, cancel_requested = false, reason = null
@@ -183,6 +202,7 @@ begin
     update run_status r set version_id = p_version_id
     where r.run_id = p_run_id and r.version_id = status.version_id and r.state in ('success', 'failed', 'canceled');
     update task k set version_id = p_version_id where k.run_id = p_run_id;
+    delete from run_group g where g.run_id = p_run_id;   -- of other groups; counted anew by whoever reopens something
     insert into moved_run as m (run_id, version_id) values (p_run_id, p_version_id)
     on conflict (run_id) do update set version_id = excluded.version_id;
 end $$;
@@ -217,6 +237,7 @@ begin
     reopened := coalesce(cardinality(chosen), 0) + cardinality(taken);
     -- Somebody looked after it: its retries count anew.
     update run_status r set retried = 0 where r.run_id = p_run_id and r.retried > 0;
+    update run_group g set retried = 0 where g.run_id = p_run_id and g.retried > 0;
     insert into journal (occurred_at, verb, actor, run_id, detail)
     values (clock(), 'clear', p_actor, p_run_id, jsonb_build_object('tasks', p_idxs, 'reopened', reopened, 'asked', asked)
             || case when p_instances = '[]' then '{}' else jsonb_build_object('instances', p_instances) end

@@ -16,6 +16,10 @@ begin
         return repairs;
     end if;
 
+    if recount_groups(p_run_id) > 0 then
+        repairs := array_append(repairs, 'group_counter_drift');
+    end if;
+
     -- a run without its first tasks, or a waiting task that nobody decided
     n := recount_upstream(p_run_id, array(
         select k.idx from task k where k.run_id = p_run_id and k.state = 'waiting'));
@@ -39,8 +43,9 @@ begin
         insert into task (run_id, idx, version_id, state)
         select distinct p_run_id, g.dst, status.version_id, 'waiting'::task_state
         from task k
-        cross join lateral (select x.dst from edge x where x.version_id = status.version_id and x.src = k.idx offset 0) g
+        cross join lateral (select x.dst, x.out_of from edge x where x.version_id = status.version_id and x.src = k.idx offset 0) g
         where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
+          and (g.out_of is null or is_over(p_run_id, status.version_id, g.out_of))
           and not has_instances(p_run_id, g.dst)
         on conflict (run_id, idx, map_index) do nothing
         returning idx

@@ -6,7 +6,8 @@ create function lock_schedules(p_name text) returns void language sql as $$
     where d.name = p_name order by s.schedule_id for no key update of s
 $$;
 
--- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, run_timeout, starts_paused, tasks: [...], edges: [[src, dst]],
+-- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, run_timeout, starts_paused, tasks: [...], edges: [[src, dst, out_of]],
+-- groups: [{grp, name, retries, members}],
 -- inputs: [[idx, src]], gates: [{idx, place, kind, name, parts, weight, capacity,
 -- version, period}], mappings: [{idx, how, most}], lists: [{idx, place, src, length}], children: [{idx, dag, params, waits, timeout}],
 -- notices: [{idx, event, sink, every_time}],
@@ -40,16 +41,19 @@ begin
     if is_new then
         insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
                                starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated, is_ordered,
-                               awaits_past, is_mapped, defers, notifies)
+                               awaits_past, is_mapped, defers, notifies, grp, decides_grp)
         select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
                x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets, coalesce(x.is_gated, false),
                coalesce(x.is_ordered, false), coalesce(x.awaits_past, false), coalesce(x.is_mapped, false),
-               coalesce(x.defers, false), coalesce(x.notifies, false)
+               coalesce(x.defers, false), coalesce(x.notifies, false), x.grp, coalesce(x.decides_grp, false)
         from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint, rule trigger_rule,
              upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
              max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[], is_gated boolean,
              is_ordered boolean, awaits_past boolean, is_mapped boolean, defers boolean,
-             notifies boolean);
+             notifies boolean, grp int, decides_grp boolean);
+        insert into retry_group (version_id, grp, name, retries, members)
+        select out_version_id, x.grp, x.name, x.retries, x.members
+        from jsonb_to_recordset(p_dag->'groups') as x(grp int, name text, retries int, members int[]);
         insert into task_gate (version_id, idx, place, kind, name, parts, weight, capacity, version, period)
         select out_version_id, x.idx, x.place, x.kind, x.name, x.parts, x.weight, x.capacity, x.version, x.period
         from jsonb_to_recordset(p_dag->'gates')
@@ -72,8 +76,8 @@ begin
         from jsonb_to_recordset(p_dag->'waits') as x(idx int, kind wait_kind, until timestamptz, seconds double precision, at text,
              timezone text, parts jsonb, lookback double precision, timeout double precision, on_timeout task_state, on_reject task_state,
              backoff double precision, longest double precision);
-        insert into edge (version_id, src, dst)
-        select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'edges') x;
+        insert into edge (version_id, src, dst, out_of)
+        select out_version_id, (x->>0)::int, (x->>1)::int, (x->>2)::int from jsonb_array_elements(p_dag->'edges') x;
         insert into task_input (version_id, idx, src)
         select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'inputs') x;
     else

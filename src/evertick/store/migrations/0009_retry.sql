@@ -160,6 +160,7 @@ declare
     t timestamptz := clock();
 begin
     update run_status r set retried = r.retried + 1 where r.run_id = any(p_run_ids) and r.state = 'failed';
+    update run_group g set retried = 0 where g.run_id = any(p_run_ids) and g.retried > 0;
     insert into journal (occurred_at, verb, actor, run_id, detail)
     select t, 'retry', 'evertick', r.run_id, jsonb_strip_nulls(jsonb_build_object('retried', r.retried, 'reason', r.reason))
     from run_status r where r.run_id = any(p_run_ids);

@@ -136,9 +136,11 @@ begin
        or exists (
         -- an end that was not counted, so that what follows has no row at all
         select 1 from task k
-        cross join lateral (select x.dst from edge x where x.version_id = status.version_id and x.src = k.idx offset 0) g
+        cross join lateral (select x.dst, x.out_of from edge x where x.version_id = status.version_id and x.src = k.idx offset 0) g
         where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
+          and (g.out_of is null or is_over(p_run_id, status.version_id, g.out_of))
           and (select true from task n where n.run_id = p_run_id and n.idx = g.dst limit 1) is null)
+       or exists (select 1 from groups_that_drifted(p_run_id))
        or (seen.waiting > 0 and exists (
         -- counted wrongly, or counted and not decided
         select 1 from upstream_of(p_run_id, null) u

@@ -313,11 +313,13 @@ begin
                                               'ended', coalesce(k.n_success, 0) + coalesce(k.n_failed, 0)
                                                        + coalesce(k.n_upstream_failed, 0) + coalesce(k.n_skipped, 0),
                                               'total', spec.upstream_total + coalesce(k.n_more, 0))
-        from edge g
-        join task_spec s on s.version_id = g.version_id and s.idx = g.src
+        -- of a group with retries all tasks, because it hears of none before all have ended
+        from (select e.src from edge e where e.version_id = status.version_id and e.dst = p_idx
+              union select unnest(w.members) from edge e join retry_group w on w.version_id = e.version_id and w.grp = e.out_of
+              where e.version_id = status.version_id and e.dst = p_idx) g
+        join task_spec s on s.version_id = status.version_id and s.idx = g.src
         left join task u on u.run_id = p_run_id and u.idx = g.src
-        where g.version_id = status.version_id and g.dst = p_idx
-          and coalesce(u.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
+        where coalesce(u.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
         order by array_position(array['waiting', 'pending', 'deferred', 'available', 'queued', 'running']::task_state[],
                                 coalesce(u.state, 'waiting')) desc, g.src
         limit 10;

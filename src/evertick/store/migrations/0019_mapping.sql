@@ -180,6 +180,10 @@ begin
     update run_status r set open_tasks = r.open_tasks + counted.n - 1, extra_tasks = r.extra_tasks + counted.n - 1
     where r.run_id = p_head.run_id and r.state = 'running';
     if counted.n > 1 then
+        insert into run_group as g (run_id, grp, more)
+        select p_head.run_id, s.grp, counted.n - 1 from task_spec s
+        where s.version_id = p_head.version_id and s.idx = p_head.idx and s.grp is not null
+        on conflict (run_id, grp) do update set more = g.more + excluded.more;
         insert into task as k (run_id, idx, version_id, state, n_more)
         select p_head.run_id, g.dst, p_head.version_id, 'waiting', counted.n - 1
         from edge g join task_spec s on s.version_id = g.version_id and s.idx = g.dst
@@ -293,7 +297,8 @@ begin
                 select 1 from edge g
                 left join task u on u.run_id = c.run_id and u.idx = g.src
                 where g.version_id = c.version_id and g.dst = c.idx
-                  and coalesce(u.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))
+                  and (coalesce(u.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
+                       or not (g.out_of is null or is_over(c.run_id, c.version_id, g.out_of))))
             group by c.run_id order by c.run_id
         loop
             taken := taken || take_back_instances(one.run_id, one.idxs);
@@ -308,7 +313,7 @@ end $$;
 
 -- Tasks that a branch or a short-circuit did not choose are skipped, whatever their trigger rule says, before its end is recorded and could
 -- start them. As with its end, only the attempt's owner is heard, and nobody who was asked to stop. What has been decided already stays.
--- The caller settles what is returned, after the end.
+-- The caller settles what is returned, with the end.
 create function skip_unchosen(p_session bigint, p_reports jsonb) returns ended[] language plpgsql as $$
 declare
     skipped ended[];
