@@ -27,6 +27,7 @@ THRESHOLDS = {
 # By the two that disagree: values that only just do not work, and the first that do.
 AT_ODDS = {
     ("lost_after_seconds", "heartbeat_seconds"): ((29.9, 10.0), (30.0, 10.0)),
+    ("agent_lost_after_seconds", "heartbeat_seconds"): ((89.9, 30.0), (90.0, 30.0)),
     ("tick_seconds", "lost_after_seconds"): ((30.0, 30.0), (29.9, 30.0)),
     ("orphan_after_seconds", "reconcile_seconds"): ((59.9, 30.0), (60.0, 30.0)),
     ("leader_lease_seconds", "tick_seconds"): ((2.9, 1.0), (3.0, 1.0)),
@@ -59,7 +60,12 @@ def test_a_child_process_is_started_with_the_same_settings() -> None:
 def test_two_that_disagree_are_refused_by_name_and_at_the_border(pair: tuple[str, str]) -> None:
     refused, accepted = AT_ODDS[pair]
     # The others are far away, so that only these two can disagree.
-    far = {"leader_lease_seconds": 1000.0, "lost_after_seconds": 1000.0, "orphan_after_seconds": 1000.0}
+    far = {
+        "agent_lost_after_seconds": 1000.0,
+        "leader_lease_seconds": 1000.0,
+        "lost_after_seconds": 1000.0,
+        "orphan_after_seconds": 1000.0,
+    }
     far = {name: value for name, value in far.items() if name not in pair}
     with pytest.raises(InvalidSettings) as error:
         Settings(**far, **dict(zip(pair, refused, strict=True)))  # type: ignore[arg-type]

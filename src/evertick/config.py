@@ -61,6 +61,7 @@ class Settings:
     api_port: int | None = None
     api_proxies: tuple[str, ...] = ()
     api_rate: float = 100.0
+    api_connections: int = 256
     admin_password: str | None = field(default=None, repr=False)
     otlp_endpoint: str | None = None
     notify_on_failure: tuple[str, ...] = ()
@@ -81,6 +82,12 @@ class Settings:
     agent_key_file: Path | None = None
     start_token_seconds: float = 86_400.0
     attempt_token_seconds: float = 900.0
+    agent_lost_after_seconds: float = 300.0
+    # Of the agent itself.
+    agent_token: str | None = field(default=None, repr=False)
+    agent_token_file: Path | None = None
+    agent_outcome_file: Path | None = None
+    agent_patience_seconds: float = 600.0
 
     load_timeout_seconds: float = 30.0
     routing_file: Path | None = None
@@ -125,6 +132,11 @@ class Settings:
             raise InvalidSettings(
                 f"EVERTICK_LOST_AFTER_SECONDS={self.lost_after_seconds} must be at least three times "
                 f"EVERTICK_HEARTBEAT_SECONDS={self.heartbeat_seconds}: a runner would be given up between two heartbeats."
+            )
+        if self.agent_lost_after_seconds < 3 * self.heartbeat_seconds:
+            raise InvalidSettings(
+                f"EVERTICK_AGENT_LOST_AFTER_SECONDS={self.agent_lost_after_seconds} must be at least three times "
+                f"EVERTICK_HEARTBEAT_SECONDS={self.heartbeat_seconds}: an agent would be given up between two heartbeats."
             )
         if self.tick_seconds >= self.lost_after_seconds:
             raise InvalidSettings(
@@ -202,11 +214,13 @@ _LOWEST: dict[str, float] = {
     "health_port": 0,
     "api_port": 0,
     "api_rate": 0,
+    "api_connections": 8,
     "notify_attempts": 1,
     "notify_give_up_hours": 0,
     "load_timeout_seconds": 0.1,
     "start_token_seconds": 1,
     "attempt_token_seconds": 1,
+    "agent_patience_seconds": 0,
     "result_spill_bytes": 1024,
     "result_max_bytes": 1024,
     "log_head_bytes": 4096,

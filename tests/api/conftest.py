@@ -50,14 +50,14 @@ class Client(httpx.AsyncClient):
 
 @pytest.fixture
 def settings() -> Settings:
-    return Settings(api_rate=0)
+    return Settings(api_rate=0, agent_key=("k" * 43,))
 
 
 @pytest.fixture
 async def desk(database: str, settings: Settings) -> AsyncIterator[Desk]:
     made = Desk(settings, database, structlog.get_logger())
     yield made
-    for pool in (made.readers, made.writers):
+    for pool in (made.readers, made.writers, made.agents):
         for _, link in pool._idle:
             with suppress(OSError):
                 await link.close()

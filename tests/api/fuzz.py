@@ -33,17 +33,24 @@ from evertick.api.desk import Desk
 from evertick.api.serving import serve
 from evertick.config import Settings
 from evertick.domain.access import Role
+from evertick.domain.agent_token import Bearer, TokenUse
+from evertick.domain.attempt import TaskKey
 from evertick.domain.sealing import new_key
 from evertick.engine import accounts
+from evertick.engine.dispatch import claim_for_dispatch
+from evertick.engine.start_attempt import start_attempt
+from evertick.services.agent_tokens import AgentTokens
 from evertick.services.listening import address_of, bound
 from evertick.services.postgres import EmbeddedPostgres
+from evertick.store.agents import NewAgent
 from evertick.store.db import Purpose, connect
 from evertick.store.migrate import migrate
 from tests.databases import QUICK_SETTINGS, quick_folder
-from tests.engine.world import make_dag, put, start
+from tests.engine.world import Runner, make_dag, put, start
 from tests.waiting import elapse
 
 DOCUMENTS = ("/api/v1", "/api/v2")
+AGENT_DOCUMENT = "/api/agent/v1"
 # These are long by their nature: they follow, or wait for somebody else.
 ENDLESS = ("/wait", "/logs.txt", "/logs", "/events")
 # Something that is there, so that not every request ends at the first name that does not exist.
@@ -104,7 +111,9 @@ def fuzz(document: dict[str, Any], base_url: str, token: str, wish: Wish, tally:
     schema.config.update(base_url=base_url)
     for found in schema.get_all_operations():
         operation = found.ok()
-        if not operation.path.endswith(ENDLESS) and wish.only in f"{operation.method} {operation.path}".lower():
+        # Agents send their log in pieces.
+        is_endless = operation.path.endswith(ENDLESS) and operation.path != "/logs"
+        if not is_endless and wish.only in f"{operation.method} {operation.path}".lower():
             tally.operations += 1
             _fuzz_one(operation, token, wish, tally)
 
@@ -153,6 +162,24 @@ async def token_of(url: str, role: Role) -> str:
         row = await accounts.find_user(conn, name)
         issued = await accounts.issue(conn, row, kind="token", name="t", actor="test", seconds=86_400)
         return issued.secret
+
+
+async def agent_tokens_of(url: str, folder: Path) -> dict[TokenUse, str]:
+    """Those of an attempt that was dispatched, and those of one that runs."""
+    tokens = AgentTokens(Settings(home=folder))
+    async with await connect(url, purpose=Purpose.PLANNING) as conn:
+        runner = await Runner.join(conn, executor="far")
+        await put(conn, make_dag("far", {"t": [], "u": []}))
+        await start(conn, "far")
+        found = await claim_for_dispatch(conn, session=runner.session, queues=["default"], free=2)
+        whose: list[Any] = [{"key": TaskKey(*row[:3]), "epoch": row.epoch, "session": row.session} for row in found]
+        queued, running = whose
+        bearer = Bearer(use=TokenUse.START, expires_at=0.0, **running)
+        agent = NewAgent(
+            runner_id="far", version="1", host="h", boot_id="b", pid_namespace="n", uid=0, pid=1, pid_started=1.0
+        )
+        await start_attempt(conn, bearer, nonce="a" * 32, agent=agent, lost_after=300.0)
+    return {TokenUse.START: tokens.make_start_token(**queued), TokenUse.ATTEMPT: tokens.make_attempt_token(**running)}
 
 
 async def furnish(url: str) -> None:
@@ -211,6 +238,14 @@ async def run(wish: Wish, *, with_faults: bool) -> int:
                     base = f"{address}{prefix}"
                     await asyncio.to_thread(fuzz, document_of(prefix), base, tokens[role], wish, tally)
                     print(f"{prefix} as {role}: {tally.text()}", flush=True)
+                    for each in tally.failures:
+                        print(f"  FAILED {each}", flush=True)
+                    failed += len(tally.failures)
+                for use, token in (await agent_tokens_of(url, Path(home))).items() if not with_faults else ():
+                    tally = Tally()
+                    base = f"{address}{AGENT_DOCUMENT}"
+                    await asyncio.to_thread(fuzz, document_of(AGENT_DOCUMENT), base, token, wish, tally)
+                    print(f"{AGENT_DOCUMENT} with a token to {use}: {tally.text()}", flush=True)
                     for each in tally.failures:
                         print(f"  FAILED {each}", flush=True)
                     failed += len(tally.failures)

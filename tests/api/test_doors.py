@@ -11,9 +11,14 @@ from fastapi import APIRouter, FastAPI
 from psycopg import AsyncConnection
 from starlette.routing import Mount, Route
 
+from evertick.api.agent import PREFIX as AGENT_PREFIX
+from evertick.api.agent.door import AgentRoute
 from evertick.api.app import parts_of
+from evertick.api.desk import Desk
 from evertick.api.guard import GuardedRoute, needs
 from evertick.domain.access import MATRIX, Permission, Principal, Role, narrowed
+from evertick.domain.agent_token import TokenUse
+from evertick.domain.attempt import TaskKey
 from evertick.engine import accounts
 from evertick.ui.frame import PageRoute
 from tests.api.conftest import Client, Signed
@@ -50,7 +55,8 @@ def cells(app: FastAPI) -> Iterator[Cell]:
 
 def test_every_route_of_every_part_goes_through_the_door(app: FastAPI) -> None:
     for prefix, part in parts_of(app).items():
-        others = [route for route in walk(part.routes) if not isinstance(route, GuardedRoute)]
+        door = AgentRoute if prefix == AGENT_PREFIX else GuardedRoute
+        others = [route for route in walk(part.routes) if not isinstance(route, door)]
         assert all(isinstance(route, Mount) and isinstance(route.app, FastAPI) for route in others), (prefix, others)
     assert len(list(cells(app))) > 10
 
@@ -70,6 +76,54 @@ def test_a_route_without_a_permission_cannot_be_made() -> None:
         router.get("/naked")(naked)
     router.get("/dressed")(needs(Permission.OWN)(naked))
     assert [route.path for route in router.routes if isinstance(route, Route)] == ["/dressed"]
+
+
+def agent_cells(app: FastAPI) -> Iterator[tuple[str, str, TokenUse]]:
+    for route in walk(parts_of(app)[AGENT_PREFIX].routes):
+        for method in sorted(route.methods):
+            yield method, AGENT_PREFIX + re.sub(r"\{[^}]*\}", "a" * 64, route.path), route.token_use
+
+
+def tokens_of(desk: Desk) -> dict[TokenUse, str]:
+    tokens, whose = desk.agent_tokens, {"key": TaskKey(1, 0, -1), "epoch": 1, "session": 7}
+    made = {TokenUse.START: tokens.make_start_token(**whose), TokenUse.ATTEMPT: tokens.make_attempt_token(**whose)}  # type: ignore[arg-type]
+    return made
+
+
+def test_a_route_for_agents_names_its_token_or_cannot_be_made() -> None:
+    router = APIRouter(route_class=AgentRoute)
+
+    async def naked() -> None: ...
+
+    with pytest.raises(TypeError, match="names no token"):
+        router.get("/naked")(naked)
+
+
+async def test_nobody_but_an_attempt_gets_in_where_agents_do(app: FastAPI, admin: Client, nobody: Client) -> None:
+    """Not even with a body that cannot be read: nothing is looked at before the door."""
+    assert len(list(agent_cells(app))) == 7
+    for method, path, _ in agent_cells(app):
+        for caller in (admin, nobody):
+            answer = await caller.request(method, path, content=b"{broken")
+            assert answer.status_code == 401, (method, path, answer.text)
+
+
+async def test_an_attempts_token_is_good_for_its_own_use_alone(app: FastAPI, desk: Desk, nobody: Client) -> None:
+    for shown, token in tokens_of(desk).items():
+        nobody.headers["Authorization"] = f"Bearer {token}"
+        for method, path, use in agent_cells(app):
+            answer = await nobody.request(method, path, content=b"{broken")
+            assert (answer.status_code == 401) is (use is not shown), (method, path, shown, answer.text)
+
+
+async def test_an_attempts_token_opens_no_other_door(app: FastAPI, desk: Desk, nobody: Client) -> None:
+    for token in tokens_of(desk).values():
+        nobody.headers["Authorization"] = f"Bearer {token}"
+        for cell in cells(app):
+            if cell.permission is not Permission.OPEN:
+                answer = await nobody.request(cell.method, cell.path, content=b"{broken")
+                is_led_to_login = cell.is_page and cell.method == "GET" and answer.status_code == 303
+                assert is_led_to_login or answer.status_code == 401, (cell, answer.text)
 
 
 def test_only_these_routes_are_open(app: FastAPI) -> None:

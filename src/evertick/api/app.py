@@ -1,4 +1,4 @@
-"""What programs ask: signing in, the native API under /api/v1, Airflow's under /api/v2, health. One factory, no globals."""
+"""What programs ask: signing in, the native API under /api/v1, Airflow's under /api/v2, that of agents, health. One factory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 
 from evertick.api import sessions
+from evertick.api.agent import PREFIX as AGENT_PREFIX
+from evertick.api.agent import agent_routers
+from evertick.api.agent.door import AgentRoute
+from evertick.api.agent.surroundings import Agents
 from evertick.api.airflow import airflow_routers
 from evertick.api.airflow.words import tell, tell_invalid
 from evertick.api.desk import Desk, Who
@@ -28,7 +32,7 @@ _GZIP_BYTES = 1000
 
 
 def make_app(desk: Desk) -> FastAPI:
-    """The outer application, with the two APIs as parts that have their own documents."""
+    """The outer application, with the APIs as parts that have their own documents."""
     app = _part(desk, title="Evertick", description="Signing in, health and metrics.")
     app.include_router(sessions.router)
     _add_front(app)
@@ -45,8 +49,13 @@ def make_app(desk: Desk) -> FastAPI:
         airflow.include_router(router)
     _add_document(airflow)
     app.mount("/api/v2", airflow)
+    agent = _part(desk, title="Agent API", description="For the agent beside an attempt. See docs/howto/remote.md.")
+    for router in agent_routers():
+        agent.include_router(router)
+    agent.router.route_class = AgentRoute
+    app.mount(AGENT_PREFIX, agent)
     app.add_middleware(GZipMiddleware, minimum_size=_GZIP_BYTES)
-    app.add_middleware(Surroundings, rate=desk.settings.api_rate)
+    app.add_middleware(Surroundings, rate=desk.settings.api_rate, agents=Agents(desk))
     return app
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
@@ -14,10 +14,14 @@ from psycopg import AsyncConnection
 from evertick.api.event_stream import Seats
 from evertick.api.hub import Hub
 from evertick.api.pool import Pool
+from evertick.api.stop_watch import StopWatch
 from evertick.config import Settings
 from evertick.domain.access import Permission, Principal, Role
-from evertick.domain.errors import AnswerLost, Forbidden, NotFound
+from evertick.domain.errors import AnswerLost, EvertickError, Forbidden, InvalidSettings, NotFound
+from evertick.services.agent_tokens import AgentTokens
 from evertick.services.events import Log
+from evertick.services.grants import Grants
+from evertick.services.versions import Versions
 from evertick.store import access, dags
 from evertick.store.dags import DagRow
 from evertick.store.db import Purpose
@@ -25,6 +29,8 @@ from evertick.store.wake import Channel, notify
 
 # Enough for a page of people; small beside what the engine has (H4).
 READERS, WRITERS = 6, 3
+# Agents have their own: a heartbeat must not wait for people.
+AGENTS = 4
 # Each asks the database three times a second.
 MOST_LOG_STREAMS, MOST_LOG_STREAMS_OF_USER = 40, 10
 NOBODY = Principal(name="nobody", role=Role.VIEWER, tags=frozenset())
@@ -43,12 +49,43 @@ class Desk:
     writers: Pool = field(init=False)
     hub: Hub = field(init=False)
     log_seats: Seats = field(init=False)
+    agents: Pool = field(init=False)
+    stop_watch: StopWatch = field(init=False)
+    versions: Versions = field(init=False)
+    _agent_tokens: AgentTokens | None = field(default=None, init=False)
+    _grants: Grants | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.readers = Pool(self.url, Purpose.API_READ, READERS)
         self.writers = Pool(self.url, Purpose.API_WRITE, WRITERS)
         self.hub = Hub(self.url, self.log)
         self.log_seats = Seats(most=MOST_LOG_STREAMS, most_of_user=MOST_LOG_STREAMS_OF_USER)
+        self.agents = Pool(self.url, Purpose.API_WRITE, AGENTS)
+        self.stop_watch = StopWatch(self.agents)
+        self.versions = Versions()
+
+    @property
+    def agent_tokens(self) -> AgentTokens:
+        """The key is read, or made, when the first agent comes."""
+        if self._agent_tokens is None:
+            self._agent_tokens = self._made(AgentTokens)
+        return self._agent_tokens
+
+    @property
+    def grants(self) -> Grants:
+        if self._grants is None:
+            self._grants = self._made(Grants)
+        return self._grants
+
+    def _made(self, make: Callable[[Settings], F]) -> F:
+        try:
+            return make(self.settings)
+        except InvalidSettings as error:
+            # Not what the agent asked for is wrong: it shall come again when somebody has corrected it.
+            self.log.error("agents_unserved", error=error)
+            raise EvertickError(
+                "Agents cannot be served: the API's log says what is wrong with its settings."
+            ) from None
 
 
 @dataclass(slots=True, kw_only=True)

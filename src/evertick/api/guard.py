@@ -142,7 +142,7 @@ def _refuse_forgery(request: Request, csrf: str) -> None:
 
 async def _note_refusal(request: Request, caller: Caller, refusal: EvertickError) -> None:
     principal: Principal = caller.principal
-    if principal is NOBODY and not _is_first(request.app.state.strangers, caller.origin):
+    if principal is NOBODY and not is_first(request.app.state.strangers, caller.origin):
         return
     detail: dict[str, object] = {
         "method": request.method,
@@ -157,7 +157,8 @@ async def _note_refusal(request: Request, caller: Caller, refusal: EvertickError
             await access.note(conn, verb="refuse", actor=actor, detail=detail)
 
 
-def _is_first(noted: dict[str, float], origin: str) -> bool:
+def is_first(noted: dict[str, float], origin: str) -> bool:
+    """Whether whoever is refused was not refused within the last minute."""
     now = time.monotonic()
     if now - noted.get(origin, -_NOTE_SECONDS) < _NOTE_SECONDS:
         return False

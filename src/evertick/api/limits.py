@@ -10,6 +10,7 @@ import secrets
 import time
 from collections import OrderedDict
 from http import HTTPStatus
+from typing import Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -56,11 +57,21 @@ class Bucket:
         return 0.0 if left >= 1 else (1 - left) / self._rate
 
 
+class Exempt(Protocol):
+    """Those for whom other bounds hold."""
+
+    def most_bytes(self, path: str) -> int | None:
+        """How much a body of theirs may have; None for a path that is not theirs."""
+
+    def are_known(self, path: str, authorization: str) -> bool:
+        """Whether it is one of them: then their address does not count, behind which there may be thousands."""
+
+
 class Surroundings:
     """The outermost layer."""
 
-    def __init__(self, app: ASGIApp, *, rate: float) -> None:
-        self._app, self._of_token = app, Bucket(rate)
+    def __init__(self, app: ASGIApp, *, rate: float, agents: Exempt) -> None:
+        self._app, self._agents, self._of_token = app, agents, Bucket(rate)
         # Behind one address there may be several; but made-up tokens must not be a way round.
         self._of_address = Bucket(_CLIENTS_PER_ADDRESS * rate)
 
@@ -86,21 +97,26 @@ class Surroundings:
             await send(message)
 
         client = scope["client"][0] if scope.get("client") else "unknown"
-        token = headers.get("authorization", "")[-40:] or client
-        wait_seconds = max(self._of_address.take(client, began), self._of_token.take(token, began))
+        path, authorization = scope["path"], headers.get("authorization", "")
+        token = authorization[-40:] or client
+        wait_seconds = self._of_token.take(token, began)
+        if not self._agents.are_known(path, authorization):
+            wait_seconds = max(wait_seconds, self._of_address.take(client, began))
+        most = self._agents.most_bytes(path) or MOST_BODY_BYTES
         if wait_seconds > 0:
             error = TooMany("Too many requests from here.", retry_after_seconds=wait_seconds)
             await problem(Request(scope), error)(scope, receive, tell)
-        elif int(headers.get("content-length") or 0) > MOST_BODY_BYTES:
-            await problem(Request(scope), TooLarge(_LARGE))(scope, receive, tell)
+        elif int(headers.get("content-length") or 0) > most:
+            await problem(Request(scope), TooLarge(_too_large(most)))(scope, receive, tell)
         else:
-            await self._app(scope, _bounded(receive), tell)
+            await self._app(scope, _bounded(receive, most), tell)
 
 
-_LARGE = f"The body is larger than {MOST_BODY_BYTES} bytes."
+def _too_large(most: int) -> str:
+    return f"The body is larger than {most} bytes."
 
 
-def _bounded(receive: Receive) -> Receive:
+def _bounded(receive: Receive, most: int) -> Receive:
     """Also for who does not tell beforehand how much comes."""
     total = 0
 
@@ -108,9 +124,9 @@ def _bounded(receive: Receive) -> Receive:
         nonlocal total
         message = await receive()
         total += len(message.get("body", b""))
-        if total > MOST_BODY_BYTES:
+        if total > most:
             # One of the framework's own: it takes any other for a body that cannot be read.
-            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _LARGE)
+            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large(most))
         return message
 
     return take

@@ -15,7 +15,6 @@ from evertick.services.listening import address_of, inherited_socket, listen
 from evertick.services.loop import keep_trying, run_loop
 from evertick.store.db import Purpose, connect
 
-MOST_CONNECTIONS = 256
 # What a browser or a client may keep open without asking.
 IDLE_SECONDS = 30
 STOP_SECONDS = 5

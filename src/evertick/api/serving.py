@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from evertick.api.desk import Desk
-from evertick.api.service import IDLE_SECONDS, MOST_CONNECTIONS, STOP_SECONDS
+from evertick.api.service import IDLE_SECONDS, STOP_SECONDS
 from evertick.config import Settings
 from evertick.services.events import Log
 
@@ -46,7 +46,7 @@ async def serve(
         server_header=False,
         proxy_headers=bool(settings.api_proxies),
         forwarded_allow_ips=list(settings.api_proxies),
-        limit_concurrency=MOST_CONNECTIONS,
+        limit_concurrency=settings.api_connections,
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=STOP_SECONDS,
         h11_max_incomplete_event_size=64 * 1024,
@@ -57,10 +57,12 @@ async def serve(
         await stop.wait()
         # Before the server waits for those who are served: a stream has no end of its own.
         desk.hub.close()
+        desk.stop_watch.close()
         server.should_exit = True
 
     async with asyncio.TaskGroup() as group:
-        beside = [group.create_task(each) for each in (end(), desk.hub.run(), desk.readers.tend(), desk.writers.tend())]
+        pools = [desk.readers, desk.writers, desk.agents]
+        beside = [group.create_task(each) for each in (end(), desk.hub.run(), *(pool.tend() for pool in pools))]
         await server.serve(sockets=[at])
         for each in beside:
             each.cancel()

@@ -69,3 +69,20 @@ def _write(folder: Path, path: Path, raw: bytes) -> None:
         os.fsync(place)
     finally:
         os.close(place)
+
+
+def files_in(value: object) -> dict[str, int]:
+    """The large results that this JSON stands for: their hashes and sizes."""
+    found: dict[str, int] = {}
+    rest = [value]
+    while rest:
+        each = rest.pop()
+        if isinstance(each, list):
+            rest += each
+        elif isinstance(each, dict):
+            digest, size = each.get("sha256"), each.get("bytes")
+            if each.get(TAG) == "file" and isinstance(digest, str) and isinstance(size, int):
+                found[digest] = size
+            else:
+                rest += each.values()
+    return found

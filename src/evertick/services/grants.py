@@ -20,7 +20,7 @@ from evertick.config import Settings, value_from_environment
 from evertick.domain.dag import TaskSpec
 from evertick.domain.errors import EvertickError, InvalidSettings, NotFound
 from evertick.domain.stored_values import LONGEST_VALUE, ValueKind
-from evertick.services.link import Link
+from evertick.services.versions import Opened
 from evertick.store.secrets import Holder
 
 ASK_SECONDS = 10.0
@@ -90,7 +90,7 @@ class Grants:
         self._backends = open_backends(settings.secrets_backends)
         self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="secrets")
 
-    async def of_task(self, link: Link, task: TaskSpec, holder: Holder | None = None) -> str:
+    async def of_task(self, link: Opened, task: TaskSpec, holder: Holder | None = None) -> str:
         """As the attempt's process reads it; empty for a task that declares nothing, which costs nothing."""
         if not needs_grants(task):
             return ""

@@ -7,6 +7,7 @@ import json
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from psycopg import AsyncConnection
 
@@ -15,11 +16,16 @@ from evertick.domain.dag import DagSpec, OnLostContact, TaskKind, from_json
 from evertick.domain.errors import NotFound
 from evertick.execution.bundle import unpack
 from evertick.execution.bundle_folders import keep
-from evertick.services.link import Link
 from evertick.store import dags
 from evertick.store.tasks import StepRow
 
 MOST_VERSIONS = 256
+
+
+class Opened(Protocol):
+    """Whatever has a connection: a link, or one that was lent."""
+
+    async def get(self) -> AsyncConnection: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +47,7 @@ class Versions:
             self._known.move_to_end(version_id)
         return self._known.get(version_id)
 
-    async def fetch(self, link: Link, version_id: int) -> Version:
+    async def fetch(self, link: Opened, version_id: int) -> Version:
         found = self.known(version_id)
         if found is not None:
             return found

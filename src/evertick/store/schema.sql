@@ -117,6 +117,15 @@ CREATE TYPE evertick.settled AS (
 	canceled integer
 );
 
+CREATE TYPE evertick.started_attempt AS (
+	verdict text,
+	attempt integer,
+	version_id integer,
+	fire_at timestamp with time zone,
+	params text,
+	inputs text
+);
+
 CREATE TYPE evertick.step_row AS (
 	kind text,
 	run_id bigint,
@@ -1603,6 +1612,15 @@ begin
     end if;
 end $$;
 
+CREATE FUNCTION evertick.finish_attempt(p_session bigint, p_reports jsonb, p_infra_retries integer) RETURNS SETOF evertick.step_row
+    LANGUAGE plpgsql
+    AS $$
+begin
+    return query select * from step(p_session, p_reports, p_infra_retries, '{}', 0, null, null);
+    update runner r set gone_at = clock(), gone_reason = 'finished'
+    where r.session = p_session and r.gone_at is null and not exists (select 1 from lease l where l.session = p_session);
+end $$;
+
 CREATE FUNCTION evertick.fire(p_shard smallint, p_epoch bigint, p_plans jsonb) RETURNS evertick.settled
     LANGUAGE plpgsql
     AS $$
@@ -1905,6 +1923,21 @@ CREATE FUNCTION evertick.holds_gates(p_run_id bigint, p_idx integer, p_map_index
     select exists (select 1 from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index
                    and k.state in ('available', 'queued', 'running'))
 $$;
+
+CREATE FUNCTION evertick.inputs_of(p_run_id bigint, p_version_id integer, p_idx integer, p_map_index integer) RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+    if p_map_index >= 0 then
+        return inputs_of_instance(p_run_id, p_version_id, p_idx, p_map_index);
+    end if;
+    return (
+        select jsonb_object_agg(s.name, case when s.is_mapped then results_of(p_run_id, i.src) else v.value end)::text
+        from task_input i
+        join task_spec s on s.version_id = i.version_id and s.idx = i.src
+        left join result v on v.run_id = p_run_id and v.idx = i.src and v.map_index = -1
+        where i.version_id = p_version_id and i.idx = p_idx);
+end $$;
 
 CREATE FUNCTION evertick.inputs_of_instance(p_run_id bigint, p_version_id integer, p_idx integer, p_map_index integer) RETURNS text
     LANGUAGE plpgsql STABLE
@@ -4801,6 +4834,62 @@ begin
         perform pg_advisory_lock(4712, p_shard);
         update shard s set is_watched = true where s.shard = p_shard and s.epoch = taken;
     end if;
+end $$;
+
+CREATE FUNCTION evertick.start_attempt(p_run_id bigint, p_idx integer, p_map_index integer, p_epoch integer, p_session bigint, p_nonce text, p_agent jsonb, p_lost_after double precision) RETURNS evertick.started_attempt
+    LANGUAGE plpgsql
+    AS $$
+declare
+    answer started_attempt;
+    found_state task_state;
+    asked task_request;
+    first_nonce text;
+    remote text;
+    t timestamptz := clock();
+begin
+    perform 1 from run_status r where r.run_id = p_run_id for no key update;
+    select k.state, k.request, k.attempt, k.version_id into found_state, asked, answer.attempt, answer.version_id
+    from task k
+    where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index and k.epoch = p_epoch and k.session = p_session
+      and k.state in ('queued', 'running')
+    for no key update;
+    if not found then
+        answer.verdict := 'stale';
+        return answer;
+    end if;
+    select d.nonce, d.executor into first_nonce, remote from dispatch d
+    where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index and d.epoch = p_epoch and d.session = p_session
+    for no key update;
+    if not found then
+        answer.verdict := 'stale';
+        return answer;
+    end if;
+    answer.verdict := case when found_state = 'running' and first_nonce is not distinct from p_nonce then 'again'
+                           when found_state = 'running' then 'duplicate'
+                           when asked is not null then 'canceled'
+                           else 'started' end;
+    if answer.verdict in ('duplicate', 'canceled') then
+        return answer;
+    end if;
+    select r.fire_at, r.params::text into answer.fire_at, answer.params from run r where r.run_id = p_run_id;
+    answer.inputs := inputs_of(p_run_id, answer.version_id, p_idx, p_map_index);
+    if answer.verdict = 'again' then
+        return answer;
+    end if;
+    update task k set state = 'running', started_at = t
+    where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index
+      and k.state = 'queued' and k.epoch = p_epoch and k.session = p_session and k.request is null;
+    insert into runner (session, runner_id, version, host, boot_id, pid_namespace, uid, pid, pid_started, queues, slots, executor,
+                        lost_after_seconds, beat_at, started_at)
+    select p_session, x.runner_id, x.version, x.host, x.boot_id, x.pid_namespace, x.uid, x.pid, x.pid_started, '{}', 1, remote,
+           p_lost_after, t, t
+    from jsonb_to_record(p_agent) as x(runner_id text, version text, host text, boot_id text, pid_namespace text, uid int, pid int,
+                                       pid_started double precision)
+    on conflict (session) do nothing;
+    insert into lease (session, run_id, idx, map_index, epoch) values (p_session, p_run_id, p_idx, p_map_index, p_epoch);
+    update dispatch d set started_at = t, nonce = p_nonce
+    where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index and d.epoch = p_epoch and d.session = p_session;
+    return answer;
 end $$;
 
 CREATE FUNCTION evertick.start_child(p_shard smallint, p_epoch bigint, p_run_id bigint, p_idx integer, p_map_index integer, p_task_epoch integer, p_dag_id integer, p_params jsonb, p_depth integer, p_reason text) RETURNS bigint

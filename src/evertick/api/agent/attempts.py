@@ -1,0 +1,184 @@
+"""An attempt's life as its agent tells it: start, heartbeat, finish. Each is the verb of every runner, on the agent's behalf."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Literal
+
+import psycopg
+from fastapi import APIRouter
+
+from evertick.api.agent.door import Agent, AgentRoute, Lent, Who, shows
+from evertick.api.agent.files import refuse_missing_file
+from evertick.api.agent.shapes import (
+    FinishAnswer,
+    FinishRequest,
+    HeartbeatAnswer,
+    HeartbeatRequest,
+    Limits,
+    Order,
+    StartAnswer,
+    StartRequest,
+)
+from evertick.config import Settings
+from evertick.domain.agent_token import TokenUse
+from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind
+from evertick.domain.errors import Conflict, EvertickError, LeaseLost, PostgresUnavailable, UserError
+from evertick.domain.remote import attempt_name
+from evertick.engine.extend import extend
+from evertick.engine.start_attempt import start_attempt
+from evertick.execution.result import storable_text
+from evertick.services.agent_reports import record_outcome, whom_to_wake
+from evertick.services.versions import Version, order
+from evertick.store.agents import NewAgent, StartedRow
+from evertick.store.tasks import StepRow
+
+Word = Literal["continue", "stop", "lost"]
+
+router = APIRouter(route_class=AgentRoute, tags=["attempts"])
+
+
+@router.post("/start")
+@shows(TokenUse.START)
+async def start(agent: Who, request: StartRequest) -> StartAnswer:
+    """Begin the attempt. Only whoever is answered may run its code. The same nonce again is answered alike."""
+    bearer = agent.bearer
+    place = request.place.model_dump()
+    name = attempt_name(bearer.key, bearer.epoch, bearer.session)
+    new = NewAgent(runner_id=name, version=request.version, **place)
+    lost_after = agent.desk.settings.agent_lost_after_seconds
+    async with agent.lent() as lent:
+        started = await start_attempt(lent.conn, bearer, nonce=request.nonce, agent=new, lost_after=lost_after)
+        try:
+            return await _answer(agent, lent, started)
+        except (psycopg.Error, PostgresUnavailable, OSError):
+            # No fault of the task's: the agent asks again.
+            raise
+        except (EvertickError, IndexError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            failed = Outcome(key=bearer.key, epoch=bearer.epoch, kind=OutcomeKind.FAILED, reason=reason)
+            await _record(agent, lent, failed)
+            raise Conflict(f"The attempt cannot be ordered, and has failed: {reason}") from None
+
+
+@router.post("/heartbeat")
+@shows(TokenUse.ATTEMPT)
+async def heartbeat(agent: Who, request: HeartbeatRequest) -> HeartbeatAnswer:
+    """The attempt goes on. The answer may wait for a word that it is to stop; with it come new tokens."""
+    desk, bearer = agent.desk, agent.bearer
+    usual = desk.settings.heartbeat_seconds
+    wait_seconds = min(request.wait_seconds, usual)
+    word = await _extend(agent)
+    # Those who wait hold a connection each. Where that gets tight, the others come again by themselves.
+    may_wait = wait_seconds > 0 and desk.stop_watch.waiting < desk.settings.api_connections // 2
+    if word == "continue" and may_wait and await desk.stop_watch.wait(bearer.session, wait_seconds):
+        word = await _extend(agent)
+    rest_seconds = 0.0 if may_wait or word != "continue" else usual
+    return HeartbeatAnswer(word=word, rest_seconds=rest_seconds, **_tokens(agent))
+
+
+@router.post("/finish")
+@shows(TokenUse.ATTEMPT)
+async def finish(agent: Who, request: FinishRequest) -> FinishAnswer:
+    """How the attempt ended. Telling it again is harmless; for one that was taken away it is refused, and changes nothing."""
+    bearer, log = agent.bearer, request.log
+    result_json = _plain_json(request.result_json)
+    await refuse_missing_file(agent, result_json)
+    outcome = Outcome(
+        key=bearer.key,
+        epoch=bearer.epoch,
+        kind=OutcomeKind(request.kind),
+        reason=request.reason,
+        result_json=result_json,
+        exit_code=request.exit_code,
+        no_retry=request.no_retry,
+        retry_after_seconds=request.retry_after_seconds,
+        log=storable_text(log.content).encode() if log else b"",
+        log_offset=log.offset if log else 0,
+        log_end=log.end if log else 0,
+    )
+    async with agent.lent() as lent:
+        await _record(agent, lent, outcome)
+    return FinishAnswer(is_recorded=True)
+
+
+async def _record(agent: Agent, lent: Lent, outcome: Outcome) -> None:
+    desk = agent.desk
+    done = await record_outcome(
+        lent,
+        desk.versions,
+        outcome,
+        session=agent.bearer.session,
+        infra_retries=desk.settings.infra_retries,
+        log=desk.log,
+    )
+    await agent.wake(lent.conn, whom_to_wake(done, outcome))
+    if done.refused:
+        raise LeaseLost("This attempt was given to somebody else, or ended otherwise: its outcome changes nothing.")
+
+
+async def _extend(agent: Agent) -> Word:
+    bearer = agent.bearer
+    async with agent.lent() as lent:
+        reply = await extend(lent.conn, session=bearer.session, held=[(bearer.key, bearer.epoch)])
+    if reply.is_gone or reply.lost:
+        return "lost"
+    return "stop" if reply.stop else "continue"
+
+
+async def _answer(agent: Agent, lent: Lent, started: StartedRow) -> StartAnswer:
+    bearer, desk = agent.bearer, agent.desk
+    assert started.version_id is not None and started.attempt is not None and started.params is not None
+    version: Version = await desk.versions.fetch(lent, started.version_id)
+    task = version.spec.tasks[bearer.key.idx]
+    granted = await desk.grants.of_task(lent, task)
+    facts = (*bearer.key, bearer.epoch, started.attempt, started.version_id, started.fire_at)
+    claim = StepRow("claim", *facts, started.params, started.inputs, 0, 0)
+    made = order(claim, version, bearer.session, granted)
+    return StartAnswer(
+        order=_order(made),
+        uses_threads=version.uses_threads is not None,
+        limits=_limits(desk.settings),
+        **_tokens(agent),
+    )
+
+
+def _order(made: AttemptOrder) -> Order:
+    told = asdict(made)
+    told.pop("key")
+    return Order(**made.key._asdict(), **told)
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        heartbeat_seconds=settings.heartbeat_seconds,
+        lost_after_seconds=settings.agent_lost_after_seconds,
+        stop_grace_seconds=settings.stop_grace_seconds,
+        log_head_bytes=settings.log_head_bytes,
+        log_tail_bytes=settings.log_tail_bytes,
+        result_spill_bytes=settings.result_spill_bytes,
+        result_max_bytes=settings.result_max_bytes,
+    )
+
+
+def _tokens(agent: Agent) -> dict[str, str]:
+    bearer, tokens = agent.bearer, agent.desk.agent_tokens
+    return {
+        "token": tokens.make_attempt_token(key=bearer.key, epoch=bearer.epoch, session=bearer.session),
+        "renewal": tokens.make_start_token(key=bearer.key, epoch=bearer.epoch, session=bearer.session),
+    }
+
+
+def _plain_json(text: str | None) -> str | None:
+    """Read and written anew: what an agent sends becomes part of a document of ours, and must be one value."""
+    if text is None:
+        return None
+    try:
+        return json.dumps(json.loads(text, parse_constant=_refuse_constant))
+    except (ValueError, RecursionError):
+        raise UserError("result_json is not one JSON value, or is nested too deeply.") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

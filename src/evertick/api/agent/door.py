@@ -1,0 +1,138 @@
+"""The agents' door: an attempt's token, and nothing else, opens it; and it opens nothing else. Asked before anything is read.
+
+A user's token is no good here, whatever its role, and an attempt's is good at no other door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import psycopg
+from fastapi import Depends, Request, Response
+from fastapi.routing import APIRoute
+from psycopg import AsyncConnection
+
+from evertick.api.desk import Desk
+from evertick.api.guard import Handler, is_first
+from evertick.domain.agent_token import Bearer, TokenUse
+from evertick.domain.attempt import session_text
+from evertick.domain.errors import Conflict, EvertickError, LeaseLost, PostgresUnavailable, Refused
+from evertick.store import access, agents
+from evertick.store.agents import HeldRow
+from evertick.store.wake import Channel, notify
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def shows(use: TokenUse) -> Callable[[F], F]:
+    """Marks a route's function with the token that opens it."""
+
+    def mark(function: F) -> F:
+        function.token_use = use  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """One request, from somebody who speaks for one attempt."""
+
+    desk: Desk
+    bearer: Bearer
+    origin: str
+    request_id: str
+
+    @asynccontextmanager
+    async def lent(self) -> AsyncIterator[Lent]:
+        """A connection of the agents' own, so that neither they nor people keep each other waiting."""
+        async with self.desk.agents.lent() as conn:
+            yield Lent(conn)
+
+    async def held(self, conn: AsyncConnection) -> HeldRow:
+        """The attempt as it stands, while it is the bearer's. Raises LeaseLost."""
+        bearer = self.bearer
+        row = await agents.held(conn, bearer.key, epoch=bearer.epoch, session=bearer.session)
+        if row is None:
+            raise LeaseLost("This attempt is over, or was given to somebody else.")
+        return row
+
+    async def wake(self, conn: AsyncConnection, channels: set[Channel]) -> None:
+        """A wake-up only shortens a wait: what was done is done, whether it arrives or not."""
+        with suppress(psycopg.Error):
+            for channel in channels if self.desk.settings.notify else ():
+                await notify(conn, channel)
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A connection that is there already, for whoever takes a link."""
+
+    conn: AsyncConnection
+
+    async def get(self) -> AsyncConnection:
+        return self.conn
+
+
+class AgentRoute(APIRoute):
+    """Without the use of a token there is no route."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        use = getattr(endpoint, "token_use", None)
+        if not isinstance(use, TokenUse):
+            raise TypeError(f"{path} names no token: mark {endpoint.__name__} with @shows(...)")
+        self.token_use = use
+        super().__init__(path, endpoint, **options)
+
+    def get_route_handler(self) -> Handler:
+        answer = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            request.state.agent = agent = await _admit(request, self.token_use)
+            try:
+                return await answer(request)
+            except (Conflict, LeaseLost) as refusal:
+                await _note(request, agent.desk, f"agent:{session_text(agent.bearer.session)}", agent.origin, refusal)
+                raise
+
+        return guarded
+
+
+def agent_of(request: Request) -> Agent:
+    found: Agent = request.state.agent
+    return found
+
+
+Who = Annotated[Agent, Depends(agent_of)]
+
+
+def token_of(header: str | None) -> str:
+    scheme, _, token = (header or "").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise Refused("Show the attempt's token as `Authorization: Bearer TOKEN`.")
+    return token.strip()
+
+
+async def _admit(request: Request, use: TokenUse) -> Agent:
+    desk: Desk = request.app.state.desk
+    origin = request.client.host if request.client else "unknown"
+    try:
+        bearer = desk.agent_tokens.read(token_of(request.headers.get("authorization")), use)
+    except Refused as refusal:
+        await _note(request, desk, "anonymous", origin, refusal)
+        raise
+    return Agent(desk=desk, bearer=bearer, origin=origin, request_id=request.state.request_id)
+
+
+async def _note(request: Request, desk: Desk, actor: str, origin: str, refusal: EvertickError) -> None:
+    """On record, once a minute for each who is refused: the audit log must not be theirs to fill."""
+    if not is_first(request.app.state.strangers, f"{actor} {origin}" if actor != "anonymous" else origin):
+        return
+    detail: dict[str, object] = {"method": request.method, "path": request.url.path[:500], "needs": "agent"}
+    with suppress(psycopg.Error, PostgresUnavailable, OSError):
+        async with desk.agents.lent() as conn:
+            await access.say_origin(conn, origin=origin, request_id=request.state.request_id)
+            await access.note(conn, verb="refuse", actor=actor, detail={**detail, "why": refusal.code})

@@ -1,0 +1,121 @@
+"""What is too large for a document: the code of an attempt's version, and large results. Each named by the hash of what is in it.
+
+An attempt gets its own code and its own inputs; of anything else it is told that it is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi import Path as PathParameter
+from fastapi.responses import FileResponse
+
+from evertick.api.agent.door import Agent, AgentRoute, Who, shows
+from evertick.domain.agent_token import TokenUse
+from evertick.domain.errors import NotFound, ResultLost, TooLarge, UserError
+from evertick.execution.result_files import files_in
+from evertick.store import agents
+
+OCTETS = "application/octet-stream"
+Hash = Annotated[str, PathParameter(pattern=r"^[0-9a-f]{64}$")]
+_BYTES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}}}
+}
+
+router = APIRouter(route_class=AgentRoute, tags=["files"])
+
+
+@router.get("/bundles/{bundle_hash}", response_class=Response, responses=_BYTES)
+@shows(TokenUse.ATTEMPT)
+async def bundle(agent: Who, bundle_hash: Hash) -> Response:
+    """The code of the attempt's own version, packed."""
+    async with agent.lent() as lent:
+        row = await agent.held(lent.conn)
+        archive = await agents.bundle(lent.conn, version_id=row.version_id, bundle_hash=bundle_hash)
+    if archive is None:
+        raise NotFound("This is not the code of this attempt.")
+    return Response(archive, media_type=OCTETS)
+
+
+@router.get("/results/{sha256}", response_class=FileResponse, responses=_BYTES)
+@shows(TokenUse.ATTEMPT)
+async def read_result(agent: Who, sha256: Hash) -> FileResponse:
+    """A large result that is an input of the attempt."""
+    key = agent.bearer.key
+    async with agent.lent() as lent:
+        row = await agent.held(lent.conn)
+        inputs = await agents.inputs(lent.conn, key, version_id=row.version_id)
+    if sha256 not in await asyncio.to_thread(lambda: files_in(json.loads(inputs or "{}"))):
+        raise NotFound("This is not among the inputs of this attempt.")
+    path = _folder(agent) / sha256
+    if not await asyncio.to_thread(path.is_file):
+        raise ResultLost(
+            "The file of a large result is not where the API looks for it: runners and API need one EVERTICK_RESULTS_FOLDER"
+            " that all of them share."
+        )
+    return FileResponse(path, media_type=OCTETS)
+
+
+@router.put(
+    "/results/{sha256}",
+    status_code=204,
+    openapi_extra={
+        "requestBody": {"content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}}, "required": True}
+    },
+)
+@shows(TokenUse.ATTEMPT)
+async def put_result(agent: Who, sha256: Hash, request: Request) -> Response:
+    """A large result, before the outcome that names it. It must be what its hash says."""
+    async with agent.lent() as lent:
+        await agent.held(lent.conn)
+    folder = _folder(agent)
+    if not await asyncio.to_thread((folder / sha256).is_file):
+        await _receive(request.stream(), folder, sha256, most=agent.desk.settings.result_max_bytes)
+    return Response(status_code=204)
+
+
+async def refuse_missing_file(agent: Agent, result_json: str | None) -> None:
+    """An outcome must not name a large result that is not here."""
+    if result_json is None or len(result_json) > 1000:
+        return
+    found = json.loads(result_json)
+    for sha256 in files_in(found):
+        if not await asyncio.to_thread((_folder(agent) / Path(sha256).name).is_file):
+            raise UserError("The outcome names a large result that was not sent: PUT it to /results first.")
+
+
+def _folder(agent: Agent) -> Path:
+    return agent.desk.settings.result_place.absolute() / str(agent.bearer.key.run_id)
+
+
+async def _receive(stream: AsyncIterator[bytes], folder: Path, sha256: str, *, most: int) -> None:
+    """Under another name until it is whole, and what it should be."""
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)
+    draft = folder / f".{secrets.token_hex(8)}"
+    digest, size = hashlib.sha256(), 0
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            async for part in stream:
+                size += len(part)
+                if size > most:
+                    raise TooLarge(f"A result has at most {most} bytes.")
+                digest.update(part)
+                file.write(part)
+            if digest.hexdigest() != sha256:
+                raise UserError("What came is not what its hash says: send it again.")
+            file.flush()
+            await asyncio.to_thread(os.fsync, file.fileno())
+        draft.rename(folder / sha256)
+    finally:
+        with suppress(FileNotFoundError):
+            draft.unlink()

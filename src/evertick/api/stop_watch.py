@@ -1,0 +1,54 @@
+"""Tells heartbeats that wait when their attempt is to stop: one question a second for all of them, and none while nobody waits."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import psycopg
+
+from evertick.api.pool import Pool
+from evertick.domain.errors import PostgresUnavailable
+from evertick.store import agents
+
+LOOK_SECONDS = 1.0
+
+
+class StopWatch:
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._waiting: dict[int, asyncio.Event] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    async def wait(self, session: int, seconds: float) -> bool:
+        """Whether, within so many seconds, that attempt was asked to stop or became nobody's."""
+        told = self._waiting[session] = asyncio.Event()
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(told.wait(), seconds)
+        finally:
+            # A newer request of the same agent may have taken the place.
+            if self._waiting.get(session) is told:
+                del self._waiting[session]
+        return told.is_set()
+
+    def close(self) -> None:
+        """Whoever waits is answered now: the server ends."""
+        for told in self._waiting.values():
+            told.set()
+
+    async def _look(self) -> None:
+        while self._waiting:
+            # What cannot be asked now is asked again: a heartbeat ends by itself as well.
+            with suppress(psycopg.Error, PostgresUnavailable, OSError):
+                async with self._pool.lent() as conn:
+                    found = await agents.disturbed(conn, list(self._waiting))
+                for session in found & self._waiting.keys():
+                    self._waiting[session].set()
+            await asyncio.sleep(LOOK_SECONDS)

@@ -1,0 +1,70 @@
+"""Records how an agent's attempt ended, as a runner would: judged by its DAG version, retried by its policy.
+
+For the API, which is told by the agent, and for a runner that found what an agent left behind.
+"""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import AsyncConnection
+
+from evertick.domain.attempt import Outcome, OutcomeKind
+from evertick.domain.branching import judge
+from evertick.domain.retry import RetryPolicy
+from evertick.engine.finish_attempt import finish_attempt
+from evertick.engine.step import Stepped, report
+from evertick.services import metrics
+from evertick.services.events import Log
+from evertick.services.versions import Opened, Versions
+from evertick.store import agents
+from evertick.store.wake import Channel
+
+# The planner learns of what has to wait for a time.
+MAY_WAIT = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.KILLED, OutcomeKind.LOST, OutcomeKind.DEFERRED)
+
+
+async def record_outcome(
+    link: Opened, versions: Versions, outcome: Outcome, *, session: int, infra_retries: int, log: Log
+) -> Stepped:
+    """Telling the same outcome again is harmless. What is in `refused` was taken away from that session."""
+    conn = await link.get()
+    policy, attempt = RetryPolicy(), 1
+    row = await agents.held(conn, outcome.key, epoch=outcome.epoch, session=session)
+    if row is not None:
+        spec = (await versions.fetch(link, row.version_id)).spec
+        policy, attempt = spec.tasks[outcome.key.idx].retry, row.attempt
+        outcome = judge(spec, outcome)
+    text = report(outcome, policy=policy, attempt=attempt)
+    done = await _send(conn, outcome, text, session=session, infra_retries=infra_retries, log=log)
+    facts = {"run": outcome.key.run_id, "task": outcome.key.idx, "epoch": outcome.epoch}
+    if done.refused:
+        metrics.STALE_WRITES_REFUSED.inc()
+        log.warning("lease_lost", **facts)
+    elif row is not None:
+        metrics.ATTEMPTS_FINISHED.labels(outcome=outcome.kind.value).inc()
+        log.info("finish", **facts, outcome=outcome.kind.value)
+    return done
+
+
+def whom_to_wake(done: Stepped, outcome: Outcome) -> set[Channel]:
+    """Those who can act now that this is recorded."""
+    channels = {Channel.READY} if done.has_more else set()
+    if done.has_arrivals or outcome.kind in MAY_WAIT:
+        channels.add(Channel.PLAN)
+    return channels
+
+
+async def _send(
+    conn: AsyncConnection, outcome: Outcome, text: str, *, session: int, infra_retries: int, log: Log
+) -> Stepped:
+    try:
+        return await finish_attempt(conn, session=session, report=text, infra_retries=infra_retries)
+    except psycopg.Error as error:
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+            raise
+        # What the database refuses as it stands would be refused for ever.
+        log.error("report_refused", run=outcome.key.run_id, task=outcome.key.idx, epoch=outcome.epoch, error=error)
+        reason = f"its outcome could not be stored: {error}".splitlines()[0]
+    plain = Outcome(key=outcome.key, epoch=outcome.epoch, kind=OutcomeKind.FAILED, reason=reason)
+    text = report(plain, policy=RetryPolicy(), attempt=1)
+    return await finish_attempt(conn, session=session, report=text, infra_retries=infra_retries)
