@@ -18,6 +18,7 @@ THRESHOLDS = {
     "lost_after_seconds": 45.0,
     "reconcile_seconds": 10.0,
     "orphan_after_seconds": 120.0,
+    "dispatch_lost_seconds": 60.0,
     "infra_retries": 7,
     "max_active_retries": 11,
     "runner_slots": 3,
@@ -31,6 +32,7 @@ AT_ODDS = {
     ("tick_seconds", "lost_after_seconds"): ((30.0, 30.0), (29.9, 30.0)),
     ("orphan_after_seconds", "reconcile_seconds"): ((59.9, 30.0), (60.0, 30.0)),
     ("leader_lease_seconds", "tick_seconds"): ((2.9, 1.0), (3.0, 1.0)),
+    ("dispatch_lost_seconds", "tick_seconds"): ((9.9, 1.0), (10.0, 1.0)),
 }
 FLOATS = [each.name for each in fields(Settings) if each.type == "float"]
 
@@ -65,6 +67,7 @@ def test_two_that_disagree_are_refused_by_name_and_at_the_border(pair: tuple[str
         "leader_lease_seconds": 1000.0,
         "lost_after_seconds": 1000.0,
         "orphan_after_seconds": 1000.0,
+        "dispatch_lost_seconds": 100_000.0,
     }
     far = {name: value for name, value in far.items() if name not in pair}
     with pytest.raises(InvalidSettings) as error:

@@ -18,6 +18,9 @@ from evertick.domain.patterns import read_pattern
 from evertick.domain.routing import Routing, read_routing
 from evertick.domain.sinks import parse_sink
 
+# The executor of a runner that runs its tasks itself.
+LOCAL = "local"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -48,6 +51,11 @@ class Settings:
     runner_queues: tuple[str, ...] = ("default",)
     runner_match: tuple[str, ...] = ()
     aging_seconds: float = 60.0
+    executor: str = LOCAL
+    dispatch_workers: int = 16
+    dispatch_queue: int = 256
+    dispatch_lost_seconds: float = 180.0
+    agent_api_url: str | None = None
     heartbeat_seconds: float = 10.0
     lost_after_seconds: float = 90.0
     infra_retries: int = 3
@@ -137,6 +145,14 @@ class Settings:
             raise InvalidSettings(
                 f"EVERTICK_AGENT_LOST_AFTER_SECONDS={self.agent_lost_after_seconds} must be at least three times "
                 f"EVERTICK_HEARTBEAT_SECONDS={self.heartbeat_seconds}: an agent would be given up between two heartbeats."
+        if self.dispatch_lost_seconds < 10 * self.tick_seconds:
+            raise InvalidSettings(
+                f"EVERTICK_DISPATCH_LOST_SECONDS={self.dispatch_lost_seconds} must be at least ten times "
+                f"EVERTICK_TICK_SECONDS={self.tick_seconds}: what an executor has is looked at every five ticks."
+            )
+        if self.agent_api_url is not None and not self.agent_api_url.startswith(("http://", "https://")):
+            raise InvalidSettings(
+                f"EVERTICK_AGENT_API_URL={self.agent_api_url!r} is no address of an API, as in https://evertick.example.com."
             )
         if self.tick_seconds >= self.lost_after_seconds:
             raise InvalidSettings(
@@ -208,6 +224,8 @@ _LOWEST: dict[str, float] = {
     "retention_days": 0,
     "runner_slots": 1,
     "aging_seconds": 0,
+    "dispatch_workers": 1,
+    "dispatch_queue": 0,
     "heartbeat_seconds": 0.05,
     "infra_retries": 0,
     "stop_grace_seconds": 0,

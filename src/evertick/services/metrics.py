@@ -81,7 +81,21 @@ HOP_SECONDS = _histogram("hop_latency", "From a finished task to the start of it
 ATTEMPTS_FINISHED = _counter("attempts_finished", "Attempts that ended on this runner, by outcome.", "outcome")
 STALE_WRITES_REFUSED = _counter("stale_writes_refused", "Reports of an old epoch or session that changed nothing.")
 
+# Handing over to an executor elsewhere
+DISPATCH_QUEUE_DEPTH = _gauge("dispatch_queue_depth", "Attempts that wait in this runner's memory to be handed over.")
+DISPATCH_AT_CAPACITY = _counter(
+    "dispatch_at_capacity",
+    "Ticks in which this runner took nothing because its pool, its slots or its executor had no room.",
+)
+DISPATCH_LATENCY = _histogram("dispatch_latency", "From the claim of a task until its executor has it.", buckets=_LATE)
+DISPATCH_FAILED = _counter(
+    "dispatch_failed",
+    "Calls of an executor that failed: busy, unavailable, refused, or observe for a look at it.",
+    "reason",
+)
+
 # Reaping
+DISPATCH_LOST = _counter("dispatch_lost_tasks", "Queued tasks of which their executor knew nothing any more.")
 AGENT_LOST = _counter("agent_lost_tasks", "Tasks taken from a runner that is gone.")
 AGENT_LOST_LIST_ERROR = _counter("agent_lost_list_error", "Searches for lost runners that failed.")
 ORPHAN_REAPED = _counter("orphan_reaped", "Runs failed because nothing in them could move any more.")

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Protocol
 
 from evertick.config import Settings
 from evertick.engine.extend import Request
 from evertick.services import metrics
+from evertick.services.duty import Duty
 from evertick.services.events import Log
 from evertick.services.leaving import Ending
 from evertick.services.loop import back_off
@@ -23,12 +25,38 @@ from evertick.services.runner_session import RunnerSession
 STEADY_SECONDS = 60.0
 
 
+class Session(Protocol):
+    """One stay of a runner among those that live."""
+
+    duty: Duty
+
+    async def run(self) -> Ending: ...
+
+    def leave(self) -> None: ...
+
+    def hurry(self) -> None: ...
+
+
+# Makes the next session, of which this was asked already.
+Begin = Callable[[Request | None], Session]
+
+
 class Runner:
     """Stops when `stop` and `wake` are set: what runs may finish within the grace, and the rest is given back."""
 
-    def __init__(self, settings: Settings, *, url: str, log: Log, environment: Mapping[str, str] | None = None) -> None:
-        """`environment` is what tasks can see of the environment; None is all of it."""
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        url: str,
+        log: Log,
+        environment: Mapping[str, str] | None = None,
+        begin: Begin | None = None,
+    ) -> None:
+        """`environment` is what tasks can see of the environment; None is all of it. `begin` makes the sessions, if others than
+        those that run tasks here are wanted."""
         self._settings, self._url, self._log, self._environment = settings, url, log, environment
+        self._begin = begin or self._begin_here
         self.wake, self.stop = asyncio.Event(), asyncio.Event()
         self._hurry = asyncio.Event()
         metrics.SLOTS.set(settings.runner_slots)
@@ -44,9 +72,7 @@ class Runner:
         request: Request | None = None
         while not self.stop.is_set():
             started = time.monotonic()
-            session = RunnerSession(
-                self._settings, url=self._url, log=self._log, environment=self._environment, request=request
-            )
+            session = self._begin(request)
             ending = await self._run_session(session)
             if ending is not Ending.BURIED:
                 # It was asked to leave, by whoever set `stop` or through the database.
@@ -57,14 +83,19 @@ class Runner:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.stop.wait(), 0 if burials == 1 else back_off(burials))
 
-    async def _run_session(self, session: RunnerSession) -> Ending:
+    def _begin_here(self, request: Request | None) -> Session:
+        return RunnerSession(
+            self._settings, url=self._url, log=self._log, environment=self._environment, request=request
+        )
+
+    async def _run_session(self, session: Session) -> Ending:
         async with asyncio.TaskGroup() as group:
             passing_on = group.create_task(self._pass_on(session))
             ending = await session.run()
             passing_on.cancel()
         return ending
 
-    async def _pass_on(self, session: RunnerSession) -> None:
+    async def _pass_on(self, session: Session) -> None:
         await self.stop.wait()
         session.leave()
         await self._hurry.wait()

@@ -64,6 +64,7 @@ def new_runner(session: int, settings: Settings, *, request: str | None = None) 
         slots=settings.runner_slots,
         request=request,
         lost_after_seconds=settings.lost_after_seconds,
+        executor=settings.executor,
     )
 
 

@@ -43,6 +43,7 @@ class DispatchRow:
     queued_seconds: float
     tried_seconds: float | None
     retry_seconds: float | None
+    trouble: str | None
     state: str | None
     request: str | None
     version_id: int | None

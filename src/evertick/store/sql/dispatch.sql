@@ -15,7 +15,7 @@ select run_id, idx, map_index, epoch, session, place, seq
 select d.run_id, d.idx, d.map_index, d.epoch, d.session, d.queue, d.tries, d.submitted_at is not null as is_submitted,
        extract(epoch from clock() - d.queued_at)::double precision as queued_seconds,
        extract(epoch from clock() - d.tried_at)::double precision as tried_seconds,
-       extract(epoch from d.retry_at - clock())::double precision as retry_seconds,
+       extract(epoch from d.retry_at - clock())::double precision as retry_seconds, d.trouble,
        k.state::text as state, k.request::text as request, k.version_id, k.attempt::int as attempt
   from dispatch d
   left join lateral (

@@ -49,7 +49,8 @@ select session, runner_id, host, boot_id, pid_namespace, uid, pid, pid_started, 
 -- name: list_busy
 -- What people see of live runners: also how many of their slots are taken.
 select r.session, r.runner_id, r.name, r.version, r.host, r.pid, r.queues, r.match, r.slots, r.request, r.started_at, r.beat_at,
-       r.silent_seconds, (select count(*) from lease l where l.session = r.session) as busy
+       r.silent_seconds, (select count(*) from lease l where l.session = r.session)
+       + (select count(*) from dispatch d where d.owner = r.session) as busy
   from runner r where r.gone_at is null order by r.runner_id, r.session limit %(limit)s
 
 -- name: reap

@@ -1,0 +1,48 @@
+"""What is to be done about an attempt that was handed over, given what the work list and the executor say. Decides only; no I/O.
+
+Nothing is given up because of an old look: what is not there is asked for by name before anything is decided by that.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from evertick.execution.remote import Observed, Phase
+from evertick.store.dispatch import DispatchRow
+
+
+class Chore(StrEnum):
+    """`submit`: hand it over. `clean`: the attempt is over, take away what is left. `stop`: somebody asked for it before it began.
+    `end`: it ended over there before it began. `lose`: nothing of it was seen for long. `report`: it ran and ended over there.
+    `force`: it was asked to stop, and has not in time.
+    """
+
+    SUBMIT = "submit"
+    CLEAN = "clean"
+    STOP = "stop"
+    END = "end"
+    LOSE = "lose"
+    REPORT = "report"
+    FORCE = "force"
+
+
+def chore_for(
+    row: DispatchRow, seen: Observed | None, *, lost_after_seconds: float, asked_seconds: float, grace_seconds: float
+) -> Chore | None:
+    """`asked_seconds`: for how long we have known that it shall stop."""
+    has_ended = seen is not None and seen.phase is Phase.ENDED
+    if row.state is None:
+        return Chore.CLEAN
+    if row.state == "running":
+        if has_ended:
+            return Chore.REPORT
+        return Chore.FORCE if row.request is not None and asked_seconds > grace_seconds else None
+    if row.request is not None:
+        return Chore.STOP
+    if has_ended:
+        return Chore.END
+    if not row.is_submitted:
+        is_due = row.retry_seconds is None or row.retry_seconds <= 0
+        return Chore.SUBMIT if is_due else None
+    is_late = row.tried_seconds is not None and row.tried_seconds > lost_after_seconds
+    return Chore.LOSE if seen is None and is_late else None

@@ -1,0 +1,308 @@
+"""One session of a runner that drives an executor elsewhere: claims what it can hand over, looks after it until nothing is left.
+
+Its tick only reads the work list, decides and claims; whatever talks to the executor is done beside it, in bounded pools, so that a
+slow executor holds up nothing. What it knows is in the database: the next session, or another runner, goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from contextlib import suppress
+
+import psycopg
+
+from evertick.config import Settings
+from evertick.domain.attempt import session_text
+from evertick.domain.errors import PostgresUnavailable
+from evertick.engine.dispatch import NeverBegan, QueuedEnd, end_queued
+from evertick.engine.extend import Held, Request
+from evertick.execution.linux import boot_seconds
+from evertick.execution.remote import Phase, RemoteExecutor
+from evertick.services import metrics
+from evertick.services.agent_tokens import AgentTokens
+from evertick.services.contact import Contact
+from evertick.services.dispatch_chores import Chore, chore_for
+from evertick.services.dispatch_claiming import DispatchClaiming
+from evertick.services.dispatch_pause import Pause
+from evertick.services.dispatch_pool import Pool
+from evertick.services.duty import Duty
+from evertick.services.events import Log
+from evertick.services.heartbeat import Beat, Heartbeat
+from evertick.services.joining import join
+from evertick.services.leaving import Ending
+from evertick.services.link import Link, Waker, keep_listening
+from evertick.services.listening import DEFAULT_PORT
+from evertick.services.loop import UNREACHABLE, keep_trying, run_loop
+from evertick.services.neighbours import Neighbours
+from evertick.services.observing import Observing
+from evertick.services.remote_ends import RemoteEnds
+from evertick.services.submitting import Desk, Submitting, name_of, never_began
+from evertick.services.versions import Versions
+from evertick.services.watch import SELDOM_SECONDS
+from evertick.services.whoami import new_runner
+from evertick.store import dispatch, runners
+from evertick.store.db import Purpose
+from evertick.store.dispatch import DispatchRow
+from evertick.store.wake import Channel
+
+MOST_ADOPTED = 1000
+GOODBYE_SECONDS = 5.0
+
+
+class DispatchSession:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        url: str,
+        log: Log,
+        executor: RemoteExecutor,
+        tokens: AgentTokens,
+        request: Request | None,
+    ) -> None:
+        """`executor` is entered here. `request` is what was asked of the session before, and still holds."""
+        self.session = secrets.randbits(63)
+        self._me = new_runner(self.session, settings, request=request)
+        named = {"name": self._me.name} if self._me.name else {}
+        self._log = log.bind(runner=self._me.runner_id, **named, session=session_text(self.session))
+        self.duty = Duty(request, log=self._log)
+        self._settings, self._url, self._executor = settings, url, executor
+        self._hot, self._side = Link(url, Purpose.HOT), Link(url, Purpose.PLANNING)
+        self._waker = Waker(url, is_enabled=settings.notify, log=self._log, look_seconds=SELDOM_SECONDS)
+        self._claiming = DispatchClaiming(settings, session=self.session)
+        self._contact = Contact(settings.lost_after_seconds, now=boot_seconds())
+        self._ending, self._is_leaving = Ending.STOPPED, False
+        self._wake, self._over, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._listed: list[DispatchRow] = []
+        self._asked: dict[int, float] = {}
+        self._done_at: dict[int, int] = {}
+        self._pause = Pause()
+        desk = Desk(
+            settings=settings,
+            executor=executor,
+            owner=self.session,
+            link=self._side,
+            versions=Versions(),
+            tokens=tokens,
+            api_url=settings.agent_api_url or f"http://{settings.api_host}:{settings.api_port or DEFAULT_PORT}",
+            log=self._log,
+            end=self._end,
+            wake=self._wake_others,
+        )
+        workers, on_done = settings.dispatch_workers, self._wake.set
+        self._pool = Pool(
+            name="dispatch", workers=workers, queue=settings.dispatch_queue, on_done=on_done, log=self._log
+        )
+        # As many as are on the list at most: those are bounded by the slots, and adopted ones must not be turned away.
+        self._chores = Pool(name="chores", workers=workers, queue=dispatch.MOST_LISTED, on_done=on_done, log=self._log)
+        self._submitting, self._ends = Submitting(desk, pool=self._pool, pause=self._pause), RemoteEnds(desk)
+        self._observing = Observing(desk, on_look=self._wake.set)
+        self._neighbours = Neighbours(settings, link=self._side, on_buried=self._wake.set, log=self._log)
+
+    def leave(self) -> None:
+        """End it: what is being handed over may be within the grace, and what was not tried yet is given back."""
+        self._over.set()
+        self._wake.set()
+
+    def hurry(self) -> None:
+        """End it without a grace."""
+        self._hurry.set()
+        self.leave()
+
+    async def run(self) -> Ending:
+        try:
+            await self._register()
+        except UNREACHABLE as error:
+            # It was asked to stop before it could even begin.
+            self._log.warning("left_without_goodbye", error=error)
+            return self._ending
+        self._heartbeat = Heartbeat(
+            self._settings, url=self._url, session=self.session, held=_nothing, on_beat=self._on_beat, log=self._log
+        )
+        self._heartbeat.start()
+        metrics.RUNNING.set_function(lambda: sum(row.state == "running" for row in self._listed))
+        metrics.DISPATCH_QUEUE_DEPTH.set_function(lambda: self._pool.waiting)
+        async with self._executor, asyncio.TaskGroup() as group:
+            works = [
+                self._waker.run(),
+                self._pool.run(),
+                self._chores.run(),
+                self._observing.run(),
+                self._neighbours.run(),
+            ]
+            if self._settings.notify:
+                works.append(keep_listening(self._url, _HEARD, self._on_wake, log=self._log))
+            background = [group.create_task(work) for work in works]
+            await run_loop(self.tick, wake=self._wake, stop=self._over, name="dispatcher", log=self._log)
+            await self._leave()
+            for task in background:
+                task.cancel()
+        self._heartbeat.stop()
+        for link in (self._hot, self._side):
+            await link.close()
+        await self._waker.close()
+        return self._ending
+
+    async def tick(self) -> float:
+        """Read the list, have done what is to be done, and claim as much as there is room for."""
+        conn = await self._hot.get()
+        silent_seconds = self._settings.lost_after_seconds / 3
+        if adopted := await dispatch.adopt(
+            conn, session=self.session, silent_seconds=silent_seconds, most=MOST_ADOPTED
+        ):
+            self._log.warning("adopt", attempts=adopted)
+        self._listed = await dispatch.list_of(conn, owner=self.session)
+        self._forget_unlisted()
+        for row in self._listed:
+            self._attend(row)
+        free = self._free()
+        if free <= 0:
+            return self._settings.tick_seconds
+        claimed = await self._claiming.claim(conn, free)
+        metrics.CLAIMS.inc(claimed)
+        # What was claimed is on the list now: it is read from there, like everything else.
+        return 0.0 if claimed else self._settings.tick_seconds
+
+    def _free(self) -> int:
+        if self._is_leaving or not self.duty.is_free or not self._contact.may_claim(boot_seconds()):
+            self._look_if_idle()
+            return 0
+        waiting = sum(chore_is_open(row) and not self._pool.has(row.session) for row in self._listed)
+        free = min(self._settings.runner_slots - len(self._listed), self._pool.room - waiting)
+        if free <= 0 or not self._pause.is_over:
+            metrics.DISPATCH_AT_CAPACITY.inc()
+            return 0
+        return free
+
+    def _attend(self, row: DispatchRow) -> None:
+        """Have the next chore of this attempt done, unless one is in hand, or was done since the last look at the executor."""
+        # One that waits to be handed over may be stopped: its turn is refused then.
+        is_in_hand = self._pool.has(row.session) if row.request is None else self._pool.is_busy_with(row.session)
+        if is_in_hand or self._chores.has(row.session):
+            return
+        now, looks = time.monotonic(), self._observing.looks
+        asked_at = self._asked.setdefault(row.session, now) if row.request is not None else now
+        seen = (self._observing.seen or {}).get(name_of(row))
+        chore = chore_for(
+            row,
+            seen,
+            lost_after_seconds=self._settings.dispatch_lost_seconds,
+            asked_seconds=now - asked_at,
+            grace_seconds=self._settings.stop_grace_seconds,
+        )
+        if chore is Chore.SUBMIT:
+            if not self._is_leaving and self._pause.is_over:
+                self._submitting.offer(row)
+        elif chore is not None and self._done_at.get(row.session) != looks:
+            self._done_at[row.session] = looks
+            self._chores.offer(row.session, lambda: self._ends.carry_out(chore, row, seen))
+        elif (
+            seen is not None and seen.phase is Phase.WAITING and seen.reason is not None and row.trouble != seen.reason
+        ):
+            trouble = {"session": row.session, "trouble": seen.reason[:1000], "seconds": None}
+            self._chores.offer(row.session, lambda: self._note(trouble))
+
+    async def _note(self, trouble: dict[str, object]) -> None:
+        await dispatch.note_troubles(await self._side.get(), owner=self.session, troubles=[trouble])
+
+    def _forget_unlisted(self) -> None:
+        listed = {row.session for row in self._listed}
+        self._asked = {session: at for session, at in self._asked.items() if session in listed}
+        self._done_at = {session: looks for session, looks in self._done_at.items() if session in listed}
+        self._submitting.forget(listed)
+
+    async def _end(self, end: NeverBegan) -> bool:
+        done = await end_queued(await self._side.get(), [end], infra_retries=self._settings.infra_retries)
+        self._wake_others()
+        return bool(done.moved_sessions)
+
+    def _wake_others(self) -> None:
+        self._waker.wake(Channel.READY)
+        self._waker.wake(Channel.PLAN)
+
+    async def _register(self) -> None:
+        await keep_trying(self._join, stop=self._over, name="register", log=self._log)
+        served = {"queues": ",".join(self._me.queues), "executor": self._me.executor}
+        self._log.info("started", slots=self._me.slots, **served, pid=self._me.pid)
+
+    async def _join(self) -> None:
+        conn = await self._side.get()
+        self._contact.note_heard(boot_seconds())
+        await join(conn, self._me, tells=self._settings.notify, log=self._log)
+        await self._claiming.warn_if_idle(conn, log=self._log)
+
+    def _on_beat(self, beat: Beat) -> None:
+        if beat.reply.is_gone:
+            if self._ending is not Ending.BURIED:
+                self._ending = Ending.BURIED
+                self._log.error("buried", attempts=len(self._listed))
+                self.leave()
+            return
+        if self._contact.note_heard(beat.sent_at) and self.duty.hear(beat.reply.request):
+            self._wake.set()
+
+    def _look_if_idle(self) -> None:
+        if not self._listed and self.duty.note_idle() and not self._over.is_set():
+            self._ending = Ending.DISMISSED
+            self._log.info("dismissed")
+            self.leave()
+
+    def _on_wake(self, channel: Channel) -> None:
+        match channel:
+            case Channel.STOP:
+                self._heartbeat.beat_now()
+            case Channel.JOIN:
+                self._neighbours.ask()
+            case _:
+                pass
+        self._wake.set()
+
+    async def _leave(self) -> None:
+        """What is being handed over may be, what was never tried is given back, and the rest waits for whoever comes next."""
+        self._is_leaving = True
+        self._log.info("stopping", attempts=len(self._listed), reason=self._ending.value)
+        self._pool.forget_waiting()
+        if self._ending is not Ending.BURIED:
+            await self._finish_handing_over()
+        try:
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                if self._ending is not Ending.BURIED:
+                    await self._give_back()
+                await runners.leave(await self._side.get(), self.session)
+        except (TimeoutError, psycopg.Error, PostgresUnavailable, OSError) as error:
+            self._log.warning("left_without_goodbye", error=error)
+        self._log.info("stopped", reason=self._ending.value)
+
+    async def _finish_handing_over(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            waits = [group.create_task(self._pool.wait_until_idle()), group.create_task(self._hurry.wait())]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.stop_grace_seconds):
+                    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+
+    async def _give_back(self) -> None:
+        conn = await self._side.get()
+        rows = [
+            row for row in await dispatch.list_of(conn, owner=self.session) if row.state == "queued" and not row.tries
+        ]
+        if rows:
+            ends = [never_began(row, QueuedEnd.GIVEN_BACK, "its runner left before it was handed over") for row in rows]
+            await end_queued(conn, ends, infra_retries=self._settings.infra_retries)
+            self._wake_others()
+
+
+def chore_is_open(row: DispatchRow) -> bool:
+    """Whether it is yet to be handed over."""
+    return row.state == "queued" and not row.is_submitted
+
+
+def _nothing() -> list[Held]:
+    """It runs nothing itself: its attempts have leases of their own, which their agents extend."""
+    return []
+
+
+_HEARD = [Channel.READY, Channel.STOP, Channel.JOIN]

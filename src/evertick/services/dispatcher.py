@@ -1,0 +1,22 @@
+"""A runner that drives an executor elsewhere: the same sessions, one after the other, with another way from claimed to running."""
+
+from __future__ import annotations
+
+from evertick.config import Settings
+from evertick.engine.extend import Request
+from evertick.services.agent_tokens import AgentTokens
+from evertick.services.dispatch_session import DispatchSession
+from evertick.services.events import Log
+from evertick.services.executors import open_executor
+from evertick.services.runner import Runner
+
+
+def make_dispatcher(settings: Settings, *, url: str, log: Log) -> Runner:
+    """Raises InvalidSettings for an executor or a key that cannot be used: now, and not when the first task comes."""
+    tokens, first = AgentTokens(settings), [open_executor(settings)]
+
+    def begin(request: Request | None) -> DispatchSession:
+        executor = first.pop() if first else open_executor(settings)
+        return DispatchSession(settings, url=url, log=log, executor=executor, tokens=tokens, request=request)
+
+    return Runner(settings, url=url, log=log, begin=begin)

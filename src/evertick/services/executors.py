@@ -1,0 +1,34 @@
+"""Which executor a runner drives, by its name: one of ours, or `module:factory` of somebody else's. Loaded where it is chosen."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import cast
+
+from evertick.config import LOCAL, Settings
+from evertick.domain.errors import EvertickError, InvalidSettings
+from evertick.execution.remote import RemoteExecutor
+
+_OURS = {
+    "process": "evertick.execution.process_executor:process_executor",
+    "kubernetes": "evertick.services.kubernetes:kubernetes_executor",
+}
+
+
+def open_executor(settings: Settings) -> RemoteExecutor:
+    """Not entered yet. Raises InvalidSettings for one that cannot be used."""
+    module, _, factory = _OURS.get(settings.executor, settings.executor).partition(":")
+    if not factory:
+        known = ", ".join((LOCAL, *_OURS))
+        raise InvalidSettings(
+            f"EVERTICK_EXECUTOR={settings.executor} is unknown: there are {known}, or your own as module:factory."
+        )
+    try:
+        made = getattr(import_module(module), factory)(settings)
+    except EvertickError:
+        raise
+    except Exception as error:
+        # Somebody else's code: whatever goes wrong in it is a setting to correct, not a crash of ours.
+        what = f"{type(error).__name__}: {error}"
+        raise InvalidSettings(f"EVERTICK_EXECUTOR={settings.executor} cannot be used: {what}") from error
+    return cast("RemoteExecutor", made)

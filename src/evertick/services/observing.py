@@ -1,0 +1,94 @@
+"""Looks at what an executor has of ours, every few seconds and whenever it hints that something changed. The look is the truth, the
+hint only makes it early.
+
+Whatever is there under a name of ours that nobody has on a list is taken away: an attempt that was given up while it was being
+handed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from evertick.domain.errors import ExecutorBusy, ExecutorUnavailable
+from evertick.domain.remote import parse_name
+from evertick.execution.remote import Observed, Phase
+from evertick.services import metrics
+from evertick.services.dispatch_pause import Pause
+from evertick.services.loop import back_off, run_loop
+from evertick.services.pulse import Pulse
+from evertick.services.submitting import Desk, in_time
+from evertick.store import dispatch
+
+LOOK_TICKS, LONGEST_LOOK_SECONDS = 5, 5.0
+MOST_STRAYS = 100
+
+
+class Observing:
+    """`seen` is the latest look, None until there is one; `looks` counts them, `on_look` is called after each."""
+
+    def __init__(self, desk: Desk, *, on_look: Callable[[], None]) -> None:
+        self._desk, self._on_look = desk, on_look
+        self.seen: Mapping[str, Observed] | None = None
+        self.looks = 0
+        self._seconds = min(LOOK_TICKS * desk.settings.tick_seconds, LONGEST_LOOK_SECONDS)
+        self._pause = Pause(longest_seconds=6 * self._seconds)
+        self._wake = asyncio.Event()
+        self._strays: set[str] = set()
+        self._tidied: set[str] = set()
+
+    async def run(self) -> None:
+        """Until canceled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._listen())
+            never = asyncio.Event()
+            pulse = Pulse("observe", is_essential=False)
+            await run_loop(self.tick, wake=self._wake, stop=never, name="observe", log=self._desk.log, pulse=pulse)
+
+    async def tick(self) -> float:
+        try:
+            seen = await in_time(self._desk.executor.observe())
+            await self._take_away_strays(seen)
+        except (ExecutorBusy, ExecutorUnavailable) as error:
+            metrics.DISPATCH_FAILED.labels(reason="observe").inc()
+            after = error.retry_after_seconds if isinstance(error, ExecutorBusy) else None
+            seconds = self._pause.note_failure(after)
+            self._desk.log.warning("executor_unavailable", error=error, retry_in=seconds)
+            # Hints must not make an executor that has trouble already answer more often.
+            await asyncio.sleep(seconds)
+            return 0.0
+        self._pause.note_success()
+        self.seen = seen
+        self.looks += 1
+        self._on_look()
+        return self._seconds
+
+    async def _listen(self) -> None:
+        failures = 0
+        while True:
+            try:
+                async for _ in self._desk.executor.hints():
+                    failures = 0
+                    self._wake.set()
+            except (ExecutorBusy, ExecutorUnavailable, OSError) as error:
+                self._desk.log.warning("not_listening", error=error)
+            failures += 1
+            await asyncio.sleep(back_off(failures))
+
+    async def _take_away_strays(self, seen: Mapping[str, Observed]) -> None:
+        """Rows are read after the look, and made before anything is handed over: what has none then has lost it."""
+        named = {name: attempt.session for name in seen if (attempt := parse_name(name)) is not None}
+        if not named:
+            self._strays, self._tidied = set(), set()
+            return
+        known = await dispatch.known(await self._desk.link.get(), list(named.values()))
+        strays = {name for name, session in named.items() if session not in known}
+        # Twice in a row, because what is being taken away by its own chore goes on being there for a moment.
+        for name in sorted((strays & self._strays) - self._tidied)[:MOST_STRAYS]:
+            self._desk.log.warning("stray", attempt=name, phase=seen[name].phase.value)
+            await in_time(self._desk.executor.cancel(name, self._desk.settings.stop_grace_seconds))
+            if seen[name].phase is Phase.ENDED:
+                # It may be kept there for people: asking once is enough.
+                self._tidied.add(name)
+        self._strays = strays
+        self._tidied &= strays

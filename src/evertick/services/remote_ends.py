@@ -1,0 +1,123 @@
+"""How attempts come to their end in a remote place: what is left there is taken away, what it left behind is recorded, and what
+nothing is left of is given up. Each step is harmless if it is done twice.
+
+What is provably gone is buried; what is merely not there is left to silence (V5).
+"""
+
+from __future__ import annotations
+
+from evertick.domain.agent_outcome import parse
+from evertick.domain.attempt import Outcome
+from evertick.domain.branching import judge
+from evertick.domain.retry import RetryPolicy
+from evertick.engine.dispatch import QueuedEnd
+from evertick.engine.reap import bury
+from evertick.engine.step import report, step
+from evertick.execution.remote import Observed, Phase
+from evertick.services import metrics
+from evertick.services.dispatch_chores import Chore
+from evertick.services.submitting import Desk, in_time, name_of, never_began
+from evertick.store import dispatch, runners
+from evertick.store.dispatch import DispatchRow
+
+
+class RemoteEnds:
+    """One session's."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def carry_out(self, chore: Chore, row: DispatchRow, seen: Observed | None) -> None:
+        match chore:
+            case Chore.CLEAN:
+                await self._clean(row)
+            case Chore.STOP:
+                await self._stop(row)
+            case Chore.END:
+                await self._end_early(row, seen)
+            case Chore.LOSE:
+                await self._lose(row)
+            case Chore.REPORT:
+                await self._report(row, seen)
+            case Chore.FORCE:
+                await self._force(row)
+            case Chore.SUBMIT:
+                raise AssertionError("handing over is not an end")
+
+    async def _clean(self, row: DispatchRow) -> None:
+        """The attempt is over: nothing of it shall be left, and nobody looks after it any more."""
+        if await self._take_away(row):
+            await dispatch.forget(await self._desk.link.get(), [row.session])
+
+    async def _stop(self, row: DispatchRow) -> None:
+        if await self._take_away(row):
+            await self._desk.end(never_began(row, QueuedEnd.STOPPED, "stopped before it began"))
+
+    async def _end_early(self, row: DispatchRow, seen: Observed | None) -> None:
+        if await self._take_away(row):
+            await self._lost(row, f"dispatch_lost: it ended before it began{_told(seen)}")
+
+    async def _lose(self, row: DispatchRow) -> None:
+        if await in_time(self._desk.executor.find(name_of(row))) is None:
+            after = round(row.tried_seconds or 0)
+            await self._lost(
+                row, f"dispatch_lost: its executor knows nothing of it, {after} s after it was handed over"
+            )
+
+    async def _lost(self, row: DispatchRow, reason: str) -> None:
+        if await self._desk.end(never_began(row, QueuedEnd.LOST, reason)):
+            metrics.DISPATCH_LOST.inc()
+            self._desk.log.warning("dispatch_lost", attempt=name_of(row), reason=reason)
+
+    async def _report(self, row: DispatchRow, seen: Observed | None) -> None:
+        """What its agent left behind counts before any guess."""
+        left = None if seen is None or seen.outcome is None else seen.outcome
+        outcome = None if left is None else parse(left, key=row.key, epoch=row.epoch, session=row.session)
+        if outcome is None:
+            await self._bury(row, f"agent_lost: its agent ended without a word{_told(seen)}")
+        else:
+            await self._finish(row, outcome)
+
+    async def _force(self, row: DispatchRow) -> None:
+        if await self._take_away(row):
+            await self._bury(row, "agent_lost: it did not stop when it was asked to, and was ended by its executor")
+
+    async def _take_away(self, row: DispatchRow) -> bool:
+        """Whether nothing of it goes on. What has ended and is kept there for people is the executor's own business."""
+        executor, name = self._desk.executor, name_of(row)
+        await in_time(executor.cancel(name, self._desk.settings.stop_grace_seconds))
+        left = await in_time(executor.find(name))
+        return left is None or left.phase is Phase.ENDED
+
+    async def _bury(self, row: DispatchRow, reason: str) -> None:
+        conn = await self._desk.link.get()
+        infra_retries = self._desk.settings.infra_retries
+        held = await bury(conn, session=row.session, reason=reason, infra_retries=infra_retries)
+        if held:
+            metrics.AGENT_LOST.inc(held)
+            self._desk.log.warning("bury", attempt=name_of(row), reason=reason)
+            self._desk.wake()
+
+    async def _finish(self, row: DispatchRow, outcome: Outcome) -> None:
+        policy, conn = RetryPolicy(), await self._desk.link.get()
+        if row.version_id is not None:
+            spec = (await self._desk.versions.fetch(self._desk.link, row.version_id)).spec
+            policy, outcome = spec.tasks[row.idx].retry, judge(spec, outcome)
+        told = report(outcome, policy=policy, attempt=row.attempt or 1)
+        infra_retries = self._desk.settings.infra_retries
+        none: list[str] = []
+        await step(conn, session=row.session, reports=[told], queues=none, free=0, infra_retries=infra_retries)
+        await runners.leave(conn, row.session)
+        metrics.ATTEMPTS_FINISHED.labels(outcome=outcome.kind.value).inc()
+        self._desk.log.info("finish", attempt=name_of(row), outcome=outcome.kind.value, by="what its agent left behind")
+        self._desk.wake()
+
+
+def _told(seen: Observed | None) -> str:
+    """What the place itself says, for people."""
+    if seen is None:
+        return ""
+    said = [seen.reason] if seen.reason else []
+    if seen.exit_code is not None:
+        said.append(f"exit status {seen.exit_code}")
+    return f" ({', '.join(said)})" if said else ""

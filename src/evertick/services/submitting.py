@@ -1,0 +1,157 @@
+"""Hands attempts to an executor elsewhere, as often as it takes. Each try is stamped before it is made, so that nobody takes an
+attempt for lost while it is being tried (B11).
+
+An executor takes a name once: trying again after an answer that never came makes nothing twice (A11).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from evertick.config import Settings
+from evertick.domain.attempt import TaskKey
+from evertick.domain.errors import EvertickError, ExecutorBusy, ExecutorUnavailable, SubmissionRefused
+from evertick.domain.remote import attempt_name
+from evertick.domain.retry import delay_before
+from evertick.engine.dispatch import NeverBegan, QueuedEnd
+from evertick.execution.remote import RemoteExecutor, RemoteOrder
+from evertick.services import metrics
+from evertick.services.agent_tokens import AgentTokens
+from evertick.services.dispatch_pause import Pause, back_off
+from evertick.services.dispatch_pool import Pool
+from evertick.services.events import Log
+from evertick.services.link import Link
+from evertick.services.versions import Versions
+from evertick.store import dispatch
+from evertick.store.dispatch import DispatchRow
+
+# An executor that does not answer for so long does not answer.
+CALL_SECONDS = 60.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """What the parts of one session share. `owner` is its session; `end` records what never began, and says whether it moved;
+    `wake` tells whoever can act now that something is recorded.
+    """
+
+    settings: Settings
+    executor: RemoteExecutor
+    owner: int
+    link: Link
+    versions: Versions
+    tokens: AgentTokens
+    api_url: str
+    log: Log
+    end: Callable[[NeverBegan], Awaitable[bool]]
+    wake: Callable[[], None]
+
+
+async def in_time(call: Awaitable[T]) -> T:
+    """What the executor answers. A call that takes too long, or a network that fails, is an executor that cannot be reached."""
+    try:
+        async with asyncio.timeout(CALL_SECONDS):
+            return await call
+    except TimeoutError:
+        raise ExecutorUnavailable(f"it did not answer within {CALL_SECONDS:.0f} s") from None
+    except OSError as error:
+        raise ExecutorUnavailable(f"{type(error).__name__}: {error}") from None
+
+
+def name_of(row: DispatchRow) -> str:
+    return attempt_name(row.key, row.epoch, row.session)
+
+
+class Submitting:
+    """One session's. `pool` bounds how much is in hand; while `pause` lasts nothing is begun."""
+
+    def __init__(self, desk: Desk, *, pool: Pool, pause: Pause) -> None:
+        self._desk, self._pool, self._pause = desk, pool, pause
+        self._failures: dict[int, int] = {}
+
+    def offer(self, row: DispatchRow) -> bool:
+        return self._pool.offer(row.session, lambda: self._submit(row))
+
+    def forget(self, listed: set[int]) -> None:
+        """What is on the list no more is nobody's trouble."""
+        self._failures = {session: count for session, count in self._failures.items() if session in listed}
+
+    async def _submit(self, row: DispatchRow) -> None:
+        if not self._pause.is_over:
+            # It is offered again when that is over.
+            return
+        desk = self._desk
+        conn = await desk.link.get()
+        if row.session not in await dispatch.note_tries(conn, owner=desk.owner, sessions=[row.session]):
+            return
+        began = time.monotonic()
+        try:
+            await in_time(desk.executor.submit(await self._order(row)))
+        except SubmissionRefused as error:
+            await self._refuse(row, error)
+        except ExecutorBusy as error:
+            seconds = self._pause.note_failure(error.retry_after_seconds)
+            await self._note(row, error, "busy", seconds)
+        except (ExecutorUnavailable, EvertickError) as error:
+            failures = self._failures[row.session] = self._failures.get(row.session, 0) + 1
+            seconds = max(self._pause.note_failure(), back_off(failures))
+            await self._note(row, error, "unavailable", seconds)
+        else:
+            self._pause.note_success()
+            self._failures.pop(row.session, None)
+            metrics.DISPATCH_LATENCY.observe(row.queued_seconds + time.monotonic() - began)
+            desk.log.info("dispatch", attempt=name_of(row), queue=row.queue, tries=row.tries + 1)
+            await dispatch.note_submitted(conn, owner=desk.owner, sessions=[row.session])
+
+    async def _order(self, row: DispatchRow) -> RemoteOrder:
+        assert row.version_id is not None
+        desk, version = self._desk, await self._desk.versions.fetch(self._desk.link, row.version_id)
+        return RemoteOrder(
+            name=name_of(row),
+            key=row.key,
+            epoch=row.epoch,
+            session=row.session,
+            dag=version.spec.name,
+            task=version.spec.tasks[row.idx].name,
+            queue=row.queue,
+            bundle=version.bundle,
+            token=desk.tokens.make_start_token(key=row.key, epoch=row.epoch, session=row.session),
+            api_url=desk.api_url,
+        )
+
+    async def _note(self, row: DispatchRow, error: EvertickError, kind: str, seconds: float) -> None:
+        metrics.DISPATCH_FAILED.labels(reason=kind).inc()
+        self._desk.log.warning("dispatch_failed", attempt=name_of(row), reason=kind, error=error, retry_in=seconds)
+        trouble = {"session": row.session, "trouble": f"{error}"[:1000], "seconds": seconds}
+        conn = await self._desk.link.get()
+        await dispatch.note_troubles(conn, owner=self._desk.owner, troubles=[trouble])
+
+    async def _refuse(self, row: DispatchRow, error: SubmissionRefused) -> None:
+        """The executor is well, and has nothing of it."""
+        self._pause.note_success()
+        metrics.DISPATCH_FAILED.labels(reason="refused").inc()
+        self._desk.log.warning("dispatch_failed", attempt=name_of(row), reason="refused", error=error)
+        assert row.version_id is not None and row.attempt is not None
+        version = await self._desk.versions.fetch(self._desk.link, row.version_id)
+        policy = version.spec.tasks[row.idx].retry
+        await self._desk.end(
+            never_began(
+                row,
+                QueuedEnd.FAILED,
+                f"refused by its executor: {error}",
+                delay_before(policy, max(row.attempt, 1), random.random()),
+            )
+        )
+
+
+def never_began(row: DispatchRow, kind: QueuedEnd, reason: str, retry_in_seconds: float = 0.0) -> NeverBegan:
+    key = TaskKey(row.run_id, row.idx, row.map_index)
+    return NeverBegan(
+        key=key, epoch=row.epoch, session=row.session, kind=kind, reason=reason, retry_in_seconds=retry_in_seconds
+    )

@@ -1,0 +1,336 @@
+"""A runner of an executor elsewhere, on a real database and with an executor that misbehaves (A2, A5, A11, A16, B3, B10, B11)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.domain.retry import RetryPolicy
+from evertick.engine.cancel import cancel
+from evertick.engine.drain import drain
+from evertick.engine.extend import Request
+from evertick.execution.remote import Observed, Phase
+from evertick.services import metrics
+from evertick.services.agent_tokens import AgentTokens
+from evertick.services.dispatch_session import DispatchSession
+from evertick.services.runner import Runner
+from tests.engine import invariants
+from tests.engine.world import lead, make_dag, put, run_state, start, states, value
+from tests.services.hosting import Said, hosted, quick
+from tests.services.unruly import Place, UnrulyExecutor
+from tests.waiting import elapse, eventually
+
+LISTED = "select count(*) from dispatch"
+
+
+@pytest.fixture
+async def place(database: str) -> AsyncIterator[Place]:
+    made = Place(database)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def there(conn: AsyncConnection) -> AsyncIterator[AsyncConnection]:
+    await invariants.install(conn)
+    yield conn
+    assert await invariants.violations(conn) == []
+
+
+def dispatcher(database: str, folder: Path, place: Place, said: Said, **changes: Any) -> Runner:
+    chosen = {"executor": "far", "dispatch_lost_seconds": 1.0, "runner_slots": 100, "stop_grace_seconds": 0.5}
+    settings = quick(database, folder / "home", **{**chosen, **changes})
+    tokens = AgentTokens(settings)
+
+    def begin(request: Request | None) -> DispatchSession:
+        executor = UnrulyExecutor(place)
+        return DispatchSession(settings, url=database, log=said.log, executor=executor, tokens=tokens, request=request)
+
+    return Runner(settings, url=database, log=said.log, begin=begin)
+
+
+async def trigger(conn: AsyncConnection, tasks: int = 1, **options: Any) -> int:
+    await put(conn, make_dag("d", {f"t{n}": [] for n in range(tasks)}, **options))
+    return await start(conn, "d")
+
+
+async def ended(conn: AsyncConnection, run_id: int, state: str = "success") -> None:
+    async def is_over() -> bool:
+        return await run_state(conn, run_id) == state
+
+    await eventually(is_over, 20)
+
+
+async def all_cleaned_up(conn: AsyncConnection, place: Place) -> None:
+    async def is_empty() -> bool:
+        return await value(conn, LISTED) == 0 and not place.things
+
+    await eventually(is_empty)
+
+
+def counted(metric: Any) -> float:
+    return float(
+        sum(sample.value for family in metric.collect() for sample in family.samples if "total" in sample.name)
+    )
+
+
+async def test_what_is_handed_over_runs_and_nothing_of_it_is_left(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    run_id = await trigger(there, 5)
+    async with hosted(dispatcher(database, tmp_path, place, Said())):
+        await ended(there, run_id)
+        await all_cleaned_up(there, place)
+    assert set(place.tries.values()) == {1} and set(place.begun.values()) == {1}
+    assert await value(there, "select gone_reason from runner where executor = 'far' and queues <> '{}'") == "stopped"
+
+
+@pytest.mark.requirement("A5")
+async def test_a_full_pool_leaves_tasks_available_and_counts_it(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    place.latency_seconds = 0.15
+    run_id = await trigger(there, 8)
+    before = counted(metrics.DISPATCH_AT_CAPACITY)
+    seen: list[dict[str, str]] = []
+    async with hosted(dispatcher(database, tmp_path, place, Said(), dispatch_workers=1, dispatch_queue=1)):
+        while await run_state(there, run_id) != "success":
+            seen.append(await states(there, run_id))
+            await elapse(0.02)
+    assert place.most_at_once == 1
+    assert max(list(each.values()).count("queued") for each in seen) <= 3, "one in hand, one in line, one that has it"
+    assert counted(metrics.DISPATCH_AT_CAPACITY) > before
+
+
+@pytest.mark.requirement("A11")
+@pytest.mark.parametrize("mood", ["down", "late", "busy", "broken"])
+async def test_a_submission_that_fails_is_made_again_and_makes_nothing_twice(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place, mood: str
+) -> None:
+    place.mood = lambda name, tries: mood if tries <= 2 else "fine"
+    run_id = await trigger(there, 3)
+    said = Said()
+    async with hosted(dispatcher(database, tmp_path, place, said)):
+        await ended(there, run_id)
+        await all_cleaned_up(there, place)
+    assert set(place.begun.values()) == {1}
+    assert await value(there, "select max(epoch) from task") == 1, "no attempt was given up for it"
+    assert said.events("tick_failed" if mood == "broken" else "dispatch_failed")
+
+
+async def test_what_will_never_be_taken_fails_with_the_reason_and_only_that(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    place.mood = lambda name, tries: "refused" if name.split("-")[2] == "0" else "fine"
+    run_id = await trigger(there, 2, task_retry=RetryPolicy(retries=1, delay_seconds=0))
+    async with hosted(dispatcher(database, tmp_path, place, Said())):
+        await ended(there, run_id, "failed")
+        await all_cleaned_up(there, place)
+    assert await states(there, run_id) == {"t0": "failed", "t1": "success"}
+    assert await value(there, "select reason from task where idx = 0") == "refused by its executor: no such image"
+    assert len(place.tries) == 3, "it was retried once, as the user asked"
+
+
+@pytest.mark.requirement("B3", "B8")
+async def test_a_submission_that_was_lost_is_noticed_and_runs_again(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    lost: set[str] = set()
+
+    def lose_first(name: str, tries: int) -> str:
+        if lost and name not in lost:
+            return "fine"
+        lost.add(name)
+        return "lost"
+
+    place.mood = lose_first
+    run_id = await trigger(there)
+    before = counted(metrics.DISPATCH_LOST)
+    async with hosted(dispatcher(database, tmp_path, place, Said())):
+        await ended(there, run_id)
+    assert counted(metrics.DISPATCH_LOST) == before + 1
+    reason = await value(there, "select reason from attempt")
+    assert str(reason).startswith("dispatch_lost: its executor knows nothing of it, ")
+
+
+@pytest.mark.requirement("B11")
+async def test_an_outage_of_the_executor_loses_nothing_and_leaves_what_runs_alone(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    place.lives = "hold"
+    first = await trigger(there, 2)
+    said = Said()
+    failed = counted(metrics.DISPATCH_FAILED)
+    async with hosted(dispatcher(database, tmp_path, place, said)):
+        await eventually(lambda: sum(place.begun.values()) == 2)
+        place.is_down = True
+        second = await start(there, "d")
+        await eventually(lambda: len(place.tries) > 2)
+        # Several times as long as it takes for something to be taken for lost.
+        await elapse(3.5)
+        assert await value(there, "select max(epoch) from task") == 1
+        assert await value(there, "select count(*) from attempt") == 0
+        assert set((await states(there, first)).values()) == {"running"}
+        assert {"available", "queued"} >= set((await states(there, second)).values())
+        place.is_down = False
+        place.let_go.set()
+        await ended(there, first)
+        await ended(there, second)
+    assert set(place.begun.values()) == {1}
+    assert counted(metrics.DISPATCH_FAILED) > failed
+    assert await value(there, "select max(epoch) from task") == 1
+
+
+@pytest.mark.requirement("B10")
+async def test_what_ends_without_a_word_is_lost_with_the_reason_of_the_place(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    place.lives = "die"
+    run_id = await trigger(there)
+    async with hosted(dispatcher(database, tmp_path, place, Said(), infra_retries=0)):
+        await ended(there, run_id, "failed")
+        await all_cleaned_up(there, place)
+    reason = await value(there, "select reason from task")
+    assert reason == "agent_lost: its agent ended without a word (OOMKilled, exit status 137)"
+
+
+async def test_what_an_agent_left_behind_counts_before_any_guess(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    place.lives = "leave"
+    run_id = await trigger(there)
+    async with hosted(dispatcher(database, tmp_path, place, Said())):
+        await ended(there, run_id)
+        await all_cleaned_up(there, place)
+    assert await value(there, "select value from result") == "far"
+    assert await value(there, "select count(*) from runner where gone_at is null and queues = '{}'") == 0
+
+
+async def test_what_ends_before_it_began_is_dispatched_again(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    place.lives = "idle"
+    run_id = await trigger(there)
+    async with hosted(dispatcher(database, tmp_path, place, Said())):
+        (name,) = await eventually(lambda: list(place.things))
+        place.lives = "run"
+        place.end(name, Observed(phase=Phase.ENDED, reason="ImagePullBackOff"))
+        await ended(there, run_id)
+    assert (
+        await value(there, "select reason from attempt") == "dispatch_lost: it ended before it began (ImagePullBackOff)"
+    )
+
+
+@pytest.mark.parametrize("lives", ["idle", "hold"])
+async def test_a_canceled_attempt_is_ended_over_there_and_only_then_confirmed(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place, lives: str
+) -> None:
+    place.lives = lives
+    run_id = await trigger(there)
+    async with hosted(dispatcher(database, tmp_path, place, Said())):
+        await eventually(lambda: place.things and (lives == "idle" or place.begun))
+        await cancel(there, run_id=run_id, actor="me")
+        await ended(there, run_id, "canceled")
+        await all_cleaned_up(there, place)
+    assert await states(there, run_id) == {"t0": "canceled"}
+
+
+@pytest.mark.requirement("A16")
+async def test_a_runner_that_died_with_a_full_queue_loses_nothing(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    """Its rows are as a kill leaves them: some never tried, one submitted, one that runs."""
+    place.lives, place.mood = "hold", lambda name, tries: "down" if int(name.split("-")[2]) > 1 else "fine"
+    run_id = await trigger(there, 6)
+    first = dispatcher(database, tmp_path, place, Said())
+    async with hosted(first):
+        await eventually(lambda: sum(place.begun.values()) == 2 and len(place.tries) > 2)
+    assert await value(there, LISTED) == 6 or await value(there, "select count(*) from ready") > 0
+    place.mood = lambda name, tries: "fine"
+    said = Said()
+    async with hosted(dispatcher(database, tmp_path, place, said)):
+        await said.saw("adopt")
+        await eventually(lambda: sum(place.begun.values()) == 6)
+        place.let_go.set()
+        await ended(there, run_id)
+        await all_cleaned_up(there, place)
+    assert set(place.begun.values()) == {1}
+    assert await value(there, "select max(epoch) from task where idx < 2") == 1, "what ran was left alone"
+
+
+async def test_what_was_never_tried_is_given_back_by_a_runner_that_leaves(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    place.latency_seconds = 0.3
+    run_id = await trigger(there, 4)
+    async with hosted(dispatcher(database, tmp_path, place, Said(), dispatch_workers=1)):
+        await eventually(lambda: place.tries)
+    found = list((await states(there, run_id)).values())
+    assert found.count("available") >= 2
+    assert await value(there, "select count(*) from dispatch where tries = 0") == 0
+
+
+async def test_a_runner_that_is_asked_to_leave_stays_until_nothing_is_left(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    place.lives = "hold"
+    run_id = await trigger(there)
+    runner, said = dispatcher(database, tmp_path, place, Said()), Said()
+    async with hosted(runner):
+        await eventually(lambda: place.begun)
+        session = await value(there, "select session from runner where queues <> '{}'")
+        await drain(there, sessions=[int(str(session))], actor="me", then_leave=True)
+        await start(there, "d")
+        await elapse(0.3)
+        assert not runner.stop.is_set()
+        place.let_go.set()
+        await ended(there, run_id)
+        await eventually(runner.stop.is_set)
+    assert sum(place.begun.values()) == 1, said.all
+
+
+async def test_a_session_that_was_buried_begins_anew_and_adopts_its_own(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    place.lives = "hold"
+    run_id = await trigger(there, 2)
+    said = Said()
+    async with hosted(dispatcher(database, tmp_path, place, said)):
+        await eventually(lambda: sum(place.begun.values()) == 2)
+        await there.execute("update runner set gone_at = clock(), gone_reason = 'x' where queues <> '{}'")
+        await said.saw("adopt", attempts=2)
+        place.let_go.set()
+        await ended(there, run_id)
+    assert set(place.begun.values()) == {1}
+
+
+async def test_a_stray_that_nobody_has_on_a_list_is_taken_away(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    place.lives = "idle"
+    await trigger(there)
+    said = Said()
+    async with hosted(dispatcher(database, tmp_path, place, said)):
+        (name,) = await eventually(lambda: list(place.things))
+        await there.execute("delete from dispatch")
+        await said.saw("stray", attempt=name)
+        await eventually(lambda: name not in place.things)
+        await there.execute("select reconcile(0::smallint, %s, 0, 0, 10)", [await lead(there)])
+
+
+async def test_two_runners_of_one_place_share_its_work(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    run_id = await trigger(there, 30)
+    changes = {"runner_slots": 4}
+    async with (
+        hosted(dispatcher(database, tmp_path / "a", place, Said(), **changes)),
+        hosted(dispatcher(database, tmp_path / "b", place, Said(), **changes)),
+    ):
+        await ended(there, run_id)
+        await all_cleaned_up(there, place)
+    assert set(place.begun.values()) == {1} and len(place.begun) == 30
