@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEED ?=
 ONLY ?=
+COMPILE := -q --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-header
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -79,7 +80,8 @@ bench-peers: $(STAMP) ## other engines on the same work, each in its own environ
 	@$(BIN)/python -m bench.peers.run $(if $(ONLY),--only $(ONLY))
 
 lock: ## pin every dependency again, with hashes
-	@$(BIN)/pip install -q pip-tools && $(BIN)/pip-compile -q --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-header --extra dev --extra otel -o requirements.lock pyproject.toml
+	@$(BIN)/pip install -q pip-tools && $(BIN)/pip-compile $(COMPILE) --extra dev --extra otel -o requirements.lock pyproject.toml
+	@$(BIN)/pip-compile $(COMPILE) --extra otel -c requirements.lock -o deploy/requirements.lock pyproject.toml
 
 clean: ## forget the virtual environment
 	rm -rf $(VENV)

@@ -1,0 +1,159 @@
+{{- define "evertick.name" -}}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 40 | trimSuffix "-" }}{{ end -}}
+{{- end }}
+
+{{- define "evertick.account" -}}
+{{- .Values.serviceAccount.name | default (include "evertick.name" .) -}}
+{{- end }}
+
+{{- define "evertick.image" -}}
+{{- if .Values.image.digest }}{{ .Values.image.repository }}@{{ .Values.image.digest }}{{ else }}{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end -}}
+{{- end }}
+
+{{/* Who a pod is. Given: root, component. */}}
+{{- define "evertick.selector" -}}
+app.kubernetes.io/name: evertick
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "evertick.labels" -}}
+{{ include "evertick.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end }}
+
+{{- define "evertick.podMetadata" -}}
+labels:
+  {{- include "evertick.labels" . | nindent 2 }}
+  {{- with .root.Values.podLabels }}{{ toYaml . | nindent 2 }}{{ end }}
+{{- with .root.Values.podAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* What every pod has. Given: root, component, account (or none), place (nodeSelector, tolerations, affinity). */}}
+{{- define "evertick.pod" -}}
+{{- if .account }}
+serviceAccountName: {{ .account }}
+automountServiceAccountToken: true
+{{- else }}
+automountServiceAccountToken: false
+{{- end }}
+enableServiceLinks: false
+securityContext:
+  {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .place.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .place.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if .place.affinity }}
+affinity:
+  {{- toYaml .place.affinity | nindent 2 }}
+{{- else }}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "evertick.selector" . | nindent 8 }}
+{{- end }}
+{{- end }}
+
+{{- define "evertick.container" -}}
+image: {{ include "evertick.image" .root }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+securityContext:
+  {{- toYaml .root.Values.securityContext | nindent 2 }}
+{{- end }}
+
+{{/* Settings of a service. Given: root, service, healthPort (or none). */}}
+{{- define "evertick.env" -}}
+- name: EVERTICK_DATABASE_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ .root.Values.database.secret }}
+      key: {{ get .root.Values.database.keys .service }}
+- name: EVERTICK_HOME
+  value: /var/lib/evertick
+- name: EVERTICK_LOG
+  value: json
+{{- if .healthPort }}
+- name: EVERTICK_HEALTH_HOST
+  value: 0.0.0.0
+- name: EVERTICK_HEALTH_PORT
+  value: {{ .healthPort | quote }}
+{{- end }}
+{{- with .root.Values.secretKeys.secret }}
+- name: EVERTICK_SECRET_KEYS
+  valueFrom:
+    secretKeyRef:
+      name: {{ . }}
+      key: {{ $.root.Values.secretKeys.key }}
+{{- end }}
+{{- range $name, $value := .root.Values.settings }}
+- name: {{ $name }}
+  value: {{ $value | toString | quote }}
+{{- end }}
+{{- with .root.Values.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "evertick.mounts" -}}
+- name: home
+  mountPath: /var/lib/evertick
+- name: tmp
+  mountPath: /tmp
+{{- if .root.Values.database.tlsSecret }}
+- name: tls
+  mountPath: /etc/evertick/tls
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "evertick.volumes" -}}
+- name: home
+  emptyDir:
+    sizeLimit: {{ .homeSize | default "1Gi" }}
+- name: tmp
+  emptyDir: {}
+{{- with .root.Values.database.tlsSecret }}
+- name: tls
+  secret:
+    secretName: {{ . }}
+    # libpq takes a key of root's that its group may read, and nothing wider.
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+
+{{/* Alive while its own loop turns, ready while it can do its work. An outage of the database ends no pod. */}}
+{{- define "evertick.probes" -}}
+startupProbe:
+  httpGet: {path: /healthz, port: health}
+  periodSeconds: 2
+  failureThreshold: 60
+livenessProbe:
+  httpGet: {path: /healthz, port: health}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+readinessProbe:
+  httpGet: {path: /readyz, port: health}
+  periodSeconds: 5
+  timeoutSeconds: 5
+{{- end }}

@@ -1,0 +1,272 @@
+"""The Helm chart, rendered with several sets of values: valid for Kubernetes, safe, and in words that Evertick knows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.deploy.names import strange_names, why_no_command
+from tests.source_tree import ROOT
+
+pytestmark = pytest.mark.requirement("B10")
+
+CHART = ROOT / "deploy" / "chart"
+# The oldest that the chart allows, and the newest that is known here.
+VERSIONS = ("1.27", kubernetes_validate.latest_version().rpartition(".")[0])
+
+Values = dict[str, Any]
+Manifest = dict[str, Any]
+
+SETS: dict[str, Values] = {
+    "as it is": {},
+    "small": {
+        "api": {"replicas": 1, "adminPassword": {"secret": ""}},
+        "scheduler": {"replicas": 1},
+        "runners": {"default": {"replicas": 1}},
+        "migrations": {"enabled": False},
+        "networkPolicy": {"enabled": False},
+        "podDisruptionBudget": {"enabled": False},
+    },
+    "large": {
+        "image": {
+            "repository": "registry.example/evertick",
+            "digest": f"sha256:{'a' * 64}",
+            "pullSecrets": [{"name": "p"}],
+        },
+        "database": {
+            "tlsSecret": "evertick-tls",
+            "roles": True,
+            "cidr": "10.1.0.0/16",
+            "keys": {
+                "migrate": "owner",
+                "api": "api",
+                "scheduler": "planner",
+                "runner": "runner",
+                "publisher": "folder",
+            },
+        },
+        "secretKeys": {"secret": "evertick-keys"},
+        "settings": {"EVERTICK_RETENTION_DAYS": 30, "EVERTICK_NOTIFY": True},
+        "env": [{"name": "TZ", "value": "UTC"}],
+        "publisher": {"enabled": True, "volume": {"persistentVolumeClaim": {"claimName": "dags"}}},
+        "api": {"proxies": ["10.0.0.0/8"], "nodeSelector": {"zone": "a"}, "affinity": {"podAntiAffinity": {}}},
+        "runners": {
+            "default": {"resultsVolume": {"persistentVolumeClaim": {"claimName": "results"}}},
+            "gpu": {
+                "queues": ["gpu", "big"],
+                "match": ["ml::*"],
+                "slots": 2,
+                "replicas": 1,
+                "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            },
+        },
+        "networkPolicy": {
+            "apiFrom": [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}],
+            "monitoringFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+            "runnersMayGoAnywhere": False,
+            "extraEgress": [{"ports": [{"protocol": "TCP", "port": 443}]}],
+        },
+        "priorityClassName": "important",
+        "podAnnotations": {"a": "b"},
+        "podLabels": {"team": "data"},
+    },
+    "pods": {
+        "runners": {"default": {}, "pods": {"executor": "kubernetes", "queues": ["pods"]}},
+        "kubernetes": {"namespace": "work", "agentKeys": {"secret": "evertick-agents"}},
+        "networkPolicy": {"runnersMayGoAnywhere": False},
+    },
+}
+
+
+def helm(*arguments: object, values: Values | None = None) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).with_name("helm")
+    given = [*arguments, "--values", "-"] if values is not None else arguments
+    words = [str(each) for each in (program, *given)]
+    return subprocess.run(words, input=yaml.safe_dump(values or {}), capture_output=True, text=True, check=False)
+
+
+@cache
+def rendered(name: str) -> list[Manifest]:
+    made = helm("template", "live", CHART, "--namespace", "ours", values=SETS[name])
+    assert made.returncode == 0, made.stderr
+    return [each for each in yaml.safe_load_all(made.stdout) if each]
+
+
+def pods(name: str) -> list[tuple[Manifest, dict[str, Any]]]:
+    """Whatever makes pods, and how each of them will be."""
+    return [(each, each["spec"]["template"]) for each in rendered(name) if each["kind"] in ("Deployment", "Job")]
+
+
+def containers(name: str) -> list[dict[str, Any]]:
+    return [
+        each for _, pod in pods(name) for each in [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]
+    ]
+
+
+def of_kind(name: str, kind: str) -> dict[str, Manifest]:
+    return {each["metadata"]["name"]: each for each in rendered(name) if each["kind"] == kind}
+
+
+def test_the_chart_has_nothing_that_helm_would_warn_of() -> None:
+    linted = helm("lint", "--strict", CHART)
+    assert linted.returncode == 0, linted.stdout
+
+
+@pytest.mark.parametrize(("name", "version"), zip(("large", "pods"), VERSIONS, strict=True))
+def test_every_manifest_fits_the_schemas_of_kubernetes(name: str, version: str) -> None:
+    for manifest in rendered(name):
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_a_manifest_that_does_not_fit_would_be_found() -> None:
+    broken = {**of_kind("as it is", "Service")["live-evertick-api"], "spec": {"ports": [{"port": "eighty"}]}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, VERSIONS[0], strict=True)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_command_and_setting_is_one_that_evertick_knows(name: str) -> None:
+    for each in containers(name):
+        assert why_no_command(each["args"]) is None, each["args"]
+        assert strange_names(variable["name"] for variable in each["env"]) == []
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_no_pod_runs_as_root_writes_to_its_image_or_holds_what_it_does_not_need(name: str) -> None:
+    for manifest, pod in pods(name):
+        spec, place = pod["spec"], manifest["metadata"]["name"]
+        assert spec["securityContext"]["runAsNonRoot"] is True, place
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, place
+        assert spec["automountServiceAccountToken"] is ("serviceAccountName" in spec), place
+        assert ("serviceAccountName" in spec) is place.endswith("runner-pods"), place
+        assert "hostPath" not in str(spec["volumes"]), place
+    for each in containers(name):
+        assert each["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert each["resources"]["requests"] and "memory" in each["resources"]["limits"]
+        mounted = {mount["mountPath"] for mount in each["volumeMounts"]}
+        assert {"/var/lib/evertick", "/tmp"} <= mounted
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_secrets_come_by_reference_only(name: str) -> None:
+    assert of_kind(name, "Secret") == {}
+    secret = {"EVERTICK_DATABASE_URL", "EVERTICK_SECRET_KEYS", "EVERTICK_ADMIN_PASSWORD", "EVERTICK_AGENT_KEY"}
+    for each in containers(name):
+        for variable in each["env"]:
+            assert ("secretKeyRef" in variable.get("valueFrom", {})) is (variable["name"] in secret), variable
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_whatever_selects_pods_selects_some_and_every_service_is_looked_after(name: str) -> None:
+    labels = {manifest["metadata"]["name"]: pod["metadata"]["labels"] for manifest, pod in pods(name)}
+
+    def chosen(selector: dict[str, str]) -> list[str]:
+        return [place for place, given in labels.items() if selector.items() <= given.items()]
+
+    for manifest, _ in pods(name):
+        if manifest["kind"] == "Deployment":
+            assert chosen(manifest["spec"]["selector"]["matchLabels"]) == [manifest["metadata"]["name"]]
+    for place, service in of_kind(name, "Service").items():
+        assert chosen(service["spec"]["selector"]) == [place]
+    for place, budget in of_kind(name, "PodDisruptionBudget").items():
+        assert chosen(budget["spec"]["selector"]["matchLabels"]) == [place]
+    several = {place for place, each in of_kind(name, "Deployment").items() if each["spec"]["replicas"] > 1}
+    assert set(of_kind(name, "PodDisruptionBudget")) == (several if name != "small" else set())
+    for place, policy in of_kind(name, "NetworkPolicy").items():
+        assert chosen(policy["spec"]["podSelector"]["matchLabels"]) == [place]
+    assert set(of_kind(name, "NetworkPolicy")) == (set(labels) if name != "small" else set())
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_service_is_probed_where_it_listens_and_given_time_to_stop(name: str) -> None:
+    for manifest, pod in pods(name):
+        if manifest["kind"] == "Job":
+            continue
+        (container,) = pod["spec"]["containers"]
+        env = {variable["name"]: variable.get("value") for variable in container["env"]}
+        ports = {port["name"]: str(port["containerPort"]) for port in container["ports"]}
+        assert ports["health"] == env["EVERTICK_HEALTH_PORT"] and env["EVERTICK_HEALTH_HOST"] == "0.0.0.0"
+        for probe, path in (("startupProbe", "/healthz"), ("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
+            assert container[probe]["httpGet"] == {"path": path, "port": "health"}
+        if container["name"] == "runner":
+            grace = float(env["EVERTICK_STOP_GRACE_SECONDS"] or 0)
+            assert pod["spec"]["terminationGracePeriodSeconds"] > grace
+            assert pod["spec"]["shareProcessNamespace"] is True
+        if container["name"] == "api":
+            assert ports["http"] == env["EVERTICK_API_PORT"]
+
+
+def test_migrations_run_before_the_services_and_roles_after_them() -> None:
+    (job,) = of_kind("large", "Job").values()
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+    spec = job["spec"]["template"]["spec"]
+    assert [each["args"] for each in spec["initContainers"]] == [["db", "migrate"]]
+    assert [each["args"] for each in spec["containers"]] == [["db", "roles", "--apply"]]
+    assert [
+        each["spec"]["template"]["spec"]["containers"][0]["args"] for each in of_kind("as it is", "Job").values()
+    ] == [["db", "migrate"]]
+
+
+def test_each_service_has_its_own_address_of_the_database() -> None:
+    keys = {
+        each["name"]: variable["valueFrom"]["secretKeyRef"]["key"]
+        for each in containers("large")
+        for variable in each["env"]
+        if variable["name"] == "EVERTICK_DATABASE_URL"
+    }
+    owner = {"migrate": "owner", "roles": "owner"}
+    assert keys == {**owner, "api": "api", "scheduler": "planner", "runner": "runner", "publisher": "folder"}
+
+
+def test_only_a_runner_that_makes_pods_has_rights_in_the_cluster_and_only_where_they_run() -> None:
+    assert of_kind("large", "Role") == of_kind("large", "ServiceAccount") == {}
+    (role,) = of_kind("pods", "Role").values()
+    (binding,) = of_kind("pods", "RoleBinding").values()
+    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "work"
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "live-evertick", "namespace": "ours"}]
+    assert all("*" not in [*rule["verbs"], *rule["resources"]] for rule in role["rules"])
+    # It reaches the cluster itself even where other runners may not leave.
+    egress = {place: policy["spec"]["egress"] for place, policy in of_kind("pods", "NetworkPolicy").items()}
+    assert egress["live-evertick-runner-pods"] == [{}]
+    assert {} not in egress["live-evertick-runner-default"] and {} not in egress["live-evertick-api"]
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"scheduler": {"replicas": 0}}, "scheduler"),
+        ({"schedulers": {"replicas": 2}}, "schedulers"),
+        ({"runners": {"a": {"slot": 2}}}, "slot"),
+        ({"runners": {"A_b": {}}}, "A_b"),
+        ({"runners": {"a": {"queues": []}}}, "queues"),
+        ({"runners": {"a": {"executor": "celery"}}}, "executor"),
+        ({"database": {"secret": ""}}, "secret"),
+        ({"settings": {"RETENTION": 3}}, "RETENTION"),
+        ({"settings": {"EVERTICK_DATABASE_URL": "postgresql://a:b@c/d"}}, "EVERTICK_DATABASE_URL"),
+        ({"image": {"digest": "latest"}}, "digest"),
+    ],
+)
+def test_a_value_that_is_wrong_is_refused_by_its_name(values: Values, told: str) -> None:
+    made = helm("template", "live", CHART, values=values)
+    assert made.returncode != 0
+    assert told in made.stderr
+
+
+def test_every_value_is_in_the_schema_and_says_what_it_is() -> None:
+    made = helm("template", "live", CHART, values={})
+    assert made.returncode == 0, made.stderr
+    schema = yaml.safe_load((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert set(values) == set(schema["properties"]) - {"global"}
+    assert set(values["runnerDefaults"]) == set(schema["properties"]["runnerDefaults"]["properties"])
