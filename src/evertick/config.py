@@ -16,6 +16,7 @@ from pathlib import Path
 from evertick.domain.errors import InvalidRouting, InvalidSettings, UserError
 from evertick.domain.patterns import read_pattern
 from evertick.domain.routing import Routing, read_routing
+from evertick.domain.sharing import MOST_SHARDS
 from evertick.domain.sinks import parse_sink
 
 # The executor of a runner that runs its tasks itself.
@@ -42,6 +43,7 @@ class Settings:
     step_seconds: float = 5.0
     orphan_after_seconds: float = 300.0
     max_active_retries: int | None = None
+    shards: int | None = None
     unadmit_after_seconds: float = 60.0
     retention_days: float = 90.0
 
@@ -123,6 +125,8 @@ class Settings:
             )
         if self.api_port is not None and self.api_port > _LARGEST_PORT:
             raise InvalidSettings(f"EVERTICK_API_PORT={self.api_port} is no port: the largest is {_LARGEST_PORT}.")
+        if self.shards is not None and self.shards > MOST_SHARDS:
+            raise InvalidSettings(f"EVERTICK_SHARDS={self.shards} is too many: the most are {MOST_SHARDS}.")
         if not self.retention_days <= _LONGEST_RETENTION_DAYS:
             raise InvalidSettings(
                 f"EVERTICK_RETENTION_DAYS={self.retention_days} is too long: the longest is {_LONGEST_RETENTION_DAYS}, and"
@@ -221,6 +225,7 @@ _LOWEST: dict[str, float] = {
     "unadmit_after_seconds": 0,
     "step_seconds": 0.1,
     "max_active_retries": 1,
+    "shards": 1,
     "retention_days": 0,
     "runner_slots": 1,
     "aging_seconds": 0,

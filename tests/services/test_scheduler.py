@@ -288,7 +288,7 @@ async def test_silence_that_nobody_watched_does_not_count(database: str, conn: A
     runner = await Runner.join(conn)
     said = Said()
     scheduler = make_scheduler(quick(database, tmp_path, lost_after_seconds=1.0), said)
-    await scheduler.tick()
+    await scheduler.first.tick()
     with armed("shards.look:error:1"):
         await conn.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database()"
@@ -298,9 +298,9 @@ async def test_silence_that_nobody_watched_does_not_count(database: str, conn: A
         await eventually(lambda: value(conn, "select clock() > %s", began + timedelta(seconds=1.5)))
         for _ in range(2):
             with pytest.raises(Exception, match=r"terminat|failpoint"):
-                await scheduler.tick()
+                await scheduler.first.tick()
     for _ in range(3):
-        await scheduler.tick()
+        await scheduler.first.tick()
     assert await value(conn, "select silent_seconds < 1 from runner where session = %s", runner.session)
     assert said.events("agent_lost") == []
     await scheduler.close()

@@ -304,18 +304,18 @@ async def test_a_round_deletes_all_kinds_in_small_steps(database: str, conn: Asy
 
 
 async def test_it_knows_when_others_wait_for_the_database(conn: AsyncConnection) -> None:
-    assert not await is_behind(conn, shard=0)
+    assert not await is_behind(conn)
     await conn.execute("insert into schedule_state values (1, 0, 1, clock() + interval '1 hour')")
-    assert not await is_behind(conn, shard=0)
+    assert not await is_behind(conn)
     await conn.execute("update schedule_state set next_due = clock() - interval '2 seconds'")
-    assert await is_behind(conn, shard=0)
+    assert await is_behind(conn)
     await conn.execute("update schedule_state set paused = true")
-    assert not await is_behind(conn, shard=0)
+    assert not await is_behind(conn)
     await conn.execute(INSERT["ready"], [2000])
     await conn.execute("select pg_stat_force_next_flush()")
-    assert await is_behind(conn, shard=0)
+    assert await is_behind(conn)
     await conn.execute("delete from ready")
-    assert not await is_behind(conn, shard=0), "whatever the statistics say by now, nobody is in line"
+    assert not await is_behind(conn), "whatever the statistics say by now, nobody is in line"
 
 
 async def test_old_runs_are_found_by_halves(conn: AsyncConnection) -> None:

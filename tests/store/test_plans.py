@@ -83,10 +83,10 @@ PLANNED: dict[tuple[str, str], tuple[dict[str, object], str]] = {
     ("schedules", "due"): ({"shard": 0, "batch": 100, "passed_over": [], "half": None, "until": None}, "schedule_due"),
     ("schedules", "next_due"): ({"shard": 0}, "schedule_due"),
     ("logs", "append"): ({"session": 1, "chunks": CHUNK}, "lease_pkey"),
-    ("prune", "walk_runs"): ({"shard": 0, "after": 100, "batch": 50}, "run_pkey"),
+    ("prune", "walk_runs"): ({"after": 100, "batch": 50}, "run_pkey"),
     ("prune", "walk_journal"): ({"after": 0, "batch": 50}, "journal_pkey"),
     ("queues", "look_in_line"): ({"queues": ["default"], "begin": [0] * 10, "window": 10}, "ready_pkey"),
-    ("upkeep", "is_behind"): ({"shard": 0, "line": 1000}, "schedule_due"),
+    ("upkeep", "is_behind"): ({"line": 1000}, "schedule_due"),
 }
 READ: dict[tuple[str, str], tuple[dict[str, object], str]] = {
     ("runs", "find"): ({"run_id": 50}, "run_pkey"),
@@ -335,9 +335,7 @@ async def blocks_of_pruning(url: str) -> int:
             for first in (20, 30, 40):
                 ids = list(range(first, first + 5))
                 plans = [
-                    await explain(
-                        conn, sql("prune", "walk_runs"), {"shard": 0, "after": first - 1, "batch": 5}, ANALYZED
-                    ),
+                    await explain(conn, sql("prune", "walk_runs"), {"after": first - 1, "batch": 5}, ANALYZED),
                     await explain(conn, sql("prune", "prune_runs"), {**named, "ids": ids}, ANALYZED),
                     await explain(conn, sql("prune", "sweep"), {**named, "kind": "run", "ids": ids}, ANALYZED),
                 ]

@@ -106,7 +106,7 @@ async def _old_runs(conn: AsyncConnection, kept: timedelta) -> range:
 async def _count(conn: AsyncConnection, before: datetime, now: datetime, advance: Advance) -> dict[Kind, int]:
     runs, after, is_end = 0, 0, False
     while not is_end:
-        seen = await prune.walk_runs(conn, shard=SHARD, after=after, batch=_WALK)
+        seen = await prune.walk_runs(conn, after=after, batch=_WALK)
         chosen = choose(seen, after=after, before=before, now=now)
         runs, after, is_end = runs + len(chosen.ids), chosen.last, chosen.is_end
         advance(after)
@@ -127,7 +127,7 @@ async def _prune(url: str, limits: Limits, advance: Advance) -> Round:
                 continue
             advance(done.last_run_id)
             took = time.monotonic() - started
-            await asyncio.sleep(rest_seconds(took, is_behind=await upkeep.is_behind(conn, shard=SHARD)))
+            await asyncio.sleep(rest_seconds(took, is_behind=await upkeep.is_behind(conn)))
     return done
 
 

@@ -68,7 +68,7 @@ class Swept:
 
 async def prune_runs(conn: AsyncConnection, mandate: Mandate, *, after: int, pace: Pace, now: datetime) -> Walked:
     """Delete the old among the runs that follow `after`. What hung on them is left to `sweep`."""
-    seen = await store.walk_runs(conn, shard=mandate.shard, after=after, batch=pace.batch)
+    seen = await store.walk_runs(conn, after=after, batch=pace.batch)
     chosen = choose(seen, after=after, before=mandate.before, now=now)
     pruned, entry, refused = await _prune(lambda m, ids: store.prune_runs(conn, m, ids), mandate, chosen.ids)
     return Walked(pruned=pruned, last=chosen.last, is_end=chosen.is_end, entry=entry, refused=refused)

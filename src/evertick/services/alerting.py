@@ -9,7 +9,7 @@ from evertick.engine.raise_alerts import raise_alerts
 from evertick.services import metrics
 from evertick.services.contained import Step, boot_seconds
 from evertick.services.events import Log
-from evertick.services.lead import SHARD, Lead
+from evertick.services.lead import Lead
 
 # An alert is for people: a few seconds later is in time.
 EVERY_SECONDS = 5.0
@@ -42,8 +42,10 @@ class Alerting:
     async def _raise(self, conn: AsyncConnection) -> None:
         epoch = self._lead.epoch
         if epoch is None:
-            raise NotLeader(f"shard {SHARD} is led by somebody else")
-        changes = await raise_alerts(conn, shard=SHARD, epoch=epoch, unfired_seconds=UNFIRED_SECONDS, batch=BATCH)
+            raise NotLeader(f"shard {self._lead.shard} is led by somebody else")
+        changes = await raise_alerts(
+            conn, shard=self._lead.shard, epoch=epoch, unfired_seconds=UNFIRED_SECONDS, batch=BATCH
+        )
         for each in changes:
             fields = {"dag": each.dag, "schedule": each.schedule, "run": each.run_id}
             if each.has_ended:

@@ -17,14 +17,13 @@ from evertick.services import metrics
 from evertick.services.contained import Step, boot_seconds
 from evertick.services.events import Log
 from evertick.services.link import Link
-from evertick.store import schedules, shards
+from evertick.store import schedules, shards, sharing
 from evertick.store.db import Purpose
 from evertick.store.guard import guard_of
 from evertick.store.line import keeps_session
 from evertick.store.shards import Seen
 from evertick.store.wake import Channel, notify
 
-SHARD = 0
 # Of the lease: what is left for a statement that was sent in time, and how long one may take.
 GOOD_SHARE, STATEMENT_SHARE, LOCK_SHARE = 0.9, 0.5, 0.05
 # How long a mark of ours counts as just made. With the usual tick the next one comes before.
@@ -34,8 +33,8 @@ MARK_SECONDS = 1.5
 class Lead:
     """`epoch` is None while somebody else leads. On its connection the session lock is held, if it can be."""
 
-    def __init__(self, settings: Settings, *, url: str, owner: str, log: Log) -> None:
-        self._settings, self._owner, self._log = settings, owner, log
+    def __init__(self, settings: Settings, *, url: str, owner: str, log: Log, shard: int = 0) -> None:
+        self._settings, self._owner, self._log, self.shard = settings, owner, log, shard
         self._link, self._guard = Link(url, Purpose.PLANNING), guard_of(url)
         self._bounded: AsyncConnection | None = None
         self._watched: AsyncConnection | None = None
@@ -43,13 +42,17 @@ class Lead:
         self._looking = Step("look", log=log)
         self.epoch: int | None = None
         self.led_on: Server | None = None
+        # How many shards are led by anybody, as far as we have heard.
+        self.of_shards = 1
 
     async def connection(self) -> AsyncConnection:
         """The leader's own, with timeouts that fit the lease."""
         conn = await self._link.get()
         if self.epoch is not None and self._link.server != self.led_on:
             # A standby took over, and may have lost our lead: the same epoch can be somebody else's there.
-            await self.lose(NotLeader(f"epoch {self.epoch} of shard {SHARD} was of another server ({self.led_on})"))
+            await self.lose(
+                NotLeader(f"epoch {self.epoch} of shard {self.shard} was of another server ({self.led_on})")
+            )
             conn = await self._link.get()
         if conn is not self._bounded:
             lease = self._settings.leader_lease_seconds
@@ -73,6 +76,10 @@ class Lead:
         lasts = self._settings.leader_lease_seconds * GOOD_SHARE
         return self.epoch is not None and boot_seconds() < self._renewed_at + lasts
 
+    def loop_name(self, name: str) -> str:
+        """Of a loop that there is one of for each shard. Most installations have one shard, and its loops have plain names."""
+        return name if self.shard == 0 else f"{name}_{self.shard}"
+
     def current_epoch(self) -> int | None:
         """By what right this replica may plan now; None if it may not."""
         return self.epoch if self.may_plan else None
@@ -86,19 +93,19 @@ class Lead:
         settings, sent_at = self._settings, boot_seconds()
         done = await shards.stand_by(
             conn,
-            shard=SHARD,
+            shard=self.shard,
             owner=self._owner,
             seconds=settings.leader_lease_seconds,
             watches=keeps_session(conn),
         )
+        self.of_shards = done.of_shards or self.of_shards
         if done.epoch is None:
             return min(settings.tick_seconds, max(done.free_in or 0.0, 0.01))
         self.epoch, self._renewed_at, self._listened_at = done.epoch, sent_at, 0.0
         self.led_on = self._link.server
         self._watched = conn if done.is_watched else None
-        metrics.LEADER.set(1)
-        metrics.LEADERSHIP_CHANGES.inc()
-        self._log.info("lead", shard=SHARD, epoch=self.epoch, is_watched=done.is_watched)
+        self._count(1)
+        self._log.info("lead", shard=self.shard, epoch=self.epoch, is_watched=done.is_watched)
         return 0.0
 
     async def look(self, conn: AsyncConnection) -> Seen:
@@ -116,6 +123,7 @@ class Lead:
         elif renews:
             self._renewed_at = self._listened_at = sent_at
             self._watched = conn if seen.is_watched else None
+            self.of_shards = seen.of_shards or self.of_shards
             self._note_mark(seen, sent_at)
         return seen
 
@@ -137,7 +145,7 @@ class Lead:
         return await as_leader(
             lambda: shards.look(
                 conn,
-                shard=SHARD,
+                shard=self.shard,
                 epoch=epoch,
                 lost_after=settings.lost_after_seconds,
                 seconds=settings.leader_lease_seconds if renews else None,
@@ -145,7 +153,7 @@ class Lead:
                 watch=(keeps_session(conn), conn is self._watched),
                 mark=self._mark if renews else None,
             ),
-            shard=SHARD,
+            shard=self.shard,
             epoch=epoch,
         )
 
@@ -157,9 +165,9 @@ class Lead:
 
     async def _look_plainly(self, conn: AsyncConnection, epoch: int) -> Seen:
         """When something is wrong with the whole of it: leading and firing go on, and the rest is left to others."""
-        if not await shards.renew(conn, shard=SHARD, epoch=epoch, seconds=self._settings.leader_lease_seconds):
-            raise NotLeader(f"epoch {epoch} of shard {SHARD} is over")
-        next_fire, read_at = await schedules.next_due(conn, shard=SHARD)
+        if not await shards.renew(conn, shard=self.shard, epoch=epoch, seconds=self._settings.leader_lease_seconds):
+            raise NotLeader(f"epoch {epoch} of shard {self.shard} is over")
+        next_fire, read_at = await schedules.next_due(conn, shard=self.shard)
         return Seen(
             read_at=read_at,
             is_watched=conn is self._watched,
@@ -179,6 +187,8 @@ class Lead:
             has_deliveries=None,
             marked_lsn=None,
             is_synchronous=None,
+            of_shards=None,
+            has_moves=None,
             troubles=[],
         )
 
@@ -188,20 +198,23 @@ class Lead:
 
     async def lose(self, error: NotLeader) -> None:
         """Somebody else leads. The session goes, and with it the lock that would make us look alive."""
-        self._log.warning("deposed", epoch=self.epoch, error=error)
+        self._log.warning("deposed", shard=self.shard, epoch=self.epoch, error=error)
         metrics.STALE_WRITES_REFUSED.inc()
         self._step_down()
         await self._link.close()
 
-    async def resign(self) -> bool:
-        """Hand over at once, and tell whoever stands by. Whether there was something to hand over."""
+    async def resign(self, heir: str | None = None) -> bool:
+        """Hand over at once, and tell whoever stands by. Whether there was something to hand over.
+
+        To an heir it goes before anybody else, for as long as it takes to come and get it.
+        """
         led = self.epoch
         try:
             if led is not None:
                 conn = await self._link.get()
-                has_handed_over = await shards.resign(conn, shard=SHARD, epoch=led)
+                has_handed_over = await self._give_up(conn, led, heir)
                 if has_handed_over and self._settings.notify:
-                    await notify(conn, Channel.PLAN)
+                    await notify(conn, Channel.LEAD)
                 return has_handed_over
         except (psycopg.Error, PostgresUnavailable, OSError) as error:
             self._log.warning("not_resigned", error=error)
@@ -211,7 +224,25 @@ class Lead:
             await self._link.close()
         return False
 
+    async def _give_up(self, conn: AsyncConnection, epoch: int, heir: str | None) -> bool:
+        if heir is None:
+            return await shards.resign(conn, shard=self.shard, epoch=epoch)
+        return await sharing.hand_over(
+            conn, shard=self.shard, epoch=epoch, heir=heir, seconds=self._settings.tick_seconds
+        )
+
+    async def lay_down(self) -> None:
+        """The shard is closed: nobody leads it, and there is nothing to hand over."""
+        self._log.info("closed", shard=self.shard)
+        self._step_down()
+        await self._link.close()
+
     def _step_down(self) -> None:
         self.epoch, self._watched = None, None
-        metrics.LEADER.set(0)
+        self._count(0)
+
+    def _count(self, leads: int) -> None:
+        metrics.SHARD_LEADER.labels(shard=str(self.shard)).set(leads)
+        if self.shard == 0:
+            metrics.LEADER.set(leads)
         metrics.LEADERSHIP_CHANGES.inc()

@@ -6,7 +6,7 @@ from psycopg import AsyncConnection
 
 from evertick.config import Settings
 from evertick.domain.errors import NotLeader
-from evertick.services.lead import SHARD, Lead
+from evertick.services.lead import Lead
 from evertick.services.link import Link
 from evertick.store import shards
 from evertick.store.db import Purpose
@@ -25,7 +25,7 @@ class LedLink:
         """Raises NotLeader where the lease was taken on another server than this connection reaches."""
         conn = await self._link.get()
         if self._link.server != self._lead.led_on:
-            raise NotLeader(f"shard {SHARD} was led on another server ({self._lead.led_on})")
+            raise NotLeader(f"shard {self._lead.shard} was led on another server ({self._lead.led_on})")
         if conn is not self._bounded:
             if keeps_session(conn):
                 seconds = self._settings.step_seconds

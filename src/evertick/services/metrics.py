@@ -46,9 +46,12 @@ RESTARTS = _counter("service_restarts", "Services that ended and were started ag
 LOG_LINES_DROPPED = _counter("log_lines_dropped", "Log lines that could not be written: a full disk, a stuck reader.")
 
 # Planning
-LEADER = _gauge("leader", "1 while this scheduler leads its shard, else 0.")
+LEADER = _gauge("leader", "1 while this scheduler leads shard 0, and so does what there is one of; else 0.")
+SHARD_LEADER = _gauge("shard_leader", "1 while this scheduler leads that shard, else 0.", "shard")
 LEADERSHIP_CHANGES = _counter("leadership_changes", "Times that this scheduler took or lost the lead.")
 FIRES = _counter("fires", "Runs created by schedules.")
+SHARD_FIRES = _counter("shard_fires", "Runs created by schedules, by shard.", "shard")
+MOVED = _counter("moved", "DAGs and what hangs on them, moved to another shard.")
 BACKFILL_RUNS = _counter("backfill_runs", "Runs created by backfills.")
 FIRE_LAG = _histogram("fire_lag", "From the due instant of a schedule to its run.", buckets=_LATE)
 SKIPPED_FIRES = _counter("skipped_fires", "Due instants that were skipped, with a record that says why.", "reason")

@@ -19,7 +19,7 @@ from evertick.engine.notify import take_due, tend_outbox
 from evertick.services import metrics
 from evertick.services.contained import boot_seconds
 from evertick.services.events import Log
-from evertick.services.lead import SHARD, Lead
+from evertick.services.lead import Lead
 from evertick.services.led_link import LedLink
 from evertick.services.link import Waker
 from evertick.services.loop import UNREACHABLE, run_loop
@@ -118,7 +118,7 @@ class Notifying:
         if not self._may_wait:
             return self._settings.tick_seconds
         room = Room(passed_over=self._resting.now() | self._busy.keys(), each=EACH, batch=BATCH, seconds=TAKEN_SECONDS)
-        taken = await take_due(conn, shard=SHARD, epoch=epoch, room=room)
+        taken = await take_due(conn, shard=self._lead.shard, epoch=epoch, room=room)
         assert self._group is not None
         for each in taken:
             self._busy[each.sink] = self._busy.get(each.sink, 0) + 1
@@ -181,7 +181,7 @@ class Notifying:
             batch=GIVE_UP_BATCH,
             most=MOST_COUNTED,
         )
-        found = await tend_outbox(await self._link.get(), shard=SHARD, epoch=epoch, wish=wish)
+        found = await tend_outbox(await self._link.get(), shard=self._lead.shard, epoch=epoch, wish=wish)
         metrics.NOTIFICATIONS.labels(outcome="given_up").inc(found.given_up)
         rest = 0.0 if found.given_up == GIVE_UP_BATCH else TEND_SECONDS
         self._tended_for, self._tend_at = epoch, boot_seconds() + rest

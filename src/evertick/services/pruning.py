@@ -187,7 +187,7 @@ class Pruning:
             self._round, self._begins_at = None, time.monotonic() + self._pause
             return LOOK_SECONDS
         # Whether others wait is worth a question only between steps of long work.
-        return rest_seconds(took, is_behind=has_more and await upkeep.is_behind(conn, shard=SHARD))
+        return rest_seconds(took, is_behind=has_more and await upkeep.is_behind(conn))
 
     def _tell(self, done: Round) -> None:
         if counts := {kind.value: count for kind, count in done.counts.items() if count}:

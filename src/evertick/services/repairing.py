@@ -19,7 +19,7 @@ from evertick.engine.reconcile import reconcile, skip_one
 from evertick.services import metrics
 from evertick.services.contained import Step, boot_seconds
 from evertick.services.events import Log
-from evertick.services.lead import SHARD, Lead
+from evertick.services.lead import Lead
 from evertick.services.link import Waker
 from evertick.store import runs
 from evertick.store.wake import Channel
@@ -78,7 +78,7 @@ class Repairing:
         try:
             done = await reconcile(
                 conn,
-                shard=SHARD,
+                shard=self._lead.shard,
                 epoch=self._epoch,
                 after=self._after,
                 batch=self._batch,
@@ -90,7 +90,7 @@ class Repairing:
             if self._batch > 1:
                 self._batch = 1
                 raise
-            self._after = await skip_one(conn, shard=SHARD, epoch=self._epoch, after=self._after)
+            self._after = await skip_one(conn, shard=self._lead.shard, epoch=self._epoch, after=self._after)
             metrics.QUARANTINED.labels(kind="run").inc()
             self._log.error("quarantine", kind="run", run=self._after[1], verb="reconcile")
             return self._after == BEGINNING
@@ -111,14 +111,16 @@ class Repairing:
         """All gates, a slice after the other; before that, what no runner can take gives its gates back."""
         grace = self._settings.unadmit_after_seconds
         taken_back = await unadmit(
-            conn, shard=SHARD, epoch=self._epoch, grace=grace, batch=self._settings.promote_batch
+            conn, shard=self._lead.shard, epoch=self._epoch, grace=grace, batch=self._settings.promote_batch
         )
         if taken_back:
             self._log.warning("unadmit", tasks=taken_back, reason="no live runner serves their queue")
         after: int | None = 0
         admitted = 0
         while after is not None:
-            done = await reconcile_gates(conn, shard=SHARD, epoch=self._epoch, after=after, batch=GATES_AT_ONCE)
+            done = await reconcile_gates(
+                conn, shard=self._lead.shard, epoch=self._epoch, after=after, batch=GATES_AT_ONCE
+            )
             after, admitted = done.last_gate_id, admitted + done.admitted
             if done.drifted:
                 metrics.GATE_DRIFT.inc(done.drifted)
@@ -128,7 +130,7 @@ class Repairing:
 
     async def _reap_orphans(self, conn: AsyncConnection) -> None:
         try:
-            found = await runs.orphans(conn, orphan_after=self._settings.orphan_after_seconds)
+            found = await runs.orphans(conn, shard=self._lead.shard, orphan_after=self._settings.orphan_after_seconds)
         except psycopg.Error:
             metrics.ORPHAN_LIST_ERROR.inc()
             raise
@@ -149,7 +151,7 @@ class Repairing:
     async def _reap_orphan(self, conn: AsyncConnection, run_id: int) -> None:
         settings = self._settings
         done = await reap_orphan(
-            conn, shard=SHARD, epoch=self._epoch, run_id=run_id, orphan_after=settings.orphan_after_seconds
+            conn, shard=self._lead.shard, epoch=self._epoch, run_id=run_id, orphan_after=settings.orphan_after_seconds
         )
         if done == "reaped":
             metrics.ORPHAN_REAPED.inc()
@@ -162,5 +164,5 @@ class Repairing:
     @property
     def _epoch(self) -> int:
         if self._lead.epoch is None:
-            raise NotLeader(f"shard {SHARD} is led by somebody else")
+            raise NotLeader(f"shard {self._lead.shard} is led by somebody else")
         return self._lead.epoch

@@ -14,7 +14,7 @@ from evertick.domain.errors import NotLeader
 from evertick.engine.fire import Fired, Half, fire
 from evertick.services.contained import boot_seconds
 from evertick.services.events import Log
-from evertick.services.lead import SHARD, Lead
+from evertick.services.lead import Lead
 from evertick.services.led_link import LedLink
 from evertick.services.loop import run_loop
 from evertick.services.pulse import Pulse
@@ -51,8 +51,9 @@ class SecondHand:
     async def run(self) -> None:
         """Until canceled."""
         never = asyncio.Event()
-        pulse = Pulse("second_hand", is_essential=False)
-        await run_loop(self.tick, wake=self._wake, stop=never, name="second_hand", log=self._log, pulse=pulse)
+        name = self._lead.loop_name("second_hand")
+        pulse = Pulse(name, is_essential=False)
+        await run_loop(self.tick, wake=self._wake, stop=never, name=name, log=self._log, pulse=pulse)
 
     async def tick(self) -> float:
         epoch = self._lead.current_epoch()
@@ -62,7 +63,7 @@ class SecondHand:
         try:
             conn = await self._link.get()
             self._began_at = boot_seconds()
-            done = await fire(conn, shard=SHARD, epoch=epoch, batch=self._settings.fire_batch, half=Half.ODD)
+            done = await fire(conn, shard=self._lead.shard, epoch=epoch, batch=self._settings.fire_batch, half=Half.ODD)
         except NotLeader as error:
             self._log.warning("refused", error=error)
             return self._settings.tick_seconds

@@ -19,6 +19,7 @@ from evertick.domain.errors import NotLeader
 from evertick.engine.backfill import move_on
 from evertick.engine.gates import tend
 from evertick.engine.hear import hear
+from evertick.engine.move_out import move_out
 from evertick.engine.promote import promote
 from evertick.engine.reap import listen, reap_runner
 from evertick.engine.reconcile import admit
@@ -28,7 +29,7 @@ from evertick.services import metrics
 from evertick.services.alerting import Alerting
 from evertick.services.contained import EachStep, Step, boot_seconds
 from evertick.services.events import Log
-from evertick.services.lead import SHARD, Lead
+from evertick.services.lead import Lead
 from evertick.services.led_link import LedLink
 from evertick.services.link import Waker
 from evertick.services.loop import run_loop
@@ -38,12 +39,14 @@ from evertick.store.wake import Channel
 
 # Retries that wait for room, or whose run somebody works on: soon after progress, later without.
 SOON_SECONDS, LATER_SECONDS = 0.02, 0.1
+# How much changes its shard in one transaction, and how often a leader looks for more after it found nothing.
+MOVES_AT_ONCE, MOVES_SECONDS = 500, 5.0
 # Of a step's time: how long it may wait for one lock.
 LOCK_SHARE = 0.5
 
 
 class Tending:
-    """`on_refused` is called when the database says that somebody else leads."""
+    """`on_refused` is called when the database says that somebody else leads, `on_closed` when nobody leads this shard any more."""
 
     def __init__(
         self,
@@ -53,13 +56,14 @@ class Tending:
         lead: Lead,
         waker: Waker,
         on_refused: Callable[[], None],
+        on_closed: Callable[[], None],
         log: Log,
     ) -> None:
         self._settings, self._lead, self._waker, self._log = settings, lead, waker, log
-        self._on_refused = on_refused
+        self._on_refused, self._on_closed = on_refused, on_closed
         self._link = LedLink(url, lead, settings, lock_share=LOCK_SHARE)
         self._each = {name: EachStep(name, log=log) for name in ("reap", "time_out", "backfill")}
-        self._steps = {name: Step(name, log=log) for name in ("promote", "admit", "hear", "wake", "gates")}
+        self._steps = {name: Step(name, log=log) for name in ("promote", "admit", "hear", "wake", "gates", "move_out")}
         self._steps |= {name: each.whole for name, each in self._each.items()}
         self._repairing = Repairing(settings, lead=lead, waker=waker, log=log)
         self._alerting = Alerting(lead=lead, log=log)
@@ -73,7 +77,7 @@ class Tending:
         self._sessions: list[int] = []
         self._overdue: list[int] = []
         self._backfills: list[int] = []
-        self._backfill_at = inf
+        self._backfill_at = self._move_at = inf
         self._has_room = self._has_arrivals = self._has_gates = self._listens = False
         self._listened_at = 0.0
         self._repairing.begin()
@@ -95,6 +99,8 @@ class Tending:
         self._wake_at = self._boot_time(seen.next_wake)
         self._has_gates = bool(seen.has_gates)
         self._opens_at = self._boot_time(seen.next_opening)
+        if seen.has_moves is not None:
+            self._move_at = (now if self._move_at == inf else self._move_at) if seen.has_moves else inf
         self._listens = seen.silent is None and seen.stranded is None and not seen.troubles
         if not self._listens:
             self._listened_at = 0.0
@@ -104,7 +110,7 @@ class Tending:
     async def run(self) -> None:
         """Until canceled."""
         never = asyncio.Event()
-        await run_loop(self.tick, wake=self._wake, stop=never, name="tend", log=self._log)
+        await run_loop(self.tick, wake=self._wake, stop=never, name=self._lead.loop_name("tend"), log=self._log)
 
     async def tick(self) -> float:
         """Everything that there is to do now, each once."""
@@ -149,6 +155,8 @@ class Tending:
         if self._has_gates or self._opens_at <= now:
             self._has_gates, self._opens_at = False, inf
             await self._step("gates", conn, self._tend_gates)
+        if self._move_at <= now:
+            await self._step("move_out", conn, self._move_out)
         if self._lead.may_plan:
             await self._repairing.attempt(conn)
         if self._lead.may_plan:
@@ -185,7 +193,7 @@ class Tending:
         self._promote_at = inf
         done = await promote(
             conn,
-            shard=SHARD,
+            shard=self._lead.shard,
             epoch=self._epoch,
             batch=self._settings.promote_batch,
             max_active_retries=self._settings.max_active_retries,
@@ -203,7 +211,7 @@ class Tending:
         now, before, self._listened_at = boot_seconds(), self._listened_at, 0.0
         heard = await listen(
             conn,
-            shard=SHARD,
+            shard=self._lead.shard,
             epoch=self._epoch,
             elapsed=now - before if before else 0.0,
             lost_after=self._settings.lost_after_seconds,
@@ -215,7 +223,7 @@ class Tending:
         settings = self._settings
         done = await reap_runner(
             conn,
-            shard=SHARD,
+            shard=self._lead.shard,
             epoch=self._epoch,
             session=session,
             lost_after=settings.lost_after_seconds,
@@ -229,7 +237,7 @@ class Tending:
         self._waker.wake(Channel.READY)
 
     async def _time_out(self, conn: AsyncConnection, run_id: int) -> None:
-        asked = await time_out_run(conn, shard=SHARD, epoch=self._epoch, run_id=run_id)
+        asked = await time_out_run(conn, shard=self._lead.shard, epoch=self._epoch, run_id=run_id)
         if asked is None:
             return
         if asked < 0:
@@ -241,7 +249,7 @@ class Tending:
             self._waker.wake(Channel.STOP)
 
     async def _time_out_waits(self, conn: AsyncConnection) -> None:
-        done = await time_out_waits(conn, shard=SHARD, epoch=self._epoch, batch=self._settings.promote_batch)
+        done = await time_out_waits(conn, shard=self._lead.shard, epoch=self._epoch, batch=self._settings.promote_batch)
         self._count_refused("run", done.refused, verb="time_out")
         if done.failed:
             metrics.TIMEOUTS.labels(kind="queue_wait").inc(done.failed)
@@ -249,14 +257,14 @@ class Tending:
             self._waker.wake(Channel.READY)
 
     async def _hear(self, conn: AsyncConnection) -> None:
-        done = await hear(conn, shard=SHARD, epoch=self._epoch, batch=self._settings.promote_batch)
+        done = await hear(conn, shard=self._lead.shard, epoch=self._epoch, batch=self._settings.promote_batch)
         self._has_arrivals = done.has_more
         if done.became_due:
             self._waker.wake(Channel.PLAN)
 
     async def _wake_tasks(self, conn: AsyncConnection) -> None:
         self._wake_at = inf
-        done = await wake(conn, shard=SHARD, epoch=self._epoch, batch=self._settings.promote_batch)
+        done = await wake(conn, shard=self._lead.shard, epoch=self._epoch, batch=self._settings.promote_batch)
         self._count_refused("run", done.refused, verb="wake")
         if done.looked_at:
             self._waker.wake(Channel.READY)
@@ -265,14 +273,14 @@ class Tending:
         self._wake_at = max(self._boot_time(done.next_wake), soonest)
 
     async def _admit(self, conn: AsyncConnection) -> None:
-        done = await admit(conn, shard=SHARD, epoch=self._epoch)
+        done = await admit(conn, shard=self._lead.shard, epoch=self._epoch)
         self._count_refused("dag", done.refused, verb="admit")
         if done.admitted:
             self._waker.wake(Channel.READY)
             self._wake_at = boot_seconds()
 
     async def _move_on(self, conn: AsyncConnection, backfill_id: int) -> None:
-        done = await move_on(conn, shard=SHARD, epoch=self._epoch, backfill_id=backfill_id)
+        done = await move_on(conn, shard=self._lead.shard, epoch=self._epoch, backfill_id=backfill_id)
         if done.made:
             metrics.BACKFILL_RUNS.inc(done.made)
             self._waker.wake(Channel.READY)
@@ -283,10 +291,24 @@ class Tending:
 
     async def _tend_gates(self, conn: AsyncConnection) -> None:
         batch = self._settings.promote_batch
-        done = await tend(conn, shard=SHARD, epoch=self._epoch, batch=batch)
+        done = await tend(conn, shard=self._lead.shard, epoch=self._epoch, batch=batch)
         self._opens_at = max(self._boot_time(done.next_opening), boot_seconds() + SOON_SECONDS)
         if done.admitted:
             self._waker.wake(Channel.READY)
+
+    async def _move_out(self, conn: AsyncConnection) -> None:
+        """What belongs to another shard since there are more or fewer of them. Between two batches others get their turn."""
+        self._move_at = boot_seconds() + MOVES_SECONDS
+        done = await move_out(conn, shard=self._lead.shard, epoch=self._epoch, batch=MOVES_AT_ONCE)
+        if done.moved:
+            metrics.MOVED.inc(done.moved)
+            self._log.info("move_out", shard=self._lead.shard, moved=done.moved)
+            self._waker.wake(Channel.PLAN)
+            self._move_at = boot_seconds() + SOON_SECONDS
+        elif done.is_over:
+            self._move_at = inf
+            if done.is_closed:
+                self._on_closed()
 
     def _count_refused(self, kind: str, count: int, *, verb: str) -> None:
         if count:
@@ -296,7 +318,7 @@ class Tending:
     @property
     def _epoch(self) -> int:
         if self._lead.epoch is None:
-            raise NotLeader(f"shard {SHARD} is led by somebody else")
+            raise NotLeader(f"shard {self._lead.shard} is led by somebody else")
         return self._lead.epoch
 
     def _next_at(self) -> float:
@@ -306,6 +328,7 @@ class Tending:
             return 0.0
         resting = self._steps["promote"].rests_until
         soonest = min(max(self._promote_at, resting), self._expire_at, self._backfill_at, self._opens_at)
+        soonest = min(soonest, max(self._move_at, self._steps["move_out"].rests_until))
         soonest = min(soonest, max(self._wake_at, self._steps["wake"].rests_until))
         return min(soonest, self._repairing.next_at, self._alerting.next_at)
 

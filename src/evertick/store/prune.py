@@ -47,8 +47,8 @@ class Old:
     skip_records: int
 
 
-async def walk_runs(conn: AsyncConnection, *, shard: int, after: int, batch: int) -> list[Dated]:
-    return await all_rows(conn, sql("prune", "walk_runs"), {"shard": shard, "after": after, "batch": batch}, Dated)
+async def walk_runs(conn: AsyncConnection, *, after: int, batch: int) -> list[Dated]:
+    return await all_rows(conn, sql("prune", "walk_runs"), {"after": after, "batch": batch}, Dated)
 
 
 async def walk_journal(conn: AsyncConnection, *, after: int, batch: int) -> list[Dated]:

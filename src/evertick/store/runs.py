@@ -188,8 +188,8 @@ async def time_out(conn: AsyncConnection, *, shard: int, epoch: int, run_id: int
     return cast("int | None", await one_value(conn, sql("runs", "time_out"), values))
 
 
-async def orphans(conn: AsyncConnection, *, orphan_after: float) -> list[int]:
-    cursor = await conn.execute(sql("runs", "orphans"), {"orphan_after": orphan_after})
+async def orphans(conn: AsyncConnection, *, shard: int, orphan_after: float) -> list[int]:
+    cursor = await conn.execute(sql("runs", "orphans"), {"shard": shard, "orphan_after": orphan_after})
     return [cast(int, row[0]) for row in await cursor.fetchall()]
 
 

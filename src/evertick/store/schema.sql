@@ -74,12 +74,6 @@ CREATE TYPE evertick.gate_weight AS (
 	weight integer
 );
 
-CREATE TYPE evertick.group_key AS (
-	run_id bigint,
-	version_id integer,
-	grp integer
-);
-
 CREATE TYPE evertick.happening AS (
 	run_id bigint,
 	version_id integer,
@@ -115,15 +109,6 @@ CREATE TYPE evertick.settled AS (
 	won integer[],
 	overlapped integer,
 	canceled integer
-);
-
-CREATE TYPE evertick.started_attempt AS (
-	verdict text,
-	attempt integer,
-	version_id integer,
-	fire_at timestamp with time zone,
-	params text,
-	inputs text
 );
 
 CREATE TYPE evertick.step_row AS (
@@ -265,22 +250,6 @@ begin
     return cardinality(admitted);
 end $$;
 
-CREATE FUNCTION evertick.after_tasks(p_tasks evertick.ended[]) RETURNS TABLE(run_id bigint, version_id integer, dst integer, has_heard boolean)
-    LANGUAGE sql STABLE
-    AS $$
-    select x.run_id, x.version_id, x.dst, bool_or(x.has_heard) from (
-        select p.run_id, p.version_id, g.dst, true as has_heard
-        from unnest(p_tasks) p join edge g on g.version_id = p.version_id and g.src = p.idx and g.out_of is null
-        union all
-        select p.run_id, p.version_id, g.dst, is_over(p.run_id, p.version_id, p.grp)
-        from (select distinct q.run_id, q.version_id, s.grp from unnest(p_tasks) q
-              join task_spec s on s.version_id = q.version_id and s.idx = q.idx and s.grp is not null) p
-        join retry_group w on w.version_id = p.version_id and w.grp = p.grp
-        cross join unnest(w.members) m(idx)
-        join edge g on g.version_id = p.version_id and g.src = m.idx and g.out_of = p.grp
-    ) x group by x.run_id, x.version_id, x.dst
-$$;
-
 CREATE FUNCTION evertick.arrivals_of(p_wants evertick.gate_want[]) RETURNS evertick.gate_arrival[]
     LANGUAGE sql STABLE
     AS $$
@@ -331,22 +300,6 @@ begin
     on conflict do nothing;
     perform set_config('evertick.arrived', 'yes', true);
 end $$;
-
-CREATE FUNCTION evertick.begins_again(p_group evertick.group_key) RETURNS boolean
-    LANGUAGE sql STABLE
-    AS $$
-    select count(*) filter (where k.state = 'failed') > 0
-       and count(*) filter (where s.decides_grp and k.state in ('failed', 'canceled', 'upstream_failed')) > 0
-    from run_status r
-    join dag_version v on v.version_id = r.version_id
-    join run_group g on g.run_id = r.run_id and g.grp = p_group.grp
-    join retry_group w on w.version_id = r.version_id and w.grp = p_group.grp and g.retried < w.retries
-    cross join unnest(w.members) m(idx)
-    cross join lateral (select x.state from task x where x.run_id = r.run_id and x.idx = m.idx offset 0) k
-    cross join lateral (select x.decides_grp from task_spec x where x.version_id = r.version_id and x.idx = m.idx offset 0) s
-    where r.run_id = p_group.run_id and r.state = 'running' and not r.cancel_requested
-      and coalesce(r.started_at + make_interval(secs => v.run_timeout) > clock(), true)
-$$;
 
 CREATE FUNCTION evertick.blocker_of(p_gate_ids integer[], p_weights integer[], p_checks integer[], p_needs bigint[], OUT gate_id integer, OUT need bigint) RETURNS record
     LANGUAGE plpgsql STABLE
@@ -780,7 +733,6 @@ begin
     reopened := coalesce(cardinality(chosen), 0) + cardinality(taken);
     -- Somebody looked after it: its retries count anew.
     update run_status r set retried = 0 where r.run_id = p_run_id and r.retried > 0;
-    update run_group g set retried = 0 where g.run_id = p_run_id and g.retried > 0;
     insert into journal (occurred_at, verb, actor, run_id, detail)
     values (clock(), 'clear', p_actor, p_run_id, jsonb_build_object('tasks', p_idxs, 'reopened', reopened, 'asked', asked)
             || case when p_instances = '[]' then '{}' else jsonb_build_object('instances', p_instances) end
@@ -961,6 +913,12 @@ begin
     from gate g cross join generate_series(1, p_count) where g.gate_id = any(p_checks) and g.kind = 'rate';
     update gate g set used = g.used + p_count where g.gate_id = any(p_checks) and g.kind = 'rate';
 end $$;
+
+CREATE FUNCTION evertick.count_shards() RETURNS void
+    LANGUAGE sql
+    AS $$
+    update shard s set of_shards = (select count(*) from shard x where x.state <> 'closed')
+$$;
 
 CREATE FUNCTION evertick.create_backfill(p_plan jsonb, p_request text, p_actor text, OUT id integer, OUT is_new boolean) RETURNS record
     LANGUAGE plpgsql
@@ -1185,7 +1143,6 @@ CREATE FUNCTION evertick.delete_run(p_run_id bigint, p_actor text) RETURNS text
     AS $$
 declare
     doomed run_status;
-    whose dag;
 begin
     select * into doomed from run_status r where r.run_id = p_run_id for update;
     if doomed.run_id is null then
@@ -1194,8 +1151,7 @@ begin
     if doomed.state not in ('success', 'failed', 'canceled') then
         return 'open';
     end if;
-    select * into whose from dag d where d.dag_id = doomed.dag_id;
-    perform forget_runs(whose.shard, array[p_run_id]);
+    perform forget_runs(0::smallint, array[p_run_id]);
     insert into journal (occurred_at, verb, actor, dag_id, run_id, detail)
     values (clock(), 'delete_run', p_actor, doomed.dag_id, p_run_id, jsonb_build_object('state', doomed.state));
     return 'deleted';
@@ -1212,6 +1168,25 @@ begin
     insert into journal (occurred_at, verb, actor, detail)
     values (clock(), 'delete_value', p_actor, jsonb_build_object('kind', p_kind, 'name', p_name));
     return true;
+end $$;
+
+CREATE FUNCTION evertick.end_moves(p_shard smallint, p_epoch bigint, p_now timestamp with time zone, OUT is_over boolean, OUT is_closed boolean) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+begin
+    is_closed := false;
+    perform pg_advisory_xact_lock(4714, 0);
+    update shard s set moves_since = null
+    where s.shard = p_shard and s.epoch = p_epoch and s.moves_since < p_now - interval '1 minute';
+    is_over := found;
+    if is_over then
+        update shard s set state = 'closed', epoch = s.epoch + 1, lease_until = null, owner = null, is_watched = false
+        where s.shard = p_shard and s.epoch = p_epoch and s.state = 'leaving';
+        is_closed := found;
+    end if;
+    if is_closed then
+        perform count_shards();
+    end if;
 end $$;
 
 CREATE FUNCTION evertick.end_waits(p_ends evertick.wait_end[]) RETURNS void
@@ -1296,11 +1271,9 @@ begin
        or exists (
         -- an end that was not counted, so that what follows has no row at all
         select 1 from task k
-        cross join lateral (select x.dst, x.out_of from edge x where x.version_id = status.version_id and x.src = k.idx offset 0) g
+        cross join lateral (select x.dst from edge x where x.version_id = status.version_id and x.src = k.idx offset 0) g
         where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
-          and (g.out_of is null or is_over(p_run_id, status.version_id, g.out_of))
           and (select true from task n where n.run_id = p_run_id and n.idx = g.dst limit 1) is null)
-       or exists (select 1 from groups_that_drifted(p_run_id))
        or (seen.waiting > 0 and exists (
         -- counted wrongly, or counted and not decided
         select 1 from upstream_of(p_run_id, null) u
@@ -1365,10 +1338,6 @@ begin
     update run_status r set open_tasks = r.open_tasks + counted.n - 1, extra_tasks = r.extra_tasks + counted.n - 1
     where r.run_id = p_head.run_id and r.state = 'running';
     if counted.n > 1 then
-        insert into run_group as g (run_id, grp, more)
-        select p_head.run_id, s.grp, counted.n - 1 from task_spec s
-        where s.version_id = p_head.version_id and s.idx = p_head.idx and s.grp is not null
-        on conflict (run_id, grp) do update set more = g.more + excluded.more;
         insert into task as k (run_id, idx, version_id, state, n_more)
         select p_head.run_id, g.dst, p_head.version_id, 'waiting', counted.n - 1
         from edge g join task_spec s on s.version_id = g.version_id and s.idx = g.dst
@@ -1499,7 +1468,7 @@ CREATE FUNCTION evertick.fingerprint(p_run_id bigint) RETURNS text
     from run_status r left join task k on k.run_id = r.run_id where r.run_id = p_run_id group by r.open_tasks
 $$;
 
-CREATE FUNCTION evertick.finish(p_session bigint, p_reports jsonb, p_infra_retries integer, p_unchosen evertick.ended[] DEFAULT NULL::evertick.ended[], OUT refused evertick.ended[], OUT offered integer) RETURNS record
+CREATE FUNCTION evertick.finish(p_session bigint, p_reports jsonb, p_infra_retries integer, OUT refused evertick.ended[], OUT offered integer) RETURNS record
     LANGUAGE plpgsql
     AS $$
 declare
@@ -1603,22 +1572,13 @@ begin
           and not exists (select 1 from task k where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
                           and k.epoch = x.epoch and k.session = p_session and k.state <> 'running');
     end if;
-    offered := settle(ended_now || p_unchosen);
+    offered := settle(ended_now);
     if again is not null then
         offered := offered + release(again);
     end if;
     if cleared is not null then
         offered := offered + reopen(cleared);
     end if;
-end $$;
-
-CREATE FUNCTION evertick.finish_attempt(p_session bigint, p_reports jsonb, p_infra_retries integer) RETURNS SETOF evertick.step_row
-    LANGUAGE plpgsql
-    AS $$
-begin
-    return query select * from step(p_session, p_reports, p_infra_retries, '{}', 0, null, null);
-    update runner r set gone_at = clock(), gone_reason = 'finished'
-    where r.session = p_session and r.gone_at is null and not exists (select 1 from lease l where l.session = p_session);
 end $$;
 
 CREATE FUNCTION evertick.fire(p_shard smallint, p_epoch bigint, p_plans jsonb) RETURNS evertick.settled
@@ -1632,7 +1592,7 @@ begin
     free := array(
         select s.schedule_id from schedule_state s
         where s.schedule_id = any(array(select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x))
-          and (s.next_due > clock()) is not true
+          and (s.next_due > clock()) is not true and s.shard = p_shard   -- one that has moved is its new leader's
         order by s.schedule_id for no key update skip locked);
     if cardinality(free) < jsonb_array_length(p_plans) then
         p_plans := (select coalesce(jsonb_agg(x), '[]') from jsonb_array_elements(p_plans) x
@@ -1731,8 +1691,7 @@ begin
                 select 1 from edge g
                 left join task u on u.run_id = c.run_id and u.idx = g.src
                 where g.version_id = c.version_id and g.dst = c.idx
-                  and (coalesce(u.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
-                       or not (g.out_of is null or is_over(c.run_id, c.version_id, g.out_of))))
+                  and coalesce(u.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))
             group by c.run_id order by c.run_id
         loop
             taken := taken || take_back_instances(one.run_id, one.idxs);
@@ -1775,20 +1734,15 @@ begin
     return case when length(name) > 400 then left(name, 300) || '…' || md5(name) else name end;
 end $$;
 
-CREATE FUNCTION evertick.groups_that_drifted(p_run_id bigint) RETURNS TABLE(grp integer, ended integer, more integer)
-    LANGUAGE sql STABLE
+CREATE FUNCTION evertick.hand_over(p_shard smallint, p_epoch bigint, p_heir text, p_seconds double precision) RETURNS boolean
+    LANGUAGE plpgsql
     AS $$
-    select w.grp, c.ended, c.more
-    from run_status r
-    join retry_group w on w.version_id = r.version_id
-    cross join lateral (
-        select count(*) filter (where k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))::int as ended,
-               (count(k.idx) - count(distinct k.idx))::int as more
-        from unnest(w.members) m(idx)
-        cross join lateral (select x.idx, x.state from task x where x.run_id = p_run_id and x.idx = m.idx offset 0) k) c
-    left join run_group g on g.run_id = r.run_id and g.grp = w.grp
-    where r.run_id = p_run_id and (coalesce(g.ended, 0), coalesce(g.more, 0)) <> (c.ended, c.more)
-$$;
+begin
+    update shard s
+    set lease_until = null, owner = null, heir = p_heir, heir_until = clock() + make_interval(secs => p_seconds)
+    where s.shard = p_shard and s.epoch = p_epoch;
+    return found;
+end $$;
 
 CREATE FUNCTION evertick.has_claimed_since(p_session bigint, p_seconds double precision) RETURNS boolean
     LANGUAGE sql STABLE
@@ -1924,19 +1878,11 @@ CREATE FUNCTION evertick.holds_gates(p_run_id bigint, p_idx integer, p_map_index
                    and k.state in ('available', 'queued', 'running'))
 $$;
 
-CREATE FUNCTION evertick.inputs_of(p_run_id bigint, p_version_id integer, p_idx integer, p_map_index integer) RETURNS text
+CREATE FUNCTION evertick.home_of(p_run_id bigint) RETURNS smallint
     LANGUAGE plpgsql STABLE
     AS $$
 begin
-    if p_map_index >= 0 then
-        return inputs_of_instance(p_run_id, p_version_id, p_idx, p_map_index);
-    end if;
-    return (
-        select jsonb_object_agg(s.name, case when s.is_mapped then results_of(p_run_id, i.src) else v.value end)::text
-        from task_input i
-        join task_spec s on s.version_id = i.version_id and s.idx = i.src
-        left join result v on v.run_id = p_run_id and v.idx = i.src and v.map_index = -1
-        where i.version_id = p_version_id and i.idx = p_idx);
+    return coalesce((select d.shard from run_status r join dag d on d.dag_id = r.dag_id where r.run_id = p_run_id), 0);
 end $$;
 
 CREATE FUNCTION evertick.inputs_of_instance(p_run_id bigint, p_version_id integer, p_idx integer, p_map_index integer) RETURNS text
@@ -1953,6 +1899,29 @@ begin
         select m.item from map_item m where m.run_id = p_run_id and m.idx = p_idx and m.map_index = p_map_index));
 end $$;
 
+CREATE TABLE evertick.shard (
+    shard smallint NOT NULL,
+    epoch bigint NOT NULL,
+    owner text,
+    lease_until timestamp with time zone,
+    is_watched boolean DEFAULT false NOT NULL,
+    led_since timestamp with time zone,
+    state text DEFAULT 'open'::text NOT NULL,
+    of_shards smallint DEFAULT 1 NOT NULL,
+    chosen_at timestamp with time zone,
+    moves_since timestamp with time zone,
+    heir text,
+    heir_until timestamp with time zone,
+    CONSTRAINT shard_state_check CHECK ((state = ANY (ARRAY['open'::text, 'leaving'::text, 'closed'::text])))
+);
+
+CREATE FUNCTION evertick.is_free(s evertick.shard, p_owner text) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select (s.lease_until is null or s.lease_until < clock()) and s.state <> 'closed'
+       and (s.heir is null or s.heir = p_owner or s.heir_until < clock())
+$$;
+
 CREATE FUNCTION evertick.is_met(p_condition jsonb, p_heard text[]) RETURNS boolean
     LANGUAGE plpgsql IMMUTABLE
     AS $$
@@ -1964,14 +1933,6 @@ begin
     end if;
     return (select k.key || ':' || k.value = any(p_heard) from jsonb_each_text(p_condition) k);
 end $$;
-
-CREATE FUNCTION evertick.is_over(p_run_id bigint, p_version_id integer, p_grp integer) RETURNS boolean
-    LANGUAGE sql STABLE
-    AS $$
-    select coalesce((select g.ended >= cardinality(w.members) + g.more from run_group g
-                     join retry_group w on w.version_id = p_version_id and w.grp = p_grp
-                     where g.run_id = p_run_id and g.grp = p_grp), false)
-$$;
 
 CREATE FUNCTION evertick.is_overdue(p_run_id bigint) RETURNS boolean
     LANGUAGE sql STABLE
@@ -2057,15 +2018,13 @@ WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_
 CREATE FUNCTION evertick.is_timed(p_task evertick.task) RETURNS boolean
     LANGUAGE sql STABLE
     AS $$
-    select exists (select 1 from run_status r join dag d on d.dag_id = r.dag_id
-                   join timer w on w.shard = d.shard and w.due_at = p_task.not_before and w.run_id = p_task.run_id
-                                and w.idx = p_task.idx and w.map_index = p_task.map_index
-                   where r.run_id = p_task.run_id)
-        or exists (select 1 from run_status r join dag d on d.dag_id = r.dag_id
+    select exists (select 1 from shard h
+                   join timer w on w.shard = h.shard and w.due_at = p_task.not_before and w.run_id = p_task.run_id
+                                and w.idx = p_task.idx and w.map_index = p_task.map_index)
+        or exists (select 1 from shard h
                    join task_spec s on s.version_id = p_task.version_id and s.idx = p_task.idx
-                   join retry_line l on l.shard = d.shard and l.queue = s.queue and l.due_at = p_task.not_before
-                                     and l.run_id = p_task.run_id and l.idx = p_task.idx and l.map_index = p_task.map_index
-                   where r.run_id = p_task.run_id)
+                   join retry_line l on l.shard = h.shard and l.queue = s.queue and l.due_at = p_task.not_before
+                                     and l.run_id = p_task.run_id and l.idx = p_task.idx and l.map_index = p_task.map_index)
 $$;
 
 CREATE TABLE evertick.schedule_state (
@@ -2172,41 +2131,6 @@ begin
         perform set_config('evertick.released', (
             coalesce(nullif(current_setting('evertick.released', true), ''), '{}')::gate_weight[] || given)::text, true);
     end if;
-end $$;
-
-CREATE FUNCTION evertick.leave_groups(p_ended evertick.ended[], OUT heard evertick.ended[], OUT again evertick.group_key[]) RETURNS record
-    LANGUAGE plpgsql
-    AS $$
-declare
-    over group_key[];
-begin
-    heard := '{}';
-    again := '{}';
-    with counted as (
-        insert into run_group as g (run_id, grp, ended)
-        select e.run_id, s.grp, count(*)::int from unnest(p_ended) e
-        cross join lateral (select x.grp from task_spec x where x.version_id = e.version_id and x.idx = e.idx offset 0) s
-        where s.grp is not null
-        group by e.run_id, s.grp order by e.run_id, s.grp
-        on conflict (run_id, grp) do update set ended = g.ended + excluded.ended
-        returning g.run_id, g.grp, g.ended, g.more
-    )
-    select array_agg(row(c.run_id, r.version_id, c.grp)::group_key) into over
-    from counted c
-    cross join lateral (select x.version_id from run_status x where x.run_id = c.run_id offset 0) r
-    cross join lateral (select x.members from retry_group x where x.version_id = r.version_id and x.grp = c.grp offset 0) w
-    where c.ended >= cardinality(w.members) + c.more;
-    if over is null then
-        return;
-    end if;
-    again := array(select o from unnest(over) o where begins_again(o));
-    heard := array(
-        select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended
-        from unnest(over) o
-        join retry_group w on w.version_id = o.version_id and w.grp = o.grp
-        cross join unnest(w.members) m(idx)
-        cross join lateral (select * from task x where x.run_id = o.run_id and x.idx = m.idx offset 0) k
-        where o <> all(again));
 end $$;
 
 CREATE FUNCTION evertick.let_in(p_tasks evertick.gate_arrival[]) RETURNS integer
@@ -2367,7 +2291,7 @@ CREATE FUNCTION evertick.lock_schedules(p_name text) RETURNS void
     where d.name = p_name order by s.schedule_id for no key update of s
 $$;
 
-CREATE FUNCTION evertick.look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean, p_elapsed double precision, p_lost_after double precision, p_system_id bigint, p_timeline bigint, p_lsn bigint, OUT read_at timestamp with time zone, OUT is_watched boolean, OUT next_fire timestamp with time zone, OUT next_timer timestamp with time zone, OUT has_line boolean, OUT next_expiry timestamp with time zone, OUT silent bigint[], OUT stranded bigint[], OUT overdue bigint[], OUT with_room integer[], OUT backfills integer[], OUT has_arrivals boolean, OUT next_wake timestamp with time zone, OUT has_gates boolean, OUT next_opening timestamp with time zone, OUT has_deliveries boolean, OUT marked_lsn bigint, OUT is_synchronous boolean, OUT troubles text[]) RETURNS record
+CREATE FUNCTION evertick.look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean, p_elapsed double precision, p_lost_after double precision, p_system_id bigint, p_timeline bigint, p_lsn bigint, OUT read_at timestamp with time zone, OUT is_watched boolean, OUT next_fire timestamp with time zone, OUT next_timer timestamp with time zone, OUT has_line boolean, OUT next_expiry timestamp with time zone, OUT silent bigint[], OUT stranded bigint[], OUT overdue bigint[], OUT with_room integer[], OUT backfills integer[], OUT has_arrivals boolean, OUT next_wake timestamp with time zone, OUT has_gates boolean, OUT next_opening timestamp with time zone, OUT has_deliveries boolean, OUT marked_lsn bigint, OUT is_synchronous boolean, OUT of_shards smallint, OUT has_moves boolean, OUT troubles text[]) RETURNS record
     LANGUAGE plpgsql
     AS $$
 begin
@@ -2380,7 +2304,8 @@ begin
             is_watched := pg_try_advisory_lock(4712, p_shard);
         end if;
         update shard s set lease_until = read_at + make_interval(secs => p_seconds), is_watched = look.is_watched
-        where s.shard = p_shard and s.epoch = p_epoch and s.lease_until is not null;
+        where s.shard = p_shard and s.epoch = p_epoch and s.lease_until is not null
+        returning s.of_shards, s.moves_since is not null into of_shards, has_moves;
         if not found then
             raise exception 'not the leader of shard %: epoch % has resigned', p_shard, p_epoch using errcode = 'EV001';
         end if;
@@ -2399,16 +2324,7 @@ begin
         troubles := array_append(troubles, 'promote: ' || sqlerrm);
     end;
     begin
-        if p_elapsed is not null then
-            silent := array(select x from listen_for_silence(p_elapsed, p_lost_after) x);
-        end if;
-        stranded := array(select x from stranded() x);
-    exception when others then
-        troubles := array_append(troubles, 'reap: ' || sqlerrm);
-    end;
-    begin
         overdue := array(select x from overdue_runs(p_shard) x);
-        select min(q.expires_at) into next_expiry from ready q where q.expires_at is not null;
     exception when others then
         troubles := array_append(troubles, 'time_out: ' || sqlerrm);
     end;
@@ -2424,14 +2340,35 @@ begin
         troubles := array_append(troubles, 'backfill: ' || sqlerrm);
     end;
     begin
-        has_arrivals := exists (select 1 from arrival);
-    exception when others then
-        troubles := array_append(troubles, 'hear: ' || sqlerrm);
-    end;
-    begin
         next_wake := next_wake_of(p_shard);
     exception when others then
         troubles := array_append(troubles, 'wake: ' || sqlerrm);
+    end;
+    if p_shard <> 0 then
+        stranded := '{}';
+        has_arrivals := false;
+        has_gates := false;
+        has_deliveries := false;
+        read_at := clock();
+        return;
+    end if;
+    begin
+        if p_elapsed is not null then
+            silent := array(select x from listen_for_silence(p_elapsed, p_lost_after) x);
+        end if;
+        stranded := array(select x from stranded() x);
+    exception when others then
+        troubles := array_append(troubles, 'reap: ' || sqlerrm);
+    end;
+    begin
+        select min(q.expires_at) into next_expiry from ready q where q.expires_at is not null;
+    exception when others then
+        troubles := array_append(troubles, 'time_out: ' || sqlerrm);
+    end;
+    begin
+        has_arrivals := exists (select 1 from arrival);
+    exception when others then
+        troubles := array_append(troubles, 'hear: ' || sqlerrm);
     end;
     begin
         select min(g.opens_at) into next_opening from gate g where g.opens_at is not null;
@@ -2589,6 +2526,101 @@ begin
     return 'marked';
 end $$;
 
+CREATE FUNCTION evertick.misplaced(p_shard smallint, p_limit integer) RETURNS bigint
+    LANGUAGE sql STABLE
+    AS $$
+    select (select count(*) from (select 1 from dag d where d.shard = p_shard and shard_of(d.name, open_shards()) <> p_shard limit p_limit) x)
+         + (select count(*) from (select 1 from schedule_state s join schedule c on c.schedule_id = s.schedule_id
+                                  join dag d on d.dag_id = c.dag_id where s.shard = p_shard and d.shard <> p_shard limit p_limit) x)
+         + (select count(*) from (select 1 from backfill b join dag d on d.dag_id = b.dag_id
+                                  where b.shard = p_shard and d.shard <> p_shard limit p_limit) x)
+         + (select count(*) from (select 1 from deferral x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit) x)
+         + (select count(*) from (select 1 from timer x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit) x)
+         + (select count(*) from (select 1 from retry_line x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit) x)
+         + (select count(*) from (select 1 from retry_slot x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit) x)
+         + (select count(*) from (select 1 from deadline x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit) x)
+$$;
+
+CREATE FUNCTION evertick.move_out(p_shard smallint, p_epoch bigint, p_limit integer, OUT moved integer, OUT is_over boolean, OUT is_closed boolean) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    n int := open_shards();
+    k int;
+    t timestamptz := clock();
+begin
+    perform fence(p_shard, p_epoch);
+    is_over := false;
+    is_closed := false;
+    update dag d set shard = shard_of(d.name, n)
+    where d.dag_id = any(array(select x.dag_id from dag x where x.shard = p_shard and shard_of(x.name, n) <> p_shard
+                               order by x.dag_id limit p_limit for no key update skip locked));
+    get diagnostics moved = row_count;
+    with gone as materialized (
+        select s.schedule_id, d.shard as home from schedule_state s
+        join schedule c on c.schedule_id = s.schedule_id join dag d on d.dag_id = c.dag_id
+        where s.shard = p_shard and d.shard <> p_shard limit p_limit for no key update of s skip locked)
+    update schedule_state s set shard = g.home from gone g where s.schedule_id = g.schedule_id and s.shard = p_shard;
+    get diagnostics k = row_count;
+    moved := moved + k;
+    with gone as materialized (
+        select b.backfill_id, d.shard as home from backfill b join dag d on d.dag_id = b.dag_id
+        where b.shard = p_shard and d.shard <> p_shard limit p_limit for no key update of b skip locked)
+    update backfill b set shard = g.home from gone g where b.backfill_id = g.backfill_id and b.shard = p_shard;
+    get diagnostics k = row_count;
+    moved := moved + k;
+    with gone as materialized (
+        select x.run_id, x.idx, x.map_index, home_of(x.run_id) as home from deferral x
+        where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for no key update skip locked)
+    update deferral x set shard = g.home from gone g
+    where x.run_id = g.run_id and x.idx = g.idx and x.map_index = g.map_index and x.shard = p_shard;
+    get diagnostics k = row_count;
+    moved := moved + k;
+    with gone as (
+        delete from timer w where w.ctid = any(array(
+            select x.ctid from timer x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for update skip locked))
+        returning w.*
+    ), placed as (
+        insert into timer (shard, due_at, run_id, idx, map_index)
+        select home_of(g.run_id), g.due_at, g.run_id, g.idx, g.map_index from gone g on conflict do nothing
+    )
+    select count(*) into k from gone;
+    moved := moved + k;
+    with gone as (
+        delete from retry_line w where w.ctid = any(array(
+            select x.ctid from retry_line x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for update skip locked))
+        returning w.*
+    ), placed as (
+        insert into retry_line (shard, queue, due_at, run_id, idx, map_index)
+        select home_of(g.run_id), g.queue, g.due_at, g.run_id, g.idx, g.map_index from gone g on conflict do nothing
+    )
+    select count(*) into k from gone;
+    moved := moved + k;
+    with gone as (
+        delete from retry_slot w where w.ctid = any(array(
+            select x.ctid from retry_slot x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for update skip locked))
+        returning w.*
+    ), placed as (
+        insert into retry_slot (shard, queue, run_id, idx, map_index, epoch)
+        select home_of(g.run_id), g.queue, g.run_id, g.idx, g.map_index, g.epoch from gone g on conflict do nothing
+    )
+    select count(*) into k from gone;
+    moved := moved + k;
+    with gone as (
+        delete from deadline w where w.ctid = any(array(
+            select x.ctid from deadline x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for update skip locked))
+        returning w.*
+    ), placed as (
+        insert into deadline (shard, due_at, run_id, kind)
+        select home_of(g.run_id), g.due_at, g.run_id, g.kind from gone g on conflict do nothing
+    )
+    select count(*) into k from gone;
+    moved := moved + k;
+    if moved = 0 and misplaced(p_shard, 1) = 0 then
+        select e.is_over, e.is_closed into is_over, is_closed from end_moves(p_shard, p_epoch, t) e;
+    end if;
+end $$;
+
 CREATE FUNCTION evertick.move_run(p_run_id bigint, p_version_id integer) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -2613,7 +2645,6 @@ begin
     update run_status r set version_id = p_version_id
     where r.run_id = p_run_id and r.version_id = status.version_id and r.state in ('success', 'failed', 'canceled');
     update task k set version_id = p_version_id where k.run_id = p_run_id;
-    delete from run_group g where g.run_id = p_run_id;   -- of other groups; counted anew by whoever reopens something
     insert into moved_run as m (run_id, version_id) values (p_run_id, p_version_id)
     on conflict (run_id) do update set version_id = excluded.version_id;
 end $$;
@@ -2955,6 +2986,12 @@ begin
     return coalesce(cardinality(started), 0);
 end $$;
 
+CREATE FUNCTION evertick.open_shards() RETURNS integer
+    LANGUAGE sql STABLE
+    AS $$
+    select count(*)::int from shard s where s.state = 'open'
+$$;
+
 CREATE FUNCTION evertick.overdue(p_queues text[], p_low bigint[], p_aging double precision, p_most integer) RETURNS TABLE(place integer, seq bigint)
     LANGUAGE plpgsql
     AS $$
@@ -3152,7 +3189,7 @@ begin
     on conflict do nothing;
     q := (select min(l.queue) from retry_line l where l.shard = p_shard);
     while q is not null loop
-        room := retry_room(p_shard, q, p_bound);
+        room := retry_room(q, p_bound);
         if room > 0 then
             chosen := array(
                 select first.place from (
@@ -3242,7 +3279,7 @@ begin
     elsif p_kind = 'backfills' then
         -- They are over and their runs are all counted; the runs go by themselves.
         delete from backfill where ctid = any(array(
-            select b.ctid from backfill b where b.shard = p_shard and b.finished_at < p_before and b.open_runs = 0
+            select b.ctid from backfill b where b.finished_at < p_before and b.open_runs = 0
             limit p_limit for update skip locked));
     elsif p_kind = 'runners' then
         -- Gone for long. One that comes back finds out that it is gone by not being there.
@@ -3289,7 +3326,7 @@ begin
     perform fence(p_shard, p_epoch);
     doomed := array(
         select v.version_id from dag_version v join dag d on d.dag_id = v.dag_id
-        where d.shard = p_shard and v.retired_at < p_before and v.version_id is distinct from d.version_id
+        where v.retired_at < p_before and v.version_id is distinct from d.version_id
           and not exists (select 1 from run r where r.dag_id = v.dag_id and r.version_id = v.version_id
                           and r.run_id <= v.final_run_id + 100000)
           and not exists (select 1 from moved_run m where m.version_id = v.version_id)
@@ -3310,8 +3347,9 @@ begin
     perform lock_schedules(p_dag->>'name');
     perform refuse_moved(p_dag->>'name', null, p_seen);
     before := (select d.version_id from dag d where d.name = p_dag->>'name');
-    insert into dag as d (name, file, paused)
-    values (p_dag->>'name', p_dag->>'file', coalesce((p_dag->>'starts_paused')::boolean, false))
+    insert into dag as d (name, file, paused, shard)
+    values (p_dag->>'name', p_dag->>'file', coalesce((p_dag->>'starts_paused')::boolean, false),
+            shard_of(p_dag->>'name', open_shards()))
     on conflict (name) do update set file = excluded.file, deleted_at = null
     returning d.dag_id into out_dag_id;
 
@@ -3326,19 +3364,16 @@ begin
     if is_new then
         insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
                                starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated, is_ordered,
-                               awaits_past, is_mapped, defers, notifies, grp, decides_grp)
+                               awaits_past, is_mapped, defers, notifies)
         select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
                x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets, coalesce(x.is_gated, false),
                coalesce(x.is_ordered, false), coalesce(x.awaits_past, false), coalesce(x.is_mapped, false),
-               coalesce(x.defers, false), coalesce(x.notifies, false), x.grp, coalesce(x.decides_grp, false)
+               coalesce(x.defers, false), coalesce(x.notifies, false)
         from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint, rule trigger_rule,
              upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
              max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[], is_gated boolean,
              is_ordered boolean, awaits_past boolean, is_mapped boolean, defers boolean,
-             notifies boolean, grp int, decides_grp boolean);
-        insert into retry_group (version_id, grp, name, retries, members)
-        select out_version_id, x.grp, x.name, x.retries, x.members
-        from jsonb_to_recordset(p_dag->'groups') as x(grp int, name text, retries int, members int[]);
+             notifies boolean);
         insert into task_gate (version_id, idx, place, kind, name, parts, weight, capacity, version, period)
         select out_version_id, x.idx, x.place, x.kind, x.name, x.parts, x.weight, x.capacity, x.version, x.period
         from jsonb_to_recordset(p_dag->'gates')
@@ -3361,8 +3396,8 @@ begin
         from jsonb_to_recordset(p_dag->'waits') as x(idx int, kind wait_kind, until timestamptz, seconds double precision, at text,
              timezone text, parts jsonb, lookback double precision, timeout double precision, on_timeout task_state, on_reject task_state,
              backoff double precision, longest double precision);
-        insert into edge (version_id, src, dst, out_of)
-        select out_version_id, (x->>0)::int, (x->>1)::int, (x->>2)::int from jsonb_array_elements(p_dag->'edges') x;
+        insert into edge (version_id, src, dst)
+        select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'edges') x;
         insert into task_input (version_id, idx, src)
         select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'inputs') x;
     else
@@ -3810,6 +3845,9 @@ begin
             select true from run_status x where x.run_id = w.run_id and x.state = 'running') is null;
         perform take_back(p_shard);
         perform admit_passed_over(p_shard);
+        if p_shard = 0 then
+            perform reopen_shards();
+        end if;
     end if;
     perform pass_gates();
 end $$;
@@ -3900,10 +3938,6 @@ begin
         return repairs;
     end if;
 
-    if recount_groups(p_run_id) > 0 then
-        repairs := array_append(repairs, 'group_counter_drift');
-    end if;
-
     -- a run without its first tasks, or a waiting task that nobody decided
     n := recount_upstream(p_run_id, array(
         select k.idx from task k where k.run_id = p_run_id and k.state = 'waiting'));
@@ -3927,9 +3961,8 @@ begin
         insert into task (run_id, idx, version_id, state)
         select distinct p_run_id, g.dst, status.version_id, 'waiting'::task_state
         from task k
-        cross join lateral (select x.dst, x.out_of from edge x where x.version_id = status.version_id and x.src = k.idx offset 0) g
+        cross join lateral (select x.dst from edge x where x.version_id = status.version_id and x.src = k.idx offset 0) g
         where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
-          and (g.out_of is null or is_over(p_run_id, status.version_id, g.out_of))
           and not has_instances(p_run_id, g.dst)
         on conflict (run_id, idx, map_index) do nothing
         returning idx
@@ -4008,19 +4041,6 @@ begin
         values (t, 'reconcile', 'evertick', p_run_id, jsonb_build_object('repairs', repairs));
     end if;
     return repairs;
-end $$;
-
-CREATE FUNCTION evertick.recount_groups(p_run_id bigint) RETURNS integer
-    LANGUAGE plpgsql
-    AS $$
-declare
-    drifted int;
-begin
-    insert into run_group as g (run_id, grp, ended, more)
-    select p_run_id, d.grp, d.ended, d.more from groups_that_drifted(p_run_id) d
-    on conflict (run_id, grp) do update set ended = excluded.ended, more = excluded.more;
-    get diagnostics drifted = row_count;
-    return drifted;
 end $$;
 
 CREATE FUNCTION evertick.recount_run(p_run_id bigint) RETURNS boolean
@@ -4184,15 +4204,14 @@ begin
     if exists (select 1 from unnest(p_tasks) p where p.map_index >= 0) then
         perform fold_instances(p_tasks);
     end if;
-    runs := array(select distinct p.run_id from unnest(p_tasks) p order by 1);
-    perform recount_groups(x) from unnest(runs) x;   -- who counts on a group asks whether it is over
     p_tasks := p_tasks || fold_unready(p_tasks);
+    runs := array(select distinct p.run_id from unnest(p_tasks) p order by 1);
     foreach r in array runs loop
-        perform recount_groups(r);
         perform recount_upstream(r, array(
             select p.idx from unnest(p_tasks) p where p.run_id = r
             union
-            select g.dst from after_tasks(p_tasks) g where g.run_id = r));
+            select g.dst from unnest(p_tasks) p
+            join edge g on g.version_id = p.version_id and g.src = p.idx where p.run_id = r));
         -- It starts anew, and so does the time that it may take.
         update run_status s
         set state = 'queued', started_at = null, finished_at = null, cancel_requested = false, reason = null
@@ -4230,6 +4249,20 @@ begin
           join task_spec s on s.version_id = k.version_id and s.idx = k.idx and s.is_leaf
           where k.run_id = p_run_id and k.state in ('failed', 'canceled', 'upstream_failed')) bad
     where r.run_id = p_run_id and r.state = 'running' and r.open_tasks = 1;
+end $$;
+
+CREATE FUNCTION evertick.reopen_shards() RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+    if not exists (select 1 from shard s where s.state = 'closed') then
+        return;
+    end if;
+    if exists (select 1 from shard s where s.state = 'closed' and misplaced(s.shard, 1) > 0) then
+        perform pg_advisory_xact_lock(4714, 0);
+        update shard s set state = 'leaving', moves_since = clock() where s.state = 'closed' and misplaced(s.shard, 1) > 0;
+        perform count_shards();
+    end if;
 end $$;
 
 CREATE FUNCTION evertick.reroute(p_dag_id integer, p_version_id integer, p_tasks jsonb, p_actor text) RETURNS integer
@@ -4361,49 +4394,24 @@ begin
     return again;
 end $$;
 
-CREATE FUNCTION evertick.retry_groups(p_groups evertick.group_key[]) RETURNS integer
+CREATE FUNCTION evertick.retry_room(p_queue text, p_bound integer) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 declare
-    one group_key;
-    what retry_group;
-    everything ended[] := '{}';
-    tries int;
+    places smallint[] := array(select s.shard from shard s);
 begin
-    foreach one in array p_groups loop
-        select w.* into what from retry_group w where w.version_id = one.version_id and w.grp = one.grp;
-        -- Nothing of it has been heard outside, so nothing there is taken back.
-        update run_group g set retried = g.retried + 1, ended = 0 where g.run_id = one.run_id and g.grp = one.grp
-        returning g.retried into tries;
-        insert into journal (occurred_at, verb, actor, run_id, detail)
-        values (clock(), 'retry', 'evertick', one.run_id, jsonb_build_object('group', what.name, 'retried', tries, 'failed', (
-            select jsonb_agg(distinct s.name) from unnest(what.members) m(idx)
-            join task k on k.run_id = one.run_id and k.idx = m.idx and k.state = 'failed'
-            join task_spec s on s.version_id = one.version_id and s.idx = m.idx)));
-        everything := everything || array(
-            select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended
-            from unnest(what.members) m(idx)
-            cross join lateral (select * from task x where x.run_id = one.run_id and x.idx = m.idx offset 0) k
-            where not (k.state = 'skipped' and k.started_at is null and coalesce(k.reason, '') like 'not chosen by %' and not exists (
-                select 1 from unnest(what.members) u(idx) join task_spec s on s.version_id = one.version_id and s.idx = u.idx
-                where k.reason = format('not chosen by %s', s.name))));
-    end loop;
-    return reopen(everything);   -- all at once: a group that is still to begin again must not be heard
-end $$;
-
-CREATE FUNCTION evertick.retry_room(p_shard smallint, p_queue text, p_bound integer) RETURNS integer
-    LANGUAGE plpgsql
-    AS $$
-begin
+    if cardinality(places) > 1 then
+        perform pg_advisory_xact_lock(4713, hashtext(p_queue));
+    end if;
     delete from retry_slot x
-    where x.shard = p_shard and x.queue = p_queue and (
+    where x.shard = any(places) and x.queue = p_queue and (
         select true from task k
         where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
           and ((k.state = 'available' and k.epoch = x.epoch and k.attempt + k.losses > 0)   -- what was cleared is no retry
                or (k.state in ('queued', 'running') and k.epoch = x.epoch + 1))) is null;
     return coalesce(p_bound, (select greatest(sum(r.slots) / 2, 1) from runner r
                               where r.gone_at is null and p_queue = any(r.queues)), 1)
-         - (select count(*) from retry_slot x where x.shard = p_shard and x.queue = p_queue);
+         - (select count(*) from retry_slot x where x.shard = any(places) and x.queue = p_queue);
 end $$;
 
 CREATE FUNCTION evertick.retry_runs(p_run_ids bigint[]) RETURNS integer
@@ -4413,7 +4421,6 @@ declare
     t timestamptz := clock();
 begin
     update run_status r set retried = r.retried + 1 where r.run_id = any(p_run_ids) and r.state = 'failed';
-    update run_group g set retried = 0 where g.run_id = any(p_run_ids) and g.retried > 0;
     insert into journal (occurred_at, verb, actor, run_id, detail)
     select t, 'retry', 'evertick', r.run_id, jsonb_strip_nulls(jsonb_build_object('retried', r.retried, 'reason', r.reason))
     from run_status r where r.run_id = any(p_run_ids);
@@ -4578,11 +4585,35 @@ CREATE FUNCTION evertick.set_schedule_aside(p_shard smallint, p_epoch bigint, p_
 begin
     perform fence(p_shard, p_epoch);
     update schedule_state s set error = left(p_reason, 2000)
-    where s.schedule_id = p_schedule_id and s.version = p_version and s.error is null;
+    where s.schedule_id = p_schedule_id and s.version = p_version and s.error is null and s.shard = p_shard;
     if not found then
         return false;
     end if;
     perform set_aside('schedule', p_schedule_id, 'fire', p_reason, p_is_tried_again);
+    return true;
+end $$;
+
+CREATE FUNCTION evertick.set_shards(p_shards integer, p_actor text, p_if_never_chosen boolean) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+declare
+    before int;
+    t timestamptz := clock();
+begin
+    perform pg_advisory_xact_lock(4714, 0);
+    if p_if_never_chosen and exists (select 1 from shard s where s.chosen_at is not null) then
+        return false;
+    end if;
+    before := open_shards();
+    insert into shard (shard, epoch) select n, 0 from generate_series(0, p_shards - 1) n on conflict (shard) do nothing;
+    perform 1 from shard s order by s.shard for no key update;
+    update shard s
+    set state = case when s.shard < p_shards then 'open' when s.state = 'closed' then 'closed' else 'leaving' end,
+        moves_since = case when s.shard >= p_shards and s.state = 'closed' then null else t end,
+        chosen_at = t;
+    perform count_shards();
+    insert into journal (occurred_at, verb, actor, detail)
+    values (t, 'set_shards', p_actor, jsonb_build_object('shards', p_shards, 'before', before));
     return true;
 end $$;
 
@@ -4594,95 +4625,76 @@ declare
     everything ended[] := frontier;
     moved ended[];
     offered int := 0;
-    -- where no group has retries, asking is a look at an empty table
-    has_groups boolean := exists (select 1 from retry_group);
-    left_groups boolean[];   -- for each of the frontier: whether it is heard outside of its group now, which was done with within
-    to_retry group_key[] := '{}';
-    counted int := 0;
     t timestamptz := clock();
 begin
     if cardinality(frontier) = 0 then
         return 0;
     end if;
     loop
-        loop
-            -- Most tasks that end have nobody after them; asking is cheaper than setting up what follows.
-            exit when not exists (select 1 from unnest(frontier) e join edge g on g.version_id = e.version_id and g.src = e.idx);
-            with hit as (
-                select e.run_id, g.dst, e.version_id,
-                       count(*) filter (where e.state = 'success')::int as success,
-                       count(*) filter (where e.state in ('failed', 'canceled'))::int as failed,
-                       count(*) filter (where e.state = 'upstream_failed')::int as upstream_failed,
-                       count(*) filter (where e.state = 'skipped')::int as skipped,
-                       count(*) filter (where s.is_setup and e.state = 'success')::int as setup_success,
-                       count(*) filter (where s.is_setup and e.state = 'skipped')::int as setup_skipped
-                from unnest(frontier, left_groups) e(run_id, idx, map_index, version_id, state, has_left)
-                join task_spec s on s.version_id = e.version_id and s.idx = e.idx
-                join edge g on g.version_id = e.version_id and g.src = e.idx and (g.out_of is null) = (e.has_left is null)
-                group by e.run_id, g.dst, e.version_id
-            ), total as (
-                -- Added up here, not in the conflict's update: whoever changes a waiting row holds its run's lock, as we do.
-                -- OFFSET 0, so that each row is looked up by its whole key: joined, a plan made while runs were small reads
-                -- all tasks of the run for each (measured: 15 ms of 18 per batch in a run of 3,000).
-                -- A task that waits no more is not touched: "on conflict" would lock its row even so, and a claim that
-                -- holds another such row and wants this one would be a deadlock.
-                select h.run_id, h.dst, h.version_id,
-                       coalesce(w.n_success, 0) + h.success as success,
-                       coalesce(w.n_failed, 0) + h.failed as failed,
-                       coalesce(w.n_upstream_failed, 0) + h.upstream_failed as upstream_failed,
-                       coalesce(w.n_skipped, 0) + h.skipped as skipped,
-                       coalesce(w.n_setup_success, 0) + h.setup_success as setup_success,
-                       coalesce(w.n_setup_skipped, 0) + h.setup_skipped as setup_skipped,
-                       coalesce(w.n_more, 0) as more, w.state is null as is_new
-                from hit h
-                left join lateral (select * from task k where k.run_id = h.run_id and k.idx = h.dst and k.map_index = -1 offset 0) w
-                    on true
-                where w.state is null or w.state = 'waiting'
-            ), counted as (
-                insert into task as k (run_id, idx, version_id, state, finished_at, n_success, n_failed,
-                                       n_upstream_failed, n_skipped, n_setup_success, n_setup_skipped)
-                select h.run_id, h.dst, h.version_id, n.state,
-                       case when n.state in ('skipped', 'upstream_failed') then t end,
-                       h.success, h.failed, h.upstream_failed, h.skipped, h.setup_success, h.setup_skipped
-                from total h
-                join task_spec s on s.version_id = h.version_id and s.idx = h.dst
-                join run_status r on r.run_id = h.run_id
-                join dag d on d.dag_id = r.dag_id
-                cross join lateral (select case when r.state <> 'running' then 'waiting'::task_state else state_after(decide(
-                    s.rule, s.upstream_total + h.more, h.success, h.failed, h.upstream_failed, h.skipped,
-                    s.setup_total, h.setup_success, h.setup_skipped), d.paused or s.is_gated or s.is_mapped) end as state) n
-                -- a mapped task that has become its instances waits no more, either
-                where not (s.is_mapped and h.is_new and has_instances(h.run_id, h.dst))
-                order by h.run_id, h.dst
-                on conflict (run_id, idx, map_index) do update set
-                    n_success = excluded.n_success, n_failed = excluded.n_failed,
-                    n_upstream_failed = excluded.n_upstream_failed, n_skipped = excluded.n_skipped,
-                    n_setup_success = excluded.n_setup_success, n_setup_skipped = excluded.n_setup_skipped,
-                    state = excluded.state, finished_at = excluded.finished_at
-                where k.state = 'waiting'
-                returning k.run_id, k.idx, k.map_index, k.version_id, k.state
-            )
-            select array_agg(row(run_id, idx, map_index, version_id, state)::ended) filter (where state <> 'waiting')
-            into moved from counted;
-            exit when moved is null;
-            offered := offered + offer(moved);
-            frontier := array(select m from unnest(moved) m where (m).state in ('skipped', 'upstream_failed'));
-            left_groups := null;
-            exit when cardinality(frontier) = 0;
-            everything := everything || frontier;
-        end loop;
-        exit when not has_groups;
-        select l.heard, to_retry || l.again into frontier, to_retry from leave_groups(everything[counted + 1:]) l;
+        -- Most tasks that end have nobody after them; asking is cheaper than setting up what follows.
+        exit when not exists (select 1 from unnest(frontier) e join edge g on g.version_id = e.version_id and g.src = e.idx);
+        with hit as (
+            select e.run_id, g.dst, e.version_id,
+                   count(*) filter (where e.state = 'success')::int as success,
+                   count(*) filter (where e.state in ('failed', 'canceled'))::int as failed,
+                   count(*) filter (where e.state = 'upstream_failed')::int as upstream_failed,
+                   count(*) filter (where e.state = 'skipped')::int as skipped,
+                   count(*) filter (where s.is_setup and e.state = 'success')::int as setup_success,
+                   count(*) filter (where s.is_setup and e.state = 'skipped')::int as setup_skipped
+            from unnest(frontier) e
+            join task_spec s on s.version_id = e.version_id and s.idx = e.idx
+            join edge g on g.version_id = e.version_id and g.src = e.idx
+            group by e.run_id, g.dst, e.version_id
+        ), total as (
+            -- Added up here, not in the conflict's update: whoever changes a waiting row holds its run's lock, as we do.
+            -- OFFSET 0, so that each row is looked up by its whole key: joined, a plan made while runs were small reads
+            -- all tasks of the run for each (measured: 15 ms of 18 per batch in a run of 3,000).
+            -- A task that waits no more is not touched: "on conflict" would lock its row even so, and a claim that
+            -- holds another such row and wants this one would be a deadlock.
+            select h.run_id, h.dst, h.version_id,
+                   coalesce(w.n_success, 0) + h.success as success,
+                   coalesce(w.n_failed, 0) + h.failed as failed,
+                   coalesce(w.n_upstream_failed, 0) + h.upstream_failed as upstream_failed,
+                   coalesce(w.n_skipped, 0) + h.skipped as skipped,
+                   coalesce(w.n_setup_success, 0) + h.setup_success as setup_success,
+                   coalesce(w.n_setup_skipped, 0) + h.setup_skipped as setup_skipped,
+                   coalesce(w.n_more, 0) as more, w.state is null as is_new
+            from hit h
+            left join lateral (select * from task k where k.run_id = h.run_id and k.idx = h.dst and k.map_index = -1 offset 0) w
+                on true
+            where w.state is null or w.state = 'waiting'
+        ), counted as (
+            insert into task as k (run_id, idx, version_id, state, finished_at, n_success, n_failed,
+                                   n_upstream_failed, n_skipped, n_setup_success, n_setup_skipped)
+            select h.run_id, h.dst, h.version_id, n.state,
+                   case when n.state in ('skipped', 'upstream_failed') then t end,
+                   h.success, h.failed, h.upstream_failed, h.skipped, h.setup_success, h.setup_skipped
+            from total h
+            join task_spec s on s.version_id = h.version_id and s.idx = h.dst
+            join run_status r on r.run_id = h.run_id
+            join dag d on d.dag_id = r.dag_id
+            cross join lateral (select case when r.state <> 'running' then 'waiting'::task_state else state_after(decide(
+                s.rule, s.upstream_total + h.more, h.success, h.failed, h.upstream_failed, h.skipped,
+                s.setup_total, h.setup_success, h.setup_skipped), d.paused or s.is_gated or s.is_mapped) end as state) n
+            -- a mapped task that has become its instances waits no more, either
+            where not (s.is_mapped and h.is_new and has_instances(h.run_id, h.dst))
+            order by h.run_id, h.dst
+            on conflict (run_id, idx, map_index) do update set
+                n_success = excluded.n_success, n_failed = excluded.n_failed,
+                n_upstream_failed = excluded.n_upstream_failed, n_skipped = excluded.n_skipped,
+                n_setup_success = excluded.n_setup_success, n_setup_skipped = excluded.n_setup_skipped,
+                state = excluded.state, finished_at = excluded.finished_at
+            where k.state = 'waiting'
+            returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+        )
+        select array_agg(row(run_id, idx, map_index, version_id, state)::ended) filter (where state <> 'waiting')
+        into moved from counted;
+        exit when moved is null;
+        offered := offered + offer(moved);
+        frontier := array(select m from unnest(moved) m where (m).state in ('skipped', 'upstream_failed'));
         exit when cardinality(frontier) = 0;
-        counted := cardinality(everything);
-        left_groups := array_fill(true, array[cardinality(frontier)]);
+        everything := everything || frontier;
     end loop;
-    if cardinality(to_retry) > 0 then
-        -- Open by one more until all of it is counted anew: it must not end in between.
-        update run_status r set open_tasks = r.open_tasks + 1
-        where r.run_id = any(array(select a.run_id from unnest(to_retry) a)) and r.state = 'running';
-        return offered + close_runs(everything) + retry_groups(to_retry);
-    end if;
     return offered + close_runs(everything);
 end $$;
 
@@ -4753,6 +4765,12 @@ begin
     return settle_locked(p_plans, p_even_held);
 end $$;
 
+CREATE FUNCTION evertick.shard_of(p_dag text, p_shards integer) RETURNS smallint
+    LANGUAGE sql IMMUTABLE
+    AS $$
+    select case when p_shards <= 1 then 0 else ((hashtextextended(p_dag, 0) % p_shards + p_shards) % p_shards) end::smallint
+$$;
+
 CREATE FUNCTION evertick.shown_utc(p_instant timestamp with time zone) RETURNS text
     LANGUAGE sql STABLE
     AS $$
@@ -4816,7 +4834,7 @@ CREATE FUNCTION evertick.sources_of(p_condition jsonb) RETURNS TABLE(kind text, 
     select k.key, k.value from part p cross join lateral jsonb_each_text(p.c) k where k.key in ('dag', 'end', 'asset')
 $$;
 
-CREATE FUNCTION evertick.stand_by(p_shard smallint, p_owner text, p_seconds double precision, p_watches boolean, OUT taken bigint, OUT is_watched boolean, OUT free_in double precision) RETURNS record
+CREATE FUNCTION evertick.stand_by(p_shard smallint, p_owner text, p_seconds double precision, p_watches boolean, OUT taken bigint, OUT is_watched boolean, OUT free_in double precision, OUT of_shards smallint) RETURNS record
     LANGUAGE plpgsql
     AS $$
 begin
@@ -4829,67 +4847,15 @@ begin
     taken := take_shard(p_shard, p_owner, p_seconds);
     if taken is null then
         is_watched := false;
-        select greatest(extract(epoch from s.lease_until - clock()), 0) into free_in from shard s where s.shard = p_shard;
-    elsif is_watched then
+        select greatest(extract(epoch from s.lease_until - clock()), 0), s.of_shards into free_in, of_shards
+        from shard s where s.shard = p_shard;
+        return;
+    end if;
+    if is_watched then
         perform pg_advisory_lock(4712, p_shard);
-        update shard s set is_watched = true where s.shard = p_shard and s.epoch = taken;
     end if;
-end $$;
-
-CREATE FUNCTION evertick.start_attempt(p_run_id bigint, p_idx integer, p_map_index integer, p_epoch integer, p_session bigint, p_nonce text, p_agent jsonb, p_lost_after double precision) RETURNS evertick.started_attempt
-    LANGUAGE plpgsql
-    AS $$
-declare
-    answer started_attempt;
-    found_state task_state;
-    asked task_request;
-    first_nonce text;
-    remote text;
-    t timestamptz := clock();
-begin
-    perform 1 from run_status r where r.run_id = p_run_id for no key update;
-    select k.state, k.request, k.attempt, k.version_id into found_state, asked, answer.attempt, answer.version_id
-    from task k
-    where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index and k.epoch = p_epoch and k.session = p_session
-      and k.state in ('queued', 'running')
-    for no key update;
-    if not found then
-        answer.verdict := 'stale';
-        return answer;
-    end if;
-    select d.nonce, d.executor into first_nonce, remote from dispatch d
-    where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index and d.epoch = p_epoch and d.session = p_session
-    for no key update;
-    if not found then
-        answer.verdict := 'stale';
-        return answer;
-    end if;
-    answer.verdict := case when found_state = 'running' and first_nonce is not distinct from p_nonce then 'again'
-                           when found_state = 'running' then 'duplicate'
-                           when asked is not null then 'canceled'
-                           else 'started' end;
-    if answer.verdict in ('duplicate', 'canceled') then
-        return answer;
-    end if;
-    select r.fire_at, r.params::text into answer.fire_at, answer.params from run r where r.run_id = p_run_id;
-    answer.inputs := inputs_of(p_run_id, answer.version_id, p_idx, p_map_index);
-    if answer.verdict = 'again' then
-        return answer;
-    end if;
-    update task k set state = 'running', started_at = t
-    where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index
-      and k.state = 'queued' and k.epoch = p_epoch and k.session = p_session and k.request is null;
-    insert into runner (session, runner_id, version, host, boot_id, pid_namespace, uid, pid, pid_started, queues, slots, executor,
-                        lost_after_seconds, beat_at, started_at)
-    select p_session, x.runner_id, x.version, x.host, x.boot_id, x.pid_namespace, x.uid, x.pid, x.pid_started, '{}', 1, remote,
-           p_lost_after, t, t
-    from jsonb_to_record(p_agent) as x(runner_id text, version text, host text, boot_id text, pid_namespace text, uid int, pid int,
-                                       pid_started double precision)
-    on conflict (session) do nothing;
-    insert into lease (session, run_id, idx, map_index, epoch) values (p_session, p_run_id, p_idx, p_map_index, p_epoch);
-    update dispatch d set started_at = t, nonce = p_nonce
-    where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index and d.epoch = p_epoch and d.session = p_session;
-    return answer;
+    update shard s set is_watched = stand_by.is_watched where s.shard = p_shard and s.epoch = taken
+    returning s.of_shards into of_shards;
 end $$;
 
 CREATE FUNCTION evertick.start_child(p_shard smallint, p_epoch bigint, p_run_id bigint, p_idx integer, p_map_index integer, p_task_epoch integer, p_dag_id integer, p_params jsonb, p_depth integer, p_reason text) RETURNS bigint
@@ -4979,7 +4945,10 @@ begin
         if p_reports @? '$[*].skip' then
             unchosen := skip_unchosen(p_session, p_reports);
         end if;
-        select f.refused, f.offered into stale, offered from finish(p_session, p_reports, p_infra_retries, unchosen) f;
+        select f.refused, f.offered into stale, offered from finish(p_session, p_reports, p_infra_retries) f;
+        if unchosen is not null then
+            offered := offered + settle(unchosen);
+        end if;
         offered := offered + pass_gates();
         return query select 'refused', x.run_id, x.idx, x.map_index, x.version_id, null::int, null::int,
                             null::timestamptz, null::text, null::text, null::int, null::bigint from unnest(stale) x;
@@ -5123,7 +5092,6 @@ begin
     update task k set request = 'cancel'
     where k.run_id = p_run_id and k.state in ('queued', 'running');
     get diagnostics asked = row_count;
-    perform recount_groups(p_run_id);
 end $$;
 
 CREATE FUNCTION evertick.stranded() RETURNS SETOF bigint
@@ -5141,6 +5109,31 @@ CREATE FUNCTION evertick.stranded() RETURNS SETOF bigint
     limit 100
 $$;
 
+CREATE FUNCTION evertick.survey(p_owner text, p_seconds double precision, p_watches boolean) RETURNS TABLE(shard smallint, state text, owner text, heir text, is_free boolean, free_in double precision, live text[])
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+declare
+    t timestamptz := clock();
+    there text[];
+    held int[];
+begin
+    perform set_config('synchronous_commit', 'off', true);
+    insert into scheduler (owner, since, seen_until) values (p_owner, t, t + make_interval(secs => p_seconds))
+    on conflict (owner) do update set seen_until = excluded.seen_until;
+    delete from scheduler x where x.ctid = any(array(
+        select y.ctid from scheduler y where y.seen_until < t - interval '1 minute' for update skip locked));
+    there := array(select x.owner from scheduler x where x.seen_until > t order by x.owner);
+    held := array(select l.objid::int from pg_locks l where l.locktype = 'advisory' and l.classid = 4712 and l.objsubid = 2
+                  and l.database = (select d.oid from pg_database d where d.datname = current_database()) and l.granted);
+    return query
+    select s.shard, s.state, s.owner, h.heir, s.lease_until is null or s.lease_until < t
+               or (p_watches and s.is_watched and s.shard <> all(held)),
+           extract(epoch from greatest(s.lease_until, case when h.heir is not null then s.heir_until end) - t)::double precision, there
+    from shard s cross join lateral (select case when s.heir_until > t then s.heir end as heir) h
+    where s.state <> 'closed' order by s.shard;
+end $$;
+
 CREATE FUNCTION evertick.sweep(p_shard smallint, p_epoch bigint, p_kind text, p_ids bigint[], p_limit integer, OUT swept integer, OUT is_clean boolean) RETURNS record
     LANGUAGE plpgsql
     AS $_$
@@ -5155,8 +5148,8 @@ begin
         select m.id from remains m
         where m.shard = p_shard and m.kind = p_kind and m.id = any(p_ids)
         order by m.id for update skip locked);
-    foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'poll', 'approval', 'child_run', 'attempt', 'note', 'run_group', 'task']
-                                      else array['edge', 'retry_group', 'task_input', 'task_gate', 'task_child', 'task_wait', 'notice', 'task_list', 'task_mapping', 'task_spec'] end loop
+    foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'poll', 'approval', 'child_run', 'attempt', 'note', 'task']
+                                      else array['edge', 'task_input', 'task_gate', 'task_child', 'task_wait', 'notice', 'task_list', 'task_mapping', 'task_spec'] end loop
         execute format('delete from %1$I where ctid = any(array(select x.ctid from %1$I x where x.%2$I = any($1) limit $2))',
                        hung, p_kind || '_id') using gone, p_limit - swept;
         get diagnostics n = row_count;
@@ -5285,13 +5278,13 @@ declare
     taken ended[] := '{}';
 begin
     for one in
-        select g.run_id, g.dst as idx, s.queue, s.priority
-        from after_tasks(p_tasks) g
-        join task_spec s on s.version_id = g.version_id and s.idx = g.dst
-        cross join lateral (select from task k where k.run_id = g.run_id and k.idx = g.dst and k.map_index = -1
+        select distinct p.run_id, g.dst as idx, s.queue, s.priority
+        from unnest(p_tasks) p
+        join edge g on g.version_id = p.version_id and g.src = p.idx
+        join task_spec s on s.version_id = p.version_id and s.idx = g.dst
+        cross join lateral (select from task k where k.run_id = p.run_id and k.idx = g.dst and k.map_index = -1
                             and k.state in ('pending', 'available') offset 0) k
-        where g.has_heard
-        order by g.run_id, g.dst
+        order by p.run_id, g.dst
     loop
         perform quit_lines(array[one.run_id], one.idx, -1);
         delete from ready q where q.queue = one.queue and q.rank in (9 - one.priority, 9) and q.run_id = one.run_id and q.idx = one.idx
@@ -5351,15 +5344,16 @@ CREATE FUNCTION evertick.take_shard(p_shard smallint, p_owner text, p_seconds do
 declare
     taken bigint;
 begin
-    perform 1 from shard where shard = p_shard and (lease_until is null or lease_until < clock());
+    perform 1 from shard s where s.shard = p_shard and is_free(s, p_owner);
     if not found then
         return null;
     end if;
     perform pg_advisory_xact_lock(4711, p_shard);
-    update shard
-    set epoch = epoch + 1, owner = p_owner, lease_until = clock() + make_interval(secs => p_seconds), is_watched = false
-    where shard = p_shard and (lease_until is null or lease_until < clock())
-    returning epoch into taken;
+    update shard s
+    set epoch = s.epoch + 1, owner = p_owner, lease_until = clock() + make_interval(secs => p_seconds), is_watched = false,
+        led_since = clock(), heir = null, heir_until = null
+    where s.shard = p_shard and is_free(s, p_owner)
+    returning s.epoch into taken;
     return taken;
 end $$;
 
@@ -5380,10 +5374,10 @@ begin
     cross join lateral (select x.schedule_id from run x where x.run_id = h.run_id offset 0) r
     where h.event = 'success' and p.schedule_id = r.schedule_id and p.task = h.task;
     with wanted as materialized (
-        select h.*, r.schedule_id, r.fire_at, d.name as dag, d.shard, n.sink, n.every_time
+        select h.*, r.schedule_id, r.fire_at, d.name as dag, n.sink, n.every_time
         from unnest(p_happened) h
         cross join lateral (select x.schedule_id, x.fire_at, x.dag_id from run x where x.run_id = h.run_id offset 0) r
-        cross join lateral (select x.name, x.shard from dag x where x.dag_id = r.dag_id offset 0) d
+        cross join lateral (select x.name from dag x where x.dag_id = r.dag_id offset 0) d
         cross join lateral (
             select y.sink, bool_or(y.every_time) as every_time from (
                 select x.sink, x.every_time from notice x where x.version_id = h.version_id and x.idx = h.idx and x.event = h.event
@@ -5404,7 +5398,7 @@ begin
         join noted p on p.schedule_id = f.schedule_id and p.task = f.task and p.failures = f.failures
     )
     insert into outbox (shard, sink, event, run_id, fact, created_at, waiting_since, due_at)
-    select w.shard, w.sink, w.event, w.run_id, jsonb_strip_nulls(jsonb_build_object(
+    select 0, w.sink, w.event, w.run_id, jsonb_strip_nulls(jsonb_build_object(
                'event', w.event, 'dag', w.dag, 'run', w.run_id, 'task', nullif(w.task, ''), 'state', w.state, 'attempt', w.attempt,
                'schedule', (select c.name from schedule c where c.schedule_id = w.schedule_id), 'fire_at', w.fire_at, 'at', t,
                'reason', left(w.reason, 4000))), t, t, t
@@ -5421,7 +5415,7 @@ declare
     t timestamptz := clock();
 begin
     insert into outbox (shard, sink, event, run_id, fact, created_at, waiting_since, due_at)
-    select d.shard, n.sink, 'deadline', a.run_id, jsonb_strip_nulls(jsonb_build_object(
+    select 0, n.sink, 'deadline', a.run_id, jsonb_strip_nulls(jsonb_build_object(
                'event', 'deadline', 'alert', a.kind, 'dag', d.name, 'schedule', c.name, 'run', a.run_id, 'due_at', a.due_at, 'at', t)),
            t, t, t
     from unnest(p_alert_ids) p(alert_id)
@@ -5570,8 +5564,7 @@ begin
         select first.whole from (
             select q as whole, q.run_id from ready q
             where q.expires_at <= clock() and not is_set_aside('run', q.run_id) order by q.expires_at offset 0) first
-        cross join lateral (select r.dag_id from run_status r where r.run_id = first.run_id for no key update skip locked) locked
-        where (select d.shard from dag d where d.dag_id = locked.dag_id) = p_shard
+        cross join lateral (select from run_status r where r.run_id = first.run_id for no key update skip locked) locked
         limit p_limit);
     begin
         failed := fail_waits(late);
@@ -5758,13 +5751,11 @@ CREATE FUNCTION evertick.upstream_of(p_run_id bigint, p_idxs integer[]) RETURNS 
                count(*) filter (where u.state = 'skipped')::int as skipped,
                count(*) filter (where s.is_setup and u.state = 'success')::int as setup_success,
                count(*) filter (where s.is_setup and u.state = 'skipped')::int as setup_skipped,
-               (count(u.idx) - count(distinct g.src) filter (where u.idx is not null))::int as more
+               (count(u.state) - count(distinct g.src) filter (where u.state is not null))::int as more
         from (select distinct k.idx, k.version_id from task k
               where k.run_id = p_run_id and (p_idxs is null or k.idx = any(p_idxs)) and k.state = 'waiting') w
-        left join lateral (select x.src, x.out_of is null or is_over(p_run_id, x.version_id, x.out_of) as is_heard
-                           from edge x where x.version_id = w.version_id and x.dst = w.idx offset 0) g on true
-        left join lateral (select case when g.is_heard then x.state end as state, x.idx
-                           from task x where x.run_id = p_run_id and x.idx = g.src offset 0) u on true
+        left join lateral (select x.src from edge x where x.version_id = w.version_id and x.dst = w.idx offset 0) g on true
+        left join lateral (select x.state from task x where x.run_id = p_run_id and x.idx = g.src offset 0) u on true
         left join lateral (select x.is_setup from task_spec x where x.version_id = w.version_id and x.idx = g.src offset 0) s on true
         group by w.idx
     )
@@ -6034,13 +6025,11 @@ begin
                                               'ended', coalesce(k.n_success, 0) + coalesce(k.n_failed, 0)
                                                        + coalesce(k.n_upstream_failed, 0) + coalesce(k.n_skipped, 0),
                                               'total', spec.upstream_total + coalesce(k.n_more, 0))
-        -- of a group with retries all tasks, because it hears of none before all have ended
-        from (select e.src from edge e where e.version_id = status.version_id and e.dst = p_idx
-              union select unnest(w.members) from edge e join retry_group w on w.version_id = e.version_id and w.grp = e.out_of
-              where e.version_id = status.version_id and e.dst = p_idx) g
-        join task_spec s on s.version_id = status.version_id and s.idx = g.src
+        from edge g
+        join task_spec s on s.version_id = g.version_id and s.idx = g.src
         left join task u on u.run_id = p_run_id and u.idx = g.src
-        where coalesce(u.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
+        where g.version_id = status.version_id and g.dst = p_idx
+          and coalesce(u.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
         order by array_position(array['waiting', 'pending', 'deferred', 'available', 'queued', 'running']::task_state[],
                                 coalesce(u.state, 'waiting')) desc, g.src
         limit 10;
@@ -6063,7 +6052,7 @@ begin
             return query select 'time', jsonb_build_object('until', k.not_before, 'attempt', k.attempt, 'reason', k.reason);
         else
             return query select 'retry_line', jsonb_build_object('queue', spec.queue, 'due_at', k.not_before, 'ahead', (
-                select count(*) from (select 1 from retry_line l where l.shard = d.shard and l.queue = spec.queue
+                select count(*) from (select 1 from retry_line l where l.shard = any(array(select h.shard from shard h)) and l.queue = spec.queue
                                       and l.due_at < k.not_before limit most) x));
         end if;
         return;
@@ -6491,8 +6480,7 @@ CREATE TABLE evertick.default_notice (
 CREATE TABLE evertick.edge (
     version_id integer NOT NULL,
     src integer NOT NULL,
-    dst integer NOT NULL,
-    out_of integer
+    dst integer NOT NULL
 );
 
 CREATE TABLE evertick.episode (
@@ -6724,8 +6712,6 @@ CREATE TABLE evertick.task_spec (
     defers boolean DEFAULT false NOT NULL,
     is_mapped boolean DEFAULT false NOT NULL,
     notifies boolean DEFAULT false NOT NULL,
-    grp integer,
-    decides_grp boolean DEFAULT false NOT NULL,
     CONSTRAINT task_spec_max_attempts_check CHECK ((max_attempts > 0)),
     CONSTRAINT task_spec_priority_check CHECK (((priority >= 0) AND (priority <= 9))),
     CONSTRAINT task_spec_queue_timeout_check CHECK ((queue_timeout > (0)::double precision))
@@ -7174,15 +7160,6 @@ CREATE TABLE evertick.remains (
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
 
-CREATE TABLE evertick.retry_group (
-    version_id integer NOT NULL,
-    grp integer NOT NULL,
-    name text NOT NULL,
-    retries integer NOT NULL,
-    members integer[] NOT NULL,
-    CONSTRAINT retry_group_retries_check CHECK ((retries > 0))
-);
-
 CREATE TABLE evertick.retry_line (
     shard smallint NOT NULL,
     queue text NOT NULL,
@@ -7202,15 +7179,6 @@ CREATE TABLE evertick.retry_slot (
     epoch integer NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
-
-CREATE TABLE evertick.run_group (
-    run_id bigint NOT NULL,
-    grp integer NOT NULL,
-    ended integer DEFAULT 0 NOT NULL,
-    more integer DEFAULT 0 NOT NULL,
-    retried smallint DEFAULT 0 NOT NULL
-)
-WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off);
 
 ALTER TABLE evertick.run ALTER COLUMN run_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME evertick.run_run_id_seq
@@ -7242,13 +7210,12 @@ CREATE TABLE evertick.schedule_version (
     CONSTRAINT schedule_version_change_check CHECK ((change = ANY (ARRAY['publish'::text, 'put'::text, 'pause'::text, 'unpause'::text, 'delete'::text])))
 );
 
-CREATE TABLE evertick.shard (
-    shard smallint NOT NULL,
-    epoch bigint NOT NULL,
-    owner text,
-    lease_until timestamp with time zone,
-    is_watched boolean DEFAULT false NOT NULL
-);
+CREATE TABLE evertick.scheduler (
+    owner text NOT NULL,
+    since timestamp with time zone NOT NULL,
+    seen_until timestamp with time zone NOT NULL
+)
+WITH (fillfactor='50', vacuum_truncate=off);
 
 CREATE TABLE evertick.skip_record (
     schedule_id integer NOT NULL,
@@ -7351,7 +7318,8 @@ CREATE VIEW evertick.tasks AS
         CASE
             WHEN ((k.state = 'pending'::evertick.task_state) AND (k.not_before IS NOT NULL) AND (EXISTS ( SELECT 1
                FROM evertick.retry_line l
-              WHERE ((l.shard = d.shard) AND (l.queue = s.queue) AND (l.due_at = k.not_before) AND (l.run_id = k.run_id) AND (l.idx = k.idx) AND (l.map_index = k.map_index))))) THEN concat_ws('; '::text, k.reason, 'held back: as many retries of its queue are active as max_active_retries allows')
+              WHERE ((l.shard = ANY (ARRAY( SELECT h.shard
+                       FROM evertick.shard h))) AND (l.queue = s.queue) AND (l.due_at = k.not_before) AND (l.run_id = k.run_id) AND (l.idx = k.idx) AND (l.map_index = k.map_index))))) THEN concat_ws('; '::text, k.reason, 'held back: as many retries of its queue are active as max_active_retries allows')
             WHEN (k.state = 'deferred'::evertick.task_state) THEN evertick.waits_for(k.run_id, k.idx, k.map_index)
             ELSE k.reason
         END AS reason
@@ -7440,7 +7408,7 @@ ALTER TABLE ONLY evertick.deferral
     ADD CONSTRAINT deferral_pkey PRIMARY KEY (run_id, idx, map_index);
 
 ALTER TABLE ONLY evertick.edge
-    ADD CONSTRAINT edge_pkey PRIMARY KEY (version_id, src, dst) INCLUDE (out_of);
+    ADD CONSTRAINT edge_pkey PRIMARY KEY (version_id, src, dst);
 
 ALTER TABLE ONLY evertick.episode
     ADD CONSTRAINT episode_pkey PRIMARY KEY (schedule_id, task);
@@ -7535,17 +7503,11 @@ ALTER TABLE ONLY evertick.remains
 ALTER TABLE ONLY evertick.result
     ADD CONSTRAINT result_pkey PRIMARY KEY (run_id, idx, map_index);
 
-ALTER TABLE ONLY evertick.retry_group
-    ADD CONSTRAINT retry_group_pkey PRIMARY KEY (version_id, grp);
-
 ALTER TABLE ONLY evertick.retry_line
     ADD CONSTRAINT retry_line_pkey PRIMARY KEY (shard, queue, due_at, run_id, idx, map_index);
 
 ALTER TABLE ONLY evertick.retry_slot
     ADD CONSTRAINT retry_slot_pkey PRIMARY KEY (shard, queue, run_id, idx, map_index);
-
-ALTER TABLE ONLY evertick.run_group
-    ADD CONSTRAINT run_group_pkey PRIMARY KEY (run_id, grp);
 
 ALTER TABLE ONLY evertick.run
     ADD CONSTRAINT run_pkey PRIMARY KEY (run_id);
@@ -7567,6 +7529,9 @@ ALTER TABLE ONLY evertick.schedule_state
 
 ALTER TABLE ONLY evertick.schedule_version
     ADD CONSTRAINT schedule_version_pkey PRIMARY KEY (schedule_id, version);
+
+ALTER TABLE ONLY evertick.scheduler
+    ADD CONSTRAINT scheduler_pkey PRIMARY KEY (owner);
 
 ALTER TABLE ONLY evertick.shard
     ADD CONSTRAINT shard_pkey PRIMARY KEY (shard);
@@ -7626,7 +7591,7 @@ CREATE INDEX deferral_due ON evertick.deferral USING btree (shard, wake_at);
 
 CREATE INDEX deferral_key ON evertick.deferral USING btree (key) WHERE (key IS NOT NULL);
 
-CREATE INDEX edge_upstream ON evertick.edge USING btree (version_id, dst, src) INCLUDE (out_of);
+CREATE INDEX edge_upstream ON evertick.edge USING btree (version_id, dst, src);
 
 CREATE UNIQUE INDEX event_key ON evertick.event USING btree (name, key) WHERE (key IS NOT NULL);
 

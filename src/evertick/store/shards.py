@@ -1,4 +1,4 @@
-"""Who plans which shard: the lease row, its epoch, what the leader sees in one look, and the database's clock."""
+"""Who plans a shard: the lease row, its epoch, what the leader sees in one look, and the database's clock."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ class Leader:
 @dataclass(frozen=True, slots=True)
 class Standing:
     """`epoch`: of the lead that was just taken, or None. `is_watched`: our session holds the session lock from now on.
-    `free_in`: seconds until somebody else's lease ends."""
+    `free_in`: seconds until somebody else's lease ends. `of_shards`: how many shards are led."""
 
     epoch: int | None
     is_watched: bool
     free_in: float | None
+    of_shards: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What one look of the leader found. A part that could not be looked at is None, and named in `troubles`. `marked_lsn` and
-    `is_synchronous`: the mark that was made in passing."""
+    `is_synchronous`: the mark that was made in passing. `of_shards` and `has_moves`: how many shards are led, and whether
+    something in this one may belong to another; None in a look that did not renew."""
 
     read_at: datetime
     is_watched: bool
@@ -54,6 +56,8 @@ class Seen:
     has_deliveries: bool | None
     marked_lsn: int | None
     is_synchronous: bool | None
+    of_shards: int | None
+    has_moves: bool | None
     troubles: list[str]
 
 

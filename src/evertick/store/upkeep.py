@@ -48,8 +48,8 @@ async def vacuum(conn: AsyncConnection, tables: Sequence[str]) -> None:
     await conn.execute(options.format(SQL(", ").join(map(Identifier, tables))), prepare=False)
 
 
-async def is_behind(conn: AsyncConnection, *, shard: int) -> bool:
-    return bool(await one_value(conn, sql("upkeep", "is_behind"), {"shard": shard, "line": LONG_LINE}))
+async def is_behind(conn: AsyncConnection) -> bool:
+    return bool(await one_value(conn, sql("upkeep", "is_behind"), {"line": LONG_LINE}))
 
 
 async def snapshot_holders(conn: AsyncConnection) -> list[Holder]:

@@ -16,12 +16,13 @@ LOOK_UP_SECONDS = 5.0
 
 class Channel(StrEnum):
     """Who is woken: runners with free slots, runners that must stop something, the scheduler, everybody on the machine of a
-    runner that has joined."""
+    runner that has joined, schedulers that could lead."""
 
     READY = "evertick_ready"
     STOP = "evertick_stop"
     PLAN = "evertick_plan"
     JOIN = "evertick_join"
+    LEAD = "evertick_lead"
 
 
 async def notify(conn: AsyncConnection, channel: Channel) -> None:

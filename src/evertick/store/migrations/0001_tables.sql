@@ -131,7 +131,14 @@ create table shard (
     epoch       bigint not null,
     owner       text,
     lease_until timestamptz,
-    is_watched  boolean not null default false   -- the leader's session holds the session lock, see stand_by
+    is_watched  boolean not null default false,  -- the leader's session holds the session lock, see stand_by
+    led_since   timestamptz,
+    state       text not null default 'open' check (state in ('open', 'leaving', 'closed')),   -- 0025_shards.sql has the rest
+    of_shards   smallint not null default 1,     -- how many are led now; in every row, so that its leader reads it in passing
+    chosen_at   timestamptz,                     -- when somebody last said how many there shall be
+    moves_since timestamptz,                     -- since when its leader looks for what belongs to another one
+    heir        text,                            -- who alone may take it until then: it was handed over
+    heir_until  timestamptz
 );
 insert into shard (shard, epoch) values (0, 0);
 

@@ -14,20 +14,27 @@ begin
     end if;
 end $$;
 
+-- Whether that one may take a shard: nobody's lease lasts, and it is not being handed over to another.
+create function is_free(s shard, p_owner text) returns boolean language sql stable as $$
+    select (s.lease_until is null or s.lease_until < clock()) and s.state <> 'closed'
+       and (s.heir is null or s.heir = p_owner or s.heir_until < clock())
+$$;
+
 create function take_shard(p_shard smallint, p_owner text, p_seconds double precision) returns bigint
 language plpgsql as $$
 declare
     taken bigint;
 begin
-    perform 1 from shard where shard = p_shard and (lease_until is null or lease_until < clock());
+    perform 1 from shard s where s.shard = p_shard and is_free(s, p_owner);
     if not found then
         return null;
     end if;
     perform pg_advisory_xact_lock(4711, p_shard);
-    update shard
-    set epoch = epoch + 1, owner = p_owner, lease_until = clock() + make_interval(secs => p_seconds), is_watched = false
-    where shard = p_shard and (lease_until is null or lease_until < clock())
-    returning epoch into taken;
+    update shard s
+    set epoch = s.epoch + 1, owner = p_owner, lease_until = clock() + make_interval(secs => p_seconds), is_watched = false,
+        led_since = clock(), heir = null, heir_until = null
+    where s.shard = p_shard and is_free(s, p_owner)
+    returning s.epoch into taken;
     return taken;
 end $$;
 
@@ -204,7 +211,7 @@ begin
     free := array(
         select s.schedule_id from schedule_state s
         where s.schedule_id = any(array(select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x))
-          and (s.next_due > clock()) is not true
+          and (s.next_due > clock()) is not true and s.shard = p_shard   -- one that has moved is its new leader's
         order by s.schedule_id for no key update skip locked);
     if cardinality(free) < jsonb_array_length(p_plans) then
         p_plans := (select coalesce(jsonb_agg(x), '[]') from jsonb_array_elements(p_plans) x

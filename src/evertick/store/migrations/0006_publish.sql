@@ -25,8 +25,9 @@ begin
     perform lock_schedules(p_dag->>'name');
     perform refuse_moved(p_dag->>'name', null, p_seen);
     before := (select d.version_id from dag d where d.name = p_dag->>'name');
-    insert into dag as d (name, file, paused)
-    values (p_dag->>'name', p_dag->>'file', coalesce((p_dag->>'starts_paused')::boolean, false))
+    insert into dag as d (name, file, paused, shard)
+    values (p_dag->>'name', p_dag->>'file', coalesce((p_dag->>'starts_paused')::boolean, false),
+            shard_of(p_dag->>'name', open_shards()))
     on conflict (name) do update set file = excluded.file, deleted_at = null
     returning d.dag_id into out_dag_id;
 

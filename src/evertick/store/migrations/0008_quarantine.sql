@@ -53,7 +53,7 @@ create function set_schedule_aside(p_shard smallint, p_epoch bigint, p_schedule_
 begin
     perform fence(p_shard, p_epoch);
     update schedule_state s set error = left(p_reason, 2000)
-    where s.schedule_id = p_schedule_id and s.version = p_version and s.error is null;
+    where s.schedule_id = p_schedule_id and s.version = p_version and s.error is null and s.shard = p_shard;
     if not found then
         return false;
     end if;

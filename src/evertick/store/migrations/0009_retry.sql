@@ -26,18 +26,24 @@ create table retry_slot (
     primary key (shard, queue, run_id, idx, map_index)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 
--- How many more retries of a queue may become active. p_bound null: half of the slots of the live runners that serve it.
-create function retry_room(p_shard smallint, p_queue text, p_bound int) returns int language plpgsql as $$
+-- How many more retries of a queue may become active. p_bound null: half of the slots of the live runners that serve it. The bound is
+-- one for all shards, so that their leaders count one after the other.
+create function retry_room(p_queue text, p_bound int) returns int language plpgsql as $$
+declare
+    places smallint[] := array(select s.shard from shard s);
 begin
+    if cardinality(places) > 1 then
+        perform pg_advisory_xact_lock(4713, hashtext(p_queue));
+    end if;
     delete from retry_slot x
-    where x.shard = p_shard and x.queue = p_queue and (
+    where x.shard = any(places) and x.queue = p_queue and (
         select true from task k
         where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
           and ((k.state = 'available' and k.epoch = x.epoch and k.attempt + k.losses > 0)   -- what was cleared is no retry
                or (k.state in ('queued', 'running') and k.epoch = x.epoch + 1))) is null;
     return coalesce(p_bound, (select greatest(sum(r.slots) / 2, 1) from runner r
                               where r.gone_at is null and p_queue = any(r.queues)), 1)
-         - (select count(*) from retry_slot x where x.shard = p_shard and x.queue = p_queue);
+         - (select count(*) from retry_slot x where x.shard = any(places) and x.queue = p_queue);
 end $$;
 
 -- Whether a task is still pending for that instant; a cancel, a clear or a mark does not clean up behind it.
@@ -112,7 +118,7 @@ begin
     on conflict do nothing;
     q := (select min(l.queue) from retry_line l where l.shard = p_shard);
     while q is not null loop
-        room := retry_room(p_shard, q, p_bound);
+        room := retry_room(q, p_bound);
         if room > 0 then
             chosen := array(
                 select first.place from (
@@ -210,7 +216,7 @@ begin
 end $$;
 
 -- Available tasks that no runner took within their queue_timeout fail, without another try. What is claimed leaves the line and
--- takes its limit along; a pause does so, too. Returns how many failed and how many had to be set aside.
+-- takes its limit along; a pause does so, too. The line is one for all shards. Returns how many failed and how many had to be set aside.
 create function time_out_waits(p_shard smallint, p_epoch bigint, p_limit int, out failed int, out refused int)
 language plpgsql as $$
 declare
@@ -224,8 +230,7 @@ begin
         select first.whole from (
             select q as whole, q.run_id from ready q
             where q.expires_at <= clock() and not is_set_aside('run', q.run_id) order by q.expires_at offset 0) first
-        cross join lateral (select r.dag_id from run_status r where r.run_id = first.run_id for no key update skip locked) locked
-        where (select d.shard from dag d where d.dag_id = locked.dag_id) = p_shard
+        cross join lateral (select from run_status r where r.run_id = first.run_id for no key update skip locked) locked
         limit p_limit);
     begin
         failed := fail_waits(late);

@@ -156,17 +156,15 @@ begin
     return case when seen.moving = 0 then 'stuck' else 'sound' end;
 end $$;
 
--- Whether a pending task has its timer, or its place in the line of retries.
+-- Whether a pending task has its timer, or its place in the line of retries: in whatever shard, because its DAG may just be moving.
 create function is_timed(p_task task) returns boolean language sql stable as $$
-    select exists (select 1 from run_status r join dag d on d.dag_id = r.dag_id
-                   join timer w on w.shard = d.shard and w.due_at = p_task.not_before and w.run_id = p_task.run_id
-                                and w.idx = p_task.idx and w.map_index = p_task.map_index
-                   where r.run_id = p_task.run_id)
-        or exists (select 1 from run_status r join dag d on d.dag_id = r.dag_id
+    select exists (select 1 from shard h
+                   join timer w on w.shard = h.shard and w.due_at = p_task.not_before and w.run_id = p_task.run_id
+                                and w.idx = p_task.idx and w.map_index = p_task.map_index)
+        or exists (select 1 from shard h
                    join task_spec s on s.version_id = p_task.version_id and s.idx = p_task.idx
-                   join retry_line l on l.shard = d.shard and l.queue = s.queue and l.due_at = p_task.not_before
-                                     and l.run_id = p_task.run_id and l.idx = p_task.idx and l.map_index = p_task.map_index
-                   where r.run_id = p_task.run_id)
+                   join retry_line l on l.shard = h.shard and l.queue = s.queue and l.due_at = p_task.not_before
+                                     and l.run_id = p_task.run_id and l.idx = p_task.idx and l.map_index = p_task.map_index)
 $$;
 
 -- One bounded slice of the running runs, in the order of the index of open runs, so that history costs nothing. A run is locked
@@ -236,6 +234,9 @@ begin
             select true from run_status x where x.run_id = w.run_id and x.state = 'running') is null;
         perform take_back(p_shard);
         perform admit_passed_over(p_shard);
+        if p_shard = 0 then
+            perform reopen_shards();
+        end if;
     end if;
     perform pass_gates();
 end $$;

@@ -4,7 +4,8 @@
 -- its leader's session holds that lock, a lock that is free proves that the session is over, and with it the leader's lease.
 -- A leader without it (frozen predecessor, pooler) is waited for. Returns how long there is nothing to do for a standby.
 create function stand_by(p_shard smallint, p_owner text, p_seconds double precision, p_watches boolean,
-                         out taken bigint, out is_watched boolean, out free_in double precision) language plpgsql as $$
+                         out taken bigint, out is_watched boolean, out free_in double precision, out of_shards smallint)
+language plpgsql as $$
 begin
     -- Held to the end of this transaction: nobody else can come to the same conclusion meanwhile.
     is_watched := p_watches and pg_try_advisory_xact_lock(4712, p_shard);
@@ -15,11 +16,15 @@ begin
     taken := take_shard(p_shard, p_owner, p_seconds);
     if taken is null then
         is_watched := false;
-        select greatest(extract(epoch from s.lease_until - clock()), 0) into free_in from shard s where s.shard = p_shard;
-    elsif is_watched then
-        perform pg_advisory_lock(4712, p_shard);
-        update shard s set is_watched = true where s.shard = p_shard and s.epoch = taken;
+        select greatest(extract(epoch from s.lease_until - clock()), 0), s.of_shards into free_in, of_shards
+        from shard s where s.shard = p_shard;
+        return;
     end if;
+    if is_watched then
+        perform pg_advisory_lock(4712, p_shard);
+    end if;
+    update shard s set is_watched = stand_by.is_watched where s.shard = p_shard and s.epoch = taken
+    returning s.of_shards into of_shards;
 end $$;
 
 -- Leases of sessions that are gone, or were never there: a claim that slipped in while its runner was being buried. Steps from
@@ -127,6 +132,7 @@ $$;
 -- its own and says so in `troubles`; none waits for a lock: what somebody works on is looked at again in a moment.
 -- A mark that the leader remembers (0007_cluster.sql) is moved on in passing: one transaction less per second. One that is older
 -- here than there stays as it is, for whoever has to tell of the loss.
+-- Of what there is one for all shards (silence, the line, gates, arrivals, the outbox, marks) the leader of shard 0 alone is told.
 create function look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean, p_is_watched boolean,
                      p_elapsed double precision, p_lost_after double precision, p_system_id bigint, p_timeline bigint, p_lsn bigint,
                      out read_at timestamptz, out is_watched boolean, out next_fire timestamptz, out next_timer timestamptz,
@@ -134,7 +140,7 @@ create function look(p_shard smallint, p_epoch bigint, p_seconds double precisio
                      out overdue bigint[], out with_room int[], out backfills int[], out has_arrivals boolean,
                      out next_wake timestamptz, out has_gates boolean,
                      out next_opening timestamptz, out has_deliveries boolean, out marked_lsn bigint, out is_synchronous boolean,
-                     out troubles text[])
+                     out of_shards smallint, out has_moves boolean, out troubles text[])
 language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
@@ -146,7 +152,8 @@ begin
             is_watched := pg_try_advisory_lock(4712, p_shard);
         end if;
         update shard s set lease_until = read_at + make_interval(secs => p_seconds), is_watched = look.is_watched
-        where s.shard = p_shard and s.epoch = p_epoch and s.lease_until is not null;
+        where s.shard = p_shard and s.epoch = p_epoch and s.lease_until is not null
+        returning s.of_shards, s.moves_since is not null into of_shards, has_moves;
         if not found then
             raise exception 'not the leader of shard %: epoch % has resigned', p_shard, p_epoch using errcode = 'EV001';
         end if;
@@ -165,16 +172,7 @@ begin
         troubles := array_append(troubles, 'promote: ' || sqlerrm);
     end;
     begin
-        if p_elapsed is not null then
-            silent := array(select x from listen_for_silence(p_elapsed, p_lost_after) x);
-        end if;
-        stranded := array(select x from stranded() x);
-    exception when others then
-        troubles := array_append(troubles, 'reap: ' || sqlerrm);
-    end;
-    begin
         overdue := array(select x from overdue_runs(p_shard) x);
-        select min(q.expires_at) into next_expiry from ready q where q.expires_at is not null;
     exception when others then
         troubles := array_append(troubles, 'time_out: ' || sqlerrm);
     end;
@@ -190,14 +188,35 @@ begin
         troubles := array_append(troubles, 'backfill: ' || sqlerrm);
     end;
     begin
-        has_arrivals := exists (select 1 from arrival);
-    exception when others then
-        troubles := array_append(troubles, 'hear: ' || sqlerrm);
-    end;
-    begin
         next_wake := next_wake_of(p_shard);
     exception when others then
         troubles := array_append(troubles, 'wake: ' || sqlerrm);
+    end;
+    if p_shard <> 0 then
+        stranded := '{}';
+        has_arrivals := false;
+        has_gates := false;
+        has_deliveries := false;
+        read_at := clock();
+        return;
+    end if;
+    begin
+        if p_elapsed is not null then
+            silent := array(select x from listen_for_silence(p_elapsed, p_lost_after) x);
+        end if;
+        stranded := array(select x from stranded() x);
+    exception when others then
+        troubles := array_append(troubles, 'reap: ' || sqlerrm);
+    end;
+    begin
+        select min(q.expires_at) into next_expiry from ready q where q.expires_at is not null;
+    exception when others then
+        troubles := array_append(troubles, 'time_out: ' || sqlerrm);
+    end;
+    begin
+        has_arrivals := exists (select 1 from arrival);
+    exception when others then
+        troubles := array_append(troubles, 'hear: ' || sqlerrm);
     end;
     begin
         select min(g.opens_at) into next_opening from gate g where g.opens_at is not null;
@@ -252,7 +271,7 @@ select r.run_id, s.idx, coalesce(k.map_index, -1) as map_index, r.dag_id, d.name
        coalesce(k.state, 'waiting') as state, coalesce(k.epoch, 0) as epoch, coalesce(k.attempt, 0) as attempt,
        k.losses, k.session, k.request, k.not_before, k.started_at, k.finished_at, k.exit_code,
        case when k.state = 'pending' and k.not_before is not null and exists (
-                select 1 from retry_line l where l.shard = d.shard and l.queue = s.queue and l.due_at = k.not_before
+                select 1 from retry_line l where l.shard = any(array(select h.shard from shard h)) and l.queue = s.queue and l.due_at = k.not_before
                    and l.run_id = k.run_id and l.idx = k.idx and l.map_index = k.map_index)
             then concat_ws('; ', k.reason, 'held back: as many retries of its queue are active as max_active_retries allows')
             when k.state = 'deferred' then waits_for(k.run_id, k.idx, k.map_index)

@@ -3,7 +3,8 @@
 -- gigabytes; it is listed in `remains` and deleted a slice at a time. A crash between two slices loses nothing of that list.
 --
 -- Which runs are old enough is decided from a walk over their ids (store/sql/prune.sql), because ids rise with time and an
--- index on when they ended would cost every run. Here each is looked at again, under its lock.
+-- index on when they ended would cost every run. Here each is looked at again, under its lock. All of it is done by the leader of
+-- shard 0, for all shards.
 
 create table remains (
     shard smallint not null,
@@ -71,7 +72,6 @@ end $$;
 create function delete_run(p_run_id bigint, p_actor text) returns text language plpgsql as $$
 declare
     doomed run_status;
-    whose dag;
 begin
     select * into doomed from run_status r where r.run_id = p_run_id for update;
     if doomed.run_id is null then
@@ -80,8 +80,7 @@ begin
     if doomed.state not in ('success', 'failed', 'canceled') then
         return 'open';
     end if;
-    select * into whose from dag d where d.dag_id = doomed.dag_id;
-    perform forget_runs(whose.shard, array[p_run_id]);
+    perform forget_runs(0::smallint, array[p_run_id]);
     insert into journal (occurred_at, verb, actor, dag_id, run_id, detail)
     values (clock(), 'delete_run', p_actor, doomed.dag_id, p_run_id, jsonb_build_object('state', doomed.state));
     return 'deleted';
@@ -126,7 +125,7 @@ begin
     perform fence(p_shard, p_epoch);
     doomed := array(
         select v.version_id from dag_version v join dag d on d.dag_id = v.dag_id
-        where d.shard = p_shard and v.retired_at < p_before and v.version_id is distinct from d.version_id
+        where v.retired_at < p_before and v.version_id is distinct from d.version_id
           and not exists (select 1 from run r where r.dag_id = v.dag_id and r.version_id = v.version_id
                           and r.run_id <= v.final_run_id + 100000)
           and not exists (select 1 from moved_run m where m.version_id = v.version_id)
@@ -185,7 +184,7 @@ begin
     elsif p_kind = 'backfills' then
         -- They are over and their runs are all counted; the runs go by themselves.
         delete from backfill where ctid = any(array(
-            select b.ctid from backfill b where b.shard = p_shard and b.finished_at < p_before and b.open_runs = 0
+            select b.ctid from backfill b where b.finished_at < p_before and b.open_runs = 0
             limit p_limit for update skip locked));
     elsif p_kind = 'runners' then
         -- Gone for long. One that comes back finds out that it is gone by not being there.

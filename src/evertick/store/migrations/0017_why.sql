@@ -342,7 +342,7 @@ begin
             return query select 'time', jsonb_build_object('until', k.not_before, 'attempt', k.attempt, 'reason', k.reason);
         else
             return query select 'retry_line', jsonb_build_object('queue', spec.queue, 'due_at', k.not_before, 'ahead', (
-                select count(*) from (select 1 from retry_line l where l.shard = d.shard and l.queue = spec.queue
+                select count(*) from (select 1 from retry_line l where l.shard = any(array(select h.shard from shard h)) and l.queue = spec.queue
                                       and l.due_at < k.not_before limit most) x));
         end if;
         return;

@@ -32,7 +32,7 @@ create table episode (
 
 create table outbox (
     delivery_id   bigint generated always as identity primary key,
-    shard         smallint not null,
+    shard         smallint not null,      -- always 0: one leader sends for all, so that the pace of a sink is one
     sink          text not null,
     event         text not null,
     run_id        bigint,
@@ -97,10 +97,10 @@ begin
     cross join lateral (select x.schedule_id from run x where x.run_id = h.run_id offset 0) r
     where h.event = 'success' and p.schedule_id = r.schedule_id and p.task = h.task;
     with wanted as materialized (
-        select h.*, r.schedule_id, r.fire_at, d.name as dag, d.shard, n.sink, n.every_time
+        select h.*, r.schedule_id, r.fire_at, d.name as dag, n.sink, n.every_time
         from unnest(p_happened) h
         cross join lateral (select x.schedule_id, x.fire_at, x.dag_id from run x where x.run_id = h.run_id offset 0) r
-        cross join lateral (select x.name, x.shard from dag x where x.dag_id = r.dag_id offset 0) d
+        cross join lateral (select x.name from dag x where x.dag_id = r.dag_id offset 0) d
         cross join lateral (
             select y.sink, bool_or(y.every_time) as every_time from (
                 select x.sink, x.every_time from notice x where x.version_id = h.version_id and x.idx = h.idx and x.event = h.event
@@ -121,7 +121,7 @@ begin
         join noted p on p.schedule_id = f.schedule_id and p.task = f.task and p.failures = f.failures
     )
     insert into outbox (shard, sink, event, run_id, fact, created_at, waiting_since, due_at)
-    select w.shard, w.sink, w.event, w.run_id, jsonb_strip_nulls(jsonb_build_object(
+    select 0, w.sink, w.event, w.run_id, jsonb_strip_nulls(jsonb_build_object(
                'event', w.event, 'dag', w.dag, 'run', w.run_id, 'task', nullif(w.task, ''), 'state', w.state, 'attempt', w.attempt,
                'schedule', (select c.name from schedule c where c.schedule_id = w.schedule_id), 'fire_at', w.fire_at, 'at', t,
                'reason', left(w.reason, 4000))), t, t, t
@@ -137,7 +137,7 @@ declare
     t timestamptz := clock();
 begin
     insert into outbox (shard, sink, event, run_id, fact, created_at, waiting_since, due_at)
-    select d.shard, n.sink, 'deadline', a.run_id, jsonb_strip_nulls(jsonb_build_object(
+    select 0, n.sink, 'deadline', a.run_id, jsonb_strip_nulls(jsonb_build_object(
                'event', 'deadline', 'alert', a.kind, 'dag', d.name, 'schedule', c.name, 'run', a.run_id, 'due_at', a.due_at, 'at', t)),
            t, t, t
     from unnest(p_alert_ids) p(alert_id)

@@ -7,8 +7,11 @@ with open as materialized (
     select s.state from run_status s
      where s.state in ('queued', 'running') and (%(dag_ids)s::int[] is null or s.dag_id = any(%(dag_ids)s)) limit %(cap)s
 ), late as materialized (
-    select s.next_due from schedule_state s
-     where s.shard = 0 and s.next_due <= clock() - interval '2 seconds' and s.next_due is not null and not s.paused and s.error is null
+    select s.next_due from shard h cross join lateral (
+        select x.next_due from schedule_state x
+         where x.shard = h.shard and x.next_due <= clock() - interval '2 seconds' and x.next_due is not null and not x.paused
+           and x.error is null
+         order by x.next_due limit %(cap)s) s
      order by s.next_due limit %(cap)s
 ), lag as materialized (
     select extract(epoch from r.created_at - r.fire_at)::double precision - c.delay_seconds as seconds
@@ -67,10 +70,12 @@ union all
 -- name: upcoming
 -- By the index of live cursors: the next ones within the time asked for.
 select d.name as dag, c.name as schedule, s.next_due, c.spec, c.delay_seconds
-  from (select x.schedule_id, x.next_due from schedule_state x
-         where x.shard = 0 and x.next_due <= clock() + make_interval(secs => %(seconds)s) and x.next_due is not null and not x.paused
-           and x.error is null
-         order by x.next_due limit %(cap)s) s
+  from (select y.schedule_id, y.next_due from shard h cross join lateral (
+            select x.schedule_id, x.next_due from schedule_state x
+             where x.shard = h.shard and x.next_due <= clock() + make_interval(secs => %(seconds)s) and x.next_due is not null
+               and not x.paused and x.error is null
+             order by x.next_due limit %(cap)s) y
+         order by y.next_due limit %(cap)s) s
   join schedule c on c.schedule_id = s.schedule_id join dag d on d.dag_id = c.dag_id
  where %(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s)
  order by s.next_due, c.schedule_id limit %(limit)s

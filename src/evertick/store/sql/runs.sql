@@ -66,6 +66,7 @@ select time_out_run(%(shard)s::smallint, %(epoch)s::bigint, %(run_id)s::bigint)
 -- The limit counts only what is past the threshold, so that many that are watched never hide one that is lost.
 select w.run_id from orphan_watch w
  where w.watched_seconds >= %(orphan_after)s::double precision and not is_set_aside('run', w.run_id)
+   and (select d.shard from run_status r join dag d on d.dag_id = r.dag_id where r.run_id = w.run_id) = %(shard)s::smallint
  order by w.run_id limit 1000
 
 -- name: reap_orphan

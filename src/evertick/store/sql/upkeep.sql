@@ -10,7 +10,7 @@ select c.relname as name, pg_stat_get_dead_tuples(c.oid) as dead
 -- Whether somebody waits for the database: a schedule that is late, or a long line. The line's length is the statistics' word,
 -- because counting walks over what is dead as well; but they may be wrong for long about a line that is empty.
 select exists (select 1 from schedule_state s
-                where s.shard = %(shard)s::smallint and s.next_due < clock() - interval '1 second'
+                where s.shard = any(array(select h.shard from shard h)) and s.next_due < clock() - interval '1 second'
                   and not s.paused and s.error is null)
        or (pg_stat_get_live_tuples('ready'::regclass) >= %(line)s::bigint and exists (select 1 from ready))
 

@@ -1,0 +1,79 @@
+"""Who leads which shard, where there are several: as evenly as can be, and whoever is there takes what nobody leads.
+
+Pure: what one survey showed becomes what this scheduler does now. Everybody decides alike from the same rows, so that two never
+give to each other, and one hand-over at a time brings the counts closer until nobody leads two more than another.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+# Each shard is a look per tick and a connection or two. More of them than cores of the database help nobody.
+MOST_SHARDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One shard. `heir`: who alone may take it now. `free_in`: seconds until a lease or that privilege ends. `live`: all
+    schedulers that were there lately."""
+
+    shard: int
+    state: str
+    owner: str | None
+    heir: str | None
+    is_free: bool
+    free_in: float | None
+    live: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """`take`: shards to try for. `leave`: free ones beyond our share, for others to take in the next moment. `give`: a shard, and
+    to whom."""
+
+    take: list[int] = field(default_factory=list)
+    leave: list[int] = field(default_factory=list)
+    give: tuple[int, str] | None = None
+
+
+def decide(me: str, shares: Sequence[Share], *, overdue: Collection[int] = ()) -> Decision:
+    """`overdue`: shards that were left to others and that nobody took."""
+    live = _live(me, shares)
+    counts = Counter(dict.fromkeys(live, 0))
+    counts.update(name for each in shares if (name := _holder(each)) is not None and name in counts)
+    free = [each.shard for each in shares if each.is_free and each.heir in (None, me)]
+    if not free:
+        return Decision(give=_give(me, shares, counts))
+    ours = [each.shard for each in shares if each.shard in free and each.heir == me]
+    others = [shard for shard in free if shard not in ours]
+    # Two that look at the same time begin at different ends.
+    start = live.index(me) * len(others) // len(live) if others else 0
+    others = others[start:] + others[:start]
+    room = max(ceil(len(shares) / len(live)) - counts[me], 0)
+    take = ours + others[:room] + [shard for shard in others[room:] if shard in overdue]
+    return Decision(take=take, leave=[shard for shard in others if shard not in take])
+
+
+def _live(me: str, shares: Sequence[Share]) -> list[str]:
+    """Whose lease has run out or whose session is over is gone, whatever it said a moment ago."""
+    gone = {each.owner for each in shares if each.is_free}
+    there = {name for each in shares[:1] for name in each.live}
+    return sorted((there - gone) | {me})
+
+
+def _holder(share: Share) -> str | None:
+    return share.heir if share.is_free else share.owner
+
+
+def _give(me: str, shares: Sequence[Share], counts: Counter[str]) -> tuple[int, str] | None:
+    """One shard too many goes from whoever leads most to whoever leads least; of several, the first by name."""
+    if any(each.is_free for each in shares):
+        return None
+    richest = min(counts, key=lambda name: (-counts[name], name))
+    poorest = min(counts, key=lambda name: (counts[name], name))
+    if richest != me or counts[me] - counts[poorest] < 2:
+        return None
+    return max(each.shard for each in shares if each.owner == me), poorest

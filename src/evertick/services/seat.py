@@ -1,0 +1,235 @@
+"""One shard as this scheduler sits on it: leads it, fires what is due in it, and has everything else of it tended beside.
+
+Sleeps until the next due instant, a wake-up or the tick; an idle leader asks the database once per tick. Never runs user
+code, and nothing but a fire is on the way of a fire. Shards share nothing but the process: one that hangs delays no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from psycopg import AsyncConnection, errors
+
+from evertick.config import Settings
+from evertick.domain.errors import NotLeader
+from evertick.engine.fire import Ahead, Fired, fire, fire_ahead, plan_ahead
+from evertick.services import metrics
+from evertick.services.contained import Step, boot_seconds
+from evertick.services.events import Log
+from evertick.services.lead import Lead
+from evertick.services.link import Waker
+from evertick.services.loop import run_loop
+from evertick.services.second_hand import SecondHand
+from evertick.services.tending import Tending
+from evertick.store.shards import Seen
+from evertick.store.wake import Channel
+
+# What is due but in somebody's hands is not asked for again and again; still less what we have waited for in vain.
+PAUSE_SECONDS, PASS_OVER_SECONDS = 0.1, 1.0
+# The event loop's timers go by whole milliseconds, rounded up. So it is asked for one less, and the rest is slept off.
+TIMER_SECONDS = 0.001
+# With less time than that until the next fire, what it does is read when it is due. And what is this late is read anew: the
+# plan was made for the instant itself.
+AHEAD_SECONDS, LATE_SECONDS = 0.005, 0.05
+
+
+class Seat:
+    """It plans only while it leads. `may_take` says whether to try for the lead, and `hear` is told what each look saw."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        url: str,
+        lead: Lead,
+        waker: Waker,
+        may_take: Callable[[int], bool],
+        hear: Callable[[Seen | None, int], None],
+        log: Log,
+    ) -> None:
+        self._settings, self._log = settings, log
+        self._waker, self._may_take, self._hear = waker, may_take, hear
+        self.lead, self.shard = lead, lead.shard
+        self.wake = asyncio.Event()
+        self._tending = Tending(
+            settings,
+            url=url,
+            lead=self.lead,
+            waker=waker,
+            on_refused=self.wake.set,
+            on_closed=self._close_shard,
+            log=log,
+        )
+        self._second_hand = SecondHand(settings, url=url, lead=self.lead, tell=self._tell_of_second, log=log)
+        self._firing = Step("fire", log=log, longest_rest=settings.tick_seconds)
+        self._planning = Step("plan_ahead", log=log)
+        self._fire_at = 0.0
+        self._ahead: Ahead | None = None
+        self._fire_batch = settings.fire_batch
+        self._has_half = False
+        self._passed_over: dict[int, float] = {}
+        self._heir: str | None = None
+        self._is_closed = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set; then the tick that goes on is finished first."""
+        name = self.lead.loop_name("scheduler")
+        async with asyncio.TaskGroup() as group:
+            beside = [group.create_task(each.run()) for each in (self._tending, self._second_hand)]
+            await run_loop(self.tick, wake=self.wake, stop=stop, name=name, log=self._log)
+            for task in beside:
+                task.cancel()
+
+    async def close(self) -> None:
+        """Hand over what is led, and leave no connection open."""
+        await self.lead.resign()
+        await self._tending.close()
+        await self._second_hand.close()
+
+    def give_to(self, heir: str) -> None:
+        """Hand over to that one, when the tick that goes on is over."""
+        self._heir = heir
+        self.wake.set()
+
+    def _close_shard(self) -> None:
+        self._is_closed = True
+        self.wake.set()
+
+    async def tick(self) -> float:
+        """Lead or stand by. Returns the seconds until the next instant that is known."""
+        if self.lead.epoch is None and not self._may_take(self.shard):
+            self._heir = None
+            return self._settings.tick_seconds
+        timer = asyncio.get_running_loop().call_later(self._settings.leader_lease_seconds, self.lead.cut)
+        try:
+            return await self._tick(await self.lead.connection())
+        except NotLeader as error:
+            await self.lead.lose(error)
+            return 0.0
+        except BaseException:
+            self.lead.forget_silence()
+            raise
+        finally:
+            timer.cancel()
+
+    async def _tick(self, conn: AsyncConnection) -> float:
+        if self.lead.epoch is None:
+            wait = await self.lead.stand_by(conn)
+            self._hear(None, self.lead.of_shards)
+            if self.lead.epoch is None:
+                return wait
+            self._fire_at, self._heir, self._is_closed = 0.0, None, False
+            self._tending.begin()
+        if self._is_closed or self._heir is not None:
+            return await self._give_up()
+        if self.lead.may_plan and self._sleep_off_the_rest() and not self._firing.is_resting:
+            done = await self._firing.attempt(conn, lambda: self._fire(conn))
+            if done is not None and done.has_more:
+                self._second_hand.call()
+                if not self.lead.is_renewal_due:
+                    return 0.0
+        seen = await self.lead.look(conn)
+        self._fire_at = self._next_fire(seen)
+        self._tending.hear(seen)
+        self._hear(seen, self.lead.of_shards)
+        await self._plan_ahead(conn, seen)
+        return max(0.0, min(self._fire_at - TIMER_SECONDS - boot_seconds(), self._settings.tick_seconds))
+
+    async def _give_up(self) -> float:
+        heir, self._heir = self._heir, None
+        if self._is_closed:
+            self._is_closed = False
+            await self.lead.lay_down()
+        else:
+            self._log.info("hand_over", shard=self.shard, heir=heir)
+            await self.lead.resign(heir)
+        return self._settings.tick_seconds
+
+    def _sleep_off_the_rest(self) -> bool:
+        """Whether it is time to fire; if that is less than a millisecond away, it is afterwards."""
+        rest = self._fire_at - boot_seconds()
+        if 0 < rest <= TIMER_SECONDS:
+            time.sleep(rest)
+        return rest <= TIMER_SECONDS
+
+    async def _plan_ahead(self, conn: AsyncConnection, seen: Seen) -> None:
+        """Read and plan what fires next while there is time: at its instant nothing is left to do but to store it."""
+        due_at = seen.next_fire
+        if self._ahead is not None and self._ahead.due_at == due_at:
+            return
+        self._ahead = None
+        has_time = AHEAD_SECONDS <= self._fire_at - boot_seconds() <= self._settings.tick_seconds
+        # What is due already and waits for somebody is planned by the time that it is then.
+        if due_at is None or due_at <= seen.read_at or not has_time or self._planning.is_resting:
+            return
+        held, batch = self._passed_over, self._fire_batch
+        self._ahead = await self._planning.attempt(
+            conn, lambda: plan_ahead(conn, shard=self.shard, due_at=due_at, batch=batch, passed_over=held)
+        )
+
+    async def _fire(self, conn: AsyncConnection) -> Fired:
+        assert self.lead.epoch is not None
+        now, ahead, self._ahead = boot_seconds(), self._ahead, None
+        if ahead is not None and now - self._fire_at < LATE_SECONDS:
+            done = await fire_ahead(conn, ahead, shard=self.shard, epoch=self.lead.epoch, batch=self._fire_batch)
+            done.lag_seconds = max(now - self._fire_at, 0.0)
+        else:
+            self._passed_over = {each: until for each, until in self._passed_over.items() if until > now}
+            done = await self._fire_due(conn, self.lead.epoch)
+        self._passed_over |= dict.fromkeys(done.lost, now + PAUSE_SECONDS)
+        self._passed_over |= dict.fromkeys(done.passed_over, now + PASS_OVER_SECONDS)
+        self._call_runners(done)
+        # The wake-up goes out before anything is written down or asked.
+        await asyncio.sleep(0)
+        self._tell(done)
+        return done
+
+    async def _fire_due(self, conn: AsyncConnection, epoch: int) -> Fired:
+        half = self._second_hand.half if self._has_half else None
+        try:
+            done = await fire(
+                conn, shard=self.shard, epoch=epoch, batch=self._fire_batch, passed_over=self._passed_over, half=half
+            )
+        except errors.QueryCanceled:
+            # So many at once take longer than the lease allows: fewer next time, in the end one fire of one schedule.
+            self._fire_batch = max(1, self._fire_batch // 4)
+            raise
+        self._fire_batch = min(self._fire_batch * 2, self._settings.fire_batch)
+        # A half that is nearly done is finished by both.
+        self._has_half = done.has_more
+        return done
+
+    def _tell_of_second(self, done: Fired) -> None:
+        self._call_runners(done)
+        self._tell(done)
+
+    def _call_runners(self, done: Fired) -> None:
+        if done.settled:
+            self._waker.wake(Channel.READY)
+            if done.canceled:
+                self._waker.wake(Channel.STOP)
+
+    def _tell(self, done: Fired) -> None:
+        for schedule_id in done.quarantined:
+            metrics.QUARANTINED.labels(kind="schedule").inc()
+            self._log.error("quarantine", schedule_id=schedule_id)
+        for reason, count in done.skips.items():
+            metrics.SKIPPED_FIRES.labels(reason=reason).inc(count)
+        if done.settled:
+            metrics.FIRES.inc(done.runs)
+            metrics.SHARD_FIRES.labels(shard=str(self.shard)).inc(done.runs)
+            metrics.FIRE_LAG.observe(done.lag_seconds)
+            self._log.info("fire", schedules=done.settled, lag_ms=round(done.lag_seconds * 1000, 1))
+
+    def _next_fire(self, seen: Seen) -> float:
+        """By the database's clock: a wrong clock on this machine changes nothing."""
+        now = boot_seconds()
+        if any(trouble.startswith("fire:") for trouble in seen.troubles):
+            return now + PAUSE_SECONDS
+        if seen.next_fire is None:
+            return float("inf")
+        at = now + (seen.next_fire - seen.read_at).total_seconds()
+        is_held = at <= now and (self._passed_over or self._firing.is_resting)
+        return now + PAUSE_SECONDS if is_held else at

@@ -1,0 +1,220 @@
+-- Shards: how many there are, which one a DAG belongs to, who could lead them, and how what belongs elsewhere gets there.
+-- Why so: docs/decisions/0024-shards.md.
+--
+-- A shard is open (DAGs are given to it), leaving (there shall be fewer: it is led until nothing is left in it) or closed (nobody leads
+-- it). Its row stays: an epoch is never given twice. Whatever a row says, the leader of that shard takes care of it, so nothing is
+-- lost or late while it waits to be moved.
+
+-- Schedulers that could lead, where there is more than one shard to lead.
+create table scheduler (
+    owner      text primary key,
+    since      timestamptz not null,
+    seen_until timestamptz not null
+) with (fillfactor = 50, vacuum_truncate = off);
+
+create function open_shards() returns int language sql stable as $$
+    select count(*)::int from shard s where s.state = 'open'
+$$;
+
+create function shard_of(p_dag text, p_shards int) returns smallint language sql immutable as $$
+    select case when p_shards <= 1 then 0 else ((hashtextextended(p_dag, 0) % p_shards + p_shards) % p_shards) end::smallint
+$$;
+
+-- How many shards there shall be from now on. Nothing is moved here: each leader finds out with its next renewal, and moves what is not
+-- its own. p_if_never_chosen: only if nobody has said so before. Returns whether it was written.
+create function set_shards(p_shards int, p_actor text, p_if_never_chosen boolean) returns boolean language plpgsql as $$
+declare
+    before int;
+    t timestamptz := clock();
+begin
+    perform pg_advisory_xact_lock(4714, 0);
+    if p_if_never_chosen and exists (select 1 from shard s where s.chosen_at is not null) then
+        return false;
+    end if;
+    before := open_shards();
+    insert into shard (shard, epoch) select n, 0 from generate_series(0, p_shards - 1) n on conflict (shard) do nothing;
+    perform 1 from shard s order by s.shard for no key update;
+    update shard s
+    set state = case when s.shard < p_shards then 'open' when s.state = 'closed' then 'closed' else 'leaving' end,
+        moves_since = case when s.shard >= p_shards and s.state = 'closed' then null else t end,
+        chosen_at = t;
+    perform count_shards();
+    insert into journal (occurred_at, verb, actor, detail)
+    values (t, 'set_shards', p_actor, jsonb_build_object('shards', p_shards, 'before', before));
+    return true;
+end $$;
+
+create function count_shards() returns void language sql as $$
+    update shard s set of_shards = (select count(*) from shard x where x.state <> 'closed')
+$$;
+
+-- Says that a scheduler is there, and tells it how the shards are distributed. A shard is free when nobody's lease lasts, and when the
+-- session of a watched leader holds its lock no more (stand_by). That we are there need not survive a crash of the server.
+create function survey(p_owner text, p_seconds double precision, p_watches boolean)
+returns table (shard smallint, state text, owner text, heir text, is_free boolean, free_in double precision, live text[])
+language plpgsql as $$
+#variable_conflict use_column
+declare
+    t timestamptz := clock();
+    there text[];
+    held int[];
+begin
+    perform set_config('synchronous_commit', 'off', true);
+    insert into scheduler (owner, since, seen_until) values (p_owner, t, t + make_interval(secs => p_seconds))
+    on conflict (owner) do update set seen_until = excluded.seen_until;
+    delete from scheduler x where x.ctid = any(array(
+        select y.ctid from scheduler y where y.seen_until < t - interval '1 minute' for update skip locked));
+    there := array(select x.owner from scheduler x where x.seen_until > t order by x.owner);
+    held := array(select l.objid::int from pg_locks l where l.locktype = 'advisory' and l.classid = 4712 and l.objsubid = 2
+                  and l.database = (select d.oid from pg_database d where d.datname = current_database()) and l.granted);
+    return query
+    select s.shard, s.state, s.owner, h.heir, s.lease_until is null or s.lease_until < t
+               or (p_watches and s.is_watched and s.shard <> all(held)),
+           extract(epoch from greatest(s.lease_until, case when h.heir is not null then s.heir_until end) - t)::double precision, there
+    from shard s cross join lateral (select case when s.heir_until > t then s.heir end as heir) h
+    where s.state <> 'closed' order by s.shard;
+end $$;
+
+-- Gives a shard to somebody who leads less. Nobody else takes it for a while; if that one does not, anybody may.
+create function hand_over(p_shard smallint, p_epoch bigint, p_heir text, p_seconds double precision) returns boolean
+language plpgsql as $$
+begin
+    update shard s
+    set lease_until = null, owner = null, heir = p_heir, heir_until = clock() + make_interval(secs => p_seconds)
+    where s.shard = p_shard and s.epoch = p_epoch;
+    return found;
+end $$;
+
+-- Where what hangs on a run belongs. What is left of a run that is gone belongs to shard 0.
+create function home_of(p_run_id bigint) returns smallint language plpgsql stable as $$
+begin
+    return coalesce((select d.shard from run_status r join dag d on d.dag_id = r.dag_id where r.run_id = p_run_id), 0);
+end $$;
+
+-- What of one shard belongs to another, each kind no further than p_limit.
+create function misplaced(p_shard smallint, p_limit int) returns bigint language sql stable as $$
+    select (select count(*) from (select 1 from dag d where d.shard = p_shard and shard_of(d.name, open_shards()) <> p_shard limit p_limit) x)
+         + (select count(*) from (select 1 from schedule_state s join schedule c on c.schedule_id = s.schedule_id
+                                  join dag d on d.dag_id = c.dag_id where s.shard = p_shard and d.shard <> p_shard limit p_limit) x)
+         + (select count(*) from (select 1 from backfill b join dag d on d.dag_id = b.dag_id
+                                  where b.shard = p_shard and d.shard <> p_shard limit p_limit) x)
+         + (select count(*) from (select 1 from deferral x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit) x)
+         + (select count(*) from (select 1 from timer x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit) x)
+         + (select count(*) from (select 1 from retry_line x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit) x)
+         + (select count(*) from (select 1 from retry_slot x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit) x)
+         + (select count(*) from (select 1 from deadline x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit) x)
+$$;
+
+-- The leader of a shard gives away what belongs to another one: DAGs first, what hangs on them after. It waits for nobody: what somebody
+-- holds moves the next time. Because a transaction may just be writing a row for the shard that its DAG had a moment ago, the leader
+-- goes on looking for a minute after the last change; then the moving is over, and a shard that is leaving closes.
+create function move_out(p_shard smallint, p_epoch bigint, p_limit int, out moved int, out is_over boolean, out is_closed boolean)
+language plpgsql as $$
+declare
+    n int := open_shards();
+    k int;
+    t timestamptz := clock();
+begin
+    perform fence(p_shard, p_epoch);
+    is_over := false;
+    is_closed := false;
+    update dag d set shard = shard_of(d.name, n)
+    where d.dag_id = any(array(select x.dag_id from dag x where x.shard = p_shard and shard_of(x.name, n) <> p_shard
+                               order by x.dag_id limit p_limit for no key update skip locked));
+    get diagnostics moved = row_count;
+    with gone as materialized (
+        select s.schedule_id, d.shard as home from schedule_state s
+        join schedule c on c.schedule_id = s.schedule_id join dag d on d.dag_id = c.dag_id
+        where s.shard = p_shard and d.shard <> p_shard limit p_limit for no key update of s skip locked)
+    update schedule_state s set shard = g.home from gone g where s.schedule_id = g.schedule_id and s.shard = p_shard;
+    get diagnostics k = row_count;
+    moved := moved + k;
+    with gone as materialized (
+        select b.backfill_id, d.shard as home from backfill b join dag d on d.dag_id = b.dag_id
+        where b.shard = p_shard and d.shard <> p_shard limit p_limit for no key update of b skip locked)
+    update backfill b set shard = g.home from gone g where b.backfill_id = g.backfill_id and b.shard = p_shard;
+    get diagnostics k = row_count;
+    moved := moved + k;
+    with gone as materialized (
+        select x.run_id, x.idx, x.map_index, home_of(x.run_id) as home from deferral x
+        where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for no key update skip locked)
+    update deferral x set shard = g.home from gone g
+    where x.run_id = g.run_id and x.idx = g.idx and x.map_index = g.map_index and x.shard = p_shard;
+    get diagnostics k = row_count;
+    moved := moved + k;
+    with gone as (
+        delete from timer w where w.ctid = any(array(
+            select x.ctid from timer x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for update skip locked))
+        returning w.*
+    ), placed as (
+        insert into timer (shard, due_at, run_id, idx, map_index)
+        select home_of(g.run_id), g.due_at, g.run_id, g.idx, g.map_index from gone g on conflict do nothing
+    )
+    select count(*) into k from gone;
+    moved := moved + k;
+    with gone as (
+        delete from retry_line w where w.ctid = any(array(
+            select x.ctid from retry_line x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for update skip locked))
+        returning w.*
+    ), placed as (
+        insert into retry_line (shard, queue, due_at, run_id, idx, map_index)
+        select home_of(g.run_id), g.queue, g.due_at, g.run_id, g.idx, g.map_index from gone g on conflict do nothing
+    )
+    select count(*) into k from gone;
+    moved := moved + k;
+    with gone as (
+        delete from retry_slot w where w.ctid = any(array(
+            select x.ctid from retry_slot x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for update skip locked))
+        returning w.*
+    ), placed as (
+        insert into retry_slot (shard, queue, run_id, idx, map_index, epoch)
+        select home_of(g.run_id), g.queue, g.run_id, g.idx, g.map_index, g.epoch from gone g on conflict do nothing
+    )
+    select count(*) into k from gone;
+    moved := moved + k;
+    with gone as (
+        delete from deadline w where w.ctid = any(array(
+            select x.ctid from deadline x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for update skip locked))
+        returning w.*
+    ), placed as (
+        insert into deadline (shard, due_at, run_id, kind)
+        select home_of(g.run_id), g.due_at, g.run_id, g.kind from gone g on conflict do nothing
+    )
+    select count(*) into k from gone;
+    moved := moved + k;
+    if moved = 0 and misplaced(p_shard, 1) = 0 then
+        select e.is_over, e.is_closed into is_over, is_closed from end_moves(p_shard, p_epoch, t) e;
+    end if;
+end $$;
+
+-- Nothing is left to move. Only the leader of that epoch says so, and not before whoever could still write for it is done.
+create function end_moves(p_shard smallint, p_epoch bigint, p_now timestamptz, out is_over boolean, out is_closed boolean)
+language plpgsql as $$
+begin
+    is_closed := false;
+    perform pg_advisory_xact_lock(4714, 0);
+    update shard s set moves_since = null
+    where s.shard = p_shard and s.epoch = p_epoch and s.moves_since < p_now - interval '1 minute';
+    is_over := found;
+    if is_over then
+        update shard s set state = 'closed', epoch = s.epoch + 1, lease_until = null, owner = null, is_watched = false
+        where s.shard = p_shard and s.epoch = p_epoch and s.state = 'leaving';
+        is_closed := found;
+    end if;
+    if is_closed then
+        perform count_shards();
+    end if;
+end $$;
+
+-- A closed shard in which something turned up after all is led again until it is empty. Once per round of repairs, by the leader of shard 0.
+create function reopen_shards() returns void language plpgsql as $$
+begin
+    if not exists (select 1 from shard s where s.state = 'closed') then
+        return;
+    end if;
+    if exists (select 1 from shard s where s.state = 'closed' and misplaced(s.shard, 1) > 0) then
+        perform pg_advisory_xact_lock(4714, 0);
+        update shard s set state = 'leaving', moves_since = clock() where s.state = 'closed' and misplaced(s.shard, 1) > 0;
+        perform count_shards();
+    end if;
+end $$;

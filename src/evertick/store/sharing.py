@@ -1,0 +1,80 @@
+"""How the shards are shared out: how many there are, who could lead them, and how what belongs elsewhere gets there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from psycopg import AsyncConnection
+
+from evertick.domain.sharing import Share
+from evertick.store.rows import all_rows, one_row, one_value
+from evertick.store.statements import sql
+
+# What is still to move is counted no further: whoever looks wants to know whether it gets on.
+MOST_COUNTED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """`is_over`: nothing is left to move, for good. `is_closed`: and the shard is led no more."""
+
+    moved: int
+    is_over: bool
+    is_closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRow:
+    """One shard as people see it. `misplaced`: how much of it is still to be moved to another."""
+
+    shard: int
+    state: str
+    owner: str | None
+    epoch: int
+    led_since: datetime | None
+    lease_until: datetime | None
+    is_live: bool
+    dags: int
+    misplaced: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerRow:
+    owner: str
+    since: datetime
+
+
+async def survey(conn: AsyncConnection, *, owner: str, seconds: float, watches: bool) -> list[Share]:
+    """How the shards are shared out; and we are counted for so many seconds."""
+    return await all_rows(
+        conn, sql("shards", "survey"), {"owner": owner, "seconds": seconds, "watches": watches}, Share
+    )
+
+
+async def leave(conn: AsyncConnection, *, owner: str) -> None:
+    await conn.execute(sql("shards", "leave"), {"owner": owner})
+
+
+async def hand_over(conn: AsyncConnection, *, shard: int, epoch: int, heir: str, seconds: float) -> bool:
+    params = {"shard": shard, "epoch": epoch, "heir": heir, "seconds": seconds}
+    return bool(await one_value(conn, sql("shards", "hand_over"), params))
+
+
+async def move_out(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> Moved:
+    row = await one_row(conn, sql("shards", "move_out"), {"shard": shard, "epoch": epoch, "batch": batch}, Moved)
+    assert row is not None
+    return row
+
+
+async def set_shards(conn: AsyncConnection, *, shards: int, actor: str, if_never_chosen: bool) -> bool:
+    params = {"shards": shards, "actor": actor, "if_never_chosen": if_never_chosen}
+    return bool(await one_value(conn, sql("shards", "set_shards"), params))
+
+
+async def page(conn: AsyncConnection) -> list[ShardRow]:
+    return await all_rows(conn, sql("shards", "page"), {"cap": MOST_COUNTED}, ShardRow)
+
+
+async def schedulers(conn: AsyncConnection) -> list[SchedulerRow]:
+    return await all_rows(conn, sql("shards", "schedulers"), {}, SchedulerRow)

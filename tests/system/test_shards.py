@@ -1,0 +1,90 @@
+"""Four shards and three schedulers that die and freeze: each shard has one leader at a time, and every fire exactly one run."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import pytest
+
+from evertick.domain.dag import NamedSchedule
+from evertick.domain.misfire import MisfirePolicy
+from evertick.domain.schedule import parse_schedule
+from evertick.engine.publish import publish
+from evertick.engine.set_shards import set_shards
+from evertick.store import shards
+from tests.system.processes import Installation, Service
+from tests.system.work import Published, start_with
+from tests.waiting import eventually
+
+SHARDS = 4
+
+
+async def schedule_several(there: Installation, work: Published, *, dags: int, times: int) -> list[datetime]:
+    """So many DAGs that each shard has some, each firing ten times per second; returns their instants."""
+    first = await shards.read_clock(there.conn) + timedelta(seconds=0.3)
+    instants = [first + timedelta(seconds=0.1 * number) for number in range(times)]
+    every = parse_schedule(timedelta(seconds=0.1), start_at=first, anchor_at=first, end_at=instants[-1])
+    spec = next(each for each in work.specs if each.name == "single")
+    for number in range(dags):
+        name = f"single{number}"
+        made = replace(spec, name=name, schedules=(NamedSchedule(name="s", spec=every),), misfire=MisfirePolicy.ALL)
+        async with there.conn.transaction():
+            await publish(there.conn, spec=made, file=work.file, bundle_hash=work.bundle.hash, actor="test")
+            await start_with(there.conn, name, first)
+    return instants
+
+
+async def led_by(there: Installation) -> dict[int, str]:
+    rows = await there.rows("select shard, owner from shard where lease_until > clock() and owner is not null")
+    return {int(shard): str(owner) for shard, owner in rows}
+
+
+async def is_shared(there: Installation, schedulers: list[Service]) -> bool:
+    led = Counter((await led_by(there)).values())
+    counts = [led[f"scheduler-{each.pid}"] for each in schedulers]
+    return sum(counts) == SHARDS and max(counts) - min(counts) <= 1
+
+
+async def all_fired_once(there: Installation, instants: list[datetime], dags: int) -> None:
+    await eventually(lambda: there.value("select count(*) >= %s from run", dags * len(instants)), 20)
+    counts = await there.rows("select schedule_id, count(*), count(distinct fire_at) from run group by 1")
+    assert {row[1:] for row in counts} == {(len(instants), len(instants))}
+    assert len(counts) == dags
+
+
+@pytest.mark.requirement("N01", "N02", "I3", "A10", "V1", "B11")
+async def test_schedulers_that_are_killed_and_frozen_leave_no_shard_without_a_leader(
+    there: Installation, long: Published
+) -> None:
+    await set_shards(there.conn, shards=SHARDS, actor="test")
+    schedulers = [there.launch("scheduler") for _ in range(3)]
+    await eventually(lambda: is_shared(there, schedulers), 15)
+    instants = await schedule_several(there, long, dags=12, times=40)
+    await eventually(lambda: there.value("select count(distinct d.shard) = 4 from run join dag d using (dag_id)"))
+    killed = schedulers.pop()
+    await killed.kill()
+    await eventually(lambda: is_shared(there, schedulers), 15)
+    frozen, alone = schedulers
+    frozen.signal(signal.SIGSTOP)
+    await eventually(lambda: is_shared(there, [alone]), 15)
+    before = len(frozen.events("fire"))
+    frozen.signal(signal.SIGCONT)
+    await frozen.saw("deposed")
+    assert len(frozen.events("fire")) == before, "what it led is led by another"
+    await eventually(lambda: is_shared(there, schedulers), 15)
+    await all_fired_once(there, instants, 12)
+
+
+@pytest.mark.requirement("A10")
+async def test_a_scheduler_that_stops_hands_all_its_shards_over(there: Installation) -> None:
+    await set_shards(there.conn, shards=SHARDS, actor="test")
+    schedulers = [there.launch("scheduler") for _ in range(2)]
+    await eventually(lambda: is_shared(there, schedulers), 15)
+    leaving, staying = schedulers
+    assert await leaving.terminate() == 0
+    await eventually(lambda: is_shared(there, [staying]), 15)
+    assert not leaving.events("not_resigned")
+    assert {event["shard"] for event in staying.events("lead")} == set(range(SHARDS))
