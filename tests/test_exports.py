@@ -47,6 +47,7 @@ def test_the_options_of_dags() -> None:
         "catchup_window",
         "description",
         "end_at",
+        "executor_options",
         "finish_within",
         "jitter",
         "max_active_runs",
@@ -76,6 +77,7 @@ def test_the_options_of_tasks() -> None:
     assert sorted(TaskOptions.__annotations__) == [
         "connections",
         "depends_on_past",
+        "executor_options",
         "isolation",
         "max_active",
         "max_instances",

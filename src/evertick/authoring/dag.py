@@ -35,6 +35,7 @@ from evertick.domain.misfire import MOST_MISSED, MisfirePolicy
 from evertick.domain.notices import RUN_EVENTS, NoticeSpec, callback_dag
 from evertick.domain.overlap import OverlapPolicy
 from evertick.domain.params import Param, as_json, declare_params
+from evertick.domain.placement import read_executor_options
 from evertick.domain.schedule import parse_schedule
 from evertick.domain.zones import find_zone
 
@@ -73,7 +74,7 @@ class DagOptions(TypedDict, total=False):
     `schedule` is a cron, "@every 5s", a timedelta, a datetime, a list of datetimes or `after(...)`; `schedules` names several,
     each such a value or a dict with one (`{"schedule": ..., "params": ...}`), which may have a time zone, bounds, jitter and rules
     (misfire, catchup_window, catchup_limit, overlap, start_within, finish_within) of its own. `task_defaults` are options
-    for every task that does not set them.
+    for every task that does not set them. `executor_options` are joined with those of each task.
     """
 
     name: str
@@ -98,6 +99,7 @@ class DagOptions(TypedDict, total=False):
     run_timeout: Seconds
     retries: int
     paused: bool
+    executor_options: Mapping[str, object]
     on_success: object
     on_failure: object
     on_retry: object
@@ -344,5 +346,6 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "run_timeout": ("run_timeout_seconds", read_seconds),
     "retries": ("retries", read_count),
     "paused": ("starts_paused", read_flag),
+    "executor_options": ("executor_options", read_executor_options),
     "task_defaults": ("task_defaults", _read_task_defaults),
 }

@@ -19,6 +19,7 @@ from evertick.domain.duration import parse_duration
 from evertick.domain.errors import InvalidDag, UserError
 from evertick.domain.gates import EXCLUSIVE, KEYED, GateKind, GateSpec, check_gates, key_parts, version_path
 from evertick.domain.notices import NoticeSpec
+from evertick.domain.placement import read_executor_options
 from evertick.domain.retry import Backoff, RetryPolicy
 from evertick.domain.states import TriggerRule
 from evertick.domain.stored_values import ValueKind, check_name
@@ -62,6 +63,7 @@ class TaskOptions(TypedDict, total=False):
     variables: Iterable[str]
     connections: Iterable[str]
     secrets: Iterable[str]
+    executor_options: Mapping[str, object]
     on_success: object
     on_failure: object
     on_retry: object
@@ -327,4 +329,5 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "variables": ("variables", _read_names(ValueKind.VARIABLE)),
     "connections": ("connections", _read_names(ValueKind.CONNECTION)),
     "secrets": ("secrets", _read_names(ValueKind.SECRET)),
+    "executor_options": ("executor_options", read_executor_options),
 }

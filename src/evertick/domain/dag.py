@@ -66,6 +66,7 @@ class TaskSpec:
     """One task of the plan. `name` is the full id, with its groups: `extract.orders`. `inputs` are upstream names.
 
     `queue` is what its author wrote down; None leaves it to the routing rules. `wait` is what it waits for without a slot.
+    `executor_options` are before the DAG's: `domain/placement.py` joins them.
     """
 
     name: str
@@ -98,6 +99,7 @@ class TaskSpec:
     child: ChildSpec | None = None
     notices: tuple[NoticeSpec, ...] = ()
     wait: WaitSpec | None = None
+    executor_options: Mapping[str, JsonValue] = field(default_factory=dict)
     doc: str | None = None
 
     @property
@@ -152,6 +154,7 @@ class DagSpec:
     start_within_seconds: float | None = None
     finish_within_seconds: float | None = None
     starts_paused: bool = False
+    executor_options: Mapping[str, JsonValue] = field(default_factory=dict)
     notices: tuple[NoticeSpec, ...] = ()
     groups: tuple[GroupSpec, ...] = ()
 

@@ -1,0 +1,51 @@
+"""Where and how an executor shall run a task: `executor_options` of DAGs and tasks, by the executor's name.
+
+A task may be routed to any executor, so each has its own part and looks at no other's. What is known of an executor's options is
+checked when the DAG is published; the rest is the executor's to refuse.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import cast
+
+from evertick.domain.params import JsonValue
+from evertick.domain.pod_options import check_pod_options
+
+MOST_BYTES = 16_384
+_CHECKS: dict[str, Callable[[Mapping[str, object]], None]] = {"kubernetes": check_pod_options}
+
+Options = Mapping[str, JsonValue]
+
+
+def read_executor_options(value: object) -> Options:
+    """As plain JSON. Raises TypeError or ValueError, which say what is wrong."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise TypeError('it must be a dict by executor, as in {"kubernetes": {"image": "registry/etl:7"}}')
+    for executor, options in value.items():
+        if not isinstance(options, Mapping):
+            raise TypeError(f'the options of {executor!r} must be a dict, as in {{"{executor}": {{...}}}}')
+        if check := _CHECKS.get(executor):
+            check(options)
+    try:
+        text = json.dumps(value, allow_nan=False, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        raise TypeError("it must be made of texts, numbers, True, False, None, lists and dicts alone") from None
+    if len(text.encode("utf-8", "surrogatepass")) > MOST_BYTES or "\\u0000" in text or "\\ud" in text:
+        raise ValueError(f"it must be valid text without NUL, of at most {MOST_BYTES:,} bytes as JSON")
+    return cast("Options", json.loads(text))
+
+
+def place_of(dag: Options, task: Options) -> dict[str, JsonValue]:
+    """What holds for a task: the DAG's options, with the task's before them. Dicts are joined, everything else is replaced."""
+    return _joined(dag, task)
+
+
+def _joined(below: Options, above: Options) -> dict[str, JsonValue]:
+    found = dict(below)
+    for name, value in above.items():
+        under = found.get(name)
+        both = isinstance(under, dict) and isinstance(value, dict)
+        found[name] = _joined(under, value) if both else value  # type: ignore[arg-type]
+    return found
