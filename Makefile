@@ -80,8 +80,8 @@ bench-peers: $(STAMP) ## other engines on the same work, each in its own environ
 	@$(BIN)/python -m bench.peers.run $(if $(ONLY),--only $(ONLY))
 
 lock: ## pin every dependency again, with hashes
-	@$(BIN)/pip install -q pip-tools && $(BIN)/pip-compile $(COMPILE) --extra dev --extra otel -o requirements.lock pyproject.toml
-	@$(BIN)/pip-compile $(COMPILE) --extra otel -c requirements.lock -o deploy/requirements.lock pyproject.toml
+	@$(BIN)/pip install -q pip-tools && $(BIN)/pip-compile $(COMPILE) --extra dev --extra kubernetes --extra otel -o requirements.lock pyproject.toml
+	@$(BIN)/pip-compile $(COMPILE) --extra kubernetes --extra otel -c requirements.lock -o deploy/requirements.lock pyproject.toml
 
 clean: ## forget the virtual environment
 	rm -rf $(VENV)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from evertick.domain.errors import InvalidRouting, InvalidSettings, UserError
 from evertick.domain.patterns import read_pattern
+from evertick.domain.pod_options import POD_OPTIONS
 from evertick.domain.routing import Routing, read_routing
 from evertick.domain.sharing import MOST_SHARDS
 from evertick.domain.sinks import parse_sink
@@ -99,6 +100,18 @@ class Settings:
     agent_outcome_file: Path | None = None
     agent_patience_seconds: float = 600.0
 
+    kubeconfig: Path | None = None
+    kube_context: str | None = None
+    kube_namespace: str | None = None
+    kube_timeout_seconds: float = 30.0
+    pod_template: Path | None = None
+    pod_image: str | None = None
+    pod_owner: str = "evertick"
+    pod_options: tuple[str, ...] = ()
+    pod_cleanup: str = "always"
+    pod_keep_seconds: float = 0.0
+    pod_give_up_seconds: float = 300.0
+
     load_timeout_seconds: float = 30.0
     routing_file: Path | None = None
     results_folder: Path | None = None
@@ -140,6 +153,7 @@ class Settings:
             except InvalidRouting as error:
                 raise InvalidSettings(f"EVERTICK_RUNNER_MATCH: {error}") from None
         self._check_notifications()
+        self._check_pods()
         if self.lost_after_seconds < 3 * self.heartbeat_seconds:
             raise InvalidSettings(
                 f"EVERTICK_LOST_AFTER_SECONDS={self.lost_after_seconds} must be at least three times "
@@ -172,6 +186,18 @@ class Settings:
             raise InvalidSettings(
                 f"EVERTICK_LEADER_LEASE_SECONDS={self.leader_lease_seconds} must be at least three times "
                 f"EVERTICK_TICK_SECONDS={self.tick_seconds}: the lease is renewed once per tick."
+            )
+
+    def _check_pods(self) -> None:
+        if unknown := [name for name in self.pod_options if name not in POD_OPTIONS]:
+            raise InvalidSettings(f"EVERTICK_POD_OPTIONS: {unknown[0]!r} is unknown: use {', '.join(POD_OPTIONS)}.")
+        if self.pod_cleanup not in _POD_CLEANUPS:
+            raise InvalidSettings(
+                f"EVERTICK_POD_CLEANUP={self.pod_cleanup!r} is unknown: use {', '.join(_POD_CLEANUPS)}."
+            )
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", self.pod_owner):
+            raise InvalidSettings(
+                f"EVERTICK_POD_OWNER={self.pod_owner!r} is no label: use letters, digits, '-' and '.'."
             )
 
     def _check_notifications(self) -> None:
@@ -213,6 +239,7 @@ class Settings:
 
 
 _LOG_FORMATS = ("text", "json")
+_POD_CLEANUPS = ("always", "on_success", "never")
 _LARGEST_PORT = 65_535
 _LONGEST_RETENTION_DAYS = 36_500
 
@@ -240,6 +267,9 @@ _LOWEST: dict[str, float] = {
     "api_connections": 8,
     "notify_attempts": 1,
     "notify_give_up_hours": 0,
+    "kube_timeout_seconds": 0.1,
+    "pod_keep_seconds": 0,
+    "pod_give_up_seconds": 0,
     "load_timeout_seconds": 0.1,
     "start_token_seconds": 1,
     "attempt_token_seconds": 1,

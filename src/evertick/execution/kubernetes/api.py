@@ -1,0 +1,180 @@
+"""The few calls of the Kubernetes API that pods need, as plain JSON, and what its refusals mean for whoever submits.
+
+Only documented calls, through the maintained client. Every call has a time limit; none is repeated here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from kubernetes_asyncio.client import ApiClient, CoreV1Api
+
+from evertick.domain.errors import EvertickError
+from evertick.execution.remote import ExecutorBusy, ExecutorUnavailable, SubmissionRefused
+
+Json = dict[str, Any]
+_PAGE = 500
+_LONGEST_MESSAGE = 1000
+# What the authorizer says; admission, which judges the pod itself, uses other words.
+_NO_RIGHT = re.compile(r'User ".*" cannot \w+ resource')
+
+
+class Refusal(EvertickError):
+    """An answer that is no 2xx."""
+
+    def __init__(self, status: int, body: Json, retry_after_seconds: float | None) -> None:
+        self.status, self.body, self.retry_after_seconds = status, body, retry_after_seconds
+        self.reason = str(body.get("reason") or "")
+        text = " ".join(str(body.get("message") or f"the Kubernetes API answered {status}").split())
+        super().__init__(text[:_LONGEST_MESSAGE])
+
+
+class KubeApi:
+    """Pods and Secrets of one namespace. The client takes plain JSON as well as its own classes, which are slow."""
+
+    def __init__(self, client: ApiClient, *, namespace: str, timeout_seconds: float) -> None:
+        self._core, self._namespace, self._timeout_seconds = CoreV1Api(client), namespace, timeout_seconds
+
+    async def create_pod(self, pod: Any) -> Json:
+        return await self._ask(self._core.create_namespaced_pod(self._namespace, pod, **self._plain()))
+
+    async def create_secret(self, secret: Any) -> Json:
+        return await self._ask(self._core.create_namespaced_secret(self._namespace, secret, **self._plain()))
+
+    async def delete_secret(self, name: str) -> None:
+        await self._ask(self._core.delete_namespaced_secret(name, self._namespace, **self._plain()), gone_is_fine=True)
+
+    async def read_secret(self, name: str) -> Json | None:
+        return await self._look(self._core.read_namespaced_secret(name, self._namespace, **self._plain()))
+
+    async def read_pod(self, name: str) -> Json | None:
+        """As it is now: without a resource version the API server asks its store, never its cache."""
+        return await self._look(self._core.read_namespaced_pod(name, self._namespace, **self._plain()))
+
+    async def delete_pod(self, name: str, *, uid: str, grace_seconds: int) -> None:
+        body: Any = {"gracePeriodSeconds": grace_seconds, "preconditions": {"uid": uid}}
+        call = self._core.delete_namespaced_pod(name, self._namespace, body=body, **self._plain())
+        await self._ask(call, gone_is_fine=True)
+
+    async def patch_pod(self, name: str, patch: Json) -> None:
+        call = self._core.patch_namespaced_pod(name, self._namespace, patch, **self._plain())
+        await self._ask(call, gone_is_fine=True)
+
+    async def list_pods(self, selector: str) -> tuple[list[Json], str]:
+        """All of them, page by page, and the version of the whole. A list that grew too old in the middle begins anew."""
+        try:
+            return await self._list(selector, _PAGE)
+        except Refusal as refusal:
+            if refusal.status != 410:
+                raise
+        return await self._list(selector, None)
+
+    async def version(self, selector: str) -> str:
+        """Where a watch can begin now."""
+        page = await self._ask(
+            self._core.list_namespaced_pod(self._namespace, label_selector=selector, limit=1, **self._plain())
+        )
+        return str(page["metadata"]["resourceVersion"])
+
+    async def _list(self, selector: str, limit: int | None) -> tuple[list[Json], str]:
+        found: list[Json] = []
+        more: Json = {} if limit is None else {"limit": limit}
+        while True:
+            call = self._core.list_namespaced_pod(self._namespace, label_selector=selector, **more, **self._plain())
+            page = await self._ask(call)
+            found += page["items"]
+            meta = page["metadata"]
+            if not meta.get("continue"):
+                return found, str(meta["resourceVersion"])
+            more["_continue"] = meta["continue"]
+
+    async def watch_pods(self, selector: str, version: str, *, seconds: int) -> AsyncIterator[Json]:
+        """Events until the server ends it. Raises Refusal with 410 when the version is too old."""
+        # Bookmarks come about once a minute: a connection that says nothing for longer is dead.
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_seconds, sock_read=seconds + 10)
+        call = self._core.list_namespaced_pod(
+            self._namespace,
+            label_selector=selector,
+            watch=True,
+            allow_watch_bookmarks=True,
+            resource_version=version,
+            timeout_seconds=seconds,
+            _preload_content=False,
+            _request_timeout=timeout,
+        )
+        async with _answer(call) as response:
+            async for line in response.content:
+                event: Json = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise Refusal(int(event["object"].get("code") or 500), event["object"], None)
+                yield event
+
+    def _plain(self) -> Json:
+        return {"_preload_content": False, "_request_timeout": self._timeout_seconds}
+
+    async def _look(self, call: Awaitable[Any]) -> Json | None:
+        try:
+            return await self._ask(call)
+        except Refusal as refusal:
+            if refusal.status != 404:
+                raise
+            return None
+
+    async def _ask(self, call: Awaitable[Any], *, gone_is_fine: bool = False) -> Json:
+        try:
+            async with _answer(call) as response:
+                found: Json = json.loads(await response.read())
+                return found
+        except Refusal as refusal:
+            # A conflict of a delete is about its uid: what is there now is another object.
+            if gone_is_fine and refusal.status in (404, 409):
+                return {}
+            raise
+
+
+@asynccontextmanager
+async def _answer(call: Awaitable[Any]) -> AsyncIterator[aiohttp.ClientResponse]:
+    try:
+        response: aiohttp.ClientResponse = await call
+        async with response:
+            if not 200 <= response.status <= 299:
+                raise Refusal(response.status, _body(await response.read()), _retry_after(response))
+            yield response
+    except (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+        raise ExecutorUnavailable(f"the Kubernetes API does not answer: {_words(error)}") from error
+    except json.JSONDecodeError:
+        raise ExecutorUnavailable("the Kubernetes API answered something that is no JSON") from None
+
+
+def _words(error: BaseException) -> str:
+    return "it took too long" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+
+
+def _body(raw: bytes) -> Json:
+    try:
+        found = json.loads(raw)
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {"message": raw[:_LONGEST_MESSAGE].decode("utf-8", "replace")}
+
+
+def _retry_after(response: aiohttp.ClientResponse) -> float | None:
+    text = response.headers.get("Retry-After", "")
+    return float(text) if text.isdecimal() else None
+
+
+def meaning(refusal: Refusal, *, of_task: bool = True) -> EvertickError:
+    """Whose fault it is: the cluster is full or busy, it cannot be used now, or the task's pod is wrong."""
+    status, text = refusal.status, str(refusal)
+    if status == 429 or status == 409 or (status == 403 and "exceeded quota" in text):
+        return ExecutorBusy(text, retry_after_seconds=refusal.retry_after_seconds)
+    is_ours = status in (401, 404) or status >= 500 or not of_task
+    if is_ours or (status == 403 and (_NO_RIGHT.search(text) or "being terminated" in text)):
+        return ExecutorUnavailable(f"the Kubernetes API answered {status}: {text}")
+    return SubmissionRefused(f"Kubernetes refused the pod ({status}): {text}")

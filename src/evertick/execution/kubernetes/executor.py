@@ -1,0 +1,220 @@
+"""Each attempt as a pod of its own, by its name. Kubernetes is asked what is there; nothing is believed because it was once seen.
+
+The pod comes first and then the Secret with its token, which belongs to it: whatever is interrupted, the next try completes, and
+nothing is left behind. The watch only shortens waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Self
+
+from evertick.domain.attempt import session_text
+from evertick.domain.pod_options import POD_OPTIONS
+from evertick.execution.kubernetes.api import Json, KubeApi, Refusal, meaning
+from evertick.execution.kubernetes.cluster import Cluster, connected
+from evertick.execution.kubernetes.manifest import (
+    KEPT_LABEL,
+    OWNER_LABEL,
+    SESSION_LABEL,
+    UNTIL_ANNOTATION,
+    Manifest,
+    pod_manifest,
+    secret_manifest,
+)
+from evertick.execution.kubernetes.status import cannot_start, has_succeeded, observed
+from evertick.execution.remote import ExecutorUnavailable, Observed, Phase, RemoteOrder, SubmissionRefused
+
+_SWEEP_SECONDS = 30.0
+_WATCH_SECONDS = 240
+_LONGEST_PAUSE_SECONDS = 30.0
+
+
+class Cleanup(StrEnum):
+    """Which ended pods are deleted."""
+
+    ALWAYS = "always"
+    ON_SUCCESS = "on_success"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesOptions:
+    """`owner` tells the pods of this installation from others' in the same namespace."""
+
+    cluster: Cluster
+    template: Manifest
+    owner: str = "evertick"
+    allowed: tuple[str, ...] = POD_OPTIONS
+    cleanup: Cleanup = Cleanup.ALWAYS
+    keep_seconds: float = 0.0
+    give_up_seconds: float = 300.0
+
+
+class KubernetesExecutor:
+    """The remote executor of one namespace of one cluster."""
+
+    def __init__(self, options: KubernetesOptions) -> None:
+        self._options = options
+        self._selector = f"{OWNER_LABEL}={options.owner},!{KEPT_LABEL}"
+        self._kept_selector = f"{OWNER_LABEL}={options.owner},{KEPT_LABEL}"
+        self._stuck_since: dict[str, float] = {}
+        self._swept_at = -_SWEEP_SECONDS
+        self._version: str | None = None
+        self._stack = AsyncExitStack()
+        self._api: KubeApi
+
+    async def __aenter__(self) -> Self:
+        self._api = await self._stack.enter_async_context(connected(self._options.cluster))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def submit(self, order: RemoteOrder) -> None:
+        """Twice is once: whoever finds the attempt's own pod there goes on from it."""
+        options = self._options
+        manifest = pod_manifest(order, options.template, owner=options.owner, allowed=options.allowed)
+        try:
+            pod = await self._create(order, manifest)
+            if _may_still_begin(pod):
+                await self._give_token(order, pod["metadata"]["uid"])
+        except Refusal as refusal:
+            raise meaning(refusal) from None
+
+    async def observe(self) -> dict[str, Observed]:
+        try:
+            pods, self._version = await self._api.list_pods(self._selector)
+            await self._sweep()
+        except Refusal as refusal:
+            raise meaning(refusal, of_task=False) from None
+        found = {pod["metadata"]["name"]: self._judged(pod) for pod in pods}
+        self._stuck_since = {name: since for name, since in self._stuck_since.items() if name in found}
+        return found
+
+    async def find(self, name: str) -> Observed | None:
+        try:
+            pod = await self._api.read_pod(name)
+        except Refusal as refusal:
+            raise meaning(refusal, of_task=False) from None
+        return self._judged(pod) if pod is not None and self._is_ours(pod) else None
+
+    async def cancel(self, name: str, grace_seconds: float) -> None:
+        """Deleted, or kept aside if it has ended and the policy says so: then it is nobody's attempt any more."""
+        try:
+            pod = await self._api.read_pod(name)
+            if pod is None or not self._is_ours(pod):
+                return
+            if observed(pod).phase is Phase.ENDED and (until := self._kept_until(pod)) is not None:
+                labels, annotations = {KEPT_LABEL: "true"}, {UNTIL_ANNOTATION: until}
+                await self._api.patch_pod(name, {"metadata": {"labels": labels, "annotations": annotations}})
+            else:
+                # Never 0: that would take the pod off the books while its processes may still run.
+                grace = max(1, math.ceil(grace_seconds))
+                await self._api.delete_pod(name, uid=pod["metadata"]["uid"], grace_seconds=grace)
+        except Refusal as refusal:
+            raise meaning(refusal, of_task=False) from None
+
+    async def hints(self) -> AsyncIterator[None]:
+        """One after each change, and after every break, in which changes may have gone unseen."""
+        failures = 0
+        while True:
+            try:
+                if self._version is None:
+                    self._version = await self._api.version(self._selector)
+                async for event in self._api.watch_pods(self._selector, self._version, seconds=_WATCH_SECONDS):
+                    failures = 0
+                    self._version = event["object"]["metadata"]["resourceVersion"]
+                    if event["type"] != "BOOKMARK":
+                        yield
+            except Refusal:
+                # Mostly 410, too old to go on from: begin at what is there now.
+                self._version = None
+                failures += 1
+            except ExecutorUnavailable:
+                failures += 1
+            if failures:
+                longest = min(_LONGEST_PAUSE_SECONDS, 0.25 * 2 ** min(failures, 10))
+                await asyncio.sleep(longest * random.uniform(0.5, 1.0))
+            yield
+
+    async def _create(self, order: RemoteOrder, manifest: Manifest) -> Json:
+        try:
+            return await self._api.create_pod(manifest)
+        except Refusal as refusal:
+            if refusal.reason != "AlreadyExists":
+                raise
+        pod = await self._api.read_pod(order.name)
+        if pod is None:
+            raise ExecutorUnavailable(f"pod {order.name} was there and is gone: try again")
+        if pod["metadata"].get("labels", {}).get(SESSION_LABEL) != session_text(order.session):
+            raise SubmissionRefused(
+                f"there is a pod {order.name} that is not this attempt's. Delete it, and run the task again."
+            )
+        return pod
+
+    async def _give_token(self, order: RemoteOrder, pod_uid: str) -> None:
+        secret = secret_manifest(order, owner=self._options.owner, pod_uid=pod_uid)
+        try:
+            await self._api.create_secret(secret)
+        except Refusal as refusal:
+            if refusal.reason != "AlreadyExists":
+                raise
+            there = await self._api.read_secret(order.name)
+            if there is not None and _owner_uid(there) == pod_uid:
+                return
+            # Of a pod of the same name that is gone: the garbage collector has not come by yet.
+            await self._api.delete_secret(order.name)
+            await self._api.create_secret(secret)
+
+    def _is_ours(self, pod: Json) -> bool:
+        labels = pod["metadata"].get("labels") or {}
+        return labels.get(OWNER_LABEL) == self._options.owner and KEPT_LABEL not in labels
+
+    def _judged(self, pod: Json) -> Observed:
+        """As it stands; one that could not start for long is given up, and says why."""
+        found, name = observed(pod), pod["metadata"]["name"]
+        if found.phase is not Phase.WAITING or not cannot_start(found.reason):
+            self._stuck_since.pop(name, None)
+            return found
+        stuck_seconds = time.monotonic() - self._stuck_since.setdefault(name, time.monotonic())
+        return replace(found, phase=Phase.ENDED) if stuck_seconds >= self._options.give_up_seconds else found
+
+    def _kept_until(self, pod: Json) -> str | None:
+        """When an ended pod may be deleted, empty for never; None for now."""
+        options = self._options
+        if options.cleanup is Cleanup.NEVER or (options.cleanup is Cleanup.ON_SUCCESS and not has_succeeded(pod)):
+            return ""
+        if not options.keep_seconds:
+            return None
+        return (datetime.now(UTC) + timedelta(seconds=options.keep_seconds)).isoformat(timespec="seconds")
+
+    async def _sweep(self) -> None:
+        """Delete what was kept for long enough, whoever kept it."""
+        if time.monotonic() - self._swept_at < min(_SWEEP_SECONDS, self._options.keep_seconds or _SWEEP_SECONDS):
+            return
+        self._swept_at = time.monotonic()
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        for pod in (await self._api.list_pods(self._kept_selector))[0]:
+            until = (pod["metadata"].get("annotations") or {}).get(UNTIL_ANNOTATION, "")
+            if until and until <= now:
+                await self._api.delete_pod(pod["metadata"]["name"], uid=pod["metadata"]["uid"], grace_seconds=0)
+
+
+def _may_still_begin(pod: Json) -> bool:
+    return observed(pod).phase is Phase.WAITING and not pod["metadata"].get("deletionTimestamp")
+
+
+def _owner_uid(secret: Json) -> Any:
+    return next((each.get("uid") for each in secret["metadata"].get("ownerReferences") or []), None)

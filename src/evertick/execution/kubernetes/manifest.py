@@ -1,0 +1,148 @@
+"""The pod and the Secret of one attempt, made of the template, the options of its DAG and task, and what must be so.
+
+What must be so goes last: no template and no option changes the pod's name, its labels, its command, or that it runs once. The
+start token is in the Secret alone, which is mounted as a file: a pod's manifest and arguments can be read by many.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+from evertick.domain.attempt import session_text
+from evertick.domain.pod_options import TASK_CONTAINER, merge, pod_patch
+from evertick.execution.remote import RemoteOrder, SubmissionRefused
+
+OWNER_LABEL = "evertick.io/owner"
+SESSION_LABEL = "evertick.io/session"
+KEPT_LABEL = "evertick.io/kept"
+UNTIL_ANNOTATION = "evertick.io/kept-until"
+
+# The kubelet shows what is in this file in the pod's status, whatever has become of the agent.
+OUTCOME_FILE = "/dev/termination-log"
+TOKEN_FOLDER = "/var/run/evertick/start"
+HOME_FOLDER = "/var/run/evertick/home"
+_NOT_IN_LABELS = re.compile(r"[^A-Za-z0-9_.-]+")
+_LONGEST_LABEL = 63
+_OUR_KEYS = "evertick.io/"
+
+Manifest = dict[str, Any]
+
+# As little as a task needs: it talks to the API of Evertick alone, and is nobody on its node.
+DEFAULT_TEMPLATE: Manifest = {
+    "metadata": {"labels": {"app.kubernetes.io/part-of": "evertick", "app.kubernetes.io/component": "task"}},
+    "spec": {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "fsGroup": 10001,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": TASK_CONTAINER,
+                "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            }
+        ],
+    },
+}
+
+
+def pod_manifest(order: RemoteOrder, template: Manifest, *, owner: str, allowed: Collection[str]) -> Manifest:
+    """Raises SubmissionRefused for options that are no pod's, or that DAGs may not set here."""
+    options = order.place.get("kubernetes") or {}
+    if not isinstance(options, dict):
+        raise SubmissionRefused(f"the kubernetes options of task {order.task!r} must be a dict.")
+    if forbidden := sorted(options.keys() - set(allowed)):
+        raise SubmissionRefused(
+            f"the kubernetes options of task {order.task!r} set {', '.join(forbidden)}, which EVERTICK_POD_OPTIONS does not allow."
+        )
+    try:
+        patched = merge(template, pod_patch(options))
+    except (TypeError, ValueError) as error:
+        raise SubmissionRefused(f"the kubernetes options of task {order.task!r} are wrong: {error}.") from None
+    ours = _ours(order, owner)
+    written = patched.get("metadata") or {}
+    for part in ("labels", "annotations"):
+        theirs = {key: text for key, text in (written.get(part) or {}).items() if not key.startswith(_OUR_KEYS)}
+        ours["metadata"][part] = theirs | ours["metadata"][part]
+    # Nothing else of a template's metadata is a task's: finalizers would keep its pod for ever.
+    return {**ours, "spec": merge(patched["spec"], ours["spec"])}
+
+
+def secret_manifest(order: RemoteOrder, *, owner: str, pod_uid: str) -> Manifest:
+    """It belongs to the pod: when that goes, Kubernetes deletes it, too."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": order.name,
+            "labels": {OWNER_LABEL: owner, SESSION_LABEL: session_text(order.session)},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": order.name, "uid": pod_uid}],
+        },
+        "type": "Opaque",
+        "immutable": True,
+        "stringData": {"token": order.token},
+    }
+
+
+def _ours(order: RemoteOrder, owner: str) -> Manifest:
+    key = order.key
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": order.name,
+            "labels": {
+                "app.kubernetes.io/managed-by": "evertick",
+                OWNER_LABEL: owner,
+                SESSION_LABEL: session_text(order.session),
+                "evertick.io/dag": _label(order.dag),
+                "evertick.io/task": _label(order.task),
+                "evertick.io/run": str(key.run_id),
+            },
+            "annotations": {
+                "evertick.io/dag": order.dag,
+                "evertick.io/task": order.task,
+                "evertick.io/map-index": str(key.map_index),
+                "evertick.io/epoch": str(order.epoch),
+                "evertick.io/queue": order.queue,
+            },
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [_container(order)],
+            "volumes": [
+                # The group of the pod may read it (fsGroup), so that nobody needs to be root.
+                {"name": "evertick-start", "secret": {"secretName": order.name, "defaultMode": 0o440}},
+                {"name": "evertick-home", "emptyDir": {}},
+            ],
+        },
+    }
+
+
+def _container(order: RemoteOrder) -> Manifest:
+    return {
+        "name": TASK_CONTAINER,
+        "command": ["evertick", "agent"],
+        "args": ["--outcome-file", OUTCOME_FILE],
+        "terminationMessagePath": OUTCOME_FILE,
+        "terminationMessagePolicy": "File",
+        "env": [
+            {"name": "EVERTICK_SERVER", "value": order.api_url},
+            {"name": "EVERTICK_AGENT_TOKEN_FILE", "value": f"{TOKEN_FOLDER}/token"},
+            {"name": "EVERTICK_HOME", "value": HOME_FOLDER},
+        ],
+        "volumeMounts": [
+            {"name": "evertick-start", "mountPath": TOKEN_FOLDER, "readOnly": True},
+            {"name": "evertick-home", "mountPath": HOME_FOLDER},
+        ],
+    }
+
+
+def _label(text: str) -> str:
+    """As much of a name as a label can hold; the whole of it is in the annotation."""
+    return _NOT_IN_LABELS.sub("_", text)[:_LONGEST_LABEL].strip("_.-")
