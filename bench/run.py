@@ -150,7 +150,14 @@ async def _attempt(name: str, measuring: Awaitable[list[Figure]], console: Conso
 
 
 def _databases() -> tuple[str, ...]:
-    return ("bench", DATABASE, *case_runners.DATABASES, *case_fleet.DATABASES, *case_history.DATABASES, *case_ui.DATABASES)
+    return (
+        "bench",
+        DATABASE,
+        *case_runners.DATABASES,
+        *case_fleet.DATABASES,
+        *case_history.DATABASES,
+        *case_ui.DATABASES,
+    )
 
 
 def _warn_if_busy(console: Console) -> None:

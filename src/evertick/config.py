@@ -163,6 +163,7 @@ class Settings:
             raise InvalidSettings(
                 f"EVERTICK_AGENT_LOST_AFTER_SECONDS={self.agent_lost_after_seconds} must be at least three times "
                 f"EVERTICK_HEARTBEAT_SECONDS={self.heartbeat_seconds}: an agent would be given up between two heartbeats."
+            )
         if self.dispatch_lost_seconds < 10 * self.tick_seconds:
             raise InvalidSettings(
                 f"EVERTICK_DISPATCH_LOST_SECONDS={self.dispatch_lost_seconds} must be at least ten times "

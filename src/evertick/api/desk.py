@@ -151,7 +151,7 @@ class Caller:
 
 
 async def caller_of(request: Request) -> Caller:
-    """Asynchronous though it waits for nothing: for a plain function FastAPI changes to another thread and back, at every request."""
+    """Asynchronous though it waits for nothing: for a plain function FastAPI changes to another thread and back, each time."""
     found: Caller = request.state.caller
     return found
 

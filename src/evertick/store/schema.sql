@@ -74,6 +74,12 @@ CREATE TYPE evertick.gate_weight AS (
 	weight integer
 );
 
+CREATE TYPE evertick.group_key AS (
+	run_id bigint,
+	version_id integer,
+	grp integer
+);
+
 CREATE TYPE evertick.happening AS (
 	run_id bigint,
 	version_id integer,
@@ -89,6 +95,16 @@ CREATE TYPE evertick.map_how AS ENUM (
     'product',
     'zip',
     'kwargs'
+);
+
+CREATE TYPE evertick.queued_row AS (
+	run_id bigint,
+	idx integer,
+	map_index integer,
+	epoch integer,
+	session bigint,
+	place integer,
+	seq bigint
 );
 
 CREATE TYPE evertick.run_kind AS ENUM (
@@ -109,6 +125,15 @@ CREATE TYPE evertick.settled AS (
 	won integer[],
 	overlapped integer,
 	canceled integer
+);
+
+CREATE TYPE evertick.started_attempt AS (
+	verdict text,
+	attempt integer,
+	version_id integer,
+	fire_at timestamp with time zone,
+	params text,
+	inputs text
 );
 
 CREATE TYPE evertick.step_row AS (
@@ -250,6 +275,42 @@ begin
     return cardinality(admitted);
 end $$;
 
+CREATE FUNCTION evertick.adopt_dispatches(p_session bigint, p_silent_seconds double precision, p_most integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    adopted int;
+begin
+    with orphan as materialized (
+        select d.place from lost_owners(p_silent_seconds) o(owner)
+        cross join lateral (
+            select x.ctid as place from dispatch x
+            cross join lateral (select r.executor, r.queues from runner r where r.session = p_session and r.gone_at is null offset 0) me
+            where x.owner = o.owner and x.executor = me.executor and x.queue = any(me.queues)
+            limit p_most for update of x skip locked) d
+        where o.owner <> p_session
+    )
+    update dispatch d set owner = p_session where d.ctid = any(array(select o.place from orphan o limit p_most));
+    get diagnostics adopted = row_count;
+    return adopted;
+end $$;
+
+CREATE FUNCTION evertick.after_tasks(p_tasks evertick.ended[]) RETURNS TABLE(run_id bigint, version_id integer, dst integer, has_heard boolean)
+    LANGUAGE sql STABLE
+    AS $$
+    select x.run_id, x.version_id, x.dst, bool_or(x.has_heard) from (
+        select p.run_id, p.version_id, g.dst, true as has_heard
+        from unnest(p_tasks) p join edge g on g.version_id = p.version_id and g.src = p.idx and g.out_of is null
+        union all
+        select p.run_id, p.version_id, g.dst, is_over(p.run_id, p.version_id, p.grp)
+        from (select distinct q.run_id, q.version_id, s.grp from unnest(p_tasks) q
+              join task_spec s on s.version_id = q.version_id and s.idx = q.idx and s.grp is not null) p
+        join retry_group w on w.version_id = p.version_id and w.grp = p.grp
+        cross join unnest(w.members) m(idx)
+        join edge g on g.version_id = p.version_id and g.src = m.idx and g.out_of = p.grp
+    ) x group by x.run_id, x.version_id, x.dst
+$$;
+
 CREATE FUNCTION evertick.arrivals_of(p_wants evertick.gate_want[]) RETURNS evertick.gate_arrival[]
     LANGUAGE sql STABLE
     AS $$
@@ -300,6 +361,22 @@ begin
     on conflict do nothing;
     perform set_config('evertick.arrived', 'yes', true);
 end $$;
+
+CREATE FUNCTION evertick.begins_again(p_group evertick.group_key) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select count(*) filter (where k.state = 'failed') > 0
+       and count(*) filter (where s.decides_grp and k.state in ('failed', 'canceled', 'upstream_failed')) > 0
+    from run_status r
+    join dag_version v on v.version_id = r.version_id
+    join run_group g on g.run_id = r.run_id and g.grp = p_group.grp
+    join retry_group w on w.version_id = r.version_id and w.grp = p_group.grp and g.retried < w.retries
+    cross join unnest(w.members) m(idx)
+    cross join lateral (select x.state from task x where x.run_id = r.run_id and x.idx = m.idx offset 0) k
+    cross join lateral (select x.decides_grp from task_spec x where x.version_id = r.version_id and x.idx = m.idx offset 0) s
+    where r.run_id = p_group.run_id and r.state = 'running' and not r.cancel_requested
+      and coalesce(r.started_at + make_interval(secs => v.run_timeout) > clock(), true)
+$$;
 
 CREATE FUNCTION evertick.blocker_of(p_gate_ids integer[], p_weights integer[], p_checks integer[], p_needs bigint[], OUT gate_id integer, OUT need bigint) RETURNS record
     LANGUAGE plpgsql STABLE
@@ -663,6 +740,34 @@ begin
     end if;
 end $$;
 
+CREATE FUNCTION evertick.claim_for_dispatch(p_session bigint, p_queues text[], p_free integer, p_low bigint[], p_aging double precision, p_sessions bigint[]) RETURNS SETOF evertick.queued_row
+    LANGUAGE plpgsql
+    AS $$
+declare
+    places int[] := '{}';
+    seqs bigint[] := '{}';
+    head_places int[];
+    head_seqs bigint[];
+begin
+    p_free := least(p_free, dispatch_room(p_session));
+    if coalesce(p_free, 0) <= 0 then
+        return;
+    end if;
+    if p_aging is not null then
+        select coalesce(array_agg(o.place), '{}'), coalesce(array_agg(o.seq), '{}') into places, seqs
+        from overdue(p_queues, p_low, p_aging, (p_free + 1) / 2) o;
+    end if;
+    -- One series for queue and rank, so that no plan can change the order in which they are asked.
+    select array_agg(h.place), array_agg(h.seq) into head_places, head_seqs from (
+        select k.place, p.seq from generate_series(0, 10 * cardinality(p_queues) - 1) k(place) cross join lateral (
+            select r.seq from ready r
+            where r.queue = p_queues[k.place / 10 + 1] and r.rank = (k.place % 10)::smallint
+              and r.seq >= coalesce(p_low[k.place + 1], 0) and r.seq <> all(seqs)
+            order by r.seq limit p_free for update skip locked) p
+        limit p_free - cardinality(places)) h;
+    return query select * from queue_rows(p_session, p_queues, places || head_places, seqs || head_seqs, p_sessions);
+end $$;
+
 CREATE FUNCTION evertick.claim_rows(p_session bigint, p_queues text[], p_places integer[], p_seqs bigint[]) RETURNS SETOF evertick.step_row
     LANGUAGE plpgsql
     AS $$
@@ -733,6 +838,7 @@ begin
     reopened := coalesce(cardinality(chosen), 0) + cardinality(taken);
     -- Somebody looked after it: its retries count anew.
     update run_status r set retried = 0 where r.run_id = p_run_id and r.retried > 0;
+    update run_group g set retried = 0 where g.run_id = p_run_id and g.retried > 0;
     insert into journal (occurred_at, verb, actor, run_id, detail)
     values (clock(), 'clear', p_actor, p_run_id, jsonb_build_object('tasks', p_idxs, 'reopened', reopened, 'asked', asked)
             || case when p_instances = '[]' then '{}' else jsonb_build_object('instances', p_instances) end
@@ -1170,6 +1276,96 @@ begin
     return true;
 end $$;
 
+CREATE FUNCTION evertick.dispatch_room(p_session bigint) RETURNS integer
+    LANGUAGE sql STABLE
+    AS $$
+    select r.slots - (select count(*) from dispatch d where d.owner = p_session)::int
+    from runner r where r.session = p_session and r.gone_at is null and r.request is null
+$$;
+
+CREATE FUNCTION evertick.end_dispatches(p_reports jsonb, p_infra_retries integer, OUT moved_sessions bigint[], OUT offered integer) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    ended_now ended[];
+    again ended[];
+    cleared ended[];
+    left_now ended[];
+    retried jsonb;
+    t timestamptz := clock();
+begin
+    perform 1 from run_status s
+    where s.run_id = any(array(select (x->>'r')::bigint from jsonb_array_elements(p_reports) x))
+    order by s.run_id for no key update;
+    with report as materialized (
+        select x.r as run_id, x.i as idx, x.m as map_index, x.e as epoch, x.s as session, x.kind, x.reason,
+               coalesce(x.retry_in, 0) as retry_in, coalesce(x.no_retry, false) as no_retry
+        from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, s bigint, kind text, reason text,
+             retry_in double precision, no_retry boolean)
+    ), decided as (
+        select x.*, k.attempt, k.losses, k.request, k.version_id, s.is_gated, n.state,
+               case when n.state <> 'pending' then null
+                    when x.kind = 'lost'
+                    then t + make_interval(secs => case k.losses when 0 then 0 else least(5 * 2 ^ (k.losses - 1), 300) end)
+                    else t + make_interval(secs => greatest(x.retry_in, 0)) end as not_before
+        from report x
+        cross join lateral (select * from task y where y.run_id = x.run_id and y.idx = x.idx and y.map_index = x.map_index offset 0) k
+        cross join lateral (select * from task_spec y where y.version_id = k.version_id and y.idx = k.idx offset 0) s
+        cross join lateral (select case
+            when k.request = 'mark_success' then 'success'::task_state
+            when k.request = 'mark_failed' then 'failed'
+            when k.request = 'mark_skipped' then 'skipped'
+            when k.request in ('cancel', 'clear') then 'canceled'
+            when x.kind = 'given_back' then 'pending'
+            when x.kind = 'lost' then
+                case when s.rerun_on_loss and k.losses < p_infra_retries then 'pending'::task_state else 'failed' end
+            when x.no_retry or k.attempt >= s.max_attempts then 'failed'
+            else 'pending' end as state) n
+    ), moved as (
+        update task k
+        set state = d.state,
+            attempt = case when d.kind in ('given_back', 'lost') and d.state = 'pending' then d.attempt - 1 else d.attempt end,
+            losses = case when d.kind = 'lost' then d.losses + 1 else d.losses end,
+            session = case when d.state = 'pending' and d.kind in ('given_back', 'lost') then null else d.session end,
+            request = null,
+            not_before = case when d.not_before > t then d.not_before end,
+            finished_at = case when d.state <> 'pending' then t end,
+            reason = case when d.request is null or d.state = 'canceled' then d.reason end
+        from decided d
+        where k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index
+          and k.state = 'queued' and k.epoch = d.epoch and k.session = d.session
+        returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, k.not_before, d.session, d.kind, d.reason,
+                  d.request, d.attempt, d.is_gated
+    ), unlisted as (
+        delete from dispatch w where w.ctid = any(array(
+            select h.ctid from moved m cross join lateral (
+                select y.ctid from dispatch y where y.run_id = m.run_id and y.idx = m.idx and y.map_index = m.map_index
+                  and y.epoch = m.epoch and y.session = m.session offset 0) h))
+    )
+    select array_agg(m.session),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
+               filter (where m.state <> 'pending' and m.request is distinct from 'clear'),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended)
+               filter (where m.state = 'pending' and m.not_before is null),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.request = 'clear'),
+           array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) filter (where m.is_gated),
+           jsonb_agg(to_jsonb(m)) filter (where m.state = 'pending')
+    into moved_sessions, ended_now, again, cleared, left_now, retried from moved m;
+    if left_now is not null then
+        perform leave_gates(left_now);
+    end if;
+    if retried is not null then
+        perform remember(null, retried);
+    end if;
+    offered := settle(ended_now);
+    if again is not null then
+        offered := offered + release(again);
+    end if;
+    if cleared is not null then
+        offered := offered + reopen(cleared);
+    end if;
+end $$;
+
 CREATE FUNCTION evertick.end_moves(p_shard smallint, p_epoch bigint, p_now timestamp with time zone, OUT is_over boolean, OUT is_closed boolean) RETURNS record
     LANGUAGE plpgsql
     AS $$
@@ -1187,6 +1383,14 @@ begin
     if is_closed then
         perform count_shards();
     end if;
+end $$;
+
+CREATE FUNCTION evertick.end_queued(p_reports jsonb, p_infra_retries integer, OUT moved_sessions bigint[], OUT offered integer) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+begin
+    select e.moved_sessions, e.offered into moved_sessions, offered from end_dispatches(p_reports, p_infra_retries) e;
+    offered := offered + pass_gates();
 end $$;
 
 CREATE FUNCTION evertick.end_waits(p_ends evertick.wait_end[]) RETURNS void
@@ -1253,11 +1457,13 @@ begin
         return 'drifted';
     end if;
     if exists (
-        -- running without a lease, or pending for a time that nobody watches, or for nothing
+        -- running without a lease, queued and on nobody's list, or pending for a time that nobody watches, or for nothing
         select 1 from task k
         where k.run_id = p_run_id and case k.state
             when 'running' then not exists (
                 select 1 from lease l where l.session = k.session and l.run_id = k.run_id and l.idx = k.idx and l.map_index = k.map_index)
+            when 'queued' then not exists (
+                select 1 from dispatch w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index and w.epoch = k.epoch)
             when 'pending' then case when k.not_before is null then not is_paused and not exists (
                 select 1 from gate_wait w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index)
                                      else not is_timed(k) end
@@ -1271,9 +1477,11 @@ begin
        or exists (
         -- an end that was not counted, so that what follows has no row at all
         select 1 from task k
-        cross join lateral (select x.dst from edge x where x.version_id = status.version_id and x.src = k.idx offset 0) g
+        cross join lateral (select x.dst, x.out_of from edge x where x.version_id = status.version_id and x.src = k.idx offset 0) g
         where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
+          and (g.out_of is null or is_over(p_run_id, status.version_id, g.out_of))
           and (select true from task n where n.run_id = p_run_id and n.idx = g.dst limit 1) is null)
+       or exists (select 1 from groups_that_drifted(p_run_id))
        or (seen.waiting > 0 and exists (
         -- counted wrongly, or counted and not decided
         select 1 from upstream_of(p_run_id, null) u
@@ -1338,6 +1546,10 @@ begin
     update run_status r set open_tasks = r.open_tasks + counted.n - 1, extra_tasks = r.extra_tasks + counted.n - 1
     where r.run_id = p_head.run_id and r.state = 'running';
     if counted.n > 1 then
+        insert into run_group as g (run_id, grp, more)
+        select p_head.run_id, s.grp, counted.n - 1 from task_spec s
+        where s.version_id = p_head.version_id and s.idx = p_head.idx and s.grp is not null
+        on conflict (run_id, grp) do update set more = g.more + excluded.more;
         insert into task as k (run_id, idx, version_id, state, n_more)
         select p_head.run_id, g.dst, p_head.version_id, 'waiting', counted.n - 1
         from edge g join task_spec s on s.version_id = g.version_id and s.idx = g.dst
@@ -1468,7 +1680,7 @@ CREATE FUNCTION evertick.fingerprint(p_run_id bigint) RETURNS text
     from run_status r left join task k on k.run_id = r.run_id where r.run_id = p_run_id group by r.open_tasks
 $$;
 
-CREATE FUNCTION evertick.finish(p_session bigint, p_reports jsonb, p_infra_retries integer, OUT refused evertick.ended[], OUT offered integer) RETURNS record
+CREATE FUNCTION evertick.finish(p_session bigint, p_reports jsonb, p_infra_retries integer, p_unchosen evertick.ended[] DEFAULT NULL::evertick.ended[], OUT refused evertick.ended[], OUT offered integer) RETURNS record
     LANGUAGE plpgsql
     AS $$
 declare
@@ -1572,13 +1784,22 @@ begin
           and not exists (select 1 from task k where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
                           and k.epoch = x.epoch and k.session = p_session and k.state <> 'running');
     end if;
-    offered := settle(ended_now);
+    offered := settle(ended_now || p_unchosen);
     if again is not null then
         offered := offered + release(again);
     end if;
     if cleared is not null then
         offered := offered + reopen(cleared);
     end if;
+end $$;
+
+CREATE FUNCTION evertick.finish_attempt(p_session bigint, p_reports jsonb, p_infra_retries integer) RETURNS SETOF evertick.step_row
+    LANGUAGE plpgsql
+    AS $$
+begin
+    return query select * from step(p_session, p_reports, p_infra_retries, '{}', 0, null, null);
+    update runner r set gone_at = clock(), gone_reason = 'finished'
+    where r.session = p_session and r.gone_at is null and not exists (select 1 from lease l where l.session = p_session);
 end $$;
 
 CREATE FUNCTION evertick.fire(p_shard smallint, p_epoch bigint, p_plans jsonb) RETURNS evertick.settled
@@ -1691,7 +1912,8 @@ begin
                 select 1 from edge g
                 left join task u on u.run_id = c.run_id and u.idx = g.src
                 where g.version_id = c.version_id and g.dst = c.idx
-                  and coalesce(u.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))
+                  and (coalesce(u.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
+                       or not (g.out_of is null or is_over(c.run_id, c.version_id, g.out_of))))
             group by c.run_id order by c.run_id
         loop
             taken := taken || take_back_instances(one.run_id, one.idxs);
@@ -1700,6 +1922,26 @@ begin
         frontier := taken;
     end loop;
     return everything;
+end $$;
+
+CREATE FUNCTION evertick.forget_dispatches(p_sessions bigint[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    forgotten int;
+begin
+    with over as (
+        select d.ctid as place from unnest(p_sessions) s(session)
+        cross join lateral (select x.*, x.ctid from dispatch x where x.session = s.session offset 0) d
+        left join lateral (
+            select true as is_current from task k
+            where k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index and k.epoch = d.epoch
+              and k.session = d.session and k.state in ('queued', 'running') offset 0) k on true
+        where k.is_current is null
+    )
+    delete from dispatch d where d.ctid = any(array(select o.place from over o));
+    get diagnostics forgotten = row_count;
+    return forgotten;
 end $$;
 
 CREATE FUNCTION evertick.forget_runs(p_shard smallint, p_doomed bigint[]) RETURNS void
@@ -1733,6 +1975,21 @@ begin
     into name from jsonb_array_elements(p_parts) with ordinality as x(part, place);
     return case when length(name) > 400 then left(name, 300) || '…' || md5(name) else name end;
 end $$;
+
+CREATE FUNCTION evertick.groups_that_drifted(p_run_id bigint) RETURNS TABLE(grp integer, ended integer, more integer)
+    LANGUAGE sql STABLE
+    AS $$
+    select w.grp, c.ended, c.more
+    from run_status r
+    join retry_group w on w.version_id = r.version_id
+    cross join lateral (
+        select count(*) filter (where k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed'))::int as ended,
+               (count(k.idx) - count(distinct k.idx))::int as more
+        from unnest(w.members) m(idx)
+        cross join lateral (select x.idx, x.state from task x where x.run_id = p_run_id and x.idx = m.idx offset 0) k) c
+    left join run_group g on g.run_id = r.run_id and g.grp = w.grp
+    where r.run_id = p_run_id and (coalesce(g.ended, 0), coalesce(g.more, 0)) <> (c.ended, c.more)
+$$;
 
 CREATE FUNCTION evertick.hand_over(p_shard smallint, p_epoch bigint, p_heir text, p_seconds double precision) RETURNS boolean
     LANGUAGE plpgsql
@@ -1885,6 +2142,21 @@ begin
     return coalesce((select d.shard from run_status r join dag d on d.dag_id = r.dag_id where r.run_id = p_run_id), 0);
 end $$;
 
+CREATE FUNCTION evertick.inputs_of(p_run_id bigint, p_version_id integer, p_idx integer, p_map_index integer) RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+    if p_map_index >= 0 then
+        return inputs_of_instance(p_run_id, p_version_id, p_idx, p_map_index);
+    end if;
+    return (
+        select jsonb_object_agg(s.name, case when s.is_mapped then results_of(p_run_id, i.src) else v.value end)::text
+        from task_input i
+        join task_spec s on s.version_id = i.version_id and s.idx = i.src
+        left join result v on v.run_id = p_run_id and v.idx = i.src and v.map_index = -1
+        where i.version_id = p_version_id and i.idx = p_idx);
+end $$;
+
 CREATE FUNCTION evertick.inputs_of_instance(p_run_id bigint, p_version_id integer, p_idx integer, p_map_index integer) RETURNS text
     LANGUAGE plpgsql STABLE
     AS $$
@@ -1933,6 +2205,14 @@ begin
     end if;
     return (select k.key || ':' || k.value = any(p_heard) from jsonb_each_text(p_condition) k);
 end $$;
+
+CREATE FUNCTION evertick.is_over(p_run_id bigint, p_version_id integer, p_grp integer) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select coalesce((select g.ended >= cardinality(w.members) + g.more from run_group g
+                     join retry_group w on w.version_id = p_version_id and w.grp = p_grp
+                     where g.run_id = p_run_id and g.grp = p_grp), false)
+$$;
 
 CREATE FUNCTION evertick.is_overdue(p_run_id bigint) RETURNS boolean
     LANGUAGE sql STABLE
@@ -2009,9 +2289,10 @@ CREATE TABLE evertick.task (
     reason text,
     CONSTRAINT task_attempt_check CHECK ((attempt >= 0)),
     CONSTRAINT task_check CHECK (((state <> 'running'::evertick.task_state) OR ((session IS NOT NULL) AND (epoch > 0) AND (started_at IS NOT NULL)))),
-    CONSTRAINT task_check1 CHECK (((request IS NULL) OR (state = ANY (ARRAY['queued'::evertick.task_state, 'running'::evertick.task_state])))),
-    CONSTRAINT task_check2 CHECK (((not_before IS NULL) OR (state = 'pending'::evertick.task_state))),
-    CONSTRAINT task_check3 CHECK (((finished_at IS NOT NULL) OR (state <> ALL (ARRAY['success'::evertick.task_state, 'failed'::evertick.task_state, 'skipped'::evertick.task_state, 'canceled'::evertick.task_state, 'upstream_failed'::evertick.task_state]))))
+    CONSTRAINT task_check1 CHECK (((state <> 'queued'::evertick.task_state) OR ((session IS NOT NULL) AND (epoch > 0) AND (started_at IS NULL)))),
+    CONSTRAINT task_check2 CHECK (((request IS NULL) OR (state = ANY (ARRAY['queued'::evertick.task_state, 'running'::evertick.task_state])))),
+    CONSTRAINT task_check3 CHECK (((not_before IS NULL) OR (state = 'pending'::evertick.task_state))),
+    CONSTRAINT task_check4 CHECK (((finished_at IS NOT NULL) OR (state <> ALL (ARRAY['success'::evertick.task_state, 'failed'::evertick.task_state, 'skipped'::evertick.task_state, 'canceled'::evertick.task_state, 'upstream_failed'::evertick.task_state]))))
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off);
 
@@ -2095,7 +2376,7 @@ begin
     select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text, k.reason, k.exit_code,
            k.started_at, k.finished_at
     from unnest(p_tasks) p join task k on k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
-    where k.epoch > 0 and k.finished_at is not null and k.started_at is not null
+    where k.epoch > 0 and k.finished_at is not null and (k.started_at is not null or k.session is not null)
     on conflict (run_id, idx, map_index, epoch) do nothing;
     delete from result v using unnest(p_tasks) p
     where v.run_id = p.run_id and v.idx = p.idx and v.map_index = p.map_index;
@@ -2131,6 +2412,41 @@ begin
         perform set_config('evertick.released', (
             coalesce(nullif(current_setting('evertick.released', true), ''), '{}')::gate_weight[] || given)::text, true);
     end if;
+end $$;
+
+CREATE FUNCTION evertick.leave_groups(p_ended evertick.ended[], OUT heard evertick.ended[], OUT again evertick.group_key[]) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+declare
+    over group_key[];
+begin
+    heard := '{}';
+    again := '{}';
+    with counted as (
+        insert into run_group as g (run_id, grp, ended)
+        select e.run_id, s.grp, count(*)::int from unnest(p_ended) e
+        cross join lateral (select x.grp from task_spec x where x.version_id = e.version_id and x.idx = e.idx offset 0) s
+        where s.grp is not null
+        group by e.run_id, s.grp order by e.run_id, s.grp
+        on conflict (run_id, grp) do update set ended = g.ended + excluded.ended
+        returning g.run_id, g.grp, g.ended, g.more
+    )
+    select array_agg(row(c.run_id, r.version_id, c.grp)::group_key) into over
+    from counted c
+    cross join lateral (select x.version_id from run_status x where x.run_id = c.run_id offset 0) r
+    cross join lateral (select x.members from retry_group x where x.version_id = r.version_id and x.grp = c.grp offset 0) w
+    where c.ended >= cardinality(w.members) + c.more;
+    if over is null then
+        return;
+    end if;
+    again := array(select o from unnest(over) o where begins_again(o));
+    heard := array(
+        select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended
+        from unnest(over) o
+        join retry_group w on w.version_id = o.version_id and w.grp = o.grp
+        cross join unnest(w.members) m(idx)
+        cross join lateral (select * from task x where x.run_id = o.run_id and x.idx = m.idx offset 0) k
+        where o <> all(again));
 end $$;
 
 CREATE FUNCTION evertick.let_in(p_tasks evertick.gate_arrival[]) RETURNS integer
@@ -2450,6 +2766,19 @@ begin
     perform pass_gates();
 end $$;
 
+CREATE FUNCTION evertick.lost_owners(p_silent_seconds double precision) RETURNS SETOF bigint
+    LANGUAGE sql STABLE
+    AS $$
+    with recursive holder as (
+        (select owner from dispatch order by owner limit 1)
+        union all
+        select (select d.owner from dispatch d where d.owner > h.owner order by d.owner limit 1)
+        from holder h where h.owner is not null
+    )
+    select h.owner from holder h left join runner r on r.session = h.owner
+    where h.owner is not null and (r.session is null or r.gone_at is not null or r.silent_seconds > p_silent_seconds)
+$$;
+
 CREATE FUNCTION evertick.mark_task(p_run_id bigint, p_idx integer, p_map_index integer, p_state evertick.task_state, p_actor text) RETURNS text
     LANGUAGE plpgsql
     AS $$
@@ -2645,6 +2974,7 @@ begin
     update run_status r set version_id = p_version_id
     where r.run_id = p_run_id and r.version_id = status.version_id and r.state in ('success', 'failed', 'canceled');
     update task k set version_id = p_version_id where k.run_id = p_run_id;
+    delete from run_group g where g.run_id = p_run_id;   -- of other groups; counted anew by whoever reopens something
     insert into moved_run as m (run_id, version_id) values (p_run_id, p_version_id)
     on conflict (run_id) do update set version_id = excluded.version_id;
 end $$;
@@ -3364,16 +3694,19 @@ begin
     if is_new then
         insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup, is_leaf,
                                starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated, is_ordered,
-                               awaits_past, is_mapped, defers, notifies)
+                               awaits_past, is_mapped, defers, notifies, grp, decides_grp)
         select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
                x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets, coalesce(x.is_gated, false),
                coalesce(x.is_ordered, false), coalesce(x.awaits_past, false), coalesce(x.is_mapped, false),
-               coalesce(x.defers, false), coalesce(x.notifies, false)
+               coalesce(x.defers, false), coalesce(x.notifies, false), x.grp, coalesce(x.decides_grp, false)
         from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint, rule trigger_rule,
              upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
              max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[], is_gated boolean,
              is_ordered boolean, awaits_past boolean, is_mapped boolean, defers boolean,
-             notifies boolean);
+             notifies boolean, grp int, decides_grp boolean);
+        insert into retry_group (version_id, grp, name, retries, members)
+        select out_version_id, x.grp, x.name, x.retries, x.members
+        from jsonb_to_recordset(p_dag->'groups') as x(grp int, name text, retries int, members int[]);
         insert into task_gate (version_id, idx, place, kind, name, parts, weight, capacity, version, period)
         select out_version_id, x.idx, x.place, x.kind, x.name, x.parts, x.weight, x.capacity, x.version, x.period
         from jsonb_to_recordset(p_dag->'gates')
@@ -3396,8 +3729,8 @@ begin
         from jsonb_to_recordset(p_dag->'waits') as x(idx int, kind wait_kind, until timestamptz, seconds double precision, at text,
              timezone text, parts jsonb, lookback double precision, timeout double precision, on_timeout task_state, on_reject task_state,
              backoff double precision, longest double precision);
-        insert into edge (version_id, src, dst)
-        select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'edges') x;
+        insert into edge (version_id, src, dst, out_of)
+        select out_version_id, (x->>0)::int, (x->>1)::int, (x->>2)::int from jsonb_array_elements(p_dag->'edges') x;
         insert into task_input (version_id, idx, src)
         select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'inputs') x;
     else
@@ -3604,6 +3937,42 @@ CREATE FUNCTION evertick.queue_facts(p_queue text, p_version_id integer, p_idx i
                  order by x.gone_at desc limit 1))
     from runner r where p_queue = any(r.queues) and takes(r.match, p_version_id, p_idx)
 $$;
+
+CREATE FUNCTION evertick.queue_rows(p_session bigint, p_queues text[], p_places integer[], p_seqs bigint[], p_sessions bigint[]) RETURNS SETOF evertick.queued_row
+    LANGUAGE plpgsql
+    AS $$
+declare
+    room int := dispatch_room(p_session);
+    t timestamptz := clock();
+begin
+    if coalesce(room, 0) <= 0 then
+        return;
+    end if;
+    return query
+    with picked as materialized (
+        select w.turn, w.place, r.spot, r.seq, r.queue, r.run_id, r.idx, r.map_index
+        from unnest(p_places, p_seqs) with ordinality w(place, seq, turn)
+        cross join lateral (
+            select q.ctid as spot, q.seq, q.queue, q.run_id, q.idx, q.map_index from ready q
+            where q.queue = p_queues[w.place / 10 + 1] and q.rank = (w.place % 10)::smallint and q.seq = w.seq
+            for update skip locked) r
+        limit room
+    ), taken as (
+        delete from ready r where r.ctid = any(array(select p.spot from picked p))
+    ), moved as (
+        update task k
+        set state = 'queued', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_sessions[p.turn],
+            started_at = null, finished_at = null, reason = null, exit_code = null
+        from picked p
+        where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index and k.state = 'available'
+        returning k.run_id, k.idx, k.map_index, k.epoch, k.session, p.turn, p.place, p.seq, p.queue
+    ), listed as (
+        insert into dispatch (run_id, idx, map_index, epoch, session, executor, owner, queue, queued_at)
+        select m.run_id, m.idx, m.map_index, m.epoch, m.session, r.executor, p_session, m.queue, t
+        from moved m cross join (select x.executor from runner x where x.session = p_session) r
+    )
+    select m.run_id, m.idx, m.map_index, m.epoch, m.session, m.place, m.seq from moved m order by m.turn;
+end $$;
 
 CREATE FUNCTION evertick.quit_lines(p_run_ids bigint[], p_idx integer, p_map_index integer DEFAULT NULL::integer) RETURNS void
     LANGUAGE plpgsql
@@ -3930,12 +4299,17 @@ declare
     repairs text[] := '{}';
     n int;
     lost ended[];
+    unlisted jsonb;
     t timestamptz := clock();
 begin
     select * into status from run_status r
     where r.run_id = p_run_id and r.state = 'running' for no key update skip locked;
     if not found then
         return repairs;
+    end if;
+
+    if recount_groups(p_run_id) > 0 then
+        repairs := array_append(repairs, 'group_counter_drift');
     end if;
 
     -- a run without its first tasks, or a waiting task that nobody decided
@@ -3961,8 +4335,9 @@ begin
         insert into task (run_id, idx, version_id, state)
         select distinct p_run_id, g.dst, status.version_id, 'waiting'::task_state
         from task k
-        cross join lateral (select x.dst from edge x where x.version_id = status.version_id and x.src = k.idx offset 0) g
+        cross join lateral (select x.dst, x.out_of from edge x where x.version_id = status.version_id and x.src = k.idx offset 0) g
         where k.run_id = p_run_id and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
+          and (g.out_of is null or is_over(p_run_id, status.version_id, g.out_of))
           and not has_instances(p_run_id, g.dst)
         on conflict (run_id, idx, map_index) do nothing
         returning idx
@@ -4018,6 +4393,17 @@ begin
         repairs := array_append(repairs, 'deferral_missing');
     end if;
 
+    -- queued, and on nobody's list: nobody would ever hand it over. Whatever an executor has of it may not begin any more
+    unlisted := (
+        select jsonb_agg(jsonb_build_object('r', k.run_id, 'i', k.idx, 'm', k.map_index, 'e', k.epoch, 's', k.session,
+                                            'kind', 'given_back', 'reason', 'dispatch_lost: nobody looked after it'))
+        from task k where k.run_id = p_run_id and k.state = 'queued' and not exists (
+            select 1 from dispatch w where w.run_id = k.run_id and w.idx = k.idx and w.map_index = k.map_index and w.epoch = k.epoch));
+    if unlisted is not null then
+        perform end_dispatches(unlisted, 0);
+        repairs := array_append(repairs, 'dispatch_missing');
+    end if;
+
     -- running without a lease: nobody could ever report or lose it
     insert into lease (session, run_id, idx, map_index, epoch)
     select k.session, k.run_id, k.idx, k.map_index, k.epoch from task k
@@ -4041,6 +4427,19 @@ begin
         values (t, 'reconcile', 'evertick', p_run_id, jsonb_build_object('repairs', repairs));
     end if;
     return repairs;
+end $$;
+
+CREATE FUNCTION evertick.recount_groups(p_run_id bigint) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    drifted int;
+begin
+    insert into run_group as g (run_id, grp, ended, more)
+    select p_run_id, d.grp, d.ended, d.more from groups_that_drifted(p_run_id) d
+    on conflict (run_id, grp) do update set ended = excluded.ended, more = excluded.more;
+    get diagnostics drifted = row_count;
+    return drifted;
 end $$;
 
 CREATE FUNCTION evertick.recount_run(p_run_id bigint) RETURNS boolean
@@ -4147,9 +4546,9 @@ CREATE FUNCTION evertick.remember(p_session bigint, p_retried jsonb) RETURNS voi
     AS $$
 begin
     insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
-    select m.run_id, m.idx, m.map_index, m.epoch, m.attempt, p_session, m.kind, m.reason, m.exit_code, m.started_at, clock()
+    select m.run_id, m.idx, m.map_index, m.epoch, m.attempt, coalesce(p_session, m.session), m.kind, m.reason, m.exit_code, m.started_at, clock()
     from jsonb_to_recordset(p_retried) as m(run_id bigint, idx int, map_index int, epoch int, attempt smallint, kind text,
-         reason text, exit_code int, started_at timestamptz)
+         reason text, exit_code int, started_at timestamptz, session bigint)
     on conflict (run_id, idx, map_index, epoch) do nothing;
     insert into timer (shard, due_at, run_id, idx, map_index)
     select g.shard, m.not_before, m.run_id, m.idx, m.map_index
@@ -4204,14 +4603,15 @@ begin
     if exists (select 1 from unnest(p_tasks) p where p.map_index >= 0) then
         perform fold_instances(p_tasks);
     end if;
-    p_tasks := p_tasks || fold_unready(p_tasks);
     runs := array(select distinct p.run_id from unnest(p_tasks) p order by 1);
+    perform recount_groups(x) from unnest(runs) x;   -- who counts on a group asks whether it is over
+    p_tasks := p_tasks || fold_unready(p_tasks);
     foreach r in array runs loop
+        perform recount_groups(r);
         perform recount_upstream(r, array(
             select p.idx from unnest(p_tasks) p where p.run_id = r
             union
-            select g.dst from unnest(p_tasks) p
-            join edge g on g.version_id = p.version_id and g.src = p.idx where p.run_id = r));
+            select g.dst from after_tasks(p_tasks) g where g.run_id = r));
         -- It starts anew, and so does the time that it may take.
         update run_status s
         set state = 'queued', started_at = null, finished_at = null, cancel_requested = false, reason = null
@@ -4394,6 +4794,36 @@ begin
     return again;
 end $$;
 
+CREATE FUNCTION evertick.retry_groups(p_groups evertick.group_key[]) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    one group_key;
+    what retry_group;
+    everything ended[] := '{}';
+    tries int;
+begin
+    foreach one in array p_groups loop
+        select w.* into what from retry_group w where w.version_id = one.version_id and w.grp = one.grp;
+        -- Nothing of it has been heard outside, so nothing there is taken back.
+        update run_group g set retried = g.retried + 1, ended = 0 where g.run_id = one.run_id and g.grp = one.grp
+        returning g.retried into tries;
+        insert into journal (occurred_at, verb, actor, run_id, detail)
+        values (clock(), 'retry', 'evertick', one.run_id, jsonb_build_object('group', what.name, 'retried', tries, 'failed', (
+            select jsonb_agg(distinct s.name) from unnest(what.members) m(idx)
+            join task k on k.run_id = one.run_id and k.idx = m.idx and k.state = 'failed'
+            join task_spec s on s.version_id = one.version_id and s.idx = m.idx)));
+        everything := everything || array(
+            select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended
+            from unnest(what.members) m(idx)
+            cross join lateral (select * from task x where x.run_id = one.run_id and x.idx = m.idx offset 0) k
+            where not (k.state = 'skipped' and k.started_at is null and coalesce(k.reason, '') like 'not chosen by %' and not exists (
+                select 1 from unnest(what.members) u(idx) join task_spec s on s.version_id = one.version_id and s.idx = u.idx
+                where k.reason = format('not chosen by %s', s.name))));
+    end loop;
+    return reopen(everything);   -- all at once: a group that is still to begin again must not be heard
+end $$;
+
 CREATE FUNCTION evertick.retry_room(p_queue text, p_bound integer) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -4421,6 +4851,7 @@ declare
     t timestamptz := clock();
 begin
     update run_status r set retried = r.retried + 1 where r.run_id = any(p_run_ids) and r.state = 'failed';
+    update run_group g set retried = 0 where g.run_id = any(p_run_ids) and g.retried > 0;
     insert into journal (occurred_at, verb, actor, run_id, detail)
     select t, 'retry', 'evertick', r.run_id, jsonb_strip_nulls(jsonb_build_object('retried', r.retried, 'reason', r.reason))
     from run_status r where r.run_id = any(p_run_ids);
@@ -4486,9 +4917,16 @@ CREATE FUNCTION evertick.room_for(b evertick.backfill, d evertick.dag) RETURNS i
 $$;
 
 CREATE FUNCTION evertick.run_text(p_key text, p_kind evertick.run_kind, p_at timestamp with time zone, p_run_id bigint) RETURNS text
-    LANGUAGE sql STABLE
+    LANGUAGE sql IMMUTABLE
     AS $$
-    select coalesce(p_key, p_kind || '__' || to_char(p_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"+00:00"') || '__' || p_run_id)
+    select coalesce(p_key,
+        case p_kind when 'manual' then 'manual__' when 'scheduled' then 'scheduled__' else 'backfill__' end
+        || overlay(overlay(overlay(overlay(overlay(
+               lpad((date_part('year', p_at at time zone 'UTC') * 1e10 + date_part('month', p_at at time zone 'UTC') * 1e8
+                     + date_part('day', p_at at time zone 'UTC') * 1e6 + date_part('hour', p_at at time zone 'UTC') * 1e4
+                     + date_part('minute', p_at at time zone 'UTC') * 1e2 + floor(date_part('second', p_at at time zone 'UTC')))::bigint::text, 14, '0')
+               placing ':' from 13 for 0) placing ':' from 11 for 0) placing 'T' from 9 for 0) placing '-' from 7 for 0) placing '-' from 5 for 0)
+        || '+00:00__' || p_run_id::text)
 $$;
 
 CREATE FUNCTION evertick.send_event(p_name text, p_key text, p_payload jsonb, p_actor text) RETURNS TABLE(event_id bigint, is_new boolean, sent_at timestamp with time zone, sent_by text)
@@ -4625,76 +5063,95 @@ declare
     everything ended[] := frontier;
     moved ended[];
     offered int := 0;
+    -- where no group has retries, asking is a look at an empty table
+    has_groups boolean := exists (select 1 from retry_group);
+    left_groups boolean[];   -- for each of the frontier: whether it is heard outside of its group now, which was done with within
+    to_retry group_key[] := '{}';
+    counted int := 0;
     t timestamptz := clock();
 begin
     if cardinality(frontier) = 0 then
         return 0;
     end if;
     loop
-        -- Most tasks that end have nobody after them; asking is cheaper than setting up what follows.
-        exit when not exists (select 1 from unnest(frontier) e join edge g on g.version_id = e.version_id and g.src = e.idx);
-        with hit as (
-            select e.run_id, g.dst, e.version_id,
-                   count(*) filter (where e.state = 'success')::int as success,
-                   count(*) filter (where e.state in ('failed', 'canceled'))::int as failed,
-                   count(*) filter (where e.state = 'upstream_failed')::int as upstream_failed,
-                   count(*) filter (where e.state = 'skipped')::int as skipped,
-                   count(*) filter (where s.is_setup and e.state = 'success')::int as setup_success,
-                   count(*) filter (where s.is_setup and e.state = 'skipped')::int as setup_skipped
-            from unnest(frontier) e
-            join task_spec s on s.version_id = e.version_id and s.idx = e.idx
-            join edge g on g.version_id = e.version_id and g.src = e.idx
-            group by e.run_id, g.dst, e.version_id
-        ), total as (
-            -- Added up here, not in the conflict's update: whoever changes a waiting row holds its run's lock, as we do.
-            -- OFFSET 0, so that each row is looked up by its whole key: joined, a plan made while runs were small reads
-            -- all tasks of the run for each (measured: 15 ms of 18 per batch in a run of 3,000).
-            -- A task that waits no more is not touched: "on conflict" would lock its row even so, and a claim that
-            -- holds another such row and wants this one would be a deadlock.
-            select h.run_id, h.dst, h.version_id,
-                   coalesce(w.n_success, 0) + h.success as success,
-                   coalesce(w.n_failed, 0) + h.failed as failed,
-                   coalesce(w.n_upstream_failed, 0) + h.upstream_failed as upstream_failed,
-                   coalesce(w.n_skipped, 0) + h.skipped as skipped,
-                   coalesce(w.n_setup_success, 0) + h.setup_success as setup_success,
-                   coalesce(w.n_setup_skipped, 0) + h.setup_skipped as setup_skipped,
-                   coalesce(w.n_more, 0) as more, w.state is null as is_new
-            from hit h
-            left join lateral (select * from task k where k.run_id = h.run_id and k.idx = h.dst and k.map_index = -1 offset 0) w
-                on true
-            where w.state is null or w.state = 'waiting'
-        ), counted as (
-            insert into task as k (run_id, idx, version_id, state, finished_at, n_success, n_failed,
-                                   n_upstream_failed, n_skipped, n_setup_success, n_setup_skipped)
-            select h.run_id, h.dst, h.version_id, n.state,
-                   case when n.state in ('skipped', 'upstream_failed') then t end,
-                   h.success, h.failed, h.upstream_failed, h.skipped, h.setup_success, h.setup_skipped
-            from total h
-            join task_spec s on s.version_id = h.version_id and s.idx = h.dst
-            join run_status r on r.run_id = h.run_id
-            join dag d on d.dag_id = r.dag_id
-            cross join lateral (select case when r.state <> 'running' then 'waiting'::task_state else state_after(decide(
-                s.rule, s.upstream_total + h.more, h.success, h.failed, h.upstream_failed, h.skipped,
-                s.setup_total, h.setup_success, h.setup_skipped), d.paused or s.is_gated or s.is_mapped) end as state) n
-            -- a mapped task that has become its instances waits no more, either
-            where not (s.is_mapped and h.is_new and has_instances(h.run_id, h.dst))
-            order by h.run_id, h.dst
-            on conflict (run_id, idx, map_index) do update set
-                n_success = excluded.n_success, n_failed = excluded.n_failed,
-                n_upstream_failed = excluded.n_upstream_failed, n_skipped = excluded.n_skipped,
-                n_setup_success = excluded.n_setup_success, n_setup_skipped = excluded.n_setup_skipped,
-                state = excluded.state, finished_at = excluded.finished_at
-            where k.state = 'waiting'
-            returning k.run_id, k.idx, k.map_index, k.version_id, k.state
-        )
-        select array_agg(row(run_id, idx, map_index, version_id, state)::ended) filter (where state <> 'waiting')
-        into moved from counted;
-        exit when moved is null;
-        offered := offered + offer(moved);
-        frontier := array(select m from unnest(moved) m where (m).state in ('skipped', 'upstream_failed'));
+        loop
+            -- Most tasks that end have nobody after them; asking is cheaper than setting up what follows.
+            exit when not exists (select 1 from unnest(frontier) e join edge g on g.version_id = e.version_id and g.src = e.idx);
+            with hit as (
+                select e.run_id, g.dst, e.version_id,
+                       count(*) filter (where e.state = 'success')::int as success,
+                       count(*) filter (where e.state in ('failed', 'canceled'))::int as failed,
+                       count(*) filter (where e.state = 'upstream_failed')::int as upstream_failed,
+                       count(*) filter (where e.state = 'skipped')::int as skipped,
+                       count(*) filter (where s.is_setup and e.state = 'success')::int as setup_success,
+                       count(*) filter (where s.is_setup and e.state = 'skipped')::int as setup_skipped
+                from unnest(frontier, left_groups) e(run_id, idx, map_index, version_id, state, has_left)
+                join task_spec s on s.version_id = e.version_id and s.idx = e.idx
+                join edge g on g.version_id = e.version_id and g.src = e.idx and (g.out_of is null) = (e.has_left is null)
+                group by e.run_id, g.dst, e.version_id
+            ), total as (
+                -- Added up here, not in the conflict's update: whoever changes a waiting row holds its run's lock, as we do.
+                -- OFFSET 0, so that each row is looked up by its whole key: joined, a plan made while runs were small reads
+                -- all tasks of the run for each (measured: 15 ms of 18 per batch in a run of 3,000).
+                -- A task that waits no more is not touched: "on conflict" would lock its row even so, and a claim that
+                -- holds another such row and wants this one would be a deadlock.
+                select h.run_id, h.dst, h.version_id,
+                       coalesce(w.n_success, 0) + h.success as success,
+                       coalesce(w.n_failed, 0) + h.failed as failed,
+                       coalesce(w.n_upstream_failed, 0) + h.upstream_failed as upstream_failed,
+                       coalesce(w.n_skipped, 0) + h.skipped as skipped,
+                       coalesce(w.n_setup_success, 0) + h.setup_success as setup_success,
+                       coalesce(w.n_setup_skipped, 0) + h.setup_skipped as setup_skipped,
+                       coalesce(w.n_more, 0) as more, w.state is null as is_new
+                from hit h
+                left join lateral (select * from task k where k.run_id = h.run_id and k.idx = h.dst and k.map_index = -1 offset 0) w
+                    on true
+                where w.state is null or w.state = 'waiting'
+            ), counted as (
+                insert into task as k (run_id, idx, version_id, state, finished_at, n_success, n_failed,
+                                       n_upstream_failed, n_skipped, n_setup_success, n_setup_skipped)
+                select h.run_id, h.dst, h.version_id, n.state,
+                       case when n.state in ('skipped', 'upstream_failed') then t end,
+                       h.success, h.failed, h.upstream_failed, h.skipped, h.setup_success, h.setup_skipped
+                from total h
+                join task_spec s on s.version_id = h.version_id and s.idx = h.dst
+                join run_status r on r.run_id = h.run_id
+                join dag d on d.dag_id = r.dag_id
+                cross join lateral (select case when r.state <> 'running' then 'waiting'::task_state else state_after(decide(
+                    s.rule, s.upstream_total + h.more, h.success, h.failed, h.upstream_failed, h.skipped,
+                    s.setup_total, h.setup_success, h.setup_skipped), d.paused or s.is_gated or s.is_mapped) end as state) n
+                -- a mapped task that has become its instances waits no more, either
+                where not (s.is_mapped and h.is_new and has_instances(h.run_id, h.dst))
+                order by h.run_id, h.dst
+                on conflict (run_id, idx, map_index) do update set
+                    n_success = excluded.n_success, n_failed = excluded.n_failed,
+                    n_upstream_failed = excluded.n_upstream_failed, n_skipped = excluded.n_skipped,
+                    n_setup_success = excluded.n_setup_success, n_setup_skipped = excluded.n_setup_skipped,
+                    state = excluded.state, finished_at = excluded.finished_at
+                where k.state = 'waiting'
+                returning k.run_id, k.idx, k.map_index, k.version_id, k.state
+            )
+            select array_agg(row(run_id, idx, map_index, version_id, state)::ended) filter (where state <> 'waiting')
+            into moved from counted;
+            exit when moved is null;
+            offered := offered + offer(moved);
+            frontier := array(select m from unnest(moved) m where (m).state in ('skipped', 'upstream_failed'));
+            left_groups := null;
+            exit when cardinality(frontier) = 0;
+            everything := everything || frontier;
+        end loop;
+        exit when not has_groups;
+        select l.heard, to_retry || l.again into frontier, to_retry from leave_groups(everything[counted + 1:]) l;
         exit when cardinality(frontier) = 0;
-        everything := everything || frontier;
+        counted := cardinality(everything);
+        left_groups := array_fill(true, array[cardinality(frontier)]);
     end loop;
+    if cardinality(to_retry) > 0 then
+        -- Open by one more until all of it is counted anew: it must not end in between.
+        update run_status r set open_tasks = r.open_tasks + 1
+        where r.run_id = any(array(select a.run_id from unnest(to_retry) a)) and r.state = 'running';
+        return offered + close_runs(everything) + retry_groups(to_retry);
+    end if;
     return offered + close_runs(everything);
 end $$;
 
@@ -4858,6 +5315,62 @@ begin
     returning s.of_shards into of_shards;
 end $$;
 
+CREATE FUNCTION evertick.start_attempt(p_run_id bigint, p_idx integer, p_map_index integer, p_epoch integer, p_session bigint, p_nonce text, p_agent jsonb, p_lost_after double precision) RETURNS evertick.started_attempt
+    LANGUAGE plpgsql
+    AS $$
+declare
+    answer started_attempt;
+    found_state task_state;
+    asked task_request;
+    first_nonce text;
+    remote text;
+    t timestamptz := clock();
+begin
+    perform 1 from run_status r where r.run_id = p_run_id for no key update;
+    select k.state, k.request, k.attempt, k.version_id into found_state, asked, answer.attempt, answer.version_id
+    from task k
+    where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index and k.epoch = p_epoch and k.session = p_session
+      and k.state in ('queued', 'running')
+    for no key update;
+    if not found then
+        answer.verdict := 'stale';
+        return answer;
+    end if;
+    select d.nonce, d.executor into first_nonce, remote from dispatch d
+    where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index and d.epoch = p_epoch and d.session = p_session
+    for no key update;
+    if not found then
+        answer.verdict := 'stale';
+        return answer;
+    end if;
+    answer.verdict := case when found_state = 'running' and first_nonce is not distinct from p_nonce then 'again'
+                           when found_state = 'running' then 'duplicate'
+                           when asked is not null then 'canceled'
+                           else 'started' end;
+    if answer.verdict in ('duplicate', 'canceled') then
+        return answer;
+    end if;
+    select r.fire_at, r.params::text into answer.fire_at, answer.params from run r where r.run_id = p_run_id;
+    answer.inputs := inputs_of(p_run_id, answer.version_id, p_idx, p_map_index);
+    if answer.verdict = 'again' then
+        return answer;
+    end if;
+    update task k set state = 'running', started_at = t
+    where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index
+      and k.state = 'queued' and k.epoch = p_epoch and k.session = p_session and k.request is null;
+    insert into runner (session, runner_id, version, host, boot_id, pid_namespace, uid, pid, pid_started, queues, slots, executor,
+                        lost_after_seconds, beat_at, started_at)
+    select p_session, x.runner_id, x.version, x.host, x.boot_id, x.pid_namespace, x.uid, x.pid, x.pid_started, '{}', 1, remote,
+           p_lost_after, t, t
+    from jsonb_to_record(p_agent) as x(runner_id text, version text, host text, boot_id text, pid_namespace text, uid int, pid int,
+                                       pid_started double precision)
+    on conflict (session) do nothing;
+    insert into lease (session, run_id, idx, map_index, epoch) values (p_session, p_run_id, p_idx, p_map_index, p_epoch);
+    update dispatch d set started_at = t, nonce = p_nonce
+    where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index and d.epoch = p_epoch and d.session = p_session;
+    return answer;
+end $$;
+
 CREATE FUNCTION evertick.start_child(p_shard smallint, p_epoch bigint, p_run_id bigint, p_idx integer, p_map_index integer, p_task_epoch integer, p_dag_id integer, p_params jsonb, p_depth integer, p_reason text) RETURNS bigint
     LANGUAGE plpgsql
     AS $$
@@ -4945,10 +5458,7 @@ begin
         if p_reports @? '$[*].skip' then
             unchosen := skip_unchosen(p_session, p_reports);
         end if;
-        select f.refused, f.offered into stale, offered from finish(p_session, p_reports, p_infra_retries) f;
-        if unchosen is not null then
-            offered := offered + settle(unchosen);
-        end if;
+        select f.refused, f.offered into stale, offered from finish(p_session, p_reports, p_infra_retries, unchosen) f;
         offered := offered + pass_gates();
         return query select 'refused', x.run_id, x.idx, x.map_index, x.version_id, null::int, null::int,
                             null::timestamptz, null::text, null::text, null::int, null::bigint from unnest(stale) x;
@@ -5092,6 +5602,7 @@ begin
     update task k set request = 'cancel'
     where k.run_id = p_run_id and k.state in ('queued', 'running');
     get diagnostics asked = row_count;
+    perform recount_groups(p_run_id);
 end $$;
 
 CREATE FUNCTION evertick.stranded() RETURNS SETOF bigint
@@ -5148,8 +5659,8 @@ begin
         select m.id from remains m
         where m.shard = p_shard and m.kind = p_kind and m.id = any(p_ids)
         order by m.id for update skip locked);
-    foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'poll', 'approval', 'child_run', 'attempt', 'note', 'task']
-                                      else array['edge', 'task_input', 'task_gate', 'task_child', 'task_wait', 'notice', 'task_list', 'task_mapping', 'task_spec'] end loop
+    foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'poll', 'approval', 'child_run', 'attempt', 'note', 'run_group', 'task']
+                                      else array['edge', 'retry_group', 'task_input', 'task_gate', 'task_child', 'task_wait', 'notice', 'task_list', 'task_mapping', 'task_spec'] end loop
         execute format('delete from %1$I where ctid = any(array(select x.ctid from %1$I x where x.%2$I = any($1) limit $2))',
                        hung, p_kind || '_id') using gone, p_limit - swept;
         get diagnostics n = row_count;
@@ -5278,13 +5789,13 @@ declare
     taken ended[] := '{}';
 begin
     for one in
-        select distinct p.run_id, g.dst as idx, s.queue, s.priority
-        from unnest(p_tasks) p
-        join edge g on g.version_id = p.version_id and g.src = p.idx
-        join task_spec s on s.version_id = p.version_id and s.idx = g.dst
-        cross join lateral (select from task k where k.run_id = p.run_id and k.idx = g.dst and k.map_index = -1
+        select g.run_id, g.dst as idx, s.queue, s.priority
+        from after_tasks(p_tasks) g
+        join task_spec s on s.version_id = g.version_id and s.idx = g.dst
+        cross join lateral (select from task k where k.run_id = g.run_id and k.idx = g.dst and k.map_index = -1
                             and k.state in ('pending', 'available') offset 0) k
-        order by p.run_id, g.dst
+        where g.has_heard
+        order by g.run_id, g.dst
     loop
         perform quit_lines(array[one.run_id], one.idx, -1);
         delete from ready q where q.queue = one.queue and q.rank in (9 - one.priority, 9) and q.run_id = one.run_id and q.idx = one.idx
@@ -5751,11 +6262,13 @@ CREATE FUNCTION evertick.upstream_of(p_run_id bigint, p_idxs integer[]) RETURNS 
                count(*) filter (where u.state = 'skipped')::int as skipped,
                count(*) filter (where s.is_setup and u.state = 'success')::int as setup_success,
                count(*) filter (where s.is_setup and u.state = 'skipped')::int as setup_skipped,
-               (count(u.state) - count(distinct g.src) filter (where u.state is not null))::int as more
+               (count(u.idx) - count(distinct g.src) filter (where u.idx is not null))::int as more
         from (select distinct k.idx, k.version_id from task k
               where k.run_id = p_run_id and (p_idxs is null or k.idx = any(p_idxs)) and k.state = 'waiting') w
-        left join lateral (select x.src from edge x where x.version_id = w.version_id and x.dst = w.idx offset 0) g on true
-        left join lateral (select x.state from task x where x.run_id = p_run_id and x.idx = g.src offset 0) u on true
+        left join lateral (select x.src, x.out_of is null or is_over(p_run_id, x.version_id, x.out_of) as is_heard
+                           from edge x where x.version_id = w.version_id and x.dst = w.idx offset 0) g on true
+        left join lateral (select case when g.is_heard then x.state end as state, x.idx
+                           from task x where x.run_id = p_run_id and x.idx = g.src offset 0) u on true
         left join lateral (select x.is_setup from task_spec x where x.version_id = w.version_id and x.idx = g.src offset 0) s on true
         group by w.idx
     )
@@ -5771,6 +6284,32 @@ CREATE FUNCTION evertick.used_of(p_gate_id integer) RETURNS integer
                 then (select count(*) from gate_pass p where p.gate_id = p_gate_id)
                 else coalesce((select sum(n.weight) from gate_hold h cross join lateral unnest(h.gate_ids, h.weights) as n(gate_id, weight)
                                where p_gate_id = any(h.gate_ids) and n.gate_id = p_gate_id), 0) end::int
+$$;
+
+CREATE TABLE evertick.stored_value (
+    kind text NOT NULL,
+    name text NOT NULL,
+    content text NOT NULL,
+    key_id text NOT NULL,
+    description text,
+    changed_by text NOT NULL,
+    changed_at timestamp with time zone NOT NULL,
+    CONSTRAINT stored_value_kind_check CHECK ((kind = ANY (ARRAY['variable'::text, 'connection'::text, 'secret'::text])))
+);
+
+CREATE FUNCTION evertick.values_of_attempt(p_session bigint, p_run_id bigint, p_idx integer, p_map_index integer, p_epoch integer, p_kinds text[], p_names text[]) RETURNS SETOF evertick.stored_value
+    LANGUAGE sql STABLE
+    AS $$
+    select v.*
+      from lease l
+     cross join lateral (select k.version_id from task k where k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index
+                         offset 0) k
+     cross join lateral (select x.spec->'tasks'->l.idx as spec from dag_version x where x.version_id = k.version_id offset 0) t
+     cross join lateral unnest(p_kinds, p_names) as w(kind, name)
+     cross join lateral (select x.* from stored_value x where x.kind = w.kind and x.name = w.name offset 0) v
+     where l.session = p_session and l.run_id = p_run_id and l.idx = p_idx and l.map_index = p_map_index and l.epoch = p_epoch
+       and coalesce(t.spec->(w.kind || 's'), '[]'::jsonb) ? w.name
+     limit 1000
 $$;
 
 CREATE FUNCTION evertick.verdict_on(p_wait evertick.deferral, p_now timestamp with time zone, OUT state evertick.task_state, OUT reason text, OUT result jsonb) RETURNS record
@@ -6001,7 +6540,11 @@ begin
         return query select 'ended', jsonb_build_object('state', k.state, 'at', k.finished_at, 'reason', k.reason);
         return;
     end if;
-    if k.state in ('queued', 'running') then
+    if k.state = 'queued' then
+        return query select 'queued', why_queued(k);
+        return;
+    end if;
+    if k.state = 'running' then
         return query select 'running', jsonb_build_object('since', k.started_at, 'asked', k.request, 'runner', (
             select r.runner_id from runner r where r.session = k.session));
         return;
@@ -6025,11 +6568,13 @@ begin
                                               'ended', coalesce(k.n_success, 0) + coalesce(k.n_failed, 0)
                                                        + coalesce(k.n_upstream_failed, 0) + coalesce(k.n_skipped, 0),
                                               'total', spec.upstream_total + coalesce(k.n_more, 0))
-        from edge g
-        join task_spec s on s.version_id = g.version_id and s.idx = g.src
+        -- of a group with retries all tasks, because it hears of none before all have ended
+        from (select e.src from edge e where e.version_id = status.version_id and e.dst = p_idx
+              union select unnest(w.members) from edge e join retry_group w on w.version_id = e.version_id and w.grp = e.out_of
+              where e.version_id = status.version_id and e.dst = p_idx) g
+        join task_spec s on s.version_id = status.version_id and s.idx = g.src
         left join task u on u.run_id = p_run_id and u.idx = g.src
-        where g.version_id = status.version_id and g.dst = p_idx
-          and coalesce(u.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
+        where coalesce(u.state, 'waiting') not in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')
         order by array_position(array['waiting', 'pending', 'deferred', 'available', 'queued', 'running']::task_state[],
                                 coalesce(u.state, 'waiting')) desc, g.src
         limit 10;
@@ -6090,6 +6635,23 @@ begin
             where l.blocked_on = g.gate_id and (w.rank, w.seq) < (wait.rank, wait.seq) limit most) x) end as ahead) a
     where g.gate_id = line.blocked_on or n.need > room_at(g.gate_id)
     order by g.gate_id = line.blocked_on desc, g.gate_id;
+end $$;
+
+CREATE FUNCTION evertick.why_queued(p_task evertick.task) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+    return (
+        select jsonb_build_object(
+            'executor', d.executor, 'queue', d.queue, 'since', d.queued_at, 'tries', coalesce(d.tries, 0), 'tried_at', d.tried_at,
+            'submitted_at', d.submitted_at, 'trouble', d.trouble, 'retry_at', d.retry_at, 'asked', p_task.request,
+            'runner', (select r.runner_id from runner r where r.session = d.owner and r.gone_at is null),
+            'has_runner', exists (select 1 from runner r where r.gone_at is null and r.executor = d.executor and d.queue = any(r.queues)),
+            'ahead', (select count(*) from (
+                select 1 from dispatch b where b.owner = d.owner and b.submitted_at is null and b.started_at is null
+                  and b.queued_at < d.queued_at limit 10000) x))
+        from (select) one left join dispatch d on d.run_id = p_task.run_id and d.idx = p_task.idx and d.map_index = p_task.map_index
+             and d.epoch = p_task.epoch);
 end $$;
 
 CREATE FUNCTION evertick.work_gates(p_entering evertick.ended[], p_noted evertick.ended[], p_released evertick.gate_weight[], p_also integer[]) RETURNS integer
@@ -6311,7 +6873,7 @@ CREATE VIEW evertick.attempts AS
     k.started_at,
     k.finished_at
    FROM evertick.task k
-  WHERE ((k.started_at IS NOT NULL) AND (NOT (EXISTS ( SELECT 1
+  WHERE (((k.started_at IS NOT NULL) OR ((k.session IS NOT NULL) AND (k.finished_at IS NOT NULL))) AND (NOT (EXISTS ( SELECT 1
            FROM evertick.attempt a
           WHERE ((a.run_id = k.run_id) AND (a.idx = k.idx) AND (a.map_index = k.map_index) AND (a.epoch = k.epoch))))))
 UNION ALL
@@ -6477,10 +7039,31 @@ CREATE TABLE evertick.default_notice (
     CONSTRAINT default_notice_event_check CHECK ((event = ANY (ARRAY['failure'::text, 'deadline'::text])))
 );
 
+CREATE TABLE evertick.dispatch (
+    run_id bigint NOT NULL,
+    idx integer NOT NULL,
+    map_index integer NOT NULL,
+    epoch integer NOT NULL,
+    session bigint NOT NULL,
+    executor text NOT NULL,
+    owner bigint NOT NULL,
+    queue text NOT NULL,
+    queued_at timestamp with time zone NOT NULL,
+    tries integer DEFAULT 0 NOT NULL,
+    tried_at timestamp with time zone,
+    submitted_at timestamp with time zone,
+    started_at timestamp with time zone,
+    nonce text,
+    trouble text,
+    retry_at timestamp with time zone
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
+
 CREATE TABLE evertick.edge (
     version_id integer NOT NULL,
     src integer NOT NULL,
-    dst integer NOT NULL
+    dst integer NOT NULL,
+    out_of integer
 );
 
 CREATE TABLE evertick.episode (
@@ -6712,6 +7295,8 @@ CREATE TABLE evertick.task_spec (
     defers boolean DEFAULT false NOT NULL,
     is_mapped boolean DEFAULT false NOT NULL,
     notifies boolean DEFAULT false NOT NULL,
+    grp integer,
+    decides_grp boolean DEFAULT false NOT NULL,
     CONSTRAINT task_spec_max_attempts_check CHECK ((max_attempts > 0)),
     CONSTRAINT task_spec_priority_check CHECK (((priority >= 0) AND (priority <= 9))),
     CONSTRAINT task_spec_queue_timeout_check CHECK ((queue_timeout > (0)::double precision))
@@ -6828,6 +7413,7 @@ CREATE TABLE evertick.runner (
     pid_started double precision NOT NULL,
     queues text[] NOT NULL,
     slots integer NOT NULL,
+    executor text DEFAULT 'local'::text NOT NULL,
     request text,
     beat bigint DEFAULT 0 NOT NULL,
     beat_at timestamp with time zone NOT NULL,
@@ -6993,11 +7579,13 @@ CREATE VIEW evertick.listed_run AS
     s.reason,
     r.params,
     r.triggered_by,
-    n.content AS note
+    n.content AS note,
+    s.state AS status,
+    s.dag_id AS status_dag_id
    FROM ((((evertick.run r
-     JOIN evertick.run_status s ON ((s.run_id = r.run_id)))
-     JOIN evertick.dag d ON ((d.dag_id = r.dag_id)))
-     JOIN evertick.dag_version v ON ((v.version_id = s.version_id)))
+     LEFT JOIN evertick.run_status s ON ((s.run_id = r.run_id)))
+     LEFT JOIN evertick.dag d ON ((d.dag_id = r.dag_id)))
+     LEFT JOIN evertick.dag_version v ON ((v.version_id = s.version_id)))
      LEFT JOIN evertick.note n ON (((n.run_id = r.run_id) AND (n.idx = '-1'::integer) AND (n.map_index = '-1'::integer))));
 
 CREATE VIEW evertick.listed_update AS
@@ -7160,6 +7748,15 @@ CREATE TABLE evertick.remains (
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
 
+CREATE TABLE evertick.retry_group (
+    version_id integer NOT NULL,
+    grp integer NOT NULL,
+    name text NOT NULL,
+    retries integer NOT NULL,
+    members integer[] NOT NULL,
+    CONSTRAINT retry_group_retries_check CHECK ((retries > 0))
+);
+
 CREATE TABLE evertick.retry_line (
     shard smallint NOT NULL,
     queue text NOT NULL,
@@ -7179,6 +7776,15 @@ CREATE TABLE evertick.retry_slot (
     epoch integer NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
+
+CREATE TABLE evertick.run_group (
+    run_id bigint NOT NULL,
+    grp integer NOT NULL,
+    ended integer DEFAULT 0 NOT NULL,
+    more integer DEFAULT 0 NOT NULL,
+    retried smallint DEFAULT 0 NOT NULL
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off);
 
 ALTER TABLE evertick.run ALTER COLUMN run_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME evertick.run_run_id_seq
@@ -7225,17 +7831,6 @@ CREATE TABLE evertick.skip_record (
     reason text NOT NULL,
     recorded_at timestamp with time zone NOT NULL,
     CONSTRAINT skip_record_count_check CHECK ((count > 0))
-);
-
-CREATE TABLE evertick.stored_value (
-    kind text NOT NULL,
-    name text NOT NULL,
-    content text NOT NULL,
-    key_id text NOT NULL,
-    description text,
-    changed_by text NOT NULL,
-    changed_at timestamp with time zone NOT NULL,
-    CONSTRAINT stored_value_kind_check CHECK ((kind = ANY (ARRAY['variable'::text, 'connection'::text, 'secret'::text])))
 );
 
 CREATE TABLE evertick.task_child (
@@ -7407,8 +8002,14 @@ ALTER TABLE ONLY evertick.default_notice
 ALTER TABLE ONLY evertick.deferral
     ADD CONSTRAINT deferral_pkey PRIMARY KEY (run_id, idx, map_index);
 
+ALTER TABLE ONLY evertick.dispatch
+    ADD CONSTRAINT dispatch_pkey PRIMARY KEY (run_id, idx, map_index, epoch);
+
+ALTER TABLE ONLY evertick.dispatch
+    ADD CONSTRAINT dispatch_session_key UNIQUE (session);
+
 ALTER TABLE ONLY evertick.edge
-    ADD CONSTRAINT edge_pkey PRIMARY KEY (version_id, src, dst);
+    ADD CONSTRAINT edge_pkey PRIMARY KEY (version_id, src, dst) INCLUDE (out_of);
 
 ALTER TABLE ONLY evertick.episode
     ADD CONSTRAINT episode_pkey PRIMARY KEY (schedule_id, task);
@@ -7503,11 +8104,17 @@ ALTER TABLE ONLY evertick.remains
 ALTER TABLE ONLY evertick.result
     ADD CONSTRAINT result_pkey PRIMARY KEY (run_id, idx, map_index);
 
+ALTER TABLE ONLY evertick.retry_group
+    ADD CONSTRAINT retry_group_pkey PRIMARY KEY (version_id, grp);
+
 ALTER TABLE ONLY evertick.retry_line
     ADD CONSTRAINT retry_line_pkey PRIMARY KEY (shard, queue, due_at, run_id, idx, map_index);
 
 ALTER TABLE ONLY evertick.retry_slot
     ADD CONSTRAINT retry_slot_pkey PRIMARY KEY (shard, queue, run_id, idx, map_index);
+
+ALTER TABLE ONLY evertick.run_group
+    ADD CONSTRAINT run_group_pkey PRIMARY KEY (run_id, grp);
 
 ALTER TABLE ONLY evertick.run
     ADD CONSTRAINT run_pkey PRIMARY KEY (run_id);
@@ -7591,7 +8198,9 @@ CREATE INDEX deferral_due ON evertick.deferral USING btree (shard, wake_at);
 
 CREATE INDEX deferral_key ON evertick.deferral USING btree (key) WHERE (key IS NOT NULL);
 
-CREATE INDEX edge_upstream ON evertick.edge USING btree (version_id, dst, src);
+CREATE INDEX dispatch_of ON evertick.dispatch USING btree (owner);
+
+CREATE INDEX edge_upstream ON evertick.edge USING btree (version_id, dst, src) INCLUDE (out_of);
 
 CREATE UNIQUE INDEX event_key ON evertick.event USING btree (name, key) WHERE (key IS NOT NULL);
 
@@ -7626,6 +8235,10 @@ CREATE UNIQUE INDEX run_instant ON evertick.run USING btree (dag_id, fire_at) WH
 CREATE UNIQUE INDEX run_key ON evertick.run USING btree (dag_id, key) WHERE (key IS NOT NULL);
 
 CREATE INDEX run_of_dag ON evertick.run USING btree (dag_id, run_id);
+
+CREATE INDEX run_of_text ON evertick.run USING btree (dag_id, evertick.run_text(key, kind, COALESCE(fire_at, created_at), run_id));
+
+CREATE INDEX run_unwell ON evertick.run_status USING btree (dag_id, run_id) WHERE (state = ANY (ARRAY['failed'::evertick.run_state, 'canceled'::evertick.run_state]));
 
 CREATE INDEX runner_live ON evertick.runner USING btree (session) WHERE (gone_at IS NULL);
 

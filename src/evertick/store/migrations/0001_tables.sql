@@ -84,7 +84,7 @@ create table task_spec (
     defers         boolean not null default false,   -- it waits for something outside and no runner sees it, see 0020_deferral.sql
     is_mapped      boolean not null default false,   -- it becomes its instances when it may start, see 0019_mapping.sql
     notifies       boolean not null default false,   -- it has rows in notice
-    grp            int,                              -- the group with retries that it is in, see 0025_groups.sql
+    grp            int,                              -- the group with retries that it is in, see 0027_groups.sql
     decides_grp    boolean not null default false,   -- its failure is that of the group
     primary key (version_id, idx)
 );
@@ -133,7 +133,7 @@ create table shard (
     lease_until timestamptz,
     is_watched  boolean not null default false,  -- the leader's session holds the session lock, see stand_by
     led_since   timestamptz,
-    state       text not null default 'open' check (state in ('open', 'leaving', 'closed')),   -- 0025_shards.sql has the rest
+    state       text not null default 'open' check (state in ('open', 'leaving', 'closed')),   -- 0028_shards.sql has the rest
     of_shards   smallint not null default 1,     -- how many are led now; in every row, so that its leader reads it in passing
     chosen_at   timestamptz,                     -- when somebody last said how many there shall be
     moves_since timestamptz,                     -- since when its leader looks for what belongs to another one
