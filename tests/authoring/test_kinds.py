@@ -191,8 +191,27 @@ def test_a_task_that_starts_a_dag_is_published_and_needs_nothing_here() -> None:
     assert child.child == ChildSpec(dag="other", params={"day": [1, 2]}, waits=False)
     assert from_json(to_json(made.spec)) == made.spec
     row = dag_row(made.spec, file="f.py", bundle_hash="b")
-    assert row["children"] == [{"idx": 1, "dag": "other", "params": {"day": [1, 2]}, "waits": False, "timeout": 300.0}]
+    expected = {"idx": 1, "dag": "other", "params": {"day": [1, 2]}, "given": None, "waits": False, "timeout": 300.0}
+    assert row["children"] == [expected]
     assert made.test().states == {"one": "success", "trigger_other": "success"}
+
+
+def test_a_started_dag_is_given_results_and_parameters() -> None:
+    @dag
+    def caller(day: str = Param("monday")) -> None:  # type: ignore[assignment]
+        trigger_dag("other", params={"rows": one(), "part": one()["n"], "day": day, "fixed": [1]})
+
+    spec = caller.build().spec
+    child = next(task for task in spec.tasks if task.child is not None)
+    assert child.inputs == ("one", "one__1")
+    assert child.child == ChildSpec(
+        dag="other",
+        params={"fixed": [1]},
+        given={"rows": {"task": "one", "path": []}, "part": {"task": "one__1", "path": ["n"]}, "day": {"param": "day"}},
+    )
+    assert from_json(to_json(spec)) == spec
+    with pytest.raises(InvalidDag, match="param 'x' must be a constant, what a task returns"):
+        compiled(lambda: trigger_dag("other", params={"x": [one()]}))
 
 
 def test_the_plain_function_can_be_called() -> None:
@@ -205,7 +224,7 @@ def test_the_plain_function_can_be_called() -> None:
         (lambda: trigger_dag(""), "takes the name of a DAG"),
         (lambda: trigger_dag("other", wait="yes"), "wait must be True or False"),
         (lambda: trigger_dag("other", params=[1]), "params must be a dict"),
-        (lambda: trigger_dag("other", params={"x": one()}), "params must be constants"),
+        (lambda: trigger_dag("other", params={"x": {"y": one()}}), "param 'x' must be a constant"),
         (lambda: trigger_dag("other", retries=3), "starts a DAG and runs nowhere"),
         (lambda: trigger_dag("other", pool="p"), "starts a DAG and runs nowhere"),
         (lambda: trigger_dag("sample"), "start their own DAG"),

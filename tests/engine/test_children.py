@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from psycopg import AsyncConnection
 
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dag import ChildSpec, DagSpec, TaskKind
-from evertick.domain.params import Param, declare_params
+from evertick.domain.params import JsonValue, Param, declare_params
 from evertick.domain.why import tell
 from evertick.engine.cancel import cancel
 from evertick.engine.clear import clear, select_tasks
@@ -15,7 +17,7 @@ from evertick.engine.mark import mark
 from evertick.engine.reconcile import reconcile
 from evertick.engine.wake import MOST_ABOVE, Woken, wake
 from evertick.engine.why import explain
-from evertick.store import deferrals
+from evertick.store import dags, deferrals, runs
 from tests.engine import invariants
 from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 
@@ -131,6 +133,58 @@ async def test_what_cannot_be_started_fails_with_its_reason(
     assert (await states(conn, run))["call"] == "failed"
     assert str(await value(conn, "select reason from task where run_id = %s and idx = 1", run)).startswith(reason)
     assert await run_state(conn, run) == "failed"
+
+
+GIVEN: dict[str, JsonValue] = {
+    "rows": {"task": "before", "path": ["n", 0]},
+    "day": {"task": "before", "path": ["day"]},
+    "who": {"param": "who"},
+}
+TAKEN = declare_params({"rows": Param(1), "day": Param("never"), "who": Param("nobody"), "fixed": Param("")})
+
+
+def passing_on() -> DagSpec:
+    spec = parent(inputs=("before",))
+    call = replace(spec.tasks[1], child=ChildSpec(dag="child", params={"fixed": "yes"}, given=GIVEN))
+    return replace(spec, tasks=(spec.tasks[0], call, spec.tasks[2]), params=declare_params({"who": Param("ann")}))
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [
+        ({"n": [7], "day": {"$evertick": "date", "value": "2030-01-02"}}, None),
+        ({"$evertick": "outputs", "value": None, "named": {"n": [7], "day": "2030-01-02"}}, None),
+        (None, "param 'day' is the result of task before, and that returned nothing."),
+        ({"n": [], "day": ""}, "param 'rows': the result of task before has no 0."),
+        (
+            {"n": [7], "day": {"$evertick": "bytes", "value": ""}},
+            "param 'day': the result of task before is a bytes, which",
+        ),
+        (
+            {"$evertick": "file", "hash": "x"},
+            "param 'day': the result of task before is so large that it was put into a file",
+        ),
+        ({"n": ["seven"], "day": ""}, "param 'rows'"),
+    ],
+)
+async def test_results_and_parameters_are_passed_on(conn: AsyncConnection, result: object, reason: str | None) -> None:
+    await put(conn, make_dag("child", {"work": []}, params=TAKEN))
+    await put(conn, passing_on())
+    epoch = await lead(conn)
+    parent_row = await dags.find(conn, "parent")
+    assert parent_row is not None
+    made = await runs.trigger(conn, dag_id=parent_row.dag_id, params={"who": "bob"}, key=None, actor="test")
+    assert made is not None
+    runner = await Runner.join(conn)
+    (before,) = await runner.claim()
+    await runner.finish(before, **({} if result is None else {"result": result}))
+    await wake(conn, shard=0, epoch=epoch, batch=100)
+    if reason is None:
+        given = await value(conn, "select params from run where run_id = %s", await child_of(conn, made.run_id))
+        assert given == {"rows": 7, "day": "2030-01-02", "who": "bob", "fixed": "yes"}
+    else:
+        said = await value(conn, "select reason from task where run_id = %s and idx = 1", made.run_id)
+        assert str(said).startswith(f"cannot start child: {reason}"), said
 
 
 async def test_past_its_deadline_it_fails_and_the_other_run_goes_on(conn: AsyncConnection) -> None:

@@ -54,10 +54,12 @@ class Choice(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """The DAG that a task starts, and whether it waits for the end of that run."""
+    """The DAG that a task starts, and whether it waits for the end of that run. `given` are params that are known only then:
+    `{"task": "count", "path": ["rows"]}` for a result or a part of it, `{"param": "day"}` for one of the run's own."""
 
     dag: str
     params: Mapping[str, JsonValue] = field(default_factory=dict)
+    given: Mapping[str, JsonValue] = field(default_factory=dict)
     waits: bool = True
 
 

@@ -162,6 +162,7 @@ def child_row(task: TaskSpec, index: int, child: ChildSpec) -> JsonObject:
         "idx": index,
         "dag": child.dag,
         "params": dict(child.params),
+        "given": dict(child.given) or None,
         "waits": child.waits,
         "timeout": task.timeout_seconds,
     }

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from psycopg import AsyncConnection
 
+from evertick.domain.child_params import fill_params
 from evertick.domain.errors import UserError
 from evertick.domain.params import check_params
 from evertick.domain.waiting import clock_instant
@@ -50,7 +51,9 @@ async def _start(conn: AsyncConnection, due: ChildDue, *, shard: int, epoch: int
         if due.depth >= MOST_ABOVE:
             raise UserError(f"{MOST_ABOVE} runs started each other on the way here. Do these DAGs start each other?")
         row, spec = await find_dag(conn, due.dag)
-        dag_id, params = row.dag_id, dict(check_params(spec.params, due.params))
+        given = fill_params(due.params, due.given, results=due.results, own=due.own)
+        params = dict(check_params(spec.params, given))
+        dag_id = row.dag_id
     except UserError as error:
         reason = f"cannot start {due.dag}: {error}"
     await as_leader(

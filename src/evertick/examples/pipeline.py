@@ -17,10 +17,16 @@ def load_table() -> None:
     load()
 
 
+@task
+def other_table() -> str:
+    return "customers"
+
+
 @dag(tags=["example"])
 def pipeline() -> None:
     """Both tables, one after the other, and then a note."""
     orders = trigger_dag("load_table", params={"table": "orders"}, name="orders", timeout="10m")
-    customers = trigger_dag("load_table", params={"table": "customers"}, name="customers", timeout="10m")
+    # A param may be what another task returns.
+    customers = trigger_dag("load_table", params={"table": other_table()}, name="customers", timeout="10m")
     # The result is the number of the run that was started.
     orders >> customers >> shell("note", 'echo "both are loaded"')

@@ -16,7 +16,8 @@ from evertick.store.statements import sql
 
 @dataclass(frozen=True, slots=True)
 class ChildDue:
-    """A task that is about to start a run. `depth`: how many runs above it started each other."""
+    """A task that is about to start a run. `depth`: how many runs above it started each other. `given`: params that are found in
+    its `own` run's, or in `results` of tasks before it."""
 
     run_id: int
     idx: int
@@ -26,6 +27,9 @@ class ChildDue:
     params: dict[str, object]
     depth: int
     parent_dag: str
+    given: dict[str, object]
+    own: dict[str, object]
+    results: dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)

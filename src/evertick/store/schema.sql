@@ -602,11 +602,18 @@ begin
     end case;
 end $$;
 
-CREATE FUNCTION evertick.children_due(p_shard smallint, p_limit integer) RETURNS TABLE(run_id bigint, idx integer, map_index integer, epoch integer, dag text, params jsonb, depth integer, parent_dag text)
+CREATE FUNCTION evertick.children_due(p_shard smallint, p_limit integer) RETURNS TABLE(run_id bigint, idx integer, map_index integer, epoch integer, dag text, params jsonb, depth integer, parent_dag text, given jsonb, own jsonb, results jsonb)
     LANGUAGE sql STABLE
     AS $$
     select f.run_id, f.idx, f.map_index, f.epoch, c.dag, c.params,
-           coalesce((select x.depth from child_run x where x.run_id = f.run_id), 0), d.name
+           coalesce((select x.depth from child_run x where x.run_id = f.run_id), 0), d.name, coalesce(c.given, '{}'),
+           case when c.given is null then '{}' else (select x.params from run x where x.run_id = f.run_id) end,
+           case when c.given is null then '{}' else coalesce((
+               select jsonb_object_agg(s.name, case when s.is_mapped then results_of(f.run_id, i.src) else v.value end)
+               from task_input i
+               join task_spec s on s.version_id = i.version_id and s.idx = i.src
+               left join result v on v.run_id = f.run_id and v.idx = i.src and v.map_index = -1
+               where i.version_id = c.version_id and i.idx = f.idx), '{}') end
     from (select * from deferral x where x.shard = p_shard and x.wake_at <= clock() and x.kind = 'start' order by x.wake_at limit p_limit) f
     join run_status r on r.run_id = f.run_id join dag d on d.dag_id = r.dag_id
     join task_child c on c.version_id = r.version_id and c.idx = f.idx
@@ -3717,9 +3724,10 @@ begin
         insert into task_list (version_id, idx, place, src, length)
         select out_version_id, x.idx, x.place, x.src, x.length
         from jsonb_to_recordset(p_dag->'lists') as x(idx int, place int, src int, length int);
-        insert into task_child (version_id, idx, dag, params, waits, timeout)
-        select out_version_id, x.idx, x.dag, x.params, x.waits, x.timeout
-        from jsonb_to_recordset(p_dag->'children') as x(idx int, dag text, params jsonb, waits boolean, timeout double precision);
+        insert into task_child (version_id, idx, dag, params, given, waits, timeout)
+        select out_version_id, x.idx, x.dag, x.params, x.given, x.waits, x.timeout
+        from jsonb_to_recordset(p_dag->'children')
+            as x(idx int, dag text, params jsonb, given jsonb, waits boolean, timeout double precision);
         insert into notice (version_id, idx, event, sink, every_time)
         select out_version_id, x.idx, x.event, x.sink, x.every_time
         from jsonb_to_recordset(p_dag->'notices') as x(idx int, event text, sink text, every_time boolean);
@@ -7838,6 +7846,7 @@ CREATE TABLE evertick.task_child (
     idx integer NOT NULL,
     dag text NOT NULL,
     params jsonb NOT NULL,
+    given jsonb,
     waits boolean NOT NULL,
     timeout double precision,
     CONSTRAINT task_child_timeout_check CHECK ((timeout > (0)::double precision))

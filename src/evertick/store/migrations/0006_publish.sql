@@ -9,7 +9,7 @@ $$;
 -- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, run_timeout, starts_paused, tasks: [...], edges: [[src, dst, out_of]],
 -- groups: [{grp, name, retries, members}],
 -- inputs: [[idx, src]], gates: [{idx, place, kind, name, parts, weight, capacity,
--- version, period}], mappings: [{idx, how, most}], lists: [{idx, place, src, length}], children: [{idx, dag, params, waits, timeout}],
+-- version, period}], mappings: [{idx, how, most}], lists: [{idx, place, src, length}], children: [{idx, dag, params, given, waits, timeout}],
 -- notices: [{idx, event, sink, every_time}],
 -- schedules: [{name, spec, params, misfire,
 -- window_seconds, catchup_limit, overlap, start_within, finish_within, delay_seconds, next_due, skipped}]}. p_seen: the schedules
@@ -65,9 +65,10 @@ begin
         insert into task_list (version_id, idx, place, src, length)
         select out_version_id, x.idx, x.place, x.src, x.length
         from jsonb_to_recordset(p_dag->'lists') as x(idx int, place int, src int, length int);
-        insert into task_child (version_id, idx, dag, params, waits, timeout)
-        select out_version_id, x.idx, x.dag, x.params, x.waits, x.timeout
-        from jsonb_to_recordset(p_dag->'children') as x(idx int, dag text, params jsonb, waits boolean, timeout double precision);
+        insert into task_child (version_id, idx, dag, params, given, waits, timeout)
+        select out_version_id, x.idx, x.dag, x.params, x.given, x.waits, x.timeout
+        from jsonb_to_recordset(p_dag->'children')
+            as x(idx int, dag text, params jsonb, given jsonb, waits boolean, timeout double precision);
         insert into notice (version_id, idx, event, sink, every_time)
         select out_version_id, x.idx, x.event, x.sink, x.every_time
         from jsonb_to_recordset(p_dag->'notices') as x(idx int, event text, sink text, every_time boolean);

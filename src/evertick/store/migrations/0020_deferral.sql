@@ -14,6 +14,7 @@ create table task_child (
     idx        int not null,
     dag        text not null,
     params     jsonb not null,
+    given      jsonb,   -- params that are results of tasks, or parameters of its own run; null for none
     waits      boolean not null,
     timeout    double precision check (timeout > 0),
     primary key (version_id, idx)
@@ -72,9 +73,17 @@ end $$;
 
 -- What is due and has not started its run yet: the leader reads the other DAG, and starts it or says why not.
 create function children_due(p_shard smallint, p_limit int) returns table (
-    run_id bigint, idx int, map_index int, epoch int, dag text, params jsonb, depth int, parent_dag text) language sql stable as $$
+    run_id bigint, idx int, map_index int, epoch int, dag text, params jsonb, depth int, parent_dag text, given jsonb, own jsonb, results jsonb)
+language sql stable as $$
     select f.run_id, f.idx, f.map_index, f.epoch, c.dag, c.params,
-           coalesce((select x.depth from child_run x where x.run_id = f.run_id), 0), d.name
+           coalesce((select x.depth from child_run x where x.run_id = f.run_id), 0), d.name, coalesce(c.given, '{}'),
+           case when c.given is null then '{}' else (select x.params from run x where x.run_id = f.run_id) end,
+           case when c.given is null then '{}' else coalesce((
+               select jsonb_object_agg(s.name, case when s.is_mapped then results_of(f.run_id, i.src) else v.value end)
+               from task_input i
+               join task_spec s on s.version_id = i.version_id and s.idx = i.src
+               left join result v on v.run_id = f.run_id and v.idx = i.src and v.map_index = -1
+               where i.version_id = c.version_id and i.idx = f.idx), '{}') end
     from (select * from deferral x where x.shard = p_shard and x.wake_at <= clock() and x.kind = 'start' order by x.wake_at limit p_limit) f
     join run_status r on r.run_id = f.run_id join dag d on d.dag_id = r.dag_id
     join task_child c on c.version_id = r.version_id and c.idx = f.idx

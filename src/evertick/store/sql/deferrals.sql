@@ -1,7 +1,7 @@
 -- Tasks that wait without a slot.
 
 -- name: children_due
-select run_id, idx, map_index, epoch, dag, params, depth, parent_dag from children_due(%(shard)s::smallint, %(batch)s::int) limit %(batch)s
+select run_id, idx, map_index, epoch, dag, params, depth, parent_dag, given, own, results from children_due(%(shard)s::smallint, %(batch)s::int) limit %(batch)s
 
 -- name: start_child
 select start_child(%(shard)s::smallint, %(epoch)s::bigint, %(run_id)s::bigint, %(idx)s::int, %(map_index)s::int, %(task_epoch)s::int,
