@@ -315,3 +315,27 @@ async def test_reconcile_finds_nothing_wrong_with_instances_and_repairs_what_is(
     assert (await shown(conn, run))["gather"] == "waiting"
     assert await value(conn, "select n_more from task where idx = 2") == 2
     assert await value(conn, "select extra_tasks from run_status") == 2
+
+
+@pytest.mark.parametrize("has_started", [False, True])
+async def test_instances_in_line_are_taken_back_by_a_clear_above_unless_one_has_started(
+    conn: AsyncConnection, has_started: bool
+) -> None:
+    await invariants.install(conn)
+    await put(conn, mapped_dag())
+    run = await start(conn, "mapped")
+    runner = await Runner.join(conn)
+    (source,) = await runner.claim()
+    await runner.finish(source, result=[1, 2, 3])
+    held = await runner.claim(1) if has_started else []
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run, names=["source"]), actor="ann")
+    found = await shown(conn, run)
+    if has_started:
+        # They stand as they are, as every successor does that has begun.
+        assert [found[f"work[{n}]"] for n in range(3)] == ["running", "available", "available"]
+        await runner.step([(held[0], "success", {})])
+    else:
+        assert found == {"source": "available", "work": "waiting", "gather": "waiting"}
+        (source,) = await runner.claim()
+        await runner.finish(source, result=[4])
+        assert [claim.inputs for claim in await runner.claim()] == ['{"": [4]}']

@@ -5816,6 +5816,17 @@ begin
             taken := array_append(taken, back);
         end if;
     end loop;
+    -- Of a mapped task none or all: what its instances were given is of the past, and one of them never waits for others.
+    for one in
+        select g.run_id, array_agg(g.dst order by g.dst) as idxs from after_tasks(p_tasks) g
+        join task_spec s on s.version_id = g.version_id and s.idx = g.dst and s.is_mapped
+        where g.has_heard and has_instances(g.run_id, g.dst) and not exists (
+            select 1 from task k where k.run_id = g.run_id and k.idx = g.dst and (k.state not in ('pending', 'available') or k.attempt > 0))
+          and not exists (select 1 from unnest(p_tasks) p where p.run_id = g.run_id and p.idx = g.dst)
+        group by g.run_id order by g.run_id
+    loop
+        taken := taken || take_back_instances(one.run_id, one.idxs);
+    end loop;
     return taken;
 end $$;
 
