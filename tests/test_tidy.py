@@ -77,6 +77,7 @@ LATE_IMPORTS = {
     "authoring/templates._evaluate": "jinja2, only for DAGs that have templates",
     "authoring/templates._environment": "jinja2, only for DAGs that have templates",
     "execution/body._perform": "http.client brings ssl and email, which each fork would map",
+    "execution/shell.prepare_shell": "what hides secrets, only for commands that have templates",
     "execution/result._typed": "decimal, uuid and zoneinfo, for values that JSON lacks; each fork would map them",
     "execution/child._serve_coroutines": "asyncio doubles what each fork copies",
     "execution/child._run_alone": "asyncio doubles what each fork copies",

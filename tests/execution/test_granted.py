@@ -119,7 +119,9 @@ async def test_commands_get_them_by_their_environment_and_never_as_arguments(tmp
         command = '[ {{ secrets.token }} = "$EVERTICK_SECRET_TOKEN" ]; echo {{ connections.db.password }} {{ connections.db.host }}'
         rendered = await made.run("template", granted_json=GRANTED, command=command)
         assert rendered.kind == "success", rendered.log
-        assert "RAW *** host" in assert_hidden(rendered)
+        said = assert_hidden(rendered)
+        assert "RAW *** host" in said
+        assert 'RENDER EVERTICK_VALUE_0 = "***"' in said and 'RENDER EVERTICK_VALUE_2 = "host"' in said
         tool = await made.run("tool", granted_json=GRANTED)
         assert tool.result_json == "1"
         assert assert_hidden(tool).count("***") == 2

@@ -70,7 +70,11 @@ PARAMS = json.dumps({"who": "a b&c=d\"; touch hacked; '$(touch hacked)", "n": 5}
 
 async def test_a_request_is_rendered_sent_and_its_answer_is_the_result(tmp_path: Path, url: str) -> None:
     async with rig(tmp_path, source(url)) as made:
-        got = await made.result("get", params_json=PARAMS, isolation="warm")
+        sent = await made.run("get", params_json=PARAMS, isolation="warm")
+        (url_line, header_line) = log_text(sent)
+        assert url_line.startswith(f'RENDER url = "{url}/echo?q=a%20b%26c%3Dd%22%3B%20touch')
+        assert header_line == 'RENDER headers = {"X-Who": "5"}'
+        got = json.loads(sent.result_json or "")
         assert got["path"].startswith("/echo?q=a%20b%26c%3Dd%22%3B%20touch")
         assert got["who"] == "5"
         full = await made.result("post", params_json=PARAMS, inputs_json='{"rows": {"count": 3}}')
@@ -113,7 +117,10 @@ async def test_what_goes_wrong_on_the_way_is_said(tmp_path: Path, url: str) -> N
 async def test_a_value_in_a_command_is_never_code(tmp_path: Path, command: str) -> None:
     async with rig(tmp_path, source("http://x", command)) as made:
         outcome = await made.run("greet", params_json=PARAMS, command=command, inputs_json='{"rows": null}')
-        assert log_text(outcome) == ["RAW " + json.loads(PARAMS)["who"]]
+        who = json.loads(PARAMS)["who"]
+        (told, value, said) = log_text(outcome)
+        assert told.startswith("RENDER command = ") and value == f"RENDER EVERTICK_VALUE_0 = {json.dumps(who)}"
+        assert said == f"RAW {who}"
         assert not Path("hacked").exists()
 
 
@@ -126,7 +133,8 @@ async def test_a_command_knows_its_run(tmp_path: Path) -> None:
             "fire_at": "2030-01-02T06:00:00+00:00",
         }
         outcome = await made.run("greet", command=command, **fields)
-        (line,) = log_text(outcome)
+        (*told, line) = log_text(outcome)
+        assert told[1:3] == ['RENDER EVERTICK_VALUE_0 = "[1]"', 'RENDER EVERTICK_VALUE_1 = "6"'] and len(told) == 5
         assert line.startswith("RAW [1] 6 2030-01-02T06:00:00+00:00 2030-01-01T06:00:00+00:00 ")
         plain = await made.run("plain", command="echo '{{ not a template }}'")
         assert log_text(plain) == ["RAW {{ not a template }}"]

@@ -13,18 +13,25 @@ from evertick.store import dags
 from tests.engine.world import make_dag, put, start
 from tests.ui.conftest import Visitor
 from tests.ui.hostile import CORPUS
+from tests.ui.page_table import furnish
 from tests.ui.site import HttpVisitor, Site
 
-PAGES = [
-    "/",
-    "/dags",
-    "/dags?q=hostile",
-    "/dags/hostile",
-    "/dags/hostile/details",
-    "/dags/hostile/trigger",
-    "/dags/orders/schedules",
-    "/dags/billing",
-]
+# Besides those that everybody has: pages of the DAG that is full of such texts.
+OF_HOSTILE = ["/dags?q=hostile", "/dags/hostile", "/dags/hostile/details", "/dags/hostile/trigger", "/runs?dag=hostile"]
+# What is written by people and shown as a whole: into these places of the database, and then on these pages.
+PLACES = {
+    "update note set content = %s": [r"/runs/\d+", r"/runs/\d+/tasks/load"],
+    "update approval set title = %s": ["/", "/approvals", r"/runs/\d+/tasks/wait/approval"],
+    "update stored_value set description = %s": ["/variables", "/connections", "/secrets", "/secrets/api_token"],
+    "update backfill set reason = %s, created_by = 'b'": [r"/backfills/\d+"],
+    "update credential set name = %s": ["/tokens"],
+    "update account set created_by = %s": ["/users"],
+    "update runner set host = %s": ["/runners"],
+    "update run_status set reason = %s where state = 'failed'": [r"/runs/\d+\?tab=history"],
+    "update task set reason = %s where state = 'failed'": [r"/runs/\d+/tasks/load\?tab=attempts"],
+    "update result set value = to_jsonb(%s::text)": [],
+    "update journal set detail = jsonb_build_object('why', %s::text), actor = 'user:x'": [],
+}
 
 
 class _Dangers(HTMLParser):
@@ -76,19 +83,32 @@ async def infest(conn: AsyncConnection) -> None:
     await conn.execute("update runner set runner_id = %s", [PLAIN[3]])
 
 
+async def infest_places(conn: AsyncConnection) -> None:
+    for statement in PLACES:
+        await conn.execute(statement, ["\n".join(PLAIN)])
+
+
 def test_hostile_texts_are_shown_as_text_everywhere(site: Site, visit: Visitor) -> None:
+    pages = [*furnish(site), *OF_HOSTILE]
     site.do(infest)
+    site.do(infest_places)
+    whole = [path for path in pages for one in PLACES.values() if any(re.fullmatch(each, path) for each in one)]
+    assert len(whole) >= sum(map(len, PLACES.values()))
     shown = ""
     with HttpVisitor(site, "admin") as admin:
-        for path in PAGES:
-            shown += _read(admin, path)
+        for path in pages:
+            text = _read(admin, path)
+            shown += text
+            if path in whole:
+                seen = _seen(text)
+                assert [text for text in PLAIN if text.strip() and _seen(text) not in seen] == [], path
         for text in PLAIN[::8]:
             _read(admin, "/dags", q=text[:200], tag=text[:100])
     missing = [text for text in PLAIN if text.strip() and _seen(text) not in _seen(shown)]
     assert missing == []
 
     page = visit("/", "admin")
-    for path in PAGES:
+    for path in dict.fromkeys(["/", *OF_HOSTILE, *whole]):
         page.goto(site.url + path)
         expect(page.locator("h1")).to_be_visible()
         assert page.evaluate("window.isHurt === undefined"), path

@@ -115,8 +115,12 @@ def test_a_log_is_followed_searched_and_shown_as_text(visit: Visitor, site: Site
     expect(lines.nth(3).locator("span.ansi-ink-1")).to_have_text("red")
     expect(lines.nth(3).locator(".log-text")).to_have_text("red bold plain")
     assert "owned" not in page.title() and page.locator(".log img, .log script").count() == 0
-    end = write_log(site, run_id, 0, info(["it goes on"]), offset=end)
-    expect(lines.last).to_contain_text("it goes on")
+    expect(page.locator("[data-log]")).to_have_attribute("data-heard", "yes")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/tasks/t/log?" in request.url else None)
+    end = write_log(site, run_id, 0, info(["it goes on", "<b>and on</b>"]), offset=end)
+    expect(lines.last.locator(".log-text")).to_have_text("<b>and on</b>")
+    assert asked == [], "new lines come by the stream"
     write_log(site, run_id, 0, [("ERROR", "it broke")], offset=end)
     expect(lines.last).to_contain_text("it broke")
     page.keyboard.press("/")
@@ -125,7 +129,7 @@ def test_a_log_is_followed_searched_and_shown_as_text(visit: Visitor, site: Site
     page.keyboard.press("Escape")
     page.keyboard.press("e")
     expect(page.locator(".log-found")).to_contain_text("it broke")
-    expect(lines).to_have_count(len(HOSTILE) + 2)
+    expect(lines).to_have_count(len(HOSTILE) + 3)
 
 
 def test_of_a_long_log_a_window_stands_in_the_page(visit: Visitor, site: Site) -> None:

@@ -1,7 +1,7 @@
 """The format of log lines, in the spool and as shipped. Pure: bytes in, bytes out.
 
-Shipped: `<unix microseconds> <level> <text>\\n`, valid UTF-8 without NUL. Levels: DEBUG INFO WARNING ERROR CRITICAL of
-logging, OUT and ERR of print, RAW for what subprocesses and C code wrote themselves, MARK for Evertick's own notes.
+Shipped: `<unix microseconds> <level> <text>\\n`, valid UTF-8 without NUL. Levels: DEBUG INFO WARNING ERROR CRITICAL of logging, OUT
+and ERR of print, RAW of subprocesses and C code, MARK for notes of ours, RENDER for what templates became (rendered.py).
 In the spool a framed line has 0x1e before it; a header line starts with 0x1f and names the attempt that follows.
 """
 

@@ -164,6 +164,7 @@ class LogView {
     const query = new URLSearchParams({ follow: "true", map_index: this.root.dataset.mapIndex, ...(after && { after }) });
     const opened = new EventSource(`${this.root.dataset.stream}?${query}`);
     this.stream = opened;
+    opened.onopen = () => { this.root.dataset.heard = "yes"; };
     opened.addEventListener("lines", (event) => this.grown(JSON.parse(event.data), event.lastEventId));
     opened.addEventListener("end", () => { this.hangUp(); this.extend(); });
     opened.onerror = () => {
@@ -177,6 +178,7 @@ class LogView {
   hangUp() {
     this.stream?.close();
     this.stream = null;
+    delete this.root.dataset.heard;
   }
 
   /** A chunk that was stored just now; `id` tells of each attempt where its last one begins and ends. */
