@@ -85,6 +85,7 @@ def test_what_is_another_executor_s_is_stored_as_it_is() -> None:
         ({"kubernetes": {"priority_class": 7}}, "name of a priority class"),
         ({"kubernetes": {"pod": {"status": {}}}}, "a part of a manifest"),
         ({"kubernetes": {"pod": {"spec": []}}}, "must be dicts"),
+        ({"kubernetes": {"pod": {"metadata": {"labels": ["a"]}}}}, "a dict of texts"),
         ({"kubernetes": {"pod": {"spec": {"x": {1, 2}}}}}, "texts, numbers"),
         ({"other": {"x": "y" * MOST_BYTES}}, "at most 16,384 bytes"),
         ({"other": {"x": "\0"}}, "without NUL"),

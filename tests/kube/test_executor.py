@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -494,6 +495,7 @@ async def test_options_that_dags_may_not_set_here_are_refused(make_executor: Mak
         ("kind: Job", "one manifest of a Pod"),
         ("kind: Pod\nstatus: {}", "has no 'status'"),
         ("spec: []", "its spec must be a mapping"),
+        ("metadata: {labels: {version: 7}}", "put numbers and true or false in quotes"),
         ("spec: {containers: [{image: a}]}", "each must have a name"),
         ("spec: {containers: [{name: main}]}", "none of its containers is named 'task'"),
         ("spec: {restartPolicy: Always}", "must be Never"),
@@ -515,3 +517,13 @@ async def test_a_cluster_that_cannot_be_made_out_is_told_with_the_next_step(tmp_
         with pytest.raises(InvalidSettings, match="Set EVERTICK_KUBECONFIG"):
             async with kubernetes_executor(Settings(kubeconfig=tmp_path / file)):
                 pass
+
+
+def test_without_the_extra_the_next_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [
+        name for name in sys.modules if name.startswith(("kubernetes_asyncio", "evertick.execution.kubernetes"))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "kubernetes_asyncio.client", None)
+    with pytest.raises(InvalidSettings, match=r"pip install 'evertick\[kubernetes\]'"):
+        kubernetes_executor(Settings())

@@ -218,6 +218,8 @@ def _pod(value: object) -> Patch:
         raise TypeError('it must be a part of a manifest, as in {"spec": {"hostAliases": [...]}}')
     if not all(isinstance(part, Mapping) for part in value.values()):
         raise TypeError("its metadata and spec must be dicts")
+    for part in ("labels", "annotations"):
+        _texts(value.get("metadata", {}).get(part, {}))
     return {key: dict(part) for key, part in value.items()}
 
 

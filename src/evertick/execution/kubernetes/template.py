@@ -33,6 +33,10 @@ def _checked(file: Path, found: object) -> Manifest:
     for part in ("metadata", "spec"):
         if not isinstance(found.get(part, {}), dict):
             raise _wrong(file, f"its {part} must be a mapping")
+    for part in ("labels", "annotations"):
+        texts = found.get("metadata", {}).get(part, {})
+        if not isinstance(texts, dict) or not all(isinstance(text, str) for text in (*texts, *texts.values())):
+            raise _wrong(file, f"its {part} must be a mapping of texts: put numbers and true or false in quotes")
     spec = found.get("spec", {})
     containers = spec.get("containers", [])
     if not isinstance(containers, list) or not all(isinstance(each, dict) and each.get("name") for each in containers):
