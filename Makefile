@@ -67,8 +67,8 @@ canaries: $(STAMP) ## 50 secrets that 1,000 tasks print, raise, template and ret
 fuzz: $(STAMP) ## thousands of made-up requests against both APIs, as every role (EXAMPLES=50 SEED=n ONLY=path FAULTS=1 cuts the database meanwhile)
 	@$(BIN)/python -m tests.api.fuzz $(if $(EXAMPLES),--examples $(EXAMPLES)) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(FAULTS),--faults)
 
-chaos: $(STAMP) ## break everything and prove that nothing is lost (SCENARIO=N13 FULL=1 SEED=n CHAOS_MINUTES=60)
-	@$(BIN)/python -m tests.chaos.run $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(FULL),--full) $(if $(SEED),--seed $(SEED)) $(if $(CHAOS_MINUTES),--minutes $(CHAOS_MINUTES))
+chaos: $(STAMP) ## break everything and prove that nothing is lost (SCENARIO=N13 FULL=1 SEED=n SHARDS=4 CHAOS_MINUTES=60)
+	@$(BIN)/python -m tests.chaos.run $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(FULL),--full) $(if $(SEED),--seed $(SEED)) $(if $(SHARDS),--shards $(SHARDS)) $(if $(CHAOS_MINUTES),--minutes $(CHAOS_MINUTES))
 
 bench: $(STAMP) ## measure it (ONLY=chain,hop ROUNDS=5 SLOTS=8); keeps bench/latest.json
 	@$(BIN)/python -m bench.run $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SLOTS),--slots $(SLOTS))

@@ -19,6 +19,7 @@ from typing import Any, Self
 from psycopg import conninfo
 
 from evertick.config import Settings, environment_for
+from evertick.engine.set_shards import set_shards
 from evertick.execution.kill import children_of, find_by_token, kill_tree
 from evertick.store.db import Purpose, connect
 from tests.chaos import sink
@@ -29,7 +30,7 @@ from tests.chaos.members import Member
 from tests.chaos.proxy import Proxy, proxied
 from tests.chaos.record import ClientLog, NemesisLog
 from tests.chaos.server import PostgresServer, Template, from_template
-from tests.chaos.watch import Watcher
+from tests.chaos.watch import Led, Watcher
 from tests.waiting import eventually
 
 # What takes minutes is scaled down by ten; the leader's lease and the tick are what users have.
@@ -54,6 +55,7 @@ class Shape:
     """How large the installation is, and what differs from the scaled settings."""
 
     schedulers: int = 2
+    shards: int = 1
     runners: int = 2
     slots: int = 4
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -125,6 +127,8 @@ class Cluster:
         self.client_url = proxied(self.server.url, self.proxy.listen(CLIENT))
         async with await connect(self.server.url, purpose=Purpose.PLANNING) as conn:
             await install_audit(conn)
+            if shape.shards > 1:
+                await set_shards(conn, shards=shape.shards, actor="chaos")
         self.sink_url = await _sink_database(self.ground.sink_server)
         for number in range(1, shape.schedulers + 1):
             await self.add("scheduler", f"scheduler-{number}")
@@ -187,19 +191,25 @@ class Cluster:
         await eventually(self._is_up, START_SECONDS, pause_seconds=0.05)
 
     async def _is_up(self) -> bool:
-        leader = await self.watch.leader()
         known = await self.watch.value("select count(distinct runner_id) from runner where gone_at is null")
-        return leader is not None and leader.is_live and (known or 0) >= len(self.of_kind("runner"))
+        return await self.watch.is_led() and (known or 0) >= len(self.of_kind("runner"))
 
     def of_kind(self, kind: str) -> list[Member]:
         return [member for member in self.members.values() if member.kind == kind]
 
     async def leader(self) -> Member | None:
-        """The scheduler that holds the shard now, if it is one of ours and its lease is live."""
-        leader = await self.watch.leader()
-        if leader is None or not leader.is_live:
-            return None
-        return next((member for member in self.of_kind("scheduler") if _owns(leader.owner, member)), None)
+        """The scheduler that holds the first shard now, if it is one of ours and its lease is live."""
+        return next((member for member, led in await self.leaders() if 0 in led), None)
+
+    async def leaders(self) -> list[tuple[Member, Led]]:
+        """The schedulers of ours that lead, each with the epochs of its shards."""
+        live = [each for each in await self.watch.leaders() if each.is_live]
+        found = []
+        for member in self.of_kind("scheduler"):
+            led = {each.shard: each.epoch for each in live if _owns(each.owner, member)}
+            if led:
+                found.append((member, led))
+        return found
 
     async def sample(self) -> None:
         """What every process of it uses now, for the search for leaks."""
@@ -237,7 +247,7 @@ class Cluster:
 
     async def diagnosis(self) -> str:
         """What a person would look at first."""
-        lines = [f"work left: {await self.watch.open_work()}", f"leader: {await self.watch.leader()}"]
+        lines = [f"work left: {await self.watch.open_work()}", f"leaders: {await self.watch.leaders()}"]
         for query in (
             "select run_id, dag, task, state::text, epoch, attempt, session, request, not_before from tasks"
             " where finished_at is null limit 20",

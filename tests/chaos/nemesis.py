@@ -20,6 +20,7 @@ from evertick.store.db import Purpose, connect
 from tests.chaos.cluster import Cluster
 from tests.chaos.members import Member
 from tests.chaos.record import Answer, Fault, boot_ns
+from tests.chaos.watch import Led
 from tests.waiting import elapse
 
 RECOVERY_SECONDS = 60.0
@@ -133,16 +134,17 @@ class Nemesis:
     def is_free(self, name: str) -> bool:
         return name not in self._busy
 
-    async def pick_leader(self) -> tuple[Member, int] | None:
-        """The leader and its epoch, if there is one that nothing is being done to."""
-        member, leader = await self.cluster.leader(), await self.cluster.watch.leader()
-        if member is None or leader is None or member.pid is None or not self.is_free(member.name):
+    async def pick_leader(self) -> tuple[Member, Led] | None:
+        """A leader and its epochs by shard, if there is one that nothing is being done to."""
+        found = await self.cluster.leaders()
+        if not found:
             return None
-        return member, leader.epoch
+        member, led = self.dice.choice(found) if self.cluster.shape.shards > 1 else found[0]
+        return (member, led) if member.pid is not None and self.is_free(member.name) else None
 
     async def pick_standby(self) -> Member | None:
-        leading = await self.cluster.leader()
-        return self._pick(member for member in self.cluster.of_kind("scheduler") if member is not leading)
+        leading = [member.name for member, _ in await self.cluster.leaders()]
+        return self._pick(member for member in self.cluster.of_kind("scheduler") if member.name not in leading)
 
     def pick_runner(self) -> Member | None:
         return self._pick(self.cluster.of_kind("runner"))
@@ -153,12 +155,12 @@ class Nemesis:
 
     # What it means to be well again -----------------------------------------------------------------------------------
 
-    def led_by_another(self, epoch: int) -> Condition:
-        """A newer leader than that of `epoch` holds a live lease."""
+    def led_by_another(self, led: Led) -> Condition:
+        """Of each of these shards a newer leader than that of the epoch holds a live lease."""
 
         async def is_so() -> bool:
-            leader = await self.cluster.watch.leader()
-            return leader is not None and leader.epoch > epoch and leader.is_live
+            now = {each.shard: each.epoch for each in await self.cluster.watch.leaders() if each.is_live}
+            return all(now.get(shard, 0) > epoch for shard, epoch in led.items())
 
         return is_so
 
@@ -196,8 +198,7 @@ class Nemesis:
 
         async def is_so() -> bool:
             nonlocal is_asked
-            leader = await self.cluster.watch.leader()
-            if leader is None or not leader.is_live:
+            if not await self.cluster.watch.is_led():
                 return False
             if not is_asked:
                 is_asked = await self._probe(key)

@@ -19,7 +19,7 @@ from tests.chaos.evidence import (
 )
 from tests.chaos.record import Answer, Fault, FaultWindow, Phase
 from tests.chaos.sink import Sink
-from tests.chaos.story import FROZEN, KILLED, THAWED, ns, wall
+from tests.chaos.story import END, FROZEN, KILLED, TAKEN, THAWED, ns, wall
 from tests.chaos.verdict import Limits
 
 KILLED_RUN, FROZEN_RUN, RETRIED_RUN, QUIET_RUN = 90_001, 90_002, 90_003, 90_004
@@ -438,6 +438,13 @@ def j13_gap(e: Evidence) -> Evidence:
     return removed(e, "leader_commits", lambda commit: ns(115.5) < commit.at_ns < ns(120.5))
 
 
+def j13_gap_of_one_shard(e: Evidence) -> Evidence:
+    """The first shard is led all the time; another one is not."""
+    ticks = [LeaderCommit(10**6 + n, n, "b9", ns(n), "renew", 1, 1) for n in range(1, int(END)) if not 115 < n < 121]
+    excused = [tick for tick in ticks if not ns(30) <= tick.at_ns < ns(TAKEN) and not ns(90) <= tick.at_ns < ns(95)]
+    return replace(e, leader_commits=(*e.leader_commits, *excused))
+
+
 def j15_a_key_held_twice(e: Evidence) -> Evidence:
     """Two runs of the chain with the same key at the same time, which each of them wants for itself."""
     whole = {
@@ -558,6 +565,7 @@ def _planted() -> list[Planted]:
         of("J12", "no_effect", j12_no_effect),
         of("J12", "effects_beyond_epochs", j12_effects_beyond_epochs, "J4"),
         of("J13", "gap", j13_gap),
+        of("J13", "gap", j13_gap_of_one_shard),
         *(
             of("J14", kind, leaking(is_last, fields))
             for is_last in (True, False)

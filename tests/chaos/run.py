@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     size = Size.FULL if options.full else Size.SCALED
     console.print(f"seed {seed}, {len(chosen)} scenarios, {size}, {options.minutes:g} minutes")
     try:
-        verdicts, kept = asyncio.run(_play(chosen, seed, size, options.minutes, console))
+        verdicts, kept = asyncio.run(_play(chosen, seed, size, options, console))
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print(f"Interrupted; nothing is left behind. The seed was {seed}.")
         return INTERRUPTED
@@ -66,16 +66,18 @@ def main(arguments: list[str]) -> int:
     if kept is not None and wrong:
         names = ",".join(v.name for v in verdicts if v.violations) or "…"
         console.print(f"Evidence: {kept}. Judge it again: python -m tests.chaos.again {kept}/N…")
-        console.print(f"Play it again: make chaos SCENARIO={names} SEED={seed}{' FULL=1' if options.full else ''}")
+        console.print(
+            f"Play it again: make chaos SCENARIO={names} SEED={seed}{' FULL=1' if options.full else ''}{_shards(options)}"
+        )
     console.print(f"seed {seed}: {'[bold red]FAILED[/]' if wrong else '[bold green]all good[/]'}")
     return 1 if wrong else 0
 
 
 async def _play(
-    chosen: list[Scenario], seed: str, size: Size, minutes: float, console: Console
+    chosen: list[Scenario], seed: str, size: Size, options: argparse.Namespace, console: Console
 ) -> tuple[list[Verdict], Path | None]:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _stop, asyncio.current_task())
-    over = time.monotonic() + minutes * 60 - RESERVE_SECONDS
+    over = time.monotonic() + options.minutes * 60 - RESERVE_SECONDS
     verdicts: list[Verdict] = []
     kept: Path | None = None
     with Progress(console=console, total=len(chosen)) as progress:
@@ -94,6 +96,7 @@ async def _play(
                         seed=seed,
                         size=size,
                         seconds=seconds,
+                        shards=options.shards,
                         on_stage=lambda stage: progress.on_stage(scenario.name, stage),
                     )
                     if verdict.violations:
@@ -161,7 +164,12 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--full", action="store_true", help="at the size of the table of faults, not scaled to seconds")
     parser.add_argument("--seed", help="what all chance is drawn from; the same seed breaks the same things")
     parser.add_argument("--minutes", type=float, default=DEFAULT_MINUTES, help="how long all of it may take")
+    parser.add_argument("--shards", type=int, help="so many shards, and at least three schedulers, in every scenario")
     return parser.parse_args(arguments)
+
+
+def _shards(options: argparse.Namespace) -> str:
+    return f" SHARDS={options.shards}" if options.shards else ""
 
 
 def _go_private(arguments: list[str]) -> None:

@@ -34,6 +34,8 @@ DRAIN_SECONDS = 90.0
 HEALTHY_SECONDS = 60.0
 QUIET_SECONDS = 1.5
 SAMPLE_SECONDS = 4.0
+# Where there are several shards to lead.
+LEAST_SCHEDULERS = 3
 OK = 200
 
 
@@ -97,15 +99,19 @@ async def perform(
     seed: str,
     size: Size = Size.SCALED,
     seconds: float = 0.0,
+    shards: int | None = None,
     on_stage: Callable[[Stage], None] = lambda stage: None,
 ) -> Verdict:
-    """Play it in an installation of its own. `on_stage` may look at it while it is played."""
+    """Play it in an installation of its own, with so many shards if a number is given. `on_stage` may look at it while it is
+    played."""
     verdict = Verdict(name=scenario.name, title=scenario.title, folder=folder)
     verdict.not_run = scenario.missing or scenario.needs()
     if verdict.not_run or scenario.play is None:
         return verdict
     began = time.monotonic()
     shape = scenario.shape(size is Size.FULL)
+    if shards is not None:
+        shape = replace(shape, shards=shards, schedulers=max(shape.schedulers, LEAST_SCHEDULERS))
     if size is Size.SHORT:
         shape = replace(shape, settings={**SHORT_SETTINGS, **shape.settings})
     try:
@@ -220,8 +226,7 @@ async def _is_well(cluster: Cluster) -> bool:
 async def _illness(cluster: Cluster) -> list[str]:
     """What is not well: nobody leads, a service is down, a runner's heartbeat is not heard."""
     found = [f"{name} is down" for name, member in cluster.members.items() if member.is_kept and member.pid is None]
-    leader = await cluster.watch.leader()
-    if leader is None or not leader.is_live:
+    if not await cluster.watch.is_led():
         found.append("nobody leads")
     runners = await cluster.watch.rows("select runner_id, silent_seconds from runner where gone_at is null")
     heard = {name for name, silent in runners or [] if silent < cluster.settings["heartbeat_seconds"] * 3}

@@ -12,6 +12,8 @@ from psycopg import AsyncConnection
 from tests.waiting import eventually
 
 Row = tuple[Any, ...]
+# What somebody leads: the epoch of each shard.
+Led = dict[int, int]
 
 # Everything that must be at rest when nothing is left to do.
 _OPEN = """
@@ -25,6 +27,7 @@ select (select count(*) from run_status where state in ('queued', 'running')) as
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
+    shard: int
     owner: str
     epoch: int
     is_live: bool
@@ -62,14 +65,20 @@ class Watcher:
         rows: list[Row] = found
         return rows
 
-    async def leader(self) -> Leader | None:
+    async def leaders(self) -> list[Leader]:
+        """Of every shard that has one."""
         found = await self.rows(
-            "select owner, epoch, coalesce(lease_until > clock(), false) from shard where shard = 0"
+            "select shard, owner, epoch, coalesce(lease_until > clock(), false) from shard where owner is not null order by 1"
         )
-        if not found or found[0][0] is None:
-            return None
-        owner, epoch, is_live = found[0]
-        return Leader(owner=owner, epoch=epoch, is_live=is_live)
+        return [
+            Leader(shard=shard, owner=owner, epoch=epoch, is_live=is_live)
+            for shard, owner, epoch, is_live in found or []
+        ]
+
+    async def is_led(self) -> bool:
+        """Whether somebody leads each shard."""
+        led = "select bool_and(coalesce(lease_until > clock(), false)) from shard where state <> 'closed'"
+        return bool(await self.value(led))
 
     async def open_work(self) -> dict[str, int] | None:
         """How much is not finished yet, by kind."""

@@ -21,6 +21,7 @@ from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import EvertickError, NotLeader, PostgresUnavailable
 from evertick.engine.extend import extend
 from evertick.engine.fenced import NOT_LEADER
+from evertick.engine.move_out import move_out
 from evertick.engine.promote import promote
 from evertick.engine.reap import listen, reap_runner
 from evertick.engine.reconcile import admit, reconcile
@@ -31,6 +32,7 @@ from evertick.store import logs, schedules, shards
 from evertick.store.db import Purpose
 from tests.chaos.cluster import Cluster
 from tests.chaos.record import Answer, Fault
+from tests.chaos.watch import Led
 from tests.waiting import elapse
 
 # Attempts that were replaced, and running ones that somebody else pretends to own.
@@ -46,16 +48,19 @@ union all
 Claim = tuple[TaskKey, int, int]
 
 # What leaders write, each in the smallest form: what is refused must be so whatever there is to do. Nobody has session 1.
-_LEADERS_VERBS: dict[str, Callable[[AsyncConnection, int], Awaitable[object]]] = {
-    "renew": lambda conn, epoch: shards.renew(conn, shard=0, epoch=epoch, seconds=5.0),
-    "look": lambda conn, epoch: shards.look(conn, shard=0, epoch=epoch, lost_after=3600.0),
-    "fire": lambda conn, epoch: schedules.fire(conn, shard=0, epoch=epoch, plans=[]),
-    "promote": lambda conn, epoch: promote(conn, shard=0, epoch=epoch, batch=1),
-    "listen": lambda conn, epoch: listen(conn, shard=0, epoch=epoch, elapsed=0.0, lost_after=3600.0),
-    "reap": lambda conn, epoch: reap_runner(conn, shard=0, epoch=epoch, session=1, lost_after=3600.0, infra_retries=3),
-    "time_out": lambda conn, epoch: time_out_waits(conn, shard=0, epoch=epoch, batch=1),
-    "admit": lambda conn, epoch: admit(conn, shard=0, epoch=epoch),
-    "reconcile": lambda conn, epoch: reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=1),
+_LEADERS_VERBS: dict[str, Callable[[AsyncConnection, int, int], Awaitable[object]]] = {
+    "renew": lambda conn, shard, epoch: shards.renew(conn, shard=shard, epoch=epoch, seconds=5.0),
+    "look": lambda conn, shard, epoch: shards.look(conn, shard=shard, epoch=epoch, lost_after=3600.0),
+    "fire": lambda conn, shard, epoch: schedules.fire(conn, shard=shard, epoch=epoch, plans=[]),
+    "promote": lambda conn, shard, epoch: promote(conn, shard=shard, epoch=epoch, batch=1),
+    "listen": lambda conn, shard, epoch: listen(conn, shard=shard, epoch=epoch, elapsed=0.0, lost_after=3600.0),
+    "reap": lambda conn, shard, epoch: reap_runner(
+        conn, shard=shard, epoch=epoch, session=1, lost_after=3600.0, infra_retries=3
+    ),
+    "time_out": lambda conn, shard, epoch: time_out_waits(conn, shard=shard, epoch=epoch, batch=1),
+    "admit": lambda conn, shard, epoch: admit(conn, shard=shard, epoch=epoch),
+    "move_out": lambda conn, shard, epoch: move_out(conn, shard=shard, epoch=epoch, batch=1),
+    "reconcile": lambda conn, shard, epoch: reconcile(conn, shard=shard, epoch=epoch, after=(0, 0), batch=1),
 }
 
 
@@ -87,10 +92,12 @@ class Zombie:
     async def _round(self, conn: AsyncConnection) -> None:
         cursor = await conn.execute(_OLD_CLAIMS)
         claims = [(TaskKey(r, i, m), e, s) for r, i, m, e, s in await cursor.fetchall()]
-        leader = await shards.leader(conn, shard=0)
+        cursor = await conn.execute("select shard, epoch from shard order by shard")
+        led = await cursor.fetchall()
         for _ in range(int(self.per_second)):
-            if leader is not None and leader.epoch > 1 and self.dice.random() < 0.3:
-                await self.plan_with(conn, self.dice.randrange(1, leader.epoch))
+            shard, epoch = self.dice.choice(led) if len(led) > 1 else led[0]
+            if epoch > 1 and self.dice.random() < 0.3:
+                await self.plan_with(conn, shard, self.dice.randrange(1, epoch))
             elif claims:
                 claim = self.dice.choice(claims)
                 # A claim of the current epoch shares its log with the true owner.
@@ -137,19 +144,20 @@ class Zombie:
 
         await self._try("stale_log", attempt, run_id=key.run_id, task=key.idx, epoch=epoch, session=session)
 
-    async def plan_with(self, conn: AsyncConnection, epoch: int) -> None:
+    async def plan_with(self, conn: AsyncConnection, shard: int, epoch: int) -> None:
         """Plan as the leader of an epoch that is over, once."""
-        await self._plan(conn, epoch, self.dice.choice(list(_LEADERS_VERBS)))
+        await self._plan(conn, shard, epoch, self.dice.choice(list(_LEADERS_VERBS)))
 
-    async def plan_everything(self, conn: AsyncConnection, epoch: int) -> None:
-        """All that a leader of an epoch that is over may have sent before it froze, and that arrives now."""
-        for verb in _LEADERS_VERBS:
-            await self._plan(conn, epoch, verb)
+    async def plan_everything(self, conn: AsyncConnection, led: Led) -> None:
+        """All that a leader of epochs that are over may have sent before it froze, and that arrives now."""
+        for shard, epoch in led.items():
+            for verb in _LEADERS_VERBS:
+                await self._plan(conn, shard, epoch, verb)
 
-    async def _plan(self, conn: AsyncConnection, epoch: int, verb: str) -> None:
+    async def _plan(self, conn: AsyncConnection, shard: int, epoch: int, verb: str) -> None:
         async def attempt() -> bool:
             try:
-                return await _LEADERS_VERBS[verb](conn, epoch) is not False
+                return await _LEADERS_VERBS[verb](conn, shard, epoch) is not False
             except NotLeader:
                 return False
             except psycopg.Error as error:
@@ -157,7 +165,7 @@ class Zombie:
                     return False
                 raise
 
-        await self._try("stale_leader", attempt, epoch=epoch, verb=verb)
+        await self._try("stale_leader", attempt, shard=shard, epoch=epoch, verb=verb)
 
     async def _try(self, op: str, attempt: Callable[[], Awaitable[bool]], **detail: object) -> None:
         request = f"zombie-{next(self._numbers)}"

@@ -11,6 +11,7 @@ from evertick.domain.errors import Forbidden
 from evertick.store.gates import GateRow
 from evertick.store.queues import QueueRow
 from evertick.store.runners import BusyRunner
+from evertick.store.sharing import ShardRow
 
 if TYPE_CHECKING:
     from evertick.cli.server import Server
@@ -32,6 +33,10 @@ def delete_pool(server: Server, name: str) -> None:
 
 def list_queues(server: Server) -> list[QueueRow]:
     return [record(QueueRow, each) for each in server.get(path("queues"))["items"]]
+
+
+def list_shards(server: Server) -> list[ShardRow]:
+    return [record(ShardRow, each) for each in server.get(path("shards"))["items"]]
 
 
 def list_runners(server: Server) -> list[BusyRunner]:

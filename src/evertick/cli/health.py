@@ -122,13 +122,12 @@ _NO_RUNNER: Document = {
 
 
 def _leader_document(leader: shards.Leader | None) -> Document:
-    if leader is None or not leader.is_live:
-        return {
-            "status": UNHEALTHY,
-            "leader": None,
-            "reasons": ["nobody leads, so nothing fires. Start one with: evertick scheduler"],
-        }
-    return {"status": HEALTHY, "leader": leader.owner, "epoch": leader.epoch, "lease_until": leader.lease_until}
+    if leader is None or leader.missing is not None:
+        missing = "nobody leads, so nothing fires" if leader is None else leader.missing
+        return {"status": UNHEALTHY, "leader": None, "reasons": [f"{missing}. Start one with: evertick scheduler"]}
+    document: Document = {"status": HEALTHY, "leader": leader.owner, "epoch": leader.epoch}
+    document |= {"lease_until": leader.lease_until}
+    return document | ({"shards": leader.of_shards, "leaders": leader.leaders} if leader.of_shards > 1 else {})
 
 
 def _runner_document(runner: runners.BusyRunner, settings: Settings) -> Document:

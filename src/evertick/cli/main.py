@@ -69,6 +69,7 @@ COMMANDS = {
     ),
     "notify": _Command("notify", "Try whether a webhook or e-mail address works.", _WORK),
     "quarantine": _Command("quarantine", "What was set aside because it fails every time.", _WORK),
+    "shards": _Command("shards", "Shards: who leads which part of the DAGs; list, set.", _WORK),
     "runners": _Command("runners", "Runners that are alive, and how busy they are.", _WORK),
 }
 

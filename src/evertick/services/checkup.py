@@ -234,11 +234,12 @@ async def _judge_work(conn: AsyncConnection) -> list[Finding]:
     leader = await shards.leader(conn, shard=0)
     alive = await runners.list_busy(conn, limit=1)
     found = list(judge_queues(await queues.list_all(conn, cap=_MOST_COUNTED)))
-    if leader is None or not leader.is_live:
+    if leader is None or leader.unled:
+        is_partly_led = leader is not None and bool(leader.leaders)
         found.append(
             error(
                 "no_leader",
-                "No scheduler leads.",
+                f"No scheduler leads{_shards(leader.unled) if leader and is_partly_led else ''}.",
                 "Nothing is fired, retried or repaired until one does.",
                 "Start one with: evertick up, or: evertick scheduler. If one runs, its log says why it cannot lead.",
             )
@@ -291,3 +292,7 @@ def _skew_seconds(before: datetime, there: datetime, after: datetime) -> float:
     if before <= there <= after:
         return 0.0
     return (there - after).total_seconds() if there > after else (there - before).total_seconds()
+
+
+def _shards(numbers: list[int]) -> str:
+    return f" shard{'s' if len(numbers) > 1 else ''} {', '.join(str(each) for each in numbers)}"

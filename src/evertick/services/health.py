@@ -188,11 +188,18 @@ def _figures(service: str) -> Document:
     """What its gauges say and people ask first."""
     match service:
         case "scheduler":
-            return {"role": "leader" if value_of(metrics.LEADER) else "standby"}
+            led = _led_shards()
+            role: Document = {"role": "leader" if value_of(metrics.LEADER) or led else "standby"}
+            return role | ({"shards": led} if led not in ([], [0]) else {})
         case "runner":
             return {"running": int(value_of(metrics.RUNNING)), "slots": int(value_of(metrics.SLOTS))}
         case _:
             return {}
+
+
+def _led_shards() -> list[int]:
+    samples = [sample for family in metrics.SHARD_LEADER.collect() for sample in family.samples]
+    return sorted(int(sample.labels["shard"]) for sample in samples if sample.value)
 
 
 def _loop_document(loop: Seen) -> Document:

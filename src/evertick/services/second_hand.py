@@ -57,6 +57,8 @@ class SecondHand:
 
     async def tick(self) -> float:
         epoch = self._lead.current_epoch()
+        if self._lead.epoch is None:
+            await self._link.close()
         if not self._is_called or epoch is None or boot_seconds() < self._rests_until:
             return self._settings.tick_seconds
         self._is_called = False

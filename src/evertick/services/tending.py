@@ -121,6 +121,8 @@ class Tending:
                 self._log.warning("refused", error=error)
                 self.begin()
                 self._on_refused()
+        if self._lead.epoch is None:
+            await self._link.close()
         rest = self._next_at() - boot_seconds() if self._lead.may_plan else inf
         return max(0.0, min(rest, self._settings.tick_seconds))
 

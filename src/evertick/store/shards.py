@@ -15,10 +15,25 @@ from evertick.store.statements import sql
 
 @dataclass(frozen=True, slots=True)
 class Leader:
+    """Of one shard. `leaders` lead any of the `of_shards` that there are, and nobody leads the `unled`."""
+
     owner: str | None
     epoch: int
     lease_until: datetime | None
     is_live: bool
+    of_shards: int
+    leaders: list[str]
+    unled: list[int]
+
+    @property
+    def missing(self) -> str | None:
+        """In words, what nobody leads."""
+        if not self.unled:
+            return None
+        if len(self.unled) == self.of_shards:
+            return "nobody leads, so nothing fires"
+        which = ", ".join(str(each) for each in self.unled)
+        return f"nobody leads shard{'s' if len(self.unled) > 1 else ''} {which}, so nothing fires there"
 
 
 @dataclass(frozen=True, slots=True)

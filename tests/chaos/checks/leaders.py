@@ -58,8 +58,17 @@ def _unfenced(finding: Finding, backend: str, kind: str, led: tuple[int, int] | 
 
 
 def j13(case: Case, finding: Finding) -> None:
-    """From the first leader until the evidence is read no tick is missing, but for what faults excuse."""
-    ticks = sorted(commit.at_ns for commit in case.evidence.leader_commits if commit.epoch is not None)
+    """From the first leader of each shard until the evidence is read no tick is missing, but for what faults excuse."""
+    ticked: dict[int, list[int]] = {}
+    for commit in case.evidence.leader_commits:
+        if commit.shard is not None and commit.epoch is not None:
+            ticked.setdefault(commit.shard, []).append(commit.at_ns)
+    worst = max([_gaps(case, finding, shard, sorted(ticks)) for shard, ticks in ticked.items()], default=0)
+    finding.counts["ms at most between ticks in time"] += worst // 1_000_000
+
+
+def _gaps(case: Case, finding: Finding, shard: int, ticks: list[int]) -> int:
+    """The longest that was in time."""
     read = case.evidence.nemesis.phase_ns(Phase.READ)
     if read is not None:
         ticks = [at for at in ticks if at <= read] + [read]
@@ -72,5 +81,7 @@ def j13(case: Case, finding: Finding) -> None:
         elif later <= case.planning.deadline(earlier, allowed):
             finding.counts["gaps excused by faults"] += 1
         else:
-            finding.violated("gap", f"nobody ticked for {(later - earlier) / 1e9:.2f} s", from_ns=earlier)
-    finding.counts["ms at most between ticks in time"] += worst // 1_000_000
+            finding.violated(
+                "gap", f"nobody ticked in shard {shard} for {(later - earlier) / 1e9:.2f} s", from_ns=earlier
+            )
+    return worst

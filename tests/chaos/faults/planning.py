@@ -41,27 +41,29 @@ async def overlap(nemesis: Nemesis, seconds: float = 0.5) -> float | None:
     found = await nemesis.pick_leader()
     if found is None:
         return None
-    leader, _ = found
+    leader, led = found
+    shard = nemesis.dice.choice(sorted(led)) if len(led) > 1 else min(led)
     async with nemesis.fault(Fault.OVERLAP, leader.name, part="usurper", seconds=seconds) as struck:
         struck.is_void = True
         with suppress(psycopg.Error, EvertickError, OSError):
             async with await connect(nemesis.cluster.server.url, purpose=Purpose.PLANNING) as conn:
-                epoch = await _usurp(conn, seconds + 0.5)
+                epoch = await _usurp(conn, shard, seconds + 0.5)
                 struck.is_void = False
                 deadline = time.monotonic() + seconds
                 while time.monotonic() < deadline:
-                    await fire(conn, shard=0, epoch=epoch, batch=50)
-                    await promote(conn, shard=0, epoch=epoch, batch=50)
-                    await reconcile(conn, shard=0, epoch=epoch, after=(0, 0), batch=50)
+                    await fire(conn, shard=shard, epoch=epoch, batch=50)
+                    await promote(conn, shard=shard, epoch=epoch, batch=50)
+                    await reconcile(conn, shard=shard, epoch=epoch, after=(0, 0), batch=50)
                     await elapse(0.05)
     return await nemesis.recovery(struck, nemesis.works_again())
 
 
-async def _usurp(conn: psycopg.AsyncConnection, seconds: float) -> int:
+async def _usurp(conn: psycopg.AsyncConnection, shard: int, seconds: float) -> int:
     """Whoever leads is not asked. In one transaction, so that it cannot renew in between."""
     async with conn.transaction():
-        await conn.execute("update shard set lease_until = clock() - interval '1 second' where shard = 0")
-        cursor = await conn.execute("select take_shard(0::smallint, 'usurper', %s)", [seconds])
+        forced = "update shard set lease_until = clock() - interval '1 second', heir = null where shard = %s"
+        await conn.execute(forced, [shard])
+        cursor = await conn.execute("select take_shard(%s::smallint, 'usurper', %s)", [shard, seconds])
         row = await cursor.fetchone()
     assert row is not None and row[0] is not None, "the shard could not be taken by force"
     return int(row[0])

@@ -24,7 +24,7 @@ from tests.waiting import elapse, eventually
 OLD_AGAIN_SECONDS = 5.0
 SETTLED_NS = 2_000_000_000
 # What a service's write would change.
-WRITES = "select (select count(*) from run), (select coalesce(sum(epoch), 0) from task), (select epoch from shard)"
+WRITES = "select (select count(*) from run), (select coalesce(sum(epoch), 0) from task), (select sum(epoch) from shard)"
 
 
 async def add_standby(cluster: Cluster, *, is_synchronous: bool) -> PostgresServer:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from evertick.engine.set_shards import set_shards
 from evertick.store.db import Purpose, connect
+from evertick.store.wake import Channel, notify
 from tests.chaos.cluster import Shape
 from tests.chaos.faults import database, network, processes
 from tests.chaos.record import Fault
@@ -39,6 +41,37 @@ async def kill_leaders(stage: Stage) -> None:
     stage.expect_within(took, TAKEOVER_AFTER_KILL, "takeover after kill -9")
 
 
+async def share_and_lose(stage: Stage) -> None:
+    """N01b. Whoever is hit leads one or two of four shards: the others take them, and share them out again when it is back.
+    In between there are fewer shards and more again, under load."""
+    deeds = (
+        lambda: processes.kill_leader(stage.nemesis),
+        lambda: processes.freeze_leader(stage.nemesis, 8),
+        lambda: database.terminate_leader(stage.nemesis),
+        lambda: processes.kill_leader(stage.nemesis),
+    )
+    await stage.begin_load(seconds=stage.scaled(600, 32, 12), quick=12, steady=int(stage.scaled(200, 8)), per_second=2)
+    killed, frozen = [], []
+    async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+        for number in range(int(stage.scaled(40, 4, 2))):
+            await set_shards(conn, shards=(2, 4)[number % 2], actor="chaos")
+            await notify(conn, Channel.LEAD)
+            await elapse(stage.dice.uniform(0.3, 1.2))
+            await eventually(stage.nemesis.pick_leader, 30, pause_seconds=0.05)
+            (killed, frozen, [], killed)[number % 4].append(await deeds[number % 4]())
+        await set_shards(conn, shards=4, actor="chaos")
+    stage.expect_within(killed, TAKEOVER_AFTER_KILL, "takeover after kill -9")
+    stage.expect_within(frozen, TAKEOVER_AFTER_FREEZE, "takeover after a freeze")
+
+    async def is_even() -> bool:
+        counts = [len(led) for _, led in await stage.cluster.leaders()]
+        return sum(counts) == 4 and len(counts) == 3
+
+    await eventually(is_even, 30, pause_seconds=0.1)
+    astray = "select sum(misplaced(shard, 1000)) = 0 from shard"
+    await eventually(lambda: stage.cluster.watch.value(astray), 30, pause_seconds=0.1)
+
+
 async def freeze_leaders(stage: Stage) -> None:
     """N02. A woken leader knows by its own clock that it leads no more, and asks for nothing. What it had sent before comes
     late instead: it is sent in its name, and each must be refused by the fence."""
@@ -48,12 +81,12 @@ async def freeze_leaders(stage: Stage) -> None:
     zombie = Zombie(cluster=stage.cluster, dice=stage.dice)
     for seconds, is_planning in [*((each, False) for each in lengths), (8, True)]:
         await elapse(1)
-        _, epoch = await eventually(stage.nemesis.pick_leader, 30, pause_seconds=0.05)
+        _, led = await eventually(stage.nemesis.pick_leader, 30, pause_seconds=0.05)
         found = await processes.freeze_leader(stage.nemesis, seconds, is_planning=is_planning)
         if seconds > TAKEOVER_AFTER_FREEZE:
             took.append(found)
             async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
-                await zombie.plan_everything(conn, epoch)
+                await zombie.plan_everything(conn, led)
     stage.counted(zombie)
     stage.expect_within(took, TAKEOVER_AFTER_FREEZE, "takeover after a freeze")
 
@@ -105,6 +138,13 @@ SCENARIOS = (
         play=kill_leaders,
         shape=three_schedulers,
         required=("J1", "J2", "J3", "J9"),
+    ),
+    Scenario(
+        name="N01b",
+        title="four shards, three schedulers: leaders die and freeze, shards become fewer and more",
+        play=share_and_lose,
+        shape=lambda is_full: Shape(schedulers=3, shards=4, runners=2),
+        required=("J1", "J2", "J3", "J9", "J13"),
     ),
     Scenario(
         name="N02",

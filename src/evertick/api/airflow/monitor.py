@@ -49,7 +49,7 @@ async def get_health(caller: Who) -> dict[str, Any]:
         async with caller.reading() as conn:
             found = await shards.leader(conn, shard=0)
         database = "healthy"
-        if found is not None and found.is_live:
+        if found is not None and not found.unled:
             leader, beat = "healthy", found.lease_until.isoformat() if found.lease_until else None
     except (psycopg.Error, PostgresUnavailable, OSError):
         pass  # which is what there is to tell

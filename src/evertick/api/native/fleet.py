@@ -14,9 +14,10 @@ from evertick.api.paging import Page
 from evertick.domain.access import Permission
 from evertick.domain.attempt import session_text
 from evertick.engine.drain import drain, find_runners, undrain
-from evertick.store import queues, runners, shards
+from evertick.store import queues, runners, shards, sharing
 from evertick.store.queues import QueueRow
 from evertick.store.runners import BusyRunner
+from evertick.store.sharing import ShardRow
 from evertick.store.wake import Channel
 
 router = APIRouter(route_class=GuardedRoute, tags=["fleet"])
@@ -104,6 +105,14 @@ async def list_queues(caller: Who) -> Page[QueueRow]:
         return Page(items=await queues.list_all(conn, cap=_MOST_COUNTED, limit=_MOST), next_cursor=None)
 
 
+@router.get("/shards")
+@needs(Permission.READ_METRICS)
+async def list_shards(caller: Who) -> Page[ShardRow]:
+    """Who leads which, since when, and how many DAGs it has. Of one shard there is little to tell."""
+    async with caller.reading() as conn:
+        return Page(items=await sharing.page(conn), next_cursor=None)
+
+
 @router.get("/health")
 @needs(Permission.READ_METRICS)
 async def show_health(caller: Who) -> Health:
@@ -112,7 +121,7 @@ async def show_health(caller: Who) -> Health:
         found = await runners.list_busy(conn, limit=_MOST)
         leader = await shards.leader(conn, shard=0)
         now = await shards.read_clock(conn)
-    is_led = leader is not None and leader.is_live
+    is_led = leader is not None and not leader.unled
     return Health(
         database="healthy",
         scheduler="healthy" if is_led else "unhealthy",

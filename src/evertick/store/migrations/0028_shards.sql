@@ -1,5 +1,5 @@
 -- Shards: how many there are, which one a DAG belongs to, who could lead them, and how what belongs elsewhere gets there.
--- Why so: docs/decisions/0024-shards.md.
+-- Why so: docs/decisions/0026-shards.md.
 --
 -- A shard is open (DAGs are given to it), leaving (there shall be fewer: it is led until nothing is left in it) or closed (nobody leads
 -- it). Its row stays: an epoch is never given twice. Whatever a row says, the leader of that shard takes care of it, so nothing is

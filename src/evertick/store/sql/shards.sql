@@ -34,7 +34,11 @@ select renew_shard(%(shard)s::smallint, %(epoch)s::bigint, %(seconds)s::double p
 select resign_shard(%(shard)s::smallint, %(epoch)s::bigint)
 
 -- name: leader
-select owner, epoch, lease_until, coalesce(lease_until > clock(), false) as is_live from shard where shard = %(shard)s::smallint
+-- Of one shard; and of all, how many there are, who leads them, and which of them nobody does.
+select s.owner, s.epoch, s.lease_until, coalesce(s.lease_until > clock(), false) as is_live, s.of_shards,
+       array(select distinct x.owner from shard x where x.lease_until > clock() and x.owner is not null order by 1 limit 1000) as leaders,
+       array(select x.shard from shard x where x.state <> 'closed' and (x.lease_until > clock()) is not true order by 1 limit 1000) as unled
+  from shard s where s.shard = %(shard)s::smallint
 
 -- name: read_clock
 select clock()

@@ -119,11 +119,13 @@ async def _signs(caller: Caller, conn: AsyncConnection, pulse: Pulse) -> list[Si
     signs = [Sign("Database", True, "answers")]
     leader = await shards.leader(conn, shard=0)
     knows_all = caller.principal.may(Permission.READ_METRICS)
-    if leader is not None and leader.is_live:
-        who = f"{leader.owner} leads{_ticked(leader, pulse, caller.desk.settings)}" if knows_all else "somebody leads"
-        signs.append(Sign("Scheduler", True, who))
+    if leader is not None and not leader.unled:
+        signs.append(
+            Sign("Scheduler", True, _led(leader, pulse, caller.desk.settings) if knows_all else "somebody leads")
+        )
     else:
-        signs.append(Sign("Scheduler", False, "nobody leads, so nothing fires: evertick scheduler"))
+        missing = "nobody leads, so nothing fires" if leader is None else leader.missing
+        signs.append(Sign("Scheduler", False, f"{missing}: evertick scheduler"))
     if knows_all:
         signs.append(_on_time(pulse))
     if caller.principal.may(Permission.READ_RUNNERS):
@@ -133,6 +135,12 @@ async def _signs(caller: Caller, conn: AsyncConnection, pulse: Pulse) -> list[Si
     if pulse.broken_files and caller.principal.may(Permission.READ_IMPORTS):
         signs.append(Sign("DAG files", False, f"{pulse.broken_files} cannot be loaded", "/dags?broken=1"))
     return signs
+
+
+def _led(leader: Leader, pulse: Pulse, settings: Settings) -> str:
+    if leader.of_shards > 1:
+        return f"{', '.join(leader.leaders)} lead{'s' if len(leader.leaders) == 1 else ''} {leader.of_shards} shards"
+    return f"{leader.owner} leads{_ticked(leader, pulse, settings)}"
 
 
 def _ticked(leader: Leader, pulse: Pulse, settings: Settings) -> str:
