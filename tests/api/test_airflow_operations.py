@@ -17,6 +17,11 @@ import pytest
 import pytest_asyncio
 
 from evertick.domain.attempt import TaskKey
+from evertick.domain.dag import TaskKind
+from evertick.domain.params import Param, declare_params
+from evertick.domain.waiting import WaitKind, WaitSpec
+from evertick.engine.clear import clear, select_tasks
+from evertick.engine.decide_approval import Decision, decide_approval, find_approval
 from evertick.engine.publish import publish
 from evertick.execution.bundle import pack
 from evertick.store import dags, logs, runs
@@ -41,7 +46,6 @@ ABSENT = {
     "get_asset_alias": "no aliases",
     "get_asset_state_store": "no state stores",
     "get_connection_test": "a server does not connect to wherever it is told",
-    "get_hitl_detail_try_detail": "nobody is asked",
     "get_task_state_store": "no state stores",
     "list_asset_state_store": "no state stores",
     "login": "people sign in at /auth/login, programs bring a token",
@@ -50,7 +54,6 @@ ABSENT = {
     "reparse_dag_file": "files are read when they change",
     "set_asset_state_store": "no state stores",
     "set_task_state_store": "no state stores",
-    "update_hitl_detail": "nobody is asked",
 }
 
 
@@ -588,12 +591,100 @@ async def op_get_extra_links(world: World) -> None:
     assert (await world.client("get_extra_links", "etl", "r1", "extract")).extra_links == {}
 
 
+async def asking(world: World, dag: str, key: str, title: str = "Release?") -> int:
+    """A run of a DAG of its own whose only task waits for somebody's answer."""
+    form = declare_params({"version": Param(type=int, default=1, minimum=1)})
+    wait = WaitSpec(kind=WaitKind.APPROVAL, name=title, form=form, timeout_seconds=3600)
+    await put(world.conn, make_dag(dag, {f"ask_{dag}": []}, task_kind=TaskKind.WAIT, task_wait=wait))
+    return await world.start(dag, key)
+
+
 async def op_get_hitl_details(world: World) -> None:
     assert (await world.client("get_hitl_details", "etl", "r1")).hitl_details == []
+    await asking(world, "hitl_a", "h1", "Release?")
+    second = await asking(world, "hitl_b", "h2", "Drop 100%?")
+    decision = Decision(is_approved=False, actor="user:bob")
+    await decide_approval(world.conn, run_id=second, task="ask_hitl_b", decision=decision)
+    first = (await world.client("get_hitl_details", "hitl_a", "h1")).hitl_details
+    assert [(each.subject, each.options, each.response_received) for each in first] == [
+        ("Release?", ["Approve", "Reject"], False)
+    ]
+    assert first[0].params["version"]["value"] == 1 and first[0].task_instance.task_id == "ask_hitl_a"
+    answered = (await world.client("get_hitl_details", "hitl_b", "~")).hitl_details[0]
+    assert (answered.chosen_options, answered.responded_by_user.name) == (["Reject"], "bob")
+    assert answered.responded_at is not None and answered.task_instance.state == "failed"
+
+    async def asked(**how: Any) -> list[str]:
+        found = await world.client("get_hitl_details", "~", "~", **{"dag_id_prefix_pattern": "hitl_", **how})
+        assert found.total_entries >= len(found.hitl_details)
+        return [each.task_instance.dag_id for each in found.hitl_details]
+
+    both, later = ["hitl_a", "hitl_b"], datetime.now(UTC) + timedelta(days=36500)
+    for one, other in (
+        ({"dag_id_pattern": "itl_a"}, {"dag_id_pattern": "itl_b"}),
+        ({"dag_id_prefix_pattern": "hitl_a"}, {"dag_id_prefix_pattern": "hitl_b"}),
+        ({"task_id": "ask_hitl_a"}, {"task_id": "ask_hitl_b"}),
+        ({"task_id_pattern": "HITL_A"}, {"task_id_pattern": "hitl_b"}),
+        ({"task_id_prefix_pattern": "ask_hitl_a"}, {"task_id_prefix_pattern": "ask_hitl_b"}),
+        ({"state": ["deferred"]}, {"state": ["failed"]}),
+        ({"response_received": False}, {"response_received": True}),
+        ({"subject_search": "release"}, {"subject_search": "100%"}),
+        ({"limit": 1}, {"limit": 1, "offset": 1}),
+        ({"order_by": ["ti_id"], "limit": 1}, {"order_by": ["-ti_id"], "limit": 1}),
+        ({"order_by": ["-subject"], "limit": 1}, {"order_by": ["subject"], "limit": 1}),
+        ({"order_by": ["dag_id"], "limit": 1}, {"order_by": ["-dag_id"], "limit": 1}),
+        ({"order_by": ["run_id"], "limit": 1}, {"order_by": ["-run_id"], "limit": 1}),
+        ({"order_by": ["task_display_name"], "limit": 1}, {"order_by": ["-task_display_name"], "limit": 1}),
+        ({"order_by": ["task_instance_state"], "limit": 1}, {"order_by": ["-task_instance_state"], "limit": 1}),
+    ):
+        assert (await asked(**one), await asked(**other)) == (["hitl_a"], ["hitl_b"]), (one, other)
+    for name in ("responded_by_user_id", "responded_by_user_name"):
+        assert (await asked(**{name: ["bob"]}), await asked(**{name: ["ann"]})) == (["hitl_b"], [])
+    for name in ("responded_at", "responded_by_user_id", "responded_by_user_name"):
+        assert await asked(order_by=[name]) == ["hitl_b", "hitl_a"], "what has no value comes last"
+    for name in ("created_at", "run_after", "rendered_map_index", "task_instance_operator"):
+        assert sorted(await asked(order_by=[name])) == both
+    for side, is_in in (("gte", False), ("gt", False), ("lte", True), ("lt", True)):
+        assert bool(await asked(**{f"created_at_{side}": later})) is is_in
+    assert (await asked(map_index=-1), await asked(map_index=0)) == (both, [])
+    assert await asked(body_search="x") == []
 
 
 async def op_get_hitl_detail(world: World) -> None:
     assert await world.client.status_of("get_hitl_detail", "etl", "r1", "extract", -1) == 404
+    await asking(world, "asks_one", "o1")
+    found = await world.client("get_hitl_detail", "asks_one", "o1", "ask_asks_one", -1)
+    assert (found.subject, found.response_received, found.task_instance.dag_run_id) == ("Release?", False, "o1")
+
+
+async def op_update_hitl_detail(world: World) -> None:
+    run_id = await asking(world, "asks_two", "t1")
+    place = ("asks_two", "t1", "ask_asks_two", -1)
+
+    def answer(*chosen: str, **fields: object) -> Any:
+        return airflow.UpdateHITLDetailPayload(chosen_options=list(chosen), params_input=fields)
+
+    assert await world.client.status_of("update_hitl_detail", *place, answer("Maybe")) == 400
+    assert await world.client.status_of("update_hitl_detail", *place, answer("Approve", version=0)) in (400, 422)
+    done = await world.client("update_hitl_detail", *place, answer("Approve", version=3))
+    assert (done.chosen_options, done.params_input) == (["Approve"], {"version": 3})
+    row = await find_approval(world.conn, run_id=run_id, task="ask_asks_two")
+    assert row.is_approved and row.fields == {"version": 3} and row.decided_by == f"user:{done.responded_by.name}"
+    assert await world.client.status_of("update_hitl_detail", *place, answer("Reject")) == 409
+    assert await world.client.status_of("update_hitl_detail", "etl", "r1", "extract", -1, answer("Reject")) == 404
+
+
+async def op_get_hitl_detail_try_detail(world: World) -> None:
+    run_id = await asking(world, "asks_three", "t1")
+    place = ("asks_three", "t1", "ask_asks_three", -1)
+    found = await world.client("get_hitl_detail_try_detail", *place, 1)
+    assert (found.subject, found.task_instance.try_number, found.response_received) == ("Release?", 1, False)
+    assert await world.client.status_of("get_hitl_detail_try_detail", *place, 2) == 404
+    decision = Decision(is_approved=False, actor="user:bob")
+    await decide_approval(world.conn, run_id=run_id, task="ask_asks_three", decision=decision)
+    await clear(world.conn, run_id=run_id, chosen=await select_tasks(world.conn, run_id=run_id), actor="test")
+    first, second = [await world.client("get_hitl_detail_try_detail", *place, number) for number in (1, 2)]
+    assert (first.chosen_options, second.chosen_options) == (["Reject"], None)
 
 
 async def op_list_task_state_store(world: World) -> None:

@@ -188,7 +188,7 @@ async def test_schedules_change_by_compare_and_set(admin: Client, conn: AsyncCon
     assert (await admin.ok("POST", f"{path}/main/unpause"))["is_paused_itself"] is False
     history = (await admin.ok("GET", f"{path}/main/history"))["items"]
     assert [(each["version"], each["changed_by"]) for each in history][:2] == [(4, "user:root"), (3, "user:root")]
-    await admin.ok("POST", f"{path}/main/reset", status=204)
+    assert await admin.ok("POST", f"{path}/main/reset") == {"is_declared": True}
     assert (await admin.ok("GET", f"{path}/main"))["origin"] == "code"
     await admin.ok("DELETE", f"{path}/new", status=204)
     await admin.refused("GET", f"{path}/new", 404)

@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import socket
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 from psycopg import AsyncConnection
+from typer.main import get_command
 
 from evertick.api.app import make_app
 from evertick.api.serving import serve
 from evertick.cli import far
+from evertick.cli.main import COMMANDS, HERE_ONLY
 from evertick.config import Settings, login_file
 from evertick.domain.access import Role
 from evertick.domain.attempt import session_text
+from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.params import ParamSpec, ParamType
+from evertick.domain.sealing import new_key
 from evertick.engine import accounts
 from evertick.engine.gates import set_pool
 from evertick.services.listening import address_of, bound
 from evertick.store import logs
 from evertick.store.logs import NewChunk
 from tests.cli.conftest import Cli, Ran
+from tests.cli.test_waiting import asked
 from tests.engine.world import Runner, key_of, make_dag, put, run_state, start, states
 
 CHAIN = {"extract": [], "transform": ["extract"], "load": ["transform"]}
 # Of the database's inside, or of the moment.
+KEY = new_key()
 UNEQUAL = {"gate_id", "oldest_wait_seconds", "silent_seconds", "remaining_seconds", "uses_threads"}
 
 
@@ -38,7 +46,8 @@ UNEQUAL = {"gate_id", "oldest_wait_seconds", "silent_seconds", "remaining_second
 async def address(database: str) -> AsyncIterator[str]:
     at: socket.socket = bound("127.0.0.1", 0)
     stop = asyncio.Event()
-    serving = asyncio.create_task(serve(make_app, Settings(api_rate=0), database, structlog.get_logger(), at, stop))
+    settings = Settings(api_rate=0, secret_keys=(KEY,))
+    serving = asyncio.create_task(serve(make_app, settings, database, structlog.get_logger(), at, stop))
     yield address_of(at)
     stop.set()
     await serving
@@ -191,6 +200,174 @@ async def test_dags_pools_and_runners_are_changed_from_afar(both: Both, conn: As
     assert "None of them was drained" in (await both.far("runners", "undrain", "--all")).out
 
 
+async def test_schedules_are_put_reset_and_looked_at_from_afar(both: Both, conn: AsyncConnection, failed: int) -> None:
+    put_it = (
+        "schedules",
+        "put",
+        "etl",
+        "nightly",
+        "--cron",
+        "30 2 * * *",
+        "--tz",
+        "Europe/Berlin",
+        "--param",
+        "rows=7",
+    )
+    made = await both.far(*put_it, "--misfire", "skip", "--json")
+    assert made.status == 0 and (made.json["version"], made.json["is_new"]) == (1, True), made
+    shown = await both.same("schedules", "list", "etl")
+    nightly = next(each for each in shown["schedules"] if each["name"] == "nightly")
+    assert nightly["params"] == {"rows": 7} and nightly["misfire"] == "skip"
+    # What is not said stays, the time zone and the parameters included.
+    assert (await both.far("schedules", "put", "etl", "nightly", "--cron", "0 3 * * *")).status == 0
+    shown = await both.same("schedules", "list", "etl")
+    nightly = next(each for each in shown["schedules"] if each["name"] == "nightly")
+    assert nightly["spec"]["timezone"] == "Europe/Berlin" and nightly["params"] == {"rows": 7}
+    stale = await both.far("schedules", "put", "etl", "nightly", "--cron", "0 4 * * *", "--expect-version", 1)
+    assert stale.status == 1 and "version" in stale.err
+    await both.near("schedules", "pause", "etl", "nightly")
+    for arguments in (
+        ("schedules", "next", "etl", "--name", "nightly"),
+        ("schedules", "simulate", "etl", "--from", "2025-03-01", "--to", "2025-04-01"),
+        ("schedules", "history", "etl", "nightly"),
+        ("schedules", "skips"),
+        ("schedules", "skips", "etl", "nightly"),
+    ):
+        assert await both.same(*arguments), arguments
+    explained = (await both.far("schedules", "explain", "etl", "--json")).json["schedules"]
+    assert [each["in_words"] for each in explained][1] == "At 03:00 every day, by the clock of Europe/Berlin."
+    assert "is deleted: the DAG's file" in (await both.far("schedules", "reset", "etl", "nightly")).out
+    await both.near("schedules", "delete", "etl", "main", "--yes")
+    assert "as the DAG's file declares" in (await both.far("schedules", "reset", "etl", "main")).out
+
+
+async def test_backfills_and_versions_are_seen_and_changed_from_afar(
+    both: Both, conn: AsyncConnection, failed: int
+) -> None:
+    stretch = ("backfill", "create", "etl", "--from", "2025-03-01", "--to", "2025-03-02")
+    assert (await both.same(*stretch, "--dry-run"))["count"] == 48
+    by_rule = (*stretch, "--every", "6h", "--dry-run")
+    assert (await both.same(*by_rule))["count"] == 8
+    made = await both.far(*stretch, "--key", "k", "--json")
+    number = made.json["backfill"]
+    assert made.status == 0 and made.json["is_new"]
+    assert "has this key already" in (await both.far(*stretch, "--key", "k")).out
+    assert (await both.same("backfill", "show", number))["total"] == 48
+    canceled = await both.far("backfill", "cancel", number)
+    assert "Canceled 0 runs" in canceled.out
+    followed = await both.far("backfill", "show", number, "--follow")
+    assert followed.status == 0 and "canceled" in followed.out
+    assert (await both.far("backfill", "cancel", number)).status == 1
+    await put(conn, make_dag("etl", {**CHAIN, "check": ["load"]}, every="@every 1h"))
+    assert len((await both.same("dags", "versions", "etl"))["versions"]) == 2
+    difference = await both.same("dags", "diff", "etl")
+    assert (difference["from"], difference["to"]) == (1, 2) and any("check" in each for each in difference["plan"])
+    back = await both.far("dags", "rollback", "etl", "--yes")
+    assert back.status == 0 and "is at version 1; it was at 2" in back.out
+    assert (await both.far("dags", "rollback", "etl", 1, "--yes")).status == 1
+
+
+async def test_gates_values_events_and_approvals_are_seen_and_changed_from_afar(
+    both: Both, conn: AsyncConnection
+) -> None:
+    await set_pool(conn, name="db", slots=1, actor="test")
+    gates = (GateSpec(kind=GateKind.POOL, name="db"), GateSpec(kind=GateKind.MUTEX, name="table", weight=EXCLUSIVE))
+    await put(conn, make_dag("gated", {"a": []}, task_gates=gates))
+    for _ in range(2):
+        await start(conn, "gated")
+    await (await Runner.join(conn)).claim(1)
+    for arguments in (("pools", "show", "db"), ("keys", "list"), ("keys", "show", "table"), ("blocked",)):
+        assert await both.same(*arguments), arguments
+    sent = await both.far("events", "send", "arrived", "--payload", '{"path": "a"}', "--key", "k", "--json")
+    assert sent.status == 0 and sent.json["event"]["is_new"] and sent.json["event"]["sent_by"] == "user:ann"
+    assert "was sent before" in (await both.far("events", "send", "arrived", "--key", "k")).out
+    assert (await both.same("events", "list"))["events"][0]["payload"] == {"path": "a"}
+    assert await both.same("events", "list", "--name", "arrived")
+    run = await asked(conn)
+    assert (await both.same("approvals", "list"))["approvals"][0]["title"] == "Release?"
+    approved = await both.far("approvals", "approve", run, "ask", "--field", "version=2", "--note", "fine", "--json")
+    assert approved.json["approval"]["decided_by"] == "user:ann" and approved.json["approval"]["fields"] == {
+        "version": 2
+    }
+    assert "must be given" in (await both.far("approvals", "approve", await asked(conn), "ask")).err
+
+
+async def test_stored_values_are_kept_from_afar_and_what_is_secret_stays_there(
+    both: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def given(text: str) -> None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+    for kind, value in (("variables", "eu"), ("connections", "postgresql://ann:canary@h/db"), ("secrets", "canary-1")):
+        given(value)
+        # Whoever goes by the server needs no key.
+        monkeypatch.delenv("EVERTICK_SECRET_KEYS", raising=False)
+        made = await both.far(kind, "set", "one", "--description", "for tests")
+        assert made.status == 0 and "Made" in made.out, made
+        monkeypatch.setenv("EVERTICK_SECRET_KEYS", KEY)
+        listed = await both.same(kind, "list")
+        assert listed[kind][0]["changed_by"] == "user:ann"
+        shown = await both.same(kind, "get", "one")
+        assert "canary" not in json.dumps(shown)
+        assert "Deleted" in (await both.far(kind, "delete", "one", "--yes")).out
+        assert (await both.far(kind, "get", "one")).status == 2
+
+
+async def test_a_dag_is_watched_from_afar(both: Both, failed: int) -> None:
+    seen = await both.far("runs", "watch", "etl", "--timeout", "0.2")
+    assert f"run {failed} failed" in seen.out
+
+
+# Every command with the least that it takes to be called; of what is named there is nothing. A new one needs a line here.
+SERVED = """
+dags list|dags show x|dags pause x|dags unpause x|dags delete x --yes|dags trigger x|dags versions x|dags diff x|dags rollback x
+runs list|runs show 9|runs watch 9|runs cancel 9|runs clear 9
+tasks list 9|tasks show 9 x|tasks why 9 x|tasks logs 9 x|tasks clear 9 x|tasks mark 9 x success
+schedules list|schedules next x|schedules explain x|schedules simulate x|schedules put x y --cron @daily|schedules pause x y
+schedules unpause x y|schedules delete x y|schedules reset x y|schedules history x y|schedules skips
+backfill create x --from 2025-03-01|backfill list|backfill show 9|backfill pause 9|backfill resume 9|backfill cancel 9
+blocked|pools list|pools show x|pools set x 3|pools delete x --yes|keys list|keys show x|queues list
+events send x|events list|approvals list|approvals approve 9 x|approvals reject 9 x
+runners list|runners drain 0000000000000000|runners undrain 0000000000000000
+variables list|variables get x|variables set x|variables delete x --yes|connections list|connections get x|connections set x
+connections delete x --yes|secrets list|secrets get x|secrets set x|secrets delete x --yes
+"""
+NEAR_ONLY = """
+deploy folder|db migrate|db status|db prune|secrets rotate|audit|alerts list|quarantine
+users list|users add bob --no-password|users set bob --role viewer|users password bob|users link bob
+tokens list|tokens create ann x|tokens revoke 1 --yes|notifications list|notifications show 1|notifications retry 1
+"""
+# They look at files here, and need no database.
+OF_FILES = {"dags validate", "route list", "route explain"}
+
+
+async def test_every_command_works_through_a_server_or_says_that_it_does_not(
+    both: Both, nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (nowhere / "folder").mkdir()
+    known, named = sorted(leaves(), key=len, reverse=True), set(OF_FILES)
+    for text, is_served in ((SERVED, True), (NEAR_ONLY, False)):
+        for line in text.replace("\n", "|").strip("|").split("|"):
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"postgresql://h/db")))
+            named.add(next(each for each in known if f"{line} ".startswith(f"{each} ")))
+            ran = await both.far(*line.split())
+            assert ("does not work through a server" not in ran.err) is is_served, (line, ran)
+            assert "--help" not in ran.err and ran.status in ((0, 1, 2) if is_served else (2,)), (line, ran)
+    for name in HERE_ONLY:
+        ran = await both.far("--server", "http://127.0.0.1:1", name)
+        assert (ran.status, "does not work through a server" in ran.err) == (2, True), (name, ran)
+    named |= {each for each in known if each.split()[0] in HERE_ONLY}
+    assert set(known) == named, "each command is named above, in one of the two lists"
+
+
+def leaves() -> Iterator[str]:
+    """The names of all commands, `runs list` and such."""
+    for name, command in COMMANDS.items():
+        found = get_command(import_module(f"evertick.cli.{command.module}").app)
+        inner = getattr(found, "commands", None)
+        yield from [f"{name} {each}" for each in inner] if inner else [name]
+
+
 async def test_mapped_tasks_are_named_with_their_number() -> None:
     assert [far._map_index(name) for name in ("t", "t[3]", "t[x]", "[3]", "a[1][2]")] == [-1, 3, -1, -1, 2]
     assert [far._plain_name(name) for name in ("t", "t[3]", "t[x]", "a[1][2]")] == ["t", "t", "t[x]", "a[1]"]
@@ -206,7 +383,17 @@ async def test_what_is_wrong_is_said_as_beside_the_database(both: Both, failed: 
         (("users", "add", "bob", "--no-password"), 2, "does not work through a server"),
         (("db", "status"), 2, "does not work through a server"),
         (("dags", "unpause", "etl", "--dry-run"), 2, "does not work through a server"),
-        (("runs", "watch", "etl"), 2, "does not work through a server"),
+        (("--server", "http://127.0.0.1:1", "up"), 2, "does not work through a server"),
+        (("secrets", "get", "token", "--reveal"), 2, "does not tell what is secret"),
+        (("keys", "show", "nothing"), 2, "There is no key 'nothing'"),
+        (("pools", "show", "nothing"), 2, "There is no pool 'nothing'"),
+        (("backfill", "show", 999), 2, "There is no backfill 999"),
+        (("schedules", "put", "etl", "new"), 2, "say when"),
+        (("schedules", "put", "etl", "main", "--cron", "x"), 2, "x"),
+        (("schedules", "history", "etl", "nothing"), 2, "never had a schedule"),
+        (("dags", "diff", "etl", 9), 2, "has no version 9"),
+        (("dags", "rollback", "etl"), 2, "has no version before"),
+        (("variables", "get", "nothing"), 2, "nothing"),
     ):
         ran = await both.far(*arguments)
         assert (ran.status, words in ran.err) == (status, True), (arguments, ran)

@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from evertick.domain.attempt import Outcome
+import pytest
+
+from evertick.domain.attempt import Isolation, Outcome
 from evertick.execution.limits import ExecutorLimits
 from tests.execution.executor_rig import dag_of, rig
 
@@ -47,11 +49,42 @@ WAITS = """async def waits(context):
 LOOKS = """def environment():
     return {k: v for k, v in os.environ.items() if 'EVERTICK_SECRET' in k}, open('/proc/self/cmdline').read()
 """
+# Every process that it may look at: what it was called with, and the first environment of all others.
+SPIES = """def spies(context):
+    found = []
+    for place in os.listdir('/proc'):
+        if place.isdigit():
+            for name in ('cmdline', 'environ'):
+                try:
+                    if context.secrets['token'].encode() in open(f'/proc/{place}/{name}', 'rb').read():
+                        found.append(name)
+                except OSError:
+                    pass
+    return found
+"""
+# Every file that it may read, in the places that attempts share, and every file that a neighbour holds open.
+SEARCHES = """def searches():
+    found, looked, needle = [], 0, 'canary-' + '5f2d'
+    for root in (os.environ['TMPDIR'], os.environ['SHARED_PLACE'], '/proc/self/fd'):
+        for folder, _, names in os.walk(root):
+            for name in names:
+                path = os.path.join(folder, name)
+                try:
+                    if os.path.isfile(path) and os.stat(path).st_size < 10**6 and not path.endswith('d.py'):
+                        looked += 1
+                        if needle.encode() in open(path, 'rb').read():
+                            found.append(path)
+                except OSError:
+                    pass
+    return found, looked
+"""
 SOURCE = dag_of(
     RETURNS,
     PRINTS,
     WAITS,
     LOOKS,
+    SPIES,
+    SEARCHES,
     "def raises(context):\n    raise ValueError('z' * 990 + context.secrets['token'])",
     "def fails(context):\n    raise Fail(context.connections['db'].password)",
     "def exits(context):\n    sys.exit(context.secrets['token'])",
@@ -125,3 +158,28 @@ async def test_commands_get_them_by_their_environment_and_never_as_arguments(tmp
         tool = await made.run("tool", granted_json=GRANTED)
         assert tool.result_json == "1"
         assert assert_hidden(tool).count("***") == 2
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+async def test_airflow_2026_49298_no_process_is_called_with_a_secret(tmp_path: Path, isolation: Isolation) -> None:
+    """Whoever lists processes sees their arguments, and root their environment."""
+    async with rig(tmp_path, SOURCE) as made:
+        assert await made.result("spies", granted_json=GRANTED, isolation=isolation) == []
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+async def test_windmill_2026_47107_an_attempt_leaves_nothing_in_files_for_the_next_one(
+    tmp_path: Path, isolation: Isolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the one before was granted, and what it printed of it, is in no file that the next one can read."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setenv("SHARED_PLACE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    async with rig(tmp_path, SOURCE, slots=1) as made:
+        printed = await made.run("prints", granted_json=GRANTED, isolation=isolation)
+        assert printed.kind == "success"
+        (tmp_path / "planted").write_text("canary-5f2d")
+        found, looked = await made.result("searches", isolation=isolation)
+        assert found == [str(tmp_path / "planted")], "it looks, and finds only what was put there to be found"
+        assert looked > 1

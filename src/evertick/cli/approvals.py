@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from evertick.cli import far_waiting
 from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit, Run, Task, run_number
@@ -17,6 +18,7 @@ from evertick.domain.errors import UserError
 from evertick.domain.params import ParamSpec, parse_param
 from evertick.engine.decide_approval import Decision, decide_approval
 from evertick.store import approvals
+from evertick.store.approvals import ApprovalRow
 from evertick.store.wake import Channel
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -36,9 +38,12 @@ def about() -> None:
 @app.command("list", epilog="Example: evertick approvals list")
 def list_approvals(limit: Limit = 100, as_json: Json = False) -> None:
     """List what is asked now, the oldest first."""
-    found, now = ask(lambda conn: approvals.list_approvals(conn, limit=limit))
+    found, now = ask(
+        lambda conn: approvals.list_approvals(conn, limit=limit),
+        far=lambda server: far_waiting.list_approvals(server, limit),
+    )
     if as_json:
-        print_json({"approvals": [document(each) for each in found]})
+        print_json({"approvals": [_document(each) for each in found]})
         return
     if not found:
         show(hint("Nobody is asked for anything now."))
@@ -77,12 +82,22 @@ def _decide(run: str, task: str, *, is_approved: bool, pairs: list[str], note: s
         is_approved=is_approved, actor=actor(), note=note, fields=lambda form: _read_fields(form, pairs)
     )
     done = change(
-        lambda conn: decide_approval(conn, run_id=run_id, task=task, decision=decision), Channel.READY, Channel.PLAN
+        lambda conn: decide_approval(conn, run_id=run_id, task=task, decision=decision),
+        Channel.READY,
+        Channel.PLAN,
+        far=lambda server: far_waiting.decide(
+            server, run_id, task, is_approved=is_approved, note=note, fields=decision.fields
+        ),
     )
     if as_json:
-        print_json({"approval": document(done)})
+        print_json({"approval": _document(done)})
         return
     show(line(f"{'Approved' if is_approved else 'Rejected'} {done.title!r}: {task} of run {run_id}."))
+
+
+def _document(row: ApprovalRow) -> dict[str, object]:
+    shown = {"form": row.wait.get("form", []), "approvers": row.wait.get("approvers")}
+    return {**document(row, without=("dag_id", "wait", "is_open")), **shown, "is_open": bool(row.is_open)}
 
 
 def _read_fields(form: tuple[ParamSpec, ...], pairs: list[str]) -> Mapping[str, object]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from psycopg import AsyncConnection
 
-from evertick.cli import far_plans
+from evertick.cli import far_backfills, far_plans
 from evertick.cli.backfill_page import (
     backfill_document,
     follow,
@@ -28,10 +29,14 @@ from evertick.domain.errors import AnswerLost, NotFound, UserError
 from evertick.domain.schedule import ScheduleSpec, parse_schedule
 from evertick.engine import backfill as verb
 from evertick.engine.backfill import Wish, find_backfill
-from evertick.engine.plan import UNPLANNABLE, read_spec
+from evertick.engine.plan import UNPLANNABLE, JsonObject, read_spec
 from evertick.engine.trigger import find_dag_row
 from evertick.store import backfills, schedules
+from evertick.store.backfills import BackfillRow, FailedRun
 from evertick.store.wake import Channel
+
+if TYPE_CHECKING:
+    from evertick.cli.server import Server
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Run a stretch of a schedule again.")
 
@@ -53,6 +58,7 @@ ReprocessOption = Annotated[
 NewestFirst = Annotated[bool, typer.Option("--newest-first", help="From the end of the range to its beginning.")]
 Parallel = Annotated[int, typer.Option("--parallel", metavar="N", help="How many of its runs may be open at once.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Show its progress until it is over.")]
+_MOST_SCHEDULES = 1000
 LeaveRuns = Annotated[bool, typer.Option("--leave-runs", help="Let the runs that it has made go on.")]
 
 
@@ -89,7 +95,7 @@ def create(
         params=None if params is None else read_object(params),
     )
     if dry_run:
-        outlook, _ = ask(lambda conn: verb.foresee(conn, wish))
+        outlook, _ = ask(lambda conn: verb.foresee(conn, wish), far=lambda server: far_backfills.foresee(server, wish))
         if as_json:
             print_json(outlook_document(outlook, wish))
         else:
@@ -98,7 +104,10 @@ def create(
     own_key = key or f"cli-{secrets.token_hex(8)}"
     try:
         made, outlook = change(
-            lambda conn: verb.create(conn, wish, request=own_key, actor=actor()), Channel.PLAN, is_keyed=True
+            lambda conn: verb.create(conn, wish, request=own_key, actor=actor()),
+            Channel.PLAN,
+            is_keyed=True,
+            far=lambda server: far_backfills.create(server, wish, own_key),
         )
     except AnswerLost as error:
         raise AnswerLost(f"{error} To repeat it is safe with: --key {own_key}") from None
@@ -119,7 +128,7 @@ def list_backfills(dag: DagFilter = None, limit: Limit = 20, as_json: Json = Fal
     """List backfills, newest first, and how far each is."""
     found, now = ask(
         lambda conn: backfills.list_newest(conn, dag=dag, limit=limit),
-        far=lambda server: far_plans.list_backfills(server, dag, limit),
+        far=lambda server: far_backfills.list_backfills(server, dag, limit),
     )
     if as_json:
         print_json({"backfills": [backfill_document(each, now) for each in found]})
@@ -137,8 +146,12 @@ def show_one(number: Backfill, follow_it: Follow = False, as_json: Json = False)
     backfill_id = _number(number)
     if follow_it and not as_json:
         follow(backfill_id)
-    row, now = ask(lambda conn: find_backfill(conn, backfill_id))
-    failed, _ = ask(lambda conn: backfills.failed_runs(conn, backfill_id=backfill_id))
+
+    async def read(conn: AsyncConnection) -> tuple[BackfillRow, list[FailedRun]]:
+        found = await find_backfill(conn, backfill_id)
+        return found, await backfills.failed_runs(conn, backfill_id=backfill_id)
+
+    (row, failed), now = ask(read, far=lambda server: far_backfills.find_backfill(server, backfill_id))
     if as_json:
         print_json({**backfill_document(row, now), "failed_runs": [each.run_id for each in failed]})
         return
@@ -151,7 +164,7 @@ def pause(number: Backfill) -> None:
     backfill_id = _number(number)
     row = change(
         lambda conn: verb.pause(conn, backfill_id=backfill_id, actor=actor()),
-        far=lambda server: far_plans.change_backfill(server, backfill_id, "pause"),
+        far=lambda server: far_backfills.change_backfill(server, backfill_id, "pause"),
     )
     show(line(f"Paused backfill {backfill_id} of {row.dag}."))
     show(hint(f"Let it go on with: evertick backfill resume {backfill_id}"))
@@ -164,7 +177,7 @@ def resume(number: Backfill) -> None:
     row = change(
         lambda conn: verb.resume(conn, backfill_id=backfill_id, actor=actor()),
         Channel.PLAN,
-        far=lambda server: far_plans.change_backfill(server, backfill_id, "resume"),
+        far=lambda server: far_backfills.change_backfill(server, backfill_id, "resume"),
     )
     show(line(f"Backfill {backfill_id} of {row.dag} goes on."))
 
@@ -177,6 +190,7 @@ def cancel(number: Backfill, leave_runs: LeaveRuns = False) -> None:
         lambda conn: verb.cancel(conn, backfill_id=backfill_id, leaves_runs=leave_runs, actor=actor()),
         Channel.STOP,
         Channel.READY,
+        far=lambda server: far_backfills.cancel(server, backfill_id, leaves_runs=leave_runs),
     )
     what = "Its open runs go on." if leave_runs else f"Canceled {noun(done.runs or 0, 'run')} of it."
     show(line(f"Canceled backfill {backfill_id}. {what}"))
@@ -194,11 +208,18 @@ def _expression(schedule: str | None, cron: str | None, every: str | None, tz: s
 
 def _zone_of(dag: str, schedule: str | None) -> str:
     """In which times without an offset are read: that of the schedule that is meant. What is wrong with it is told later."""
-    found, _ = ask(lambda conn: schedules.of_dag(conn, dag=dag))
-    for each in found:
-        if schedule in (None, each.name):
+
+    async def read(conn: AsyncConnection) -> list[tuple[str, JsonObject | str]]:
+        return [(each.name, each.spec) for each in await schedules.of_dag(conn, dag=dag)]
+
+    def read_far(server: Server) -> list[tuple[str, JsonObject | str]]:
+        return [(each.name, each.spec) for each in far_plans.list_schedules(server, dag, _MOST_SCHEDULES)]
+
+    found, _ = ask(read, far=read_far)
+    for name, spec in found:
+        if schedule in (None, name):
             try:
-                return read_spec(each.spec).timezone
+                return read_spec(spec).timezone
             except UNPLANNABLE:
                 break
     return "UTC"

@@ -9,8 +9,10 @@ from datetime import datetime
 from psycopg import AsyncConnection
 from rich.progress import BarColumn, Progress, TextColumn
 
+from evertick.cli import far_backfills
 from evertick.cli.connection import database_url
 from evertick.cli.documents import document, iso
+from evertick.cli.far import far_server, look_until_over
 from evertick.cli.options import noun
 from evertick.cli.poll import poll
 from evertick.cli.tables import Cell, console, facts, heading, hint, line, show, state, table
@@ -121,9 +123,8 @@ def follow(backfill_id: int) -> None:
         task = bar.add_task(f"backfill {backfill_id}", total=1, rest="")
         told = ""
 
-        async def look(conn: AsyncConnection) -> bool:
+        def tell(row: BackfillRow, now: datetime) -> bool:
             nonlocal told
-            row, now = await find_backfill(conn, backfill_id), await read_clock(conn)
             left = row.remaining_seconds(now)
             rest = f"{row.done:,} of {row.total:,}, {row.open_runs:,} open, {row.failed:,} failed"
             rest += f", about {length(left)} left" if left is not None else ""
@@ -134,7 +135,13 @@ def follow(backfill_id: int) -> None:
             told = tenth
             return row.state in ("done", "failed", "canceled") and row.open_runs == 0
 
-        asyncio.run(poll(database_url(read_settings()), look))
+        async def look(conn: AsyncConnection) -> bool:
+            return tell(await find_backfill(conn, backfill_id), await read_clock(conn))
+
+        if (server := far_server()) is None:
+            asyncio.run(poll(database_url(read_settings()), look))
+        else:
+            look_until_over(lambda: tell(far_backfills.find_backfill(server, backfill_id)[0], server.now))
 
 
 def _progress(row: BackfillRow) -> str:

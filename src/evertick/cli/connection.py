@@ -129,9 +129,14 @@ def unsure(conn: AsyncConnection, url: str) -> Iterator[None]:
 
 def database_url(settings: Settings) -> str:
     """Where the database of a command is that cannot work through a server."""
+    refuse_server()
+    return own_database_url(settings)
+
+
+def refuse_server() -> None:
+    """For a command that has much to do before it asks: it must not be in vain."""
     if chosen_server() is not None:
         _way_of(None)
-    return own_database_url(settings)
 
 
 def own_database_url(settings: Settings) -> str:

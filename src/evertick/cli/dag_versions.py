@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from psycopg import AsyncConnection
 
+from evertick.cli import far_plans
 from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import DagName, Json, Limit, Yes
@@ -14,7 +15,7 @@ from evertick.cli.prompt import confirm
 from evertick.cli.tables import Cell, heading, hint, line, show, state, table
 from evertick.cli.times import relative
 from evertick.config import load_routing, read_settings
-from evertick.engine.roll_back import find_version, roll_back
+from evertick.engine.roll_back import RolledBack, find_version, roll_back
 from evertick.engine.trigger import find_dag_row
 from evertick.execution.version_diff import code_changes, plan_changes
 from evertick.services.publisher import DEPLOYED
@@ -39,9 +40,9 @@ def list_versions(dag: DagName, limit: Limit = 20, as_json: Json = False) -> Non
         row = await find_dag_row(conn, dag)
         return await dags.versions(conn, dag_id=row.dag_id, limit=limit)
 
-    found, now = ask(read)
+    found, now = ask(read, far=lambda server: far_plans.list_versions(server, dag, limit))
     if as_json:
-        print_json({"dag": dag, "versions": [document(each) for each in found]})
+        print_json({"dag": dag, "versions": [document(each, without=("version_id",)) for each in found]})
         return
     rows: list[list[Cell]] = [
         [
@@ -67,7 +68,7 @@ def diff_versions(dag: DagName, number: Number = None, other: Other = None, as_j
         new = await find_version(conn, dag, other if other is not None else row.number)
         return old, new, await plan_changes(conn, old, new), await code_changes(conn, old, new)
 
-    (old, new, plan, code), _ = ask(read)
+    (old, new, plan, code), _ = ask(read, far=lambda server: far_plans.diff(server, dag, number, other))
     if as_json:
         print_json({"dag": dag, "from": old.number, "to": new.number, "plan": plan, "code": code})
         return
@@ -85,14 +86,18 @@ def diff_versions(dag: DagName, number: Number = None, other: Other = None, as_j
 
 def roll_back_dag(dag: DagName, number: Number = None, yes: Yes = False) -> None:
     """Make an earlier version the current one again: plan, code and schedules. Open runs keep theirs."""
-    wanted, _ = ask(lambda conn: find_version(conn, dag, number))
-    confirm(f"Roll {dag} back to version {wanted.number}?", yes=yes)
-    routing = load_routing(read_settings().routing_file)
-    done = change(
-        lambda conn: roll_back(conn, dag=dag, number=wanted.number, actor=actor(), routing=routing),
-        Channel.PLAN,
-        Channel.READY,
+    # The older side of a comparison with the current one is what it goes back to.
+    wanted, _ = ask(
+        lambda conn: find_version(conn, dag, number),
+        far=lambda server: far_plans.diff(server, dag, number, None)[0],
     )
+    confirm(f"Roll {dag} back to version {wanted.number}?", yes=yes)
+
+    async def work(conn: AsyncConnection) -> RolledBack:
+        routing = load_routing(read_settings().routing_file)
+        return await roll_back(conn, dag=dag, number=wanted.number, actor=actor(), routing=routing)
+
+    done = change(work, Channel.PLAN, Channel.READY, far=lambda server: far_plans.roll_back(server, dag, wanted.number))
     show(line(f"{dag} is at version {done.now}; it was at {done.before}."))
     if not done.file.startswith(DEPLOYED):
         show(

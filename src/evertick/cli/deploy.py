@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from evertick.cli.connection import actor, change
+from evertick.cli.connection import actor, change, refuse_server
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, noun
 from evertick.cli.tables import Cell, hint, line, show, table
@@ -37,6 +37,7 @@ def deploy_folder(
 
     Open runs keep their version. The same code again changes nothing, so that repeating it is safe.
     """
+    refuse_server()
     settings, called = read_settings(), name or folder.resolve().name
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", called):
         raise UserError(f"{called!r} cannot name a deployment: give --name with letters, digits, '_', '-' and '.'.")

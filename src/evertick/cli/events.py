@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from evertick.cli import far_waiting
 from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit
@@ -45,6 +46,7 @@ def send(name: Name, payload: Payload = "null", key: Key = None, as_json: Json =
         lambda conn: send_event(conn, name=name, payload=value, actor=actor(), key=key),
         Channel.PLAN,
         is_keyed=key is not None,
+        far=lambda server: far_waiting.send_event(server, name, value, key),
     )
     if as_json:
         print_json({"event": document(done)})
@@ -57,7 +59,10 @@ def send(name: Name, payload: Payload = "null", key: Key = None, as_json: Json =
 @app.command("list", epilog="Example: evertick events list --name file-arrived")
 def list_events(name: OfName = None, limit: Limit = 50, as_json: Json = False) -> None:
     """List what was sent, the newest first."""
-    found, now = ask(lambda conn: events.list_events(conn, name=name, limit=limit))
+    found, now = ask(
+        lambda conn: events.list_events(conn, name=name, limit=limit),
+        far=lambda server: far_waiting.list_events(server, name, limit),
+    )
     if as_json:
         print_json({"events": [document(each) for each in found]})
         return

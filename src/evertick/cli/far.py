@@ -44,7 +44,7 @@ def path(*parts: object) -> str:
     return "/".join([_V1, *(quote(str(part), safe="") for part in parts)])
 
 
-def record(kind: type[R], document: Mapping[str, Any], **more: object) -> R:
+def record(kind: type[R], document: Mapping[str, Any], /, **more: object) -> R:
     """A record of the store from the document that the API makes of it; `more` has what that calls otherwise."""
     values: dict[str, object] = {}
     for each in fields(kind):  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ def _map_index(task: str) -> int:
     return int(number) if name and task.endswith("]") and number.isdecimal() else -1
 
 
-def look_until_over(look: Callable[[], bool], *, within_seconds: float | None) -> bool:
+def look_until_over(look: Callable[[], bool], *, within_seconds: float | None = None) -> bool:
     """Look until it says that all is over. False: it was not within the time given."""
     deadline = None if within_seconds is None else time.monotonic() + within_seconds
     while not look():

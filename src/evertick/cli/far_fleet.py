@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from evertick.cli.far import path, record
 from evertick.domain.attempt import session_text
 from evertick.domain.errors import Forbidden
-from evertick.store.gates import GateRow
+from evertick.domain.why import Blocked
+from evertick.store.gates import GateRow, GateTask
 from evertick.store.queues import QueueRow
 from evertick.store.runners import BusyRunner
 from evertick.store.sharing import ShardRow
@@ -69,8 +70,30 @@ def _asked(server: Server, paths: list[str], body: object) -> list[BusyRunner]:
     return list({each.session: each for each in found}.values())
 
 
+def list_keys(server: Server) -> list[GateRow]:
+    return [_gate_row(each) for each in server.get(path("keys"))["items"]]
+
+
+def gate_pages(
+    server: Server, noun: str, gates: Sequence[GateRow], limit: int
+) -> list[tuple[GateRow, list[GateTask], list[GateTask]]]:
+    """Each with who holds it and who waits for it."""
+    pages = [server.get(path(f"{noun}s", each.name), kind=None if noun == "pool" else each.kind) for each in gates]
+    return [
+        (_gate_row(page), _gate_tasks(page["held_by"], limit), _gate_tasks(page["waiting"], limit)) for page in pages
+    ]
+
+
+def blocked(server: Server) -> list[Blocked]:
+    return [record(Blocked, each) for each in server.get(path("blocked"))["items"]]
+
+
+def _gate_tasks(found: Sequence[Mapping[str, Any]], limit: int) -> list[GateTask]:
+    return [record(GateTask, each) for each in found[:limit]]
+
+
 def _gate_row(document: Mapping[str, Any]) -> GateRow:
-    return record(GateRow, document, gate_id=0, capacity=document["slots"], version=None, period=None)
+    return record(GateRow, document, gate_id=0, capacity=document["slots"])
 
 
 def _runner_row(document: Mapping[str, Any]) -> BusyRunner:

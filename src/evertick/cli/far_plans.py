@@ -1,4 +1,4 @@
-"""DAGs, schedules and backfills of a server, as the records that commands show."""
+"""DAGs and schedules of a server, as the records that commands show."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from evertick.cli.far import find_run, path, record, run_row
 from evertick.domain.dag import DagSpec, from_json
 from evertick.domain.errors import Forbidden
 from evertick.engine.catch_up import CatchUp
-from evertick.store.backfills import BackfillRow
-from evertick.store.dags import DagRow, ImportErrorRow
+from evertick.engine.roll_back import RolledBack
+from evertick.store.dags import DagRow, ImportErrorRow, ListedVersion
 from evertick.store.runs import RunRow
 from evertick.store.schedules import ListedSchedule
 
@@ -118,12 +118,16 @@ def show_dag(server: Server, dag: str) -> tuple[DagRow, DagSpec, list[ListedSche
 
 
 def pause_schedule(server: Server, dag: str, name: str, expected: int | None) -> int:
-    return int(server.post(path("dags", dag, "schedules", name, "pause"), None, **_if_match(expected))["version"])
+    return int(server.post(path("dags", dag, "schedules", name, "pause"), None, **if_match(expected))["version"])
 
 
 def unpause_schedule(server: Server, dag: str, name: str, asked: CatchUp, expected: int | None) -> int:
     body = {"catch_up": asked.policy, "window_seconds": asked.window_seconds}
-    return int(server.post(path("dags", dag, "schedules", name, "unpause"), body, **_if_match(expected))["version"])
+    return int(server.post(path("dags", dag, "schedules", name, "unpause"), body, **if_match(expected))["version"])
+
+
+def schedules_of(server: Server, dag: str) -> list[ListedSchedule]:
+    return [schedule_row(each) for each in server.get(path("dags", dag, "schedules"))["items"]]
 
 
 def find_schedule(server: Server, dag: str, name: str) -> ListedSchedule:
@@ -131,17 +135,30 @@ def find_schedule(server: Server, dag: str, name: str) -> ListedSchedule:
 
 
 def delete_schedule(server: Server, dag: str, name: str, expected: int | None) -> None:
-    server.delete(path("dags", dag, "schedules", name), **_if_match(expected))
+    server.delete(path("dags", dag, "schedules", name), **if_match(expected))
 
 
-def _if_match(version: int | None) -> dict[str, str]:
+def if_match(version: int | None) -> dict[str, str]:
     return {} if version is None else {"If-Match": f'"v{version}"'}
 
 
-def list_backfills(server: Server, dag: str | None, limit: int) -> list[BackfillRow]:
-    return [record(BackfillRow, each) for each in server.pages(path("backfills"), limit=limit, dag=dag)]
+# Versions -------------------------------------------------------------------------------------------------------------
 
 
-def change_backfill(server: Server, backfill_id: int, verb: str) -> BackfillRow:
-    """Pause or resume it."""
-    return record(BackfillRow, server.post(path("backfills", backfill_id, verb)))
+def list_versions(server: Server, dag: str, limit: int) -> list[ListedVersion]:
+    return [_version_row(each) for each in server.pages(path("dags", dag, "versions"), limit=limit)]
+
+
+def diff(
+    server: Server, dag: str, old: int | None, new: int | None
+) -> tuple[ListedVersion, ListedVersion, list[str], list[str]]:
+    found = server.get(path("dags", dag, "diff"), old=old, new=new)
+    return _version_row(found["old"]), _version_row(found["new"]), found["plan"], found["code"]
+
+
+def roll_back(server: Server, dag: str, number: int) -> RolledBack:
+    return record(RolledBack, server.post(path("dags", dag, "rollback"), {"number": number}))
+
+
+def _version_row(document: Mapping[str, Any]) -> ListedVersion:
+    return record(ListedVersion, document, version_id=0, bundle_hash=document["bundle"])

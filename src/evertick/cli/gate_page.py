@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from psycopg import AsyncConnection
 from rich.table import Table
 
+from evertick.cli import far_fleet
 from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
 from evertick.cli.tables import Cell, heading, hint, line, show, state, table
@@ -16,6 +18,9 @@ from evertick.domain.errors import NotFound
 from evertick.domain.gates import EXCLUSIVE
 from evertick.store import gates
 from evertick.store.gates import GateRow, GateTask
+
+if TYPE_CHECKING:
+    from evertick.cli.server import Server
 
 
 def used_text(gate: GateRow) -> str:
@@ -40,12 +45,7 @@ def span(seconds: float) -> str:
 
 def gate_page(noun: str, kinds: list[str], name: str, *, limit: int, as_json: bool) -> None:
     async def read(conn: AsyncConnection) -> list[tuple[GateRow, list[GateTask], list[GateTask]]]:
-        known = await gates.list_gates(conn, kinds=kinds)
-        found = [gate for gate in known if gate.name == name]
-        if not found:
-            near = difflib.get_close_matches(name, [gate.name for gate in known], n=1)
-            hint_text = f" Did you mean {near[0]!r}?" if near else f" `evertick {noun}s list` shows what there is."
-            raise NotFound(f"There is no {noun} {name!r} now.{hint_text}")
+        found = _named(noun, name, await gates.list_gates(conn, kinds=kinds))
         return [
             (
                 gate,
@@ -55,7 +55,11 @@ def gate_page(noun: str, kinds: list[str], name: str, *, limit: int, as_json: bo
             for gate in found
         ]
 
-    found, now = ask(read)
+    def read_far(server: Server) -> list[tuple[GateRow, list[GateTask], list[GateTask]]]:
+        known = far_fleet.list_pools(server) if noun == "pool" else far_fleet.list_keys(server)
+        return far_fleet.gate_pages(server, noun, _named(noun, name, known), limit)
+
+    found, now = ask(read, far=read_far)
     if as_json:
         shown = [
             {
@@ -73,6 +77,15 @@ def gate_page(noun: str, kinds: list[str], name: str, *, limit: int, as_json: bo
         show(heading("Waiting"), _tasks(waiting, now, gate) if waiting else hint("nobody"))
         if gate.waiters > len(waiting):
             show(hint(f"{len(waiting):,} of {gate.waiters:,}; see more with --limit"))
+
+
+def _named(noun: str, name: str, known: list[GateRow]) -> list[GateRow]:
+    found = [gate for gate in known if gate.name == name]
+    if not found:
+        near = difflib.get_close_matches(name, [gate.name for gate in known], n=1)
+        hint_text = f" Did you mean {near[0]!r}?" if near else f" `evertick {noun}s list` shows what there is."
+        raise NotFound(f"There is no {noun} {name!r} now.{hint_text}")
+    return found
 
 
 def _tasks(found: list[GateTask], now: datetime, gate: GateRow) -> Table:

@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 
 from psycopg import AsyncConnection
 
+from evertick.cli import far_plans
 from evertick.cli.connection import ask
 from evertick.domain.errors import UserError
 from evertick.domain.schedule import ScheduleSpec, parse_schedule
@@ -62,7 +63,8 @@ def find_party(asked: Asked) -> Party:
         return Party(travellers=[alone], unreadable=[], now=datetime.now(UTC))
     if asked.tz is not None:
         raise UserError("--tz goes with --cron and --every: a DAG's schedules have their own time zones.")
-    found, now = ask(lambda conn: _of_dag(conn, str(asked.dag)))
+    dag = asked.dag
+    found, now = ask(lambda conn: _of_dag(conn, dag), far=lambda server: far_plans.schedules_of(server, dag))
     if asked.name is not None:
         names = ", ".join(each.name for each in found) or "none"
         found = [each for each in found if each.name == asked.name]

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from evertick.cli import far_fleet
 from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
 from evertick.cli.gate_page import gate_page, used_text
@@ -27,7 +28,10 @@ def about() -> None:
 @app.command("list", epilog="Example: evertick keys list")
 def list_keys(limit: Limit = 1000, as_json: Json = False) -> None:
     """List the keys (mutex and ordered), rates and limits that tasks hold or wait for now."""
-    found, _ = ask(lambda conn: gates.list_gates(conn, kinds=KINDS, limit=limit))
+    found, _ = ask(
+        lambda conn: gates.list_gates(conn, kinds=KINDS, limit=limit),
+        far=lambda server: far_fleet.list_keys(server)[:limit],
+    )
     if as_json:
         print_json({"keys": [document(key) for key in found]})
         return

@@ -74,6 +74,10 @@ COMMANDS = {
 }
 
 
+# What they do happens on this machine: they have no use for a server's address, and must not seem to.
+HERE_ONLY = {"up", "scheduler", "runner", "publisher", "api", "health", "doctor", "login", "logout", "notify"}
+
+
 class _LazyGroup(TyperGroup):
     """Shows all commands by their summaries, and imports a command's module when it is called."""
 
@@ -117,6 +121,7 @@ def _app() -> typer.Typer:
 
 
 def _evertick(
+    context: typer.Context,
     server: Annotated[
         str | None,
         typer.Option(
@@ -131,6 +136,10 @@ def _evertick(
 
     Start with `evertick up`, then look around with `evertick dags list` and `evertick runs list` in another terminal.
     """
+    if server is not None and context.invoked_subcommand in HERE_ONLY:
+        raise typer.BadParameter(
+            f"`evertick {context.invoked_subcommand}` does not work through a server: leave --server out."
+        )
     SERVER_OPTION.set(server)
 
 

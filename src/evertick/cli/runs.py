@@ -124,8 +124,8 @@ def watch(run: RunOrDag, timeout: Timeout = None, as_json: Json = False) -> None
         wait_for_end(row.run_id, within_seconds=within_seconds)
     if as_json:
         raise UserError("--json prints one document when a run has ended: name a run by its number.")
-    found, _ = ask(lambda conn: find_dag_row(conn, run))
-    watch_dag(found.dag_id, within_seconds=within_seconds)
+    found, _ = ask(lambda conn: find_dag_row(conn, run), far=lambda server: far_plans.find_dag(server, run))
+    watch_dag(found, within_seconds=within_seconds)
 
 
 @app.command("cancel", epilog='Example: evertick runs cancel 12 --reason "wrong parameters"')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from psycopg import AsyncConnection
 
-from evertick.cli import far_plans
+from evertick.cli import far_plans, far_schedules
 from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import print_json
 from evertick.cli.options import (
@@ -106,7 +106,7 @@ def reset(dag: DagName, name: ScheduleName) -> None:
     async def work(conn: AsyncConnection) -> bool:
         return await verbs.reset_schedule(conn, dag=dag, name=name, actor=actor())
 
-    is_there = change(work, Channel.PLAN)
+    is_there = change(work, Channel.PLAN, far=lambda server: far_schedules.reset(server, dag, name))
     rest = "is as the DAG's file declares it." if is_there else "is deleted: the DAG's file does not declare it."
     show(line(f"Schedule {name} of {dag} {rest}"))
 

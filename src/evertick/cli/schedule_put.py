@@ -7,11 +7,12 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from psycopg import AsyncConnection
 
+from evertick.cli import far_plans, far_schedules
 from evertick.cli.connection import actor, change
 from evertick.cli.documents import print_json
 from evertick.cli.options import DagName, ExpectVersion, Json, ScheduleName, seconds_of
@@ -27,9 +28,14 @@ from evertick.domain.schedule import ScheduleSpec, describe, parse_schedule
 from evertick.engine.put_schedule import put_schedule
 from evertick.engine.trigger import find_dag
 from evertick.store import schedules, shards
-from evertick.store.schedules import DagSchedule
+from evertick.store.schedules import DagSchedule, ListedSchedule
 from evertick.store.wake import Channel
 
+if TYPE_CHECKING:
+    from evertick.cli.server import Server
+
+# Where a schedule stands, as the database or a server tells it.
+Standing = DagSchedule | ListedSchedule
 Cron = Annotated[
     str | None, typer.Option("--cron", metavar="EXPR", help="When: '30 6 * * MON-FRI', '@daily', '@every 90s'.")
 ]
@@ -66,6 +72,21 @@ class _Put:
     now: datetime
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What was said; the rest stays as it is."""
+
+    dag: str
+    name: str
+    expect_version: int | None
+    request: str
+    cron: str | None
+    at: list[str] | None
+    when: Mapping[str, object]
+    rules: Mapping[str, object]
+    pairs: list[str]
+
+
 def put(
     dag: DagName,
     name: ScheduleName,
@@ -99,29 +120,62 @@ def put(
     rules |= {"catchup_window_seconds": seconds_of(catchup_window, "--catchup-window")}
     rules |= {"start_within_seconds": seconds_of(start_within, "--start-within") or None}
     rules |= {"finish_within_seconds": seconds_of(finish_within, "--finish-within") or None}
-    request = secrets.token_hex(8)
+    asked = _Asked(
+        dag=dag,
+        name=name,
+        expect_version=expect_version,
+        request=secrets.token_hex(8),
+        cron=cron,
+        at=at,
+        when={key: value for key, value in when.items() if value is not None},
+        rules=rules,
+        pairs=param or [],
+    )
 
-    async def work(conn: AsyncConnection) -> _Put:
-        _, spec = await find_dag(conn, dag)
-        stands = await schedules.of_dag(conn, dag=dag, name=name)
-        old = stands[0] if stands else None
-        wanted = NamedSchedule(
-            name=name,
-            spec=_spec(cron, at, {key: value for key, value in when.items() if value is not None}, spec, old),
-            params={**(old.params if old else {}), **read_pairs(spec, param or [])},  # type: ignore[dict-item]
-            **_rules(rules, old),
-        )
-        check_schedule(spec, wanted)
-        expected = expect_version if expect_version is not None else old.version if old else 0
-        version = await put_schedule(
-            conn, dag=dag, schedule=wanted, actor=actor(), expected_version=expected, request=request
-        )
-        (row,) = await schedules.of_dag(conn, dag=dag, name=name)
-        now = await shards.read_clock(conn)
-        return _Put(version=version, is_new=old is None, spec=wanted.spec, next_due=row.next_due, now=now)
-
-    done = change(work, Channel.PLAN, is_keyed=True)
+    done = change(
+        lambda conn: _put(conn, asked), Channel.PLAN, is_keyed=True, far=lambda server: _put_far(server, asked)
+    )
     _tell(dag, name, done, as_json=as_json)
+
+
+async def _put(conn: AsyncConnection, asked: _Asked) -> _Put:
+    dag, name = asked.dag, asked.name
+    _, spec = await find_dag(conn, dag)
+    stands = await schedules.of_dag(conn, dag=dag, name=name)
+    old = stands[0] if stands else None
+    wanted, expected = _wish(asked, spec, old), _expected(asked, old)
+    version = await put_schedule(
+        conn, dag=dag, schedule=wanted, actor=actor(), expected_version=expected, request=asked.request
+    )
+    (row,) = await schedules.of_dag(conn, dag=dag, name=name)
+    now = await shards.read_clock(conn)
+    return _Put(version=version, is_new=old is None, spec=wanted.spec, next_due=row.next_due, now=now)
+
+
+def _put_far(server: Server, asked: _Asked) -> _Put:
+    _, spec = far_plans.find_spec(server, asked.dag)
+    stands = [each for each in far_plans.schedules_of(server, asked.dag) if each.name == asked.name]
+    old = stands[0] if stands else None
+    wanted, expected = _wish(asked, spec, old), _expected(asked, old)
+    row = far_schedules.put(server, asked.dag, wanted, expected=expected, request=asked.request)
+    return _Put(version=row.version, is_new=old is None, spec=wanted.spec, next_due=row.next_due, now=server.now)
+
+
+def _wish(asked: _Asked, spec: DagSpec, old: Standing | None) -> NamedSchedule:
+    wanted = NamedSchedule(
+        name=asked.name,
+        spec=_spec(asked.cron, asked.at, asked.when, spec, old),
+        params={**(old.params if old else {}), **read_pairs(spec, asked.pairs)},  # type: ignore[dict-item]
+        **_rules(asked.rules, old),
+    )
+    check_schedule(spec, wanted)
+    return wanted
+
+
+def _expected(asked: _Asked, old: Standing | None) -> int:
+    if asked.expect_version is not None:
+        return asked.expect_version
+    return old.version if old else 0
 
 
 def _tell(dag: str, name: str, done: _Put, *, as_json: bool) -> None:
@@ -138,7 +192,7 @@ def _tell(dag: str, name: str, done: _Put, *, as_json: bool) -> None:
 
 
 def _spec(
-    cron: str | None, at: list[str] | None, when: Mapping[str, Any], dag: DagSpec, old: DagSchedule | None
+    cron: str | None, at: list[str] | None, when: Mapping[str, Any], dag: DagSpec, old: Standing | None
 ) -> ScheduleSpec:
     """As asked; where only some of it is said, the rest is as it was, or the DAG's time zone."""
     asked = cron if cron is not None else (at[0] if len(at) == 1 else at) if at else None
@@ -148,14 +202,14 @@ def _spec(
         if asked is None:
             raise UserError("This schedule is new: say when, with --cron EXPR or --at TIME.")
         return parse_schedule(asked, **{"timezone": dag.timezone, **when})
-    stored = json.loads(old.spec)
+    stored = json.loads(old.spec) if isinstance(old.spec, str) else old.spec
     if asked is None:
         return parse_schedule({**stored, **when})
     kept = {key: stored[key] for key in ("timezone", "start_at", "end_at", "jitter_seconds") if key in stored}
     return parse_schedule(asked, **{**kept, **when})
 
 
-def _rules(asked: Mapping[str, Any], old: DagSchedule | None) -> dict[str, Any]:
+def _rules(asked: Mapping[str, Any], old: Standing | None) -> dict[str, Any]:
     stands: dict[str, Any] = {}
     if old is not None:
         stands = {"misfire": MisfirePolicy(old.misfire), "overlap": OverlapPolicy(old.overlap)}

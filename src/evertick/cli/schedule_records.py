@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from psycopg import AsyncConnection
 
+from evertick.cli import far_schedules
 from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import DagName, Json, Limit, ScheduleName
@@ -43,7 +44,7 @@ def history(dag: DagName, name: ScheduleName, limit: Limit = 50, as_json: Json =
         await find_dag_row(conn, dag)
         return await schedules.history(conn, dag=dag, name=name, limit=limit)
 
-    found, _ = ask(read)
+    found, _ = ask(read, far=lambda server: far_schedules.history(server, dag, name, limit))
     if not found:
         raise NotFound(f"DAG {dag!r} never had a schedule {name!r}. `evertick schedules list {dag}` shows what it has.")
     if as_json:
@@ -65,7 +66,7 @@ def skips(dag: DagFilter = None, name: NameFilter = None, limit: Limit = 50, as_
             await find_dag_row(conn, dag)
         return await schedules.skips(conn, dag=dag, name=name, limit=limit)
 
-    found, _ = ask(read)
+    found, _ = ask(read, far=lambda server: far_schedules.skips(server, dag, name, limit))
     if as_json:
         print_json({"skips": [document(each) for each in found]})
         return

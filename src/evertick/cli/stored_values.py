@@ -10,8 +10,10 @@ from typing import Annotated
 import typer
 from psycopg import AsyncConnection
 
+from evertick.cli import far_values
 from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import print_json
+from evertick.cli.logins import chosen_server
 from evertick.cli.options import Json, Limit, Yes
 from evertick.cli.prompt import confirm
 from evertick.cli.tables import Cell, hint, line, show, table
@@ -23,6 +25,7 @@ from evertick.engine import secrets as verb
 from evertick.execution.masking import SHORTEST
 from evertick.services.keyring import load_keyring
 from evertick.store import secrets as store
+from evertick.store.secrets import ValueRow
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name, as tasks declare it.")]
 Description = Annotated[str | None, typer.Option("--description", help="What it is for; shown in lists.")]
@@ -48,7 +51,10 @@ def add_commands(app: typer.Typer, kind: ValueKind) -> None:
     @app.command("delete", epilog=f"Example: evertick {kind}s delete {example}")
     def delete_value(name: Name, yes: Yes = False) -> None:
         confirm(f"Delete {kind} {name}?", yes=yes)
-        change(lambda conn: verb.delete_value(conn, kind=kind, name=name, actor=actor()))
+        change(
+            lambda conn: verb.delete_value(conn, kind=kind, name=name, actor=actor()),
+            far=lambda server: far_values.delete_value(server, kind, name),
+        )
         show(line(f"Deleted {kind} {name}."))
 
     form = "an address such as postgresql://anna:PASSWORD@host/shop" if kind is ValueKind.CONNECTION else "its value"
@@ -63,13 +69,16 @@ def add_commands(app: typer.Typer, kind: ValueKind) -> None:
 
 
 def put(kind: ValueKind, name: str, description: str | None) -> None:
-    keyring = load_keyring(read_settings())
+    keyring = None if chosen_server() else load_keyring(read_settings())
     value = _read_value(kind, name)
-    is_new = change(
-        lambda conn: verb.put_value(
+
+    async def write(conn: AsyncConnection) -> bool:
+        assert keyring is not None
+        return await verb.put_value(
             conn, keyring, kind=kind, name=name, value=value, actor=actor(), description=description
         )
-    )
+
+    is_new = change(write, far=lambda server: far_values.put_value(server, kind, name, value, description))
     show(line(f"{'Made' if is_new else 'Changed'} {kind} {name}."))
     if kind is ValueKind.SECRET and len(value) < SHORTEST:
         show(hint(f"It has fewer than {SHORTEST} characters, and is not hidden in logs: such a text is everywhere."))
@@ -77,14 +86,14 @@ def put(kind: ValueKind, name: str, description: str | None) -> None:
 
 
 def get(kind: ValueKind, name: str, *, reveal: bool, as_json: bool) -> None:
-    keyring = load_keyring(read_settings())
-    (row, value), now = ask(lambda conn: verb.read_value(conn, keyring, kind=kind, name=name))
-    shown: str | None = value
-    if kind is ValueKind.CONNECTION:
-        connection = read_connection(value)
-        shown = connection.uri if reveal else connection.shown
-    elif kind is ValueKind.SECRET and not reveal:
-        shown = None
+    async def read(conn: AsyncConnection) -> tuple[ValueRow, str | None]:
+        row, value = await verb.read_value(conn, load_keyring(read_settings()), kind=kind, name=name)
+        if kind is ValueKind.CONNECTION:
+            connection = read_connection(value)
+            return row, connection.uri if reveal else connection.shown
+        return row, None if kind is ValueKind.SECRET and not reveal else value
+
+    (row, shown), now = ask(read, far=lambda server: far_values.read_value(server, kind, name, reveal=reveal))
     if as_json:
         facts = {
             "name": name,
@@ -102,7 +111,10 @@ def get(kind: ValueKind, name: str, *, reveal: bool, as_json: bool) -> None:
 
 
 def show_list(kind: ValueKind, *, limit: int, as_json: bool) -> None:
-    rows, now = ask(lambda conn: store.list_all(conn, kind=kind, limit=limit))
+    rows, now = ask(
+        lambda conn: store.list_all(conn, kind=kind, limit=limit),
+        far=lambda server: far_values.list_values(server, kind)[:limit],
+    )
     if as_json:
         fields = ("name", "description", "key_id", "changed_by", "changed_at")
         print_json({f"{kind}s": [{field: getattr(row, field) for field in fields} for row in rows]})

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 from psycopg import AsyncConnection
@@ -23,7 +23,7 @@ from evertick.cli.connection import database_url
 from evertick.cli.documents import document, print_json
 from evertick.cli.errors import RUN_EXIT_STATUS, TIMED_OUT
 from evertick.cli.options import noun
-from evertick.cli.poll import Look, poll
+from evertick.cli.poll import poll
 from evertick.cli.run_page import run_document, run_state, run_table, task_note, task_table
 from evertick.cli.tables import console, hint, line, show, state
 from evertick.cli.text import one_line, plain
@@ -33,8 +33,12 @@ from evertick.domain.states import FAILED_TASK_STATES, TERMINAL_RUN_STATES
 from evertick.engine.cancel import find_run
 from evertick.engine.clear import full_name
 from evertick.store import runs, shards, tasks
+from evertick.store.dags import DagRow
 from evertick.store.runs import RunRow
 from evertick.store.tasks import TaskRow
+
+if TYPE_CHECKING:
+    from evertick.cli.server import Server
 
 _MOST_LINES = 1000
 _MOST_DOCUMENTED = 10_000
@@ -188,37 +192,52 @@ def conclude(watched: Watched) -> NoReturn:
     raise typer.Exit(RUN_EXIT_STATUS[run.state])
 
 
-def watch_dag(dag_id: int, *, within_seconds: float | None) -> None:
+def watch_dag(dag: DagRow, *, within_seconds: float | None) -> None:
     """The newest runs of a DAG, until Ctrl-C or the time is up."""
-    url, out = database_url(read_settings()), console()
+    out = console()
     if not out.is_terminal:
-        asyncio.run(poll(url, _dag_lines(dag_id), within_seconds=within_seconds))
+        _look_at_runs(dag, _NEWEST_RUNS, _dag_lines(), within_seconds)
         return
-    rows = max(out.height - 3, 5)
     with Live(console=out, auto_refresh=False) as live:
+        _look_at_runs(
+            dag,
+            max(out.height - 3, 5),
+            lambda found, now: live.update(run_table(found, now), refresh=True),
+            within_seconds,
+        )
 
-        async def look(conn: AsyncConnection) -> bool:
-            found = await runs.list_newest(conn, dag_id=dag_id, limit=rows)
-            live.update(run_table(found, await shards.read_clock(conn)), refresh=True)
-            return False
 
-        asyncio.run(poll(url, look, within_seconds=within_seconds))
-
-
-def _dag_lines(dag_id: int) -> Look:
-    known: dict[int, str] = {}
+def _look_at_runs(
+    dag: DagRow, limit: int, view: Callable[[list[RunRow], datetime], None], within_seconds: float | None
+) -> None:
+    """By the database or through a server, again and again."""
 
     async def look(conn: AsyncConnection) -> bool:
-        now = await shards.read_clock(conn)
-        for run in reversed(await runs.list_newest(conn, dag_id=dag_id, limit=_NEWEST_RUNS)):
+        view(await runs.list_newest(conn, dag_id=dag.dag_id, limit=limit), await shards.read_clock(conn))
+        return False
+
+    def look_far(server: Server) -> bool:
+        view(far.list_runs(server, dag.name, None, limit), server.now)
+        return False
+
+    if (server := far.far_server()) is None:
+        asyncio.run(poll(database_url(read_settings()), look, within_seconds=within_seconds))
+    else:
+        far.look_until_over(lambda: look_far(server), within_seconds=within_seconds)
+
+
+def _dag_lines() -> Callable[[list[RunRow], datetime], None]:
+    known: dict[int, str] = {}
+
+    def view(found: list[RunRow], now: datetime) -> None:
+        for run in reversed(found):
             if known.get(run.run_id) != run.state:
                 at = (run.finished_at or run.started_at or run.created_at).astimezone()
                 lasted = f" {took(run.started_at, run.finished_at, now)}" if run.started_at and run.finished_at else ""
                 _write(f"{at:%H:%M:%S} run {run.run_id} {run.state}{lasted}\n")
             known[run.run_id] = run.state
-        return False
 
-    return look
+    return view
 
 
 def _write(line: str) -> None:

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import typer
 
-from evertick.cli import far
+from evertick.cli import far, far_fleet
 from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit, Run, Task, run_number
@@ -44,7 +44,9 @@ def why_task(run: Run, task: Task, as_json: Json = False) -> None:
 @app.command(epilog="Example: evertick blocked")
 def list_blocked(limit: Limit = 50, as_json: Json = False) -> None:
     """List what holds back the most work now, over all runs: full pools and keys, queues without a runner, paused DAGs."""
-    found, now = ask(lambda conn: gates.blocked(conn, limit=limit))
+    found, now = ask(
+        lambda conn: gates.blocked(conn, limit=limit), far=lambda server: far_fleet.blocked(server)[:limit]
+    )
     if as_json:
         print_json({"blocked": [document(each) for each in found]})
         return

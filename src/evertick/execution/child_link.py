@@ -20,6 +20,7 @@ class Attempt:
     __slots__ = (
         "is_drained",
         "is_settled",
+        "last_words",
         "link",
         "log",
         "number",
@@ -39,6 +40,8 @@ class Attempt:
         self.verdict: tuple[OutcomeKind, str] | None = None
         self.log: AttemptLog | None = None
         self.spool: SpoolFile | None = None
+        # What is wrong with the log, told at its end.
+        self.last_words = b""
         self.is_drained = False
         self.is_settled = False
 

@@ -60,7 +60,9 @@ class LogShipping:
         self._unstored[name] = attempt
         if log.pending_bytes > self._limits.inline_log_bytes:
             self._unread[name] = attempt
-            return LastLines(_mark(trouble), log.offset, log.offset)
+            # Not with the outcome: the rest begins at the same byte, and of two chunks that do only one is kept.
+            attempt.last_words = _mark(trouble)
+            return LastLines(b"", log.offset, log.offset)
         offset, parts = log.offset, []
         while log.pending_bytes > 0:
             parts.append(log.next_lines())
@@ -95,6 +97,9 @@ class LogShipping:
                 chunks.append(chunk)
         name = order.key, order.epoch
         if name in self._unread and (log is None or log.pending_bytes <= 0):
+            if log is not None and attempt.last_words:
+                at, words = log.offset, attempt.last_words
+                chunks.append(LogChunk(key=order.key, epoch=order.epoch, offset=at, end=at, content=words))
             del self._unread[name]
             self._handed_out.append(attempt)
         return chunks

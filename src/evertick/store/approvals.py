@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any, cast
 
 from psycopg import AsyncConnection
-from psycopg.types.json import Json
+from psycopg.types.json import Json, Jsonb
+from psycopg.types.range import Range
 
+from evertick.store.listing import Asked, ListedTask, read_page
 from evertick.store.rows import all_rows, one_value
 from evertick.store.statements import sql
+
+_OF_TASK = len(fields(ListedTask))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,42 @@ class ApprovalRow:
     is_open: bool | None
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The newest question of a task, with the task as it is listed."""
+
+    task: ListedTask
+    title: str
+    asked_at: datetime
+    decided_at: datetime | None
+    decided_by: str | None
+    is_approved: bool | None
+    fields: dict[str, Any] | None
+    wait: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionFilter:
+    """What is None is not asked; as of listed tasks. `answerers`: who decided, by name."""
+
+    run_id: int | None = None
+    dag_id: int | None = None
+    dag_ids: list[int] | None = None
+    dag_like: list[str] | None = None
+    dag_heads: list[str] | None = None
+    task: str | None = None
+    like: list[str] | None = None
+    heads: list[str] | None = None
+    map_index: int | None = None
+    states: list[str] | None = None
+    is_answered: bool | None = None
+    answerers: list[str] | None = None
+    title_like: list[str] | None = None
+    asked: Range[datetime] | None = None
+    names: Mapping[str, str | None] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
+
+
 async def list_approvals(
     conn: AsyncConnection, *, dag_ids: list[int] | None = None, limit: int = 100
 ) -> list[ApprovalRow]:
@@ -48,6 +88,16 @@ async def list_approvals(
 async def of_task(conn: AsyncConnection, *, run_id: int, task: str, limit: int = 1) -> list[ApprovalRow]:
     given = {"run_id": run_id, "task": task, "limit": limit}
     return await all_rows(conn, sql("approvals", "of_task"), given, ApprovalRow)
+
+
+async def list_questions(conn: AsyncConnection, wanted: QuestionFilter, asked: Asked) -> tuple[list[Question], int]:
+    """One page, and how many there are."""
+    params = {**asdict(wanted), "names": Jsonb(wanted.names), "kinds": Jsonb(wanted.kinds)}
+    return await read_page(conn, sql("approvals", "questions"), params, asked, _question)
+
+
+def _question(*values: Any) -> Question:
+    return Question(ListedTask(*values[:_OF_TASK]), *values[_OF_TASK:])
 
 
 async def decide(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -280,7 +280,7 @@ async def put_note(
 
 
 async def read_page(
-    conn: AsyncConnection, statement: LiteralString, params: Mapping[str, Any], asked: Asked, record: type[T]
+    conn: AsyncConnection, statement: LiteralString, params: Mapping[str, Any], asked: Asked, record: Callable[..., T]
 ) -> tuple[list[T], int]:
     """One page and a total, of a statement that says where its order goes."""
     return await _answer(conn, _question(statement, params, asked, _NEVER_NULL), record)
@@ -294,7 +294,7 @@ def _question(
     return in_order(statement, asked.order, never_null), values
 
 
-async def _answer(conn: AsyncConnection, question: Question, record: type[T]) -> tuple[list[T], int]:
+async def _answer(conn: AsyncConnection, question: Question, record: Callable[..., T]) -> tuple[list[T], int]:
     """Never prepared: a plan for all filters at once would be right for none of them."""
     cursor = await conn.execute(*question, prepare=False)
     rows = await cursor.fetchall()

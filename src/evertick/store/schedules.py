@@ -246,10 +246,16 @@ async def page(
 
 
 async def skips(
-    conn: AsyncConnection, *, dag: str | None = None, name: str | None = None, limit: int = 50
+    conn: AsyncConnection,
+    *,
+    dag: str | None = None,
+    dag_ids: list[int] | None = None,
+    name: str | None = None,
+    limit: int = 50,
 ) -> list[Skip]:
     """Latest first."""
-    return await all_rows(conn, sql("schedules", "skips"), {"dag": dag, "name": name, "limit": limit}, Skip)
+    wanted = {"dag": dag, "dag_ids": dag_ids, "name": name, "limit": limit}
+    return await all_rows(conn, sql("schedules", "skips"), wanted, Skip)
 
 
 async def history(conn: AsyncConnection, *, dag: str, name: str, limit: int = 50) -> list[ScheduleVersion]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from evertick.api.airflow.asking import Paged
-from evertick.api.airflow.instances import MapIndex, MapIndexAsked, T, find_instance
+from evertick.api.airflow.instances import MapIndexAsked, T, find_instance
 from evertick.api.airflow.other_shapes import (
     Config,
     ConfigSection,
@@ -15,8 +15,7 @@ from evertick.api.airflow.other_shapes import (
     PluginImportErrorCollectionResponse,
     ProviderCollectionResponse,
 )
-from evertick.api.airflow.run_shapes import HITLDetail, HITLDetailCollection, JobCollectionResponse
-from evertick.api.airflow.runs import R, find_run
+from evertick.api.airflow.run_shapes import JobCollectionResponse
 from evertick.api.desk import Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.domain.access import Permission
@@ -63,25 +62,6 @@ async def get_config(caller: Who, section: str | None = None) -> dict[str, Any]:
 @needs(Permission.OWN)
 async def get_config_value(section: str, option: str, caller: Who) -> dict[str, Any]:
     raise NotFound(f"Option [{section}/{option}] not found.")
-
-
-@router.get(f"{R}/hitlDetails", response_model=HITLDetailCollection, tags=["Task Instance"])
-@needs(Permission.READ_RUNS)
-async def get_hitl_details(dag_id: str, dag_run_id: str, caller: Who, asked: Asked) -> dict[str, Any]:
-    if "~" not in (dag_id, dag_run_id):
-        async with caller.reading() as conn:
-            await find_run(caller, conn, dag_id, dag_run_id)
-    return {"hitl_details": [], "total_entries": 0}
-
-
-@router.get(f"{T}/{{map_index}}/hitlDetails", response_model=HITLDetail, tags=["Task Instance"])
-@needs(Permission.READ_RUNS)
-async def get_hitl_detail(
-    dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, caller: Who
-) -> dict[str, Any]:
-    async with caller.reading() as conn:
-        await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
-    raise NotFound(f"Task {task_id!r} of run {dag_run_id!r} waits for nobody's answer.")
 
 
 @router.get(f"{T}/state-store", response_model=dict[str, Any], tags=["Task State Store"])

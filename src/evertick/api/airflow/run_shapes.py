@@ -273,6 +273,23 @@ class HITLDetailCollection(Shape):
     total_entries: int
 
 
+class HITLDetailHistory(Shape):
+    assigned_users: list[HITLUser] | None = None
+    body: str | None = None
+    chosen_options: list[str] | None = None
+    created_at: datetime
+    defaults: list[str] | None = None
+    multiple: bool = False
+    options: list[str]
+    params: dict[str, Any] | None = None
+    params_input: dict[str, Any] | None = None
+    responded_at: datetime | None = None
+    responded_by_user: HITLUser | None = None
+    response_received: bool = False
+    subject: str
+    task_instance: TaskInstanceHistoryResponse
+
+
 class HITLDetailResponse(Shape):
     chosen_options: list[str]
     params_input: dict[str, Any] | None = None

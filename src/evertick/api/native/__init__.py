@@ -14,17 +14,22 @@ from evertick.api.native import (
     gates,
     live,
     runs,
+    schedule_records,
     schedules,
     tasks,
     users,
     values,
+    versions,
 )
 from evertick.domain.stored_values import ValueKind
 
 
 def native_routers() -> list[APIRouter]:
     # What is polled comes first: a request is compared with one route after the other.
-    before, after = (runs, tasks, dags, schedules, approvals, events), (live, backfills, gates, fleet, users, audit)
+    before, after = (
+        (runs, tasks, dags, versions, schedules, schedule_records, approvals, events),
+        (live, backfills, gates, fleet, users, audit),
+    )
     return [
         *(module.router for module in (*before, *after)),
         *(values.values_router(kind) for kind in ValueKind),

@@ -26,6 +26,9 @@ class Approval(BaseModel):
     """`form`: the fields, declared as params of a DAG are. `is_open`: the task still waits for this answer."""
 
     run_id: int
+    idx: int
+    map_index: int
+    epoch: int
     dag: str
     task: str
     title: str
@@ -82,6 +85,9 @@ async def decide(run_id: RunId, task: TaskName, wanted: Verdict, caller: Who) ->
 def _approval(row: ApprovalRow) -> Approval:
     return Approval(
         run_id=row.run_id,
+        idx=row.idx,
+        map_index=row.map_index,
+        epoch=row.epoch,
         dag=row.dag,
         task=row.task,
         title=row.title,

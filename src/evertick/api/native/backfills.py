@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from datetime import datetime
 from typing import Annotated, Any
@@ -12,16 +13,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from evertick.api.desk import Caller, Who
 from evertick.api.guard import GuardedRoute, needs
+from evertick.api.native.schedules import parsed
 from evertick.api.paging import USUAL_ITEMS, Cursor, IdempotencyKey, Limit, Page, cursor, read_cursor
 from evertick.domain.access import Permission
 from evertick.domain.backfill import MOST_PARALLEL, Reprocess
 from evertick.domain.errors import NotFound, UserError
-from evertick.domain.schedule import describe, parse_schedule
+from evertick.domain.schedule import describe
 from evertick.engine import backfill as verbs
 from evertick.engine.backfill import Outlook, Wish
 from evertick.engine.plan import in_words
 from evertick.store import backfills, dags, shards
-from evertick.store.backfills import BackfillRow
+from evertick.store.backfills import BackfillRow, FailedRun
 from evertick.store.wake import Channel
 
 router = APIRouter(route_class=GuardedRoute, tags=["backfills"])
@@ -61,14 +63,15 @@ class Backfill(BaseModel):
 
 
 class NewBackfill(BaseModel):
-    """`schedule` names one of the DAG's, `when` is an expression instead. `is_preview` tells what it would do."""
+    """`schedule` names one of the DAG's, `when` is an expression, or the fields of a spec, instead. `is_preview` tells what it
+    would do."""
 
     model_config = ConfigDict(extra="forbid")
     dag: Annotated[str, Field(max_length=250)]
     first: datetime
     last: datetime | None = None
     schedule: Annotated[str, Field(max_length=250)] | None = None
-    when: Annotated[str, Field(max_length=1000)] | None = None
+    when: Annotated[str, Field(max_length=1000)] | dict[str, Any] | None = None
     timezone: Annotated[str, Field(max_length=100)] | None = None
     reprocess: Reprocess = Reprocess.NONE
     newest_first: bool = False
@@ -82,11 +85,27 @@ class Foreseen(BaseModel):
 
     backfill_id: int | None
     is_new: bool
+    schedule: str | None
     when: str
+    spec: dict[str, Any]
+    first_at: datetime
+    last_at: datetime
     total: int
     new_runs: int | None
     existing: dict[str, int] | None
     sample: list[datetime]
+
+
+class BackfillPage(Backfill):
+    """With the newest of its runs that failed."""
+
+    failed_runs: list[FailedRun]
+
+
+class CanceledBackfill(Backfill):
+    """`canceled_runs`: how many were open and were ended with it."""
+
+    canceled_runs: int
 
 
 class CancelBackfill(BaseModel):
@@ -132,10 +151,12 @@ async def create_backfill(
 
 @router.get("/backfills/{backfill_id}")
 @needs(Permission.READ_BACKFILLS)
-async def show_backfill(backfill_id: BackfillId, caller: Who) -> Backfill:
+async def show_backfill(backfill_id: BackfillId, caller: Who) -> BackfillPage:
     async with caller.reading() as conn:
         row = await find_backfill(caller, conn, backfill_id)
-        return backfill_of(row, await shards.read_clock(conn))
+        failed = await backfills.failed_runs(conn, backfill_id=backfill_id)
+        facts = backfill_of(row, await shards.read_clock(conn)).model_dump()
+    return BackfillPage(**facts, failed_runs=failed)
 
 
 @router.post("/backfills/{backfill_id}/pause")
@@ -158,13 +179,15 @@ async def resume_backfill(backfill_id: BackfillId, caller: Who) -> Backfill:
 
 @router.post("/backfills/{backfill_id}/cancel")
 @needs(Permission.RUN_BACKFILLS)
-async def cancel_backfill(backfill_id: BackfillId, caller: Who, how: CancelBackfill | None = None) -> Backfill:
+async def cancel_backfill(backfill_id: BackfillId, caller: Who, how: CancelBackfill | None = None) -> CanceledBackfill:
     """No more runs are made, and the open ones are canceled unless they are left."""
     async with caller.changing(Channel.STOP, Channel.READY) as conn:
         await find_backfill(caller, conn, backfill_id)
         leaves = how.leaves_runs if how else False
-        await verbs.cancel(conn, backfill_id=backfill_id, leaves_runs=leaves, actor=caller.actor)
-        return backfill_of(await verbs.find_backfill(conn, backfill_id), await shards.read_clock(conn))
+        done = await verbs.cancel(conn, backfill_id=backfill_id, leaves_runs=leaves, actor=caller.actor)
+        row = await verbs.find_backfill(conn, backfill_id)
+        facts = backfill_of(row, await shards.read_clock(conn)).model_dump()
+    return CanceledBackfill(**facts, canceled_runs=done.runs or 0)
 
 
 async def find_backfill(caller: Caller, conn: AsyncConnection, backfill_id: int) -> BackfillRow:
@@ -194,7 +217,7 @@ def _wish(wanted: NewBackfill) -> Wish:
         first=wanted.first,
         last=wanted.last,
         schedule=wanted.schedule,
-        spec=None if wanted.when is None else parse_schedule(wanted.when, timezone=wanted.timezone),
+        spec=None if wanted.when is None else parsed(wanted.when, {"timezone": wanted.timezone}),
         reprocess=wanted.reprocess,
         newest_first=wanted.newest_first,
         parallel=wanted.parallel,
@@ -206,7 +229,11 @@ def _foreseen(backfill_id: int | None, is_new: bool, outlook: Outlook, wish: Wis
     return Foreseen(
         backfill_id=backfill_id,
         is_new=is_new,
+        schedule=outlook.schedule,
         when=describe(outlook.spec),
+        spec=json.loads(outlook.spec.to_json()),
+        first_at=outlook.first,
+        last_at=outlook.last,
         total=outlook.total,
         new_runs=outlook.new_runs(wish.reprocess),
         existing=None if outlook.existing is None else dict(outlook.existing),

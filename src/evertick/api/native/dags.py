@@ -1,4 +1,4 @@
-"""DAGs, their tasks and versions; pausing, deleting, triggering; and files that could not be loaded."""
+"""DAGs and their tasks; pausing, deleting, triggering; and files that could not be loaded."""
 
 from __future__ import annotations
 
@@ -26,20 +26,18 @@ from evertick.api.paging import (
 )
 from evertick.domain.access import Permission
 from evertick.domain.dag import DagSpec, from_json
-from evertick.domain.errors import NotFound
 from evertick.domain.misfire import MisfirePolicy
 from evertick.engine import pause as verbs
 from evertick.engine.catch_up import CatchUp
 from evertick.engine.trigger import trigger
 from evertick.store import dags
-from evertick.store.dags import DagFilter, DagRow, ImportErrorRow, ListedVersion
+from evertick.store.dags import DagFilter, DagRow, ImportErrorRow
 from evertick.store.wake import Channel
 
 router = APIRouter(route_class=GuardedRoute, tags=["dags"])
 
 LONGEST_NAME = 250
 DagName = Annotated[str, Path(max_length=LONGEST_NAME, description="The DAG's name.")]
-_NEWEST_VERSION = 2**31 - 1
 
 
 class Dag(BaseModel):
@@ -73,20 +71,6 @@ class DagPage(Dag):
     timezone: str
     params: list[dict[str, Any]]
     tasks: list[DagTask]
-
-
-class Version(BaseModel):
-    number: int
-    hash: str
-    bundle: str
-    task_count: int
-    created_at: datetime
-    is_current: bool
-
-
-class VersionPage(BaseModel):
-    number: int
-    spec: dict[str, Any]
 
 
 class Unpause(BaseModel):
@@ -198,32 +182,6 @@ async def trigger_run(
     return TriggeredRun(run_id=made.run_id, is_new=made.is_new)
 
 
-@router.get("/dags/{dag}/versions")
-@needs(Permission.READ_DAGS)
-async def list_versions(
-    dag: DagName, caller: Who, limit: Limit = USUAL_ITEMS, cursor_text: Cursor = None
-) -> Page[Version]:
-    """Newest first."""
-    (before,) = read_cursor(cursor_text, _NEWEST_VERSION)
-    async with caller.reading() as conn:
-        row = await caller.dag(conn, dag)
-        found = await dags.versions(conn, dag_id=row.dag_id, before=min(before, _NEWEST_VERSION), limit=limit)
-    next_cursor = cursor(found[-1].number) if len(found) == limit else None
-    return Page(items=[_version(each) for each in found], next_cursor=next_cursor)
-
-
-@router.get("/dags/{dag}/versions/{number}")
-@needs(Permission.READ_DAGS)
-async def show_version(dag: DagName, number: Annotated[int, Path(ge=1, le=2**31 - 1)], caller: Who) -> VersionPage:
-    """What was published, as it was."""
-    async with caller.reading() as conn:
-        row = await caller.dag(conn, dag)
-        spec = await dags.version_number(conn, dag_id=row.dag_id, number=number)
-    if spec is None:
-        raise NotFound(f"DAG {dag} has no version {number}.")
-    return VersionPage(number=number, spec=spec)
-
-
 @router.get("/import-errors")
 @needs(Permission.READ_IMPORTS)
 async def list_import_errors(caller: Who) -> Page[ImportErrorRow]:
@@ -283,14 +241,3 @@ def _tasks(row: DagRow, spec: DagSpec, queues: list[str]) -> list[DagTask]:
         )
         for place, task in enumerate(spec.tasks)
     ]
-
-
-def _version(row: ListedVersion) -> Version:
-    return Version(
-        number=row.number,
-        hash=row.hash,
-        bundle=row.bundle_hash,
-        task_count=row.task_count,
-        created_at=row.created_at,
-        is_current=row.is_current,
-    )

@@ -41,6 +41,14 @@ async def send(
     return sent
 
 
+@router.get("/sent-events")
+@needs(Permission.READ_EVENTS)
+async def list_all_sent(caller: Who, limit: Limit = USUAL_ITEMS) -> Page[EventRow]:
+    """What was sent under any name, the newest first."""
+    async with caller.reading() as conn:
+        return Page(items=await events.list_events(conn, limit=limit), next_cursor=None)
+
+
 @router.get("/events/{name}")
 @needs(Permission.READ_EVENTS)
 async def list_sent(name: Name, caller: Who, limit: Limit = USUAL_ITEMS) -> Page[EventRow]:

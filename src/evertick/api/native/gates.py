@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path, Query, Response
 from psycopg import AsyncConnection
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,7 +23,7 @@ from evertick.store.wake import Channel
 router = APIRouter(route_class=GuardedRoute, tags=["gates"])
 
 Name = Annotated[str, Path(max_length=1000)]
-KEY_KINDS = ["mutex", "key", "group", "task", "dag"]
+KEY_KINDS = ["mutex", "key", "group", "task", "dag", "order", "rate", "past"]
 _MOST = 10_000
 
 
@@ -33,12 +33,16 @@ class PoolSlots(BaseModel):
 
 
 class Gate(BaseModel):
+    """`version`: of an ordered key, the smallest that is open. `period`: of a rate, in seconds."""
+
     kind: str
     name: str
     slots: int
     used: int
     holders: int
     waiters: int
+    version: int | None
+    period: float | None
 
 
 class GatePage(Gate):
@@ -98,9 +102,10 @@ async def list_keys(caller: Who) -> Page[Gate]:
 
 @router.get("/keys/{name}")
 @needs(Permission.READ_GATES)
-async def show_key(name: Name, caller: Who) -> GatePage:
+async def show_key(name: Name, caller: Who, kind: Annotated[str | None, Query(max_length=20)] = None) -> GatePage:
+    """Keys of two kinds may have one name: `kind` says which is meant."""
     async with caller.reading() as conn:
-        return await _page(conn, KEY_KINDS, name)
+        return await _page(conn, [each for each in KEY_KINDS if kind in (None, each)], name)
 
 
 @router.get("/blocked")
@@ -135,6 +140,8 @@ def _gate(row: GateRow) -> Gate:
         used=row.used,
         holders=row.holders,
         waiters=row.waiters,
+        version=row.version,
+        period=row.period,
     )
 
 

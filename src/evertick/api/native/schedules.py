@@ -1,9 +1,9 @@
-"""Schedules: reading, changing by compare-and-set, pausing, and what they would do."""
+"""Schedules: reading, changing by compare-and-set, pausing. What they did and would do is in schedule_records.py."""
 
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Response
@@ -31,23 +31,19 @@ from evertick.domain.dag_rules import check_schedule
 from evertick.domain.errors import Conflict, NotFound, Stale, UserError
 from evertick.domain.misfire import MisfirePolicy
 from evertick.domain.overlap import OverlapPolicy
-from evertick.domain.preview import clock_changes, count_fires, fires_between, outcome_of
-from evertick.domain.schedule import ScheduleSpec, describe, parse_schedule
+from evertick.domain.schedule import ScheduleSpec, parse_schedule
 from evertick.engine import change_schedule as verbs
 from evertick.engine.catch_up import CatchUp
-from evertick.engine.next_fires import fires_of
 from evertick.engine.plan import UNPLANNABLE, read_spec
 from evertick.engine.put_schedule import put_schedule
 from evertick.store import schedules
-from evertick.store.schedules import ListedSchedule, ScheduleVersion, Skip
+from evertick.store.schedules import ListedSchedule
 from evertick.store.wake import Channel
 
 router = APIRouter(route_class=GuardedRoute, tags=["schedules"])
 
 Name = Annotated[str, Path(max_length=250, description="The schedule's name.")]
-Count = Annotated[int, Query(ge=1, le=200)]
 _MOST = 1000
-_LONGEST_SIMULATION = timedelta(days=366 * 5)
 _ETAG = re.compile(r'^"v(\d{1,9})"$')
 
 
@@ -76,35 +72,10 @@ class CatchUpWish(BaseModel):
     window_seconds: Annotated[float, Field(ge=0, le=10**9)] | None = None
 
 
-class NextFires(BaseModel):
-    when: str
-    fires: list[datetime]
+class ResetSchedule(BaseModel):
+    """`is_declared`: the DAG's file has it. If not, it is deleted."""
 
-
-class Simulate(BaseModel):
-    """What an expression would do between two instants. Nothing is saved."""
-
-    model_config = ConfigDict(extra="forbid")
-    when: str | list[str] | dict[str, Any]
-    timezone: Annotated[str, Field(max_length=100)] | None = None
-    first: datetime
-    last: datetime
-    limit: Annotated[int, Field(ge=1, le=1000)] = 100
-
-
-class ClockEffect(BaseModel):
-    at: datetime
-    shift_seconds: float
-    effect: str
-    fires: list[datetime]
-
-
-class Simulated(BaseModel):
-    when: str
-    timezone: str
-    count: int
-    fires: list[datetime]
-    clock_changes: list[ClockEffect]
+    is_declared: bool
 
 
 @router.get("/schedules")
@@ -196,70 +167,13 @@ async def unpause(
         return schedule_of(await find_schedule(caller, conn, dag, name))
 
 
-@router.post("/dags/{dag}/schedules/{name}/reset", status_code=204)
+@router.post("/dags/{dag}/schedules/{name}/reset")
 @needs(Permission.EDIT_SCHEDULES)
-async def reset(dag: DagName, name: Name, caller: Who) -> None:
-    """Give it back to the code."""
+async def reset(dag: DagName, name: Name, caller: Who) -> ResetSchedule:
+    """Give it back to the code; also one that was deleted."""
     async with caller.changing(Channel.PLAN) as conn:
-        await find_schedule(caller, conn, dag, name)
-        await verbs.reset_schedule(conn, dag=dag, name=name, actor=caller.actor)
-
-
-@router.get("/dags/{dag}/schedules/{name}/next")
-@needs(Permission.READ_SCHEDULES)
-async def next_fires(dag: DagName, name: Name, caller: Who, count: Count = 10) -> NextFires:
-    """From where it stands; none while it is paused."""
-    async with caller.reading() as conn:
-        row = await find_schedule(caller, conn, dag, name)
-    return NextFires(when=schedule_of(row).when, fires=fires_of(row, count))
-
-
-@router.get("/dags/{dag}/schedules/{name}/history")
-@needs(Permission.READ_SCHEDULES)
-async def history(dag: DagName, name: Name, caller: Who, count: Count = 50) -> Page[ScheduleVersion]:
-    """Every version, the latest first; also of a schedule that was deleted."""
-    async with caller.reading() as conn:
         await caller.dag(conn, dag)
-        found = await schedules.history(conn, dag=dag, name=name, limit=count)
-    if not found:
-        raise NotFound(f"DAG {dag} never had a schedule {name!r}.")
-    return Page(items=found, next_cursor=None)
-
-
-@router.get("/dags/{dag}/schedules/{name}/skips")
-@needs(Permission.READ_SCHEDULES)
-async def skips(dag: DagName, name: Name, caller: Who, count: Count = 50) -> Page[Skip]:
-    """Fires that did not run, and why; the latest first."""
-    async with caller.reading() as conn:
-        await find_schedule(caller, conn, dag, name)
-        return Page(items=await schedules.skips(conn, dag=dag, name=name, limit=count), next_cursor=None)
-
-
-@router.post("/schedules/simulate")
-@needs(Permission.READ_SCHEDULES)
-async def simulate(wanted: Simulate, caller: Who) -> Simulated:
-    """When it would fire between two instants, and what each change of the clock does to it."""
-    spec = parsed(wanted.when, {"timezone": wanted.timezone})
-    first, last = _aware(wanted.first), _aware(wanted.last)
-    if not first <= last <= first + _LONGEST_SIMULATION:
-        raise UserError("`last` must not be before `first`, nor more than five years after it.")
-    changes = [outcome_of(spec, each) for each in clock_changes(spec.timezone, first, last)]
-    effects = [
-        ClockEffect(
-            at=each.change.at,
-            shift_seconds=each.change.shift.total_seconds(),
-            effect=each.effect,
-            fires=list(each.fires),
-        )
-        for each in changes
-    ]
-    return Simulated(
-        when=describe(spec),
-        timezone=spec.timezone,
-        count=count_fires(spec, first, last),
-        fires=fires_between(spec, first, last, wanted.limit),
-        clock_changes=effects,
-    )
+        return ResetSchedule(is_declared=await verbs.reset_schedule(conn, dag=dag, name=name, actor=caller.actor))
 
 
 async def save(
@@ -324,9 +238,3 @@ def _expected(if_match: str | None) -> int | None:
     if found is None:
         raise Stale('If-Match must be the ETag of the schedule, as "v3".')
     return int(found[1])
-
-
-def _aware(instant: datetime) -> datetime:
-    if instant.tzinfo is None:
-        raise UserError("Give instants with an offset, as 2030-01-01T00:00:00Z.")
-    return instant

@@ -28,8 +28,11 @@ Name = Annotated[str, Path(max_length=200)]
 
 
 class StoredValue(BaseModel):
+    """`key_id` names the key that it is sealed with."""
+
     name: str
     description: str | None
+    key_id: str
     changed_by: str
     changed_at: datetime
 

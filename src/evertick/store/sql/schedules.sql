@@ -103,6 +103,7 @@ select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.la
 select d.name as dag, c.name, k.first_at, k.last_at, k.count, k.reason, k.recorded_at
   from skip_record k join schedule c on c.schedule_id = k.schedule_id join dag d on d.dag_id = c.dag_id
  where (%(dag)s::text is null or d.name = %(dag)s) and (%(name)s::text is null or c.name = %(name)s)
+   and (%(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s))
  order by k.recorded_at desc, k.first_at desc limit %(limit)s
 
 -- name: history
