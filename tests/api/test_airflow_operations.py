@@ -47,7 +47,6 @@ ABSENT = {
     "get_asset_state_store": "no state stores",
     "get_connection_test": "a server does not connect to wherever it is told",
     "get_task_state_store": "no state stores",
-    "list_asset_state_store": "no state stores",
     "login": "people sign in at /auth/login, programs bring a token",
     "logout": "people sign out at /auth/logout",
     "patch_task_state_store": "no state stores",
@@ -685,6 +684,12 @@ async def op_get_hitl_detail_try_detail(world: World) -> None:
     await clear(world.conn, run_id=run_id, chosen=await select_tasks(world.conn, run_id=run_id), actor="test")
     first, second = [await world.client("get_hitl_detail_try_detail", *place, number) for number in (1, 2)]
     assert (first.chosen_options, second.chosen_options) == (["Reject"], None)
+
+
+async def op_list_asset_state_store(world: World) -> None:
+    asset = (await world.client("get_assets")).assets[0]
+    assert (await world.client("list_asset_state_store", asset.id)).asset_state_store == []
+    assert await world.client.status_of("list_asset_state_store", 1) == 404
 
 
 async def op_list_task_state_store(world: World) -> None:

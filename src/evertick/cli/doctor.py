@@ -7,7 +7,7 @@ import asyncio
 import psycopg
 import typer
 
-from evertick.cli.connection import database_url, telling
+from evertick.cli.connection import own_database_url, telling
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, noun
 from evertick.cli.tables import hint, line, show
@@ -49,7 +49,8 @@ def _look() -> list[Finding]:
 
 async def _look_at_database(settings: Settings) -> list[Finding]:
     try:
-        url = database_url(settings)
+        # Of this machine, wherever commands go otherwise.
+        url = own_database_url(settings)
         with telling(url):
             async with await connect(url, purpose=Purpose.READ) as conn:
                 schema = await status(conn)

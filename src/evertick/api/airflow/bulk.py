@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import Field
@@ -71,6 +72,31 @@ class Tally:
 
     def document(self) -> dict[str, Any]:
         return dict(self._done)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means(Generic[Entity]):
+    """How the entities of one kind are named, created (True: it must be new), updated (within a mask) and deleted."""
+
+    name_of: Callable[[Entity], str]
+    create: Callable[[Entity, bool], Awaitable[None]]
+    update: Callable[[Entity, list[str] | None], Awaitable[None]]
+    delete: Callable[[str], Awaitable[None]]
+
+
+async def carry_out(body: BulkBody[Entity], means: Means[Entity]) -> dict[str, Any]:
+    tally = Tally()
+    for action in body.actions:
+        for entity in action.entities:
+            name = entity if isinstance(entity, str) else means.name_of(entity)
+            async with tally.counting(action, name):
+                if isinstance(action, DeleteAction) or isinstance(entity, str):
+                    await means.delete(name)
+                elif isinstance(action, CreateAction):
+                    await means.create(entity, action.action_on_existence != "overwrite")
+                else:
+                    await means.update(entity, action.update_mask)
+    return tally.document()
 
 
 def _is_skipped(action: CreateAction[Any] | UpdateAction[Any] | DeleteAction[Any], error: UserError) -> bool:

@@ -12,7 +12,7 @@ from psycopg import AsyncConnection
 from pydantic import ConfigDict, Field
 
 from evertick.api.airflow.asking import USUAL_ITEMS, Body, Limit, Offset, OrderBy, Texts, fits, ordered, page_size
-from evertick.api.airflow.bulk import BulkBody, CreateAction, Tally
+from evertick.api.airflow.bulk import BulkBody, Means, carry_out
 from evertick.api.airflow.masking import HIDDEN
 from evertick.api.airflow.other_shapes import (
     BulkResponse,
@@ -99,19 +99,14 @@ async def post_connection(body: ConnectionBody, caller: Who) -> dict[str, Any]:
 @router.patch("/connections", response_model=BulkResponse)
 @needs(Permission.EDIT_VALUES)
 async def bulk_connections(body: BulkBody[ConnectionBody], caller: Who) -> dict[str, Any]:
-    tally = Tally()
     async with caller.changing() as conn:
-        for action in body.actions:
-            for entity in action.entities:
-                name = entity if isinstance(entity, str) else entity.connection_id
-                async with tally.counting(action, name):
-                    if action.action == "delete" or isinstance(entity, str):
-                        await verbs.delete_value(conn, kind=KIND, name=name, actor=caller.actor)
-                    elif isinstance(action, CreateAction):
-                        await _put(caller, conn, entity, is_new=action.action_on_existence != "overwrite")
-                    else:
-                        await _patch(caller, conn, entity, action.update_mask)
-    return tally.document()
+        means = Means[ConnectionBody](
+            name_of=lambda entity: entity.connection_id,
+            create=lambda entity, is_new: _put(caller, conn, entity, is_new=is_new),
+            update=lambda entity, mask: _patch(caller, conn, entity, mask),
+            delete=lambda name: verbs.delete_value(conn, kind=KIND, name=name, actor=caller.actor),
+        )
+        return await carry_out(body, means)
 
 
 @router.post("/connections/test", response_model=ConnectionTestResponse)

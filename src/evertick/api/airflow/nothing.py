@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from evertick.api.airflow.asking import Paged
+from evertick.api.airflow.assets import AssetId, find_asset
 from evertick.api.airflow.instances import MapIndexAsked, T, find_instance
 from evertick.api.airflow.other_shapes import (
     Config,
@@ -72,3 +73,11 @@ async def list_task_state_store(
     async with caller.reading() as conn:
         await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
     return {"task_state_store": [], "total_entries": 0}
+
+
+@router.get("/assets/{asset_id}/state-store", response_model=dict[str, Any], tags=["Asset State Store"])
+@needs(Permission.READ_GATES)
+async def list_asset_state_store(asset_id: AssetId, caller: Who, asked: Asked) -> dict[str, Any]:
+    async with caller.reading() as conn:
+        await find_asset(conn, asset_id)
+    return {"asset_state_store": [], "total_entries": 0}

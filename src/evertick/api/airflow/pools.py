@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 from pydantic import Field
 
 from evertick.api.airflow.asking import USUAL_ITEMS, Body, Limit, Offset, OrderBy, Texts, fits, ordered, page_size
-from evertick.api.airflow.bulk import BulkBody, CreateAction, Tally
+from evertick.api.airflow.bulk import BulkBody, Means, carry_out
 from evertick.api.airflow.other_shapes import BulkResponse, PoolCollectionResponse, PoolResponse
 from evertick.api.desk import Caller, Who
 from evertick.api.guard import GuardedRoute, needs
@@ -80,21 +80,19 @@ async def post_pool(body: PoolBody, caller: Who) -> dict[str, Any]:
 @router.patch("/pools", response_model=BulkResponse)
 @needs(Permission.EDIT_POOLS)
 async def bulk_pools(body: BulkBody[PoolBody], caller: Who) -> dict[str, Any]:
-    tally = Tally()
     async with caller.changing(Channel.READY) as conn:
-        for action in body.actions:
-            for entity in action.entities:
-                name = entity if isinstance(entity, str) else entity.name
-                async with tally.counting(action, name):
-                    if action.action == "delete" or isinstance(entity, str):
-                        await verbs.delete_pool(conn, name=name, actor=caller.actor)
-                    elif isinstance(action, CreateAction):
-                        await _create(caller, conn, entity, is_new=action.action_on_existence != "overwrite")
-                    else:
-                        fields = entity.model_fields_set - {"name"}
-                        patch = PoolPatch.model_validate(entity.model_dump(include=fields))
-                        await _change(caller, conn, name, patch, action.update_mask)
-    return tally.document()
+
+        async def update(entity: PoolBody, mask: list[str] | None) -> None:
+            fields = entity.model_fields_set - {"name"}
+            await _change(caller, conn, entity.name, PoolPatch.model_validate(entity.model_dump(include=fields)), mask)
+
+        means = Means[PoolBody](
+            name_of=lambda entity: entity.name,
+            create=lambda entity, is_new: _create(caller, conn, entity, is_new=is_new),
+            update=update,
+            delete=lambda name: verbs.delete_pool(conn, name=name, actor=caller.actor),
+        )
+        return await carry_out(body, means)
 
 
 @router.get("/pools/{pool_name:path}", response_model=PoolResponse)

@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 from pydantic import Field
 
 from evertick.api.airflow.asking import USUAL_ITEMS, Body, Limit, Offset, OrderBy, Texts, fits, ordered, page_size
-from evertick.api.airflow.bulk import BulkBody, CreateAction, Tally
+from evertick.api.airflow.bulk import BulkBody, Means, carry_out
 from evertick.api.airflow.masking import HIDDEN, masked_text
 from evertick.api.airflow.other_shapes import BulkResponse, VariableCollectionResponse, VariableResponse
 from evertick.api.desk import Caller, Who
@@ -77,19 +77,14 @@ async def post_variable(body: VariableBody, caller: Who) -> dict[str, Any]:
 @router.patch("/variables", response_model=BulkResponse)
 @needs(Permission.EDIT_VALUES)
 async def bulk_variables(body: BulkBody[VariableBody], caller: Who) -> dict[str, Any]:
-    tally = Tally()
     async with caller.changing() as conn:
-        for action in body.actions:
-            for entity in action.entities:
-                key = entity if isinstance(entity, str) else entity.key
-                async with tally.counting(action, key):
-                    if action.action == "delete" or isinstance(entity, str):
-                        await verbs.delete_value(conn, kind=KIND, name=key, actor=caller.actor)
-                    elif isinstance(action, CreateAction):
-                        await _put(caller, conn, entity, is_new=action.action_on_existence != "overwrite")
-                    else:
-                        await _patch(caller, conn, key, entity, action.update_mask)
-    return tally.document()
+        means = Means[VariableBody](
+            name_of=lambda entity: entity.key,
+            create=lambda entity, is_new: _put(caller, conn, entity, is_new=is_new),
+            update=lambda entity, mask: _patch(caller, conn, entity.key, entity, mask),
+            delete=lambda name: verbs.delete_value(conn, kind=KIND, name=name, actor=caller.actor),
+        )
+        return await carry_out(body, means)
 
 
 @router.get("/variables/{variable_key:path}", response_model=VariableResponse)
