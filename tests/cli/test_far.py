@@ -326,14 +326,14 @@ tasks list 9|tasks show 9 x|tasks why 9 x|tasks logs 9 x|tasks clear 9 x|tasks m
 schedules list|schedules next x|schedules explain x|schedules simulate x|schedules put x y --cron @daily|schedules pause x y
 schedules unpause x y|schedules delete x y|schedules reset x y|schedules history x y|schedules skips
 backfill create x --from 2025-03-01|backfill list|backfill show 9|backfill pause 9|backfill resume 9|backfill cancel 9
-blocked|pools list|pools show x|pools set x 3|pools delete x --yes|keys list|keys show x|queues list
+blocked|shards list|pools list|pools show x|pools set x 3|pools delete x --yes|keys list|keys show x|queues list
 events send x|events list|approvals list|approvals approve 9 x|approvals reject 9 x
 runners list|runners drain 0000000000000000|runners undrain 0000000000000000
 variables list|variables get x|variables set x|variables delete x --yes|connections list|connections get x|connections set x
 connections delete x --yes|secrets list|secrets get x|secrets set x|secrets delete x --yes
 """
 NEAR_ONLY = """
-deploy folder|db migrate|db status|db prune|secrets rotate|audit|alerts list|quarantine
+deploy folder|db migrate|db status|db prune|db roles|shards set 2|secrets rotate|audit|alerts list|quarantine
 users list|users add bob --no-password|users set bob --role viewer|users password bob|users link bob
 tokens list|tokens create ann x|tokens revoke 1 --yes|notifications list|notifications show 1|notifications retry 1
 """

@@ -100,7 +100,7 @@ async def post_connection(body: ConnectionBody, caller: Who) -> dict[str, Any]:
 @needs(Permission.EDIT_VALUES)
 async def bulk_connections(body: BulkBody[ConnectionBody], caller: Who) -> dict[str, Any]:
     async with caller.changing() as conn:
-        means = Means[ConnectionBody](
+        means: Means[ConnectionBody] = Means(
             name_of=lambda entity: entity.connection_id,
             create=lambda entity, is_new: _put(caller, conn, entity, is_new=is_new),
             update=lambda entity, mask: _patch(caller, conn, entity, mask),

@@ -86,7 +86,7 @@ async def bulk_pools(body: BulkBody[PoolBody], caller: Who) -> dict[str, Any]:
             fields = entity.model_fields_set - {"name"}
             await _change(caller, conn, entity.name, PoolPatch.model_validate(entity.model_dump(include=fields)), mask)
 
-        means = Means[PoolBody](
+        means: Means[PoolBody] = Means(
             name_of=lambda entity: entity.name,
             create=lambda entity, is_new: _create(caller, conn, entity, is_new=is_new),
             update=update,

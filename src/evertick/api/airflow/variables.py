@@ -78,7 +78,7 @@ async def post_variable(body: VariableBody, caller: Who) -> dict[str, Any]:
 @needs(Permission.EDIT_VALUES)
 async def bulk_variables(body: BulkBody[VariableBody], caller: Who) -> dict[str, Any]:
     async with caller.changing() as conn:
-        means = Means[VariableBody](
+        means: Means[VariableBody] = Means(
             name_of=lambda entity: entity.key,
             create=lambda entity, is_new: _put(caller, conn, entity, is_new=is_new),
             update=lambda entity, mask: _patch(caller, conn, entity.key, entity, mask),
