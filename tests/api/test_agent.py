@@ -161,11 +161,6 @@ async def test_a_result_that_is_not_one_value_is_refused(one: Dispatched, text: 
     await finish(one.agent, 400, result_json=text)
 
 
-async def test_an_agent_cannot_say_that_it_was_lost(one: Dispatched) -> None:
-    await one.begin()
-    await finish(one.agent, 422, kind="lost")
-
-
 async def test_what_the_database_cannot_hold_fails_the_attempt_instead_of_staying_for_ever(
     one: Dispatched, conn: AsyncConnection
 ) -> None:

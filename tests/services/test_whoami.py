@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from evertick.config import Settings
-from evertick.services.whoami import here, is_provably_gone, new_runner, pid_started
+from evertick.services.place import here
+from evertick.services.whoami import is_provably_gone, new_runner, pid_started
 from evertick.store.runners import LiveRunner, NewRunner
 from tests.waiting import eventually_sync
 

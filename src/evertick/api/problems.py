@@ -39,6 +39,7 @@ STATUS: Mapping[str, HTTPStatus] = {
     "too_large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     "lease_lost": HTTPStatus.CONFLICT,
     "delivery_failed": HTTPStatus.BAD_GATEWAY,
+    "unanswered": HTTPStatus.BAD_GATEWAY,
     "not_leader": HTTPStatus.SERVICE_UNAVAILABLE,
     "schema_mismatch": HTTPStatus.SERVICE_UNAVAILABLE,
     "postgres_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,

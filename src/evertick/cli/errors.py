@@ -36,6 +36,7 @@ EXIT_STATUS: Mapping[str, int] = {
     "too_many": 1,
     "too_large": 2,
     "stale": 1,
+    "unanswered": 4,
     "postgres_unavailable": 4,
     "schema_mismatch": 4,
     "wrong_server": 4,

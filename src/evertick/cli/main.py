@@ -31,6 +31,7 @@ COMMANDS = {
     "up": _Command("up", "Start everything: PostgreSQL, scheduler, runner, API, and your DAGs. Ctrl-C stops it.", _RUN),
     "scheduler": _Command("scheduler", "Run one scheduler; more of them stand by.", _RUN),
     "runner": _Command("runner", "Run one runner: it claims tasks and executes them.", _RUN),
+    "agent": _Command("agent", "Run one attempt in a remote place; executors start it.", _RUN),
     "publisher": _Command("publisher", "Watch a folder and publish the DAGs in it.", _RUN),
     "deploy": _Command("deploy", "Publish the DAGs of a folder once.", _RUN),
     "health": _Command("health", "See whether everything is well; exit status 1 if something is not.", _RUN),

@@ -7,10 +7,10 @@ import typer
 from evertick.cli.serve import serve
 from evertick.config import Settings, read_settings
 from evertick.services.events import Log
+from evertick.services.place import process_name
 from evertick.services.queue_depth import QueueDepth
 from evertick.services.scheduler import Scheduler
 from evertick.services.traces import Tracing, make_spans
-from evertick.services.whoami import process_name
 
 app = typer.Typer(add_completion=False)
 

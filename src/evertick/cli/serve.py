@@ -16,7 +16,7 @@ from evertick.services.events import Log, configure
 from evertick.services.health import Health, Phase
 from evertick.services.health_port import HealthPort
 from evertick.services.loop import come_back_within, run_loop
-from evertick.services.whoami import process_name
+from evertick.services.place import process_name
 from evertick.store import failpoints
 from evertick.store.db import Purpose, connect
 from evertick.store.migrate import status

@@ -20,9 +20,9 @@ from evertick.config import Settings, environment_for, load_routing, read_settin
 from evertick.domain.errors import InvalidSettings
 from evertick.services.events import configure
 from evertick.services.nursery_link import Nursery
+from evertick.services.place import process_name
 from evertick.services.postgres_home import Home, holder_of
 from evertick.services.supervisor import SERVICES, Supervisor
-from evertick.services.whoami import process_name
 from evertick.store.address import where
 
 app = typer.Typer(add_completion=False)

@@ -27,6 +27,7 @@ EvertickError
 ├── LeaseLost                an attempt's owner was replaced: drop the work and say so
 ├── NotLeader                a planning write by a scheduler that no longer leads
 ├── SchemaMismatch           the database's schema and this program do not fit each other
+├── Unanswered               an agent's question that the API did not answer: ask again
 └── PostgresUnavailable      the database cannot be reached or could not be started
     ├── WrongServer          a server answers that was replaced by another: nothing may be written to it
     └── AnswerLost           a change was asked for and no answer came: it may have been made or not
@@ -200,6 +201,12 @@ class LeaseLost(EvertickError):
     """The attempt was taken away from its owner; its report changes nothing."""
 
     code = "lease_lost"
+
+
+class Unanswered(EvertickError):
+    """The API did not answer, or cannot do it now: to be asked again."""
+
+    code = "unanswered"
 
 
 class NotLeader(EvertickError):

@@ -14,7 +14,8 @@ from pathlib import Path
 from evertick.config import Settings
 from evertick.services.events import Log
 from evertick.services.http_port import HttpPort, Route
-from evertick.services.whoami import here, pid_started
+from evertick.services.place import here
+from evertick.services.whoami import pid_started
 
 # Looked up by people and by Prometheus: fixed, so that nobody has to search; the next free one if they are taken.
 DEFAULT_PORTS = {"up": 8790, "scheduler": 8791, "runner": 8792, "publisher": 8793, "api": 8794}

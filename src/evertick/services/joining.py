@@ -6,7 +6,8 @@ from psycopg import AsyncConnection
 
 from evertick.domain.attempt import session_text
 from evertick.services.events import Log
-from evertick.services.whoami import here, is_provably_gone
+from evertick.services.place import here
+from evertick.services.whoami import is_provably_gone
 from evertick.store import runners
 from evertick.store.runners import NewRunner
 from evertick.store.wake import Channel, notify

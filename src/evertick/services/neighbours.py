@@ -21,8 +21,9 @@ from evertick.services import metrics
 from evertick.services.events import Log
 from evertick.services.link import Link
 from evertick.services.loop import run_loop
+from evertick.services.place import Place, here
 from evertick.services.pulse import Pulse
-from evertick.services.whoami import Place, here, is_provably_gone
+from evertick.services.whoami import is_provably_gone
 from evertick.store import runners
 from evertick.store.runners import LiveRunner
 

@@ -35,9 +35,9 @@ from evertick.services.listening import address_of, listen
 from evertick.services.loop import back_off, run_loop
 from evertick.services.neighbours import certify_deaths
 from evertick.services.nursery_link import Nursery, Served
+from evertick.services.place import process_name
 from evertick.services.postgres import EmbeddedPostgres
 from evertick.services.up_health import ChildHealth, UpHealth
-from evertick.services.whoami import process_name
 from evertick.store import access
 from evertick.store.db import Purpose, connect
 from evertick.store.migrate import migrate

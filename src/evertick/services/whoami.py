@@ -3,47 +3,17 @@
 from __future__ import annotations
 
 import os
-import socket
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from evertick.config import Settings
+from evertick.services.place import START_TICKS, STATE, Place, here, stat_of
 from evertick.store.runners import LiveRunner, NewRunner
-
-_STATE, _START_TICKS = 0, 19  # fields of /proc/<pid>/stat, counted after the command's closing bracket
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where this process is. Two that are at the same place see each other's pids and start times."""
-
-    host: str
-    boot_id: str
-    pid_namespace: str
-    uid: int
-
-
-def here() -> Place:
-    # A start time is counted from the boot as the time namespace has it, and a user is somebody else in another user
-    # namespace; so those must be the same, too.
-    namespaces = [Path(f"/proc/self/ns/{kind}") for kind in ("pid", "time", "user")]
-    return Place(
-        host=socket.gethostname(),
-        boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        pid_namespace=" ".join(str(each.readlink()) for each in namespaces if each.is_symlink()),
-        uid=os.geteuid(),
-    )
-
-
-def process_name() -> str:
-    """What tells this process from all others that run now."""
-    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def pid_started(pid: int) -> float:
     """When that process started, in the kernel's ticks. OSError if there is none."""
-    return float(_stat(str(pid))[_START_TICKS])
+    return float(stat_of(str(pid))[START_TICKS])
 
 
 def new_runner(session: int, settings: Settings, *, request: str | None = None) -> NewRunner:
@@ -58,7 +28,7 @@ def new_runner(session: int, settings: Settings, *, request: str | None = None) 
         pid_namespace=place.pid_namespace,
         uid=place.uid,
         pid=pid,
-        pid_started=float(_stat("self")[_START_TICKS]),
+        pid_started=float(stat_of("self")[START_TICKS]),
         queues=list(settings.runner_queues),
         match=list(settings.runner_match),
         slots=settings.runner_slots,
@@ -79,16 +49,12 @@ def is_provably_gone(runner: LiveRunner, place: Place) -> bool:
     if place.uid not in (0, runner.uid) or not _sees_its_own_pids():
         return False
     try:
-        stat = _stat(str(runner.pid))
+        stat = stat_of(str(runner.pid))
     except (FileNotFoundError, ProcessLookupError):
         return True
-    return float(stat[_START_TICKS]) != runner.pid_started or stat[_STATE] in ("Z", "X")
+    return float(stat[START_TICKS]) != runner.pid_started or stat[STATE] in ("Z", "X")
 
 
 def _sees_its_own_pids() -> bool:
     """In a new PID namespace /proc may still show that of the parents, in which our pids mean somebody else."""
     return Path("/proc/self").readlink().name == str(os.getpid())
-
-
-def _stat(process: str) -> list[str]:
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

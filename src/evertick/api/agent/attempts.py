@@ -88,7 +88,7 @@ async def finish(agent: Who, request: FinishRequest) -> FinishAnswer:
     outcome = Outcome(
         key=bearer.key,
         epoch=bearer.epoch,
-        kind=OutcomeKind(request.kind),
+        kind=request.kind,
         reason=request.reason,
         result_json=result_json,
         exit_code=request.exit_code,

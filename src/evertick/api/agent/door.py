@@ -101,7 +101,8 @@ class AgentRoute(APIRoute):
         return guarded
 
 
-def agent_of(request: Request) -> Agent:
+async def agent_of(request: Request) -> Agent:
+    """Asynchronous though it waits for nothing: a plain function would change to another thread and back."""
     found: Agent = request.state.agent
     return found
 

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from evertick.domain.attempt import OutcomeKind
+
 Text = Annotated[str, Field(max_length=300)]
 # PostgreSQL's integers.
 Int = Annotated[int, Field(ge=-(2**31), lt=2**31)]
@@ -109,9 +111,7 @@ class LogsAnswer(BaseModel):
 
 
 class FinishRequest(_Sent):
-    """Not `lost`: that is for others to say, of an agent that is silent."""
-
-    kind: Literal["success", "skipped", "failed", "timed_out", "killed", "given_back", "deferred"]
+    kind: OutcomeKind
     reason: Annotated[str | None, Field(max_length=20_000)] = None
     result_json: str | None = None
     exit_code: Int | None = None

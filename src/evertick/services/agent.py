@@ -1,0 +1,69 @@
+"""The agent: runs one attempt in a remote place and speaks for it to the API. It has no way to the database.
+
+Never starts user code without an acknowledged start; never says how it ended before that is written down where it lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from math import inf
+
+from evertick.config import Settings
+from evertick.domain.errors import EvertickError, InvalidSettings, Unanswered
+from evertick.execution.linux import boot_seconds
+from evertick.services.agent_line import AgentLine, keep_asking
+from evertick.services.agent_session import AgentExit, AgentSession
+from evertick.services.events import Log
+
+
+class Agent:
+    """`stop` ends it within the attempt's grace, `hurry` at once; what has not ended is given back."""
+
+    def __init__(
+        self, settings: Settings, *, server: str, token: str, log: Log, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`environment` is what user code sees of the environment; None is all of it."""
+        self._settings, self._log, self._environment = settings, log, environment
+        self._line = AgentLine(server, token, log=log)
+        self.stop, self.hurry = asyncio.Event(), asyncio.Event()
+
+    async def run(self) -> AgentExit:
+        asked_at = boot_seconds()
+
+        async def start() -> None:
+            nonlocal asked_at
+            asked_at = boot_seconds()
+            self._told = await self._line.start()
+
+        try:
+            await keep_asking(start, until=self.stop, seconds=inf, what="start", log=self._log)
+        except Unanswered as error:
+            self._log.error("not_started", error=error)
+            return AgentExit.UNREPORTED
+        except EvertickError as error:
+            # Another agent has it, it was canceled, or is no longer the task's: then nothing is to be done here.
+            self._log.error("not_started", error=error)
+            return AgentExit.NOT_OURS
+        session = AgentSession(
+            self._settings, self._told, line=self._line, heard_at=asked_at, log=self._log, environment=self._environment
+        )
+        return await session.run(self.stop, self.hurry)
+
+
+def read_start_token(settings: Settings) -> str:
+    """From the file or the variable that was named. Raises InvalidSettings, which never quotes it."""
+    token = settings.agent_token or ""
+    if settings.agent_token_file is not None:
+        try:
+            token = settings.agent_token_file.read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is no text"
+            raise InvalidSettings(f"the token file {settings.agent_token_file} cannot be read: {why}.") from None
+    if not token.strip():
+        raise InvalidSettings(
+            "an agent needs its start token: name the file that has it with --token-file or EVERTICK_AGENT_TOKEN_FILE."
+        )
+    if not token.strip().isascii() or len(token.split()) > 1 or not token.strip().isprintable():
+        raise InvalidSettings("what was given as the start token is none: it is one word.")
+    return token.strip()

@@ -1,0 +1,77 @@
+"""An agent's heartbeat over HTTP: it keeps the lease, and its answer waits for a word to stop. Never decides what is reported."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from evertick.domain.agent_order import AgentLimits
+from evertick.domain.attempt import AttemptOrder
+from evertick.domain.errors import Conflict, EvertickError, LeaseLost
+from evertick.execution.linux import boot_seconds
+from evertick.execution.local import LocalExecutor
+from evertick.services.agent_line import ANSWER_SECONDS, AgentLine
+from evertick.services.contact import Contact
+from evertick.services.events import Log
+
+# A canceled body is gone soon after the command; this is what it has to tidy up.
+CANCEL_GRACE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 5.0
+# A server that ends answers at once those who wait: not to be asked again and again in its last moments.
+SHORTEST_REST_SECONDS = 0.2
+
+
+class AgentHeartbeat:
+    def __init__(
+        self,
+        line: AgentLine,
+        limits: AgentLimits,
+        *,
+        contact: Contact,
+        executor: LocalExecutor,
+        order: AttemptOrder,
+        on_lost: Callable[[], None],
+        log: Log,
+    ) -> None:
+        self._line, self._seconds, self._contact = line, limits.heartbeat_seconds, contact
+        self._executor, self._order, self._on_lost, self._log = executor, order, on_lost, log
+        line.answer_seconds = min(ANSWER_SECONDS, max(1.0, limits.lost_after_seconds / 10))
+        executor.keep_contact(contact.stop_at)
+
+    async def run(self) -> None:
+        """Until the attempt is lost, or canceled."""
+        failures = 0
+        while True:
+            sent_at = boot_seconds()
+            try:
+                word, rest_seconds = await self._line.heartbeat(self._seconds)
+            except (LeaseLost, Conflict):
+                word, rest_seconds = "lost", 0.0
+            except EvertickError as error:
+                # It may come back; until then the attempt goes on, unless its warm parent was told otherwise.
+                failures += 1
+                self._log.warning("no_heartbeat", failures=failures, error=error)
+                pause = min(LONGEST_PAUSE_SECONDS, self._seconds, 0.1 * 2 ** min(failures, 10))
+                await asyncio.sleep(pause * (0.5 + random.random() / 2))
+                continue
+            if failures:
+                self._log.info("heard_again", after_failures=failures)
+            failures = 0
+            if self._obey(word):
+                return
+            self._contact.note_heard(sent_at)
+            self._executor.keep_contact(self._contact.stop_at)
+            is_early = boot_seconds() - sent_at < self._seconds / 2
+            await asyncio.sleep(max(rest_seconds, SHORTEST_REST_SECONDS if is_early else 0.0))
+
+    def _obey(self, word: str) -> bool:
+        """Whether there is nothing more to hear."""
+        key, epoch = self._order.key, self._order.epoch
+        if word == "lost":
+            self._executor.kill(key, epoch, "lease lost")
+            self._on_lost()
+            return True
+        if word == "stop":
+            self._executor.kill(key, epoch, "stop requested", CANCEL_GRACE_SECONDS)
+        return False

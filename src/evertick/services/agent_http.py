@@ -1,0 +1,113 @@
+"""One HTTP request over a line of its own, with a deadline and a bound on the answer. For agents: small, and able to be broken off.
+
+Follows no redirect: the token goes to the address that was named, and to nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import h11
+
+from evertick.domain.errors import InvalidSettings
+
+_PART_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """`content` is sent as it comes; `size` says how much that is."""
+
+    method: str
+    path: str
+    token: str = field(repr=False)
+    content: AsyncIterator[bytes] | bytes = field(default=b"", repr=False)
+    size: int = 0
+    kind: str = "application/json"
+
+
+class Address:
+    """A server by its URL. Raises InvalidSettings for what is none."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.username:
+            raise InvalidSettings(f"{url!r} is no address of a server: it must look like https://evertick.example.com")
+        self._host, self._netloc, self._path = parts.hostname, parts.netloc, parts.path.rstrip("/")
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = port or (443 if self._tls else 80)
+        self.is_plain = self._tls is None and self._host not in ("localhost", "127.0.0.1", "::1")
+
+    async def ask(self, request: Request, *, seconds: float, most_bytes: int) -> Answer:
+        """OSError (a time-out is one) if no whole answer came; then it may have been done or not."""
+        async with asyncio.timeout(seconds):
+            reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
+            try:
+                return await self._exchange(request, reader, writer, most_bytes)
+            except h11.RemoteProtocolError as error:
+                raise OSError(f"what answers there is no HTTP server: {error}") from None
+            finally:
+                writer.close()
+
+    async def _exchange(
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most_bytes: int
+    ) -> Answer:
+        line = h11.Connection(h11.CLIENT)
+        content = request.content
+        size = len(content) if isinstance(content, bytes) else request.size
+        headers = [("Host", self._netloc), ("Connection", "close"), ("Authorization", f"Bearer {request.token}")]
+        headers += [("Accept", "application/json"), ("Content-Type", request.kind), ("Content-Length", str(size))]
+        head = h11.Request(method=request.method, target=f"{self._path}{request.path}", headers=headers)
+        writer.write(line.send(head) or b"")
+        async for part in _parts(content):
+            writer.write(line.send(h11.Data(data=part)) or b"")
+            await writer.drain()
+        writer.write(line.send(h11.EndOfMessage()) or b"")
+        await writer.drain()
+        return await _read(line, reader, most_bytes)
+
+
+async def _parts(content: AsyncIterator[bytes] | bytes) -> AsyncIterator[bytes]:
+    if isinstance(content, bytes):
+        if content:
+            yield content
+        return
+    async for part in content:
+        yield part
+
+
+async def _read(line: h11.Connection, reader: asyncio.StreamReader, most_bytes: int) -> Answer:
+    status, headers, parts, total = 0, {}, [], 0
+    while True:
+        match line.next_event():
+            case h11.NEED_DATA:
+                line.receive_data(await reader.read(_PART_BYTES))
+            case h11.Response() as response:
+                status = response.status_code
+                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
+            case h11.Data() as part:
+                total += len(part.data)
+                if total > most_bytes:
+                    raise OSError(f"the answer is larger than {most_bytes} bytes")
+                parts.append(bytes(part.data))
+            case h11.EndOfMessage():
+                return Answer(status=status, headers=headers, body=b"".join(parts))
+            case h11.InformationalResponse():
+                pass
+            case _:
+                raise OSError("the line broke before the answer was whole")

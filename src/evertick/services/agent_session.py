@@ -1,0 +1,250 @@
+"""One attempt, from its acknowledged start to its end: runs it, keeps its lease, ships its log, tells how it ended.
+
+What the API is not there for waits: lines in the spool, the outcome in its file. What was taken away is killed at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from enum import IntEnum
+from math import inf
+from typing import TypeVar
+
+from evertick.config import Settings
+from evertick.domain.agent_order import AgentOrder
+from evertick.domain.attempt import Outcome, OutcomeKind
+from evertick.domain.errors import Conflict, EvertickError, LeaseLost, Refused, Unanswered
+from evertick.execution.bundle import unpack
+from evertick.execution.bundle_folders import keep
+from evertick.execution.limits import ExecutorLimits
+from evertick.execution.local import LocalExecutor
+from evertick.execution.result_files import ResultFiles, files_in
+from evertick.execution.spool import LogCap
+from evertick.execution.stock import BundlePlace
+from evertick.services.agent_heartbeat import AgentHeartbeat
+from evertick.services.agent_line import AgentLine, keep_asking
+from evertick.services.agent_log import AgentLog
+from evertick.services.agent_outcome_file import OutcomeFile
+from evertick.services.contact import Contact
+from evertick.services.events import Log
+from evertick.services.leaving import stop_within
+
+# Whoever ends us kills us soon after: that much is left to tell how it ended.
+LAST_WORDS_SECONDS = 10.0
+# An attempt that is over waits no longer for its lines than that, before its end is told.
+LAST_LINES_SECONDS = 10.0
+T = TypeVar("T")
+_STOPPED = "the agent was stopped before the attempt began"
+
+
+class AgentExit(IntEnum):
+    """How an agent's process ends: what whoever watches it sees first."""
+
+    DONE = 0
+    FAILED = 1
+    STOPPED = 3
+    UNREPORTED = 4
+    NOT_OURS = 5
+
+
+class AgentSession:
+    def __init__(
+        self,
+        settings: Settings,
+        told: AgentOrder,
+        *,
+        line: AgentLine,
+        heard_at: float,
+        log: Log,
+        environment: Mapping[str, str] | None,
+    ) -> None:
+        """`heard_at`: when the start was sent that was answered, in seconds since boot."""
+        self._settings, self._line, self._environment = settings, line, environment
+        self._order, self._uses_threads, limits = told.order, told.uses_threads, told.limits
+        order = self._order
+        self._log = log.bind(run=order.key.run_id, task=f"{order.dag}.{order.task}", epoch=order.epoch)
+        self._grace_seconds = limits.stop_grace_seconds
+        self._files = ResultFiles(
+            folder=str(settings.result_place.absolute()),
+            spill_bytes=limits.result_spill_bytes,
+            max_bytes=limits.result_max_bytes,
+        )
+        cap = LogCap(head_bytes=limits.log_head_bytes, tail_bytes=limits.log_tail_bytes)
+        self._executor = LocalExecutor(
+            slots=1,
+            spool_dir=settings.spool_folder,
+            session=order.session,
+            resolve_bundle=self._place,
+            on_outcomes=self._on_outcomes,
+            # One attempt: nothing is kept ready for a second.
+            limits=ExecutorLimits(log_cap=cap, results=self._files, min_stock=1, max_stock=1),
+        )
+        self._ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        # Set when there is nobody any more to whom it could be told.
+        self._give_up = asyncio.Event()
+        self._outcome_file = OutcomeFile(settings.agent_outcome_file, session=order.session, log=self._log)
+        self._heartbeat = AgentHeartbeat(
+            line,
+            limits,
+            contact=Contact(limits.lost_after_seconds, now=heard_at),
+            executor=self._executor,
+            order=order,
+            on_lost=self._on_lost,
+            log=self._log,
+        )
+        self._lines = AgentLog(line, self._executor, log=self._log)
+        self._is_lost = False
+
+    async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> AgentExit:
+        self._log.info("start", session=f"{self._order.session:016x}", attempt=self._order.attempt)
+        async with self._executor, asyncio.TaskGroup() as group:
+            works = (self._heartbeat.run(), self._lines.run(), self._stop_when_asked(stop, hurry))
+            beside = [group.create_task(work) for work in works]
+            await self._begin()
+            outcome = await self._ended
+            code = await self._tell(outcome)
+            for task in beside:
+                task.cancel()
+        return code
+
+    async def _begin(self) -> None:
+        try:
+            await self._fetch_inputs()
+            self._executor.start_many([self._order])
+        except (Conflict, Unanswered):
+            # It is stopping by now.
+            self._end(OutcomeKind.GIVEN_BACK, _STOPPED)
+        except EvertickError as error:
+            self._end(OutcomeKind.FAILED, f"{type(error).__name__}: {error}")
+
+    async def _fetch_inputs(self) -> None:
+        """Large results of those above it: they are files where the API is, and must be files here."""
+        wanted = await asyncio.to_thread(lambda: files_in(json.loads(self._order.inputs_json)))
+        run_id = self._order.key.run_id
+        for digest, size in wanted.items():
+            with suppress(EvertickError):
+                await asyncio.to_thread(self._files.get, run_id, digest, size)
+                continue
+            raw = await self._ask_for(f"/results/{digest}")
+            await asyncio.to_thread(self._files.put, run_id, raw.decode("utf-8", "replace"))
+
+    async def _place(self, bundle: str, file: str) -> BundlePlace:
+        """The code, by its hash: kept from before, or fetched and verified."""
+        folder = self._settings.bundles_folder
+        if not await asyncio.to_thread(keep, folder / bundle):
+            try:
+                archive = await self._ask_for(f"/bundles/{bundle}")
+            except (Unanswered, LeaseLost) as error:
+                # No fault of the code: it is given back.
+                raise OSError(str(error)) from None
+            await asyncio.to_thread(unpack, archive, bundle, folder)
+        return BundlePlace(path=folder / bundle, uses_threads=self._uses_threads, environment=self._environment)
+
+    async def _ask_for(self, path: str) -> bytes:
+        what = path.split("/")[1]
+        return await keep_asking(
+            lambda: self._line.fetch(path), until=self._give_up, seconds=inf, what=what, log=self._log
+        )
+
+    def _on_outcomes(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            if not self._ended.done():
+                self._ended.set_result(outcome)
+
+    def _end(self, kind: OutcomeKind, reason: str) -> None:
+        order = self._order
+        self._on_outcomes([Outcome(key=order.key, epoch=order.epoch, kind=kind, reason=reason)])
+
+    def _on_lost(self) -> None:
+        """It was given to somebody else: what runs here is killed, and has nothing to tell."""
+        self._is_lost = True
+        self._log.error("lease_lost")
+        self._give_up.set()
+        if not self._executor.held():
+            self._end(OutcomeKind.KILLED, "lease lost")
+
+    async def _stop_when_asked(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
+        await stop.wait()
+        self._log.info("stopping")
+        if not self._executor.held():
+            self._end(OutcomeKind.GIVEN_BACK, _STOPPED)
+        await stop_within(self._executor, self._grace_seconds, hurry)
+        await asyncio.sleep(LAST_WORDS_SECONDS)
+        self._give_up.set()
+
+    async def _tell(self, outcome: Outcome) -> AgentExit:
+        """First where it lasts, then to the API."""
+        self._log.info("ended", outcome=outcome.kind.value, **({"reason": outcome.reason} if outcome.reason else {}))
+        if self._is_lost:
+            return AgentExit.NOT_OURS
+        is_file = outcome.result_json is not None and bool(self._sent_apart(outcome.result_json))
+        is_safe = await self._outcome_file.write(outcome, has_result_elsewhere=is_file)
+        await self._lines.flush(LAST_LINES_SECONDS)
+        try:
+            if is_file:
+                outcome = await self._patiently(lambda: self._send_result(outcome), inf)
+                is_safe = await self._outcome_file.write(outcome)
+            patience = self._settings.agent_patience_seconds if is_safe else inf
+            await self._patiently(lambda: self._finish(outcome), patience)
+        except LeaseLost as error:
+            self._log.error("lease_lost", error=error)
+            return AgentExit.NOT_OURS
+        except EvertickError as error:
+            self._log.error("unreported", error=error, is_left_behind=is_safe)
+            return AgentExit.NOT_OURS if self._is_lost else AgentExit.UNREPORTED
+        self._executor.settle([(outcome.key, outcome.epoch)])
+        self._log.info("finish", outcome=outcome.kind.value)
+        return _EXITS[outcome.kind]
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]], seconds: float) -> T:
+        return await keep_asking(ask, until=self._give_up, seconds=seconds, what="finish", log=self._log)
+
+    def _sent_apart(self, result_json: str) -> dict[str, int]:
+        """The file that the result is in, if it is in one: a reference is short."""
+        return files_in(json.loads(result_json)) if len(result_json) < 1000 else {}
+
+    async def _send_result(self, outcome: Outcome) -> Outcome:
+        assert outcome.result_json is not None
+        for digest, size in self._sent_apart(outcome.result_json).items():
+            path = self._settings.result_place.absolute() / str(outcome.key.run_id) / digest
+            try:
+                await self._line.put(f"/results/{digest}", path, size)
+            except (Unanswered, LeaseLost):
+                raise
+            except (EvertickError, OSError) as error:
+                reason = f"its result could not be sent: {error}"
+                return replace(outcome, kind=OutcomeKind.FAILED, reason=reason, result_json=None)
+        return outcome
+
+    async def _finish(self, outcome: Outcome) -> None:
+        try:
+            await self._line.finish(outcome)
+        except (Unanswered, LeaseLost):
+            raise
+        except Conflict:
+            raise LeaseLost("another agent has this attempt") from None
+        except Refused:
+            raise
+        except EvertickError as error:
+            # What the API does not take as it stands it would not take later, either.
+            self._log.error("report_refused", error=error)
+            reason = f"its outcome could not be stored: {error}"
+            await self._line.finish(
+                Outcome(key=outcome.key, epoch=outcome.epoch, kind=OutcomeKind.FAILED, reason=reason)
+            )
+
+
+_EXITS = {
+    OutcomeKind.SUCCESS: AgentExit.DONE,
+    OutcomeKind.SKIPPED: AgentExit.DONE,
+    OutcomeKind.DEFERRED: AgentExit.DONE,
+    OutcomeKind.FAILED: AgentExit.FAILED,
+    OutcomeKind.TIMED_OUT: AgentExit.FAILED,
+    OutcomeKind.LOST: AgentExit.FAILED,
+    OutcomeKind.KILLED: AgentExit.STOPPED,
+    OutcomeKind.GIVEN_BACK: AgentExit.STOPPED,
+}

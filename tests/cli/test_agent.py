@@ -1,0 +1,66 @@
+"""`evertick agent`: what it refuses before it has begun, and how little it needs to begin."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evertick.cli.main import main
+
+# Each would make the start of every attempt slower, and none is of use to one who only speaks HTTP.
+HEAVY = (
+    "psycopg",
+    "fastapi",
+    "pydantic",
+    "cryptography",
+    "uvicorn",
+    "rich",
+    "jinja2",
+    "evertick.store",
+    "evertick.engine",
+)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(list(arguments)) == 2
+    return capsys.readouterr().err
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EVERTICK_SERVER", "EVERTICK_AGENT_TOKEN", "EVERTICK_AGENT_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_without_a_server_or_a_token_it_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "--server URL" in refused(capsys, "agent")
+    monkeypatch.setenv("EVERTICK_SERVER", "http://127.0.0.1:1")
+    assert "--token-file" in refused(capsys, "agent")
+    assert "No such file" in refused(capsys, "agent", "--token-file", str(tmp_path / "none"))
+    (tmp_path / "token").write_text("eva_secret and more")
+    text = refused(capsys, "agent", "--token-file", str(tmp_path / "token"))
+    assert "it is one word" in text and "eva_secret" not in text
+    (tmp_path / "token").write_bytes(b"\xff")
+    assert "it is no text" in refused(capsys, "agent", "--token-file", str(tmp_path / "token"))
+
+
+@pytest.mark.parametrize(
+    "server", ["evertick.example.com", "ftp://x", "http://", "http://a:99999", "https://me:pw@host"]
+)
+def test_what_is_no_address_is_refused(
+    capsys: pytest.CaptureFixture[str], server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERTICK_AGENT_TOKEN", "eva_x.y")
+    assert "is no address of a server" in refused(capsys, "--server", server, "agent")
+
+
+def test_it_loads_little() -> None:
+    script = "import evertick.cli.main, evertick.cli.agent, sys; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert "evertick.services.agent" in found and "h11" in found
+    assert [name for name in found if name in HEAVY] == []

@@ -1,0 +1,234 @@
+"""Agents in processes of their own, an API that comes and goes, and every way in which they can lose each other (B10, K9)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from evertick.domain.attempt import TaskKey
+from evertick.domain.sealing import new_key
+from evertick.domain.stored_values import ValueKind
+from evertick.engine.cancel import cancel
+from evertick.engine.reap import bury
+from evertick.engine.secrets import put_value
+from evertick.services.keyring import load_keyring
+from evertick.services.neighbours import certify_deaths
+from evertick.store import logs
+from tests.chaos.proxy import Mode, Proxy
+from tests.engine import invariants
+from tests.engine.world import value
+from tests.system.agents import FAR, Farm
+from tests.system.work import Published, loaded
+from tests.waiting import elapse, eventually
+
+CANARY = "canary-51c0ffee"
+
+
+@pytest.fixture(scope="session")
+def far(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return loaded(FAR, tmp_path_factory.mktemp("far"))
+
+
+@pytest.fixture
+async def farm(database: str, tmp_path: Path) -> AsyncIterator[Farm]:
+    async with Farm(database, tmp_path, secret_keys=(new_key(),), result_spill_bytes=2048) as made:
+        await invariants.install(made.conn)
+        yield made
+        assert await invariants.violations(made.conn) == []
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except FileNotFoundError:
+        return False
+
+
+async def test_an_agent_runs_its_attempt_and_tells_how_it_ended(farm: Farm, far: Published) -> None:
+    row = await farm.dispatch(far, "quick")
+    agent = await farm.start(row)
+    assert await agent.ended() == 0, agent.said()
+    assert (await farm.task(row)).state == "success" and await farm.result(row) == {"rows": 5}
+    assert "".join(each.content for each in await logs.read(farm.conn, agent.key)).endswith("counting\n")
+    outcome = agent.outcome()
+    assert outcome is not None and (outcome["kind"], outcome["result"]) == ("success", '{"rows":5}')
+    # A second agent with the same token comes too late, and runs nothing.
+    late = await farm.start(row)
+    assert await late.ended() == 5 and "not_started" in late.said() and late.outcome() is None
+
+
+async def test_a_failure_is_told_with_its_exit_code(farm: Farm, far: Published) -> None:
+    row = await farm.dispatch(far, "failing")
+    agent = await farm.start(row)
+    assert await agent.ended() == 1, agent.said()
+    task = await farm.task(row)
+    assert (task.state, task.exit_code) == ("failed", 7)
+
+
+async def test_large_results_and_inputs_travel_as_files(farm: Farm, far: Published) -> None:
+    make = await farm.start(await farm.dispatch(far, "large"))
+    assert await make.ended() == 0, make.said()
+    row = await farm.claim()
+    take = await farm.start(row, EVERTICK_HOME=str(farm.folder / "another"))
+    assert await take.ended() == 0, take.said()
+    assert await farm.result(row) == 5000
+    assert await value(farm.conn, "select value->>'$evertick' from result where idx = 0") == "file"
+
+
+async def test_a_secret_is_seen_by_nobody_else_and_tokens_by_no_user_code(farm: Farm, far: Published) -> None:
+    keyring = load_keyring(farm.settings)
+    await put_value(farm.conn, keyring, kind=ValueKind.SECRET, name="db", value=CANARY, actor="test")
+    row = await farm.dispatch(far, "secret")
+    key = TaskKey(row.run_id, row.idx, row.map_index)
+    token = farm.tokens.make_start_token(key=key, epoch=row.epoch, session=row.session)
+    agent = await farm.start(row, EVERTICK_AGENT_TOKEN=token)
+    seen = [Path(f"/proc/{agent.process.pid}/cmdline").read_bytes()]
+    assert await agent.ended() == 0, agent.said()
+    log = "".join(each.content for each in await logs.read(farm.conn, agent.key))
+    assert await farm.result(row) == ["EVERTICK_WARM_PARENT"], "of ours user code sees the mark of its process alone"
+    assert "using ***" in log and "environment ['EVERTICK_WARM_PARENT']" in log
+    for text in (log, agent.said(), seen[0].decode(), agent.outcome_file.read_text()):
+        assert CANARY not in text and "eva_" not in text and token not in text
+    for place in farm.folder.rglob("*"):
+        if place.is_file() and "token-" not in place.name:
+            assert CANARY.encode() not in place.read_bytes(), place
+
+
+async def test_a_cancel_kills_the_body_and_is_confirmed(farm: Farm, far: Published) -> None:
+    row = await farm.dispatch(far, "lasting")
+    agent = await farm.start(row)
+    body = await farm.begun(agent)
+    await cancel(farm.conn, run_id=row.run_id, actor="test")
+    assert await agent.ended() == 3, agent.said()
+    assert not is_alive(body) and (await farm.task(row)).state == "canceled"
+
+
+async def test_a_pod_that_is_deleted_gives_its_attempt_back(farm: Farm, far: Published) -> None:
+    row = await farm.dispatch(far, "lasting")
+    agent = await farm.start(row)
+    body = await farm.begun(agent)
+    agent.signal(signal.SIGTERM)
+    assert await agent.ended() == 3, agent.said()
+    outcome = agent.outcome()
+    assert not is_alive(body) and outcome is not None and outcome["kind"] == "given_back"
+    assert (await farm.task(row)).state == "available"
+
+
+async def test_an_outage_of_the_api_kills_nothing_and_loses_no_line(farm: Farm, far: Published) -> None:
+    row = await farm.dispatch(far, "talking")
+    agent = await farm.start(row)
+    body = await farm.begun(agent)
+    await farm.close_api()
+    # Longer than several heartbeats and than it takes the body to end meanwhile.
+    farm.go()
+    await eventually(agent.outcome, 30)
+    await elapse(1.5)
+    assert agent.process.returncode is None, "it holds an outcome that nobody has heard"
+    await farm.open_api()
+    assert await agent.ended() == 0, agent.said()
+    assert not is_alive(body) and (await farm.task(row)).state == "success"
+    text = "".join(each.content for each in await logs.read(farm.conn, agent.key))
+    said = [line.split("line ")[1] for line in text.splitlines() if "line " in line]
+    assert said == [str(number) for number in range(400)], "no gap, no double, in order"
+    assert "heard_again" in agent.said() or "answered" in agent.said()
+
+
+async def test_an_outcome_is_left_behind_when_the_api_does_not_come_back(farm: Farm, far: Published) -> None:
+    row = await farm.dispatch(far, "lasting")
+    agent = await farm.start(row, EVERTICK_AGENT_PATIENCE_SECONDS="0.5")
+    await farm.begun(agent)
+    await farm.close_api()
+    farm.go()
+    assert await agent.ended() == 4, agent.said()
+    outcome = agent.outcome()
+    assert outcome is not None and (outcome["kind"], outcome["result"]) == ("success", '"went"')
+    assert (await farm.task(row)).state == "running", "whoever finds the outcome tells it"
+
+
+async def test_an_attempt_that_was_taken_away_is_killed_and_tells_nothing(farm: Farm, far: Published) -> None:
+    row = await farm.dispatch(far, "lasting")
+    agent = await farm.start(row)
+    body = await farm.begun(agent)
+    await bury(farm.conn, session=row.session, reason="agent_lost: test", infra_retries=3)
+    assert await agent.ended() == 5, agent.said()
+    assert not is_alive(body) and agent.outcome() is None
+    assert (await farm.task(row)).state == "available"
+
+
+async def test_a_killed_agent_leaves_no_body_and_is_buried_by_who_sees_it(farm: Farm, far: Published) -> None:
+    row = await farm.dispatch(far, "lasting")
+    agent = await farm.start(row)
+    body = await farm.begun(agent)
+    os.kill(agent.process.pid, signal.SIGKILL)
+    assert await agent.ended() == -signal.SIGKILL
+    await certify_deaths(farm.conn, infra_retries=3)
+    assert not is_alive(body) and (await farm.task(row)).state == "available"
+
+
+async def test_a_frozen_agents_body_is_stopped_before_another_can_begin(
+    database: str, tmp_path: Path, far: Published
+) -> None:
+    """For tasks that must not run twice: their warm parent counts, and freezing the agent does not help."""
+    async with Farm(database, tmp_path, agent_lost_after_seconds=3.0) as farm:
+        row = await farm.dispatch(far, "strict")
+        agent = await farm.start(row)
+        body = await farm.begun(agent)
+        agent.signal(signal.SIGSTOP)
+        await eventually(lambda: not is_alive(body), 30)
+        await bury(farm.conn, session=row.session, reason="agent_lost: silent", infra_retries=3)
+        agent.signal(signal.SIGCONT)
+        assert await agent.ended() == 5, agent.said()
+        assert (await farm.task(row)).state == "available"
+
+
+@pytest.mark.parametrize("phase", ["start", "run"])
+async def test_lost_answers_change_nothing(farm: Farm, far: Published, phase: str) -> None:
+    """What was asked arrives, its answer does not: asked again it is answered alike, and everything happens once."""
+    row = await farm.dispatch(far, "lasting")
+    with Proxy.start(farm.address.removeprefix("http://")) as proxy:
+        port = proxy.listen("agent", speaks="bytes")
+        if phase == "start":
+            proxy.set("agent", Mode.one_way("up"))
+        agent = await farm.start(row, server=f"http://127.0.0.1:{port}")
+        if phase == "start":
+
+            async def is_running() -> bool:
+                return bool((await farm.task(row)).state == "running")
+
+            await eventually(is_running, 60)
+            assert not list(farm.flags.glob("began-*")), "nothing runs before the start is acknowledged"
+            proxy.reset("agent")
+            proxy.heal()
+        await farm.begun(agent)
+        proxy.set("agent", Mode.one_way("up"))
+        farm.go()
+
+        async def is_over() -> bool:
+            return bool((await farm.task(row)).state == "success")
+
+        await eventually(is_over, 60)
+        proxy.reset("agent")
+        proxy.heal()
+        assert await agent.ended() == 0, agent.said()
+    assert await farm.result(row) == "went"
+    assert (await farm.task(row)).attempt == 1
+
+
+async def test_a_token_that_expired_while_nobody_answered_is_renewed(
+    database: str, tmp_path: Path, far: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evertick.domain.agent_token.CLOCK_LEEWAY_SECONDS", 0.0)
+    async with Farm(database, tmp_path, attempt_token_seconds=1.0) as farm:
+        row = await farm.dispatch(far, "lasting")
+        agent = await farm.start(row)
+        await farm.begun(agent)
+        await farm.close_api()
+        await elapse(1.2)
+        await farm.open_api()
+        farm.go()
+        assert await agent.ended() == 0, agent.said()
+        assert (await farm.task(row)).state == "success"
