@@ -5,14 +5,20 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast
 
-from evertick.config import LOCAL, Settings
+from evertick.config import LOCAL, Settings, user_environment
 from evertick.domain.errors import EvertickError, InvalidSettings
+from evertick.execution.local_agents import LocalAgents
 from evertick.execution.remote import RemoteExecutor
 
 _OURS = {
-    "process": "evertick.execution.process_executor:process_executor",
+    "process": "evertick.services.executors:agents_here",
     "kubernetes": "evertick.services.kubernetes:kubernetes_executor",
 }
+
+
+def agents_here(settings: Settings) -> LocalAgents:
+    """The executor `process`."""
+    return LocalAgents(settings.home.absolute() / "agents", environment=user_environment())
 
 
 def open_executor(settings: Settings) -> RemoteExecutor:

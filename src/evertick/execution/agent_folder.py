@@ -1,0 +1,117 @@
+"""What is kept of one agent that was started on this machine: its process, its token, its outcome. Enough to find it again after
+whoever started it is gone, and to tell it from another process with its number.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from evertick.domain.agent_outcome import MOST_BYTES
+
+_START_TICKS = 19  # field of /proc/<pid>/stat, counted after the command's closing bracket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentFolder:
+    """One attempt's. Nobody but the owner can look into it."""
+
+    path: Path
+
+    @property
+    def token_file(self) -> Path:
+        return self.path / "token"
+
+    @property
+    def outcome_file(self) -> Path:
+        return self.path / "outcome"
+
+    @property
+    def output_file(self) -> Path:
+        return self.path / "output"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Alone with it, also among other processes. Makes it if it is not there."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (self.path / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def keep_token(self, token: str) -> None:
+        fd = os.open(self.token_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "w", encoding="ascii") as file:
+            file.write(token)
+
+    @property
+    def was_started(self) -> bool:
+        return (self.path / "pid").exists()
+
+    def keep_pid(self, pid: int) -> None:
+        self._keep("pid", f"{pid} {_started(pid)} {_boot()}")
+
+    def living_pid(self) -> int | None:
+        """Its process, if that very one still lives. A zombie has ended."""
+        try:
+            pid, started, boot = (self.path / "pid").read_text(encoding="ascii").split()
+            if boot == _boot() and started == _started(int(pid)) and _state(int(pid)) not in ("Z", "X"):
+                return int(pid)
+        except (OSError, ValueError):
+            return None
+        return None
+
+    def keep_exit(self, code: int) -> None:
+        self._keep("exit", str(code))
+
+    def exit_code(self) -> int | None:
+        """None if nobody was there to see it."""
+        try:
+            return int((self.path / "exit").read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return None
+
+    def outcome(self) -> bytes | None:
+        try:
+            with self.outcome_file.open("rb") as file:
+                return file.read(MOST_BYTES + 1)
+        except OSError:
+            return None
+
+    def note_asked(self, now: float) -> float:
+        """Since when it has been asked to end: by the seconds since boot."""
+        file = self.path / "asked"
+        with suppress(OSError, ValueError):
+            return float(file.read_text(encoding="ascii"))
+        self._keep("asked", str(now))
+        return now
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _keep(self, name: str, text: str) -> None:
+        """Whole or not at all."""
+        draft = self.path / f".{name}"
+        with suppress(FileNotFoundError):
+            draft.write_text(text, encoding="ascii")
+            draft.replace(self.path / name)
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _started(pid: int) -> str:
+    return _stat(pid)[_START_TICKS]
+
+
+def _state(pid: int) -> str:
+    return _stat(pid)[0]
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,0 +1,176 @@
+"""Agents as processes of this machine: the simplest remote executor there is, for trying it out and for small fleets.
+
+An agent has a session and process group of its own, outlives the runner that started it, and is found again by its folder. It has
+ended when nothing of its process tree is left. Its token is in a file that only its owner can read, never in a command line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from evertick.domain.errors import ExecutorUnavailable
+from evertick.domain.remote import parse_name
+from evertick.execution.agent_folder import AgentFolder
+from evertick.execution.kill import kill_tree
+from evertick.execution.linux import boot_seconds
+from evertick.execution.remote import Observed, Phase, RemoteOrder
+from evertick.execution.strays import end_strays
+
+AGENT = (sys.executable, "-P", "-m", "evertick.cli.main", "agent")
+STRAYS_SECONDS = 2.0
+
+
+class LocalAgents:
+    """All that start agents in one folder see the same ones."""
+
+    def __init__(self, folder: Path, *, environment: Mapping[str, str], command: Sequence[str] = AGENT) -> None:
+        self._folder, self._home = folder / "attempts", folder / "home"
+        self._environment, self._command = dict(environment), list(command)
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._watched: dict[str, int] = {}
+        self._changed = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Agents go on."""
+        for name in list(self._watched):
+            self._unwatch(name)
+
+    async def submit(self, order: RemoteOrder) -> None:
+        folder = self._of(order.name)
+        try:
+            with folder.locked():
+                if not folder.was_started:
+                    self._start(folder, order)
+        except OSError as error:
+            raise ExecutorUnavailable(f"the agent could not be started: {error}") from None
+        self._watch(order.name, folder)
+
+    def _start(self, folder: AgentFolder, order: RemoteOrder) -> None:
+        folder.keep_token(order.token)
+        environment = {
+            **self._environment,
+            "EVERTICK_SERVER": order.api_url,
+            "EVERTICK_AGENT_TOKEN_FILE": str(folder.token_file),
+            "EVERTICK_AGENT_OUTCOME_FILE": str(folder.outcome_file),
+            # All share one, so that code is fetched once.
+            "EVERTICK_HOME": str(self._home),
+        }
+        with folder.output_file.open("wb") as output:
+            child = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+        folder.keep_pid(child.pid)
+        self._children[order.name] = child
+
+    async def observe(self) -> Mapping[str, Observed]:
+        seen: dict[str, Observed] = {}
+        for name in sorted(each.name for each in self._folder.iterdir()):
+            if (found := await self.find(name)) is not None:
+                seen[name] = found
+        return seen
+
+    async def find(self, name: str) -> Observed | None:
+        folder = self._of(name)
+        if not folder.was_started:
+            return None
+        self._collect(name)
+        self._watch(name, folder)
+        if folder.living_pid() is not None or not await self._is_nothing_left(name):
+            return Observed(phase=Phase.RUNNING)
+        code = folder.exit_code()
+        return Observed(phase=Phase.ENDED, reason=_reason(code), exit_code=_status(code), outcome=folder.outcome())
+
+    async def cancel(self, name: str, grace_seconds: float) -> None:
+        """Asks it to end, and ends it by force when it has not within the grace. What has ended is taken away."""
+        folder = self._of(name)
+        if not folder.path.exists():
+            return
+        pid = folder.living_pid()
+        if pid is None:
+            if await self._is_nothing_left(name):
+                self._unwatch(name)
+                await asyncio.to_thread(folder.remove)
+            return
+        self._watch(name, folder)
+        is_new = not (folder.path / "asked").exists()
+        asked_at = folder.note_asked(boot_seconds())
+        if boot_seconds() - asked_at >= grace_seconds:
+            await asyncio.to_thread(kill_tree, pid)
+        elif is_new:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            asyncio.get_running_loop().call_later(grace_seconds, self._changed.set)
+
+    async def hints(self) -> AsyncIterator[None]:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            yield None
+
+    def _of(self, name: str) -> AgentFolder:
+        return AgentFolder(path=self._folder / name)
+
+    async def _is_nothing_left(self, name: str) -> bool:
+        """What an agent that was killed left running dies with it; this waits for that, and helps."""
+        attempt = parse_name(name)
+        if attempt is None:
+            return True
+        return await asyncio.to_thread(end_strays, attempt.session, within_seconds=STRAYS_SECONDS)
+
+    def _watch(self, name: str, folder: AgentFolder) -> None:
+        """Be told when it ends, whoever started it."""
+        pid = folder.living_pid()
+        if name in self._watched or pid is None:
+            return
+        with suppress(OSError):
+            pidfd = self._watched[name] = os.pidfd_open(pid)
+            asyncio.get_running_loop().add_reader(pidfd, self._on_end, name)
+
+    def _on_end(self, name: str) -> None:
+        self._unwatch(name)
+        self._collect(name)
+        self._changed.set()
+
+    def _collect(self, name: str) -> None:
+        """How it ended, if it is our child and has."""
+        child = self._children.get(name)
+        if child is not None and (code := child.poll()) is not None:
+            del self._children[name]
+            self._of(name).keep_exit(code)
+
+    def _unwatch(self, name: str) -> None:
+        pidfd = self._watched.pop(name, None)
+        if pidfd is not None:
+            asyncio.get_running_loop().remove_reader(pidfd)
+            os.close(pidfd)
+
+
+def _status(code: int | None) -> int | None:
+    """As a shell tells it."""
+    return 128 - code if code is not None and code < 0 else code
+
+
+def _reason(code: int | None) -> str | None:
+    if code is None:
+        return "nobody saw how its agent ended"
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else None
