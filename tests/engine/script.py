@@ -11,11 +11,14 @@ from evertick.domain.retry import RetryPolicy
 from evertick.domain.states import TriggerRule
 from evertick.engine.cancel import cancel
 from evertick.engine.clear import clear, select_tasks
+from evertick.engine.dispatch import NeverBegan, QueuedEnd, claim_for_dispatch, end_queued
 from evertick.engine.mark import mark
 from evertick.engine.pause import pause, unpause
 from evertick.engine.promote import promote
 from evertick.engine.reap import bury
 from evertick.store import runners, runs
+from evertick.store.dispatch import QueuedRow
+from tests.engine.far_agents import as_claim, begin
 from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start
 
 CHAIN: Mapping[str, list[str]] = {"a": [], "b": ["a"], "c": ["b"]}
@@ -175,7 +178,37 @@ async def ended_tasks_are_marked_as_something_else(conn: AsyncConnection) -> Non
         await mark(conn, TaskKey(canceled, 1, -1), state=state, actor="script")
 
 
+async def what_is_handed_over_ends_in_every_way(conn: AsyncConnection) -> None:
+    await put(conn, make_dag("far", {"a": []}))
+    runner = await Runner.join(conn, executor="far")
+    for state in MARKS:
+        run, row = await _handed_over(conn, runner)
+        await mark(conn, TaskKey(run, 0, -1), state=state, actor="script")
+        await _end_queued(conn, row, QueuedEnd.STOPPED)
+    run, row = await _handed_over(conn, runner)
+    await cancel(conn, run_id=run, actor="script")
+    await _end_queued(conn, row, QueuedEnd.STOPPED)
+    run, row = await _handed_over(conn, runner)
+    await _end_queued(conn, row, QueuedEnd.GIVEN_BACK)
+    (row,) = await claim_for_dispatch(conn, session=runner.session, queues=["default"], free=9)
+    await begin(conn, session=row.session, epoch=row.epoch)
+    await Runner(conn, row.session).finish(as_claim(row))
+
+
+async def _handed_over(conn: AsyncConnection, runner: Runner) -> tuple[int, QueuedRow]:
+    run = await start(conn, "far")
+    (row,) = await claim_for_dispatch(conn, session=runner.session, queues=["default"], free=9)
+    return run, row
+
+
+async def _end_queued(conn: AsyncConnection, row: QueuedRow, kind: QueuedEnd) -> None:
+    key = TaskKey(row.run_id, row.idx, row.map_index)
+    end = NeverBegan(key=key, epoch=row.epoch, session=row.session, kind=kind, reason="script")
+    await end_queued(conn, [end], infra_retries=3)
+
+
 SCENES: list[Scene] = [
+    what_is_handed_over_ends_in_every_way,
     everything_goes_well,
     things_fail_and_skip,
     the_first_success_starts_what_waits_for_one,

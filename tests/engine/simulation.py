@@ -42,6 +42,7 @@ from evertick.engine.claim_cursor import ClaimCursor
 from evertick.engine.claim_matching import Matching, step_matching
 from evertick.engine.clear import clear, select_tasks
 from evertick.engine.decide_approval import Decision, decide_approval
+from evertick.engine.dispatch import NeverBegan, QueuedEnd, claim_for_dispatch, end_queued
 from evertick.engine.extend import extend
 from evertick.engine.fire import fire
 from evertick.engine.gates import reconcile_gates, set_pool, tend, unadmit
@@ -54,12 +55,14 @@ from evertick.engine.reconcile import reconcile
 from evertick.engine.send_event import send_event
 from evertick.engine.step import step
 from evertick.engine.wake import wake
-from evertick.store import approvals, shards
+from evertick.store import approvals, dispatch, shards
 from evertick.store.db import Purpose, connect
+from evertick.store.dispatch import QueuedRow
 from evertick.store.prune import Mandate
 from evertick.store.tasks import StepRow
 from tests.databases import Cluster, own_cluster
 from tests.engine import invariants
+from tests.engine.far_agents import as_claim, begin
 from tests.engine.world import T0, Runner, key_of, make_dag, put, set_clock, start
 
 STEPS_PER_EPISODE = 500
@@ -86,6 +89,9 @@ class World:
         self.runners: list[Runner] = []
         self.held: list[tuple[Runner, StepRow]] = []
         self.past: list[tuple[Runner, StepRow]] = []
+        # Of the runner that drives an executor elsewhere: what it was given, and of that what is over.
+        self.queued: list[QueuedRow] = []
+        self.queued_past: list[QueuedRow] = []
         self.epochs = [0]
         self.did: Counter[str] = Counter()
         self.trace: list[str] = []
@@ -96,6 +102,7 @@ class World:
         self.epochs.append(await self._take_over())
         for _ in range(3):
             self.runners.append(await Runner.join(self.conn))
+        self.far = await Runner.join(self.conn, executor="far", slots=6)
         for name in POOLS:
             await set_pool(self.conn, name=name, slots=2, actor="sim")
         for name in DAGS:
@@ -322,14 +329,61 @@ class World:
             )
         self.held += [(runner, claim) for claim in done.claims]
 
+    async def claim_far(self) -> None:
+        free = self.dice.choice([1, 2, 5])
+        self.queued += await claim_for_dispatch(self.conn, session=self.far.session, queues=["default"], free=free)
+
+    async def begin_far(self) -> None:
+        """An agent begins, unless somebody asked it to stop; from then on it is a runner with one slot."""
+        if not self.queued:
+            return
+        row = self.dice.choice(self.queued)
+        if await begin(self.conn, session=row.session, epoch=row.epoch):
+            self.queued.remove(row)
+            self.held.append((Runner(self.conn, row.session), as_claim(row)))
+
+    async def end_far(self) -> None:
+        """Nothing of it is left over there, and it never began."""
+        if not self.queued:
+            return
+        row = self.dice.choice(self.queued)
+        if not await self._end_queued(row):
+            raise Violation(f"seed {self.seed}, step {len(self.trace)}: the end of {row[:5]} was refused")
+        self.queued.remove(row)
+        self.queued_past.append(row)
+
+    async def end_far_stale(self) -> None:
+        if not self.queued_past:
+            return
+        row, before = self.dice.choice(self.queued_past[-50:]), await self._snapshot()
+        if await self._end_queued(row) or await self._snapshot() != before:
+            raise Violation(f"seed {self.seed}, step {len(self.trace)}: V3 a stale end of {row[:5]} changed something")
+
+    async def tidy_far(self) -> None:
+        """All is over there that is over; and now and then the runner is another one, which looks after what the first did."""
+        rows = await dispatch.list_of(self.conn, owner=self.far.session)
+        gone = await dispatch.forget(self.conn, [row.session for row in rows])
+        if gone != sum(row.state is None for row in rows):
+            raise Violation(f"seed {self.seed}, step {len(self.trace)}: {gone} of {rows} were taken off the list")
+        if self.dice.random() < 0.3:
+            await bury(self.conn, session=self.far.session, reason="agent_lost: test", infra_retries=3)
+            self.far = await Runner.join(self.conn, executor="far", slots=6)
+            await dispatch.adopt(self.conn, session=self.far.session, silent_seconds=30, most=100)
+
+    async def _end_queued(self, row: QueuedRow) -> bool:
+        kind, key = self.dice.choice(list(QueuedEnd)), TaskKey(row.run_id, row.idx, row.map_index)
+        end = NeverBegan(key=key, epoch=row.epoch, session=row.session, kind=kind, reason="test")
+        return bool((await end_queued(self.conn, [end], infra_retries=3)).moved_sessions)
+
     async def finish(self) -> None:
         if not self.held:
             return
         runner = self.dice.choice(self.held)[0]
         mine = [pair for pair in self.held if pair[0] is runner]
+        is_agent = runner not in self.runners
         ending = self.dice.sample(mine, self.dice.randint(1, len(mine)))
         ends = [(claim, self._outcome(), self._fields()) for _, claim in ending]
-        claims, refused = await runner.step(ends, free=self.dice.choice([0, 1, 3]))
+        claims, refused = await runner.step(ends, free=0 if is_agent else self.dice.choice([0, 1, 3]))
         if refused:
             raise Violation(f"seed {self.seed}: the owner's report was refused: {refused}")
         self.past += ending
@@ -431,6 +485,7 @@ class World:
             "task",
             "run_status",
             "lease",
+            "dispatch",
             "ready",
             "timer",
             "retry_line",
@@ -483,6 +538,11 @@ ACTIONS: dict[str, tuple[Callable[[World], Awaitable[None]], int]] = {
     "claim": (World.claim, 20),
     "claim_matching": (World.claim_matching, 10),
     "finish": (World.finish, 40),
+    "claim_far": (World.claim_far, 6),
+    "begin_far": (World.begin_far, 8),
+    "end_far": (World.end_far, 4),
+    "end_far_stale": (World.end_far_stale, 1),
+    "tidy_far": (World.tidy_far, 4),
     "finish_again": (World.finish_again, 3),
     "finish_stale": (World.finish_stale, 4),
     "extend": (World.extend, 4),

@@ -26,6 +26,7 @@ from evertick.engine.why import explain
 from evertick.store import dispatch
 from evertick.store.dispatch import QueuedRow
 from evertick.store.tasks import Look
+from tests.engine.far_agents import begin
 from tests.engine.invariants import install, violations
 from tests.engine.world import Runner, lead, make_dag, put, run_state, start, states, value
 
@@ -48,15 +49,6 @@ async def end(
     one = NeverBegan(key=key_of(row), kind=kind, reason=f"{kind}: because", **place)
     done = await end_queued(conn, [one], infra_retries=infra_retries)
     return bool(done.moved_sessions)
-
-
-async def begin(conn: AsyncConnection, row: QueuedRow) -> None:
-    """What an agent's start does to the task."""
-    await conn.execute(
-        "update task set state = 'running', started_at = clock() where session = %s and state = 'queued'",
-        [row.session],
-    )
-    await conn.execute("insert into lease values (%s, %s, %s, %s, %s)", [row.session, *key_of(row), row.epoch])
 
 
 async def repair(conn: AsyncConnection) -> list[str]:
@@ -201,7 +193,7 @@ async def test_an_end_of_another_epoch_or_session_changes_nothing(
 async def test_an_attempt_that_has_begun_is_not_ended_as_one_that_never_did(conn: AsyncConnection) -> None:
     runner, run_id = await world(conn)
     (row,) = await claim(runner)
-    await begin(conn, row)
+    assert await begin(conn, session=row.session, epoch=row.epoch)
     assert not await end(conn, row, QueuedEnd.LOST)
     assert await states(conn, run_id) == {"t0": "running"}
     assert await value(conn, KEYS) == 1
@@ -251,7 +243,7 @@ async def test_a_clear_starts_it_anew(conn: AsyncConnection) -> None:
 async def test_a_try_is_stamped_only_for_what_may_still_begin(conn: AsyncConnection) -> None:
     runner, _run_id = await world(conn, 4)
     mine, begun, asked, other = await claim(runner)
-    await begin(conn, begun)
+    assert await begin(conn, session=begun.session, epoch=begun.epoch)
     await conn.execute("update task set request = 'cancel' where session = %s", [asked.session])
     await conn.execute("update dispatch set owner = 5 where session = %s", [other.session])
     sessions = [row.session for row in (mine, begun, asked, other)]
@@ -262,7 +254,7 @@ async def test_a_try_is_stamped_only_for_what_may_still_begin(conn: AsyncConnect
 async def test_an_attempt_is_taken_off_the_list_only_when_it_is_over(conn: AsyncConnection) -> None:
     runner, _run_id = await world(conn, 3)
     queued, running, over = await claim(runner)
-    await begin(conn, running)
+    assert await begin(conn, session=running.session, epoch=running.epoch)
     await conn.execute("update task set state = 'pending', session = null where session = %s", [over.session])
     assert await dispatch.forget(conn, [row.session for row in (queued, running, over)]) == 1
     assert {row.session for row in await dispatch.list_of(conn, owner=runner.session)} == {

@@ -20,26 +20,12 @@ from evertick.domain.errors import ExecutorBusy, ExecutorUnavailable, Submission
 from evertick.engine.step import step
 from evertick.execution.remote import Observed, Phase, RemoteOrder
 from evertick.store.db import Purpose, connect
+from tests.engine.far_agents import begin
 from tests.waiting import elapse
 
 # What a place does with a submission, by its name and how often it came. `fine` takes it; `lost` says so and does not;
 # `late` takes it and does not answer.
 Mood = Callable[[str, int], str]
-
-START = """
-with begun as (
-    update task set state = 'running', started_at = clock()
-    where session = %(session)s and epoch = %(epoch)s and state = 'queued' and request is null
-    returning run_id, idx, map_index, epoch, session
-), registered as (
-    insert into runner (session, runner_id, version, host, boot_id, pid_namespace, uid, pid, pid_started, queues, slots, beat_at,
-                        lost_after_seconds, started_at, executor)
-    select session, 'agent', '', 'far', '', '', 0, 0, 0, '{}', 1, clock(), 90, clock(), 'far' from begun
-), leased as (
-    insert into lease (session, run_id, idx, map_index, epoch) select session, run_id, idx, map_index, epoch from begun
-)
-update dispatch d set started_at = clock(), nonce = %(nonce)s from begun b where d.session = b.session returning d.session
-"""
 
 
 @dataclass(slots=True)
@@ -84,7 +70,7 @@ class Place:
         if self.lives == "idle":
             return
         async with await connect(self.url, purpose=Purpose.PLANNING) as conn:
-            if not await start(conn, thing.order):
+            if not await begin(conn, session=thing.order.session, epoch=thing.order.epoch):
                 self.end(thing.order.name, Observed(phase=Phase.ENDED, reason="refused", exit_code=3))
                 return
             self.begun[thing.order.name] += 1
@@ -104,11 +90,6 @@ class Place:
         for life in lives:
             life.cancel()
         await asyncio.gather(*lives, return_exceptions=True)
-
-
-async def start(conn: AsyncConnection, order: RemoteOrder) -> bool:
-    cursor = await conn.execute(START, {"session": order.session, "epoch": order.epoch, "nonce": order.name})
-    return await cursor.fetchone() is not None
 
 
 async def finish(conn: AsyncConnection, order: RemoteOrder) -> None:

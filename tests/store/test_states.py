@@ -28,13 +28,14 @@ from tests.engine.world import key_of, make_dag, put, start
 
 T = TaskState
 
-# Legal, but not made here: remote executors come with their own, and what is deferred is in test_children.py.
-LATER_STATES = {"queued", "deferred"}
+# Legal, but not made here: what is deferred is in test_children.py.
+LATER_STATES = {"deferred"}
 LATER_RUNS = {Move("run", "queued", "failed")}
 # Legal as one committed move. The verbs go by way of the state between, in the same transaction.
 BY_WAY_OF = {
     *(Move("task", state, new) for state in TERMINAL_TASK_STATES for new in ("pending", "available")),
     Move("task", "running", "available"),
+    Move("task", "queued", "available"),
 }
 
 
