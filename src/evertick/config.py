@@ -115,6 +115,13 @@ class Settings:
     load_timeout_seconds: float = 30.0
     routing_file: Path | None = None
     results_folder: Path | None = None
+    storage: str | None = None
+    storage_endpoint: str | None = None
+    storage_region: str = "us-east-1"
+    storage_key_id: str | None = None
+    # Not shown where settings are.
+    storage_secret_key: str | None = field(default=None, repr=False)
+    storage_patience_seconds: float = 300.0
     result_spill_bytes: int = 1024 * 1024
     result_max_bytes: int = 256 * 1024 * 1024
     log_head_bytes: int = 4 * 1024 * 1024
@@ -154,6 +161,7 @@ class Settings:
                 raise InvalidSettings(f"EVERTICK_RUNNER_MATCH: {error}") from None
         self._check_notifications()
         self._check_pods()
+        self._check_storage()
         if self.lost_after_seconds < 3 * self.heartbeat_seconds:
             raise InvalidSettings(
                 f"EVERTICK_LOST_AFTER_SECONDS={self.lost_after_seconds} must be at least three times "
@@ -218,6 +226,18 @@ class Settings:
         if self.smtp_from is not None and ("@" not in self.smtp_from or not self.smtp_from.isprintable()):
             raise InvalidSettings(f"EVERTICK_SMTP_FROM={self.smtp_from!r} is no sender, as in evertick@example.com.")
 
+    def _check_storage(self) -> None:
+        if self.storage is None:
+            return
+        if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._/-]*)?", self.storage):
+            raise InvalidSettings(f"EVERTICK_STORAGE={self.storage!r} is no place, as in s3://bucket/prefix.")
+        if not (self.storage_key_id and self.storage_secret_key):
+            raise InvalidSettings("EVERTICK_STORAGE needs EVERTICK_STORAGE_KEY_ID and EVERTICK_STORAGE_SECRET_KEY.")
+        if self.storage_endpoint and not re.fullmatch(r"https?://[\w.-]+(:\d+)?/?", self.storage_endpoint):
+            raise InvalidSettings(
+                f"EVERTICK_STORAGE_ENDPOINT={self.storage_endpoint!r} is no address, as in https://s3.example:9000."
+            )
+
     @property
     def result_place(self) -> Path:
         return self.results_folder or self.home / "results"
@@ -275,6 +295,7 @@ _LOWEST: dict[str, float] = {
     "start_token_seconds": 1,
     "attempt_token_seconds": 1,
     "agent_patience_seconds": 0,
+    "storage_patience_seconds": 0,
     "result_spill_bytes": 1024,
     "result_max_bytes": 1024,
     "log_head_bytes": 4096,

@@ -206,7 +206,6 @@ def _way(host: str, *, is_encrypted: bool, sslmode: str | None = None) -> Way:
     return Way(host=host, address="" if host.startswith("/") else host, is_encrypted=is_encrypted, sslmode=sslmode)
 
 
-@pytest.mark.requirement("K5")
 @pytest.mark.parametrize(
     ("way", "codes"),
     [
@@ -222,7 +221,6 @@ def test_a_way_over_the_network_on_which_others_can_listen_is_warned_of(way: Way
     assert [each.code for each in checkup.judge_way(way)] == codes
 
 
-@pytest.mark.requirement("K5")
 async def test_the_rights_of_services_are_printed_or_given(cli: Cli, conn: AsyncConnection) -> None:
     printed = await cli("db", "roles")
     assert printed.out.startswith("begin;\n") and printed.out.endswith("commit;\n")

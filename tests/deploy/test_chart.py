@@ -15,8 +15,6 @@ import yaml
 from tests.deploy.names import strange_names, why_no_command
 from tests.source_tree import ROOT
 
-pytestmark = pytest.mark.requirement("B10")
-
 CHART = ROOT / "deploy" / "chart"
 # The oldest that the chart allows, and the newest that is known here.
 VERSIONS = ("1.27", kubernetes_validate.latest_version().rpartition(".")[0])
@@ -53,6 +51,7 @@ SETS: dict[str, Values] = {
             },
         },
         "secretKeys": {"secret": "evertick-keys"},
+        "storage": {"url": "s3://attic/shop", "endpoint": "https://s3.example", "secret": "evertick-storage"},
         "settings": {"EVERTICK_RETENTION_DAYS": 30, "EVERTICK_NOTIFY": True},
         "env": [{"name": "TZ", "value": "UTC"}],
         "publisher": {"enabled": True, "volume": {"persistentVolumeClaim": {"claimName": "dags"}}},
@@ -162,6 +161,7 @@ def test_no_pod_runs_as_root_writes_to_its_image_or_holds_what_it_does_not_need(
 def test_secrets_come_by_reference_only(name: str) -> None:
     assert of_kind(name, "Secret") == {}
     secret = {"EVERTICK_DATABASE_URL", "EVERTICK_SECRET_KEYS", "EVERTICK_ADMIN_PASSWORD", "EVERTICK_AGENT_KEY"}
+    secret |= {"EVERTICK_STORAGE_KEY_ID", "EVERTICK_STORAGE_SECRET_KEY"}
     for each in containers(name):
         for variable in each["env"]:
             assert ("secretKeyRef" in variable.get("valueFrom", {})) is (variable["name"] in secret), variable
@@ -255,6 +255,7 @@ def test_only_a_runner_that_makes_pods_has_rights_in_the_cluster_and_only_where_
         ({"settings": {"RETENTION": 3}}, "RETENTION"),
         ({"settings": {"EVERTICK_DATABASE_URL": "postgresql://a:b@c/d"}}, "EVERTICK_DATABASE_URL"),
         ({"image": {"digest": "latest"}}, "digest"),
+        ({"storage": {"url": "s3://attic"}}, "storage.url needs storage.secret"),
     ],
 )
 def test_a_value_that_is_wrong_is_refused_by_its_name(values: Values, told: str) -> None:

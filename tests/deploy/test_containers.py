@@ -15,8 +15,6 @@ import yaml
 from tests.deploy.names import strange_names, why_no_command
 from tests.source_tree import ROOT
 
-pytestmark = pytest.mark.requirement("B10")
-
 DEPLOY = ROOT / "deploy"
 IMAGE = (DEPLOY / "Containerfile").read_text(encoding="utf-8")
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))

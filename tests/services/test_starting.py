@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import structlog
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
@@ -19,6 +20,7 @@ from evertick.services.grants import Grants
 from evertick.services.holding import Holding
 from evertick.services.link import Link
 from evertick.services.starting import Starting
+from evertick.services.storing import Storing
 from evertick.store.db import Purpose
 from evertick.store.tasks import StepRow
 from tests.engine.world import Runner, make_dag, put, start
@@ -40,6 +42,7 @@ class Rig:
             link=self.link,
             session=1,
             grants=Grants(settings or Settings()),
+            storing=Storing(settings or Settings(), on_stored=lambda outcomes: None, log=structlog.get_logger()),
             on_started=self._count,
         )
         self.holding.hold(claims)

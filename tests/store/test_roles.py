@@ -16,8 +16,6 @@ from evertick.store.roles import API, MAY, PUBLISHER, RUNNER, SCHEDULER, stateme
 from evertick.store.statements import sql
 from tests.test_sql import ALL, numbered
 
-pytestmark = pytest.mark.requirement("K5")
-
 # What a runner that somebody else has got hold of must not be able to do.
 NOT_THE_RUNNERS = {
     "read who may sign in": "select * from account",

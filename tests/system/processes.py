@@ -114,7 +114,7 @@ class Installation:
     def __init__(self, url: str, folder: Path, **settings: Any) -> None:
         self.url, self.folder = url, folder
         self._settings = {**QUICK, **settings}
-        self._services: list[Service] = []
+        self.services: list[Service] = []
         self._token = uuid.uuid4().hex
         self.effects_file = folder / "effects"
         self.conn: AsyncConnection
@@ -129,7 +129,7 @@ class Installation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.conn.close()
-        for service in self._services:
+        for service in self.services:
             if service.is_alive:
                 service.signal(signal.SIGKILL)
                 await service.ended()
@@ -172,9 +172,9 @@ class Installation:
             environment[RECORD_VARIABLE] = str(record)
         if freeze_in is not None:
             environment[FREEZE_VARIABLE] = freeze_in
-        log = self.folder / f"{kind}-{len(self._services)}.log"
+        log = self.folder / f"{kind}-{len(self.services)}.log"
         service = Service(kind, environment, log)
-        self._services.append(service)
+        self.services.append(service)
         return service
 
     async def diagnosis(self) -> str:
@@ -189,7 +189,7 @@ class Installation:
         lines = [f"clock: {await self.value('select clock()')}"]
         for query in (tasks, activity, "select * from schedule_state", "select * from shard", "select * from runner"):
             lines += [str(row) for row in await self.rows(query)]
-        for service in self._services:
+        for service in self.services:
             state = process_state(service.pid) if service.is_alive else f"ended with {service.exit_code}"
             lines.append(f"--- {service.log.name} ({service.pid}: {state})\n{service.tail()}")
         return "\n".join(lines)
@@ -205,7 +205,7 @@ class Installation:
         return [each.runner.session for each in buried]
 
     async def kill_all(self, kind: str) -> None:
-        for service in self._services:
+        for service in self.services:
             if service.kind == kind and service.is_alive:
                 await service.kill()
 

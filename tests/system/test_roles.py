@@ -25,8 +25,6 @@ from tests.databases import Cluster
 from tests.system.processes import Installation
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.requirement("K5")
-
 DAGS = """
 from evertick import TaskContext, dag, task
 

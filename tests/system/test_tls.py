@@ -21,7 +21,6 @@ from tests.system.work import Published, publish_work, start_run
 from tests.waiting import eventually
 
 pytestmark = [
-    pytest.mark.requirement("K5"),
     pytest.mark.skipif(system_programs() is None, reason="needs a PostgreSQL that was built with TLS"),
 ]
 

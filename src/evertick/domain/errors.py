@@ -20,6 +20,7 @@ EvertickError
 │   ├── TooLarge             a request that is larger than any needs to be
 │   └── Stale                it changed since it was read: read it again
 ├── ResultLost               a task's result cannot be read: its file is gone or changed, or its type is unknown here
+├── StorageUnavailable       object storage cannot be reached, or does not take or give what it should
 ├── DeliveryFailed           a notification that its sink did not take
 ├── ExecutorBusy             an executor elsewhere has no room now: nobody hands over anything for a while
 ├── ExecutorUnavailable      an executor elsewhere cannot be reached, or does not say whether it took something
@@ -129,6 +130,12 @@ class ResultLost(EvertickError):
     """A task's result cannot be read: its file is gone or changed, or its type is unknown here."""
 
     code = "result_lost"
+
+
+class StorageUnavailable(EvertickError):
+    """Object storage cannot be reached, or does not take or give what it should."""
+
+    code = "storage_unavailable"
 
 
 class Refused(UserError):

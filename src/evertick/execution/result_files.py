@@ -43,7 +43,7 @@ class ResultFiles:
         except OSError as error:
             raise ResultLost(
                 f"the file of a large result, {path}, cannot be read: {error.strerror}. Runners on several machines need one"
-                " EVERTICK_RESULTS_FOLDER that all of them share."
+                " EVERTICK_RESULTS_FOLDER that all of them share, or EVERTICK_STORAGE."
             ) from None
         if len(raw) != size or hashlib.sha256(raw).hexdigest() != digest:
             raise ResultLost(f"the file of a large result, {path}, was changed: clear the task that made it.")

@@ -8,11 +8,14 @@ import shutil
 from pathlib import Path
 
 from evertick.config import Settings
+from evertick.domain.errors import StorageUnavailable
 from evertick.execution.result_files import ResultFiles
 from evertick.services.events import Log
 from evertick.services.link import Link
 from evertick.services.loop import run_loop
+from evertick.services.object_store import ObjectStore, open_store
 from evertick.services.pulse import Pulse
+from evertick.services.storing import FOLDER
 from evertick.store import runs
 
 LOOK_SECONDS = 3600.0
@@ -30,9 +33,15 @@ def result_files(settings: Settings) -> ResultFiles:
 
 async def keep_results(settings: Settings, *, link: Link, log: Log) -> None:
     """Until canceled."""
+    store = open_store(settings)
 
     async def tick() -> float:
         count = await remove_orphans(settings, link)
+        if store is not None:
+            try:
+                count += await remove_stored_orphans(store, link)
+            except StorageUnavailable as error:
+                log.warning("storage_unavailable", doing="prune", error=error)
         if count:
             log.info("prune", results_of_runs=count)
         return LOOK_SECONDS
@@ -51,6 +60,20 @@ async def remove_orphans(settings: Settings, link: Link) -> int:
         gone = [run_id for run_id in batch if run_id not in living]
         await asyncio.to_thread(remove_runs, folder, gone)
         count += len(gone)
+    return count
+
+
+async def remove_stored_orphans(store: ObjectStore, link: Link) -> int:
+    """The same in the storage, which every runner of this database shares."""
+    names = await asyncio.to_thread(lambda: list(store.folders(f"{FOLDER}/")))
+    stored, count = sorted(int(name) for name in names if name.isascii() and name.isdigit()), 0
+    for first in range(0, len(stored), RUNS_PER_QUESTION):
+        batch = stored[first : first + RUNS_PER_QUESTION]
+        living = await runs.existing(await link.get(), batch)
+        for run_id in batch:
+            if run_id not in living:
+                await asyncio.to_thread(store.remove_all, f"{FOLDER}/{run_id}/")
+                count += 1
     return count
 
 

@@ -43,6 +43,7 @@ from evertick.services.reporting import show_finished, show_refused, tell
 from evertick.services.result_cleaning import keep_results, result_files
 from evertick.services.shipping import LogService, last_lines, ship
 from evertick.services.starting import Starting
+from evertick.services.storing import Storing
 from evertick.services.versions import unpacked
 from evertick.services.watch import SELDOM_SECONDS
 from evertick.services.whoami import new_runner
@@ -90,12 +91,14 @@ class RunnerSession:
             on_outcomes=self._on_outcomes,
             limits=ExecutorLimits(log_cap=cap, results=result_files(settings)),
         )
+        self._storing = Storing(settings, on_stored=self._on_stored, log=self._log)
         self._starting = Starting(
             holding=self._holding,
             executor=self._executor,
             link=self._side,
             session=self.session,
             grants=Grants(settings),
+            storing=self._storing,
             on_started=self._on_started,
         )
         self._hearing = Hearing(
@@ -233,6 +236,10 @@ class RunnerSession:
 
     def _on_outcomes(self, outcomes: list[Outcome]) -> None:
         """The executor calls this on our loop when attempts have ended and their processes are gone."""
+        self._on_stored(self._storing.hold_back(outcomes))
+
+    def _on_stored(self, outcomes: list[Outcome]) -> None:
+        """What they give can be read by everybody: they are over."""
         self._holding.end(outcomes)
         self._wake.set()
         self._logs.is_busy = self._holding.active > 0
@@ -293,6 +300,7 @@ class RunnerSession:
         async def stop_attempts() -> None:
             grace = 0.0 if self._ending is Ending.BURIED else self._settings.stop_grace_seconds
             await stop_within(self._executor, grace, self._hurry)
+            await self._storing.give_up()
             is_over.set()
             self._wake.set()
 

@@ -19,6 +19,7 @@ from evertick.services import metrics
 from evertick.services.grants import Grants, needs_grants
 from evertick.services.holding import Holding
 from evertick.services.link import Link
+from evertick.services.storing import Storing
 from evertick.services.versions import Version, Versions, order
 from evertick.store.secrets import Holder
 from evertick.store.tasks import StepRow
@@ -38,10 +39,12 @@ class Starting:
         link: Link,
         session: int,
         grants: Grants,
+        storing: Storing,
         on_started: Callable[[], None],
     ) -> None:
         self._holding, self._executor, self._link = holding, executor, link
         self._session, self._on_started, self._grants = session, on_started, grants
+        self._storing = storing
         self._versions = Versions()
         self._put_off: list[tuple[list[Known], float | None]] = []
         self._granting: set[asyncio.Task[None]] = set()
@@ -57,7 +60,7 @@ class Starting:
         for claim in claims:
             try:
                 version = await self._versions.fetch(self._link, claim.version_id)
-                if needs_grants(version.spec.tasks[claim.idx]):
+                if needs_grants(version.spec.tasks[claim.idx]) or self._storing.needs(claim.inputs):
                     granting.append((claim, version))
                 else:
                     known.append((claim, version, ""))
@@ -75,9 +78,11 @@ class Starting:
             raise trouble
 
     async def _start_granted(self, claim: StepRow, version: Version) -> None:
-        """One that needs secrets: beside everything else, because whoever keeps them may take long to answer."""
+        """One that needs secrets or large inputs: beside everything else, because whoever keeps them may take long to answer."""
         known: list[Known] = []
         try:
+            if self._storing.needs(claim.inputs):
+                await self._storing.fetch(claim.run_id, claim.inputs or "")
             holder = Holder(key=_key(claim), epoch=claim.epoch, session=self._session)
             granted = await self._grants.of_task(self._link, version.spec.tasks[claim.idx], holder)
             if self._holding.holds(_key(claim), claim.epoch):

@@ -1,0 +1,178 @@
+"""S3-compatible object storage: put, get, list and remove, over HTTP with the standard library alone. Blocks; call it in a thread.
+
+What is put is named by its hash and sent with it, so that the server refuses what was changed on the way, and putting twice
+is harmless. Must never show the secret key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+from xml.etree import ElementTree
+
+from evertick.config import Settings
+from evertick.domain.errors import ResultLost, StorageUnavailable
+from evertick.domain.s3_signature import EMPTY_HASH, Signer, encoded_query
+
+# Of one answer, not of the whole transfer: as long as bytes come it goes on.
+ANSWER_SECONDS = 20.0
+PIECE_BYTES = 1024 * 1024
+_MOST_ERROR_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectStore:
+    """One bucket, below a prefix."""
+
+    endpoint: str
+    bucket: str
+    prefix: str
+    signer: Signer
+
+    @property
+    def place(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+    def put(self, name: str, file: Path, *, content_hash: str) -> None:
+        with file.open("rb") as body:
+            size = os.fstat(body.fileno()).st_size
+            connection, path = self._connection(), self._path(name)
+            headers = self._signed("PUT", path, {"content-length": str(size)}, content_hash=content_hash)
+            with self._asked(connection, "PUT", path, headers, body) as answer:
+                answer.read()
+
+    def get(self, name: str, into: Path, *, content_hash: str) -> None:
+        """Whole and checked, or not at all. Raises ResultLost where it is not there or was changed."""
+        draft = into.with_name(f".{os.getpid()}-{os.urandom(4).hex()}")
+        connection, path, digest = self._connection(), self._path(name), hashlib.sha256()
+        headers = self._signed("GET", path, {}, content_hash=EMPTY_HASH)
+        try:
+            into.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with self._asked(connection, "GET", path, headers) as answer:
+                with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    while piece := _read(answer, PIECE_BYTES, self.place):
+                        digest.update(piece)
+                        file.write(piece)
+            if digest.hexdigest() != content_hash:
+                raise ResultLost(f"{self.place}/{name} was changed: clear the task that made it.")
+            draft.rename(into)
+        finally:
+            with suppress(OSError):
+                draft.unlink()
+
+    def folders(self, under: str) -> Iterator[str]:
+        """The names of what is directly below `under`, which ends with a slash."""
+        for page in self._pages(under, delimiter="/"):
+            for found in _texts(page, "Prefix", within="CommonPrefixes"):
+                yield found.removeprefix(self._key(under)).rstrip("/")
+
+    def remove_all(self, under: str) -> None:
+        """Everything below `under`. What is gone already is gone."""
+        for page in self._pages(under):
+            for key in _texts(page, "Key", within="Contents"):
+                path = f"/{self.bucket}/{quote(key, safe='/-_.~')}"
+                headers = self._signed("DELETE", path, {}, content_hash=EMPTY_HASH)
+                with self._asked(self._connection(), "DELETE", path, headers) as answer:
+                    answer.read()
+
+    def _pages(self, under: str, **wanted: str) -> Iterator[ElementTree.Element]:
+        query = {"list-type": "2", "prefix": self._key(under), **wanted}
+        while True:
+            path = f"/{self.bucket}"
+            headers = self._signed("GET", path, {}, content_hash=EMPTY_HASH, query=query)
+            with self._asked(self._connection(), "GET", f"{path}?{encoded_query(query)}", headers) as answer:
+                page = _parsed(_read(answer, None, self.place), self.place)
+            yield page
+            onward = next(_texts(page, "NextContinuationToken"), None)
+            if onward is None:
+                return
+            query = {**query, "continuation-token": onward}
+
+    def _key(self, name: str) -> str:
+        return f"{self.prefix}/{name}" if self.prefix else name
+
+    def _path(self, name: str) -> str:
+        return f"/{self.bucket}/{quote(self._key(name), safe='/-_.~')}"
+
+    def _signed(
+        self, method: str, path: str, headers: dict[str, str], *, content_hash: str, query: dict[str, str] | None = None
+    ) -> dict[str, str]:
+        given, now = {"host": urlsplit(self.endpoint).netloc, **headers}, datetime.now(UTC)
+        return self.signer.headers(method, path, query=query or {}, headers=given, content_hash=content_hash, now=now)
+
+    def _connection(self) -> http.client.HTTPConnection:
+        parts = urlsplit(self.endpoint)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        return kind(parts.hostname or "", parts.port, timeout=ANSWER_SECONDS)
+
+    def _asked(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        headers: dict[str, str],
+        body: object = None,
+    ) -> http.client.HTTPResponse:
+        """A good answer, to be read and closed, with the connection. Raises StorageUnavailable, or ResultLost for 404 of a get."""
+        try:
+            # One question each: then the connection ends with its answer, however that is left.
+            connection.request(method, path, body=body, headers={**headers, "connection": "close"})  # type: ignore[arg-type]
+            answer = connection.getresponse()
+            if answer.status < 300:
+                return answer
+            told = answer.read(_MOST_ERROR_BYTES).decode("utf-8", "replace")
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise StorageUnavailable(f"{self.place} cannot be reached: {error or type(error).__name__}") from None
+        connection.close()
+        code = re.search(r"<Code>(\w+)</Code>", told)
+        if method == "GET" and answer.status == 404 and code is not None and code[1] == "NoSuchKey":
+            raise ResultLost(f"{self.place}: there is no {path.partition('?')[0]}: clear the task that made it.")
+        raise StorageUnavailable(f"{self.place} refused: {answer.status} {code[1] if code else answer.reason}")
+
+
+def open_store(settings: Settings) -> ObjectStore | None:
+    """As the settings say; they are checked already."""
+    if settings.storage is None:
+        return None
+    parts = urlsplit(settings.storage)
+    endpoint = settings.storage_endpoint or f"https://s3.{settings.storage_region}.amazonaws.com"
+    signer = Signer(
+        key_id=settings.storage_key_id or "",
+        secret_key=settings.storage_secret_key or "",
+        region=settings.storage_region,
+    )
+    return ObjectStore(endpoint=endpoint.rstrip("/"), bucket=parts.netloc, prefix=parts.path.strip("/"), signer=signer)
+
+
+def _read(answer: http.client.HTTPResponse, most: int | None, place: str) -> bytes:
+    try:
+        return answer.read(most)
+    except (OSError, http.client.HTTPException) as error:
+        raise StorageUnavailable(f"{place} broke off: {error or type(error).__name__}") from None
+
+
+def _parsed(raw: bytes, place: str) -> ElementTree.Element:
+    try:
+        return ElementTree.fromstring(raw)
+    except ElementTree.ParseError as error:
+        raise StorageUnavailable(f"{place} gave an answer that is no list: {error}") from None
+
+
+def _texts(page: ElementTree.Element, name: str, *, within: str | None = None) -> Iterator[str]:
+    """By their local names: not every server declares the name-space."""
+    parents = [page] if within is None else [each for each in page if _local(each) == within]
+    for parent in parents:
+        yield from (each.text for each in parent if _local(each) == name and each.text)
+
+
+def _local(element: ElementTree.Element) -> str:
+    return element.tag.rpartition("}")[2]

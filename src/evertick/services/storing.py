@@ -1,0 +1,132 @@
+"""Large results on their way to object storage and back, beside everything else a runner does.
+
+An attempt's process writes its file here, as without storage, and knows no key to the storage: the runner brings the file there
+before it reports, and fetches what a claim's inputs name before it starts. An outage is waited out for as long as the settings
+say, and then fails the attempt with the reason. Costs nothing for results that stand in the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from evertick.config import Settings
+from evertick.domain.attempt import Outcome, OutcomeKind
+from evertick.domain.errors import StorageUnavailable
+from evertick.execution.result import TAG
+from evertick.services.events import Log
+from evertick.services.object_store import open_store
+
+MOST_TRANSFERS = 4
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 10.0
+FOLDER = "results"
+
+
+class Spilled(NamedTuple):
+    """A result that is a file."""
+
+    sha256: str
+    bytes: int
+
+
+class Storing:
+    """One session's. `on_stored` gets outcomes whose results are where everybody can read them."""
+
+    def __init__(self, settings: Settings, *, on_stored: Callable[[list[Outcome]], None], log: Log) -> None:
+        self._store, self._folder = open_store(settings), settings.result_place.absolute()
+        self._patience_seconds, self._on_stored, self._log = settings.storage_patience_seconds, on_stored, log
+        self._threads = ThreadPoolExecutor(MOST_TRANSFERS, thread_name_prefix="storage")
+        self._going: dict[asyncio.Task[None], Outcome] = {}
+
+    def hold_back(self, outcomes: list[Outcome]) -> list[Outcome]:
+        """Those that can be reported now; the others come by `on_stored`."""
+        if self._store is None:
+            return outcomes
+        large = [each for each in outcomes if each.result_json and next(spilled(each.result_json), None)]
+        for outcome in large:
+            task = asyncio.get_running_loop().create_task(self._keep(outcome))
+            self._going[task] = outcome
+            task.add_done_callback(lambda done: self._going.pop(done, None))
+        return [each for each in outcomes if each not in large] if large else outcomes
+
+    def needs(self, inputs_json: str | None) -> bool:
+        """Whether something of a claim's inputs is to be fetched first."""
+        return self._store is not None and bool(inputs_json) and next(spilled(inputs_json or ""), None) is not None
+
+    async def fetch(self, run_id: int, inputs_json: str) -> None:
+        """What these inputs name is here afterwards. Raises ResultLost or StorageUnavailable."""
+        for each in set(spilled(inputs_json)):
+            file = self._file(run_id, each)
+            if not file.exists():
+                await self._insist("fetch", lambda file=file, each=each: self._get(run_id, each, file))  # type: ignore[misc]
+
+    async def give_up(self) -> None:
+        """The runner leaves: what is not stored by now is run again elsewhere."""
+        for task, outcome in list(self._going.items()):
+            task.cancel()
+            reason = "the runner left before the result was in the storage"
+            self._on_stored([replace(outcome, kind=OutcomeKind.GIVEN_BACK, reason=reason, result_json=None)])
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _keep(self, outcome: Outcome) -> None:
+        run_id = outcome.key.run_id
+        try:
+            for each in spilled(outcome.result_json or ""):
+                await self._insist("store", lambda each=each: self._put(run_id, each))  # type: ignore[misc]
+        except (StorageUnavailable, OSError) as error:
+            reason = f"the result could not be stored within {self._patience_seconds:g} s: {error}"
+            outcome = replace(outcome, kind=OutcomeKind.FAILED, reason=reason, result_json=None)
+        self._on_stored([outcome])
+
+    async def _insist(self, what: str, work: Callable[[], None]) -> None:
+        """Until it works or patience is over."""
+        loop = asyncio.get_running_loop()
+        deadline, pause = loop.time() + self._patience_seconds, FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await loop.run_in_executor(self._threads, work)
+            except StorageUnavailable as error:
+                if loop.time() >= deadline:
+                    raise
+                self._log.warning("storage_unavailable", doing=what, error=error)
+            await asyncio.sleep(min(pause, deadline - loop.time(), LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.0))
+            pause *= 2
+
+    def _put(self, run_id: int, result: Spilled) -> None:
+        assert self._store is not None
+        self._store.put(_name(run_id, result), self._file(run_id, result), content_hash=result.sha256)
+
+    def _get(self, run_id: int, result: Spilled, file: Path) -> None:
+        assert self._store is not None
+        self._store.get(_name(run_id, result), file, content_hash=result.sha256)
+
+    def _file(self, run_id: int, result: Spilled) -> Path:
+        return self._folder / str(run_id) / result.sha256
+
+
+def spilled(text: str) -> Iterator[Spilled]:
+    """The files that a result or inputs name. Most name none, and are not even parsed."""
+    if TAG in text and '"file"' in text:
+        yield from _within(json.loads(text))
+
+
+def _within(value: Any) -> Iterator[Spilled]:
+    if isinstance(value, dict):
+        digest = value.get("sha256")
+        if value.get(TAG) == "file" and isinstance(digest, str) and len(digest) == 64 and digest.isalnum():
+            yield Spilled(digest, int(value.get("bytes", 0)))
+            return
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from _within(each)
+
+
+def _name(run_id: int, result: Spilled) -> str:
+    return f"{FOLDER}/{run_id}/{result.sha256}"

@@ -1,0 +1,127 @@
+"""Object storage against a real server: what is put comes back, what is wrong is said, what is gone is gone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.config import Settings
+from evertick.domain.errors import InvalidSettings, ResultLost, StorageUnavailable
+from evertick.services.link import Link
+from evertick.services.object_store import ObjectStore, open_store
+from evertick.services.result_cleaning import remove_stored_orphans
+from evertick.services.storing import spilled
+from evertick.store.db import Purpose
+from tests.engine.world import make_dag, put, start
+from tests.s3_server import S3Server, s3_server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture
+def store(server: S3Server) -> ObjectStore:
+    made = open_store(Settings(**server.settings))
+    assert made is not None
+    return made
+
+
+def keep(store: ObjectStore, folder: Path, name: str, content: bytes) -> str:
+    file, digest = folder / "file", hashlib.sha256(content).hexdigest()
+    file.write_bytes(content)
+    store.put(name, file, content_hash=digest)
+    return digest
+
+
+def test_what_is_put_comes_back_as_it_was(store: ObjectStore, tmp_path: Path) -> None:
+    content = b"large \0 result" * 300_000
+    digest = keep(store, tmp_path, "results/7/x", content)
+    keep(store, tmp_path, "results/7/x", content)
+    store.get("results/7/x", tmp_path / "new" / "copy", content_hash=digest)
+    assert (tmp_path / "new" / "copy").read_bytes() == content
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["copy"]
+
+
+def test_what_was_changed_or_is_missing_is_lost_and_leaves_nothing(
+    store: ObjectStore, server: S3Server, tmp_path: Path
+) -> None:
+    digest = keep(store, tmp_path, "results/8/y", b"as it was")
+    (stored,) = [path for path in server.files() if path.parent.name == "8"]
+    stored.write_bytes(b"as it is!")
+    with pytest.raises(ResultLost, match="was changed"):
+        store.get("results/8/y", tmp_path / "copy", content_hash=digest)
+    with pytest.raises(ResultLost, match="there is no"):
+        store.get("results/8/none", tmp_path / "copy", content_hash=digest)
+    assert not (tmp_path / "copy").exists() and not list(tmp_path.glob(".*"))
+
+
+def test_folders_are_listed_and_removed_with_all_that_is_in_them(store: ObjectStore, tmp_path: Path) -> None:
+    for name in ("old/1/a", "old/1/b c", "old/2/a", "other/3/a"):
+        keep(store, tmp_path, name, name.encode())
+    assert sorted(store.folders("old/")) == ["1", "2"]
+    store.remove_all("old/1/")
+    store.remove_all("old/1/")
+    assert list(store.folders("old/")) == ["2"]
+    assert list(store.folders("other/")) == ["3"]
+
+
+def test_who_has_the_wrong_key_or_asks_nobody_is_told(store: ObjectStore, tmp_path: Path) -> None:
+    wrong = replace(store, signer=replace(store.signer, secret_key="guessed-wrongly"))
+    with pytest.raises(StorageUnavailable, match="s3://attic/below/here refused: 403") as told:
+        keep(wrong, tmp_path, "results/9/z", b"x")
+    assert "guessed" not in str(told.value)
+    nobody = replace(store, endpoint="http://127.0.0.1:9")
+    with pytest.raises(StorageUnavailable, match="cannot be reached"):
+        keep(nobody, tmp_path, "results/9/z", b"x")
+    with pytest.raises(StorageUnavailable, match="NoSuchBucket"):
+        list(replace(store, bucket="nowhere").folders("x/"))
+
+
+async def test_only_results_of_runs_that_are_gone_are_removed(
+    store: ObjectStore, conn: AsyncConnection, database: str, tmp_path: Path
+) -> None:
+    await put(conn, make_dag("d", {"a": []}))
+    run_id = await start(conn, "d")
+    apart = replace(store, prefix="retention")
+    for each in (run_id, run_id + 1000):
+        keep(apart, tmp_path, f"results/{each}/x", b"x")
+    keep(apart, tmp_path, "results/notes/x", b"x")
+    link = Link(database, Purpose.PLANNING)
+    try:
+        assert await remove_stored_orphans(apart, link) == 1
+        assert await remove_stored_orphans(apart, link) == 0
+    finally:
+        await link.close()
+    assert sorted(apart.folders("results/")) == sorted([str(run_id), "notes"])
+
+
+def test_files_are_found_wherever_a_value_names_them() -> None:
+    digest = "a" * 64
+    one = f'{{"$evertick": "file", "sha256": "{digest}", "bytes": 5}}'
+    assert [each.sha256 for each in spilled(f'{{"x": [1, {one}], "y": {{"z": {one}}}}}')] == [digest, digest]
+    assert list(spilled('{"a": "file"}')) == list(spilled('{"$evertick": "date", "value": "file"}')) == []
+    assert list(spilled('{"$evertick": "file", "sha256": "../../etc/passwd"}')) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"storage": "http://bucket"}, "EVERTICK_STORAGE='http://bucket' is no place"),
+        ({"storage": "s3://B"}, "is no place"),
+        ({"storage_key_id": None}, "EVERTICK_STORAGE needs EVERTICK_STORAGE_KEY_ID"),
+        ({"storage_secret_key": None}, "EVERTICK_STORAGE_SECRET_KEY"),
+        ({"storage_endpoint": "minio:9000"}, "EVERTICK_STORAGE_ENDPOINT='minio:9000' is no address"),
+    ],
+)
+def test_settings_of_a_storage_that_cannot_be_are_refused(changes: dict[str, str | None], told: str) -> None:
+    given = {"storage": "s3://attic", "storage_key_id": "k", "storage_secret_key": "s", **changes}
+    with pytest.raises(InvalidSettings, match=told):
+        Settings(**given)  # type: ignore[arg-type]
