@@ -154,6 +154,7 @@ def _pages(run_id: int, wide: int) -> dict[str, str]:
         "keys": "/keys",
         "queues": "/queues",
         "runners": "/runners",
+        "schedulers": "/schedulers",
         "variables": "/variables",
         "connections": "/connections",
         "secrets": "/secrets",

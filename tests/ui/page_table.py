@@ -168,6 +168,7 @@ def furnish(site: Site) -> dict[str, str | None]:
         "/keys/invoices": None,
         "/queues": None,
         "/runners": None,
+        "/schedulers": None,
         "/variables": None,
         "/variables/region": None,
         "/connections": None,

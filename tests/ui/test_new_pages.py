@@ -14,7 +14,7 @@ from psycopg import AsyncConnection
 
 from evertick.domain.dag import NamedSchedule
 from evertick.domain.schedule import parse_schedule
-from evertick.store import dags, schedules
+from evertick.store import dags, schedules, sharing
 from tests.engine.world import make_dag, put, start
 from tests.ui.page_table import write_log
 from tests.ui.site import HttpVisitor, Site
@@ -160,3 +160,40 @@ def test_what_templates_became_is_told_of_each_attempt(site: Site, people: dict[
     text = people["viewer"].get(f"/runs/{run_id}/tasks/transform?tab=details").raise_for_status().text
     assert "As rendered for attempt 1" in text and "echo &#34;${EVERTICK_VALUE_0}&#34;" in text
     assert "&lt;b&gt;Ann&lt;/b&gt;" in text and "no = 1" not in text and ">{</pre>" in text
+
+
+def test_what_executors_elsewhere_have_is_told_with_the_trouble(site: Site, people: dict[str, HttpVisitor]) -> None:
+    viewer = people["viewer"]
+    assert "Elsewhere" not in viewer.get("/runners").text
+
+    async def queue(conn: AsyncConnection) -> int:
+        await put(conn, make_dag("far", {"pod": []}))
+        run_id = await start(conn, "far")
+        await conn.execute("delete from ready where run_id = %s", [run_id])
+        await conn.execute("update task set state = 'queued', epoch = 1, session = 77 where run_id = %s", [run_id])
+        await conn.execute(
+            "insert into dispatch (run_id, idx, map_index, epoch, session, executor, owner, queue, queued_at, tries, trouble)"
+            " values (%s, 0, -1, 1, 77, 'kubernetes', 5, 'default', clock(), 3, 'quota <b>exceeded</b>')",
+            [run_id],
+        )
+        return run_id
+
+    run_id = site.do(queue)
+    text = viewer.get("/runners").raise_for_status().text
+    assert "Elsewhere" in text and f"/runs/{run_id}/tasks/pod" in text and "tried 3 times" in text
+    assert "quota &lt;b&gt;exceeded&lt;/b&gt;" in text
+    why = viewer.get(f"/runs/{run_id}/tasks/pod").raise_for_status().text
+    assert "Why it does not run" in why and "kubernetes" in why
+
+
+def test_a_shard_that_nobody_leads_is_told_at_once(site: Site, people: dict[str, HttpVisitor]) -> None:
+    viewer = people["viewer"]
+    assert "scheduler-1 leads" in viewer.get("/").text and "scheduler-1" in viewer.get("/schedulers").text
+    assert people["limited"].get("/schedulers").status_code == 403
+    try:
+        site.do(lambda conn: sharing.set_shards(conn, shards=3, actor="test", if_never_chosen=False))
+        home = viewer.get("/").text
+        assert "nobody leads shard 1, 2 of 3" in home and "Something is wrong" in home
+        assert viewer.get("/schedulers").text.count("nobody, so nothing of it fires") == 2
+    finally:
+        site.do(lambda conn: conn.execute("delete from shard where shard > 0"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import NamedTuple, cast
 
 from psycopg import AsyncConnection
@@ -55,6 +56,23 @@ class DispatchRow:
 
 
 @dataclass(frozen=True, slots=True)
+class NotBegun:
+    """`submitted_at`: when the executor said that it has it. `trouble`: what was last wrong."""
+
+    executor: str
+    run_id: int
+    map_index: int
+    dag: str
+    task: str
+    queue: str
+    queued_at: datetime
+    tries: int
+    submitted_at: datetime | None
+    trouble: str | None
+    retry_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class EndedQueued:
     """Which attempts moved, by their sessions, and how many tasks can start now."""
 
@@ -83,6 +101,10 @@ async def claim_rows(
 
 async def list_of(conn: AsyncConnection, *, owner: int, limit: int = MOST_LISTED) -> list[DispatchRow]:
     return await all_rows(conn, sql("dispatch", "list_of"), {"owner": owner, "limit": limit}, DispatchRow)
+
+
+async def not_begun(conn: AsyncConnection, *, limit: int) -> list[NotBegun]:
+    return await all_rows(conn, sql("dispatch", "not_begun"), {"limit": limit}, NotBegun)
 
 
 async def known(conn: AsyncConnection, sessions: list[int]) -> set[int]:

@@ -64,6 +64,12 @@ class BusyRunner:
     beat_at: datetime
     silent_seconds: float
     busy: int
+    executor: str
+
+    @property
+    def is_agent(self) -> bool:
+        """It stands for one attempt elsewhere, and serves no queue."""
+        return not self.queues
 
 
 @dataclass(frozen=True, slots=True)

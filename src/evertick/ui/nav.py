@@ -31,6 +31,7 @@ ENTRIES = (
     Entry("keys", "Keys", "/keys", Permission.READ_GATES, "keys", "k", "Capacity"),
     Entry("queues", "Queues", "/queues", Permission.READ_RUNNERS, "queues", "q", "Capacity"),
     Entry("runners", "Runners", "/runners", Permission.READ_RUNNERS, "runners", "w", "Capacity"),
+    Entry("schedulers", "Schedulers", "/schedulers", Permission.READ_METRICS, "clock", "l", "Capacity"),
     Entry("variables", "Variables", "/variables", Permission.READ_VALUES, "variables", "v", "Values"),
     Entry("connections", "Connections", "/connections", Permission.READ_VALUES, "connections", "c", "Values"),
     Entry("secrets", "Secrets", "/secrets", Permission.READ_VALUES, "secrets", "s", "Values"),

@@ -24,6 +24,15 @@ select d.run_id, d.idx, d.map_index, d.epoch, d.session, d.queue, d.tries, d.sub
          and x.state in ('queued', 'running') offset 0) k on true
  where d.owner = %(owner)s order by d.queued_at, d.run_id, d.idx, d.map_index limit %(limit)s
 
+-- name: not_begun
+-- What was handed over and has not begun, the oldest first, for people: with what is wrong, if something is.
+select d.executor, d.run_id, d.map_index, g.name as dag, s.name as task, d.queue, d.queued_at, d.tries, d.submitted_at, d.trouble, d.retry_at
+  from dispatch d join task k on k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index and k.epoch = d.epoch
+  join task_spec s on s.version_id = k.version_id and s.idx = d.idx
+  join run_status r on r.run_id = d.run_id join dag g on g.dag_id = r.dag_id
+ where d.started_at is null and k.state = 'queued' and k.session = d.session
+ order by d.queued_at, d.run_id, d.idx, d.map_index limit %(limit)s
+
 -- name: known
 -- Which of these attempts are on the list, whoever looks after them.
 select k.session from unnest(%(sessions)s::bigint[]) s(session)

@@ -1,7 +1,8 @@
-"""Runners and queues: who works, on what, and what waits for whom. Operators drain."""
+"""Runners, queues and schedulers: who works, on what, what waits for whom, and who plans. Operators drain."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
@@ -11,26 +12,30 @@ from evertick.api.guard import needs
 from evertick.domain.access import Permission
 from evertick.domain.attempt import session_text
 from evertick.engine.drain import drain, find_runners, undrain
-from evertick.store import queues, runners
+from evertick.store import dispatch, queues, runners, sharing
 from evertick.store.wake import Channel
 from evertick.ui.frame import PageRoute, done, form_of, page
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 Which = Annotated[str, Path(max_length=250)]
-_MOST, _MOST_COUNTED = 1000, 100_000
+_MOST, _MOST_COUNTED, _SHOWN = 1000, 100_000, 100
 
 
 @router.get("/runners")
 @needs(Permission.READ_RUNNERS)
 async def list_runners(request: Request, caller: Who) -> Response:
     async with caller.reading() as conn:
-        found = await runners.list_busy(conn, limit=_MOST)
+        living = await runners.list_busy(conn, limit=_MOST)
+        waiting = await dispatch.not_begun(conn, limit=_SHOWN)
+    found = [each for each in living if not each.is_agent]
     return page(
         request,
         "runners.html",
         here="runners",
         rows=found,
+        waiting=waiting,
+        elsewhere=sorted(Counter(each.executor for each in living if each.is_agent).items()),
         slots=sum(each.slots for each in found),
         busy=sum(each.busy for each in found),
         session_text=session_text,
@@ -43,6 +48,16 @@ async def list_queues(request: Request, caller: Who) -> Response:
     async with caller.reading() as conn:
         found = await queues.list_all(conn, cap=_MOST_COUNTED, limit=_MOST)
     return page(request, "queues.html", here="queues", rows=found, cap=_MOST_COUNTED)
+
+
+@router.get("/schedulers")
+@needs(Permission.READ_METRICS)
+async def list_schedulers(request: Request, caller: Who) -> Response:
+    """Who plans which share of the DAGs, and who else could."""
+    async with caller.reading() as conn:
+        shards = await sharing.page(conn)
+        others = await sharing.schedulers(conn)
+    return page(request, "schedulers.html", here="schedulers", shards=shards, others=others)
 
 
 @router.post("/runners/{which}/drain")

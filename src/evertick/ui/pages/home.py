@@ -16,10 +16,11 @@ from evertick.domain.blocked import kind_of, tell_blocked
 from evertick.domain.time_words import length
 from evertick.domain.why import Blocked
 from evertick.engine.next_fires import fires_until
-from evertick.store import approvals, gates, overview, runners, shards
+from evertick.store import approvals, gates, overview, runners, shards, sharing
 from evertick.store.overview import CAP, Pulse, QueueLine, Upcoming
 from evertick.store.runners import BusyRunner
 from evertick.store.shards import Leader
+from evertick.store.sharing import ShardRow
 from evertick.ui.frame import PageRoute, page
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -117,19 +118,21 @@ async def home(request: Request, caller: Who) -> Response:
 async def _signs(caller: Caller, conn: AsyncConnection, pulse: Pulse) -> list[Sign]:
     """What is about the whole installation only for those who may know of all of it."""
     signs = [Sign("Database", True, "answers")]
-    leader = await shards.leader(conn, shard=0)
     knows_all = caller.principal.may(Permission.READ_METRICS)
-    if leader is not None and not leader.unled:
-        signs.append(
-            Sign("Scheduler", True, _led(leader, pulse, caller.desk.settings) if knows_all else "somebody leads")
-        )
+    led = await sharing.page(conn)
+    leader = await shards.leader(conn, shard=0)
+    if len(led) > 1:
+        signs.append(_shards_sign(led, knows_all=knows_all))
+    elif leader is not None and leader.is_live:
+        who = f"{leader.owner} leads{_ticked(leader, pulse, caller.desk.settings)}" if knows_all else "somebody leads"
+        signs.append(Sign("Scheduler", True, who))
     else:
         missing = "nobody leads, so nothing fires" if leader is None else leader.missing
         signs.append(Sign("Scheduler", False, f"{missing}: evertick scheduler"))
     if knows_all:
         signs.append(_on_time(pulse))
     if caller.principal.may(Permission.READ_RUNNERS):
-        living = await runners.list_busy(conn, limit=_MOST_RUNNERS)
+        living = [each for each in await runners.list_busy(conn, limit=_MOST_RUNNERS) if not each.is_agent]
         lines = await overview.lines(conn, limit=_MOST_QUEUES)
         signs += [_runners_sign(living, caller.desk.settings), _queues_sign(lines, pulse.read_at)]
     if pulse.broken_files and caller.principal.may(Permission.READ_IMPORTS):
@@ -137,10 +140,16 @@ async def _signs(caller: Caller, conn: AsyncConnection, pulse: Pulse) -> list[Si
     return signs
 
 
-def _led(leader: Leader, pulse: Pulse, settings: Settings) -> str:
-    if leader.of_shards > 1:
-        return f"{', '.join(leader.leaders)} lead{'s' if len(leader.leaders) == 1 else ''} {leader.of_shards} shards"
-    return f"{leader.owner} leads{_ticked(leader, pulse, settings)}"
+def _shards_sign(led: list[ShardRow], *, knows_all: bool) -> Sign:
+    """Where planning is shared out: each share without a leader is one whose DAGs do not fire."""
+    alone = [str(each.shard) for each in led if not each.is_live]
+    path = "/schedulers" if knows_all else None
+    if alone:
+        shown = ", ".join(alone[:5]) + (" …" if len(alone) > 5 else "")
+        return Sign("Schedulers", False, f"nobody leads shard {shown} of {len(led)}: evertick scheduler", path)
+    owners = sorted({each.owner for each in led if each.owner})
+    who = f"{len(owners)} lead {len(led)} shards" if len(owners) > 1 else f"one leads {len(led)} shards"
+    return Sign("Schedulers", True, who, path)
 
 
 def _ticked(leader: Leader, pulse: Pulse, settings: Settings) -> str:
