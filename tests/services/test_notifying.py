@@ -36,7 +36,11 @@ async def write(conn: AsyncConnection, sink: str, count: int = 1) -> None:
 
 async def ended(conn: AsyncConnection, sink: str, count: int = 1) -> list[Delivery]:
     async def found() -> list[Delivery] | None:
-        rows = [each for each in await outbox.list_all(conn, sink=sink, limit=1000) if each.ended_at is not None]
+        rows = [
+            each
+            for each in await outbox.list_all(conn, outbox.Wanted(sink=sink), limit=1000)
+            if each.ended_at is not None
+        ]
         return rows if len(rows) >= count else None
 
     rows: list[Delivery] = await eventually(found, 20)

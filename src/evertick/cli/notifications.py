@@ -60,7 +60,7 @@ def list_notifications(
     async def read(conn: AsyncConnection) -> list[Delivery]:
         if dag is not None:
             await find_dag_row(conn, dag)
-        return await outbox.list_all(conn, state=state, sink=sink, dag=dag, run_id=run, limit=limit)
+        return await outbox.list_all(conn, outbox.Wanted(state=state, sink=sink, dag=dag, run_id=run), limit=limit)
 
     found, now = ask(read)
     if as_json:

@@ -48,6 +48,8 @@ class Permission(StrEnum):
     DECIDE_APPROVALS = "approvals.decide"
     READ_EVENTS = "events.read"
     SEND_EVENTS = "events.send"
+    READ_NOTIFICATIONS = "notifications.read"
+    RESEND_NOTIFICATIONS = "notifications.resend"
     READ_SCHEDULES = "schedules.read"
     PAUSE_SCHEDULES = "schedules.pause"
     EDIT_SCHEDULES = "schedules.edit"
@@ -93,6 +95,10 @@ MATRIX: Mapping[Permission, Rule] = {
     ),
     Permission.READ_EVENTS: Rule(Role.VIEWER, False, "events that were sent"),
     Permission.SEND_EVENTS: Rule(Role.OPERATOR, False, "send events that tasks wait for"),
+    Permission.READ_NOTIFICATIONS: Rule(
+        Role.OPERATOR, False, "notifications: what was told to whom, and what could not be sent"
+    ),
+    Permission.RESEND_NOTIFICATIONS: Rule(Role.OPERATOR, False, "try failed notifications again"),
     Permission.READ_SCHEDULES: Rule(Role.VIEWER, True, "schedules, their next fires and history"),
     Permission.PAUSE_SCHEDULES: Rule(Role.OPERATOR, True, "pause and unpause schedules"),
     Permission.EDIT_SCHEDULES: Rule(Role.EDITOR, True, "create, change, delete and reset schedules"),

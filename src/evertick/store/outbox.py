@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import cast
 
@@ -114,18 +114,23 @@ async def retry(conn: AsyncConnection, *, ids: list[int] | None, sink: str | Non
     return cast(int, await one_value(conn, sql("outbox", "retry"), params))
 
 
-async def list_all(
-    conn: AsyncConnection,
-    *,
-    state: str | None = None,
-    sink: str | None = None,
-    dag: str | None = None,
-    run_id: int | None = None,
-    limit: int = 100,
-) -> list[Delivery]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which of them; None for all. `before`: only older ones than this number."""
+
+    state: str | None = None
+    sink: str | None = None
+    dag: str | None = None
+    run_id: int | None = None
+    before: int | None = None
+
+
+EVERYTHING = Wanted()
+
+
+async def list_all(conn: AsyncConnection, wanted: Wanted = EVERYTHING, *, limit: int = 100) -> list[Delivery]:
     """The latest first."""
-    params = {"state": state, "sink": sink, "dag": dag, "run_id": run_id, "limit": limit}
-    return await all_rows(conn, sql("outbox", "list"), params, Delivery)
+    return await all_rows(conn, sql("outbox", "list"), {**asdict(wanted), "limit": limit}, Delivery)
 
 
 async def find(conn: AsyncConnection, delivery_id: int) -> Delivery | None:

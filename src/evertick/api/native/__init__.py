@@ -13,6 +13,7 @@ from evertick.api.native import (
     fleet,
     gates,
     live,
+    notifications,
     runs,
     schedule_records,
     schedules,
@@ -28,7 +29,7 @@ def native_routers() -> list[APIRouter]:
     # What is polled comes first: a request is compared with one route after the other.
     before, after = (
         (runs, tasks, dags, versions, schedules, schedule_records, approvals, events),
-        (live, backfills, gates, fleet, users, audit),
+        (live, backfills, notifications, gates, fleet, users, audit),
     )
     return [
         *(module.router for module in (*before, *after)),

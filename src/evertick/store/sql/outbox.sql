@@ -27,6 +27,7 @@ select o.delivery_id, o.sink, o.event, o.run_id, o.fact, o.created_at, o.state, 
   from outbox o
  where (%(state)s::text is null or o.state = %(state)s) and (%(sink)s::text is null or o.sink = %(sink)s)
    and (%(dag)s::text is null or o.fact->>'dag' = %(dag)s) and (%(run_id)s::bigint is null or o.run_id = %(run_id)s)
+   and (%(before)s::bigint is null or o.delivery_id < %(before)s)
  order by o.delivery_id desc limit %(limit)s
 
 -- name: find
