@@ -85,6 +85,7 @@ _MAY_NOT: dict[str, tuple[str, ...]] = {
             "runners.reap",
         ),
         *("shards.stand_by", "shards.look", "shards.listen", "shards.renew", "shards.resign", "runs.reconcile"),
+        *("shards.survey", "shards.leave", "shards.hand_over", "shards.move_out"),
         *("runs.reap_orphan", "runs.skip_one", "runs.admit", "runs.time_out", "outbox.take", "gates.reconcile"),
     ),
 }
