@@ -303,6 +303,8 @@ class _Container:
         name, value = self.mark.split("=")
         path = f"{_STARTED}:{os.environ.get('PATH', '')}"
         found = {"PATH": path, "HOME": str(self.folder), "HOSTNAME": self.name, "LANG": "C.UTF-8", name: value}
+        if "PYTHONPATH" in os.environ:
+            found["PYTHONPATH"] = os.environ["PYTHONPATH"]
         for source in self.spec.get("envFrom") or []:
             if secret := self._secret((source.get("secretRef") or {}).get("name", "")):
                 found |= {key: content.decode() for key, content in secret.items()}

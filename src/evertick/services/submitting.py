@@ -16,6 +16,7 @@ from typing import TypeVar
 from evertick.config import Settings
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import EvertickError, ExecutorBusy, ExecutorUnavailable, SubmissionRefused
+from evertick.domain.placement import place_of
 from evertick.domain.remote import attempt_name
 from evertick.domain.retry import delay_before
 from evertick.engine.dispatch import NeverBegan, QueuedEnd
@@ -123,6 +124,7 @@ class Submitting:
             bundle=version.bundle,
             token=desk.tokens.make_start_token(key=row.key, epoch=row.epoch, session=row.session),
             api_url=desk.api_url,
+            place=place_of(version.spec.executor_options, version.spec.tasks[row.idx].executor_options),
         )
 
     async def _note(self, row: DispatchRow, error: EvertickError, kind: str, seconds: float) -> None:
