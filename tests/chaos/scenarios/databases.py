@@ -39,8 +39,8 @@ async def restart_again_and_again(stage: Stage) -> None:
     """N13: no process ends, nothing is missed, nothing leaks."""
     await stage.begin_load(
         seconds=stage.scaled(1200, 16),
-        quick=int(stage.scaled(40, 10)),
-        steady=int(stage.scaled(200, 12)),
+        quick=10,
+        steady=int(stage.scaled(40, 12)),
         per_second=2,
         paces=(5, 10) if stage.is_full else (2, 3, 5),
     )
