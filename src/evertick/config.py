@@ -16,7 +16,6 @@ from pathlib import Path
 from evertick.domain.errors import InvalidRouting, InvalidSettings, UserError
 from evertick.domain.patterns import read_pattern
 from evertick.domain.pod_options import POD_OPTIONS
-from evertick.domain.routing import Routing, read_routing
 from evertick.domain.sharing import MOST_SHARDS
 from evertick.domain.sinks import parse_sink
 
@@ -139,12 +138,10 @@ class Settings:
                 raise InvalidSettings(f"{_variable(name)}={value} is too small: the lowest is {lowest}.")
         if self.log not in _LOG_FORMATS:
             raise InvalidSettings(f"EVERTICK_LOG={self.log!r} is unknown: use {' or '.join(_LOG_FORMATS)}.")
-        if self.health_port is not None and self.health_port > _LARGEST_PORT:
-            raise InvalidSettings(
-                f"EVERTICK_HEALTH_PORT={self.health_port} is no port: the largest is {_LARGEST_PORT}."
-            )
-        if self.api_port is not None and self.api_port > _LARGEST_PORT:
-            raise InvalidSettings(f"EVERTICK_API_PORT={self.api_port} is no port: the largest is {_LARGEST_PORT}.")
+        for name in ("health_port", "api_port"):
+            port = getattr(self, name)
+            if port is not None and port > _LARGEST_PORT:
+                raise InvalidSettings(f"{_variable(name)}={port} is no port: the largest is {_LARGEST_PORT}.")
         if self.shards is not None and self.shards > MOST_SHARDS:
             raise InvalidSettings(f"EVERTICK_SHARDS={self.shards} is too many: the most are {MOST_SHARDS}.")
         if not self.retention_days <= _LONGEST_RETENTION_DAYS:
@@ -162,21 +159,11 @@ class Settings:
         self._check_notifications()
         self._check_pods()
         self._check_storage()
-        if self.lost_after_seconds < 3 * self.heartbeat_seconds:
-            raise InvalidSettings(
-                f"EVERTICK_LOST_AFTER_SECONDS={self.lost_after_seconds} must be at least three times "
-                f"EVERTICK_HEARTBEAT_SECONDS={self.heartbeat_seconds}: a runner would be given up between two heartbeats."
-            )
-        if self.agent_lost_after_seconds < 3 * self.heartbeat_seconds:
-            raise InvalidSettings(
-                f"EVERTICK_AGENT_LOST_AFTER_SECONDS={self.agent_lost_after_seconds} must be at least three times "
-                f"EVERTICK_HEARTBEAT_SECONDS={self.heartbeat_seconds}: an agent would be given up between two heartbeats."
-            )
-        if self.dispatch_lost_seconds < 10 * self.tick_seconds:
-            raise InvalidSettings(
-                f"EVERTICK_DISPATCH_LOST_SECONDS={self.dispatch_lost_seconds} must be at least ten times "
-                f"EVERTICK_TICK_SECONDS={self.tick_seconds}: what an executor has is looked at every five ticks."
-            )
+        for name, times, words, other, why in _AT_LEAST:
+            value, than = getattr(self, name), getattr(self, other)
+            if value < times * than:
+                bound = f"{_variable(name)}={value} must be at least {words} {_variable(other)}={than}"
+                raise InvalidSettings(f"{bound}: {why}.")
         if self.agent_api_url is not None and not self.agent_api_url.startswith(("http://", "https://")):
             raise InvalidSettings(
                 f"EVERTICK_AGENT_API_URL={self.agent_api_url!r} is no address of an API, as in https://evertick.example.com."
@@ -185,16 +172,6 @@ class Settings:
             raise InvalidSettings(
                 f"EVERTICK_TICK_SECONDS={self.tick_seconds} must be below "
                 f"EVERTICK_LOST_AFTER_SECONDS={self.lost_after_seconds}: silence is watched once per tick."
-            )
-        if self.orphan_after_seconds < 2 * self.reconcile_seconds:
-            raise InvalidSettings(
-                f"EVERTICK_ORPHAN_AFTER_SECONDS={self.orphan_after_seconds} must be at least twice "
-                f"EVERTICK_RECONCILE_SECONDS={self.reconcile_seconds}: a run is looked at once per round."
-            )
-        if self.leader_lease_seconds < 3 * self.tick_seconds:
-            raise InvalidSettings(
-                f"EVERTICK_LEADER_LEASE_SECONDS={self.leader_lease_seconds} must be at least three times "
-                f"EVERTICK_TICK_SECONDS={self.tick_seconds}: the lease is renewed once per tick."
             )
 
     def _check_pods(self) -> None:
@@ -264,6 +241,21 @@ _POD_CLEANUPS = ("always", "on_success", "never")
 _LARGEST_PORT = 65_535
 _LONGEST_RETENTION_DAYS = 36_500
 
+# Which must be so many times which, and why.
+_AT_LEAST = (
+    ("lost_after_seconds", 3, "three times", "heartbeat_seconds", "a runner would be given up between two heartbeats"),
+    (
+        "agent_lost_after_seconds",
+        3,
+        "three times",
+        "heartbeat_seconds",
+        "an agent would be given up between two heartbeats",
+    ),
+    ("dispatch_lost_seconds", 10, "ten times", "tick_seconds", "what an executor has is looked at every five ticks"),
+    ("orphan_after_seconds", 2, "twice", "reconcile_seconds", "a run is looked at once per round"),
+    ("leader_lease_seconds", 3, "three times", "tick_seconds", "the lease is renewed once per tick"),
+)
+
 _LOWEST: dict[str, float] = {
     "tick_seconds": 0.01,
     "fire_batch": 1,
@@ -317,22 +309,6 @@ def read_settings(environment: Mapping[str, str] | None = None, **overrides: obj
     values.update({name: value for name, value in overrides.items() if value is not None})
     settings = Settings(**values)  # type: ignore[arg-type]
     return settings
-
-
-def load_routing(file: Path | None) -> Routing:
-    """The rules of the routing file; none without one."""
-    if file is None:
-        return Routing()
-    try:
-        return read_routing(file.read_text(encoding="utf-8"))
-    except InvalidRouting as error:
-        raise InvalidRouting(f"Routing file {file}: {error}") from None
-    except UnicodeDecodeError:
-        raise InvalidRouting(f"Routing file {file}: it is not text in UTF-8.") from None
-    except OSError as error:
-        raise InvalidRouting(
-            f"Routing file {file} cannot be read: {error.strerror}. Correct EVERTICK_ROUTING_FILE."
-        ) from None
 
 
 def _standard_collector(env: Mapping[str, str]) -> str | None:

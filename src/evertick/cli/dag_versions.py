@@ -14,11 +14,12 @@ from evertick.cli.options import DagName, Json, Limit, Yes
 from evertick.cli.prompt import confirm
 from evertick.cli.tables import Cell, heading, hint, line, show, state, table
 from evertick.cli.times import relative
-from evertick.config import load_routing, read_settings
+from evertick.config import read_settings
 from evertick.engine.roll_back import RolledBack, find_version, roll_back
 from evertick.engine.trigger import find_dag_row
 from evertick.execution.version_diff import code_changes, plan_changes
 from evertick.services.publisher import DEPLOYED
+from evertick.services.rules import load_routing
 from evertick.store import dags
 from evertick.store.dags import ListedVersion
 from evertick.store.wake import Channel

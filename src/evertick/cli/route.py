@@ -12,10 +12,11 @@ from evertick.cli.connection import database_url, opened
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json
 from evertick.cli.tables import Cell, hint, line, show, state, table
-from evertick.config import load_routing, read_settings
+from evertick.config import read_settings
 from evertick.domain.errors import EvertickError
 from evertick.domain.patterns import Address, address_text, read_address
 from evertick.domain.routing import Routing, Tried, route, try_rules
+from evertick.services.rules import load_routing
 from evertick.store import dags
 from evertick.store.dags import PublishedRoute
 from evertick.store.db import Purpose

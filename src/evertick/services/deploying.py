@@ -12,7 +12,7 @@ from pathlib import Path
 
 from psycopg import AsyncConnection
 
-from evertick.config import Settings, load_routing
+from evertick.config import Settings
 from evertick.domain.errors import Conflict, InvalidDag, UserError
 from evertick.engine.declared import not_stored
 from evertick.engine.pause import delete
@@ -20,6 +20,7 @@ from evertick.engine.publish import publish
 from evertick.execution.bundle import pack
 from evertick.execution.loader import LoadedFile, find_duplicates, load_file
 from evertick.services.publisher import DEPLOYED, LOADS_AT_ONCE, find_dag_files
+from evertick.services.rules import load_routing
 from evertick.store import dags
 
 

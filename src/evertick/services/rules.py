@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evertick.config import load_routing
 from evertick.domain.errors import InvalidRouting
-from evertick.domain.routing import Routing
+from evertick.domain.routing import Routing, read_routing
 from evertick.services.events import Log
+
+
+def load_routing(file: Path | None) -> Routing:
+    """The rules of the routing file; none without one."""
+    if file is None:
+        return Routing()
+    try:
+        return read_routing(file.read_text(encoding="utf-8"))
+    except InvalidRouting as error:
+        raise InvalidRouting(f"Routing file {file}: {error}") from None
+    except UnicodeDecodeError:
+        raise InvalidRouting(f"Routing file {file}: it is not text in UTF-8.") from None
+    except OSError as error:
+        raise InvalidRouting(
+            f"Routing file {file} cannot be read: {error.strerror}. Correct EVERTICK_ROUTING_FILE."
+        ) from None
 
 
 class Rules:

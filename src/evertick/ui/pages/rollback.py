@@ -9,11 +9,11 @@ from fastapi import APIRouter, Path, Request, Response
 from evertick.api.desk import Who
 from evertick.api.guard import needs
 from evertick.api.native.dags import DagName
-from evertick.config import load_routing
 from evertick.domain.access import Permission
 from evertick.engine.roll_back import find_version, roll_back
 from evertick.execution.version_diff import code_changes, plan_changes
 from evertick.services.publisher import DEPLOYED
+from evertick.services.rules import load_routing
 from evertick.store.wake import Channel
 from evertick.ui.frame import PageRoute, done, page, segment
 
