@@ -23,7 +23,7 @@ from evertick.engine.dispatch import (
 from evertick.engine.mark import mark
 from evertick.engine.reconcile import reconcile
 from evertick.engine.why import explain
-from evertick.store import dispatch
+from evertick.store import dispatch, runners
 from evertick.store.dispatch import QueuedRow
 from evertick.store.tasks import Look
 from tests.engine.far_agents import begin
@@ -341,3 +341,17 @@ async def test_why_tells_who_looks_after_a_queued_task_and_what_was_wrong(conn: 
 
 async def _why(conn: AsyncConnection, run_id: int, idx: int) -> str:
     return tell((await explain(conn, run_id=run_id, task=f"t{idx}")).reasons[0])
+
+
+async def test_an_agent_is_no_neighbours_business_while_its_runner_lives(conn: AsyncConnection) -> None:
+    runner, _ = await world(conn)
+    (row,) = await claim(runner)
+    assert await begin(conn, session=row.session, epoch=row.epoch)
+
+    async def neighbours() -> set[int]:
+        found = await runners.neighbours(conn, host="far", boot_id="", pid_namespace="")
+        return {each.session for each in found}
+
+    assert await neighbours() == set()
+    await conn.execute("update runner set gone_at = clock() where session = %s", [runner.session])
+    assert await neighbours() == {row.session}

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from evertick.domain.agent_outcome import parse
 from evertick.domain.attempt import Outcome
-from evertick.domain.branching import judge
-from evertick.domain.retry import RetryPolicy
 from evertick.engine.dispatch import QueuedEnd
 from evertick.engine.reap import bury
-from evertick.engine.step import report, step
 from evertick.execution.remote import Observed, Phase
 from evertick.services import metrics
+from evertick.services.agent_reports import record_outcome
 from evertick.services.dispatch_chores import Chore
 from evertick.services.submitting import Desk, in_time, name_of, never_began
-from evertick.store import dispatch, runners
+from evertick.store import dispatch
 from evertick.store.dispatch import DispatchRow
 
 
@@ -99,18 +97,12 @@ class RemoteEnds:
             self._desk.wake()
 
     async def _finish(self, row: DispatchRow, outcome: Outcome) -> None:
-        policy, conn = RetryPolicy(), await self._desk.link.get()
-        if row.version_id is not None:
-            spec = (await self._desk.versions.fetch(self._desk.link, row.version_id)).spec
-            policy, outcome = spec.tasks[row.idx].retry, judge(spec, outcome)
-        told = report(outcome, policy=policy, attempt=row.attempt or 1)
-        infra_retries = self._desk.settings.infra_retries
-        none: list[str] = []
-        await step(conn, session=row.session, reports=[told], queues=none, free=0, infra_retries=infra_retries)
-        await runners.leave(conn, row.session)
-        metrics.ATTEMPTS_FINISHED.labels(outcome=outcome.kind.value).inc()
-        self._desk.log.info("finish", attempt=name_of(row), outcome=outcome.kind.value, by="what its agent left behind")
-        self._desk.wake()
+        desk, infra_retries = self._desk, self._desk.settings.infra_retries
+        desk.log.info("outcome_found", attempt=name_of(row), outcome=outcome.kind.value)
+        await record_outcome(
+            desk.link, desk.versions, outcome, session=row.session, infra_retries=infra_retries, log=desk.log
+        )
+        desk.wake()
 
 
 def _told(seen: Observed | None) -> str:

@@ -39,6 +39,9 @@ select session, runner_id, host, boot_id, pid_namespace, uid, pid, pid_started, 
 select session, runner_id, host, boot_id, pid_namespace, uid, pid, pid_started, queues, slots, started_at, silent_seconds
   from runner
  where gone_at is null and host = %(host)s and boot_id = %(boot_id)s and pid_namespace = %(pid_namespace)s
+   -- An agent whose runner lives is that one's to report: it knows what the agent left behind.
+   and (queues <> '{}' or not exists (
+        select 1 from dispatch d join runner o on o.session = d.owner and o.gone_at is null where d.session = runner.session))
  order by session limit 1000
 
 -- name: namesakes
