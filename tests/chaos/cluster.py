@@ -126,9 +126,10 @@ class Cluster:
         self.proxy = self._stack.enter_context(Proxy.start(upstream=f"127.0.0.1:{self.server.port}"))
         self.client_url = proxied(self.server.url, self.proxy.listen(CLIENT))
         async with await connect(self.server.url, purpose=Purpose.PLANNING) as conn:
-            await install_audit(conn)
+            # Before anybody takes notes: no leader has ticked yet.
             if shape.shards > 1:
                 await set_shards(conn, shards=shape.shards, actor="chaos")
+            await install_audit(conn)
         self.sink_url = await _sink_database(self.ground.sink_server)
         for number in range(1, shape.schedulers + 1):
             await self.add("scheduler", f"scheduler-{number}")
