@@ -304,14 +304,15 @@ async def test_a_survey_says_who_is_there_and_what_is_free(pair: tuple[AsyncConn
     await set_shards(one, shards=3, actor="me")
     await shards.stand_by(two, shard=1, owner="b", seconds=1000, watches=True)
     await shards.take(one, shard=2, owner="c", seconds=1000)
-    await sharing.survey(one, owner="b", seconds=1000, watches=True)
+    await sharing.survey(one, owner="b", seconds=1000, watches=False)
+    await sharing.survey(two, owner="d", seconds=1000, watches=True)
     seen = await sharing.survey(one, owner="a", seconds=1000, watches=True)
     assert [(each.shard, each.owner, each.is_free) for each in seen] == [
         (0, None, True),
         (1, "b", False),
         (2, "c", False),
     ]
-    assert seen[0].live == ["a", "b"]
+    assert seen[0].live == ["a", "b", "d"]
     await two.close()
     seen = await sharing.survey(one, owner="a", seconds=1000, watches=True)
     while not seen[1].is_free:
@@ -320,6 +321,7 @@ async def test_a_survey_says_who_is_there_and_what_is_free(pair: tuple[AsyncConn
         "a session that is over is seen; one that nobody watched is not"
     )
     assert not (await sharing.survey(one, owner="a", seconds=1000, watches=False))[1].is_free
+    assert seen[0].live == ["a", "b"], "and so is one that leads nothing"
     await sharing.leave(one, owner="b")
     assert (await sharing.survey(one, owner="a", seconds=1000, watches=True))[0].live == ["a"]
 

@@ -231,6 +231,10 @@ class Lead:
             conn, shard=self.shard, epoch=epoch, heir=heir, seconds=self._settings.tick_seconds
         )
 
+    async def rest(self) -> None:
+        """Another leads, and is not waited for here: the server would end the session for being quiet."""
+        await self._link.close()
+
     async def lay_down(self) -> None:
         """The shard is closed: nobody leads it, and there is nothing to hand over."""
         self._log.info("closed", shard=self.shard)

@@ -101,6 +101,7 @@ class Seat:
         """Lead or stand by. Returns the seconds until the next instant that is known."""
         if self.lead.epoch is None and not self._may_take(self.shard):
             self._heir = None
+            await self.lead.rest()
             return self._settings.tick_seconds
         timer = asyncio.get_running_loop().call_later(self._settings.leader_lease_seconds, self.lead.cut)
         try:
