@@ -5638,11 +5638,14 @@ declare
     held int[];
 begin
     perform set_config('synchronous_commit', 'off', true);
-    insert into scheduler (owner, since, seen_until) values (p_owner, t, t + make_interval(secs => p_seconds))
-    on conflict (owner) do update set seen_until = excluded.seen_until;
+    insert into scheduler (owner, since, seen_until, pid)
+    values (p_owner, t, t + make_interval(secs => p_seconds), case when p_watches then pg_backend_pid() end)
+    on conflict (owner) do update set seen_until = excluded.seen_until, pid = excluded.pid;
     delete from scheduler x where x.ctid = any(array(
         select y.ctid from scheduler y where y.seen_until < t - interval '1 minute' for update skip locked));
-    there := array(select x.owner from scheduler x where x.seen_until > t order by x.owner);
+    there := array(select x.owner from scheduler x
+                   where x.seen_until > t and (x.pid is null or x.pid in (select a.pid from pg_stat_activity a))
+                   order by x.owner);
     held := array(select l.objid::int from pg_locks l where l.locktype = 'advisory' and l.classid = 4712 and l.objsubid = 2
                   and l.database = (select d.oid from pg_database d where d.datname = current_database()) and l.granted);
     return query
@@ -7838,7 +7841,8 @@ CREATE TABLE evertick.schedule_version (
 CREATE TABLE evertick.scheduler (
     owner text NOT NULL,
     since timestamp with time zone NOT NULL,
-    seen_until timestamp with time zone NOT NULL
+    seen_until timestamp with time zone NOT NULL,
+    pid integer
 )
 WITH (fillfactor='50', vacuum_truncate=off);
 
