@@ -9,13 +9,10 @@ from evertick.config import Settings
 from tests.test_docs import why_wrong
 
 KNOWN = {f"EVERTICK_{each.name.upper()}" for each in fields(Settings)}
-# Of the runner that makes pods, which comes with another change.
-NOT_YET = {"EVERTICK_EXECUTOR"}
 
 
 def strange_names(names: Iterable[str]) -> list[str]:
-    assert not NOT_YET & KNOWN, "it is known now: take it out of NOT_YET"
-    return [name for name in names if name.startswith("EVERTICK_") and name not in KNOWN | NOT_YET]
+    return [name for name in names if name.startswith("EVERTICK_") and name not in KNOWN]
 
 
 def why_no_command(words: list[str]) -> str | None:

@@ -114,6 +114,28 @@ securityContext:
 {{- end }}
 {{- end }}
 
+{{/* Where large results are, for those who bring or fetch them. */}}
+{{- define "evertick.storage" -}}
+{{- with .Values.storage }}
+{{- if .url }}
+- name: EVERTICK_STORAGE
+  value: {{ .url | quote }}
+{{- with .endpoint }}
+- name: EVERTICK_STORAGE_ENDPOINT
+  value: {{ . | quote }}
+{{- end }}
+- name: EVERTICK_STORAGE_REGION
+  value: {{ .region | quote }}
+- name: EVERTICK_STORAGE_KEY_ID
+  valueFrom:
+    secretKeyRef: {name: {{ .secret | required "storage.url needs storage.secret" }}, key: {{ .idKey }}}
+- name: EVERTICK_STORAGE_SECRET_KEY
+  valueFrom:
+    secretKeyRef: {name: {{ .secret }}, key: {{ .secretKey }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "evertick.mounts" -}}
 - name: home
   mountPath: /var/lib/evertick

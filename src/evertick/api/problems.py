@@ -40,6 +40,7 @@ STATUS: Mapping[str, HTTPStatus] = {
     "lease_lost": HTTPStatus.CONFLICT,
     "delivery_failed": HTTPStatus.BAD_GATEWAY,
     "unanswered": HTTPStatus.BAD_GATEWAY,
+    "storage_unavailable": HTTPStatus.BAD_GATEWAY,
     "not_leader": HTTPStatus.SERVICE_UNAVAILABLE,
     "schema_mismatch": HTTPStatus.SERVICE_UNAVAILABLE,
     "postgres_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,

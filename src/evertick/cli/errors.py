@@ -20,6 +20,7 @@ EXIT_STATUS: Mapping[str, int] = {
     "lease_lost": 1,
     "delivery_failed": 1,
     "result_lost": 1,
+    "storage_unavailable": 1,
     "not_leader": 1,
     "invalid": 2,
     "invalid_dag": 2,

@@ -49,6 +49,16 @@ class ObjectStore:
             with self._asked(connection, "PUT", path, headers, body) as answer:
                 answer.read()
 
+    def has(self, name: str) -> bool:
+        path = self._path(name)
+        headers = self._signed("HEAD", path, {}, content_hash=EMPTY_HASH)
+        try:
+            with self._asked(self._connection(), "HEAD", path, headers) as answer:
+                answer.read()
+        except ResultLost:
+            return False
+        return True
+
     def get(self, name: str, into: Path, *, content_hash: str) -> None:
         """Whole and checked, or not at all. Raises ResultLost where it is not there or was changed."""
         draft = into.with_name(f".{os.getpid()}-{os.urandom(4).hex()}")
@@ -121,7 +131,7 @@ class ObjectStore:
         headers: dict[str, str],
         body: object = None,
     ) -> http.client.HTTPResponse:
-        """A good answer, to be read and closed, with the connection. Raises StorageUnavailable, or ResultLost for 404 of a get."""
+        """A good answer, to be read and closed. Raises StorageUnavailable, or ResultLost for what is not there."""
         try:
             # One question each: then the connection ends with its answer, however that is left.
             connection.request(method, path, body=body, headers={**headers, "connection": "close"})  # type: ignore[arg-type]
@@ -134,7 +144,8 @@ class ObjectStore:
             raise StorageUnavailable(f"{self.place} cannot be reached: {error or type(error).__name__}") from None
         connection.close()
         code = re.search(r"<Code>(\w+)</Code>", told)
-        if method == "GET" and answer.status == 404 and code is not None and code[1] == "NoSuchKey":
+        # The answer to a HEAD has no body that could say whether the object or the bucket is missing.
+        if answer.status == 404 and (method == "HEAD" or (method == "GET" and code and code[1] == "NoSuchKey")):
             raise ResultLost(f"{self.place}: there is no {path.partition('?')[0]}: clear the task that made it.")
         raise StorageUnavailable(f"{self.place} refused: {answer.status} {code[1] if code else answer.reason}")
 

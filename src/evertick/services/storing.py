@@ -10,22 +10,25 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from evertick.config import Settings
 from evertick.domain.attempt import Outcome, OutcomeKind
 from evertick.domain.errors import StorageUnavailable
 from evertick.execution.result import TAG
+from evertick.execution.result_files import files_in
 from evertick.services.events import Log
 from evertick.services.object_store import open_store
 
 MOST_TRANSFERS = 4
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 10.0
 FOLDER = "results"
+_HASH = re.compile("[0-9a-f]{64}")
 
 
 class Spilled(NamedTuple):
@@ -100,11 +103,11 @@ class Storing:
 
     def _put(self, run_id: int, result: Spilled) -> None:
         assert self._store is not None
-        self._store.put(_name(run_id, result), self._file(run_id, result), content_hash=result.sha256)
+        self._store.put(stored_name(run_id, result.sha256), self._file(run_id, result), content_hash=result.sha256)
 
     def _get(self, run_id: int, result: Spilled, file: Path) -> None:
         assert self._store is not None
-        self._store.get(_name(run_id, result), file, content_hash=result.sha256)
+        self._store.get(stored_name(run_id, result.sha256), file, content_hash=result.sha256)
 
     def _file(self, run_id: int, result: Spilled) -> Path:
         return self._folder / str(run_id) / result.sha256
@@ -113,20 +116,11 @@ class Storing:
 def spilled(text: str) -> Iterator[Spilled]:
     """The files that a result or inputs name. Most name none, and are not even parsed."""
     if TAG in text and '"file"' in text:
-        yield from _within(json.loads(text))
+        for digest, size in files_in(json.loads(text)).items():
+            if _HASH.fullmatch(digest):
+                yield Spilled(digest, size)
 
 
-def _within(value: Any) -> Iterator[Spilled]:
-    if isinstance(value, dict):
-        digest = value.get("sha256")
-        if value.get(TAG) == "file" and isinstance(digest, str) and len(digest) == 64 and digest.isalnum():
-            yield Spilled(digest, int(value.get("bytes", 0)))
-            return
-        value = list(value.values())
-    if isinstance(value, list):
-        for each in value:
-            yield from _within(each)
-
-
-def _name(run_id: int, result: Spilled) -> str:
-    return f"{FOLDER}/{run_id}/{result.sha256}"
+def stored_name(run_id: int, sha256: str) -> str:
+    """What a result is called in the storage."""
+    return f"{FOLDER}/{run_id}/{sha256}"

@@ -23,6 +23,8 @@ from evertick.api.agent.door import Agent, AgentRoute, Who, shows
 from evertick.domain.agent_token import TokenUse
 from evertick.domain.errors import NotFound, ResultLost, TooLarge, UserError
 from evertick.execution.result_files import files_in
+from evertick.services.object_store import open_store
+from evertick.services.storing import stored_name
 from evertick.store import agents
 
 OCTETS = "application/octet-stream"
@@ -56,12 +58,14 @@ async def read_result(agent: Who, sha256: Hash) -> FileResponse:
         inputs = await agents.inputs(lent.conn, key, version_id=row.version_id)
     if sha256 not in await asyncio.to_thread(lambda: files_in(json.loads(inputs or "{}"))):
         raise NotFound("This is not among the inputs of this attempt.")
-    path = _folder(agent) / sha256
+    path, store = _folder(agent) / sha256, open_store(agent.desk.settings)
     if not await asyncio.to_thread(path.is_file):
-        raise ResultLost(
-            "The file of a large result is not where the API looks for it: runners and API need one EVERTICK_RESULTS_FOLDER"
-            " that all of them share."
-        )
+        if store is None:
+            raise ResultLost(
+                "The file of a large result is not where the API looks for it: runners and API need one EVERTICK_RESULTS_FOLDER"
+                " that all of them share, or EVERTICK_STORAGE."
+            )
+        await asyncio.to_thread(store.get, stored_name(key.run_id, sha256), path, content_hash=sha256)
     return FileResponse(path, media_type=OCTETS)
 
 
@@ -80,6 +84,10 @@ async def put_result(agent: Who, sha256: Hash, request: Request) -> Response:
     folder = _folder(agent)
     if not await asyncio.to_thread((folder / sha256).is_file):
         await _receive(request.stream(), folder, sha256, most=agent.desk.settings.result_max_bytes)
+    if (store := open_store(agent.desk.settings)) is not None:
+        # Also what was here already: the last time the storage may have been away. An agent asks again until it is not.
+        name = stored_name(agent.bearer.key.run_id, sha256)
+        await asyncio.to_thread(store.put, name, folder / sha256, content_hash=sha256)
     return Response(status_code=204)
 
 
@@ -89,8 +97,16 @@ async def refuse_missing_file(agent: Agent, result_json: str | None) -> None:
         return
     found = json.loads(result_json)
     for sha256 in files_in(found):
-        if not await asyncio.to_thread((_folder(agent) / Path(sha256).name).is_file):
+        if not await _is_here(agent, Path(sha256).name):
             raise UserError("The outcome names a large result that was not sent: PUT it to /results first.")
+
+
+async def _is_here(agent: Agent, sha256: str) -> bool:
+    """Where everybody looks for it: another of several APIs may have taken it."""
+    store = open_store(agent.desk.settings)
+    if store is None:
+        return await asyncio.to_thread((_folder(agent) / sha256).is_file)
+    return await asyncio.to_thread(store.has, stored_name(agent.bearer.key.run_id, sha256))
 
 
 def _folder(agent: Agent) -> Path:

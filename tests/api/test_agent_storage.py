@@ -1,0 +1,62 @@
+"""Large results of agents with an object storage: any of several APIs takes and gives them, and an outage is not their end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import structlog
+from fastapi import FastAPI
+from psycopg import AsyncConnection
+
+from evertick.api.desk import Desk
+from evertick.config import Settings
+from evertick.ui.app import make_app
+from tests.api.agents import AGENT, dispatch_all, dispatch_more
+from tests.api.conftest import Client
+from tests.api.test_agent import finish, large
+from tests.engine.world import value
+from tests.s3_server import S3Server, s3_server
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[S3Server]:
+    with s3_server(tmp_path / "s3") as running:
+        yield running
+
+
+@pytest.fixture
+def settings(tmp_path: Path, server: S3Server) -> Settings:
+    return Settings(
+        api_rate=0, agent_key=("k" * 43,), home=tmp_path / "one", result_spill_bytes=2048, **server.settings
+    )
+
+
+async def test_a_result_that_one_api_took_is_known_and_read_at_another(
+    app: FastAPI, desk: Desk, conn: AsyncConnection, database: str, server: S3Server, tmp_path: Path
+) -> None:
+    (up,) = await dispatch_all(app, desk, conn, {"up": [], "down": ["up"]}, per_task={"down": {"inputs": ("up",)}})
+    raw, digest, reference = large("x")
+    await up.begin()
+    server.stop()
+    assert (
+        "cannot be reached" in (await up.agent.refused("PUT", f"{AGENT}/results/{digest}", 502, content=raw))["detail"]
+    )
+    server.start()
+    assert (await up.agent.put(f"{AGENT}/results/{digest}", content=raw)).status_code == 204
+    other_desk = Desk(replace(desk.settings, home=tmp_path / "two"), database, structlog.get_logger())
+    other = make_app(other_desk)
+    try:
+        elsewhere = Client(other, up.agent.token)
+        assert "PUT it" in (await finish(elsewhere, 400, result_json=large("y")[2]))["detail"]  # type: ignore[index]
+        await finish(elsewhere, result_json=reference)
+        session = int(str(await value(conn, "select owner from dispatch limit 1")))
+        (down,) = await dispatch_more(other, other_desk, conn, session)
+        await down.begin()
+        assert (await down.agent.get(f"{AGENT}/results/{digest}")).content == raw
+    finally:
+        for pool in (other_desk.readers, other_desk.writers):
+            for _, link in pool._idle:
+                await link.close()
