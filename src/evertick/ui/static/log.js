@@ -7,6 +7,7 @@
 const MOST_NODES = 3600;
 const ASK_MS = 2000;
 const RETRY_MS = 10000;
+const MOST_ATTEMPTS = 50;
 const NEAR_PIXELS = 600;
 const ANSI = /\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])/g;
 // Characters that would reorder or hide what stands beside them are named instead.
@@ -160,6 +161,8 @@ class LogView {
   /** New lines as they are written, from the end of what was there at the last reading on. */
   hear() {
     if (this.stream || this.isOver || document.hidden || this.next === null) return;
+    // Of so many attempts the stream cannot be told where each ended (a sensor has one for each look): these are asked for.
+    if ((this.sizes ?? []).length > MOST_ATTEMPTS) return;
     const after = (this.sizes ?? []).map(([epoch, size, last]) => `${epoch}.${last}.${size}`).join(",");
     const query = new URLSearchParams({ follow: "true", map_index: this.root.dataset.mapIndex, ...(after && { after }) });
     const opened = new EventSource(`${this.root.dataset.stream}?${query}`);
