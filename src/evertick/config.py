@@ -9,15 +9,13 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from ipaddress import ip_network
 from math import isfinite
 from pathlib import Path
 
-from evertick.domain.errors import InvalidRouting, InvalidSettings, UserError
+from evertick.domain.errors import InvalidRouting, InvalidSettings
 from evertick.domain.patterns import read_pattern
-from evertick.domain.pod_options import POD_OPTIONS
+from evertick.domain.settings_rules import check_notifications, check_pods, check_storage
 from evertick.domain.sharing import MOST_SHARDS
-from evertick.domain.sinks import parse_sink
 
 # The executor of a runner that runs its tasks itself.
 LOCAL = "local"
@@ -156,9 +154,12 @@ class Settings:
                 read_pattern(pattern)
             except InvalidRouting as error:
                 raise InvalidSettings(f"EVERTICK_RUNNER_MATCH: {error}") from None
-        self._check_notifications()
-        self._check_pods()
-        self._check_storage()
+        sinks = {_variable(name): getattr(self, name) for name in ("notify_on_failure", "notify_on_deadline")}
+        check_notifications(sinks=sinks, networks=self.webhook_networks, sender=self.smtp_from)
+        check_pods(options=self.pod_options, cleanup=self.pod_cleanup, owner=self.pod_owner)
+        if self.storage is not None:
+            keys = (self.storage_key_id, self.storage_secret_key)
+            check_storage(self.storage, keys=keys, endpoint=self.storage_endpoint)
         for name, times, words, other, why in _AT_LEAST:
             value, than = getattr(self, name), getattr(self, other)
             if value < times * than:
@@ -172,47 +173,6 @@ class Settings:
             raise InvalidSettings(
                 f"EVERTICK_TICK_SECONDS={self.tick_seconds} must be below "
                 f"EVERTICK_LOST_AFTER_SECONDS={self.lost_after_seconds}: silence is watched once per tick."
-            )
-
-    def _check_pods(self) -> None:
-        if unknown := [name for name in self.pod_options if name not in POD_OPTIONS]:
-            raise InvalidSettings(f"EVERTICK_POD_OPTIONS: {unknown[0]!r} is unknown: use {', '.join(POD_OPTIONS)}.")
-        if self.pod_cleanup not in _POD_CLEANUPS:
-            raise InvalidSettings(
-                f"EVERTICK_POD_CLEANUP={self.pod_cleanup!r} is unknown: use {', '.join(_POD_CLEANUPS)}."
-            )
-        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", self.pod_owner):
-            raise InvalidSettings(
-                f"EVERTICK_POD_OWNER={self.pod_owner!r} is no label: use letters, digits, '-' and '.'."
-            )
-
-    def _check_notifications(self) -> None:
-        for name in ("notify_on_failure", "notify_on_deadline"):
-            for text in getattr(self, name):
-                try:
-                    parse_sink(text)
-                except UserError as error:
-                    raise InvalidSettings(f"{_variable(name)}: {error}") from None
-        for text in self.webhook_networks:
-            try:
-                ip_network(text)
-            except ValueError:
-                raise InvalidSettings(
-                    f"EVERTICK_WEBHOOK_NETWORKS: {text!r} is no network, as in 10.0.0.0/8 or 127.0.0.1."
-                ) from None
-        if self.smtp_from is not None and ("@" not in self.smtp_from or not self.smtp_from.isprintable()):
-            raise InvalidSettings(f"EVERTICK_SMTP_FROM={self.smtp_from!r} is no sender, as in evertick@example.com.")
-
-    def _check_storage(self) -> None:
-        if self.storage is None:
-            return
-        if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._/-]*)?", self.storage):
-            raise InvalidSettings(f"EVERTICK_STORAGE={self.storage!r} is no place, as in s3://bucket/prefix.")
-        if not (self.storage_key_id and self.storage_secret_key):
-            raise InvalidSettings("EVERTICK_STORAGE needs EVERTICK_STORAGE_KEY_ID and EVERTICK_STORAGE_SECRET_KEY.")
-        if self.storage_endpoint and not re.fullmatch(r"https?://[\w.-]+(:\d+)?/?", self.storage_endpoint):
-            raise InvalidSettings(
-                f"EVERTICK_STORAGE_ENDPOINT={self.storage_endpoint!r} is no address, as in https://s3.example:9000."
             )
 
     @property
@@ -237,7 +197,6 @@ class Settings:
 
 
 _LOG_FORMATS = ("text", "json")
-_POD_CLEANUPS = ("always", "on_success", "never")
 _LARGEST_PORT = 65_535
 _LONGEST_RETENTION_DAYS = 36_500
 

@@ -12,11 +12,11 @@ from evertick.api.desk import Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.api.native.dags import DagName
 from evertick.api.paging import USUAL_ITEMS, Cursor, Limit, Page, cursor, read_cursor
-from evertick.config import load_routing
 from evertick.domain.access import Permission
 from evertick.domain.errors import NotFound
 from evertick.engine.roll_back import RolledBack, find_version, roll_back
 from evertick.execution.version_diff import code_changes, plan_changes
+from evertick.services.rules import load_routing
 from evertick.store import dags
 from evertick.store.dags import ListedVersion
 from evertick.store.wake import Channel

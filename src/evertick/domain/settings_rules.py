@@ -1,0 +1,50 @@
+"""What settings that belong together must be, apart from being a number or a text. Raises `InvalidSettings`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from ipaddress import ip_network
+
+from evertick.domain.errors import InvalidSettings, UserError
+from evertick.domain.pod_options import POD_OPTIONS
+from evertick.domain.sinks import parse_sink
+
+POD_CLEANUPS = ("always", "on_success", "never")
+
+
+def check_pods(*, options: Iterable[str], cleanup: str, owner: str) -> None:
+    if unknown := [name for name in options if name not in POD_OPTIONS]:
+        raise InvalidSettings(f"EVERTICK_POD_OPTIONS: {unknown[0]!r} is unknown: use {', '.join(POD_OPTIONS)}.")
+    if cleanup not in POD_CLEANUPS:
+        raise InvalidSettings(f"EVERTICK_POD_CLEANUP={cleanup!r} is unknown: use {', '.join(POD_CLEANUPS)}.")
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", owner):
+        raise InvalidSettings(f"EVERTICK_POD_OWNER={owner!r} is no label: use letters, digits, '-' and '.'.")
+
+
+def check_notifications(*, sinks: Mapping[str, Iterable[str]], networks: Iterable[str], sender: str | None) -> None:
+    """`sinks` by the name of the variable that has them."""
+    for name, texts in sinks.items():
+        for text in texts:
+            try:
+                parse_sink(text)
+            except UserError as error:
+                raise InvalidSettings(f"{name}: {error}") from None
+    for text in networks:
+        try:
+            ip_network(text)
+        except ValueError:
+            raise InvalidSettings(
+                f"EVERTICK_WEBHOOK_NETWORKS: {text!r} is no network, as in 10.0.0.0/8 or 127.0.0.1."
+            ) from None
+    if sender is not None and ("@" not in sender or not sender.isprintable()):
+        raise InvalidSettings(f"EVERTICK_SMTP_FROM={sender!r} is no sender, as in evertick@example.com.")
+
+
+def check_storage(storage: str, *, keys: tuple[str | None, str | None], endpoint: str | None) -> None:
+    if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._/-]*)?", storage):
+        raise InvalidSettings(f"EVERTICK_STORAGE={storage!r} is no place, as in s3://bucket/prefix.")
+    if not all(keys):
+        raise InvalidSettings("EVERTICK_STORAGE needs EVERTICK_STORAGE_KEY_ID and EVERTICK_STORAGE_SECRET_KEY.")
+    if endpoint and not re.fullmatch(r"https?://[\w.-]+(:\d+)?/?", endpoint):
+        raise InvalidSettings(f"EVERTICK_STORAGE_ENDPOINT={endpoint!r} is no address, as in https://s3.example:9000.")
