@@ -18,6 +18,7 @@ from pathlib import Path
 from bench import (
     case_ageing,
     case_api,
+    case_dispatch,
     case_fleet,
     case_gates,
     case_history,
@@ -66,6 +67,7 @@ ON_THEIR_OWN: dict[str, Alone] = {
     "idle_schedules": case_schedules.idle_schedules,
     "runners": case_runners.runners,
     "fleet": case_fleet.fleet,
+    "dispatch": case_dispatch.dispatch,
     "history": case_history.history,
     "retention": case_history.retention,
     "api_reads": case_api.api_reads,

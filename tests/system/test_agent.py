@@ -5,24 +5,33 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from evertick.config import user_environment
 from evertick.domain.attempt import TaskKey
 from evertick.domain.sealing import new_key
 from evertick.domain.stored_values import ValueKind
 from evertick.engine.cancel import cancel
+from evertick.engine.extend import Request
 from evertick.engine.reap import bury
 from evertick.engine.secrets import put_value
+from evertick.engine.trigger import trigger
+from evertick.execution.local_agents import LocalAgents
+from evertick.services import runner as service_runner
+from evertick.services.agent_tokens import AgentTokens
+from evertick.services.dispatch_session import DispatchSession
 from evertick.services.keyring import load_keyring
 from evertick.services.neighbours import certify_deaths
 from evertick.store import logs
 from tests.chaos.proxy import Mode, Proxy
 from tests.engine import invariants
-from tests.engine.world import value
+from tests.engine.world import run_state, value
+from tests.services.hosting import Said, hosted
 from tests.system.agents import FAR, Farm
-from tests.system.work import Published, loaded
+from tests.system.work import Published, loaded, publish_work
 from tests.waiting import elapse, eventually
 
 CANARY = "canary-51c0ffee"
@@ -232,3 +241,38 @@ async def test_a_token_that_expired_while_nobody_answered_is_renewed(
         farm.go()
         assert await agent.ended() == 0, agent.said()
         assert (await farm.task(row)).state == "success"
+
+
+async def test_a_runner_hands_tasks_to_agents_on_its_machine_and_they_outlive_it(farm: Farm, far: Published) -> None:
+    """The whole way: claimed, queued, started by an agent of the executor `process`, and ended; its runner is replaced."""
+    await publish_work(farm.conn, far, only=["lasting"])
+    await farm.conn.execute("update runner set gone_at = clock()")
+    settings = replace(farm.settings, executor="process", agent_api_url=farm.address, tick_seconds=0.1)
+    settings = replace(settings, home=farm.folder / "runner", agent_key_file=farm.settings.agent_key_place)
+    environment = {**user_environment(), "FLAGS": str(farm.flags)}
+
+    def dispatcher() -> service_runner.Runner:
+        def begin(request: Request | None) -> DispatchSession:
+            executor = LocalAgents(settings.home / "agents", environment=environment)
+            tokens = AgentTokens(settings)
+            return DispatchSession(
+                settings, url=farm.url, log=Said().log, executor=executor, tokens=tokens, request=request
+            )
+
+        return service_runner.Runner(settings, url=farm.url, log=Said().log, begin=begin)
+
+    made = await trigger(farm.conn, dag="lasting", params={}, actor="test")
+    async with hosted(dispatcher()):
+        (began,) = await eventually(lambda: list(farm.flags.glob("began-*")), 60)
+    assert await value(farm.conn, "select state::text from task") == "running"
+    assert is_alive(int(began.name.removeprefix("began-"))), "it goes on without its runner"
+    async with hosted(dispatcher()):
+        farm.go()
+
+        async def is_over() -> bool:
+            return await value(farm.conn, "select count(*) from dispatch") == 0
+
+        await eventually(is_over, 30)
+    assert await run_state(farm.conn, made.run_id) == "success"
+    assert await value(farm.conn, "select epoch from task") == 1
+    assert list((settings.home / "agents" / "attempts").iterdir()) == []
