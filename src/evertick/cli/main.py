@@ -76,7 +76,7 @@ COMMANDS = {
 
 
 # What they do happens on this machine: they have no use for a server's address, and must not seem to.
-HERE_ONLY = {"up", "scheduler", "runner", "publisher", "api", "health", "doctor", "login", "logout", "notify"}
+HERE_ONLY = {"up", "agent", "scheduler", "runner", "publisher", "api", "health", "doctor", "login", "logout", "notify"}
 
 
 class _LazyGroup(TyperGroup):
