@@ -38,6 +38,9 @@ MAY: dict[str, tuple[str, ...]] = {
         ),
         *("tasks.step", "tasks.claim_rows", "tasks.extend", "queues.look_in_line", "queues.names", "queues.published"),
         *("dags.version", "dags.bundle", "secrets.of_attempt", "logs.append", "logs.shipped_until", "runs.existing"),
+        # Of one that drives an executor elsewhere.
+        *("dispatch.claim*", "dispatch.list_of", "dispatch.known", "dispatch.note_*", "dispatch.end_queued"),
+        *("dispatch.adopt", "dispatch.forget", "agents.held", "agents.finish"),
     ),
     SCHEDULER: (
         *_EVERYBODY,
