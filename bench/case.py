@@ -47,6 +47,7 @@ class Size:
     waiting: int = 50
     ticks: int = 1_000
     fleet: int = 2_000
+    agents: int = 2_000
     fleet_seconds: float = 30.0
     fleet_tasks: int = 15_000
     ui_dags: int = 5_000
@@ -81,6 +82,7 @@ QUICK = Size(
     waiting=1,
     ticks=20,
     fleet=20,
+    agents=10,
     fleet_seconds=1.5,
     fleet_tasks=40,
     ui_dags=50,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench import (
     case_ageing,
+    case_agents,
     case_api,
     case_dispatch,
     case_fleet,
@@ -67,6 +68,7 @@ ON_THEIR_OWN: dict[str, Alone] = {
     "idle_schedules": case_schedules.idle_schedules,
     "runners": case_runners.runners,
     "fleet": case_fleet.fleet,
+    "agents": case_agents.agents,
     "dispatch": case_dispatch.dispatch,
     "history": case_history.history,
     "retention": case_history.retention,

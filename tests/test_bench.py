@@ -51,6 +51,7 @@ def test_the_smoke_test_and_its_other_half_leave_out_only_what_takes_an_hour() -
         "idle",
         "runners",
         "fleet",
+        "agents",
         "dispatch",
         "history",
         "retention",
