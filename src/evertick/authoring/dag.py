@@ -69,12 +69,12 @@ _SCHEDULE_FIELDS = ("schedule", "params", *_WHEN, *_RULES)
 
 
 class DagOptions(TypedDict, total=False):
-    """What `@dag(...)` accepts.
+    """What `@dag(...)` accepts. `executor_options` are joined with those of each task.
 
     `schedule` is a cron, "@every 5s", a timedelta, a datetime, a list of datetimes or `after(...)`; `schedules` names several,
     each such a value or a dict with one (`{"schedule": ..., "params": ...}`), which may have a time zone, bounds, jitter and rules
     (misfire, catchup_window, catchup_limit, overlap, start_within, finish_within) of its own. `task_defaults` are options
-    for every task that does not set them. `executor_options` are joined with those of each task.
+    for every task that does not set them.
     """
 
     name: str
@@ -243,8 +243,7 @@ def _read_options(name: str, function: Callable[..., object], options: Mapping[s
         fields["schedules"] = tuple(_schedules(options))
     except (TypeError, ValueError, UserError) as error:
         raise refused(f"{owner}: {error}") from None
-    fields["notices"] = _read_notices(owner, options)
-    return fields
+    return {**fields, "notices": _read_notices(owner, options)}
 
 
 _EVENT = Param({}, type=dict)
