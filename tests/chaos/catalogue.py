@@ -19,7 +19,7 @@ from tests.chaos.scenarios import (
     runners,
 )
 
-_REMOTE = "there is no remote executor yet: it comes with the work on Kubernetes"
+_REMOTE = "not written yet for separate processes; tests/services/test_dispatcher.py makes these faults within one"
 
 NOT_YET = (
     Scenario(name="N27", title="a slow and failing Kubernetes API", missing=_REMOTE),

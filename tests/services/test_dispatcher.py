@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from evertick.domain.retry import RetryPolicy
 from evertick.engine.cancel import cancel
 from evertick.engine.drain import drain
 from evertick.engine.extend import Request
+from evertick.engine.promote import promote
 from evertick.execution.remote import Observed, Phase
 from evertick.services import metrics
 from evertick.services.agent_tokens import AgentTokens
@@ -334,3 +336,35 @@ async def test_two_runners_of_one_place_share_its_work(
         await ended(there, run_id)
         await all_cleaned_up(there, place)
     assert set(place.begun.values()) == {1} and len(place.begun) == 30
+
+
+@pytest.mark.requirement("A11", "B11")
+async def test_all_kinds_of_trouble_at_once_end_well(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    """Every other call goes wrong in some way, and one of the two runners is buried meanwhile."""
+    dice = random.Random(29)
+    moods = ["fine", "fine", "fine", "late", "busy", "down", "lost"]
+    place.mood = lambda name, tries: dice.choice(moods) if tries < 4 else "fine"
+    place.latency_seconds = 0.02
+    run_id = await trigger(there, 40)
+    async with (
+        hosted(dispatcher(database, tmp_path / "a", place, Said(), infra_retries=100)),
+        hosted(dispatcher(database, tmp_path / "b", place, Said(), infra_retries=100)),
+    ):
+        await eventually(lambda: len(place.begun) > 5)
+        bury = (
+            "update runner set gone_at = clock(), gone_reason = 'x' where session = (select min(owner) from dispatch)"
+        )
+        await there.execute(bury)
+        leader = await lead(there)
+
+        async def is_over() -> bool:
+            await promote(there, shard=0, epoch=leader, batch=100)
+            return await run_state(there, run_id) == "success"
+
+        await eventually(is_over, 40)
+        await all_cleaned_up(there, place)
+    assert set(place.begun.values()) == {1}, "never two bodies of one attempt"
+    lost = await value(there, "select count(*) from attempt where reason not like 'dispatch_lost: %%'")
+    assert lost == 0
