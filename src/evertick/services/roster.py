@@ -27,7 +27,7 @@ from evertick.store.line import keeps_session
 # How long a free shard beyond our share is left to the others, of a tick; and how soon we look again while one is free.
 PATIENCE_SHARE, AGAIN_SHARE = 0.25, 0.1
 # A shard that its heir did not take is not offered to the same one again at once: it is counted, and yet it cannot lead.
-GIVE_AGAIN_SECONDS = 10.0
+GIVE_AGAIN_TICKS = 10
 # Who leads everything alone has nothing to take, and looks less often whether somebody has come.
 ALONE_TICKS = 3
 
@@ -103,7 +103,7 @@ class Roster:
         if decision.give is None or now < self._given.get(decision.give, 0.0):
             return
         shard, heir = decision.give
-        self._given[decision.give] = now + GIVE_AGAIN_SECONDS
+        self._given[decision.give] = now + GIVE_AGAIN_TICKS * self._settings.tick_seconds
         self._seat(shard).give_to(heir)
 
     def _pause(self, shares: list[Share], decision: Decision) -> float:

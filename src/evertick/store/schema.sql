@@ -5644,7 +5644,8 @@ begin
     delete from scheduler x where x.ctid = any(array(
         select y.ctid from scheduler y where y.seen_until < t - interval '1 minute' for update skip locked));
     there := array(select x.owner from scheduler x
-                   where x.seen_until > t and (x.pid is null or x.pid in (select a.pid from pg_stat_activity a))
+                   where x.seen_until > t + make_interval(secs => p_seconds * 0.4)
+                     and (x.pid is null or x.pid in (select a.pid from pg_stat_activity a))
                    order by x.owner);
     held := array(select l.objid::int from pg_locks l where l.locktype = 'advisory' and l.classid = 4712 and l.objsubid = 2
                   and l.database = (select d.oid from pg_database d where d.datname = current_database()) and l.granted);

@@ -50,7 +50,8 @@ create function count_shards() returns void language sql as $$
 $$;
 
 -- Says that a scheduler is there, and tells it how the shards are distributed. A shard is free when nobody's lease lasts, and when the
--- session of a watched leader holds its lock no more (stand_by). That we are there need not survive a crash of the server.
+-- session of a watched leader holds its lock no more (stand_by). Who was silent for most of a lease may be frozen, and is not counted: it
+-- would be given a shard that it cannot take. That we are there need not survive a crash of the server.
 create function survey(p_owner text, p_seconds double precision, p_watches boolean)
 returns table (shard smallint, state text, owner text, heir text, is_free boolean, free_in double precision, live text[])
 language plpgsql as $$
@@ -67,7 +68,8 @@ begin
     delete from scheduler x where x.ctid = any(array(
         select y.ctid from scheduler y where y.seen_until < t - interval '1 minute' for update skip locked));
     there := array(select x.owner from scheduler x
-                   where x.seen_until > t and (x.pid is null or x.pid in (select a.pid from pg_stat_activity a))
+                   where x.seen_until > t + make_interval(secs => p_seconds * 0.4)
+                     and (x.pid is null or x.pid in (select a.pid from pg_stat_activity a))
                    order by x.owner);
     held := array(select l.objid::int from pg_locks l where l.locktype = 'advisory' and l.classid = 4712 and l.objsubid = 2
                   and l.database = (select d.oid from pg_database d where d.datname = current_database()) and l.granted);
