@@ -45,6 +45,7 @@ def test_what_is_put_comes_back_as_it_was(store: ObjectStore, tmp_path: Path) ->
     content = b"large \0 result" * 300_000
     digest = keep(store, tmp_path, "results/7/x", content)
     keep(store, tmp_path, "results/7/x", content)
+    assert store.has("results/7/x") and not store.has("results/7/y")
     store.get("results/7/x", tmp_path / "new" / "copy", content_hash=digest)
     assert (tmp_path / "new" / "copy").read_bytes() == content
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["copy"]
@@ -104,9 +105,9 @@ async def test_only_results_of_runs_that_are_gone_are_removed(
 
 
 def test_files_are_found_wherever_a_value_names_them() -> None:
-    digest = "a" * 64
-    one = f'{{"$evertick": "file", "sha256": "{digest}", "bytes": 5}}'
-    assert [each.sha256 for each in spilled(f'{{"x": [1, {one}], "y": {{"z": {one}}}}}')] == [digest, digest]
+    one, two = (f'{{"$evertick": "file", "sha256": "{letter * 64}", "bytes": 5}}' for letter in "ab")
+    found = spilled(f'{{"x": [1, {one}], "y": {{"z": {two}}}, "again": {one}}}')
+    assert sorted(each.sha256 for each in found) == ["a" * 64, "b" * 64]
     assert list(spilled('{"a": "file"}')) == list(spilled('{"$evertick": "date", "value": "file"}')) == []
     assert list(spilled('{"$evertick": "file", "sha256": "../../etc/passwd"}')) == []
 
