@@ -27,7 +27,7 @@ _MOST, _MOST_COUNTED = 1000, 100_000
 
 
 class Runner(BaseModel):
-    """`session` as text: it has 63 bits, more than a number in JavaScript holds."""
+    """`session` as text: it has 63 bits, more than a number in JavaScript holds. `executor`: where its attempts run."""
 
     session: str
     runner_id: str
@@ -37,6 +37,7 @@ class Runner(BaseModel):
     pid: int
     queues: list[str]
     match: list[str]
+    executor: str
     slots: int
     busy: int
     request: str | None
