@@ -333,3 +333,11 @@ def test_a_picture_is_used_and_needs_nothing_from_the_network(picture: Path) -> 
 @pytest.mark.parametrize("document", [*DOCUMENTS, *PICTURES], ids=named)
 def test_a_document_speaks_of_evertick_alone(document: Path) -> None:
     assert [found[0] for found in WORKSHOP.finditer(document.read_text(encoding="utf-8"))] == []
+
+
+def test_every_example_is_shown_with_a_page_that_is_there() -> None:
+    text = (ROOT / "docs/howto/examples.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"`(\w+)\.py`", text))
+    assert shown == {path.stem for path in (ROOT / "src/evertick/examples").glob("*.py")}
+    rows = [line for line in text.splitlines() if line.startswith("| ") and ".py" in line]
+    assert all(re.search(r"\]\([\w-]+\.md", row) for row in rows)

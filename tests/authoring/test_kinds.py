@@ -24,7 +24,7 @@ from evertick.domain.errors import InvalidDag, InvalidParams
 from evertick.domain.setups import leaves
 from evertick.domain.states import TriggerRule
 from evertick.engine.publish import dag_row
-from evertick.examples import branches, etl, groups, heartbeat, mapping, pipeline
+from evertick.examples import branches, etl, failures, groups, heartbeat, limits, mapping, pipeline
 
 
 @task
@@ -178,7 +178,17 @@ def test_a_failing_shell_task_and_a_result_that_is_no_json_fail_their_tasks() ->
 
 
 @pytest.mark.parametrize(
-    "example", [etl.etl, heartbeat.heartbeat, mapping.mapping, branches.branches, pipeline.pipeline, groups.groups]
+    "example",
+    [
+        etl.etl,
+        heartbeat.heartbeat,
+        mapping.mapping,
+        branches.branches,
+        pipeline.pipeline,
+        groups.groups,
+        failures.failures,
+        limits.limits,
+    ],
 )
 def test_an_example_runs_here(example: object) -> None:
     assert example.test().state == "success"  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -583,3 +584,34 @@ async def test_a_mapped_condition_is_polled_by_instance_and_cleared_as_a_whole(c
     assert await runner.drain() == ["first", "wait", "wait", "wait", "after"]
     assert await run_state(conn, run) == "success"
     assert (await woken(conn, epoch, 61)).looked_at == 0
+
+
+@pytest.mark.requirement("V11")
+async def test_a_time_zone_that_is_gone_keeps_no_other_clock_from_being_read(conn: AsyncConnection) -> None:
+    clock = WaitSpec(kind=WaitKind.CLOCK, until="08:00:00")
+    first, runner, epoch = await world(conn, waiting(clock))
+    await conn.execute("update task_wait set timezone = 'Europe/Atlantis'")
+    await put(conn, replace(waiting(clock), name="other"))
+    second = await start(conn, "other")
+    await runner.drain()
+    await woken(conn, epoch)
+    assert await value(conn, "select kind::text from deferral where run_id = %s", second) == "time"
+    assert await value(conn, "select kind::text from deferral where run_id = %s", first) == "clock"
+    assert "Europe/Atlantis" in str(await value(conn, "select reason from quarantine where subject_id = %s", first))
+    await set_clock(conn, later(30))
+    assert (await woken(conn, epoch)).looked_at == 0, "not at every tick"
+    await conn.execute("update task_wait set timezone = 'UTC'")
+    await set_clock(conn, later(61))
+    await woken(conn, epoch)
+    assert await value(conn, "select kind::text from deferral where run_id = %s", first) == "time"
+
+
+async def test_a_sensor_between_two_polls_is_told_apart_from_other_waits(conn: AsyncConnection) -> None:
+    run, runner, _ = await world(conn, waiting(POLL))
+    (poll,) = await runner.claim()
+    await runner.finish(poll, "deferred")
+    assert await value(conn, "select phase from listed_task where run_id = %s and task = 'wait'", run) == "polling"
+    await put(conn, replace(waiting(ASK), name="other"))
+    asked = await start(conn, "other")
+    await runner.drain()
+    assert await value(conn, "select phase from listed_task where run_id = %s and task = 'wait'", asked) == "deferred"

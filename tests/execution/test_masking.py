@@ -19,6 +19,8 @@ FORMS = [
     SECRET,
     json.dumps(SECRET),
     json.dumps({"a": [SECRET]}, ensure_ascii=False),
+    json.dumps(json.dumps({"a": SECRET})),
+    json.dumps(repr(SECRET)),
     repr(SECRET),
     repr(SECRET.encode()),
     quote(SECRET),

@@ -1,4 +1,6 @@
-"""Canaries: secrets that tasks print, raise, template and return; then every place where one could be is searched.
+"""Canaries: secrets that tasks print (also encoded, and in pieces), raise, template and return, and whose failures people are told
+of; then every place where one could be is searched: all tables (logs, results, the audit log, what is mailed and posted), files,
+metrics, and what the services say.
 
 `python -m tests.services.canaries --tasks 1000` does so at full size; a test does it with fewer tasks.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import json
 import secrets
 import sys
 import tempfile
@@ -33,22 +36,27 @@ from tests.waiting import eventually
 
 COUNT = 50
 FLOCK = """
-import base64, os, subprocess, sys
+import base64, json, os, subprocess, sys, urllib.parse
 from evertick import *
 
 NAMES = [f"canary{n}" for n in range(50)]
 
 
 def show(how, s):
-    match how % 5:
+    match how % 7:
         case 0: print(s, s[:9], end=""); print(s[9:]); print(base64.b64encode(s.encode()), s.encode().hex(), repr(s))
+        case 5: print(json.dumps({"it": s}), json.dumps(json.dumps(s)), urllib.parse.quote(s), urllib.parse.quote_plus(s))
+        case 6:
+            for part in s: sys.stdout.write(part); sys.stdout.flush()
+            try: {}[s]
+            except KeyError as error: raise RuntimeError(f"https://anna:{urllib.parse.quote(s)}@shop/") from error
         case 1: raise ValueError(s)
         case 2: return {"it": s, s: [base64.b64encode(f"user:{s}".encode()).decode()]}
         case 3: subprocess.run(["echo", s]); os.write(1, s.encode() + b"\\n"); push(s, s); return s
         case 4: raise Fail("x" * 990 + s)
 
 
-@dag
+@dag(on_failure=notify.webhook("https://example.com/hook"))
 def flock():
     for n in range(TASKS):
         name = NAMES[n % 50]
@@ -58,7 +66,7 @@ def flock():
         else:
             def body(context: TaskContext, n=n, name=name):
                 return show(n // 50 + n, context.secrets[name])
-            task(name=f"task_{n}", secrets=[name])(body)()
+            task(name=f"task_{n}", secrets=[name], on_failure=notify.email("ops@example.com"))(body)()
 """
 
 
@@ -84,6 +92,9 @@ async def hunt(url: str, conn: AsyncConnection, folder: Path, tasks: int) -> lis
     hidden = await _one(conn, "select count(*) from log_chunk where content like '%%***%%'")
     assert ended == tasks
     assert hidden > tasks / 5, "they did speak"
+    assert await _one(conn, "select count(*) from outbox where fact->>'reason' like '%%***%%'") > 0, (
+        "and were told about"
+    )
     places = {"log of the runner": repr(said.all), "metrics": generate_latest().decode()}
     places |= {f"table {name}": text async for name, text in _tables(conn)}
     places |= {str(path): path.read_text(errors="replace") for path in (folder / "home").rglob("*") if path.is_file()}
@@ -94,7 +105,7 @@ async def hunt(url: str, conn: AsyncConnection, folder: Path, tasks: int) -> lis
 def _forms(canary: str) -> list[str]:
     raw = canary.encode()
     core = canary.split("-")[1]
-    return [core, core.encode().hex(), base64.b64encode(raw).decode()[:24], quote(canary)]
+    return [core, core.encode().hex(), base64.b64encode(raw).decode()[:24], quote(canary), json.dumps(canary)[1:-1]]
 
 
 async def _one(conn: AsyncConnection, query: str, *params: object) -> int:

@@ -22,6 +22,8 @@ EXPECTED = {
     "mapping": {"report": "success", "send[1]": "success", "forecast[5]": "skipped"},
     "branches": {"book": "success", "review.ask": "skipped", "report": "success", "close_ledger": "success"},
     "groups": {"export.open_export": "success", "export.compare": "success", "book": "success"},
+    "failures": {"throttled": "success", "unsteady": "success", "hopeless": "failed", "take_over": "success"},
+    "limits": {"read[2]": "success", "write": "success", "mails.tell": "success"},
     "pipeline": {"orders": "success", "customers": "success", "note": "success"},
 }
 

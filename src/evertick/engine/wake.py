@@ -5,6 +5,7 @@ whoever waited long enough goes on: because of the time, an event, the end of an
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 
 from psycopg import AsyncConnection
 
@@ -15,7 +16,7 @@ from evertick.domain.waiting import clock_instant
 from evertick.engine.fenced import as_leader
 from evertick.engine.trigger import find_dag
 from evertick.store import deferrals
-from evertick.store.deferrals import ChildDue, Woken
+from evertick.store.deferrals import ChildDue, ClockDue, Woken
 
 # A run that was started by a run that was started by ...: so many, and no more. DAGs that start each other end here.
 MOST_ABOVE = 10
@@ -34,14 +35,22 @@ async def wake(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> 
 
 
 async def _read_clocks(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> int:
-    """Times of day become instants, by the rules of schedules."""
+    """Times of day become instants, by the rules of schedules. One that cannot, because its zone is known here no more, keeps
+    no other from it."""
     due = await deferrals.clocks_due(conn, shard=shard, batch=batch)
     if due:
-        instants = [(each, clock_instant(each.at, each.timezone, each.since)) for each in due]
+        instants = [(each, _instant_of(each)) for each in due]
         await as_leader(
             lambda: deferrals.set_clocks(conn, instants, shard=shard, epoch=epoch), shard=shard, epoch=epoch
         )
     return len(due)
+
+
+def _instant_of(due: ClockDue) -> datetime | str:
+    try:
+        return clock_instant(due.at, due.timezone, due.since)
+    except UserError as error:
+        return str(error)
 
 
 async def _start(conn: AsyncConnection, due: ChildDue, *, shard: int, epoch: int) -> None:

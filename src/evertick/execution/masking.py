@@ -65,15 +65,21 @@ def _parts(secret: str) -> Iterator[str]:
         yield from (line for line in lines if len(line) >= 2 * SHORTEST)
 
 
+def _escaped(text: str) -> Iterator[str]:
+    yield json.dumps(text)[1:-1]
+    yield json.dumps(text, ensure_ascii=False)[1:-1]
+    yield repr(text)[1:-1]
+
+
 def _forms(secret: str) -> Iterator[str]:
     if len(secret) < SHORTEST:
         return
     raw = secret.encode("utf-8", "surrogatepass")
     yield secret
-    yield json.dumps(secret)[1:-1]
-    yield json.dumps(secret, ensure_ascii=False)[1:-1]
-    yield repr(secret)[1:-1]
     yield repr(raw)[2:-1]
+    for escaped in _escaped(secret):
+        yield escaped
+        yield from _escaped(escaped)  # a document within a text, as in a log of JSON lines
     yield html.escape(secret)
     yield quote(secret, safe="")
     yield quote(secret)

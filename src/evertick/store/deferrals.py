@@ -89,15 +89,17 @@ async def clocks_due(conn: AsyncConnection, *, shard: int, batch: int) -> list[C
 
 
 async def set_clocks(
-    conn: AsyncConnection, instants: Sequence[tuple[ClockDue, datetime]], *, shard: int, epoch: int
+    conn: AsyncConnection, instants: Sequence[tuple[ClockDue, datetime | str]], *, shard: int, epoch: int
 ) -> None:
+    """The instant of each, or the reason why there is none."""
     rows = [
         {
             "run_id": due.run_id,
             "idx": due.idx,
             "map_index": due.map_index,
             "epoch": due.epoch,
-            "wake_at": at.isoformat(),
+            "wake_at": None if isinstance(at, str) else at.isoformat(),
+            "reason": at if isinstance(at, str) else None,
         }
         for due, at in instants
     ]

@@ -61,7 +61,8 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class ListedTask:
-    """`phase` is the state, with 'retrying' for a pending task that waits for its next attempt."""
+    """`phase` is the state, with 'retrying' for a pending task that waits for its next attempt, and 'polling' for a
+    sensor between two polls."""
 
     run_id: int
     dag_id: int

@@ -4977,7 +4977,10 @@ CREATE FUNCTION evertick.set_clocks(p_shard smallint, p_epoch bigint, p_instants
     AS $$
 begin
     perform fence(p_shard, p_epoch);
-    update deferral d set kind = 'time', wake_at = x.wake_at
+    perform set_aside('run', x.run_id, 'wake', x.reason, true)
+    from jsonb_to_recordset(p_instants) as x(run_id bigint, reason text) where x.reason is not null;
+    update deferral d set kind = case when x.wake_at is null then d.kind else 'time' end,
+        wake_at = coalesce(x.wake_at, clock() + interval '1 minute')
     from jsonb_to_recordset(p_instants) as x(run_id bigint, idx int, map_index int, epoch int, wake_at timestamptz)
     where d.run_id = x.run_id and d.idx = x.idx and d.map_index = x.map_index and d.epoch = x.epoch and d.kind = 'clock';
 end $$;
@@ -7492,6 +7495,7 @@ CREATE VIEW evertick.listed_task AS
         CASE
             WHEN (k.state IS NULL) THEN 'waiting'::text
             WHEN ((k.state = 'pending'::evertick.task_state) AND (k.not_before IS NOT NULL)) THEN 'retrying'::text
+            WHEN ((k.state = 'deferred'::evertick.task_state) AND (NOT s.defers)) THEN 'polling'::text
             ELSE (k.state)::text
         END AS phase,
     COALESCE((k.attempt)::integer, 0) AS attempt,

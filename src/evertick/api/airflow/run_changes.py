@@ -218,7 +218,7 @@ async def clear_chosen(
     caller: Caller, conn: AsyncConnection, run: ListedRun, chosen: list[ListedTask], how: How
 ) -> None:
     """Those that have begun or ended run again; the others will anyway."""
-    note, affected = how.note, [row for row in chosen if row.phase not in (*NOT_BEGUN, "deferred")]
+    note, affected = how.note, [row for row in chosen if row.phase not in (*NOT_BEGUN, "deferred", "polling")]
     if affected:
         version_id = (await newest_version(conn, run.run_id)).version_id if how.on_newest else None
         await clear(conn, run_id=run.run_id, chosen=affected, actor=caller.actor, version_id=version_id)

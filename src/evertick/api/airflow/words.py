@@ -35,6 +35,7 @@ TASK_STATES: Mapping[str, str | None] = {
     "queued": "queued",
     "running": "running",
     "deferred": "deferred",
+    "polling": "up_for_reschedule",
     "success": "success",
     "failed": "failed",
     "skipped": "skipped",

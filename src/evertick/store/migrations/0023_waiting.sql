@@ -176,10 +176,14 @@ create function clocks_due(p_shard smallint, p_limit int) returns table (
     join task_wait w on w.version_id = s.version_id and w.idx = f.idx
 $$;
 
+-- Those that have no instant, with the reason, are set aside and looked at again in a minute: a time zone that is missing may come back.
 create function set_clocks(p_shard smallint, p_epoch bigint, p_instants jsonb) returns void language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
-    update deferral d set kind = 'time', wake_at = x.wake_at
+    perform set_aside('run', x.run_id, 'wake', x.reason, true)
+    from jsonb_to_recordset(p_instants) as x(run_id bigint, reason text) where x.reason is not null;
+    update deferral d set kind = case when x.wake_at is null then d.kind else 'time' end,
+        wake_at = coalesce(x.wake_at, clock() + interval '1 minute')
     from jsonb_to_recordset(p_instants) as x(run_id bigint, idx int, map_index int, epoch int, wake_at timestamptz)
     where d.run_id = x.run_id and d.idx = x.idx and d.map_index = x.map_index and d.epoch = x.epoch and d.kind = 'clock';
 end $$;

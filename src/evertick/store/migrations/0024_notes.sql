@@ -72,14 +72,14 @@ select r.run_id, r.dag_id, d.name as dag, s.version_id, v.number as version, v.c
   left join dag_version v on v.version_id = s.version_id
   left join note n on n.run_id = r.run_id and n.idx = -1 and n.map_index = -1;
 
--- Each task of each run, also those without a row, which are waiting. `phase` is its state, with a retry that waits told apart.
+-- Each task of each run, also those without a row, which are waiting. `phase` is its state, with a retry that waits, and a sensor between two polls, told apart.
 create view listed_task as
 select r.run_id, r.dag_id, d.name as dag, b.version_id, v.number as version, v.created_at as version_created_at,
        run_text(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) as text_id,
        r.fire_at, case when r.kind = 'manual' then r.created_at else coalesce(r.fire_at, r.created_at) end as due_at,
        s.idx, coalesce(k.map_index, -1) as map_index, s.name as task, s.queue, s.priority, s.max_attempts,
        case when k.state is null then 'waiting' when k.state = 'pending' and k.not_before is not null then 'retrying'
-            else k.state::text end as phase,
+            when k.state = 'deferred' and not s.defers then 'polling' else k.state::text end as phase,
        coalesce(k.attempt, 0) as attempt, k.started_at, k.finished_at,
        -- How many attempts there were in all: `attempt` begins anew when a task is cleared.
        (select count(*) from attempt a where a.run_id = k.run_id and a.idx = k.idx and a.map_index = k.map_index and a.epoch <> k.epoch)::int
