@@ -25,7 +25,7 @@ from evertick.services.agent_tokens import AgentTokens
 from evertick.services.dispatch_session import DispatchSession
 from evertick.services.keyring import load_keyring
 from evertick.services.neighbours import certify_deaths
-from evertick.store import logs
+from evertick.store import logs, runners
 from tests.chaos.proxy import Mode, Proxy
 from tests.engine import invariants
 from tests.engine.world import run_state, value
@@ -174,6 +174,8 @@ async def test_a_killed_agent_leaves_no_body_and_is_buried_by_who_sees_it(farm: 
     body = await farm.begun(agent)
     os.kill(agent.process.pid, signal.SIGKILL)
     assert await agent.ended() == -signal.SIGKILL
+    # Whoever looks after it would report what it left behind; here nobody does any more.
+    await runners.leave(farm.conn, farm.runner.session)
     await certify_deaths(farm.conn, infra_retries=3)
     assert not is_alive(body) and (await farm.task(row)).state == "available"
 
