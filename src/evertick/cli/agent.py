@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from evertick.cli.server_option import SERVER_OPTION
 from evertick.config import Settings, read_settings, user_environment
 from evertick.domain.errors import InvalidSettings
 from evertick.services.agent import Agent, read_start_token
@@ -29,17 +28,19 @@ OutcomeFile = Annotated[
 ]
 
 
-@app.command(epilog="Example: evertick --server https://evertick.example.com agent --token-file /run/evertick/token")
+@app.command(
+    epilog="Example: EVERTICK_SERVER=https://evertick.example.com evertick agent --token-file /run/evertick/token"
+)
 def agent(token_file: TokenFile = None, outcome_file: OutcomeFile = None) -> None:
-    """Run one attempt of a task here, and speak for it to the API at --server or EVERTICK_SERVER. An executor starts it.
+    """Run one attempt of a task here, and speak for it to the API at EVERTICK_SERVER. An executor starts it.
 
     Its start token comes from a file or from EVERTICK_AGENT_TOKEN, never as an argument: arguments are seen by everybody.
     SIGTERM lets the attempt end within the grace and gives it back; the second one does so at once.
     Exit status: 0 done, 1 failed, 3 canceled or given back, 4 the API could not be told, 5 the attempt is not ours.
     """
-    settings = read_settings(server=SERVER_OPTION.get(), agent_token_file=token_file, agent_outcome_file=outcome_file)
+    settings = read_settings(agent_token_file=token_file, agent_outcome_file=outcome_file)
     if not settings.server:
-        raise InvalidSettings("an agent needs the address of the API: give --server URL or set EVERTICK_SERVER.")
+        raise InvalidSettings("an agent needs the address of the API: set EVERTICK_SERVER.")
     token = read_start_token(settings)
     raise typer.Exit(asyncio.run(_run(settings, settings.server, token)))
 
