@@ -38,7 +38,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_server_or_a_token_it_says_what_is_missing(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "--server URL" in refused(capsys, "agent")
+    assert "EVERTICK_SERVER" in refused(capsys, "agent")
     monkeypatch.setenv("EVERTICK_SERVER", "http://127.0.0.1:1")
     assert "--token-file" in refused(capsys, "agent")
     assert "No such file" in refused(capsys, "agent", "--token-file", str(tmp_path / "none"))
@@ -56,7 +56,8 @@ def test_what_is_no_address_is_refused(
     capsys: pytest.CaptureFixture[str], server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVERTICK_AGENT_TOKEN", "eva_x.y")
-    assert "is no address of a server" in refused(capsys, "--server", server, "agent")
+    monkeypatch.setenv("EVERTICK_SERVER", server)
+    assert "is no address of a server" in refused(capsys, "agent")
 
 
 def test_it_loads_little() -> None:

@@ -203,8 +203,9 @@ class Farm:
         token_file, outcome_file = self.folder / f"token-{name}", self.folder / f"outcome-{name}"
         token_file.write_text(self.tokens.make_start_token(key=key, epoch=row.epoch, session=row.session) + "\n")
         kept = {name: value for name, value in os.environ.items() if not name.startswith("EVERTICK_")}
+        environment.setdefault("EVERTICK_SERVER", server or self.address)
         ours = {"EVERTICK_HOME": str(self.folder / "agent"), "FLAGS": str(self.flags), "EVERTICK_LOG": "json"}
-        command = ["-m", "evertick.cli.main", "--server", server or self.address, "agent"]
+        command = ["-m", "evertick.cli.main", "agent"]
         files = ["--token-file", str(token_file), "--outcome-file", str(outcome_file)]
         process = await asyncio.create_subprocess_exec(
             sys.executable, *command, *files, env={**kept, **ours, **environment}, stdout=PIPE, stderr=PIPE
