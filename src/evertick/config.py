@@ -162,7 +162,9 @@ class Settings:
             check_storage(self.storage, keys=keys, endpoint=self.storage_endpoint)
         for name, times, words, other, why in _AT_LEAST:
             value, than = getattr(self, name), getattr(self, other)
-            if value < times * than:
+            # Where no executor is asked, nothing is given up for what it says.
+            is_meant = name != "dispatch_lost_seconds" or self.executor != LOCAL
+            if is_meant and value < times * than:
                 bound = f"{_variable(name)}={value} must be at least {words} {_variable(other)}={than}"
                 raise InvalidSettings(f"{bound}: {why}.")
         if self.agent_api_url is not None and not self.agent_api_url.startswith(("http://", "https://")):
@@ -223,6 +225,7 @@ _LOWEST: dict[str, float] = {
     "reconcile_seconds": 0.01,
     "unadmit_after_seconds": 0,
     "step_seconds": 0.1,
+    "dispatch_lost_seconds": 0.1,
     "max_active_retries": 1,
     "shards": 1,
     "retention_days": 0,

@@ -74,7 +74,10 @@ async def test_airflow_2020_13927_2020_17526_nothing_is_open_and_there_is_no_def
     for cell in doors(app):
         if cell.permission is not Permission.OPEN:
             assert (await nobody.request(cell.method, cell.path)).status_code == 401, cell
-    secret = [each for each in fields(Settings) if any(word in each.name for word in ("secret", "password", "token"))]
+    words = ("secret", "password", "token")
+    secret = [
+        each for each in fields(Settings) if any(w in each.name for w in words) and not each.name.endswith("_seconds")
+    ]
     plain = {each.name: getattr(Settings(), each.name) for each in secret}
     assert {name for name, found in plain.items() if found} == {"secrets_backends"}
 

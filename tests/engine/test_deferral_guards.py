@@ -91,8 +91,8 @@ async def other(database: str) -> AsyncIterator[AsyncConnection]:
 @pytest.mark.parametrize(
     ("error", "statement"),
     [
-        (CheckViolation, "insert into task_child values (-1, 0, 'd', '{}', true, 0)"),
-        (UniqueViolation, "insert into task_child select -1, 0, 'd', '{}', true from generate_series(1, 2)"),
+        (CheckViolation, "insert into task_child values (-1, 0, 'd', '{}', null, true, 0)"),
+        (UniqueViolation, "insert into task_child select -1, 0, 'd', '{}', null, true from generate_series(1, 2)"),
         (CheckViolation, "insert into child_run values (-1, 1, 0, -1, 0)"),
         (UniqueViolation, "insert into child_run select -1, 1, 0, -1, 1 from generate_series(1, 2)"),
         (

@@ -314,15 +314,15 @@ async def test_one_that_cannot_be_ended_keeps_no_other_and_is_tried_again(conn: 
     assert await run_state(conn, made[7]) == "failed"
 
 
-async def test_waits_of_another_shard_are_not_ours_to_end(conn: AsyncConnection) -> None:
+async def test_the_line_is_one_for_all_shards_so_one_leader_ends_all_waits(conn: AsyncConnection) -> None:
     epoch = await lead(conn)
     await put(conn, make_dag("ours", ONE, **PATIENT))
     await put(conn, make_dag("theirs", ONE, **PATIENT))
     await conn.execute("update dag set shard = 1 where name = 'theirs'")
     ours, theirs = await start(conn, "ours"), await start(conn, "theirs")
     await set_clock(conn, later(31))
-    assert (await time_out_waits(conn, shard=0, epoch=epoch, batch=10)).failed == 1
-    assert (await states(conn, ours), await states(conn, theirs)) == ({"a": "failed"}, {"a": "available"})
+    assert (await time_out_waits(conn, shard=0, epoch=epoch, batch=10)).failed == 2
+    assert (await states(conn, ours), await states(conn, theirs)) == ({"a": "failed"}, {"a": "failed"})
 
 
 @pytest.mark.requirement("V4", "V10")

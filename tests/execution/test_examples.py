@@ -48,11 +48,16 @@ async def test_invoices(tmp_path: Path) -> None:
     assert results["remind"].startswith("3 invoices, 119.40 in all; number 3 is due in 1")
 
 
+def spoken(lines: list[str]) -> list[str]:
+    """Without what was rendered, which stands before it."""
+    return [line for line in lines if not line.startswith("RENDER ")]
+
+
 async def test_kinds(tmp_path: Path, url: str) -> None:
     results, written = await run_example(tmp_path, "kinds", params_json=json.dumps({"url": f"{url}/text"}))
     assert results["fetch"] == "grüß dich"
     assert results["count"] == 2
-    assert written["say"] == [f"RAW {url}/text is a short page"]
+    assert spoken(written["say"]) == [f"RAW {url}/text is a short page"]
 
 
 async def test_secrets(tmp_path: Path) -> None:
@@ -65,7 +70,7 @@ async def test_secrets(tmp_path: Path) -> None:
     assert results["store"] == "orders of eu stored on wh"
     assert written["fetch"] == ["OUT asking with *** which is *** in hex"]
     assert written["store"] == ["OUT storing to ***"]
-    assert written["tell"] == ["RAW orders of eu stored on wh with ***"]
+    assert spoken(written["tell"]) == ["RAW orders of eu stored on wh with ***"]
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))

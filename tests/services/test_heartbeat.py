@@ -98,7 +98,9 @@ async def test_a_line_that_hangs_is_replaced_by_a_fresh_one_long_before_the_runn
 
 async def test_it_can_be_asked_to_beat_at_once(there: AsyncConnection, database: str, tmp_path: Path) -> None:
     beats = list[Beat]()
-    settings = quick(database, tmp_path, heartbeat_seconds=1000.0, lost_after_seconds=3600.0)
+    settings = quick(
+        database, tmp_path, heartbeat_seconds=1000.0, lost_after_seconds=3600.0, agent_lost_after_seconds=3600.0
+    )
     heartbeat = Heartbeat(
         settings, url=database, session=SESSION, held=lambda: [], on_beat=beats.append, log=Said().log
     )

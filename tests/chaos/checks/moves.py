@@ -19,7 +19,7 @@ TASK_MOVES: Mapping[str, set[str]] = {
     "waiting": _MARKED | {"pending", "available", "upstream_failed", "canceled"},
     "pending": _MARKED | {"available", "deferred", "canceled"},
     "available": _MARKED | {"running", "queued", "pending", "canceled"},
-    "queued": {"running", "available", "pending", "failed", "canceled"},
+    "queued": _MARKED | {"running", "available", "pending", "canceled"},
     "running": _MARKED | {"pending", "available", "deferred", "canceled"},
     "deferred": _MARKED | {"pending", "canceled"},
     **{state: (_REOPENED | _MARKED) - {state} for state in _ENDED},
