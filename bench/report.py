@@ -15,6 +15,9 @@ from bench.figures import LATEST, Figure, number, read, shared_settings, short_s
 from bench.house import ROOT
 
 PAGE = ROOT / "docs" / "performance.md"
+SCALE = ROOT / "docs" / "scale.md"
+# Which figures that page is about: what many runners and agents cost.
+OF_SCALE = ("fleet", "agents", "dispatch")
 PEERS = Path(__file__).with_name("peers.json")
 
 _ROWS = 16
@@ -30,9 +33,10 @@ WORKLOADS = {
 }
 
 
-def refresh(page: Path = PAGE) -> None:
-    """Write the page anew from what is kept now."""
+def refresh(page: Path = PAGE, scale: Path = SCALE) -> None:
+    """Write the pages anew from what is kept now."""
     page.write_text(rendered(page.read_text(encoding="utf-8")), encoding="utf-8")
+    scale.write_text(rendered_scale(scale.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def rendered(text: str, latest: Path = LATEST, peers: Path = PEERS) -> str:
@@ -41,6 +45,11 @@ def rendered(text: str, latest: Path = LATEST, peers: Path = PEERS) -> str:
     kept = json.loads(peers.read_text(encoding="utf-8")) if peers.exists() else None
     text = _between(text, "peers", peers_section(kept))
     return _between(text, "profiles", profiles_section(profiles.read()))
+
+
+def rendered_scale(text: str, latest: Path = LATEST) -> str:
+    figures = [figure for figure in read(latest) if figure.name.split(".")[0] in OF_SCALE]
+    return _between(text, "figures", figures_section(figures))
 
 
 def figures_section(figures: Sequence[Figure]) -> str:

@@ -108,6 +108,8 @@ def test_samples_of_one_function_count_together_whatever_the_line(tmp_path: Path
 def test_no_figure_of_the_page_is_typed_by_hand() -> None:
     text = report.PAGE.read_text(encoding="utf-8")
     assert report.rendered(text) == text, "run `python -m bench.report`"
+    text = report.SCALE.read_text(encoding="utf-8")
+    assert report.rendered_scale(text) == text, "run `python -m bench.report`"
 
 
 def test_an_engine_that_did_not_run_is_listed_with_its_reason_and_the_others_with_their_ratios() -> None:
