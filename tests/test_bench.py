@@ -28,7 +28,7 @@ def bench(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "only",
-    ["", "idle,runners,fleet,dispatch,history,fire_50k,idle_schedules,api_reads,api_pollers,retention_10m"],
+    ["", "idle,runners,fleet,dispatch,history,fire_50k,idle_schedules,api_reads,api_pollers"],
     ids=["in one house", "on their own"],
 )
 def test_every_figure_can_be_measured(tmp_path: Path, only: str) -> None:

@@ -55,7 +55,7 @@ async def test_no_request_makes_it_fail(served: tuple[str, str, Path], prefix: s
 async def test_no_request_of_an_agent_makes_it_fail(served: tuple[str, str, Path]) -> None:
     url, address, home = served
     for token in (await agent_tokens_of(url, home)).values():
-        wish, tally = Wish(examples=5), Tally()
+        wish, tally = Wish(examples=2), Tally()
         await asyncio.to_thread(fuzz, document_of(AGENT_DOCUMENT), f"{address}{AGENT_DOCUMENT}", token, wish, tally)
         assert tally.failures == []
         assert tally.operations == 7 and 401 in tally.statuses
