@@ -230,7 +230,7 @@ async def test_after_the_database_was_away_everything_is_read_again(hub: Hub, co
     await start(conn, "etl")
     await hub.tick()
     assert await heard.names() == ["reset"]
-    assert heard.last_id == f"{hub._token}-0"
+    assert heard.last_id.startswith(f"{hub._token}-"), "numbers begin again, under another token"
 
 
 async def test_nothing_is_asked_while_nobody_watches(

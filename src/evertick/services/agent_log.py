@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from evertick.domain.errors import EvertickError
+from evertick.domain.errors import EvertickError, Unanswered
 from evertick.execution.local import LocalExecutor
 from evertick.execution.spool import LogChunk
 from evertick.services.agent_line import AgentLine
@@ -23,6 +23,7 @@ class AgentLog:
     def __init__(self, line: AgentLine, executor: LocalExecutor, *, log: Log) -> None:
         self._line, self._executor, self._log = line, executor, log
         self._unsent: list[LogChunk] = []
+        self._is_unanswered = False
         self._sending = asyncio.Lock()
 
     async def run(self) -> None:
@@ -31,13 +32,15 @@ class AgentLog:
             is_heard = await self._ship() is not None
             await asyncio.sleep(LOG_SECONDS if is_heard else PAUSE_SECONDS)
 
-    async def flush(self, seconds: float) -> None:
-        """All that there is, unless that takes too long or nobody answers; the rest is late then."""
+    async def flush(self, seconds: float) -> bool:
+        """All that there is. False if nobody answered, so that lines are left which can be sent later; what takes too long, or
+        is refused, is given up."""
         give_up_at = time.monotonic() + seconds
         while await self._ship():
             if time.monotonic() > give_up_at:
                 self._log.warning("log_left", chunks=len(self._unsent))
-                return
+                return True
+        return not (self._unsent and self._is_unanswered)
 
     async def _ship(self) -> int | None:
         """How many chunks were sent; None if nobody took them."""
@@ -51,6 +54,7 @@ class AgentLog:
                 try:
                     await self._line.ship(batch)
                 except EvertickError as error:
+                    self._is_unanswered = isinstance(error, Unanswered)
                     self._log.warning("log_unsent", chunks=len(self._unsent), error=error)
                     return None
                 self._unsent = self._unsent[len(batch) :]

@@ -183,7 +183,6 @@ class AgentSession:
             return AgentExit.NOT_OURS
         is_file = outcome.result_json is not None and bool(self._sent_apart(outcome.result_json))
         is_safe = await self._outcome_file.write(outcome, has_result_elsewhere=is_file)
-        await self._lines.flush(LAST_LINES_SECONDS)
         try:
             if is_file:
                 outcome = await self._patiently(lambda: self._send_result(outcome), inf)
@@ -221,6 +220,9 @@ class AgentSession:
         return outcome
 
     async def _finish(self, outcome: Outcome) -> None:
+        # With the end its lines are complete: those that nobody took while nobody answered go before it.
+        if not await self._lines.flush(LAST_LINES_SECONDS):
+            raise Unanswered("the API took none of the last lines")
         try:
             await self._line.finish(outcome)
         except (Unanswered, LeaseLost):
