@@ -13,6 +13,7 @@ import pytest
 
 from evertick.domain.attempt import TaskKey
 from evertick.domain.remote import attempt_name
+from evertick.execution.agent_folder import GONE, AgentFolder
 from evertick.execution.local_agents import LocalAgents
 from evertick.execution.remote import Observed, Phase, RemoteOrder
 from tests.waiting import eventually
@@ -180,3 +181,13 @@ async def test_files_of_others_in_the_folder_are_nobodys_agent(place: Place) -> 
     async with place.executor() as executor:
         (place.folder / "agents" / "attempts" / "readme").mkdir()
         assert dict(await executor.observe()) == {}
+
+
+def test_a_folder_is_removed_in_one_step_and_not_filled_again(tmp_path: Path) -> None:
+    folder = AgentFolder(path=tmp_path / "attempts" / "et-1-0-x-1-00000000000000aa")
+    with folder.locked():
+        folder.keep_token("token")
+    (tmp_path / f"{GONE}{folder.path.name}").mkdir()
+    folder.remove()
+    folder.keep_exit(0)
+    assert not folder.path.exists() and list(tmp_path.glob(f"{GONE}*")) == []

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from evertick.domain.agent_outcome import MOST_BYTES
 
+# What a folder is called while it is removed, beside those of living ones.
+GONE = ".gone-"
 _START_TICKS = 19  # field of /proc/<pid>/stat, counted after the command's closing bracket
 
 
@@ -91,7 +93,12 @@ class AgentFolder:
         return now
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        """In one step for whoever looks or writes: what is half removed could be taken for gone, or be written into again."""
+        gone = self.path.parent.parent / f"{GONE}{self.path.name}"
+        shutil.rmtree(gone, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            self.path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
     def _keep(self, name: str, text: str) -> None:
         """Whole or not at all."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typing import Self
 
 from evertick.domain.errors import ExecutorUnavailable
 from evertick.domain.remote import parse_name
-from evertick.execution.agent_folder import AgentFolder
+from evertick.execution.agent_folder import GONE, AgentFolder
 from evertick.execution.kill import kill_tree
 from evertick.execution.linux import boot_seconds
 from evertick.execution.remote import Observed, Phase, RemoteOrder
@@ -41,6 +42,8 @@ class LocalAgents:
 
     async def __aenter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for left in self._folder.parent.glob(f"{GONE}*"):
+            shutil.rmtree(left, ignore_errors=True)
         return self
 
     async def __aexit__(
