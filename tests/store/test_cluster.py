@@ -82,7 +82,9 @@ async def test_who_comes_second_to_a_new_timeline_finds_no_mark_until_it_is_comm
         async with other.transaction():
             placed = await cluster.mark(other, server, actor="test")
             second = asyncio.create_task(cluster.mark(conn, server, actor="test"))
-            waiting = "select count(*) from pg_locks where not granted and locktype = 'transactionid'"
+            waiting = (
+                "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+            )
             await eventually(lambda: value(other, waiting))
         assert await second is None
     assert await cluster.mark(conn, server, actor="test") == placed
