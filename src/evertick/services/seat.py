@@ -222,7 +222,7 @@ class Seat:
             metrics.FIRES.inc(done.runs)
             metrics.SHARD_FIRES.labels(shard=str(self.shard)).inc(done.runs)
             metrics.FIRE_LAG.observe(done.lag_seconds)
-            self._log.info("fire", schedules=done.settled, lag_ms=round(done.lag_seconds * 1000, 1))
+            self._log.info("fire", shard=self.shard, schedules=done.settled, lag_ms=round(done.lag_seconds * 1000, 1))
 
     def _next_fire(self, seen: Seen) -> float:
         """By the database's clock: a wrong clock on this machine changes nothing."""
