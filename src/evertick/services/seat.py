@@ -222,7 +222,8 @@ class Seat:
             metrics.FIRES.inc(done.runs)
             metrics.SHARD_FIRES.labels(shard=str(self.shard)).inc(done.runs)
             metrics.FIRE_LAG.observe(done.lag_seconds)
-            self._log.info("fire", shard=self.shard, schedules=done.settled, lag_ms=round(done.lag_seconds * 1000, 1))
+            where = {"shard": self.shard} if self.lead.of_shards > 1 else {}
+            self._log.info("fire", **where, schedules=done.settled, lag_ms=round(done.lag_seconds * 1000, 1))
 
     def _next_fire(self, seen: Seen) -> float:
         """By the database's clock: a wrong clock on this machine changes nothing."""
