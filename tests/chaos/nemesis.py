@@ -38,8 +38,15 @@ class Struck:
     target: str
     began_ns: int
     ended_ns: int | None = None
+    well_ns: int | None = None
     recovered_seconds: float | None = None
     is_void: bool = False
+    is_awaited: bool = False
+
+    def touches(self, other: Struck) -> bool:
+        """Whether it was going on, or not yet well again, at some time after the other one began."""
+        lasts = self.ended_ns is None or self.is_awaited
+        return self is not other and (lasts or max(self.ended_ns or 0, self.well_ns or 0) >= other.began_ns)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +57,10 @@ class Nemesis:
     dice: random.Random
     done: Counter[str] = field(default_factory=Counter)
     recoveries: dict[str, list[float]] = field(default_factory=dict)
+    # Those of them during which nothing else was broken: what the promises of docs/guarantees.md are about.
+    alone: dict[str, list[float]] = field(default_factory=dict)
     trouble: list[str] = field(default_factory=list)
+    _struck: list[Struck] = field(default_factory=list)
     _busy: set[str] = field(default_factory=set)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -80,6 +90,7 @@ class Nemesis:
         log = self.cluster.record
         number = log.began(kind, target, disturbs=disturbs, part=part, **parameters)
         struck = Struck(number=number, name=name, target=target, began_ns=boot_ns())
+        self._struck.append(struck)
         self.done[name] += 1
         watching = asyncio.create_task(self.recovery(struck, until, from_begin=True)) if until is not None else None
         try:
@@ -105,16 +116,22 @@ class Nemesis:
         """Wait until it is well again and note how long that took since the fault's end, or since its begin; None if it
         never was."""
         deadline = time.monotonic() + within_seconds
-        while not await is_well():
-            if time.monotonic() > deadline:
-                self.trouble.append(f"{struck.name} of {struck.target}: not recovered within {within_seconds:g} s")
-                return None
-            await elapse(LOOK_SECONDS)
+        struck.is_awaited = True
+        try:
+            while not await is_well():
+                if time.monotonic() > deadline:
+                    self.trouble.append(f"{struck.name} of {struck.target}: not recovered within {within_seconds:g} s")
+                    return None
+                await elapse(LOOK_SECONDS)
+        finally:
+            struck.is_awaited, struck.well_ns = False, boot_ns()
         since = struck.began_ns if from_begin else struck.ended_ns
         assert since is not None, "what counts from the end is looked for after the end"
-        seconds = (boot_ns() - since) / 1e9
+        seconds = (struck.well_ns - since) / 1e9
         struck.recovered_seconds = seconds
         self.recoveries.setdefault(struck.name, []).append(seconds)
+        if not any(each.touches(struck) for each in self._struck):
+            self.alone.setdefault(struck.name, []).append(seconds)
         if struck.ended_ns is not None:
             self.cluster.record.ended(struck.number, recovered_seconds=round(seconds, 3))
         return seconds

@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     totals = show(console, verdicts)
     wrong = [f"{v.name} failed" for v in verdicts if not v.is_good and not v.not_run]
     # A run of chosen scenarios proves what they prove; only the whole of it has to be large.
-    wrong += totals.shortfalls() if options.scenario is None else []
+    wrong += [*totals.shortfalls(), *totals.late()] if options.scenario is None else []
     for line in wrong:
         console.print(f"[bold red]{line}[/]")
     if kept is not None and wrong:

@@ -75,6 +75,7 @@ class Verdict:
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     recoveries: dict[str, list[float]] = field(default_factory=dict)
+    alone: dict[str, list[float]] = field(default_factory=dict)
     fires: int = 0
     attempts: int = 0
     stale_tried: int = 0
@@ -281,7 +282,11 @@ async def _keep_results(stage: Stage, verdict: Verdict) -> None:
     """What is known also when the scenario broke halfway."""
     verdict.violations += stage.failed + stage.nemesis.trouble
     verdict.notes += stage.notes
-    verdict.faults, verdict.recoveries = stage.nemesis.done, stage.nemesis.recoveries
+    verdict.faults, verdict.recoveries, verdict.alone = (
+        stage.nemesis.done,
+        stage.nemesis.recoveries,
+        stage.nemesis.alone,
+    )
     watch = stage.cluster.watch
     verdict.fires = await watch.value("select count(*) from run where fire_at is not null") or 0
     verdict.attempts = await watch.value("select coalesce(sum(epoch), 0) from task") or 0

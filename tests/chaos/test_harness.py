@@ -9,9 +9,9 @@ from typing import cast
 import pytest
 
 from tests.chaos.catalogue import find
-from tests.chaos.nemesis import Nemesis
+from tests.chaos.nemesis import Nemesis, Struck
 from tests.chaos.record import Fault
-from tests.chaos.report import Totals, add_up
+from tests.chaos.report import PROMISED_SECONDS, Totals, add_up
 from tests.chaos.scenario import Verdict
 from tests.chaos.scenarios.composite import MENU, Lane
 
@@ -44,6 +44,34 @@ def test_a_run_that_is_large_enough_has_no_shortfall() -> None:
 def test_a_run_that_is_too_quiet_says_what_it_lacks(changes: dict[str, object], missing: str) -> None:
     (shortfall,) = add_up([enough(**changes)]).shortfalls()
     assert missing in shortfall
+
+
+@pytest.mark.parametrize("name", PROMISED_SECONDS)
+def test_a_recovery_that_takes_longer_than_promised_is_told(name: str) -> None:
+    limit = float(PROMISED_SECONDS[name])
+    kept = enough(alone={name: [limit] * 5}, recoveries={name: [limit + 9, *[limit] * 5]})
+    assert add_up([kept]).late() == [], "what else was broken meanwhile makes no promise less true"
+    (late,) = add_up([kept, enough(alone={name: [limit + 0.1]})]).late()
+    assert late.startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("other", "touches"),
+    [
+        ({"began_ns": 0, "ended_ns": 9}, False),
+        ({"began_ns": 0, "ended_ns": 9, "well_ns": 11}, True),
+        ({"began_ns": 0, "ended_ns": 9, "is_awaited": True}, True),
+        ({"began_ns": 0, "ended_ns": 12, "well_ns": 3}, True),
+        ({"began_ns": 0, "ended_ns": None}, True),
+        ({"began_ns": 15, "ended_ns": 16}, True),
+    ],
+)
+def test_a_fault_is_alone_if_no_other_was_going_on_or_being_recovered_from(
+    other: dict[str, int], touches: bool
+) -> None:
+    struck = Struck(number=1, name="kill leader", target="a", began_ns=10, ended_ns=10, well_ns=20)
+    assert Struck(number=2, name="reset", target="b", **other).touches(struck) is touches  # type: ignore[arg-type]
+    assert not struck.touches(struck)
 
 
 def test_what_was_not_played_counts_for_nothing() -> None:
