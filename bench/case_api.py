@@ -60,6 +60,10 @@ async def api_reads(bench: Bench) -> list[Figure]:
         await warm_up(house)
         taken: dict[str, list[float]] = defaultdict(list)
         stored = await _count_runs(house)
+        async with asyncio.TaskGroup() as group:
+            # What comes once in the life of a server is no reading: connections are opened, statements are planned.
+            for _ in range(_READERS):
+                group.create_task(_ask_each(port, token, await _paths(house)))
         for _ in bench.rounds():
             paths = await _paths(house)
             load = asyncio.create_task(run(house, _LOAD, bench.size.singles["warm"]))
@@ -139,6 +143,12 @@ async def _paths(house: House) -> dict[str, str]:
 
 def _cursor(run_id: int) -> str:
     return base64.urlsafe_b64encode(json.dumps([run_id]).encode()).decode().rstrip("=")
+
+
+async def _ask_each(port: int, token: str, paths: dict[str, str]) -> None:
+    async with Asker(port, token) as asker:
+        for path in paths.values():
+            await asker.seconds(path)
 
 
 async def _read(
