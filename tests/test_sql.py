@@ -194,16 +194,19 @@ CALLS = re.compile(r"\b(\w+)\s*\(")
 CHECKS_FENCE = re.compile(r"\bpg_advisory_xact_lock(_shared)?\s*\(")
 
 
-def events(name: str, functions: dict[str, str], seen: tuple[str, ...] = ()) -> Iterator[str]:
-    """What a function does in the order of its text, and what the functions that it calls do: fence, lock, write."""
+def events(name: str, functions: dict[str, str], seen: set[str] | None = None) -> Iterator[str]:
+    """What a function does in the order of its text, and what the functions that it calls do: fence, lock, write. Each of them
+    tells once, where it is called first: nothing that it does again could come before that."""
+    seen = set() if seen is None else seen
+    seen.add(name)
     for statement in functions[name].split(";"):
-        called = [other for other in CALLS.findall(statement) if other in functions and other not in (*seen, name)]
         if CHECKS_FENCE.search(statement):
             yield "fence"
         if LOCKS_RUN.search(statement):
             yield "lock"
-        for other in dict.fromkeys(other for other in called if other not in WITHOUT_RUN_LOCK):
-            yield from events(other, functions, (*seen, name))
+        for other in dict.fromkeys(CALLS.findall(statement)):
+            if other in functions and other not in seen and other not in WITHOUT_RUN_LOCK:
+                yield from events(other, functions, seen)
         if WRITES_TASK.search(statement):
             yield "write"
 

@@ -1,0 +1,71 @@
+"""`make clocks`: the tests as if it were another moment, in another time zone. None may pass or fail by the time of day.
+
+python tools/clocks.py [--at "2028-02-29 23:59:30" --zone Asia/Kathmandu] [PYTEST ARGUMENTS]
+
+The clock goes on from that moment (UTC), for the tests and for every process that they start, PostgreSQL included. Needs
+libfaketime, which Debian calls `faketime`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from tests.chaos.machine import FAKETIME, lacks_false_clock, sweep_clock_memory  # noqa: E402  the lines above make it importable
+
+# Where a day, a month, a leap year and a year end, and where clocks are changed; and a day after all those that tests write out.
+MOMENTS = (
+    ("2027-12-31 23:59:30", "America/St_Johns"),
+    ("2028-02-29 23:59:30", "Asia/Kathmandu"),
+    ("2027-03-28 00:59:30", "Europe/Berlin"),
+    ("2027-11-07 05:59:30", "America/New_York"),
+    ("2033-07-15 12:00:00", "UTC"),
+)
+# Not those whose processes have clocks of their own, or are measured.
+TESTS = [f"tests/{name}" for name in ("api", "authoring", "cli", "domain", "engine", "execution", "services", "store")]
+
+
+def as_of(moment: datetime, zone: str) -> dict[str, str]:
+    """The environment of a process for which it is that moment now."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "PYTHONDONTWRITE"))}
+    ahead = moment.timestamp() - time.time()
+    clock = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": f"{ahead:+.0f}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    return {**inherited, **clock, "TZ": zone, "LANG": "C"}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="make clocks", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument(
+        "--at", type=datetime.fromisoformat, help="the moment, in UTC (default: several, one after the other)"
+    )
+    parser.add_argument("--zone", default="UTC", help="the time zone of the machine (default: %(default)s)")
+    options, others = parser.parse_known_args(arguments)
+    if missing := lacks_false_clock():
+        print(f"This {missing}.", file=sys.stderr)
+        return 2
+    chosen = (
+        [(options.at, options.zone)] if options.at else [(datetime.fromisoformat(at), zone) for at, zone in MOMENTS]
+    )
+    paths = [] if any((ROOT / each.partition("::")[0]).exists() for each in others) else TESTS
+    failed = []
+    for moment, zone in chosen:
+        print(f"== {moment} UTC, {zone}", flush=True)
+        command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "worksteal", *paths, *others]
+        done = subprocess.run(command, cwd=ROOT, env=as_of(moment.replace(tzinfo=UTC), zone))
+        failed += [f"{moment} UTC, {zone}"] if done.returncode else []
+        sweep_clock_memory()
+    print(f"FAILED: {'; '.join(failed)}" if failed else "All good at every moment.")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
