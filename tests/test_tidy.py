@@ -339,3 +339,37 @@ def is_sleep(call: ast.Call) -> bool:
     first = call.args[0] if call.args else None
     is_yield = isinstance(first, ast.Constant) and first.value == 0
     return name == "sleep" and not is_yield
+
+
+# These look at servers of their own, where nobody else is.
+_OWN_SERVERS = ("chaos/", "api/fuzz", "system/test_failover", "system/test_tls", "system/two_servers", "test_tidy")
+
+
+def test_tests_look_at_sessions_and_locks_of_their_own_database_only() -> None:
+    """They share a server. What others hold or wait for there would make a test red, or green, by chance."""
+    wrong = [
+        str(place)
+        for module in TESTS
+        if not module.name.startswith(_OWN_SERVERS)
+        for place in places(module)
+        if isinstance(place.node, ast.Constant) and sees_everybody(str(place.node.value))
+    ]
+    assert not wrong, "ask for `datname = current_database()`, or take OWN_LOCKS of tests/engine/world.py"
+
+
+def sees_everybody(text: str) -> bool:
+    is_of_the_server = re.search(r"\b(from|join) (pg_locks|pg_stat_activity)\b", text)
+    return bool(is_of_the_server) and not re.search(r"\b(datname|database|pid) = ", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("select count(*) from pg_locks where not granted", True),
+        ("select 1 from pg_stat_activity where wait_event_type = 'Lock'", True),
+        ("select 1 from pg_stat_activity where datname = current_database()", False),
+        ("select 1 from pg_stat_activity where pid = %s", False),
+    ],
+)
+def test_a_look_at_everybody_is_found(text: str, expected: bool) -> None:
+    assert sees_everybody(text) is expected

@@ -6,7 +6,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from tests.cli.conftest import Cli
-from tests.engine.world import make_dag, put
+from tests.engine.world import hourly_from_half_an_hour_on, make_dag, put
 
 
 async def test_without_schedules_the_list_teaches_how_to_give_one(cli: Cli, conn: AsyncConnection) -> None:
@@ -109,7 +109,7 @@ async def test_a_schedule_is_put_by_hand_and_shown_as_such(cli: Cli, conn: Async
 
 
 async def test_a_schedule_is_paused_unpaused_deleted_and_given_back(cli: Cli, conn: AsyncConnection) -> None:
-    await put(conn, make_dag("etl", {"a": []}, every="@every 1h"))
+    await put(conn, make_dag("etl", {"a": []}, schedules=hourly_from_half_an_hour_on()))
     assert "is paused (version 2)" in (await cli("schedules", "pause", "etl", "main")).out
     assert (await cli.json("schedules", "list"))["schedules"][0]["is_paused_itself"] is True
     await conn.execute("update schedule_state set next_due = next_due - interval '5 hours'")
@@ -136,7 +136,7 @@ async def conn_count(conn: AsyncConnection, what: str) -> object:
 
 
 async def test_a_dag_catches_up_when_it_is_unpaused_and_asked_to(cli: Cli, conn: AsyncConnection) -> None:
-    await put(conn, make_dag("etl", {"a": []}, every="@every 1h"))
+    await put(conn, make_dag("etl", {"a": []}, schedules=hourly_from_half_an_hour_on()))
     await cli("dags", "pause", "etl")
     await conn.execute("update schedule_state set next_due = next_due - interval '3 hours'")
     assert "3 missed fires would run now" in (await cli("dags", "unpause", "etl", "--catch-up", "all", "--dry-run")).out

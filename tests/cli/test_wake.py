@@ -36,7 +36,7 @@ async def test_a_change_wakes_those_who_act_on_it(
         for channel in Channel:
             await listener.execute(f"listen {channel.value}")
         assert (await cli(*command)).status == 0
-        heard = {Channel(message.channel) async for message in listener.notifies(timeout=5, stop_after=len(woken))}
+        heard = {Channel(message.channel) async for message in listener.notifies(timeout=20, stop_after=len(woken))}
     assert heard == woken
 
 
@@ -49,7 +49,7 @@ async def test_with_wake_ups_switched_off_none_is_sent(
         await listener.execute("listen evertick_ready")
         assert (await cli("dags", "trigger", "etl")).status == 0
         await listener.execute("select pg_notify('evertick_ready', 'mine')")
-        assert [message.payload async for message in listener.notifies(timeout=5, stop_after=1)] == ["mine"]
+        assert [message.payload async for message in listener.notifies(timeout=20, stop_after=1)] == ["mine"]
 
 
 async def _world(conn: AsyncConnection) -> None:

@@ -15,7 +15,8 @@ from evertick.store import schedules, shards
 from evertick.store.db import Purpose, connect
 from tests.engine import invariants
 from tests.engine.plans import plant
-from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, start, value
+from tests.engine.world import OWN_LOCKS, T0, Runner, later, lead, make_dag, put, set_clock, start, value
+from tests.waiting import eventually
 
 EVERY = "@every 10s"
 
@@ -183,10 +184,8 @@ async def test_a_takeover_waits_for_the_old_leaders_open_transaction(database: s
         async with old.transaction():
             await old.execute("select fence(0::smallint, %s)", [epoch])
             taking = asyncio.create_task(shards.take(new, shard=0, owner="new", seconds=5))
-            probe = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
-            async with asyncio.timeout(5):
-                while await value(old, probe) == 0:
-                    pass
+            probe = f"select count(*) from {OWN_LOCKS} where locktype = 'advisory' and not granted"
+            await eventually(lambda: value(old, probe))
             assert not taking.done()
         assert await taking == epoch + 1
 

@@ -24,7 +24,7 @@ from evertick.store import schedules, shards
 from evertick.store.db import Purpose, connect
 from evertick.store.tasks import StepRow
 from tests.engine.plans import ONE, plan
-from tests.engine.world import Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
+from tests.engine.world import OWN_LOCKS, Runner, later, lead, make_dag, put, run_state, set_clock, start, states, value
 from tests.waiting import eventually
 
 RETRIED = RetryPolicy(retries=3, delay_seconds=0)
@@ -279,7 +279,7 @@ async def test_of_two_that_wait_to_take_over_one_does(scene: Scene, database: st
                 asyncio.ensure_future(shards.take(conn, shard=0, owner="x", seconds=1e9))
                 for conn in (scene.actor, rival)
             ]
-            waiting = "select count(*) = 2 from pg_locks where locktype = 'advisory' and not granted"
+            waiting = f"select count(*) = 2 from {OWN_LOCKS} where locktype = 'advisory' and not granted"
             await eventually(lambda: value(scene.witness, waiting))
         taken = [await take for take in takes]
     assert sorted(taken, key=str) == [scene.leader + 1, None]

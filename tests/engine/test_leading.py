@@ -20,7 +20,7 @@ from evertick.store import cluster, runners, schedules, shards
 from evertick.store.db import Purpose, connect
 from evertick.store.shards import Seen, Standing
 from tests.engine.plans import plan
-from tests.engine.world import Runner, later, lead, make_dag, put, set_clock, start, value
+from tests.engine.world import OWN_LOCKS, Runner, later, lead, make_dag, put, set_clock, start, value
 from tests.waiting import eventually
 
 ONE: dict[str, list[str]] = {"a": []}
@@ -80,7 +80,7 @@ async def test_a_standby_that_may_not_use_the_lock_goes_by_the_lease(conns: list
     first, second, third = conns
     await stand_by(first, "first")
     await first.close()
-    await eventually(lambda: value(third, "select count(*) = 0 from pg_locks where locktype = 'advisory'"))
+    await eventually(lambda: value(third, f"select count(*) = 0 from {OWN_LOCKS} where locktype = 'advisory'"))
     assert (await stand_by(second, "second", watches=False)).epoch is None
     await third.execute("update shard set lease_until = clock() - interval '1 s'")
     assert (await stand_by(second, "second", watches=False)).epoch == 2
@@ -130,9 +130,9 @@ async def test_a_renewal_that_comes_while_a_standby_decides_keeps_the_lead(conns
     async with again.transaction():
         await schedules.fire(again, shard=0, epoch=1, plans=[])
         await first.close()
-        await eventually(lambda: value(again, "select not exists (select from pg_locks where classid = 4712)"))
+        await eventually(lambda: value(again, f"select not exists (select from {OWN_LOCKS} where classid = 4712)"))
         deciding = asyncio.ensure_future(stand_by(standby, "standby"))
-        await eventually(lambda: value(again, "select count(*) = 1 from pg_locks where not granted"))
+        await eventually(lambda: value(again, f"select count(*) = 1 from {OWN_LOCKS} where not granted"))
         seen = await renew(again, 1)
         assert not seen.is_watched
     assert (await deciding).epoch is None
@@ -144,7 +144,7 @@ async def test_of_many_that_see_the_crash_one_takes_over(database: str, conns: l
     first, second, third = conns
     await stand_by(first, "first")
     await first.close()
-    await eventually(lambda: value(third, "select not exists (select from pg_locks where classid = 4712)"))
+    await eventually(lambda: value(third, f"select not exists (select from {OWN_LOCKS} where classid = 4712)"))
     taken = await asyncio.gather(*(stand_by(conn, "x") for conn in (second, third)))
     assert sorted([done.epoch for done in taken], key=str) == [2, None]
 
@@ -168,7 +168,7 @@ async def test_the_server_ends_a_leaders_session_that_falls_silent(conns: list[A
     await silent.execute("select pg_advisory_lock(4712, 0)")
     await frozen.execute("begin")
     await frozen.execute("select pg_advisory_xact_lock_shared(4711, 0)")
-    await eventually(lambda: value(other, "select not exists (select from pg_locks where locktype = 'advisory')"))
+    await eventually(lambda: value(other, f"select not exists (select from {OWN_LOCKS} where locktype = 'advisory')"))
     for conn in (silent, frozen):
         await conn.close()
 

@@ -20,6 +20,10 @@ from evertick.store.runners import NewRunner
 from evertick.store.tasks import StepRow
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
+# The server shows those of all its databases, and other tests are at work in theirs.
+OWN_LOCKS = (
+    "(select k.* from pg_locks k join pg_database b on b.oid = k.database and b.datname = current_database()) own"
+)
 _SESSIONS = itertools.count(1000)
 
 
@@ -37,6 +41,12 @@ def make_dag(name: str, shape: Mapping[str, Iterable[str]], **options: object) -
         edges=tuple(sorted((place[up], place[task]) for task, ups in shape.items() for up in ups)),
         **options,  # type: ignore[arg-type]
     )
+
+
+def hourly_from_half_an_hour_on() -> tuple[NamedSchedule, ...]:
+    """Every hour, and next in half an hour, whatever time it is: a test that counts its instants meets none while it does."""
+    spec = parse_schedule("@every 1h", anchor_at=datetime.now(UTC) + timedelta(minutes=30))
+    return (NamedSchedule(name="main", spec=spec),)
 
 
 async def put(conn: AsyncConnection, spec: DagSpec) -> int:
