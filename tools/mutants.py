@@ -11,23 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import queue
-import re
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 import tomllib
-from collections import defaultdict
-from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -38,8 +28,8 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from tests.databases import own_cluster, quick_folder  # noqa: E402  the lines above make this importable
-from tools.guards import Guard, find_guards, mentions  # noqa: E402
-from tools.learned import Learned  # noqa: E402
+from tools.guards import Guard, find_guards  # noqa: E402
+from tools.mutant_hunt import Fate, Hunt, Worker  # noqa: E402
 
 KNOWN = Path(__file__).with_name("mutants_known.toml")
 # Those that take long by their nature would only find what the others have let through.
@@ -52,178 +42,6 @@ TESTS += [
     for name in ("access", "cluster", "migrate", "refused_rows", "states", "stored_values")
 ]
 WORKERS = 2
-SLOW_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
-    """What became of one mutant. Nobody killed a survivor; a broken one could not even be installed."""
-
-    guard: Guard
-    killed_by: str | None
-    is_broken: bool
-    tests: int
-    seconds: float
-
-    @property
-    def survived(self) -> bool:
-        return self.killed_by is None and not self.is_broken
-
-
-class Worker:
-    """A copy of the program and the process that tests it."""
-
-    def __init__(self, place: Path, url: str, tests: list[str]) -> None:
-        self.store = place / "evertick" / "store"
-        shutil.copytree(ROOT / "src" / "evertick", place / "evertick")
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        environment["PYTHONPATH"] = f"{place}{os.pathsep}{ROOT}"
-        command = [sys.executable, "-m", "tools.mutant_worker", url, *tests]
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        hello = self._answer()
-        self.tests: list[str] = hello["tests"]
-        self._template: str = hello["template"]
-
-    def learn(self, tests: list[str]) -> dict[str, Any]:
-        """Run these on the program as it is: how long each takes, what it calls, which are red."""
-        return self._ask({"tests": tests, "function": None, "notes_calls": True, "stops": False})
-
-    def run(self, tests: list[str], guard: Guard) -> dict[str, Any]:
-        """The tests' verdict on the program without `guard`; the first that is red is enough."""
-        path = self.store / guard.file
-        text = path.read_text(encoding="utf-8")
-        mutant = guard.removed_from(text)
-        path.write_text(mutant, encoding="utf-8")
-        try:
-            is_schema = guard.file.startswith("migrations/")
-            function = function_around(mutant, guard.start) if is_schema else None
-            return self._ask({"tests": tests, "function": function, "stops": True, "has_own_template": is_schema})
-        finally:
-            path.write_text(text, encoding="utf-8")
-
-    def close(self) -> None:
-        """At once, also in the middle of a job."""
-        self._process.terminate()
-        self._process.wait()
-
-    def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        whole = {"notes_calls": False, "has_own_template": False, "template": self._template, **job}
-        self._process.stdin.write(json.dumps(whole) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("A worker of `make mutants` died: run the tests on their own to see why.")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
-class Hunt:
-    """All mutants, from a queue, by a few workers. What killed a neighbour is tried first on the next."""
-
-    def __init__(self, workers: list[Worker]) -> None:
-        self._workers = workers
-        self._killers: dict[str, list[str]] = defaultdict(list)
-        self._callers: dict[str, set[str]] = defaultdict(set)
-        self._seconds: dict[str, float] = {}
-        self.red: list[str] = []
-
-    def learn(self, path: Path | None) -> float:
-        """Run the tests on the program as it is, but for those that `path` knows. Red and slow ones are left out."""
-        known = Learned.read(path, self._workers[0].tests)
-        verdict = self._workers[0].learn([test for test in self._workers[0].tests if test not in known.seconds])
-        known.add(verdict)
-        if not known.seconds:
-            raise SystemExit("No test was found, or none could be run.")
-        known.write(path)
-        self.red = known.red
-        self._seconds = {
-            test: seconds
-            for test, seconds in known.seconds.items()
-            if seconds <= SLOW_SECONDS and test not in known.red and test in self._workers[0].tests
-        }
-        for test in self._seconds:
-            for name in known.calls.get(test, []):
-                self._callers[name].add(test)
-        return sum(self._seconds.values())
-
-    def run(self, guards: list[Guard]) -> Iterator[Fate]:
-        todo: queue.SimpleQueue[Guard] = queue.SimpleQueue()
-        done: queue.SimpleQueue[Fate | None] = queue.SimpleQueue()
-        for guard in guards:
-            todo.put(guard)
-        for worker in self._workers:
-            threading.Thread(target=self._work, args=(worker, todo, done), daemon=True).start()
-        for _ in guards:
-            fate = done.get()
-            if fate is None:
-                raise SystemExit("A worker of `make mutants` died: run the tests on their own to see why.")
-            yield fate
-
-    def _work(self, worker: Worker, todo: queue.SimpleQueue[Guard], done: queue.SimpleQueue[Fate | None]) -> None:
-        try:
-            while True:
-                done.put(self._try(worker, todo.get_nowait()))
-        except queue.Empty:
-            return
-        except (SystemExit, OSError, ValueError):
-            done.put(None)
-
-    def _try(self, worker: Worker, guard: Guard) -> Fate:
-        began = time.monotonic()
-        tests = self.tests_for(guard)
-        verdict = worker.run(tests, guard)
-        killer = next(iter(verdict["red"]), None)
-        is_broken = verdict["broken"] is not None
-        if killer and not is_broken:
-            self._killers[guard.owner].insert(0, killer)
-        seconds = time.monotonic() - began
-        return Fate(guard=guard, killed_by=killer, is_broken=is_broken, tests=len(tests), seconds=seconds)
-
-    def tests_for(self, guard: Guard) -> list[str]:
-        """Those that call what the guard stands in, or could: the likeliest first, then the quickest."""
-        called = self._callers.get(guard.owner)
-        chosen = called | self._asked_for(guard.owner) if called else self._could_touch(guard.owner)
-        chosen = chosen or set(self._seconds)
-        killers = {test: place for place, test in reversed([*enumerate(self._killers[guard.owner])])}
-        is_table = guard.owner not in self._callers and guard.kind in ("check", "unique")
-        word = "refuse" if is_table else re.split(r"[._]", guard.owner.split(".")[-1])[0]
-
-        def likely(test: str) -> tuple[int, bool, float]:
-            return killers.get(test, len(killers)), word not in test.split("::")[1], self._seconds[test]
-
-        return sorted(chosen, key=likely)
-
-    def _asked_for(self, name: str) -> set[str]:
-        """Those that ask for a statement which calls it: a call that ends in an error is not counted by PostgreSQL."""
-        statements = [caller for caller in mentions(name) if "." in caller]
-        return {test for statement in statements for test in self._callers.get(statement, ())}
-
-    def _could_touch(self, name: str) -> set[str]:
-        """Of a table, or of a function that PostgreSQL makes a part of whoever calls it: nobody is seen to call it."""
-        word = re.compile(rf"\b{name}\b")
-        files = {file for file in {test.partition("::")[0] for test in self._seconds} if word.search(_text(file))}
-        by_hand = {test for test in self._seconds if test.partition("::")[0] in files}
-        return by_hand | {test for caller in mentions(name) for test in self._callers.get(caller, ())}
-
-
-@cache
-def _text(file: str) -> str:
-    return (ROOT / file).read_text(encoding="utf-8")
-
-
-def function_around(text: str, offset: int) -> str | None:
-    """The definition of the stored function in which `offset` lies."""
-    for match in re.finditer(r"^create function .*?\$\$.*?\$\$;", text, re.S | re.M):
-        if match.start() <= offset < match.end():
-            return match[0]
-    return None
 
 
 def known_survivors(path: Path = KNOWN) -> dict[str, str]:
