@@ -194,14 +194,14 @@ def told_with(runs: list[tuple[float, list[str], int]]) -> Evidence:
     return tell(also=also)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(_RUNS)
 def test_whatever_keeps_to_the_rules_is_green(runs: list[tuple[float, list[str], int]]) -> None:
     report = check(told_with(runs))
     assert report.violations == [], report.text()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(_RUNS, st.sampled_from(["drop", "double", "shift", "forge"]), st.data())
 def test_one_wrong_thing_among_many_right_ones_is_red(
     runs: list[tuple[float, list[str], int]], deed: str, data: st.DataObject
@@ -251,7 +251,7 @@ def brute_force(targets: list[int], starts: list[int], deadline: Windows, allowe
     return sum(serve(start, set()) for start in range(len(starts)))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.lists(st.integers(0, 60), max_size=9),
     st.lists(st.integers(0, 80), max_size=9),

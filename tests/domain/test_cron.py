@@ -213,7 +213,7 @@ SIX = st.tuples(field(0, 59), FIVE).map(" ".join)
 
 
 @given(expression=FIVE | SIX | st.sampled_from(EXPRESSIONS), zone=ZONES, asked=ASKED)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_fires_strictly_increase_and_lie_after_the_question(expression: str, zone: str, asked: datetime) -> None:
     found = [asked, *fires_after(parse_cron(expression, zone), asked, 20)]
     assert all(earlier < later for earlier, later in pairwise(found))
@@ -221,7 +221,7 @@ def test_fires_strictly_increase_and_lie_after_the_question(expression: str, zon
 
 
 @given(expression=FIVE | SIX, asked=INSTANTS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_without_clock_changes_a_second_implementation_agrees(expression: str, asked: datetime) -> None:
     second = CronSim(expression, asked.replace(tzinfo=None))
     expected = [fire.replace(tzinfo=UTC) for fire in islice(second, 10)]
@@ -230,7 +230,7 @@ def test_without_clock_changes_a_second_implementation_agrees(expression: str, a
 
 
 @given(expression=st.sampled_from(EXPRESSIONS) | FIVE, zone=ZONES.filter(lambda zone: "/" in zone), asked=NEAR)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_expression_near_a_clock_change_agrees_with_brute_force(
     expression: str, zone: str, asked: datetime
 ) -> None:
@@ -249,7 +249,7 @@ def test_any_expression_near_a_clock_change_agrees_with_brute_force(
     hours=st.integers(0, 100),
     cut=st.floats(0, 1),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_span_has_the_fires_of_its_parts_and_is_counted_without_visiting_them(
     expression: str, zone: str, asked: datetime, hours: int, cut: float
 ) -> None:
@@ -268,7 +268,7 @@ def test_a_cron_by_the_second_is_counted_over_years() -> None:
 
 
 @given(expression=FIVE, asked=ASKED)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_two_names_of_one_zone_fire_alike(expression: str, asked: datetime) -> None:
     aliases = [fires_after(parse_cron(expression, zone), asked, 5) for zone in ("America/New_York", "US/Eastern")]
     assert aliases[0] == aliases[1]
@@ -331,7 +331,7 @@ def test_a_bad_expression_is_refused_with_its_name_and_the_fault(expression: str
 
 
 @given(st.text(max_size=300) | st.text("*0123456789,-/L#W+ @JANMO", max_size=40))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_text_is_either_a_cron_that_fires_or_refused(text: str) -> None:
     try:
         cron = parse_cron(text)

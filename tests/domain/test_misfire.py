@@ -184,7 +184,7 @@ def due_instants(spec: ScheduleSpec, due: datetime | None, now: datetime) -> lis
     limit=st.integers(1, 50),
     ends_after=st.none() | st.integers(3600, 30_000),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_due_instant_fires_or_is_skipped_exactly_once(
     raw: str,
     policy: MisfirePolicy,
@@ -221,7 +221,7 @@ def test_every_due_instant_fires_or_is_skipped_exactly_once(
     offset=st.floats(0, 30_000),
     length=st.floats(0, 30_000),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_counting_and_finding_the_last_agree_with_walking(
     raw: str, begin: datetime, offset: float, length: float
 ) -> None:

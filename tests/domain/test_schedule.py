@@ -254,7 +254,7 @@ RAW_FIELDS = st.fixed_dictionaries(
 
 
 @given(raw=RAW_FIELDS | st.text("@everyoncPT0123456789smhd .:-Z+", max_size=30) | st.datetimes() | st.timedeltas())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_whatever_comes_in_is_a_schedule_that_fires_or_is_refused(raw: object) -> None:
     try:
         spec = parse_schedule(raw)
@@ -271,7 +271,7 @@ def test_whatever_comes_in_is_a_schedule_that_fires_or_is_refused(raw: object) -
     anchor=st.datetimes(datetime(1990, 1, 1), datetime(2030, 1, 1), timezones=st.just(UTC)),
     asked=st.datetimes(datetime(1990, 1, 1), datetime(2060, 1, 1), timezones=st.just(UTC)),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_an_interval_fires_at_whole_multiples_and_leaves_none_out(
     every: int, anchor: datetime, asked: datetime
 ) -> None:

@@ -63,7 +63,7 @@ def test_json_stays_json() -> None:
     assert masker.hide_json('{"a": 1}') == '{"a": 1}'
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(1, 30), max_size=20), st.text("ab", min_size=0, max_size=60))
 def test_a_stream_shows_no_secret_wherever_it_is_cut(cuts: list[int], noise: str) -> None:
     secret = "abbaabab-secret"
