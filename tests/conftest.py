@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from psycopg import AsyncConnection
 
 from evertick.store.db import Purpose, connect
@@ -25,11 +26,21 @@ from tests.external_postgres import external_cluster
 _CLUSTER: pytest.StashKey[Cluster] = pytest.StashKey()
 _SHARED_URL = "evertick_test_url"
 
+# How long an example takes says something about the machine: by default one that takes 200 ms is a failure.
+settings.register_profile("evertick", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("evertick")
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """All workers of a parallel run share the server of the process that started them."""
     node.workerinput[_SHARED_URL] = _cluster_of(node.config).url
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long ones first: whoever had one of them last would be alone with it while the other workers have nothing to do."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.fixture(scope="session")
@@ -117,12 +128,12 @@ def _cluster_of(config: pytest.Config) -> Cluster:
     """The one server of this test run: given, inherited from the starting process, or started now."""
     if _CLUSTER not in config.stash:
         given = getattr(config, "workerinput", {}).get(_SHARED_URL) or os.environ.get("EVERTICK_TEST_URL")
-        config.stash[_CLUSTER] = Cluster(url=given) if given else _start(config)
+        config.stash[_CLUSTER] = Cluster(url=given or _start(config), is_lasting=True)
     return config.stash[_CLUSTER]
 
 
-def _start(config: pytest.Config) -> Cluster:
+def _start(config: pytest.Config) -> str:
     stack = ExitStack()
     config.add_cleanup(stack.close)
     home = stack.enter_context(tempfile.TemporaryDirectory(prefix="evertick-test-", dir=quick_folder()))
-    return stack.enter_context(own_cluster(Path(home) / "home"))
+    return stack.enter_context(own_cluster(Path(home) / "home")).url

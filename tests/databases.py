@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,13 @@ _TEMPLATE_LOCK = 0x74656D706C617465
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A server on which tests may create databases. `url` names its maintenance database."""
+    """A server on which tests may create databases. `url` names its maintenance database.
+
+    `is_lasting`: nobody stops it while tests run, so that one connection serves for all databases that are made and dropped.
+    """
 
     url: str
+    is_lasting: bool = False
 
     def database_url(self, name: str) -> str:
         return conninfo.make_conninfo(self.url, dbname=name)
@@ -55,15 +60,23 @@ class Cluster:
         """Create a database, empty or like `template`, and return its name."""
         name = f"test_{uuid.uuid4().hex[:16]}"
         source = SQL("template {} strategy file_copy").format(Identifier(template)) if template else SQL("")
-        with self.admin() as admin:
+        with self._hand() as admin:
             admin.execute(SQL("create database {} {}").format(Identifier(name), source))
         return name
 
     def drop(self, name: str) -> None:
         """Drop a database, whoever is still connected to it."""
-        with self.admin() as admin:
+        with self._hand() as admin:
             let_sessions_end(admin, name)
             admin.execute(SQL("drop database if exists {} with (force)").format(Identifier(name)))
+
+    @contextmanager
+    def _hand(self) -> Iterator[psycopg.Connection[Any]]:
+        if self.is_lasting:
+            yield _lasting_connection(self.url, os.getpid())
+            return
+        with self.admin() as admin:
+            yield admin
 
     def _build(self, admin: psycopg.Connection[Any], name: str) -> None:
         # Under another name until it is whole: a killed test run must not leave half a template.
@@ -73,6 +86,12 @@ class Cluster:
         run(_migrate(self.database_url(draft)))
         let_sessions_end(admin, draft)
         admin.execute(SQL("alter database {} rename to {}").format(Identifier(draft), Identifier(name)))
+
+
+@cache
+def _lasting_connection(url: str, process: int) -> psycopg.Connection[Any]:
+    """Of this process: one that was forked must not speak on the connection of its parent."""
+    return psycopg.connect(url, autocommit=True)
 
 
 def quick_folder() -> str | None:

@@ -26,6 +26,7 @@ def bench(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=inherited, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "only",
     ["", "idle,runners,fleet,dispatch,history,fire_50k,idle_schedules,api_reads,api_pollers"],

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 _PAUSE_SECONDS = 0.005
+# A question costs a millisecond of somebody's time: whoever has waited for a fifth of a second asks no more often than this.
+_PATIENT_SECONDS = 0.02
 
 
 async def eventually(
@@ -18,29 +20,37 @@ async def eventually(
 ) -> Any:
     """Poll until `predicate`, sync or async, gives something true, and return that; fail after the deadline."""
     deadline = time.monotonic() + within_seconds
-    while True:
+    for pause in _pauses(pause_seconds):
         outcome = predicate()
         value = await outcome if inspect.isawaitable(outcome) else outcome
         if value:
             return value
         assert time.monotonic() < deadline, f"not within {within_seconds:g} s: {_text(predicate)}; last: {value!r}"
-        await asyncio.sleep(pause_seconds)
+        await asyncio.sleep(pause)
 
 
 def eventually_sync(predicate: Callable[[], T], within_seconds: float = 10.0) -> T:
     """The same, for tests without an event loop."""
     deadline = time.monotonic() + within_seconds
-    while True:
+    for pause in _pauses(_PAUSE_SECONDS):
         value = predicate()
         if value:
             return value
         assert time.monotonic() < deadline, f"not within {within_seconds:g} s: {_text(predicate)}; last: {value!r}"
-        time.sleep(_PAUSE_SECONDS)
+        time.sleep(pause)
+    raise AssertionError("there is always another pause")
 
 
 async def elapse(seconds: float) -> None:
     """Let time pass, where the time itself is what is tested: how long a fault lasts. Never to wait for something."""
     await asyncio.sleep(seconds)
+
+
+def _pauses(first: float) -> Iterator[float]:
+    pause = first
+    while True:
+        yield pause
+        pause = max(first, min(1.1 * pause, _PATIENT_SECONDS))
 
 
 def _text(predicate: Callable[[], object]) -> str:

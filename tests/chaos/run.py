@@ -14,8 +14,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -27,7 +27,7 @@ from tests.chaos.cluster import Ground
 from tests.chaos.machine import PRIVATE, lacks_mounts, sweep_clock_memory
 from tests.chaos.report import Progress, show
 from tests.chaos.scenario import Scenario, Verdict, perform
-from tests.chaos.server import from_template, make_template
+from tests.chaos.server import Template, from_template, make_template
 from tests.chaos.stage import Size
 from tests.databases import quick_folder
 
@@ -39,6 +39,7 @@ LEAST_COMPOSITE_SECONDS = 60.0
 PREFIX = "evertick-chaos-"
 INTERRUPTED = 130
 ROOT = Path(__file__).parents[2]
+Prepared = tuple[Template, dags.Work]
 # Not the evidence, but what it was played on.
 _LARGE = ("postgres", "standby", "wal", "bundles", "spool")
 
@@ -115,17 +116,27 @@ async def _play(
     return sorted(verdicts, key=lambda verdict: verdict.name), kept
 
 
-@asynccontextmanager
-async def ground() -> AsyncIterator[tuple[Ground, Path]]:
-    """A folder on memory, the template of all databases, the loaded DAGs, and a server for the sinks."""
+@contextmanager
+def folder_on_memory() -> Iterator[Path]:
+    """It goes with the block, or, if this process is killed, with the next harness."""
     _sweep()
     with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", dir=quick_folder()) as name:
-        folder = Path(name)
-        template = await make_template(folder / "template")
+        yield Path(name)
+
+
+async def prepare(folder: Path) -> Prepared:
+    """The template of all databases, and the loaded DAGs."""
+    return await make_template(folder / "template"), await dags.load(folder / "dags")
+
+
+@asynccontextmanager
+async def ground(prepared: Prepared | None = None) -> AsyncIterator[tuple[Ground, Path]]:
+    """A folder on memory, what is prepared there unless it was before, and a server for the sinks."""
+    with folder_on_memory() as folder:
+        template, work = prepared or await prepare(folder)
         sink = await from_template(template, folder / "sink")
         await sink.start()
         try:
-            work = await dags.load(folder / "dags")
             yield Ground(template=template, work=work, sink_server=sink), folder
         finally:
             await sink.stop("immediate")

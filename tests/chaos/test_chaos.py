@@ -5,23 +5,33 @@ What is promised in seconds is measured by `make chaos` on a machine of its own;
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.catalogue import SCENARIOS, find
-from tests.chaos.run import ground
+from tests.chaos.run import Prepared, folder_on_memory, ground, prepare
 from tests.chaos.scenario import perform
 from tests.chaos.stage import Size
+from tests.databases import run
 
 SEED = "short"
 
 
+@pytest.fixture(scope="module")
+def prepared() -> Iterator[Prepared]:
+    """Once for all of them: `initdb` and the migrations take seconds."""
+    with folder_on_memory() as folder:
+        yield run(prepare(folder))
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["N05", "N06", "N08", "N15", "N17"])
 @pytest.mark.requirement("N05", "N06", "N08", "N15", "N17")
-async def test_it_survives(name: str) -> None:
+async def test_it_survives(name: str, prepared: Prepared) -> None:
     (scenario,) = find(name)
-    async with ground() as (base, folder):
+    async with ground(prepared) as (base, folder):
         verdict = await perform(scenario, base, folder / name, seed=SEED, size=Size.SHORT)
         assert not verdict.not_run
         assert not verdict.violations, _told(verdict.violations, folder / name)

@@ -42,6 +42,7 @@ AT_ONCE = 5
 # By (DAG, which of its runs, task): state, attempt and result. What an interrupted run must end up with as well.
 Outcome = dict[tuple[str, int, str], tuple[Any, ...]]
 Counts = dict[str, Counter[str]]
+Rehearsed = tuple[Outcome, Counts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +167,7 @@ async def play(stage: Stage, site: Site | None, record: Path | None = None) -> t
         stage.cluster.drop(name)
 
 
-async def rehearse(stage: Stage) -> tuple[Outcome, Counts]:
+async def rehearse(stage: Stage) -> Rehearsed:
     """The uninterrupted play, and how often each service executed which statement."""
     record = stage.folder / "record"
     expected, _ = await play(stage, None, record)

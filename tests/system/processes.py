@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import uuid
-from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -52,6 +51,8 @@ class Service:
 
     def __init__(self, kind: str, environment: dict[str, str], log: Path) -> None:
         self.kind, self.log, self.environment = kind, log, environment
+        self._told: list[Event] = []
+        self._read_bytes = 0
         self._process: ForkServerProcess = _FORKS.Process(target=serve, args=(kind, environment, str(log)))
         self._process.start()
         assert self._process.pid is not None
@@ -66,11 +67,24 @@ class Service:
         return self._process.exitcode
 
     def events(self, name: str | None = None, **fields: object) -> list[Event]:
+        self._read_on()
         return [
             event
-            for event in _events_in(self.log)
+            for event in self._told
             if (name is None or event.get("event") == name) and all(event.get(k) == v for k, v in fields.items())
         ]
+
+    def _read_on(self) -> None:
+        """What was logged since: tests ask again and again. A line without its end is still being written."""
+        if not self.log.exists():
+            return
+        with self.log.open("rb") as file:
+            file.seek(self._read_bytes)
+            whole, end, _ = file.read().rpartition(b"\n")
+        self._read_bytes += len(whole) + len(end)
+        for line in whole.decode(errors="replace").splitlines():
+            with suppress(ValueError):
+                self._told.append(json.loads(line))
 
     async def saw(self, name: str, *, within_seconds: float = 15.0, **fields: object) -> Event:
         """Wait until it has said so; returns what it said first."""
@@ -117,6 +131,7 @@ class Installation:
         self.services: list[Service] = []
         self._token = uuid.uuid4().hex
         self.effects_file = folder / "effects"
+        self._effects_bytes, self._effects = 0, list[Effect]()
         self.conn: AsyncConnection
 
     async def __aenter__(self) -> Self:
@@ -233,7 +248,11 @@ class Installation:
         return begin
 
     def effects(self) -> list[Effect]:
-        return effects(self.effects_file)
+        """Read again only when there is more: tests ask again and again."""
+        size = self.effects_file.stat().st_size
+        if size != self._effects_bytes:
+            self._effects_bytes, self._effects = size, effects(self.effects_file)
+        return list(self._effects)
 
     async def ended(self, run_id: int, within_seconds: float = 30.0) -> str:
         """Wait until the run is over; returns how it ended."""
@@ -261,11 +280,3 @@ def process_state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return ""
-
-
-def _events_in(log: Path) -> Iterator[Event]:
-    if not log.exists():
-        return
-    for line in log.read_text(errors="replace").splitlines():
-        with suppress(ValueError):
-            yield json.loads(line)

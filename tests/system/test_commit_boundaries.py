@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from tests.system.boundaries import SERVICES, Stage, chosen_sites, failures, rehearse
+from tests.system.boundaries import SERVICES, Rehearsed, Stage, chosen_sites, failures
 
 
 @pytest.mark.requirement(
@@ -36,10 +36,13 @@ from tests.system.boundaries import SERVICES, Stage, chosen_sites, failures, reh
     "M5",
     "F5",
 )
+@pytest.mark.long
 @pytest.mark.parametrize("kind", SERVICES)
-async def test_a_service_that_is_killed_at_a_commit_boundary_changes_nothing(stage: Stage, kind: str) -> None:
+async def test_a_service_that_is_killed_at_a_commit_boundary_changes_nothing(
+    stage: Stage, rehearsed: Rehearsed, kind: str
+) -> None:
     seed = int(os.environ.get("EVERTICK_TEST_SEED") or random.randrange(10**6))
-    expected, counts = await rehearse(stage)
+    expected, counts = rehearsed
     sites = list(chosen_sites(counts, kind, random.Random(seed)))
     wrong, reached = await failures(stage, sites, expected)
     assert not wrong, f"EVERTICK_TEST_SEED={seed} chooses the same places:\n" + "\n\n".join(wrong)

@@ -37,16 +37,14 @@ SUCCEEDED = "select count(*) = %s from run_status where state = 'success'"
 
 
 @pytest.fixture
-def synchronous() -> Iterator[Pair]:
-    with two_servers(is_synchronous=True) as pair:
-        pair.cluster.template()
+def synchronous(primary_data: Path) -> Iterator[Pair]:
+    with two_servers(primary_data, is_synchronous=True) as pair:
         yield pair
 
 
 @pytest.fixture
-def asynchronous() -> Iterator[Pair]:
-    with two_servers(is_synchronous=False) as pair:
-        pair.cluster.template()
+def asynchronous(primary_data: Path) -> Iterator[Pair]:
+    with two_servers(primary_data, is_synchronous=False) as pair:
         yield pair
 
 

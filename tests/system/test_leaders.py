@@ -31,8 +31,9 @@ async def leader_of(there: Installation, schedulers: list[Service]) -> Service:
 async def test_when_the_leader_is_killed_another_takes_over_and_every_fire_happens_once(
     there: Installation, long: Published
 ) -> None:
-    schedulers = [await there.start("scheduler")]
-    schedulers += [there.launch("scheduler") for _ in range(2)]
+    # A death is seen at once. With a short lease a busy machine could take the lead from one that is alive, too.
+    schedulers = [await there.start("scheduler", leader_lease_seconds=30.0)]
+    schedulers += [there.launch("scheduler", leader_lease_seconds=30.0) for _ in range(2)]
     instants = await schedule_now(there.conn, long, "single", every=0.1, times=40)
     for _ in range(2):
         leader = await leader_of(there, schedulers)
@@ -57,13 +58,15 @@ async def test_a_leader_that_was_frozen_writes_nothing_after_its_successor(
     await first.saw("fire")
     first.signal(signal.SIGSTOP)
     await second.saw("lead")
-    before = len(first.events("fire"))
+    before = len(first.events())
     await second.saw("fire")
     first.signal(signal.SIGCONT)
     await first.saw("deposed")
     await eventually(lambda: there.value("select count(*) >= %s from run", len(instants)))
     assert await fires(there) == instants
-    assert len(first.events("fire")) == before
+    said = [event["event"] for event in first.events()[before:] if event["event"] in ("fire", "deposed")]
+    # What it had committed when it froze it may still tell of.
+    assert said in (["deposed"], ["fire", "deposed"])
 
 
 @pytest.mark.requirement("N01", "I3", "M2", "F2", "I7", "V1")

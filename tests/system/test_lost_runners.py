@@ -75,7 +75,8 @@ async def test_a_frozen_runner_that_wakes_up_with_a_result_is_refused(there: Ins
 @pytest.mark.requirement("N08", "F8", "K2", "K9")
 @pytest.mark.parametrize("is_child_frozen", [False, True])
 async def test_a_frozen_runner_that_wakes_up_stops_the_body_it_lost(there: Installation, is_child_frozen: bool) -> None:
-    """N08: the child is killed within two seconds and never gets to its end."""
+    """N08: the child is killed and never gets to its end. Within two seconds: that is measured by `make chaos`, on a machine of
+    its own."""
     frozen, first, _ = await lose_by_freezing(there)
     if is_child_frozen:
         os.kill(first.pid, signal.SIGSTOP)
@@ -83,7 +84,7 @@ async def test_a_frozen_runner_that_wakes_up_stops_the_body_it_lost(there: Insta
     if is_child_frozen:
         with suppress(ProcessLookupError):
             os.kill(first.pid, signal.SIGCONT)
-    await eventually(lambda: not is_running(first.pid), 2)
+    await eventually(lambda: not is_running(first.pid))
     buried = await frozen.saw("buried")
     assert buried["level"] == "error"
     let_go(there.effects_file)

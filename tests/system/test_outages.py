@@ -13,7 +13,7 @@ from evertick.engine.trigger import trigger
 from evertick.store import failpoints
 from evertick.store.db import Purpose, connect
 from tests.engine import invariants
-from tests.system.boundaries import Site, Stage, failures, rehearse
+from tests.system.boundaries import Rehearsed, Site, Stage, failures
 from tests.system.mortal_postgres import MortalPostgres, mortal_postgres
 from tests.system.processes import Installation
 from tests.system.work import (
@@ -143,10 +143,11 @@ async def test_a_trigger_whose_answer_was_lost_is_the_same_run_when_it_is_sent_a
     assert await there.value("select count(*) from run") == 1
 
 
+@pytest.mark.long
 @pytest.mark.requirement("N17", "M2", "F2", "M5", "F5", "I3")
-async def test_an_answer_that_is_lost_after_the_commit_changes_nothing(stage: Stage) -> None:
+async def test_an_answer_that_is_lost_after_the_commit_changes_nothing(stage: Stage, rehearsed: Rehearsed) -> None:
     """N17: what was committed is not done again, and what was not is."""
-    expected, _ = await rehearse(stage)
+    expected, _ = rehearsed
     writes = [
         ("runner", "tasks.step", (1, 2, 5, 9)),
         ("runner", "tasks.extend", (2,)),

@@ -123,8 +123,8 @@ async def test_through_a_pooler_the_lease_alone_keeps_everything_right(
 
 
 @pytest.mark.requirement("N14")
-async def test_a_server_that_changes_behind_an_open_connection_is_noticed_at_the_next_look() -> None:
-    with two_servers(is_synchronous=False) as pair:
+async def test_a_server_that_changes_behind_an_open_connection_is_noticed_at_the_next_look(primary_data: Path) -> None:
+    with two_servers(primary_data, is_synchronous=False) as pair:
         with pair.first.connect() as admin:
             admin.execute("alter database postgres set search_path = evertick")
         pair.add_standby()

@@ -33,10 +33,11 @@ from tests.waiting import eventually, eventually_sync
 
 pytestmark = pytest.mark.requirement("A9")
 
+PACE_SECONDS = 0.3
 WORK = (
     LONG
-    + """
-@dag(schedule="@every 1s")
+    + f"""
+@dag(schedule="@every {PACE_SECONDS}s")
 def ticking():
     quick()
 """
@@ -203,8 +204,12 @@ def test_a_file_in_the_folder_becomes_a_dag_whose_schedule_fires_once_per_instan
     _goes_on(set_up)
     twice = "select fire_at from run where fire_at is not null group by schedule_id, fire_at having count(*) > 1"
     assert set_up.rows(twice) == []
-    gaps = "select count(*) from (select fire_at - lag(fire_at) over (order by fire_at) as gap from run where fire_at is not null)"
-    assert set_up.rows(f"{gaps} g where gap <> interval '1 second'") == [(0,)]
+    # On a busy machine it may fall behind: then it makes up for the latest instant, and the others are on record.
+    left_out = """
+        select (extract(epoch from b.last - b.first) / %s)::int + 1 - b.runs - coalesce((
+               select sum(k.count)::int from skip_record k where k.first_at > b.first and k.last_at < b.last), 0)
+          from (select min(fire_at) as first, max(fire_at) as last, count(*)::int as runs from run where fire_at is not null) b"""
+    assert set_up.rows(left_out, PACE_SECONDS) == [(0,)]
 
 
 def test_a_retry_and_a_successor_take_the_same_way(set_up: SetUp) -> None:

@@ -29,7 +29,7 @@ def beat():
     assert "EVERTICK_DATABASE_URL" not in os.environ
     print("beat")
 
-@dag(schedule="@every 1s")
+@dag(schedule="@every 300ms")
 def quick():
     beat()
 """
@@ -136,6 +136,7 @@ def sign_in_once(up: Up) -> None:
         assert [dag["name"] for dag in client.get("/api/v1/dags").json()["items"]] == ["quick"]
 
 
+@pytest.mark.long
 @pytest.mark.requirement("A9")
 def test_up_fires_runs_survives_every_death_and_stops_clean(up: Up) -> None:
     up.wait_for("Evertick is up")

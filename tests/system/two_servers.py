@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -18,6 +19,7 @@ from evertick.services.postgres_cluster import environment, launch_command, prog
 from tests.databases import QUICK_SETTINGS, Cluster, quick_folder
 from tests.waiting import eventually_sync
 
+_INITDB_OPTIONS = ("-U", "evertick", "--auth=trust", "--no-sync", "--locale=C", "--encoding=UTF8")
 # Shared memory as files of its own folder: what a killed server leaves goes with that.
 _QUIET = {
     **QUICK_SETTINGS,
@@ -113,20 +115,6 @@ class Pair:
         hosts = ",".join(quote(str(member.sockets), safe="/") for member in (self.first, self.second))
         return f"postgresql:///{database}?host={hosts}&port=5432,5432&user=evertick&target_session_attrs=read-write"
 
-    def start(self) -> None:
-        self.first.run(
-            "initdb",
-            "-D",
-            self.first.data,
-            "-U",
-            "evertick",
-            "--auth=trust",
-            "--no-sync",
-            "--locale=C",
-            "--encoding=UTF8",
-        )
-        self.first.start()
-
     def add_standby(self) -> None:
         """Copy the primary, and have it followed. From here on commits wait for the standby if they should."""
         self.second.run(
@@ -185,12 +173,28 @@ class Pair:
 
 
 @contextmanager
-def two_servers(*, is_synchronous: bool) -> Iterator[Pair]:
+def primary_data() -> Iterator[Path]:
+    """The data of a primary on which the template of databases is made already, to be copied for each pair."""
+    with tempfile.TemporaryDirectory(prefix="evertick-primary-", dir=quick_folder()) as folder:
+        server = Member(Path(folder) / "server")
+        server.run("initdb", "-D", server.data, *_INITDB_OPTIONS)
+        server.start()
+        try:
+            Cluster(url=server.url).template()
+        finally:
+            server.stop(signal.SIGINT)
+        yield server.data
+
+
+@contextmanager
+def two_servers(data: Path, *, is_synchronous: bool) -> Iterator[Pair]:
+    """`data` is copied for the primary; whoever wants a standby adds it."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="evertick-pair-", dir=quick_folder()))
         pair = Pair(Path(folder), is_synchronous=is_synchronous)
         stack.callback(pair.stop)
-        pair.start()
+        shutil.copytree(data, pair.first.data, dirs_exist_ok=True)
+        pair.first.start()
         yield pair
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from copy import deepcopy
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, ViewportSize, expect, sync_playwright
@@ -31,13 +32,24 @@ Visitor = Callable[..., Page]
 expect.set_options(timeout=20_000)
 
 
-@pytest.fixture(scope="module")
-def site(cluster: Cluster, template: str) -> Iterator[Site]:
-    """Shared by the tests of a module: whoever changes something changes what no other test looks at."""
+@pytest.fixture(scope="session")
+def lived_in(cluster: Cluster, template: str) -> Iterator[tuple[str, Site]]:
+    """A database with people and history, and what is known of them: each module gets a copy."""
     name = cluster.create(template)
+    known = Site(url="", database=cluster.database_url(name))
+    known.sessions = known.do(people)
+    known.runs = known.do(history)
+    yield name, known
+    cluster.drop(name)
+
+
+@pytest.fixture(scope="module")
+def site(cluster: Cluster, lived_in: tuple[str, Site]) -> Iterator[Site]:
+    """Shared by the tests of a module: whoever changes something changes what no other test looks at."""
+    source, known = lived_in
+    name = cluster.create(source)
     with served(cluster.database_url(name)) as made:
-        made.sessions = made.do(people)
-        made.runs = made.do(history)
+        made.sessions, made.runs = dict(known.sessions), deepcopy(known.runs)
         yield made
     cluster.drop(name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
+import pytest
 from playwright.sync_api import expect
 from psycopg import AsyncConnection
 
@@ -88,6 +89,7 @@ async def infest_places(conn: AsyncConnection) -> None:
         await conn.execute(statement, ["\n".join(PLAIN)])
 
 
+@pytest.mark.long
 def test_hostile_texts_are_shown_as_text_everywhere(site: Site, visit: Visitor) -> None:
     pages = [*furnish(site), *OF_HOSTILE]
     site.do(infest)

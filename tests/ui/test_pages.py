@@ -16,6 +16,8 @@ from tests.ui.conftest import PHONE, WIDE, Visitor
 from tests.ui.page_table import ACTIONS, NO_PAGES, STILL, controls_in, door_to, doors, furnish
 from tests.ui.site import HttpVisitor, Site
 
+# All of them together, because they share a site.
+pytestmark = pytest.mark.long
 PICTURES = ROOT / "docs" / "pictures"
 # Of these there is a picture in the dark, too.
 IN_THE_DARK = ("home", "run")
