@@ -33,7 +33,9 @@ class Settings:
     token: str | None = field(default=None, repr=False)
 
     tick_seconds: float = 1.0
-    leader_lease_seconds: float = 5.0
+    # A tick before it and a standby's look after it: another leads within six seconds, also where the server heard the last
+    # renewal and the leader did not hear the answer.
+    leader_lease_seconds: float = 4.0
     fire_batch: int = 1000
     promote_batch: int = 1000
     reconcile_batch: int = 200

@@ -38,7 +38,7 @@ create table chaos_audit.shard_move (
     entry bigint primary key default nextval('chaos_audit.entries'),
     tx xid8 not null default pg_current_xact_id(), backend text not null,
     at timestamptz not null default clock_timestamp(), at_ns bigint not null, shard int not null,
-    old_epoch bigint, new_epoch bigint, owner text);
+    old_epoch bigint, new_epoch bigint, owner text, state text);
 create table chaos_audit.schedule_move (
     entry bigint primary key default nextval('chaos_audit.entries'), tx xid8 not null default pg_current_xact_id(),
     at timestamptz not null default clock_timestamp(), at_ns bigint not null, schedule_id int not null, version int,
@@ -146,8 +146,8 @@ create trigger chaos_moved after insert or update or delete on evertick.lease
 
 create function chaos_audit.note_shard() returns trigger language plpgsql as $$
 begin
-    insert into chaos_audit.shard_move (backend, at_ns, shard, old_epoch, new_epoch, owner)
-    values (chaos_audit.me(), chaos_audit.boot_ns(), coalesce(new.shard, old.shard), old.epoch, new.epoch, new.owner);
+    insert into chaos_audit.shard_move (backend, at_ns, shard, old_epoch, new_epoch, owner, state)
+    values (chaos_audit.me(), chaos_audit.boot_ns(), coalesce(new.shard, old.shard), old.epoch, new.epoch, new.owner, new.state);
     return null;
 end $$;
 create trigger chaos_moved after insert or update or delete on evertick.shard

@@ -50,7 +50,7 @@ SCENARIOS: tuple[Scenario, ...] = tuple(
 
 
 def find(name: str) -> list[Scenario]:
-    """The scenario of that name, with its variants: N07 is N07 and N07b."""
-    wanted = name.upper().removesuffix("B")
-    exact = [each for each in SCENARIOS if each.name.upper() == name.upper() and name.upper().endswith("B")]
-    return exact or [each for each in SCENARIOS if each.name.rstrip("b") == wanted]
+    """The scenario of that name; a number alone is it with all its variants: N07 is N07 and N07b."""
+    wanted = name.upper()
+    exact = [each for each in SCENARIOS if each.name.upper() == wanted and not wanted[-1:].isdigit()]
+    return exact or [each for each in SCENARIOS if each.name[:3] == wanted]

@@ -198,6 +198,11 @@ class Cluster:
     def of_kind(self, kind: str) -> list[Member]:
         return [member for member in self.members.values() if member.kind == kind]
 
+    @property
+    def lease_seconds(self) -> float:
+        """How long a leader leads without renewing."""
+        return float(self.settings.get("leader_lease_seconds", Settings().leader_lease_seconds))
+
     async def leader(self) -> Member | None:
         """The scheduler that holds the first shard now, if it is one of ours and its lease is live."""
         return next((member for member, led in await self.leaders() if 0 in led), None)

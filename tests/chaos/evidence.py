@@ -102,6 +102,8 @@ class LeaderCommit(NamedTuple):
 
 
 class ShardMove(NamedTuple):
+    """A change of a shard's row: its leader renews, resigns or changes, or there are more or fewer shards."""
+
     entry: int
     at: datetime
     at_ns: int
@@ -109,6 +111,7 @@ class ShardMove(NamedTuple):
     old_epoch: int | None
     new_epoch: int | None
     owner: str | None
+    state: str | None = "open"
 
 
 class ScheduleMove(NamedTuple):

@@ -62,7 +62,7 @@ _LEADER_COMMITS: LiteralString = """
 select place, tx::text::bigint, backend, at_ns, kind, shard, epoch from chaos_audit.leader_commit order by place
 """
 _SHARD_MOVES: LiteralString = """
-select entry, at, at_ns, shard, old_epoch, new_epoch, owner from chaos_audit.shard_move order by entry
+select entry, at, at_ns, shard, old_epoch, new_epoch, owner, state from chaos_audit.shard_move order by entry
 """
 _SCHEDULE_MOVES: LiteralString = """
 select entry, at, at_ns, schedule_id, version, old_due, new_due, is_paused, error, is_same_version

@@ -151,12 +151,15 @@ class Nemesis:
     def is_free(self, name: str) -> bool:
         return name not in self._busy
 
-    async def pick_leader(self) -> tuple[Member, Led] | None:
-        """A leader and its epochs by shard, if there is one that nothing is being done to."""
+    async def pick_leader(self, *, of: str | None = None) -> tuple[Member, Led] | None:
+        """A leader and its epochs by shard, if there is one that nothing is being done to. `of`: it leads this DAG's shard."""
         found = await self.cluster.leaders()
+        if of is not None:
+            shard = await self.cluster.watch.value("select shard from dag where name = %s", of)
+            found = [(member, led) for member, led in found if shard in led]
         if not found:
             return None
-        member, led = self.dice.choice(found) if self.cluster.shape.shards > 1 else found[0]
+        member, led = self.dice.choice(found) if len(found) > 1 else found[0]
         return (member, led) if member.pid is not None and self.is_free(member.name) else None
 
     async def pick_standby(self) -> Member | None:

@@ -445,6 +445,17 @@ def j13_gap_of_one_shard(e: Evidence) -> Evidence:
     return replace(e, leader_commits=(*e.leader_commits, *excused))
 
 
+def closed_shard(e: Evidence, *, opened: float, led_again: float) -> Evidence:
+    """Shard 1 is led from the beginning, closed at 100 s, opened again later, and led again some time after that."""
+    at = [n for n in range(1, int(END)) if not 100 < n < led_again and not 30 <= n < TAKEN and not 90 <= n < 95]
+    ticks = [LeaderCommit(10**6 + n, n, "b9", ns(n), "renew", 1, 1) for n in at]
+    moves = [
+        ShardMove(10**6, wall(100), ns(100), 1, 1, 2, None, "closed"),
+        ShardMove(10**6 + 1, wall(opened), ns(opened), 1, 2, 2, None, "open"),
+    ]
+    return replace(e, leader_commits=(*e.leader_commits, *ticks), shard_moves=(*e.shard_moves, *moves))
+
+
 def j15_a_key_held_twice(e: Evidence) -> Evidence:
     """Two runs of the chain with the same key at the same time, which each of them wants for itself."""
     whole = {
@@ -566,6 +577,7 @@ def _planted() -> list[Planted]:
         of("J12", "effects_beyond_epochs", j12_effects_beyond_epochs, "J4"),
         of("J13", "gap", j13_gap),
         of("J13", "gap", j13_gap_of_one_shard),
+        of("J13", "gap", lambda e: closed_shard(e, opened=115, led_again=121)),
         *(
             of("J14", kind, leaking(is_last, fields))
             for is_last in (True, False)

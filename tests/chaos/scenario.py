@@ -248,7 +248,7 @@ async def _judge(scenario: Scenario, stage: Stage, verdict: Verdict) -> None:
     limits = Limits(
         **{
             "lost_after_seconds": cluster.settings["lost_after_seconds"],
-            "leader_lease_seconds": cluster.settings.get("leader_lease_seconds", 5.0),
+            "leader_lease_seconds": cluster.lease_seconds,
             "tick_seconds": cluster.settings.get("tick_seconds", 1.0),
             "heartbeat_seconds": cluster.settings["heartbeat_seconds"],
             # A runner keeps a process for each slot, single-use and warm, once it needed it.

@@ -26,6 +26,7 @@ from tests.chaos.plants import (
     TIGHT,
     Planted,
     changed,
+    closed_shard,
     faults,
     j7_reaped_after_beat,
     j10_lost,
@@ -127,6 +128,12 @@ def test_a_late_run_is_excused_by_a_fault_that_was_felt_and_by_no_other() -> Non
     for disturbs, is_good in ((("planning",), True), (("running",), False), ((), False)):
         fault = replace(late.nemesis.faults[0], start_ns=ns(CALM), stop_ns=ns(CALM + 1), disturbs=disturbs)
         assert check(nemesis(late, faults=(*late.nemesis.faults, fault)), only=("J3",)).is_good() is is_good
+
+
+def test_nobody_has_to_lead_a_shard_that_is_closed() -> None:
+    for opened in (115, 500):
+        report = check(closed_shard(good(), opened=opened, led_again=opened + 1), only=("J13",))
+        assert report.is_good(), report.text()
 
 
 def test_silence_is_judged_by_the_whole_threshold() -> None:

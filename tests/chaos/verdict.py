@@ -20,7 +20,7 @@ class Limits:
     """
 
     tick_seconds: float = 1.0
-    leader_lease_seconds: float = 5.0
+    leader_lease_seconds: float = 4.0
     heartbeat_seconds: float = 1.0
     lost_after_seconds: float = 9.0
     infra_retries: float = 3

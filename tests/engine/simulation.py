@@ -47,12 +47,14 @@ from evertick.engine.extend import extend
 from evertick.engine.fire import fire
 from evertick.engine.gates import reconcile_gates, set_pool, tend, unadmit
 from evertick.engine.mark import mark
+from evertick.engine.move_out import move_out
 from evertick.engine.pause import delete, pause, unpause
 from evertick.engine.promote import promote
 from evertick.engine.prune import Kind, Remains, prune_kind, prune_runs, sweep
 from evertick.engine.reap import bury
 from evertick.engine.reconcile import reconcile
 from evertick.engine.send_event import send_event
+from evertick.engine.set_shards import set_shards
 from evertick.engine.step import step
 from evertick.engine.wake import wake
 from evertick.store import approvals, dispatch, shards
@@ -92,14 +94,19 @@ class World:
         # Of the runner that drives an executor elsewhere: what it was given, and of that what is over.
         self.queued: list[QueuedRow] = []
         self.queued_past: list[QueuedRow] = []
-        self.epochs = [0]
+        # Of each shard, those of all its leaders. Every other episode has two, and DAGs that move between them.
+        self.epochs: dict[int, list[int]] = {shard: [0] for shard in range(1 + seed % 2)}
+        self.closed: set[int] = set()
         self.did: Counter[str] = Counter()
         self.trace: list[str] = []
 
     async def begin(self) -> None:
         await invariants.install(self.conn)
         await set_clock(self.conn, self.now)
-        self.epochs.append(await self._take_over())
+        if len(self.epochs) > 1:
+            await set_shards(self.conn, shards=len(self.epochs), actor="sim")
+        for shard in self.epochs:
+            await self._take_over(shard)
         for _ in range(3):
             self.runners.append(await Runner.join(self.conn))
         self.far = await Runner.join(self.conn, executor="far", slots=6)
@@ -158,7 +165,8 @@ class World:
         await self._try(lambda: put(self.conn, dag))
 
     async def wake(self) -> None:
-        await wake(self.conn, shard=0, epoch=self.epochs[-1], batch=self.dice.choice([1, 100]))
+        shard, epoch = self._leader()
+        await wake(self.conn, shard=shard, epoch=epoch, batch=self.dice.choice([1, 100]))
 
     async def tell(self) -> None:
         """An event, or somebody's decision."""
@@ -213,9 +221,10 @@ class World:
     async def tend_gates(self) -> None:
         """What the leader does for gates. It never finds anything wrong, nor anybody whom it had time to let in before."""
         grace, batch = self.dice.choice([0, 5]), self.dice.choice([1, 100])
-        await unadmit(self.conn, shard=0, epoch=self.epochs[-1], grace=grace, batch=100)
-        await tend(self.conn, shard=0, epoch=self.epochs[-1], batch=batch)
-        done = await reconcile_gates(self.conn, shard=0, epoch=self.epochs[-1], after=0, batch=100)
+        epoch = self.epochs[0][-1]
+        await unadmit(self.conn, shard=0, epoch=epoch, grace=grace, batch=100)
+        await tend(self.conn, shard=0, epoch=epoch, batch=batch)
+        done = await reconcile_gates(self.conn, shard=0, epoch=epoch, after=0, batch=100)
         if done.drifted or (done.admitted and batch > 1):
             raise Violation(f"seed {self.seed}, step {len(self.trace)}: gates had drifted: {done}")
 
@@ -228,23 +237,26 @@ class World:
         await set_clock(self.conn, self.now)
 
     async def fire(self) -> None:
-        await fire(self.conn, shard=0, epoch=self.epochs[-1], batch=self.dice.choice([1, 2, 100]))
+        shard, epoch = self._leader()
+        await fire(self.conn, shard=shard, epoch=epoch, batch=self.dice.choice([1, 2, 100]))
 
     async def fire_as_old_leader(self) -> None:
         before = await self._snapshot()
-        old = self.dice.choice(self.epochs[:-1])
+        shard, _ = self._leader()
+        old = self.dice.choice(self.epochs[shard][:-1])
         for verb in (
-            lambda: fire(self.conn, shard=0, epoch=old, batch=100),
-            lambda: promote(self.conn, shard=0, epoch=old, batch=100),
-            lambda: backfill.move_on(self.conn, shard=0, epoch=old, backfill_id=1),
+            lambda: fire(self.conn, shard=shard, epoch=old, batch=100),
+            lambda: promote(self.conn, shard=shard, epoch=old, batch=100),
+            lambda: backfill.move_on(self.conn, shard=shard, epoch=old, backfill_id=1),
+            lambda: move_out(self.conn, shard=shard, epoch=old, batch=100),
             lambda: prune_runs(
                 self.conn,
-                Mandate(shard=0, epoch=old, before=self.now, actor="sim"),
+                Mandate(shard=shard, epoch=old, before=self.now, actor="sim"),
                 after=0,
                 pace=Pace(),
                 now=self.now,
             ),
-            lambda: reconcile(self.conn, shard=0, epoch=old, after=(0, 0), batch=100),
+            lambda: reconcile(self.conn, shard=shard, epoch=old, after=(0, 0), batch=100),
         ):
             try:
                 await verb()
@@ -275,18 +287,34 @@ class World:
         await self._try(dice.choices(verbs, [5, 2, 4, 1])[0])
 
     async def move_on(self) -> None:
-        seen = await shards.look(self.conn, shard=0, epoch=self.epochs[-1], lost_after=90.0)
+        shard, epoch = self._leader()
+        seen = await shards.look(self.conn, shard=shard, epoch=epoch, lost_after=90.0)
         for backfill_id in seen.backfills or []:
-            await backfill.move_on(self.conn, shard=0, epoch=self.epochs[-1], backfill_id=backfill_id)
+            await backfill.move_on(self.conn, shard=shard, epoch=epoch, backfill_id=backfill_id)
 
     async def take_over(self) -> None:
-        self.epochs.append(await self._take_over())
+        await self._take_over(self._leader()[0])
+
+    async def set_shards(self) -> None:
+        if len(self.epochs) > 1:
+            await set_shards(self.conn, shards=self.dice.choice([1, 2]), actor="sim")
+
+    async def move_out(self) -> None:
+        """A leader moves some of what is not its own. One whose shard closed leads it again when that comes back."""
+        shard, epoch = self._leader()
+        done = await move_out(self.conn, shard=shard, epoch=epoch, batch=self.dice.choice([1, 3, 100]))
+        if done.is_closed:
+            self.closed.add(shard)
+        cursor = await self.conn.execute("select shard from shard where state <> 'closed'")
+        for (back,) in await cursor.fetchall():
+            if back in self.closed:
+                self.closed.remove(back)
+                await self._take_over(back)
 
     async def promote(self) -> None:
         bound = self.dice.choice([None, None, 1, 3])
-        await promote(
-            self.conn, shard=0, epoch=self.epochs[-1], batch=self.dice.choice([1, 100]), max_active_retries=bound
-        )
+        shard, epoch = self._leader()
+        await promote(self.conn, shard=shard, epoch=epoch, batch=self.dice.choice([1, 100]), max_active_retries=bound)
 
     async def prune(self) -> None:
         """What is over goes, however young; its remains sometimes later."""
@@ -294,7 +322,7 @@ class World:
             self.now - timedelta(seconds=self.dice.choice([0, 5, 30])),
             Pace(batch=self.dice.choice([1, 100])),
         )
-        mandate = Mandate(shard=0, epoch=self.epochs[-1], before=before, actor="sim")
+        mandate = Mandate(shard=0, epoch=self.epochs[0][-1], before=before, actor="sim")
         done = await prune_runs(self.conn, mandate, after=0, pace=pace, now=self.now)
         swept = await sweep(self.conn, mandate, Remains.RUN, after=0, pace=pace)
         await prune_kind(self.conn, mandate, Kind.VERSIONS, pace=pace)
@@ -304,7 +332,8 @@ class World:
             )
 
     async def reconcile(self) -> None:
-        done = await reconcile(self.conn, shard=0, epoch=self.epochs[-1], after=(0, 0), batch=1000)
+        shard, epoch = self._leader()
+        done = await reconcile(self.conn, shard=shard, epoch=epoch, after=(0, 0), batch=1000)
         if done.repaired:
             raise Violation(f"seed {self.seed}, step {len(self.trace)}: reconcile found {done.repaired}")
 
@@ -441,11 +470,17 @@ class World:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    async def _take_over(self) -> int:
-        await self.conn.execute("update shard set lease_until = null")
-        epoch = await shards.take(self.conn, shard=0, owner=f"leader-{len(self.epochs)}", seconds=1e6)
+    def _leader(self) -> tuple[int, int]:
+        """One of the shards that are led, and its leader's epoch."""
+        shard = self.dice.choice([each for each in self.epochs if each not in self.closed])
+        return shard, self.epochs[shard][-1]
+
+    async def _take_over(self, shard: int) -> None:
+        await self.conn.execute("update shard set lease_until = null where shard = %s", [shard])
+        owner = f"leader-{len(self.epochs[shard])}"
+        epoch = await shards.take(self.conn, shard=shard, owner=owner, seconds=1e6)
         assert epoch is not None
-        return epoch
+        self.epochs[shard].append(epoch)
 
     async def _stale(self, tokens: list[tuple[Runner, StepRow]], *, same_session: bool) -> None:
         if not tokens:
@@ -496,6 +531,8 @@ class World:
             "run",
             "backfill",
             "backfill_run",
+            "deferral",
+            "dag",
             "log_chunk",
             "gate",
             "gate_hold",
@@ -532,6 +569,8 @@ ACTIONS: dict[str, tuple[Callable[[World], Awaitable[None]], int]] = {
     "backfill": (World.backfill, 3),
     "move_on": (World.move_on, 8),
     "take_over": (World.take_over, 1),
+    "set_shards": (World.set_shards, 1),
+    "move_out": (World.move_out, 4),
     "promote": (World.promote, 8),
     "prune": (World.prune, 1),
     "reconcile": (World.reconcile, 3),

@@ -22,6 +22,7 @@ from evertick.store.sharing import Moved
 from tests.engine.plans import plan, scheduled
 from tests.engine.test_gates import pool
 from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, start, value
+from tests.waiting import eventually
 
 ONE: dict[str, list[str]] = {"a": []}
 MINUTE = 60.0
@@ -297,6 +298,52 @@ async def pair(database: str) -> AsyncIterator[tuple[AsyncConnection, AsyncConne
         await connect(database, purpose=Purpose.PLANNING) as two,
     ):
         yield one, two
+
+
+@pytest.mark.requirement("A10", "N01")
+@pytest.mark.parametrize("heir", ["b", None])
+async def test_who_is_handed_a_shard_is_watched_from_its_first_moment_on(
+    pair: tuple[AsyncConnection, AsyncConnection], heir: str | None
+) -> None:
+    """The session of who led before may last a while. If the new one were not watched and died at once, everybody would wait
+    for the end of its lease."""
+    one, two = pair
+    led = await shards.stand_by(one, shard=0, owner="a", seconds=1000, watches=True)
+    assert led.epoch is not None and led.is_watched
+
+    async def give(epoch: int) -> bool:
+        if heir is None:
+            return await shards.resign(one, shard=0, epoch=epoch)
+        return await sharing.hand_over(one, shard=0, epoch=epoch, heir=heir, seconds=1000)
+
+    assert not await give(led.epoch - 1)
+    assert (await shards.stand_by(two, shard=0, owner="b", seconds=1000, watches=True)).epoch is None, (
+        "it leads and is alive"
+    )
+    assert await give(led.epoch)
+    if heir is not None:
+        assert (await shards.stand_by(two, shard=0, owner="c", seconds=1000, watches=True)).epoch is None
+    taken = await shards.stand_by(two, shard=0, owner="b", seconds=1000, watches=True)
+    assert (taken.epoch, taken.is_watched) == (led.epoch + 1, True)
+    await two.close()
+    await eventually(lambda: _takes(one, "a"))
+
+
+async def _takes(conn: AsyncConnection, owner: str) -> bool:
+    return (await shards.stand_by(conn, shard=0, owner=owner, seconds=1000, watches=True)).epoch is not None
+
+
+async def test_who_was_never_watched_gives_its_lead_back_as_well(pair: tuple[AsyncConnection, AsyncConnection]) -> None:
+    """Another session has the lock, for instance of one that is frozen: it stays where it is."""
+    one, two = pair
+    await two.execute("select pg_advisory_lock(4712, 0)")
+    led = await shards.stand_by(one, shard=0, owner="a", seconds=1000, watches=True)
+    assert led.epoch is not None and not led.is_watched
+    heard: list[str] = []
+    one.add_notice_handler(lambda notice: heard.append(str(notice.message_primary)))
+    assert await shards.resign(one, shard=0, epoch=led.epoch)
+    assert heard == []
+    assert await value(one, "select count(*) from pg_locks where classid = 4712 and objid = 0") == 1
 
 
 async def test_a_survey_says_who_is_there_and_what_is_free(pair: tuple[AsyncConnection, AsyncConnection]) -> None:

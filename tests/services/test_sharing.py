@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.config import Settings
+from evertick.domain.after import Asset, after
+from evertick.domain.dag import ChildSpec, NamedSchedule, TaskKind
+from evertick.domain.schedule import parse_schedule
 from evertick.engine.set_shards import set_shards
 from evertick.services import metrics
+from evertick.services.lead import Lead
+from evertick.services.roster import AGAIN_SHARE, PATIENCE_SHARE
 from evertick.store.wake import Channel, notify
-from tests.engine.world import value
+from tests.engine.world import Runner, make_dag, put, start, value
 from tests.services.hosting import Said, hosted, quick
 from tests.services.test_scheduler import all_fired, make_scheduler, publish_every
 from tests.waiting import eventually
@@ -75,6 +83,48 @@ async def test_the_number_of_shards_is_changed_under_load_and_every_fire_happens
         assert not each.events("tick_failed") and not each.events("step_failed"), each.all
 
 
+async def names_apart(conn: AsyncConnection, *bases: str) -> list[str]:
+    """Names like these that are in shards 1, 0, 1, 0 … of two."""
+    made = "select min(%s || n) from generate_series(1, 30) n where shard_of(%s || n, 2) = %s"
+    return [str(await value(conn, made, base, base, 1 - place % 2)) for place, base in enumerate(bases)]
+
+
+async def have_run(conn: AsyncConnection, runner: Runner, dags: list[str], count: int) -> bool:
+    """Whether each of the DAGs has so many runs, all over; what there is to run is run."""
+    await runner.drain()
+    done = "select count(*) from run_status s join dag d using (dag_id) where d.name = %s and s.state = 'success'"
+    return all([await value(conn, done, dag) == count for dag in dags])
+
+
+async def test_dags_of_different_shards_run_after_each_other_and_start_each_other(
+    database: str, conn: AsyncConnection, tmp_path: Path
+) -> None:
+    """Each of two schedulers leads one of the shards. Then there are three, and the same goes on while DAGs move."""
+    await set_shards(conn, shards=2, actor="test")
+    dags = await names_apart(conn, "first", "then", "parent", "child")
+    first, then, parent, child = dags
+    await put(conn, make_dag(first, {"t": []}, per_task={"t": {"outlets": ("data",)}}))
+    waiting = NamedSchedule(name="main", spec=parse_schedule(after(first, Asset("data"))))
+    await put(conn, replace(make_dag(then, {"t": []}), schedules=(waiting,)))
+    await put(conn, make_dag(child, {"t": []}))
+    call = {"kind": TaskKind.TRIGGER, "child": ChildSpec(dag=child, params={}, waits=True)}
+    await put(conn, make_dag(parent, {"call": [], "last": ["call"]}, per_task={"call": call}))
+    runner, said = await Runner.join(conn), {name: Said() for name in "ab"}
+    async with AsyncExitStack() as stack:
+        for name in "ab":
+            await stack.enter_async_context(hosted(make_scheduler(quick(database, tmp_path), said[name], name)))
+        await eventually(lambda: is_shared(conn, "ab"), 10)
+        for count, shards in ((1, 2), (2, 3)):
+            await set_shards(conn, shards=shards, actor="test")
+            await start(conn, first)
+            await start(conn, parent)
+            await eventually(partial(have_run, conn, runner, dags, count), 10)
+        await eventually(lambda: value(conn, "select sum(misplaced(shard, 1000)) = 0 from shard"))
+    assert await value(conn, "select count(*) from run") == 2 * len(dags)
+    for each in said.values():
+        assert each.events("lead") and not each.events("reconcile")
+
+
 @pytest.mark.requirement("A10")
 async def test_shares_stay_as_they_are_once_they_are_even(database: str, conn: AsyncConnection, tmp_path: Path) -> None:
     await set_shards(conn, shards=5, actor="test")
@@ -116,3 +166,31 @@ async def test_without_wake_ups_a_shard_that_is_handed_over_is_taken_within_a_ti
         async with hosted(make_scheduler(quick(database, tmp_path, **plain), said, "b")):
             await said.saw("lead", shard=1)
             await eventually(lambda: is_shared(conn, "ab"))
+
+
+@pytest.mark.requirement("A10", "N02")
+async def test_a_leader_that_nobody_could_watch_asks_for_that_again_before_the_next_tick(
+    database: str, conn: AsyncConnection, tmp_path: Path
+) -> None:
+    """Who was frozen before it still holds the session lock. If this one died before it has it, its lease would be waited for."""
+    settings = quick(database, tmp_path, tick_seconds=1.0, leader_lease_seconds=30.0)
+    await conn.execute("select pg_advisory_lock(4712, 0)")
+    lead = Lead(settings, url=database, owner="a", log=Said().log)
+    own = await lead.connection()
+    await lead.stand_by(own)
+    assert lead.epoch is not None and lead.tick_seconds < 0.5
+    await conn.execute("select pg_advisory_unlock(4712, 0)")
+    await eventually(lambda: lead.is_renewal_due)
+    assert (await lead.look(own)).is_watched
+    assert lead.tick_seconds == 1.0 and not lead.is_renewal_due
+    await lead.resign()
+
+
+@pytest.mark.requirement("A10", "N01", "N03")
+def test_what_is_promised_of_takeovers_fits_the_default_settings() -> None:
+    """Half a second is left for connecting and for a machine that is busy."""
+    settings = Settings()
+    taken_in = settings.tick_seconds * (PATIENCE_SHARE + AGAIN_SHARE)
+    assert settings.tick_seconds + taken_in <= 2.0 - 0.5, "killed: everybody looks once per tick"
+    # Deaf but not mute: the server hears one more renewal, a tick after the leader has heard the last answer.
+    assert settings.tick_seconds + settings.leader_lease_seconds + taken_in <= 6.0 - 0.5

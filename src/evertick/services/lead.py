@@ -26,6 +26,9 @@ from evertick.store.wake import Channel, notify
 
 # Of the lease: what is left for a statement that was sent in time, and how long one may take.
 GOOD_SHARE, STATEMENT_SHARE, LOCK_SHARE = 0.9, 0.5, 0.05
+# Of a tick: how soon a leader whose end nobody could see asks for the session lock again. Who was frozen before it has it until the
+# server ends that session, which is about when the lease was over: a moment later it is free.
+UNWATCHED_SHARE = 0.2
 # How long a mark of ours counts as just made. With the usual tick the next one comes before.
 MARK_SECONDS = 1.5
 
@@ -38,6 +41,7 @@ class Lead:
         self._link, self._guard = Link(url, Purpose.PLANNING), guard_of(url)
         self._bounded: AsyncConnection | None = None
         self._watched: AsyncConnection | None = None
+        self._could_be_watched = False
         self._renewed_at = self._listened_at = self._marked_at = 0.0
         self._looking = Step("look", log=log)
         self.epoch: int | None = None
@@ -85,8 +89,14 @@ class Lead:
         return self.epoch if self.may_plan else None
 
     @property
+    def tick_seconds(self) -> float:
+        """How long until the next renewal."""
+        tick = self._settings.tick_seconds
+        return tick * UNWATCHED_SHARE if self._watched is None and self._could_be_watched else tick
+
+    @property
     def is_renewal_due(self) -> bool:
-        return boot_seconds() - self._renewed_at >= self._settings.tick_seconds * GOOD_SHARE
+        return boot_seconds() - self._renewed_at >= self.tick_seconds * GOOD_SHARE
 
     async def stand_by(self, conn: AsyncConnection) -> float:
         """Take the lead if it is free; if it is not, returns when to ask again."""
@@ -104,6 +114,7 @@ class Lead:
         self.epoch, self._renewed_at, self._listened_at = done.epoch, sent_at, 0.0
         self.led_on = self._link.server
         self._watched = conn if done.is_watched else None
+        self._could_be_watched = keeps_session(conn)
         self._count(1)
         self._log.info("lead", shard=self.shard, epoch=self.epoch, is_watched=done.is_watched)
         return 0.0

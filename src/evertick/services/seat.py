@@ -136,7 +136,7 @@ class Seat:
         self._tending.hear(seen)
         self._hear(seen, self.lead.of_shards)
         await self._plan_ahead(conn, seen)
-        return max(0.0, min(self._fire_at - TIMER_SECONDS - boot_seconds(), self._settings.tick_seconds))
+        return max(0.0, min(self._fire_at - TIMER_SECONDS - boot_seconds(), self.lead.tick_seconds))
 
     async def _give_up(self) -> float:
         heir, self._heir = self._heir, None

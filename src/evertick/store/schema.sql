@@ -1998,16 +1998,6 @@ CREATE FUNCTION evertick.groups_that_drifted(p_run_id bigint) RETURNS TABLE(grp 
     where r.run_id = p_run_id and (coalesce(g.ended, 0), coalesce(g.more, 0)) <> (c.ended, c.more)
 $$;
 
-CREATE FUNCTION evertick.hand_over(p_shard smallint, p_epoch bigint, p_heir text, p_seconds double precision) RETURNS boolean
-    LANGUAGE plpgsql
-    AS $$
-begin
-    update shard s
-    set lease_until = null, owner = null, heir = p_heir, heir_until = clock() + make_interval(secs => p_seconds)
-    where s.shard = p_shard and s.epoch = p_epoch;
-    return found;
-end $$;
-
 CREATE FUNCTION evertick.has_claimed_since(p_session bigint, p_seconds double precision) RETURNS boolean
     LANGUAGE sql STABLE
     AS $$
@@ -4713,12 +4703,23 @@ CREATE FUNCTION evertick.reserved_for(p_gate_id integer) RETURNS bigint
     where g.gate_id = p_gate_id and o.since < clock() - interval '60 seconds' and o.need > g.capacity - g.used
 $$;
 
-CREATE FUNCTION evertick.resign_shard(p_shard smallint, p_epoch bigint) RETURNS boolean
+CREATE FUNCTION evertick.resign_shard(p_shard smallint, p_epoch bigint, p_heir text, p_heir_seconds double precision) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
+declare
+    held boolean := exists (select 1 from shard s where s.shard = p_shard and s.is_watched);
 begin
-    update shard set lease_until = null, owner = null where shard = p_shard and epoch = p_epoch;
-    return found;
+    update shard s
+    set lease_until = null, owner = null, is_watched = false, heir = p_heir,
+        heir_until = clock() + make_interval(secs => p_heir_seconds)
+    where s.shard = p_shard and s.epoch = p_epoch;
+    if not found then
+        return false;
+    end if;
+    if held then
+        perform pg_advisory_unlock(4712, p_shard);
+    end if;
+    return true;
 end $$;
 
 CREATE FUNCTION evertick.resolve_overlap(p_plans jsonb, OUT plans jsonb, OUT canceled integer) RETURNS record
@@ -5055,7 +5056,6 @@ begin
     end if;
     before := open_shards();
     insert into shard (shard, epoch) select n, 0 from generate_series(0, p_shards - 1) n on conflict (shard) do nothing;
-    perform 1 from shard s order by s.shard for no key update;
     update shard s
     set state = case when s.shard < p_shards then 'open' when s.state = 'closed' then 'closed' else 'leaving' end,
         moves_since = case when s.shard >= p_shards and s.state = 'closed' then null else t end,

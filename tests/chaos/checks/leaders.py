@@ -7,6 +7,9 @@ from itertools import pairwise
 from tests.chaos.case import Case
 from tests.chaos.record import Phase
 from tests.chaos.verdict import Finding
+from tests.chaos.windows import Windows
+
+FOR_EVER = 1 << 62
 
 
 def j9(case: Case, finding: Finding) -> None:
@@ -58,7 +61,8 @@ def _unfenced(finding: Finding, backend: str, kind: str, led: tuple[int, int] | 
 
 
 def j13(case: Case, finding: Finding) -> None:
-    """From the first leader of each shard until the evidence is read no tick is missing, but for what faults excuse."""
+    """From the first leader of each shard until the evidence is read no tick is missing, but for what faults excuse and while
+    the shard is closed: then nobody leads it."""
     ticked: dict[int, list[int]] = {}
     for commit in case.evidence.leader_commits:
         if commit.shard is not None and commit.epoch is not None:
@@ -72,16 +76,31 @@ def _gaps(case: Case, finding: Finding, shard: int, ticks: list[int]) -> int:
     read = case.evidence.nemesis.phase_ns(Phase.READ)
     if read is not None:
         ticks = [at for at in ticks if at <= read] + [read]
-    allowed = case.ns(case.limits.tick_gap_seconds)
+    allowed, closed = case.ns(case.limits.tick_gap_seconds), _closed(case, shard)
     worst = 0
     for earlier, later in pairwise(ticks):
         finding.looked_at("ticks")
-        if later - earlier <= allowed:
-            worst = max(worst, later - earlier)
-        elif later <= case.planning.deadline(earlier, allowed):
+        unneeded = closed.covered(earlier, later)
+        missed = later - earlier - unneeded
+        if missed <= allowed:
+            worst = max(worst, missed)
+        elif later <= case.planning.deadline(earlier, allowed + unneeded):
             finding.counts["gaps excused by faults"] += 1
         else:
-            finding.violated(
-                "gap", f"nobody ticked in shard {shard} for {(later - earlier) / 1e9:.2f} s", from_ns=earlier
-            )
+            finding.violated("gap", f"nobody ticked in shard {shard} for {missed / 1e9:.2f} s", from_ns=earlier)
     return worst
+
+
+def _closed(case: Case, shard: int) -> Windows:
+    """When that shard was closed."""
+    intervals: list[tuple[int, int]] = []
+    since: int | None = None
+    for move in case.evidence.shard_moves:
+        if move.shard != shard:
+            continue
+        if move.state == "closed":
+            since = move.at_ns if since is None else since
+        elif since is not None:
+            intervals.append((since, move.at_ns))
+            since = None
+    return Windows([*intervals, (since, FOR_EVER)] if since is not None else intervals)

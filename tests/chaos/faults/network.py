@@ -35,8 +35,7 @@ async def cut_leader(nemesis: Nemesis, seconds: float, how: str = "blackhole") -
         return None
     leader, epoch = found
     kind, mode = CUTS[how]
-    lease = float(nemesis.cluster.settings.get("leader_lease_seconds", 5.0))
-    until = nemesis.led_by_another(epoch) if seconds > lease else None
+    until = nemesis.led_by_another(epoch) if seconds > nemesis.cluster.lease_seconds else None
     async with nemesis.only(leader.name):
         async with nemesis.fault(kind, leader.name, part=f"leader {how}", seconds=seconds, until=until) as struck:
             async with _mode(nemesis, leader.name, mode):

@@ -10,12 +10,14 @@ from contextlib import suppress
 from tests.chaos.effects import read
 from tests.chaos.members import Member
 from tests.chaos.nemesis import Nemesis
-from tests.chaos.record import Fault
+from tests.chaos.record import Fault, boot_ns
 from tests.chaos.usage import descendants
 from tests.chaos.watch import Led, Watcher
 from tests.waiting import elapse, eventually
 
 RECENT_EFFECTS = 400
+# What fires several times per second under every load: who leads its shard is always about to plan.
+QUICK = "pulse"
 
 
 async def kill_leader(nemesis: Nemesis) -> float | None:
@@ -82,18 +84,20 @@ async def freeze_leader(
 ) -> float | None:
     """SIGSTOP, hold, SIGCONT; seconds until another one leads. With `is_planning` it is stopped while its transaction
     is open in the server. `whom`: a leader that was picked before."""
-    found = whom or await nemesis.pick_leader()
+    found = whom or await nemesis.pick_leader(of=QUICK if is_planning else None)
     if found is None:
         return None
     leader, epoch = found
     part = "planning_leader" if is_planning else "leader"
     # Below its lease nothing has to happen; above it, the time counts from the freeze.
-    is_long = seconds > _lease_seconds(nemesis)
+    is_long = seconds > nemesis.cluster.lease_seconds
     until = nemesis.led_by_another(epoch) if is_long else None
     async with nemesis.only(leader.name):
         async with nemesis.fault(Fault.FREEZE, leader.name, part=part, seconds=seconds, until=until) as struck:
             if is_planning:
                 await _stop_in_transaction(nemesis, leader)
+                # Until then it led, and renewed the leases of its other shards.
+                struck.began_ns = boot_ns()
             else:
                 leader.send(signal.SIGSTOP)
             try:
@@ -175,15 +179,11 @@ async def _stop_in_transaction(nemesis: Nemesis, leader: Member) -> None:
         await holder.must("lock table schedule_state in exclusive mode")
         waiting = (
             "select count(*) from pg_locks l join pg_stat_activity a using (pid)"
-            " where not l.granted and l.relation = 'evertick.schedule_state'::regclass and a.application_name like 'evertick%%'"
+            " where not l.granted and l.relation = 'evertick.schedule_state'::regclass and a.usename = %s"
         )
         with suppress(AssertionError):
-            await eventually(lambda: nemesis.cluster.watch.value(waiting), 3, pause_seconds=0.01)
+            await eventually(lambda: nemesis.cluster.watch.value(waiting, leader.name), 3, pause_seconds=0.01)
         leader.send(signal.SIGSTOP)
         await holder.must("rollback")
     finally:
         await holder.close()
-
-
-def _lease_seconds(nemesis: Nemesis) -> float:
-    return float(nemesis.cluster.settings.get("leader_lease_seconds", 5.0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from evertick.engine.set_shards import set_shards
 from evertick.store.db import Purpose, connect
 from evertick.store.wake import Channel, notify
@@ -15,6 +17,9 @@ from tests.waiting import elapse, eventually
 
 TAKEOVER_AFTER_KILL = 2.0
 TAKEOVER_AFTER_FREEZE = 6.0
+
+# DAGs of one quick task whose names spread over eight shards.
+SPREAD = ("pulse", *(f"spike_{number}" for number in range(11)))
 
 # Election switched off: whoever asks leads, with the epoch that the others have, and no epoch is checked.
 EVERYBODY_LEADS = (
@@ -72,6 +77,43 @@ async def share_and_lose(stage: Stage) -> None:
     await eventually(lambda: stage.cluster.watch.value(astray), 30, pause_seconds=0.1)
 
 
+async def share_out_anew(stage: Stage) -> None:
+    """N01c. From one shard to four, two, eight and back to one while all of them fire. In the middle of each move a leader is lost,
+    and what it had not moved yet is moved by who comes after it. Shards that are not needed any more close, and come back."""
+    rounds = int(stage.scaled(10, 1))
+    await stage.begin_load(
+        seconds=stage.scaled(10 * 200, 36), quick=24, quick_dags=SPREAD, steady=int(stage.scaled(200, 8)), per_second=2
+    )
+    took = []
+    async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+        for number, shards in enumerate((4, 2, 8, 1) * rounds):
+            await set_shards(conn, shards=shards, actor="chaos")
+            await notify(conn, Channel.LEAD)
+            await elapse(stage.dice.uniform(0.02, 0.6))
+            await eventually(stage.nemesis.pick_leader, 30, pause_seconds=0.05)
+            if number % 2 == 0:
+                took.append(await processes.kill_leader(stage.nemesis))
+            else:
+                await database.terminate_leader(stage.nemesis)
+            await _all_at_home(stage, shards)
+    stage.expect_within(took, TAKEOVER_AFTER_KILL, "takeover after kill -9")
+
+
+async def _all_at_home(stage: Stage, shards: int) -> None:
+    """Every DAG and what hangs on it is in its shard, each of which somebody leads; the others are closed."""
+    watch = stage.cluster.watch
+    await eventually(watch.is_led, 30, pause_seconds=0.05)
+    at_home = "select sum(misplaced(shard, 1000)) = 0 from shard"
+    await eventually(lambda: watch.value(at_home), 30, pause_seconds=0.05)
+    closed = "select count(*) = %s and bool_and(state = 'open') from shard where state <> 'closed'"
+    if not stage.is_full:
+        # The minute in which somebody might still write for a shard that it had read of before.
+        await watch.must(
+            "update shard set moves_since = moves_since - interval '2 minutes' where moves_since is not null"
+        )
+    await eventually(lambda: watch.value(closed, shards), 120, pause_seconds=0.05)
+
+
 async def freeze_leaders(stage: Stage) -> None:
     """N02. A woken leader knows by its own clock that it leads no more, and asks for nothing. What it had sent before comes
     late instead: it is sent in its name, and each must be refused by the fence."""
@@ -81,7 +123,8 @@ async def freeze_leaders(stage: Stage) -> None:
     zombie = Zombie(cluster=stage.cluster, dice=stage.dice)
     for seconds, is_planning in [*((each, False) for each in lengths), (8, True)]:
         await elapse(1)
-        whom = await eventually(stage.nemesis.pick_leader, 30, pause_seconds=0.05)
+        of = processes.QUICK if is_planning else None
+        whom = await eventually(partial(stage.nemesis.pick_leader, of=of), 30, pause_seconds=0.05)
         found = await processes.freeze_leader(stage.nemesis, seconds, is_planning=is_planning, whom=whom)
         if seconds > TAKEOVER_AFTER_FREEZE:
             took.append(found)
@@ -145,6 +188,13 @@ SCENARIOS = (
         title="four shards, three schedulers: leaders die and freeze, shards become fewer and more",
         play=share_and_lose,
         shape=lambda is_full: Shape(schedulers=3, shards=4, runners=2),
+        required=("J1", "J2", "J3", "J9", "J13"),
+    ),
+    Scenario(
+        name="N01c",
+        title="one, four, two, eight shards and one again under load, a leader lost in each move",
+        play=share_out_anew,
+        shape=lambda is_full: Shape(schedulers=3, runners=2),
         required=("J1", "J2", "J3", "J9", "J13"),
     ),
     Scenario(

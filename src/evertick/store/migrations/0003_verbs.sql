@@ -46,10 +46,25 @@ begin
     return found;
 end $$;
 
-create function resign_shard(p_shard smallint, p_epoch bigint) returns boolean language plpgsql as $$
+-- Gives the lead back; with an heir, nobody else takes it for so many seconds. Whoever comes next must be able to hold the session lock
+-- from its first moment on: one that dies unwatched is waited for until its lease is over. So the lock goes here, and not only with
+-- the session. It goes before the commit, and that is no danger: who finds it free waits for this row, and finds it given back.
+create function resign_shard(p_shard smallint, p_epoch bigint, p_heir text, p_heir_seconds double precision) returns boolean
+language plpgsql as $$
+declare
+    held boolean := exists (select 1 from shard s where s.shard = p_shard and s.is_watched);
 begin
-    update shard set lease_until = null, owner = null where shard = p_shard and epoch = p_epoch;
-    return found;
+    update shard s
+    set lease_until = null, owner = null, is_watched = false, heir = p_heir,
+        heir_until = clock() + make_interval(secs => p_heir_seconds)
+    where s.shard = p_shard and s.epoch = p_epoch;
+    if not found then
+        return false;
+    end if;
+    if held then
+        perform pg_advisory_unlock(4712, p_shard);
+    end if;
+    return true;
 end $$;
 
 -- Runs begin -------------------------------------------------------------------------------------------------------------

@@ -34,7 +34,6 @@ begin
     end if;
     before := open_shards();
     insert into shard (shard, epoch) select n, 0 from generate_series(0, p_shards - 1) n on conflict (shard) do nothing;
-    perform 1 from shard s order by s.shard for no key update;
     update shard s
     set state = case when s.shard < p_shards then 'open' when s.state = 'closed' then 'closed' else 'leaving' end,
         moves_since = case when s.shard >= p_shards and s.state = 'closed' then null else t end,
@@ -79,16 +78,6 @@ begin
            extract(epoch from greatest(s.lease_until, case when h.heir is not null then s.heir_until end) - t)::double precision, there
     from shard s cross join lateral (select case when s.heir_until > t then s.heir end as heir) h
     where s.state <> 'closed' order by s.shard;
-end $$;
-
--- Gives a shard to somebody who leads less. Nobody else takes it for a while; if that one does not, anybody may.
-create function hand_over(p_shard smallint, p_epoch bigint, p_heir text, p_seconds double precision) returns boolean
-language plpgsql as $$
-begin
-    update shard s
-    set lease_until = null, owner = null, heir = p_heir, heir_until = clock() + make_interval(secs => p_seconds)
-    where s.shard = p_shard and s.epoch = p_epoch;
-    return found;
 end $$;
 
 -- Where what hangs on a run belongs. What is left of a run that is gone belongs to shard 0.

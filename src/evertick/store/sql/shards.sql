@@ -31,7 +31,7 @@ select renew_shard(%(shard)s::smallint, %(epoch)s::bigint, %(seconds)s::double p
 
 -- name: resign
 -- A clean stop hands over at once instead of letting the lease run out.
-select resign_shard(%(shard)s::smallint, %(epoch)s::bigint)
+select resign_shard(%(shard)s::smallint, %(epoch)s::bigint, null, null)
 
 -- name: leader
 -- Of one shard; and of all, how many there are, who leads them, and which of them nobody does.
@@ -53,7 +53,8 @@ select shard, state, owner, heir, is_free, free_in, live
 delete from scheduler where owner = %(owner)s::text
 
 -- name: hand_over
-select hand_over(%(shard)s::smallint, %(epoch)s::bigint, %(heir)s::text, %(seconds)s::double precision)
+-- To somebody who leads less. If that one does not take it in time, anybody may.
+select resign_shard(%(shard)s::smallint, %(epoch)s::bigint, %(heir)s::text, %(seconds)s::double precision)
 
 -- name: move_out
 select moved, is_over, is_closed from move_out(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)

@@ -1,0 +1,173 @@
+"""What holds the number of shards together: who changes it comes one after the other, and nobody is taken for somebody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection, conninfo
+
+from evertick.engine.move_out import move_out
+from evertick.engine.reconcile import reconcile
+from evertick.engine.set_shards import choose_shards, set_shards
+from evertick.store import shards, sharing
+from evertick.store.db import Purpose, connect
+from tests.engine.test_shards import MINUTE, ONE, fewer, lead_all
+from tests.engine.world import T0, later, make_dag, put, set_clock, value
+from tests.waiting import eventually
+
+
+@pytest.fixture
+async def db(conn: AsyncConnection) -> AsyncConnection:
+    await set_clock(conn, T0)
+    return conn
+
+
+@pytest.fixture
+async def other(database: str) -> AsyncIterator[AsyncConnection]:
+    async with await connect(database, purpose=Purpose.PLANNING) as opened:
+        yield opened
+
+
+# how many ------------------------------------------------------------------------------------------------------------------
+
+
+async def test_of_two_that_choose_at_the_same_time_one_has_chosen(db: AsyncConnection, other: AsyncConnection) -> None:
+    async with other.transaction():
+        assert await choose_shards(other, shards=3, actor="first start")
+        second = asyncio.ensure_future(choose_shards(db, shards=5, actor="second start"))
+        await eventually(
+            lambda: value(other, "select exists (select from pg_locks where classid = 4714 and not granted)")
+        )
+    assert not await second
+    assert await value(db, "select open_shards()") == 3
+
+
+async def close_two(db: AsyncConnection) -> dict[int, int]:
+    """Of four shards the last two are closed; returns the epochs under which they were led."""
+    epochs = await fewer(db)
+    for shard in (2, 3):
+        assert (await move_out(db, shard=shard, epoch=epochs[shard], batch=10)).is_closed
+    return epochs
+
+
+async def test_who_changes_how_many_there_are_waits_for_who_does_so(
+    db: AsyncConnection, other: AsyncConnection
+) -> None:
+    """Each counts the shards after its change: two at once would both be right, and the sum wrong."""
+    epochs = await fewer(db)
+    await move_out(db, shard=3, epoch=epochs[3], batch=10)
+    await db.execute("update dag set shard = 3 where name = 'd1'")
+    deeds: list[Callable[[], Awaitable[object]]] = [
+        lambda: set_shards(db, shards=3, actor="me"),
+        lambda: move_out(db, shard=2, epoch=epochs[2], batch=10),
+        lambda: db.execute("select reopen_shards()"),
+    ]
+    await db.execute("set lock_timeout = '30ms'")
+    for deed in deeds:
+        async with other.transaction():
+            await other.execute("select pg_advisory_xact_lock(4714, 0)")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                await deed()
+        await deed()
+    assert await value(db, "select of_shards from shard where shard = 0") == 4
+
+
+async def test_a_closed_shard_stays_closed_when_the_number_is_set_again(db: AsyncConnection) -> None:
+    await close_two(db)
+    await set_shards(db, shards=1, actor="me")
+    rows = await db.execute("select state, moves_since is not null from shard order by shard")
+    assert await rows.fetchall() == [("open", True), ("leaving", True), ("closed", False), ("closed", False)]
+    assert await value(db, "select array_agg(distinct of_shards) from shard") == [2]
+
+
+async def test_only_the_leader_of_that_epoch_ends_the_moves(db: AsyncConnection) -> None:
+    epochs = await fewer(db)
+    for epoch, is_over in ((epochs[3] - 1, False), (epochs[3], True)):
+        assert await value(db, "select is_over from end_moves(3::smallint, %s, clock())", epoch) is is_over
+    assert await value(db, "select state from shard where shard = 3") == "closed"
+
+
+async def test_what_is_where_it_belongs_brings_no_shard_back(db: AsyncConnection) -> None:
+    epochs = await close_two(db)
+    await reconcile(db, shard=0, epoch=epochs[0], after=(0, 0), batch=100)
+    assert await value(db, "select array_agg(state order by shard) from shard") == ["open", "open", "closed", "closed"]
+
+
+async def test_the_minute_begins_again_with_every_change(db: AsyncConnection) -> None:
+    await put(db, make_dag("d", ONE))
+    await set_shards(db, shards=2, actor="me")
+    epochs = await lead_all(db, 2)
+    await set_clock(db, later(MINUTE - 1))
+    await set_shards(db, shards=2, actor="me")
+    await move_out(db, shard=0, epoch=epochs[0], batch=10)
+    await set_clock(db, later(MINUTE + 1))
+    assert not (await move_out(db, shard=0, epoch=epochs[0], batch=10)).is_over
+    await set_clock(db, later(2 * MINUTE))
+    assert (await move_out(db, shard=0, epoch=epochs[0], batch=10)).is_over
+
+
+# who is there ----------------------------------------------------------------------------------------------------------------
+
+
+async def survey(conn: AsyncConnection) -> dict[int, bool]:
+    """Which shards are led or should be, and whether each is free."""
+    found = await sharing.survey(conn, owner="me", seconds=1000, watches=True)
+    return {each.shard: each.is_free for each in found}
+
+
+async def test_a_survey_tells_of_no_closed_shard(db: AsyncConnection) -> None:
+    await close_two(db)
+    assert list(await survey(db)) == [0, 1]
+
+
+async def test_a_survey_waits_for_nobody_who_forgets_the_same(db: AsyncConnection, other: AsyncConnection) -> None:
+    await set_shards(db, shards=2, actor="me")
+    await sharing.survey(db, owner="old", seconds=1, watches=False)
+    await set_clock(db, later(100))
+    await db.execute("set lock_timeout = '30ms'")
+    async with other.transaction():
+        await other.execute("select from scheduler for update")
+        assert len(await survey(db)) == 2
+    await survey(db)
+    assert await value(db, "select array_agg(owner) from scheduler") == ["me"]
+
+
+OTHER_LOCKS = {
+    "of another kind": "select pg_advisory_lock(4799, 1)",
+    "by one number": "select pg_advisory_lock((4712::bigint << 32) | 1)",
+    "of another shard": "select pg_advisory_lock(4712, 2)",
+}
+
+
+@pytest.mark.requirement("A10", "N01")
+@pytest.mark.parametrize("lock", OTHER_LOCKS)
+async def test_a_lock_of_something_else_does_not_make_a_dead_leader_look_alive(
+    db: AsyncConnection, other: AsyncConnection, lock: str
+) -> None:
+    await set_shards(db, shards=3, actor="me")
+    await other.execute(OTHER_LOCKS[lock])
+    await lead_and_die(db)
+    assert (await survey(db))[1]
+
+
+@pytest.mark.requirement("A10", "N01")
+async def test_a_lock_in_another_database_does_not_make_a_dead_leader_look_alive(
+    database: str, db: AsyncConnection
+) -> None:
+    await set_shards(db, shards=3, actor="me")
+    elsewhere = conninfo.make_conninfo(database, dbname="postgres")
+    async with await AsyncConnection.connect(elsewhere, autocommit=True) as stranger:
+        # Shared: other tests on this server may do the same.
+        await stranger.execute("select pg_advisory_lock_shared(4712, 1)")
+        await lead_and_die(db)
+        assert (await survey(db))[1]
+
+
+async def lead_and_die(conn: AsyncConnection) -> None:
+    """A leader of shard 1 that was watched, and whose session is over."""
+    led = await shards.stand_by(conn, shard=1, owner="dead", seconds=1000, watches=True)
+    assert led.is_watched
+    await conn.execute("select pg_advisory_unlock(4712, 1)")
