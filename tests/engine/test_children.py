@@ -165,6 +165,9 @@ def passing_on() -> DagSpec:
             "param 'day': the result of task before is so large that it was put into a file",
         ),
         ({"n": ["seven"], "day": ""}, "param 'rows'"),
+        ({"$evertick": "outputs"}, "param 'day' is the result of task before, and that returned nothing."),
+        ({"n": [7], "day": {"$evertick": "date"}}, "param 'day': the result of task before is a date, which"),
+        ({"n": [7], "day": {"$evertick": []}}, "param 'day': the result of task before is a [], which"),
     ],
 )
 async def test_results_and_parameters_are_passed_on(conn: AsyncConnection, result: object, reason: str | None) -> None:

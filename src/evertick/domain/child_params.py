@@ -33,7 +33,8 @@ def fill_params(
 
 def _part(name: str, task: str, value: object, path: list[str | int]) -> object:
     if isinstance(value, Mapping) and value.get(_TAG) == "outputs":  # several of them, by name
-        value = value["named"] if path and path[0] in value["named"] else value["value"]
+        named = value.get("named")
+        value = named if isinstance(named, Mapping) and path and path[0] in named else value.get("value")
     if value is None:
         raise UserError(f"param {name!r} is the result of task {task}, and that returned nothing.")
     for key in path:
@@ -46,12 +47,13 @@ def _part(name: str, task: str, value: object, path: list[str | int]) -> object:
 
 
 def _plain(name: str, task: str, value: object) -> object:
-    kind = value.get(_TAG) if isinstance(value, Mapping) else None
-    if kind is None or not isinstance(value, Mapping):
+    if not isinstance(value, Mapping) or value.get(_TAG) is None:
         return value
-    if kind in _TEXTS:
-        return value["value"]
-    what = "so large that it was put into a file" if kind == "file" else f"a {kind}, which no param can be"
+    # An agent can send what no task of ours would return: whatever it is, it must fail this one task and keep no other.
+    kind, text = str(value[_TAG]), value.get("value")
+    if kind in _TEXTS and isinstance(text, str):
+        return text
+    what = "so large that it was put into a file" if kind == "file" else f"a {kind:.50}, which no param can be"
     raise UserError(
         f"param {name!r}: the result of task {task} is {what}; return text, a number, or a plain list or dict."
     )
