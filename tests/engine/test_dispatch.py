@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from psycopg import AsyncConnection
 
@@ -24,11 +26,13 @@ from evertick.engine.mark import mark
 from evertick.engine.reconcile import reconcile
 from evertick.engine.why import explain
 from evertick.store import dispatch, runners
+from evertick.store.db import Purpose, connect
 from evertick.store.dispatch import QueuedRow
 from evertick.store.tasks import Look
 from tests.engine.far_agents import begin
 from tests.engine.invariants import install, violations
 from tests.engine.world import Runner, lead, make_dag, put, run_state, start, states, value
+from tests.waiting import eventually
 
 KEYS = "select count(*) from dispatch"
 
@@ -95,6 +99,28 @@ async def test_what_a_runner_looks_after_counts_against_its_slots_until_it_is_of
 
 
 @pytest.mark.requirement("A5")
+@pytest.mark.requirement("K8")
+async def test_two_claims_at_once_of_one_runner_stay_within_its_slots(database: str) -> None:
+    """The first one's answer was lost, and the server is still at it."""
+    async with (
+        await connect(database, purpose=Purpose.PLANNING) as one,
+        await connect(database, purpose=Purpose.PLANNING) as other,
+        await connect(database, purpose=Purpose.PLANNING) as witness,
+    ):
+        runner, _ = await world(one, 2, slots=1)
+
+        async def is_waiting() -> bool:
+            query = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
+            return bool(await value(witness, query, other.info.backend_pid))
+
+        async with asyncio.TaskGroup() as group:
+            async with one.transaction():
+                assert len(await claim(runner)) == 1
+                again = group.create_task(claim(Runner(other, runner.session)))
+                await eventually(is_waiting)
+        assert again.result() == [] and await value(witness, KEYS) == 1
+
+
 async def test_what_there_is_no_room_for_stays_available(conn: AsyncConnection) -> None:
     runner, run_id = await world(conn, 4)
     assert len(await claim(runner, free=1)) == 1
@@ -337,6 +363,12 @@ async def test_why_tells_who_looks_after_a_queued_task_and_what_was_wrong(conn: 
     assert "executor far has it" in await _why(conn, run_id, 1)
     await conn.execute("update runner set gone_at = clock()")
     assert "no live runner of executor far that serves queue default" in await _why(conn, run_id, 1)
+
+
+async def test_why_counts_what_a_runner_looks_after_elsewhere_as_busy_slots(conn: AsyncConnection) -> None:
+    runner, run_id = await world(conn, 3, slots=2)
+    assert len(await claim(runner)) == 2
+    assert "2/2 slots of its runners busy" in await _why(conn, run_id, 2)
 
 
 async def _why(conn: AsyncConnection, run_id: int, idx: int) -> str:

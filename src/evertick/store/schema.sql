@@ -435,6 +435,13 @@ begin
     return moved;
 end $$;
 
+CREATE FUNCTION evertick.busy_slots(p_session bigint) RETURNS bigint
+    LANGUAGE plpgsql STABLE
+    AS $$
+begin
+    return (select count(*) from lease l where l.session = p_session) + (select count(*) from dispatch d where d.owner = p_session);
+end $$;
+
 CREATE FUNCTION evertick.can_come_back() RETURNS boolean
     LANGUAGE sql STABLE
     AS $$
@@ -2869,10 +2876,11 @@ $$;
 
 CREATE FUNCTION evertick.move_out(p_shard smallint, p_epoch bigint, p_limit integer, OUT moved integer, OUT is_over boolean, OUT is_closed boolean) RETURNS record
     LANGUAGE plpgsql
-    AS $$
+    AS $_$
 declare
     n int := open_shards();
     k int;
+    hung text;
     t timestamptz := clock();
 begin
     perform fence(p_shard, p_epoch);
@@ -2902,50 +2910,26 @@ begin
     where x.run_id = g.run_id and x.idx = g.idx and x.map_index = g.map_index and x.shard = p_shard;
     get diagnostics k = row_count;
     moved := moved + k;
-    with gone as (
-        delete from timer w where w.ctid = any(array(
-            select x.ctid from timer x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for update skip locked))
-        returning w.*
-    ), placed as (
-        insert into timer (shard, due_at, run_id, idx, map_index)
-        select home_of(g.run_id), g.due_at, g.run_id, g.idx, g.map_index from gone g on conflict do nothing
-    )
-    select count(*) into k from gone;
-    moved := moved + k;
-    with gone as (
-        delete from retry_line w where w.ctid = any(array(
-            select x.ctid from retry_line x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for update skip locked))
-        returning w.*
-    ), placed as (
-        insert into retry_line (shard, queue, due_at, run_id, idx, map_index)
-        select home_of(g.run_id), g.queue, g.due_at, g.run_id, g.idx, g.map_index from gone g on conflict do nothing
-    )
-    select count(*) into k from gone;
-    moved := moved + k;
-    with gone as (
-        delete from retry_slot w where w.ctid = any(array(
-            select x.ctid from retry_slot x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for update skip locked))
-        returning w.*
-    ), placed as (
-        insert into retry_slot (shard, queue, run_id, idx, map_index, epoch)
-        select home_of(g.run_id), g.queue, g.run_id, g.idx, g.map_index, g.epoch from gone g on conflict do nothing
-    )
-    select count(*) into k from gone;
-    moved := moved + k;
-    with gone as (
-        delete from deadline w where w.ctid = any(array(
-            select x.ctid from deadline x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for update skip locked))
-        returning w.*
-    ), placed as (
-        insert into deadline (shard, due_at, run_id, kind)
-        select home_of(g.run_id), g.due_at, g.run_id, g.kind from gone g on conflict do nothing
-    )
-    select count(*) into k from gone;
-    moved := moved + k;
+    -- Their shard is part of their key, and a row like it may be there already.
+    foreach hung in array array['timer', 'retry_line', 'retry_slot', 'deadline'] loop
+        execute format('
+            with gone as (
+                delete from %1$I w where w.ctid = any(array(
+                    select x.ctid from %1$I x where x.shard = $1 and home_of(x.run_id) <> $1 limit $2 for update skip locked))
+                returning w
+            ), placed as (
+                insert into %1$I
+                select n.* from gone g
+                cross join lateral jsonb_populate_record(g.w, jsonb_build_object(''shard'', home_of((g.w).run_id))) n
+                on conflict do nothing
+            )
+            select count(*) from gone', hung) into k using p_shard, p_limit;
+        moved := moved + k;
+    end loop;
     if moved = 0 and misplaced(p_shard, 1) = 0 then
         select e.is_over, e.is_closed into is_over, is_closed from end_moves(p_shard, p_epoch, t) e;
     end if;
-end $$;
+end $_$;
 
 CREATE FUNCTION evertick.move_run(p_run_id bigint, p_version_id integer) RETURNS void
     LANGUAGE plpgsql
@@ -3928,8 +3912,7 @@ CREATE FUNCTION evertick.queue_facts(p_queue text, p_version_id integer, p_idx i
         'runners', count(*) filter (where r.gone_at is null and r.request is null),
         'draining', count(*) filter (where r.gone_at is null and r.request is not null),
         'slots', coalesce(sum(r.slots) filter (where r.gone_at is null and r.request is null), 0),
-        'busy', coalesce(sum((select count(*) from lease l where l.session = r.session))
-                         filter (where r.gone_at is null and r.request is null), 0),
+        'busy', coalesce(sum(busy_slots(r.session)) filter (where r.gone_at is null and r.request is null), 0),
         'last', (select jsonb_build_object('runner', x.runner_id, 'until', x.gone_at) from runner x
                  where p_queue = any(x.queues) and x.gone_at is not null and takes(x.match, p_version_id, p_idx)
                  order by x.gone_at desc limit 1))
@@ -3940,9 +3923,12 @@ CREATE FUNCTION evertick.queue_rows(p_session bigint, p_queues text[], p_places 
     LANGUAGE plpgsql
     AS $$
 declare
-    room int := dispatch_room(p_session);
+    room int;
     t timestamptz := clock();
 begin
+    -- A claim whose answer never came may still be under way: they count one after the other.
+    perform 1 from runner r where r.session = p_session for no key update;
+    room := dispatch_room(p_session);
     if coalesce(room, 0) <= 0 then
         return;
     end if;

@@ -414,6 +414,12 @@ begin
     end case;
 end $$;
 
+-- How many of a runner's slots are taken: by what it runs, and by what it looks after elsewhere.
+create function busy_slots(p_session bigint) returns bigint language plpgsql stable as $$
+begin
+    return (select count(*) from lease l where l.session = p_session) + (select count(*) from dispatch d where d.owner = p_session);
+end $$;
+
 -- Who serves a queue for a task, how busy they are, and who did so last; and the patterns of those that serve the queue for others.
 create function queue_facts(p_queue text, p_version_id int, p_idx int) returns jsonb language sql stable as $$
     select jsonb_build_object(
@@ -424,8 +430,7 @@ create function queue_facts(p_queue text, p_version_id int, p_idx int) returns j
         'runners', count(*) filter (where r.gone_at is null and r.request is null),
         'draining', count(*) filter (where r.gone_at is null and r.request is not null),
         'slots', coalesce(sum(r.slots) filter (where r.gone_at is null and r.request is null), 0),
-        'busy', coalesce(sum((select count(*) from lease l where l.session = r.session))
-                         filter (where r.gone_at is null and r.request is null), 0),
+        'busy', coalesce(sum(busy_slots(r.session)) filter (where r.gone_at is null and r.request is null), 0),
         'last', (select jsonb_build_object('runner', x.runner_id, 'until', x.gone_at) from runner x
                  where p_queue = any(x.queues) and x.gone_at is not null and takes(x.match, p_version_id, p_idx)
                  order by x.gone_at desc limit 1))

@@ -108,6 +108,7 @@ language plpgsql as $$
 declare
     n int := open_shards();
     k int;
+    hung text;
     t timestamptz := clock();
 begin
     perform fence(p_shard, p_epoch);
@@ -137,46 +138,22 @@ begin
     where x.run_id = g.run_id and x.idx = g.idx and x.map_index = g.map_index and x.shard = p_shard;
     get diagnostics k = row_count;
     moved := moved + k;
-    with gone as (
-        delete from timer w where w.ctid = any(array(
-            select x.ctid from timer x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for update skip locked))
-        returning w.*
-    ), placed as (
-        insert into timer (shard, due_at, run_id, idx, map_index)
-        select home_of(g.run_id), g.due_at, g.run_id, g.idx, g.map_index from gone g on conflict do nothing
-    )
-    select count(*) into k from gone;
-    moved := moved + k;
-    with gone as (
-        delete from retry_line w where w.ctid = any(array(
-            select x.ctid from retry_line x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for update skip locked))
-        returning w.*
-    ), placed as (
-        insert into retry_line (shard, queue, due_at, run_id, idx, map_index)
-        select home_of(g.run_id), g.queue, g.due_at, g.run_id, g.idx, g.map_index from gone g on conflict do nothing
-    )
-    select count(*) into k from gone;
-    moved := moved + k;
-    with gone as (
-        delete from retry_slot w where w.ctid = any(array(
-            select x.ctid from retry_slot x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for update skip locked))
-        returning w.*
-    ), placed as (
-        insert into retry_slot (shard, queue, run_id, idx, map_index, epoch)
-        select home_of(g.run_id), g.queue, g.run_id, g.idx, g.map_index, g.epoch from gone g on conflict do nothing
-    )
-    select count(*) into k from gone;
-    moved := moved + k;
-    with gone as (
-        delete from deadline w where w.ctid = any(array(
-            select x.ctid from deadline x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for update skip locked))
-        returning w.*
-    ), placed as (
-        insert into deadline (shard, due_at, run_id, kind)
-        select home_of(g.run_id), g.due_at, g.run_id, g.kind from gone g on conflict do nothing
-    )
-    select count(*) into k from gone;
-    moved := moved + k;
+    -- Their shard is part of their key, and a row like it may be there already.
+    foreach hung in array array['timer', 'retry_line', 'retry_slot', 'deadline'] loop
+        execute format('
+            with gone as (
+                delete from %1$I w where w.ctid = any(array(
+                    select x.ctid from %1$I x where x.shard = $1 and home_of(x.run_id) <> $1 limit $2 for update skip locked))
+                returning w
+            ), placed as (
+                insert into %1$I
+                select n.* from gone g
+                cross join lateral jsonb_populate_record(g.w, jsonb_build_object(''shard'', home_of((g.w).run_id))) n
+                on conflict do nothing
+            )
+            select count(*) from gone', hung) into k using p_shard, p_limit;
+        moved := moved + k;
+    end loop;
     if moved = 0 and misplaced(p_shard, 1) = 0 then
         select e.is_over, e.is_closed into is_over, is_closed from end_moves(p_shard, p_epoch, t) e;
     end if;

@@ -52,8 +52,7 @@ select session, runner_id, host, boot_id, pid_namespace, uid, pid, pid_started, 
 -- name: list_busy
 -- What people see of live runners: also how many of their slots are taken. The agents of attempts elsewhere come last.
 select r.session, r.runner_id, r.name, r.version, r.host, r.pid, r.queues, r.match, r.slots, r.request, r.started_at, r.beat_at,
-       r.silent_seconds, (select count(*) from lease l where l.session = r.session)
-       + (select count(*) from dispatch d where d.owner = r.session) as busy, r.executor
+       r.silent_seconds, busy_slots(r.session) as busy, r.executor
   from runner r where r.gone_at is null order by cardinality(r.queues) = 0, r.runner_id, r.session limit %(limit)s
 
 -- name: reap
