@@ -14,7 +14,7 @@ from pathlib import Path
 
 from evertick.domain.errors import InvalidRouting, InvalidSettings
 from evertick.domain.patterns import read_pattern
-from evertick.domain.settings_rules import check_notifications, check_pods, check_storage
+from evertick.domain.settings_rules import LARGEST_PORT, check_notifications, check_pods, check_storage
 from evertick.domain.sharing import MOST_SHARDS
 
 # The executor of a runner that runs its tasks itself.
@@ -140,8 +140,8 @@ class Settings:
             raise InvalidSettings(f"EVERTICK_LOG={self.log!r} is unknown: use {' or '.join(_LOG_FORMATS)}.")
         for name in ("health_port", "api_port"):
             port = getattr(self, name)
-            if port is not None and port > _LARGEST_PORT:
-                raise InvalidSettings(f"{_variable(name)}={port} is no port: the largest is {_LARGEST_PORT}.")
+            if port is not None and port > LARGEST_PORT:
+                raise InvalidSettings(f"{_variable(name)}={port} is no port: the largest is {LARGEST_PORT}.")
         if self.shards is not None and self.shards > MOST_SHARDS:
             raise InvalidSettings(f"EVERTICK_SHARDS={self.shards} is too many: the most are {MOST_SHARDS}.")
         if not self.retention_days <= _LONGEST_RETENTION_DAYS:
@@ -201,7 +201,6 @@ class Settings:
 
 
 _LOG_FORMATS = ("text", "json")
-_LARGEST_PORT = 65_535
 _LONGEST_RETENTION_DAYS = 36_500
 
 # Which must be so many times which, and why.

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +15,17 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
+from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import InvalidSettings, ResultLost, StorageUnavailable
 from evertick.services.link import Link
 from evertick.services.object_store import ObjectStore, open_store
 from evertick.services.result_cleaning import remove_stored_orphans
-from evertick.services.storing import spilled
+from evertick.services.storing import Storing, spilled
 from evertick.store.db import Purpose
 from tests.engine.world import make_dag, put, start
 from tests.s3_server import S3Server, s3_server
+from tests.services.hosting import Said
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +93,62 @@ def test_who_has_the_wrong_key_or_asks_nobody_is_told(store: ObjectStore, tmp_pa
         list(replace(store, bucket="nowhere").folders("x/"))
 
 
+@contextmanager
+def broken_server() -> Iterator[str]:
+    """Takes everything, and breaks off in the middle of its answer."""
+
+    def serve(listening: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                line, _ = listening.accept()
+                with line:
+                    line.recv(65536)
+                    line.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, args=[listening])
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_an_answer_that_breaks_off_and_an_address_that_is_none_are_told_alike(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    with broken_server() as endpoint:
+        for ask in (
+            lambda broken: keep(broken, tmp_path, "results/9/z", b"x"),
+            lambda broken: broken.get("results/9/z", tmp_path / "copy", content_hash="0" * 64),
+            lambda broken: list(broken.folders("x/")),
+        ):
+            with pytest.raises(StorageUnavailable, match="broke off"):
+                ask(replace(store, endpoint=endpoint))
+    for endpoint in ("http://storage..example", f"http://{'x' * 64}.example"):
+        with pytest.raises(StorageUnavailable, match="cannot be reached"):
+            keep(replace(store, endpoint=endpoint), tmp_path, "results/9/z", b"x")
+
+
+@pytest.mark.requirement("V10")
+async def test_an_attempt_whose_result_cannot_be_stored_is_told_of(server: S3Server, tmp_path: Path) -> None:
+    file = {"$evertick": "file", "sha256": "a" * 64, "bytes": 1}
+    outcome = Outcome(key=TaskKey(7, 0, -1), epoch=1, kind=OutcomeKind.SUCCESS, result_json=json.dumps(file))
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / ("a" * 64)).write_bytes(b"x")
+    told: list[Outcome] = []
+    with broken_server() as endpoint:
+        given = {**server.settings, "storage_endpoint": endpoint, "storage_patience_seconds": 0.1}
+        settings = Settings(results_folder=tmp_path, **given)
+        storing = Storing(settings, on_stored=told.extend, log=Said().log)
+        assert storing.hold_back([outcome]) == []
+        await eventually(lambda: told)
+        await storing.give_up()
+    assert [each.kind for each in told] == [OutcomeKind.FAILED]
+    assert str(told[0].reason).startswith(
+        "the result could not be stored within 0.1 s: s3://attic/below/here broke off"
+    )
+
+
 async def test_only_results_of_runs_that_are_gone_are_removed(
     store: ObjectStore, conn: AsyncConnection, database: str, tmp_path: Path
 ) -> None:
@@ -120,6 +183,7 @@ def test_files_are_found_wherever_a_value_names_them() -> None:
         ({"storage_key_id": None}, "EVERTICK_STORAGE needs EVERTICK_STORAGE_KEY_ID"),
         ({"storage_secret_key": None}, "EVERTICK_STORAGE_SECRET_KEY"),
         ({"storage_endpoint": "minio:9000"}, "EVERTICK_STORAGE_ENDPOINT='minio:9000' is no address"),
+        ({"storage_endpoint": "http://minio:65536"}, "EVERTICK_STORAGE_ENDPOINT='http://minio:65536' is no address"),
     ],
 )
 def test_settings_of_a_storage_that_cannot_be_are_refused(changes: dict[str, str | None], told: str) -> None:

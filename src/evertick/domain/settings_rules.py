@@ -10,6 +10,7 @@ from evertick.domain.errors import InvalidSettings, UserError
 from evertick.domain.pod_options import POD_OPTIONS
 from evertick.domain.sinks import parse_sink
 
+LARGEST_PORT = 65_535
 POD_CLEANUPS = ("always", "on_success", "never")
 
 
@@ -46,5 +47,6 @@ def check_storage(storage: str, *, keys: tuple[str | None, str | None], endpoint
         raise InvalidSettings(f"EVERTICK_STORAGE={storage!r} is no place, as in s3://bucket/prefix.")
     if not all(keys):
         raise InvalidSettings("EVERTICK_STORAGE needs EVERTICK_STORAGE_KEY_ID and EVERTICK_STORAGE_SECRET_KEY.")
-    if endpoint and not re.fullmatch(r"https?://[\w.-]+(:\d+)?/?", endpoint):
+    address = re.fullmatch(r"https?://[\w.-]+(?::(\d{1,5}))?/?", endpoint) if endpoint else None
+    if endpoint and (address is None or int(address[1] or 0) > LARGEST_PORT):
         raise InvalidSettings(f"EVERTICK_STORAGE_ENDPOINT={endpoint!r} is no address, as in https://s3.example:9000.")

@@ -47,14 +47,14 @@ class ObjectStore:
             connection, path = self._connection(), self._path(name)
             headers = self._signed("PUT", path, {"content-length": str(size)}, content_hash=content_hash)
             with self._asked(connection, "PUT", path, headers, body) as answer:
-                answer.read()
+                _read(answer, None, self.place)
 
     def has(self, name: str) -> bool:
         path = self._path(name)
         headers = self._signed("HEAD", path, {}, content_hash=EMPTY_HASH)
         try:
             with self._asked(self._connection(), "HEAD", path, headers) as answer:
-                answer.read()
+                _read(answer, None, self.place)
         except ResultLost:
             return False
         return True
@@ -71,6 +71,9 @@ class ObjectStore:
                     while piece := _read(answer, PIECE_BYTES, self.place):
                         digest.update(piece)
                         file.write(piece)
+                # Read piece by piece, an answer that breaks off just ends.
+                if answer.length:
+                    raise StorageUnavailable(f"{self.place} broke off: {answer.length} bytes are missing")
             if digest.hexdigest() != content_hash:
                 raise ResultLost(f"{self.place}/{name} was changed: clear the task that made it.")
             draft.rename(into)
@@ -91,7 +94,7 @@ class ObjectStore:
                 path = f"/{self.bucket}/{quote(key, safe='/-_.~')}"
                 headers = self._signed("DELETE", path, {}, content_hash=EMPTY_HASH)
                 with self._asked(self._connection(), "DELETE", path, headers) as answer:
-                    answer.read()
+                    _read(answer, None, self.place)
 
     def _pages(self, under: str, **wanted: str) -> Iterator[ElementTree.Element]:
         query = {"list-type": "2", "prefix": self._key(under), **wanted}
@@ -139,7 +142,8 @@ class ObjectStore:
             if answer.status < 300:
                 return answer
             told = answer.read(_MOST_ERROR_BYTES).decode("utf-8", "replace")
-        except (OSError, http.client.HTTPException) as error:
+        # A ValueError is of an address or a key that cannot even be sent.
+        except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
             raise StorageUnavailable(f"{self.place} cannot be reached: {error or type(error).__name__}") from None
         connection.close()

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,7 +68,7 @@ class Storing:
         for each in set(spilled(inputs_json)):
             file = self._file(run_id, each)
             if not file.exists():
-                await self._insist("fetch", lambda file=file, each=each: self._get(run_id, each, file))  # type: ignore[misc]
+                await self._insist("fetch", partial(self._get, run_id, each, file))
 
     async def give_up(self) -> None:
         """The runner leaves: what is not stored by now is run again elsewhere."""
@@ -81,9 +82,11 @@ class Storing:
         run_id = outcome.key.run_id
         try:
             for each in spilled(outcome.result_json or ""):
-                await self._insist("store", lambda each=each: self._put(run_id, each))  # type: ignore[misc]
-        except (StorageUnavailable, OSError) as error:
-            reason = f"the result could not be stored within {self._patience_seconds:g} s: {error}"
+                await self._insist("store", partial(self._put, run_id, each))
+        except Exception as error:
+            # Whatever it is: an attempt whose end nobody tells would hold its slot for ever.
+            within = f" within {self._patience_seconds:g} s" if isinstance(error, StorageUnavailable) else ""
+            reason = f"the result could not be stored{within}: {error or type(error).__name__}"
             outcome = replace(outcome, kind=OutcomeKind.FAILED, reason=reason, result_json=None)
         self._on_stored([outcome])
 
