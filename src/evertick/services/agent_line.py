@@ -32,6 +32,7 @@ MOST_ANSWER_BYTES = 512 * 1024 * 1024
 LONGEST_PAUSE_SECONDS = 15.0
 FIRST_PAUSE_SECONDS = 0.2
 _PART_BYTES = 256 * 1024
+_NO_API = "what answers there is no API of this release"
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class AgentLine:
         try:
             told = read_order(await self._say("/start", body, token=self._renewal))
         except (KeyError, TypeError, ValueError):
-            raise Unanswered("what answers there is no API of this release") from None
+            raise Unanswered(_NO_API) from None
         self._token, self._renewal = told.token, told.renewal
         return told
 
@@ -62,8 +63,14 @@ class AgentLine:
         """The API's word (continue, stop, lost), and how long to rest."""
         seconds = wait_seconds + self.answer_seconds
         answer = await self._with_token("/heartbeat", {"wait_seconds": wait_seconds}, seconds=seconds)
-        self._token, self._renewal = str(answer["token"]), str(answer["renewal"])
-        return str(answer["word"]), float(answer["rest_seconds"])
+        try:
+            token, renewal = str(answer["token"]), str(answer["renewal"])
+            word, rest_seconds = str(answer["word"]), float(answer["rest_seconds"])
+        except (KeyError, TypeError, ValueError):
+            # Whoever stands between says so, and the attempt goes on as if nobody had answered.
+            raise Unanswered(_NO_API) from None
+        self._token, self._renewal = token, renewal
+        return word, rest_seconds
 
     async def ship(self, chunks: list[LogChunk]) -> None:
         told = [
@@ -118,7 +125,7 @@ class AgentLine:
         try:
             return json.loads(answer.body)
         except ValueError:
-            raise Unanswered("what answers there is no API of ours") from None
+            raise Unanswered(_NO_API) from None
 
     async def _ask(self, request: Request, seconds: float) -> Answer:
         try:
