@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -109,6 +110,27 @@ async def test_the_same_attempt_twice_is_one_process_also_for_another_runner(pla
     assert len(place.pids()) == 1
 
 
+@pytest.mark.requirement("A11", "V5")
+async def test_an_agent_whose_runner_died_before_it_noted_its_process_is_found_again(place: Place) -> None:
+    one = order("hold")
+    async with place.executor() as executor:
+        await executor.submit(one)
+        (pid,) = await eventually(place.pids)
+        (noted,) = place.folder.rglob("pid")
+        noted.unlink()
+    async with place.executor() as executor:
+        await executor.submit(one)
+        seen = await executor.find(one.name)
+        assert seen is not None and seen.phase is Phase.RUNNING
+        assert noted.read_text().startswith(f"{pid} ")
+        noted.unlink()
+        os.kill(pid, signal.SIGKILL)
+        await executor.submit(order("hold", 2))
+        await eventually(lambda: len(place.pids()) == 2)
+        await executor.submit(one)
+        await eventually(lambda: len(place.pids()) == 3)
+
+
 async def test_its_token_is_in_no_command_line_and_no_environment(place: Place) -> None:
     one = order("hold secret-token")
     async with place.executor() as executor:
@@ -181,6 +203,16 @@ async def test_files_of_others_in_the_folder_are_nobodys_agent(place: Place) -> 
     async with place.executor() as executor:
         (place.folder / "agents" / "attempts" / "readme").mkdir()
         assert dict(await executor.observe()) == {}
+
+
+async def test_code_that_no_agent_has_used_for_long_is_cleared_away(place: Place) -> None:
+    bundles = place.folder / "agents" / "home" / "bundles"
+    for name, age in (("old", 8 * 86_400), ("new", 86_400)):
+        (bundles / name).mkdir(parents=True)
+        os.utime(bundles / name, (time.time() - age, time.time() - age))
+    async with place.executor() as executor:
+        await executor.observe()
+    assert [path.name for path in bundles.iterdir()] == ["new"]
 
 
 def test_a_folder_is_removed_in_one_step_and_not_filled_again(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.execution.bundle_folders import MAKING, remove_unused
-from evertick.services.code_cleaning import UNUSED_SECONDS
+from evertick.execution.bundle_folders import MAKING, UNUSED_SECONDS, remove_unused
 from evertick.services.runner import Runner
 from tests.engine.world import run_state
 from tests.services.hosting import Said, hosted, quick

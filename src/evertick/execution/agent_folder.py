@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evertick.domain.agent_outcome import MOST_BYTES
+from evertick.execution.kill import find_by_token
+from evertick.execution.proc_stat import SESSION, START_TICKS, STATE, boot_id, stat_of
 
+# Tells an agent where its token is; and by it the agent itself is known.
+TOKEN_VARIABLE = "EVERTICK_AGENT_TOKEN_FILE"
 # What a folder is called while it is removed, beside those of living ones.
 GONE = ".gone-"
-_START_TICKS = 19  # field of /proc/<pid>/stat, counted after the command's closing bracket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +58,29 @@ class AgentFolder:
         return (self.path / "pid").exists()
 
     def keep_pid(self, pid: int) -> None:
-        self._keep("pid", f"{pid} {_started(pid)} {_boot()}")
+        self._keep("pid", f"{pid} {stat_of(str(pid))[START_TICKS]} {boot_id()}")
+
+    def find_again(self) -> bool:
+        """Whether it was started by somebody who was ended before its process could be noted; then that is done now."""
+        if not self.token_file.exists():
+            return False
+        found: list[tuple[int, int]] = []
+        for pid in find_by_token(f"{TOKEN_VARIABLE}={self.token_file}"):
+            with suppress(OSError):
+                stat = stat_of(str(pid))
+                if stat[SESSION] == str(pid) and stat[STATE] not in ("Z", "X"):
+                    found.append((int(stat[START_TICKS]), pid))
+        if found:
+            # What it has started itself is younger.
+            self.keep_pid(min(found)[1])
+        return bool(found)
 
     def living_pid(self) -> int | None:
         """Its process, if that very one still lives. A zombie has ended."""
         try:
             pid, started, boot = (self.path / "pid").read_text(encoding="ascii").split()
-            if boot == _boot() and started == _started(int(pid)) and _state(int(pid)) not in ("Z", "X"):
+            stat = stat_of(pid)
+            if boot == boot_id() and started == stat[START_TICKS] and stat[STATE] not in ("Z", "X"):
                 return int(pid)
         except (OSError, ValueError):
             return None
@@ -106,19 +125,3 @@ class AgentFolder:
         with suppress(FileNotFoundError):
             draft.write_text(text, encoding="ascii")
             draft.replace(self.path / name)
-
-
-def _stat(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def _started(pid: int) -> str:
-    return _stat(pid)[_START_TICKS]
-
-
-def _state(pid: int) -> str:
-    return _stat(pid)[0]
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MAKING, REMOVING = ".making-", ".removing-"
+# Code that nobody has used for a week is fetched again when it is needed. How often somebody looks for that.
+UNUSED_SECONDS, LOOK_SECONDS = 7 * 86_400.0, 3600.0
 # Unpacking takes seconds. What is that old was left by a process that died over it.
 ABANDONED_SECONDS = 86_400.0
 

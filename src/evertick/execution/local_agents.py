@@ -14,16 +14,19 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from evertick.domain.errors import ExecutorUnavailable
 from evertick.domain.remote import parse_name
-from evertick.execution.agent_folder import GONE, AgentFolder
+from evertick.execution.agent_folder import GONE, TOKEN_VARIABLE, AgentFolder
+from evertick.execution.bundle_folders import LOOK_SECONDS, UNUSED_SECONDS, remove_unused
 from evertick.execution.kill import kill_tree
 from evertick.execution.linux import boot_seconds
 from evertick.execution.remote import Observed, Phase, RemoteOrder
+from evertick.execution.spool import session_name
 from evertick.execution.strays import end_strays
 
 AGENT = (sys.executable, "-P", "-m", "evertick.cli.main", "agent")
@@ -37,6 +40,7 @@ class LocalAgents:
         self._folder, self._home = folder / "attempts", folder / "home"
         self._environment, self._command = dict(environment), list(command)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._tidied_at = -inf
         self._watched: dict[str, int] = {}
         self._changed = asyncio.Event()
 
@@ -57,7 +61,7 @@ class LocalAgents:
         folder = self._of(order.name)
         try:
             with folder.locked():
-                if not folder.was_started:
+                if not folder.was_started and not folder.find_again():
                     self._start(folder, order)
         except OSError as error:
             raise ExecutorUnavailable(f"the agent could not be started: {error}") from None
@@ -68,10 +72,11 @@ class LocalAgents:
         environment = {
             **self._environment,
             "EVERTICK_SERVER": order.api_url,
-            "EVERTICK_AGENT_TOKEN_FILE": str(folder.token_file),
+            TOKEN_VARIABLE: str(folder.token_file),
             "EVERTICK_AGENT_OUTCOME_FILE": str(folder.outcome_file),
-            # All share one, so that code is fetched once.
+            # All share one, so that code is fetched once. What is large goes with the attempt.
             "EVERTICK_HOME": str(self._home),
+            "EVERTICK_RESULTS_FOLDER": str(folder.path / "results"),
         }
         with folder.output_file.open("wb") as output:
             child = subprocess.Popen(
@@ -86,6 +91,9 @@ class LocalAgents:
         self._children[order.name] = child
 
     async def observe(self) -> Mapping[str, Observed]:
+        if boot_seconds() - self._tidied_at >= LOOK_SECONDS:
+            self._tidied_at = boot_seconds()
+            await asyncio.to_thread(remove_unused, self._home / "bundles", in_use=(), unused_seconds=UNUSED_SECONDS)
         seen: dict[str, Observed] = {}
         for name in sorted(each.name for each in self._folder.iterdir()):
             if (found := await self.find(name)) is not None:
@@ -112,7 +120,7 @@ class LocalAgents:
         if pid is None:
             if await self._is_nothing_left(name):
                 self._unwatch(name)
-                await asyncio.to_thread(folder.remove)
+                await asyncio.to_thread(self._remove, name, folder)
             return
         self._watch(name, folder)
         is_new = not (folder.path / "asked").exists()
@@ -129,6 +137,12 @@ class LocalAgents:
             await self._changed.wait()
             self._changed.clear()
             yield None
+
+    def _remove(self, name: str, folder: AgentFolder) -> None:
+        """The folder last: as long as it is there, somebody comes again."""
+        if (attempt := parse_name(name)) is not None:
+            shutil.rmtree(self._home / "spool" / session_name(attempt.session), ignore_errors=True)
+        folder.remove()
 
     def _of(self, name: str) -> AgentFolder:
         return AgentFolder(path=self._folder / name)

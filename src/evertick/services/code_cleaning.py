@@ -6,13 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Protocol
 
-from evertick.execution.bundle_folders import remove_unused
+from evertick.execution.bundle_folders import LOOK_SECONDS, UNUSED_SECONDS, remove_unused
 from evertick.services.events import Log
 from evertick.services.loop import run_loop
 from evertick.services.pulse import Pulse
-
-UNUSED_SECONDS = 7 * 86_400.0
-LOOK_SECONDS = 3600.0
 
 
 class Executor(Protocol):

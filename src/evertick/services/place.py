@@ -7,7 +7,7 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-STATE, START_TICKS = 0, 19  # fields of /proc/<pid>/stat, counted after the command's closing bracket
+from evertick.execution.proc_stat import START_TICKS, boot_id, stat_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ def here() -> Place:
     namespaces = [Path(f"/proc/self/ns/{kind}") for kind in ("pid", "time", "user")]
     return Place(
         host=socket.gethostname(),
-        boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        boot_id=boot_id(),
         pid_namespace=" ".join(str(each.readlink()) for each in namespaces if each.is_symlink()),
         uid=os.geteuid(),
     )
@@ -40,8 +40,3 @@ def agent_place() -> dict[str, object]:
 def process_name() -> str:
     """What tells this process from all others that run now."""
     return f"{socket.gethostname()}-{os.getpid()}"
-
-
-def stat_of(process: str) -> list[str]:
-    """OSError if there is none."""
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()

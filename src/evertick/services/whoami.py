@@ -7,7 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from evertick.config import Settings
-from evertick.services.place import START_TICKS, STATE, Place, here, stat_of
+from evertick.execution.proc_stat import START_TICKS, STATE, stat_of
+from evertick.services.place import Place, here
 from evertick.store.runners import LiveRunner, NewRunner
 
 
