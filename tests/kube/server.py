@@ -71,6 +71,7 @@ class ApiServer:
     objects: Objects = field(default_factory=Objects)
     token: str = "a-client-s-token"
     bookmark_seconds: float = 60.0
+    longest_watch_seconds: float = 3600.0
     most_per_page: int = _FOR_EVER
     faults: list[Fault] = field(default_factory=list)
     forbidden: set[tuple[str, str]] = field(default_factory=set)
@@ -199,7 +200,7 @@ class ApiServer:
     async def _watch(self, request: web.Request, kind: str) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
-        seconds = float(request.query.get("timeoutSeconds") or 3600)
+        seconds = min(float(request.query.get("timeoutSeconds") or 3600), self.longest_watch_seconds)
         task = asyncio.ensure_future(self._stream(request, response, kind))
         self._watches.add(task)
         try:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from evertick.services.kubernetes import kubernetes_executor
 from tests.kube.conftest import MakeExecutor, order
 from tests.kube.objects import Failure, Json
 from tests.kube.server import ApiServer, Fault, internal, too_many
-from tests.waiting import eventually
+from tests.waiting import elapse, eventually
 
 
 def pods(server: ApiServer) -> list[Json]:
@@ -139,6 +140,25 @@ async def test_an_outage_is_an_outage_for_every_call(server: ApiServer, make_exe
             await executor.observe()
         server.faults = []
         assert (await executor.observe()).keys() == {order().name}
+
+
+async def test_a_token_that_has_expired_is_read_anew(
+    server: ApiServer, make_executor: MakeExecutor, tmp_path: Path
+) -> None:
+    async with make_executor() as executor:
+        await executor.submit(order(1))
+        server.token = "the-next-one"
+        with pytest.raises(ExecutorUnavailable, match="401"):
+            await executor.submit(order(2))
+        server.write_kubeconfig(tmp_path / "kubeconfig")
+
+        async def is_taken() -> bool:
+            with suppress(ExecutorUnavailable):
+                await executor.submit(order(2))
+                return True
+            return False
+
+        await eventually(is_taken, pause_seconds=0.1)
 
 
 async def test_a_quota_holds_up_and_then_lets_in(server: ApiServer, executor: RemoteExecutor) -> None:
@@ -339,6 +359,43 @@ async def test_the_watch_is_a_hint_that_goes_on_after_410_and_after_breaks(
         await asyncio.gather(listening, return_exceptions=True)
 
 
+async def test_a_server_that_ends_every_watch_at_once_is_not_asked_without_a_pause(
+    server: ApiServer, executor: RemoteExecutor
+) -> None:
+    server.longest_watch_seconds = 0.0
+
+    async def listen() -> None:
+        async for _ in executor.hints():
+            pass
+
+    listening = asyncio.create_task(listen())
+    await eventually(lambda: server.requests["watch pods"] > 1)
+    await elapse(0.5)
+    assert server.requests["watch pods"] < 10 and not listening.done()
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+
+
+@pytest.mark.requirement("V11")
+async def test_a_pod_of_a_megabyte_does_not_end_the_watch(server: ApiServer, executor: RemoteExecutor) -> None:
+    hints: list[None] = []
+
+    async def listen() -> None:
+        async for hint in executor.hints():
+            hints.append(hint)
+
+    listening = asyncio.create_task(listen())
+    await eventually(lambda: server.open_watches)
+    await executor.submit(order(1, env={"LARGE": "x" * 1_000_000}))
+    await eventually(lambda: hints)
+    before = len(hints)
+    await executor.submit(order(2))
+    await eventually(lambda: len(hints) > before)
+    assert server.requests["watch pods"] == 1 and not listening.done()
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+
+
 async def test_bookmarks_are_no_hints_and_move_the_watch_on(server: ApiServer, executor: RemoteExecutor) -> None:
     server.bookmark_seconds = 0.02
     hints: list[None] = []
@@ -412,6 +469,21 @@ async def test_kept_pods_go_when_their_time_is_up(server: ApiServer, make_execut
             return pods(server) == []
 
         await eventually(are_swept)
+
+
+async def test_a_kept_pod_that_cannot_be_deleted_hides_nothing(server: ApiServer, make_executor: MakeExecutor) -> None:
+    async with make_executor(pod_keep_seconds=0.01) as executor:
+        await executor.submit(order(1))
+        status(server, order(1).name, phase="Succeeded")
+        await executor.cancel(order(1).name, 1)
+        await executor.submit(order(2))
+        server.faults = [Fault(verb="delete", kind="pods", failure=internal())]
+
+        async def was_tried() -> bool:
+            assert list(await executor.observe()) == [order(2).name]
+            return server.requests["delete pods"] > 0
+
+        await eventually(was_tried)
 
 
 async def test_template_and_options_make_the_pod(

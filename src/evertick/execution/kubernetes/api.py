@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -38,8 +38,12 @@ class Refusal(EvertickError):
 class KubeApi:
     """Pods and Secrets of one namespace. The client takes plain JSON as well as its own classes, which are slow."""
 
-    def __init__(self, client: ApiClient, *, namespace: str, timeout_seconds: float) -> None:
+    def __init__(
+        self, client: ApiClient, *, namespace: str, timeout_seconds: float, on_stranger: Callable[[], None]
+    ) -> None:
+        """`on_stranger` is called when we are not known there, or not any more."""
         self._core, self._namespace, self._timeout_seconds = CoreV1Api(client), namespace, timeout_seconds
+        self._on_stranger = on_stranger
 
     async def create_pod(self, pod: Any) -> Json:
         return await self._ask(self._core.create_namespaced_pod(self._namespace, pod, **self._plain()))
@@ -109,7 +113,7 @@ class KubeApi:
             _request_timeout=timeout,
         )
         async with _answer(call) as response:
-            async for line in response.content:
+            async for line in _lines(response):
                 event: Json = json.loads(line)
                 if event["type"] == "ERROR":
                     raise Refusal(int(event["object"].get("code") or 500), event["object"], None)
@@ -132,6 +136,8 @@ class KubeApi:
                 found: Json = json.loads(await response.read())
                 return found
         except Refusal as refusal:
+            if refusal.status == 401:
+                self._on_stranger()
             # A conflict of a delete is about its uid: what is there now is another object.
             if gone_is_fine and refusal.status in (404, 409):
                 return {}
@@ -150,6 +156,17 @@ async def _answer(call: Awaitable[Any]) -> AsyncIterator[aiohttp.ClientResponse]
         raise ExecutorUnavailable(f"the Kubernetes API does not answer: {_words(error)}") from error
     except json.JSONDecodeError:
         raise ExecutorUnavailable("the Kubernetes API answered something that is no JSON") from None
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Of any length: the client's own lines are shorter than a pod may be, and one large pod must not end everybody's watch."""
+    begun: list[bytes] = []
+    async for part in response.content.iter_any():
+        *ended, rest = part.split(b"\n")
+        for line in ended:
+            yield b"".join([*begun, line])
+            begun = []
+        begun.append(rest)
 
 
 def _words(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from kubernetes_asyncio.config import ConfigException, load_incluster_config, lo
 
 from evertick.domain.errors import InvalidSettings
 from evertick.execution.kubernetes.api import KubeApi
+from evertick.execution.remote import ExecutorUnavailable
 
+_RENEWAL_SECONDS = 1.0
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -31,10 +34,38 @@ class Cluster:
 @asynccontextmanager
 async def connected(cluster: Cluster) -> AsyncIterator[KubeApi]:
     """Raises InvalidSettings where no cluster can be made out. Nothing is sent yet."""
-    configuration = Configuration()
+    configuration, renewal = Configuration(), _Renewal(cluster)
     namespace = await _load(cluster, configuration)
+    if configuration.refresh_api_key_hook is None:
+        configuration.refresh_api_key_hook = renewal.renew
     async with ApiClient(configuration) as client:
-        yield KubeApi(client, namespace=cluster.namespace or namespace, timeout_seconds=cluster.timeout_seconds)
+        yield KubeApi(
+            client,
+            namespace=cluster.namespace or namespace,
+            timeout_seconds=cluster.timeout_seconds,
+            on_stranger=renewal.want,
+        )
+
+
+class _Renewal:
+    """Tokens of most clouds last for minutes: one that is refused is read, or asked for, anew. In a cluster the client does so."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._is_wanted, self._renewed_at = False, time.monotonic()
+
+    def want(self) -> None:
+        self._is_wanted = True
+
+    async def renew(self, configuration: Configuration) -> None:
+        """Called before each request. Whoever gives tokens that are no good is not asked without a pause."""
+        if not self._is_wanted or time.monotonic() - self._renewed_at < _RENEWAL_SECONDS:
+            return
+        self._is_wanted, self._renewed_at = False, time.monotonic()
+        try:
+            await _load_kubeconfig(self._cluster, configuration)
+        except InvalidSettings as error:
+            raise ExecutorUnavailable(str(error)) from None
 
 
 async def _load(cluster: Cluster, configuration: Configuration) -> str:
@@ -45,6 +76,10 @@ async def _load(cluster: Cluster, configuration: Configuration) -> str:
             return await asyncio.to_thread(_own_namespace)
         except (ConfigException, OSError):
             pass  # not in a cluster
+    return await _load_kubeconfig(cluster, configuration)
+
+
+async def _load_kubeconfig(cluster: Cluster, configuration: Configuration) -> str:
     file = None if cluster.kubeconfig is None else str(cluster.kubeconfig.expanduser())
     try:
         loader = await load_kube_config(

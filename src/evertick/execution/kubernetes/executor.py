@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -36,6 +36,8 @@ from evertick.execution.remote import ExecutorUnavailable, Observed, Phase, Remo
 
 _SWEEP_SECONDS = 30.0
 _WATCH_SECONDS = 240
+# A server or proxy that ends every watch at once is not asked again and again without a pause.
+_SHORTEST_WATCH_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
@@ -96,9 +98,10 @@ class KubernetesExecutor:
     async def observe(self) -> dict[str, Observed]:
         try:
             pods, self._version = await self._api.list_pods(self._selector)
-            await self._sweep()
         except Refusal as refusal:
             raise meaning(refusal, of_task=False) from None
+        with suppress(Refusal, ExecutorUnavailable):
+            await self._sweep()
         found = {pod["metadata"]["name"]: self._judged(pod) for pod in pods}
         self._stuck_since = {name: since for name, since in self._stuck_since.items() if name in found}
         return found
@@ -130,6 +133,7 @@ class KubernetesExecutor:
         """One after each change, and after every break, in which changes may have gone unseen."""
         failures = 0
         while True:
+            began = time.monotonic()
             try:
                 if self._version is None:
                     self._version = await self._api.version(self._selector)
@@ -138,6 +142,7 @@ class KubernetesExecutor:
                     self._version = event["object"]["metadata"]["resourceVersion"]
                     if event["type"] != "BOOKMARK":
                         yield
+                failures = failures + 1 if time.monotonic() - began < _SHORTEST_WATCH_SECONDS else 0
             except Refusal:
                 # Mostly 410, too old to go on from: begin at what is there now.
                 self._version = None
@@ -201,7 +206,7 @@ class KubernetesExecutor:
         return (datetime.now(UTC) + timedelta(seconds=options.keep_seconds)).isoformat(timespec="seconds")
 
     async def _sweep(self) -> None:
-        """Delete what was kept for long enough, whoever kept it."""
+        """Delete what was kept for long enough, whoever kept it. What cannot be deleted now is kept until the next time."""
         if time.monotonic() - self._swept_at < min(_SWEEP_SECONDS, self._options.keep_seconds or _SWEEP_SECONDS):
             return
         self._swept_at = time.monotonic()
@@ -209,7 +214,8 @@ class KubernetesExecutor:
         for pod in (await self._api.list_pods(self._kept_selector))[0]:
             until = (pod["metadata"].get("annotations") or {}).get(UNTIL_ANNOTATION, "")
             if until and until <= now:
-                await self._api.delete_pod(pod["metadata"]["name"], uid=pod["metadata"]["uid"], grace_seconds=0)
+                with suppress(Refusal):
+                    await self._api.delete_pod(pod["metadata"]["name"], uid=pod["metadata"]["uid"], grace_seconds=0)
 
 
 def _may_still_begin(pod: Json) -> bool:
