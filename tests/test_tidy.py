@@ -43,6 +43,8 @@ CATCH_ALL = {
     "services/nursery._Nursery._become": "a fork must never return into the code of whoever forked it",
     "services/grants.Grants._ask": "a backend is somebody else's code, and its messages may quote secrets",
     "services/dispatch_pool.Pool._work": "one attempt that cannot be handed over must not stop the others (V11)",
+    "services/observing.Observing._listen": "an executor may be somebody else's code, and nothing depends on its hints",
+    "services/storing.Storing._keep": "an attempt whose end nobody tells would hold its slot for ever",
     "services/executors.open_executor": "an executor may be somebody else's code: what goes wrong in it is a setting to correct",
     "services/loop.run_loop": "the loop outlives every tick",
     "services/notifying.Notifying._deliver": "one notification that cannot be prepared must not stop the others",

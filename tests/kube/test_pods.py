@@ -20,6 +20,7 @@ from evertick.config import Settings, environment_for
 from evertick.engine.cancel import cancel
 from evertick.engine.trigger import trigger
 from evertick.execution.kill import find_by_token
+from evertick.execution.kubernetes.manifest import KEPT_LABEL
 from evertick.services.dispatcher import make_dispatcher
 from evertick.services.scheduler import Scheduler
 from tests.engine import invariants
@@ -117,6 +118,16 @@ class World:
             return listed == 0 and not objects.all_of("pods", "default") and not objects.all_of("secrets", "default")
 
         await eventually(is_so, START_SECONDS, pause_seconds=0.02)
+
+    async def kept(self) -> list[str]:
+        """The phases of pods that are kept for people, when nobody looks after any."""
+
+        async def is_so() -> bool:
+            return await value(self.conn, "select count(*) from dispatch") == 0
+
+        await eventually(is_so, START_SECONDS, pause_seconds=0.02)
+        pods = self.node.objects.all_of("pods", "default")
+        return [pod["status"]["phase"] for pod in pods if KEPT_LABEL in pod["metadata"]["labels"]]
 
     @asynccontextmanager
     async def runner(self, **changes: Any) -> AsyncIterator[None]:
@@ -220,14 +231,15 @@ async def test_a_killed_runner_s_pods_go_on_and_the_next_one_adopts_them(world: 
 
 @pytest.mark.requirement("B10")
 async def test_a_pod_that_was_killed_for_its_memory_says_so_and_runs_again(world: World) -> None:
-    async with world.runner():
+    """And both pods are kept as they ended, if that is wanted."""
+    async with world.runner(pod_cleanup="never"):
         run_id = await world.run("holding")
         await world.begun(1)
         world.node.kill(world.pod)
         await world.begun(2)
         world.go()
         assert await world.ended(run_id) == "success"
-        await world.nothing_is_left()
+        assert sorted(await world.kept()) == ["Failed", "Succeeded"]
     reason = await value(world.conn, "select reason from attempt where run_id = %s and epoch = 1", run_id)
     assert reason == "agent_lost: its agent ended without a word (OOMKilled, exit status 137)"
 

@@ -39,14 +39,20 @@ class Thing:
 class Place:
     """What is over there. It outlives executors. `lives`: whether what is taken begins by itself, and how it goes on:
     `run` to its end, `hold` until it is let go, `idle` (it never begins), `die` after it began, `leave`: it ends with nothing but
-    its outcome, as an agent does that cannot reach the API.
+    its outcome, as an agent does that cannot reach the API; `linger`: it tells its end, and goes on until it is let go.
+    `stale` is what looks show instead of what there is, and `stuck` what cannot be taken away; `taken_away` says as what each was.
     """
 
     url: str
     lives: str = "run"
     mood: Mood = lambda name, tries: "fine"
     is_down: bool = False
+    is_mute: bool = False
     latency_seconds: float = 0.0
+    looks: int = 0
+    stale: dict[str, Observed] = field(default_factory=dict)
+    stuck: set[str] = field(default_factory=set)
+    taken_away: dict[str, Phase] = field(default_factory=dict)
     tries: Counter[str] = field(default_factory=Counter)
     begun: Counter[str] = field(default_factory=Counter)
     things: dict[str, Thing] = field(default_factory=dict)
@@ -83,6 +89,8 @@ class Place:
             left = outcome_of(thing.order)
             if self.lives != "leave":
                 await finish(conn, thing.order)
+            if self.lives == "linger":
+                await self.let_go.wait()
             self.end(thing.order.name, Observed(phase=Phase.ENDED, exit_code=0, outcome=left))
 
     async def close(self) -> None:
@@ -96,7 +104,9 @@ async def finish(conn: AsyncConnection, order: RemoteOrder) -> None:
     key = order.key
     told = {"r": key.run_id, "i": key.idx, "m": key.map_index, "e": order.epoch, "kind": "success"}
     await step(conn, session=order.session, reports=[json.dumps(told)], queues=[], free=0, infra_retries=3)
-    await conn.execute("update runner set gone_at = clock() where session = %s", [order.session])
+    await conn.execute(
+        "update runner set gone_at = clock(), gone_reason = 'finished' where session = %s", [order.session]
+    )
 
 
 def outcome_of(order: RemoteOrder) -> bytes:
@@ -149,7 +159,8 @@ class UnrulyExecutor:
 
     async def observe(self) -> Mapping[str, Observed]:
         await self._answer()
-        return {name: thing.seen for name, thing in self._place.things.items()}
+        self._place.looks += 1
+        return {name: self._place.stale.get(name, thing.seen) for name, thing in self._place.things.items()}
 
     async def find(self, name: str) -> Observed | None:
         await self._answer()
@@ -158,7 +169,11 @@ class UnrulyExecutor:
 
     async def cancel(self, name: str, grace_seconds: float) -> None:
         await self._answer()
+        if name in self._place.stuck:
+            raise ExecutorUnavailable("admission denied the request")
         thing = self._place.things.pop(name, None)
+        if thing is not None:
+            self._place.taken_away[name] = thing.seen.phase
         if thing is not None and thing.life is not None:
             thing.life.cancel()
         self._place.changed.set()
@@ -167,6 +182,8 @@ class UnrulyExecutor:
         while True:
             await self._place.changed.wait()
             self._place.changed.clear()
+            if self._place.is_mute:
+                raise RuntimeError("a bug of the executor's own")
             yield None
 
     async def _answer(self) -> None:

@@ -12,13 +12,14 @@ from evertick.store.dispatch import DispatchRow
 
 
 class Chore(StrEnum):
-    """`submit`: hand it over. `clean`: the attempt is over, take away what is left. `stop`: somebody asked for it before it began.
-    `end`: it ended over there before it began. `lose`: nothing of it was seen for long. `report`: it ran and ended over there.
-    `force`: it was asked to stop, and has not in time.
+    """`submit`: hand it over. `clean`: the attempt is over, take away what is left. `see_off`: its agent has told how it ended, and
+    is just leaving. `stop`: somebody asked for it before it began. `end`: it ended over there before it began. `lose`: nothing of
+    it was seen for long. `report`: it ran and ended over there. `force`: it was asked to stop, and has not in time.
     """
 
     SUBMIT = "submit"
     CLEAN = "clean"
+    SEE_OFF = "see_off"
     STOP = "stop"
     END = "end"
     LOSE = "lose"
@@ -29,10 +30,13 @@ class Chore(StrEnum):
 def chore_for(
     row: DispatchRow, seen: Observed | None, *, lost_after_seconds: float, asked_seconds: float, grace_seconds: float
 ) -> Chore | None:
-    """`asked_seconds`: for how long we have known that it shall stop."""
+    """`asked_seconds`: for how long we have known that it shall stop, or is over."""
     has_ended = seen is not None and seen.phase is Phase.ENDED
     if row.state is None:
-        return Chore.CLEAN
+        if not row.has_finished or has_ended or asked_seconds > grace_seconds:
+            return Chore.CLEAN
+        # Whatever is taken away before it has ended ends as one that was killed, and is not kept for people.
+        return Chore.SEE_OFF if seen is None else None
     if row.state == "running":
         if has_ended:
             return Chore.REPORT

@@ -93,7 +93,7 @@ DISPATCH_AT_CAPACITY = _counter(
 DISPATCH_LATENCY = _histogram("dispatch_latency", "From the claim of a task until its executor has it.", buckets=_LATE)
 DISPATCH_FAILED = _counter(
     "dispatch_failed",
-    "Calls of an executor that failed: busy, unavailable, refused, or observe for a look at it.",
+    "Calls of an executor that failed: busy, unavailable, refused, observe (a look at it), or stray (taking one away).",
     "reason",
 )
 

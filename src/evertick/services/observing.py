@@ -8,7 +8,9 @@ handed over.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
+from math import inf
 
 from evertick.domain.errors import ExecutorBusy, ExecutorUnavailable
 from evertick.domain.remote import parse_name
@@ -21,6 +23,8 @@ from evertick.services.submitting import Desk, in_time
 from evertick.store import dispatch
 
 LOOK_TICKS, LONGEST_LOOK_SECONDS = 5, 5.0
+# Every change is a hint, and a look shows everything there is: where much changes, hints are gathered for this share of the time.
+GATHER_SHARE = 0.1
 MOST_STRAYS = 100
 
 
@@ -34,8 +38,10 @@ class Observing:
         self._seconds = min(LOOK_TICKS * desk.settings.tick_seconds, LONGEST_LOOK_SECONDS)
         self._pause = Pause(longest_seconds=6 * self._seconds)
         self._wake = asyncio.Event()
+        self._looked_at = -inf
         self._strays: set[str] = set()
         self._tidied: set[str] = set()
+        self._stubborn: set[str] = set()
 
     async def run(self) -> None:
         """Until canceled."""
@@ -46,9 +52,10 @@ class Observing:
             await run_loop(self.tick, wake=self._wake, stop=never, name="observe", log=self._desk.log, pulse=pulse)
 
     async def tick(self) -> float:
+        await asyncio.sleep(max(self._looked_at + GATHER_SHARE * self._seconds - time.monotonic(), 0.0))
+        self._wake.clear()
         try:
             seen = await in_time(self._desk.executor.observe())
-            await self._take_away_strays(seen)
         except (ExecutorBusy, ExecutorUnavailable) as error:
             metrics.DISPATCH_FAILED.labels(reason="observe").inc()
             after = error.retry_after_seconds if isinstance(error, ExecutorBusy) else None
@@ -58,9 +65,11 @@ class Observing:
             await asyncio.sleep(seconds)
             return 0.0
         self._pause.note_success()
+        self._looked_at = time.monotonic()
         self.seen = seen
         self.looks += 1
         self._on_look()
+        await self._take_away_strays(seen)
         return self._seconds
 
     async def _listen(self) -> None:
@@ -70,7 +79,8 @@ class Observing:
                 async for _ in self._desk.executor.hints():
                     failures = 0
                     self._wake.set()
-            except (ExecutorBusy, ExecutorUnavailable, OSError) as error:
+            except Exception as error:
+                # Whatever it is, nothing depends on hints.
                 self._desk.log.warning("not_listening", error=error)
             failures += 1
             await asyncio.sleep(back_off(failures))
@@ -79,16 +89,29 @@ class Observing:
         """Rows are read after the look, and made before anything is handed over: what has none then has lost it."""
         named = {name: attempt.session for name in seen if (attempt := parse_name(name)) is not None}
         if not named:
-            self._strays, self._tidied = set(), set()
+            self._strays, self._tidied, self._stubborn = set(), set(), set()
             return
         known = await dispatch.known(await self._desk.link.get(), list(named.values()))
         strays = {name for name, session in named.items() if session not in known}
-        # Twice in a row, because what is being taken away by its own chore goes on being there for a moment.
-        for name in sorted((strays & self._strays) - self._tidied)[:MOST_STRAYS]:
-            self._desk.log.warning("stray", attempt=name, phase=seen[name].phase.value)
+        # Twice in a row, because what is being taken away by its own chore goes on being there for a moment. One that could not be
+        # taken away comes after all others, so that it keeps none of them.
+        found = sorted((strays & self._strays) - self._tidied, key=lambda name: (name in self._stubborn, name))
+        self._strays, self._tidied, self._stubborn = strays, self._tidied & strays, self._stubborn & strays
+        for name in found[:MOST_STRAYS]:
+            if not await self._take_away(name, seen[name].phase):
+                break
+
+    async def _take_away(self, name: str, phase: Phase) -> bool:
+        """Whether the executor did it."""
+        self._desk.log.warning("stray", attempt=name, phase=phase.value)
+        try:
             await in_time(self._desk.executor.cancel(name, self._desk.settings.stop_grace_seconds))
-            if seen[name].phase is Phase.ENDED:
-                # It may be kept there for people: asking once is enough.
-                self._tidied.add(name)
-        self._strays = strays
-        self._tidied &= strays
+        except (ExecutorBusy, ExecutorUnavailable) as error:
+            self._stubborn.add(name)
+            metrics.DISPATCH_FAILED.labels(reason="stray").inc()
+            self._desk.log.warning("executor_unavailable", attempt=name, error=error)
+            return False
+        if phase is Phase.ENDED:
+            # It may be kept there for people: asking once is enough.
+            self._tidied.add(name)
+        return True

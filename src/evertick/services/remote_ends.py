@@ -29,6 +29,8 @@ class RemoteEnds:
         match chore:
             case Chore.CLEAN:
                 await self._clean(row)
+            case Chore.SEE_OFF:
+                await self._see_off(row)
             case Chore.STOP:
                 await self._stop(row)
             case Chore.END:
@@ -46,6 +48,12 @@ class RemoteEnds:
         """The attempt is over: nothing of it shall be left, and nobody looks after it any more."""
         if await self._take_away(row):
             await dispatch.forget(await self._desk.link.get(), [row.session])
+
+    async def _see_off(self, row: DispatchRow) -> None:
+        """No look has seen it: it is asked for by name whether it has ended."""
+        left = await in_time(self._desk.executor.find(name_of(row)))
+        if left is None or left.phase is Phase.ENDED:
+            await self._clean(row)
 
     async def _stop(self, row: DispatchRow) -> None:
         if await self._take_away(row):
@@ -68,8 +76,15 @@ class RemoteEnds:
             self._desk.log.warning("dispatch_lost", attempt=name_of(row), reason=reason)
 
     async def _report(self, row: DispatchRow, seen: Observed | None) -> None:
-        """What its agent left behind counts before any guess."""
-        left = None if seen is None or seen.outcome is None else seen.outcome
+        """What its agent left behind counts before any guess. And a look may be older than its beginning: one that could not start
+        for long counts as ended, and then it starts after all.
+        """
+        now = await in_time(self._desk.executor.find(name_of(row)))
+        if now is not None:
+            seen = now
+        if seen is None or seen.phase is not Phase.ENDED:
+            return
+        left = seen.outcome
         outcome = None if left is None else parse(left, key=row.key, epoch=row.epoch, session=row.session)
         if outcome is None:
             await self._bury(row, f"agent_lost: its agent ended without a word{_told(seen)}")

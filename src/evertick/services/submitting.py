@@ -15,12 +15,19 @@ from typing import TypeVar
 
 from evertick.config import Settings
 from evertick.domain.attempt import TaskKey
-from evertick.domain.errors import EvertickError, ExecutorBusy, ExecutorUnavailable, SubmissionRefused
+from evertick.domain.errors import (
+    EvertickError,
+    ExecutorBusy,
+    ExecutorUnavailable,
+    PostgresUnavailable,
+    SubmissionRefused,
+)
 from evertick.domain.placement import place_of
 from evertick.domain.remote import attempt_name
 from evertick.domain.retry import delay_before
 from evertick.engine.dispatch import NeverBegan, QueuedEnd
 from evertick.execution.remote import RemoteExecutor, RemoteOrder
+from evertick.execution.result import storable_text
 from evertick.services import metrics
 from evertick.services.agent_tokens import AgentTokens
 from evertick.services.dispatch_pause import Pause, back_off
@@ -33,6 +40,7 @@ from evertick.store.dispatch import DispatchRow
 
 # An executor that does not answer for so long does not answer.
 CALL_SECONDS = 60.0
+_LONGEST_TROUBLE = 1000
 T = TypeVar("T")
 
 
@@ -65,6 +73,11 @@ async def in_time(call: Awaitable[T]) -> T:
         raise ExecutorUnavailable(f"{type(error).__name__}: {error}") from None
 
 
+def as_trouble(text: str) -> str:
+    """What an executor said, as it is noted."""
+    return storable_text(text[:_LONGEST_TROUBLE])
+
+
 def name_of(row: DispatchRow) -> str:
     return attempt_name(row.key, row.epoch, row.session)
 
@@ -93,7 +106,16 @@ class Submitting:
             return
         began = time.monotonic()
         try:
-            await in_time(desk.executor.submit(await self._order(row)))
+            order = await self._order(row)
+        except PostgresUnavailable:
+            raise
+        except (EvertickError, IndexError) as error:
+            # Of a version that cannot be read: no executor's fault, and nobody else waits for it (V11).
+            desk.log.warning("dispatch_failed", attempt=name_of(row), reason="refused", error=error)
+            await desk.end(never_began(row, QueuedEnd.FAILED, f"{type(error).__name__}: {error}"))
+            return
+        try:
+            await in_time(desk.executor.submit(order))
         except SubmissionRefused as error:
             await self._refuse(row, error)
         except ExecutorBusy as error:
@@ -130,7 +152,7 @@ class Submitting:
     async def _note(self, row: DispatchRow, error: EvertickError, kind: str, seconds: float) -> None:
         metrics.DISPATCH_FAILED.labels(reason=kind).inc()
         self._desk.log.warning("dispatch_failed", attempt=name_of(row), reason=kind, error=error, retry_in=seconds)
-        trouble = {"session": row.session, "trouble": f"{error}"[:1000], "seconds": seconds}
+        trouble = {"session": row.session, "trouble": as_trouble(f"{error}"), "seconds": seconds}
         conn = await self._desk.link.get()
         await dispatch.note_troubles(conn, owner=self._desk.owner, troubles=[trouble])
 

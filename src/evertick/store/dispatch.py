@@ -31,7 +31,8 @@ class QueuedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DispatchRow:
-    """One attempt on the list. `state` is queued or running; None once the attempt is over, whatever became of its task."""
+    """One attempt on the list. `state` is queued or running; None once the attempt is over, whatever became of its task.
+    `has_finished`: its agent told how it ended, and was not given up."""
 
     run_id: int
     idx: int
@@ -49,6 +50,7 @@ class DispatchRow:
     request: str | None
     version_id: int | None
     attempt: int | None
+    has_finished: bool
 
     @property
     def key(self) -> TaskKey:

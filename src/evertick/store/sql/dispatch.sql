@@ -16,7 +16,8 @@ select d.run_id, d.idx, d.map_index, d.epoch, d.session, d.queue, d.tries, d.sub
        extract(epoch from clock() - d.queued_at)::double precision as queued_seconds,
        extract(epoch from clock() - d.tried_at)::double precision as tried_seconds,
        extract(epoch from d.retry_at - clock())::double precision as retry_seconds, d.trouble,
-       k.state::text as state, k.request::text as request, k.version_id, k.attempt::int as attempt
+       k.state::text as state, k.request::text as request, k.version_id, k.attempt::int as attempt,
+       k.state is null and coalesce((select r.gone_reason = 'finished' from runner r where r.session = d.session), false) as has_finished
   from dispatch d
   left join lateral (
       select x.state, x.request, x.version_id, x.attempt from task x
@@ -39,9 +40,11 @@ select k.session from unnest(%(sessions)s::bigint[]) s(session)
  cross join lateral (select x.session from dispatch x where x.session = s.session offset 0) k
 
 -- name: note_tries
--- Before each is handed over: whoever looks for what was lost counts from here. Not for one that another runner looks after by now,
--- nor for one that may not begin any more. Returns which may be handed over.
-update dispatch d set tries = d.tries + 1, tried_at = clock()
+-- Before each is handed over: whoever looks for what was lost counts from here. And when that is done again if nobody says how it went: a
+-- call that ends the runner, or fails as nobody has foreseen, is not made again and again without a pause. Not for one that another
+-- runner looks after by now, nor for one that may not begin any more. Returns which may be handed over.
+update dispatch d set tries = d.tries + 1, tried_at = clock(),
+       retry_at = clock() + make_interval(secs => least(0.5 * 2 ^ least(d.tries, 10), 60))
  where d.session = any(%(sessions)s::bigint[]) and d.owner = %(owner)s::bigint and exists (
        select 1 from task k where k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index and k.epoch = d.epoch
          and k.session = d.session and k.state = 'queued' and k.request is null)
