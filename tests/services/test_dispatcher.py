@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,15 @@ async def test_what_is_handed_over_runs_and_nothing_of_it_is_left(
     assert await value(there, "select gone_reason from runner where executor = 'far' and queues <> '{}'") == "stopped"
 
 
+async def test_large_results_of_runs_that_are_gone_are_cleared_away_also_where_nothing_runs_itself(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    left = tmp_path / "home" / "results" / "4711"
+    left.mkdir(parents=True)
+    async with hosted(dispatcher(database, tmp_path, place, Said())):
+        await eventually(lambda: not left.exists())
+
+
 @pytest.mark.requirement("A5")
 async def test_a_full_pool_leaves_tasks_available_and_counts_it(
     there: AsyncConnection, database: str, tmp_path: Path, place: Place
@@ -122,6 +132,35 @@ async def test_a_submission_that_fails_is_made_again_and_makes_nothing_twice(
     assert set(place.begun.values()) == {1}
     assert await value(there, "select max(epoch) from task") == 1, "no attempt was given up for it"
     assert said.events("tick_failed" if mood == "broken" else "dispatch_failed")
+
+
+@pytest.mark.requirement("V11")
+async def test_a_submission_that_always_breaks_is_not_made_without_a_pause_and_keeps_no_other(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    place.mood = lambda name, tries: "broken" if name.split("-")[2] == "0" else "fine"
+    run_id = await trigger(there, 3)
+    async with hosted(dispatcher(database, tmp_path, place, Said())):
+        await eventually(lambda: max(place.tries.values(), default=0) >= 2)
+        await elapse(1.0)
+    assert await states(there, run_id) == {"t0": "queued", "t1": "success", "t2": "success"}
+    assert max(place.tries.values()) <= 5, "half a second, then twice as long each time"
+
+
+@pytest.mark.requirement("V11")
+async def test_a_version_that_cannot_be_read_fails_its_own_tasks_and_delays_no_other(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    await put(there, make_dag("poison", {"p": []}))
+    poison, run_id = await start(there, "poison"), await trigger(there, 3)
+    await there.execute("update dag_version set spec = '{}' where spec->>'name' = 'poison'")
+    said = Said()
+    async with hosted(dispatcher(database, tmp_path, place, said)):
+        await ended(there, poison, "failed")
+        await ended(there, run_id)
+    reason = await value(there, "select reason from task where run_id = %s", poison)
+    assert str(reason).startswith("InvalidDag: this is not a published DAG")
+    assert not said.events("dispatch_failed", reason="unavailable"), "nobody paused for it"
 
 
 async def test_what_will_never_be_taken_fails_with_the_reason_and_only_that(
@@ -210,6 +249,44 @@ async def test_what_an_agent_left_behind_counts_before_any_guess(
         await all_cleaned_up(there, place)
     assert await value(there, "select value from result") == "far"
     assert await value(there, "select count(*) from runner where gone_at is null and queues = '{}'") == 0
+
+
+@pytest.mark.requirement("V5")
+async def test_what_an_old_look_took_for_ended_is_not_buried_while_it_runs(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    place.lives = "hold"
+    run_id = await trigger(there)
+    async with hosted(dispatcher(database, tmp_path, place, Said())):
+        await eventually(lambda: place.begun)
+        (name,) = place.things
+        place.stale[name] = Observed(phase=Phase.ENDED, reason="ImagePullBackOff")
+        before = place.looks
+        place.changed.set()
+        await eventually(lambda: place.looks >= before + 3)
+        assert await states(there, run_id) == {"t0": "running"}
+        place.let_go.set()
+        await ended(there, run_id)
+        await all_cleaned_up(there, place)
+    assert await value(there, "select max(epoch) from task") == 1
+
+
+@pytest.mark.parametrize("grace", [60.0, 0.2])
+async def test_an_agent_that_told_its_end_may_leave_by_itself_within_the_grace(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place, grace: float
+) -> None:
+    place.lives = "linger"
+    run_id = await trigger(there)
+    async with hosted(dispatcher(database, tmp_path, place, Said(), stop_grace_seconds=grace)):
+        await ended(there, run_id)
+        (name,) = place.begun
+        if grace > 1:
+            before = place.looks
+            await eventually(lambda: place.looks >= before + 3)
+            assert name in place.things
+            place.let_go.set()
+        await all_cleaned_up(there, place)
+    assert place.taken_away == {name: Phase.ENDED if grace > 1 else Phase.RUNNING}
 
 
 async def test_what_ends_before_it_began_is_dispatched_again(
@@ -322,6 +399,50 @@ async def test_a_stray_that_nobody_has_on_a_list_is_taken_away(
         await said.saw("stray", attempt=name)
         await eventually(lambda: name not in place.things)
         await there.execute("select reconcile(0::smallint, %s, 0, 0, 10)", [await lead(there)])
+
+
+@pytest.mark.requirement("V11")
+async def test_a_stray_that_cannot_be_taken_away_keeps_no_other_and_hides_nothing(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    place.lives = "idle"
+    await trigger(there, 3)
+    said = Said()
+    async with hosted(dispatcher(database, tmp_path, place, said)):
+        first, *others = sorted(await eventually(lambda: list(place.things) if len(place.things) == 3 else None))
+        place.stuck.add(first)
+        await there.execute("delete from dispatch")
+        await said.saw("executor_unavailable", attempt=first)
+        await eventually(lambda: not set(others) & set(place.things))
+        before = place.looks
+        await eventually(lambda: place.looks >= before + 2)
+        place.stuck.clear()
+        await eventually(lambda: first not in place.things)
+        await there.execute("select reconcile(0::smallint, %s, 0, 0, 10)", [await lead(there)])
+
+
+async def test_an_executor_whose_hints_break_is_looked_at_all_the_same(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    place.is_mute = True
+    run_id = await trigger(there)
+    said = Said()
+    async with hosted(dispatcher(database, tmp_path, place, said)):
+        await said.saw("not_listening")
+        await ended(there, run_id)
+        await all_cleaned_up(there, place)
+
+
+async def test_a_place_where_much_changes_is_not_looked_at_without_a_pause(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    async with hosted(dispatcher(database, tmp_path, place, Said())):
+        await eventually(lambda: place.looks)
+        before, began = place.looks, time.monotonic()
+        while place.looks < before + 5:
+            place.changed.set()
+            await elapse(0.001)
+        assert time.monotonic() - began > 0.15, "at a tick of 0.1 s they are 0.05 s apart at least"
 
 
 async def test_two_runners_of_one_place_share_its_work(

@@ -88,6 +88,13 @@ async def test_large_results_and_inputs_travel_as_files(farm: Farm, far: Publish
     assert await value(farm.conn, "select value->>'$evertick' from result where idx = 0") == "file"
 
 
+async def test_the_api_clears_large_results_away_whose_runs_are_gone(database: str, tmp_path: Path) -> None:
+    left = tmp_path / "api" / "results" / "4711"
+    left.mkdir(parents=True)
+    async with Farm(database, tmp_path):
+        await eventually(lambda: not left.exists())
+
+
 async def test_a_secret_is_seen_by_nobody_else_and_tokens_by_no_user_code(farm: Farm, far: Published) -> None:
     keyring = load_keyring(farm.settings)
     await put_value(farm.conn, keyring, kind=ValueKind.SECRET, name="db", value=CANARY, actor="test")
@@ -277,4 +284,6 @@ async def test_a_runner_hands_tasks_to_agents_on_its_machine_and_they_outlive_it
         await eventually(is_over, 30)
     assert await run_state(farm.conn, made.run_id) == "success"
     assert await value(farm.conn, "select epoch from task") == 1
-    assert list((settings.home / "agents" / "attempts").iterdir()) == []
+    agents = settings.home / "agents"
+    assert list((agents / "attempts").iterdir()) == list((agents / "home" / "spool").iterdir()) == []
+    assert sorted(path.name for path in (agents / "home").iterdir()) == ["bundles", "spool"]

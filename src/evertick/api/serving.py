@@ -14,6 +14,9 @@ from evertick.api.desk import Desk
 from evertick.api.service import IDLE_SECONDS, STOP_SECONDS
 from evertick.config import Settings
 from evertick.services.events import Log
+from evertick.services.link import Link
+from evertick.services.result_cleaning import keep_results
+from evertick.store.db import Purpose
 
 
 class _Server(uvicorn.Server):
@@ -62,7 +65,10 @@ async def serve(
 
     async with asyncio.TaskGroup() as group:
         pools = [desk.readers, desk.writers, desk.agents]
-        beside = [group.create_task(each) for each in (end(), desk.hub.run(), *(pool.tend() for pool in pools))]
+        # Large results of agents lie where the API runs.
+        cleaning = keep_results(settings, link=Link(url, Purpose.API_READ), log=log, is_own=True)
+        works = (end(), desk.hub.run(), cleaning, *(pool.tend() for pool in pools))
+        beside = [group.create_task(each) for each in works]
         await server.serve(sockets=[at])
         for each in beside:
             each.cancel()

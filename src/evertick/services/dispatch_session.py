@@ -7,48 +7,40 @@ slow executor holds up nothing. What it knows is in the database: the next sessi
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from contextlib import suppress
 
-import psycopg
+from psycopg import AsyncConnection
 
 from evertick.config import Settings
-from evertick.domain.attempt import session_text
-from evertick.domain.errors import PostgresUnavailable
 from evertick.engine.dispatch import NeverBegan, QueuedEnd, end_queued
 from evertick.engine.extend import Held, Request
 from evertick.execution.linux import boot_seconds
 from evertick.execution.remote import Phase, RemoteExecutor
 from evertick.services import metrics
 from evertick.services.agent_tokens import AgentTokens
-from evertick.services.contact import Contact
 from evertick.services.dispatch_chores import Chore, chore_for
 from evertick.services.dispatch_claiming import DispatchClaiming
 from evertick.services.dispatch_pause import Pause
 from evertick.services.dispatch_pool import Pool
-from evertick.services.duty import Duty
 from evertick.services.events import Log
 from evertick.services.heartbeat import Beat, Heartbeat
-from evertick.services.joining import join
 from evertick.services.leaving import Ending
-from evertick.services.link import Link, Waker, keep_listening
+from evertick.services.link import keep_listening
 from evertick.services.listening import DEFAULT_PORT
-from evertick.services.loop import UNREACHABLE, keep_trying, run_loop
+from evertick.services.loop import run_loop
 from evertick.services.neighbours import Neighbours
 from evertick.services.observing import Observing
 from evertick.services.remote_ends import RemoteEnds
-from evertick.services.submitting import Desk, Submitting, name_of, never_began
+from evertick.services.result_cleaning import keep_results
+from evertick.services.stay import Stay
+from evertick.services.submitting import Desk, Submitting, as_trouble, name_of, never_began
 from evertick.services.versions import Versions
-from evertick.services.watch import SELDOM_SECONDS
-from evertick.services.whoami import new_runner
-from evertick.store import dispatch, runners
-from evertick.store.db import Purpose
+from evertick.store import dispatch
 from evertick.store.dispatch import DispatchRow
 from evertick.store.wake import Channel
 
 MOST_ADOPTED = 1000
-GOODBYE_SECONDS = 5.0
 
 
 class DispatchSession:
@@ -63,18 +55,12 @@ class DispatchSession:
         request: Request | None,
     ) -> None:
         """`executor` is entered here. `request` is what was asked of the session before, and still holds."""
-        self.session = secrets.randbits(63)
-        self._me = new_runner(self.session, settings, request=request)
-        named = {"name": self._me.name} if self._me.name else {}
-        self._log = log.bind(runner=self._me.runner_id, **named, session=session_text(self.session))
-        self.duty = Duty(request, log=self._log)
+        stay = self._stay = Stay(settings, url=url, log=log, request=request)
+        self.session, self.duty, self._log = stay.session, stay.duty, stay.log
         self._settings, self._url, self._executor = settings, url, executor
-        self._hot, self._side = Link(url, Purpose.HOT), Link(url, Purpose.PLANNING)
-        self._waker = Waker(url, is_enabled=settings.notify, log=self._log, look_seconds=SELDOM_SECONDS)
+        self._hot, self._side, self._waker, self._contact = stay.hot, stay.side, stay.waker, stay.contact
+        self._wake = stay.wake
         self._claiming = DispatchClaiming(settings, session=self.session)
-        self._contact = Contact(settings.lost_after_seconds, now=boot_seconds())
-        self._ending, self._is_leaving = Ending.STOPPED, False
-        self._wake, self._over, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._listed: list[DispatchRow] = []
         self._asked: dict[int, float] = {}
         self._done_at: dict[int, int] = {}
@@ -103,21 +89,15 @@ class DispatchSession:
 
     def leave(self) -> None:
         """End it: what is being handed over may be within the grace, and what was not tried yet is given back."""
-        self._over.set()
-        self._wake.set()
+        self._stay.leave()
 
     def hurry(self) -> None:
         """End it without a grace."""
-        self._hurry.set()
-        self.leave()
+        self._stay.leave_at_once()
 
     async def run(self) -> Ending:
-        try:
-            await self._register()
-        except UNREACHABLE as error:
-            # It was asked to stop before it could even begin.
-            self._log.warning("left_without_goodbye", error=error)
-            return self._ending
+        if not await self._stay.begin(self._contact.note_heard, self._look_around, executor=self._stay.me.executor):
+            return self._stay.ending
         self._heartbeat = Heartbeat(
             self._settings, url=self._url, session=self.session, held=_nothing, on_beat=self._on_beat, log=self._log
         )
@@ -131,19 +111,18 @@ class DispatchSession:
                 self._chores.run(),
                 self._observing.run(),
                 self._neighbours.run(),
+                keep_results(self._settings, link=self._side, log=self._log),
             ]
             if self._settings.notify:
                 works.append(keep_listening(self._url, _HEARD, self._on_wake, log=self._log))
             background = [group.create_task(work) for work in works]
-            await run_loop(self.tick, wake=self._wake, stop=self._over, name="dispatcher", log=self._log)
+            await run_loop(self.tick, wake=self._wake, stop=self._stay.over, name="dispatcher", log=self._log)
             await self._leave()
             for task in background:
                 task.cancel()
         self._heartbeat.stop()
-        for link in (self._hot, self._side):
-            await link.close()
-        await self._waker.close()
-        return self._ending
+        await self._stay.close()
+        return self._stay.ending
 
     async def tick(self) -> float:
         """Read the list, have done what is to be done, and claim as much as there is room for."""
@@ -166,7 +145,7 @@ class DispatchSession:
         return 0.0 if claimed else self._settings.tick_seconds
 
     def _free(self) -> int:
-        if self._is_leaving or not self.duty.is_free or not self._contact.may_claim(boot_seconds()):
+        if self._stay.is_leaving or not self.duty.is_free or not self._contact.may_claim(boot_seconds()):
             self._look_if_idle()
             return 0
         waiting = sum(chore_is_open(row) and not self._pool.has(row.session) for row in self._listed)
@@ -183,7 +162,8 @@ class DispatchSession:
         if is_in_hand or self._chores.has(row.session):
             return
         now, looks = time.monotonic(), self._observing.looks
-        asked_at = self._asked.setdefault(row.session, now) if row.request is not None else now
+        shall_end = row.request is not None or row.state is None
+        asked_at = self._asked.setdefault(row.session, now) if shall_end else now
         seen = (self._observing.seen or {}).get(name_of(row))
         chore = chore_for(
             row,
@@ -193,16 +173,15 @@ class DispatchSession:
             grace_seconds=self._settings.stop_grace_seconds,
         )
         if chore is Chore.SUBMIT:
-            if not self._is_leaving and self._pause.is_over:
+            if not self._stay.is_leaving and self._pause.is_over:
                 self._submitting.offer(row)
         elif chore is not None and self._done_at.get(row.session) != looks:
             self._done_at[row.session] = looks
             self._chores.offer(row.session, lambda: self._ends.carry_out(chore, row, seen))
-        elif (
-            seen is not None and seen.phase is Phase.WAITING and seen.reason is not None and row.trouble != seen.reason
-        ):
-            trouble = {"session": row.session, "trouble": seen.reason[:1000], "seconds": None}
-            self._chores.offer(row.session, lambda: self._note(trouble))
+        elif seen is not None and seen.phase is Phase.WAITING and seen.reason is not None:
+            trouble = {"session": row.session, "trouble": as_trouble(seen.reason), "seconds": None}
+            if trouble["trouble"] != row.trouble:
+                self._chores.offer(row.session, lambda: self._note(trouble))
 
     async def _note(self, trouble: dict[str, object]) -> None:
         await dispatch.note_troubles(await self._side.get(), owner=self.session, troubles=[trouble])
@@ -222,32 +201,18 @@ class DispatchSession:
         self._waker.wake(Channel.READY)
         self._waker.wake(Channel.PLAN)
 
-    async def _register(self) -> None:
-        await keep_trying(self._join, stop=self._over, name="register", log=self._log)
-        served = {"queues": ",".join(self._me.queues), "executor": self._me.executor}
-        self._log.info("started", slots=self._me.slots, **served, pid=self._me.pid)
-
-    async def _join(self) -> None:
-        conn = await self._side.get()
-        self._contact.note_heard(boot_seconds())
-        await join(conn, self._me, tells=self._settings.notify, log=self._log)
+    async def _look_around(self, conn: AsyncConnection) -> None:
         await self._claiming.warn_if_idle(conn, log=self._log)
 
     def _on_beat(self, beat: Beat) -> None:
         if beat.reply.is_gone:
-            if self._ending is not Ending.BURIED:
-                self._ending = Ending.BURIED
-                self._log.error("buried", attempts=len(self._listed))
-                self.leave()
-            return
-        if self._contact.note_heard(beat.sent_at) and self.duty.hear(beat.reply.request):
+            self._stay.note_burial(len(self._listed))
+        elif self._contact.note_heard(beat.sent_at) and self.duty.hear(beat.reply.request):
             self._wake.set()
 
     def _look_if_idle(self) -> None:
-        if not self._listed and self.duty.note_idle() and not self._over.is_set():
-            self._ending = Ending.DISMISSED
-            self._log.info("dismissed")
-            self.leave()
+        if not self._listed:
+            self._stay.note_idle()
 
     def _on_wake(self, channel: Channel) -> None:
         match channel:
@@ -261,23 +226,16 @@ class DispatchSession:
 
     async def _leave(self) -> None:
         """What is being handed over may be, what was never tried is given back, and the rest waits for whoever comes next."""
-        self._is_leaving = True
-        self._log.info("stopping", attempts=len(self._listed), reason=self._ending.value)
+        self._stay.is_leaving = True
+        self._log.info("stopping", attempts=len(self._listed), reason=self._stay.ending.value)
         self._pool.forget_waiting()
-        if self._ending is not Ending.BURIED:
+        if self._stay.ending is not Ending.BURIED:
             await self._finish_handing_over()
-        try:
-            async with asyncio.timeout(GOODBYE_SECONDS):
-                if self._ending is not Ending.BURIED:
-                    await self._give_back()
-                await runners.leave(await self._side.get(), self.session)
-        except (TimeoutError, psycopg.Error, PostgresUnavailable, OSError) as error:
-            self._log.warning("left_without_goodbye", error=error)
-        self._log.info("stopped", reason=self._ending.value)
+        await self._stay.say_goodbye(self._give_back)
 
     async def _finish_handing_over(self) -> None:
         async with asyncio.TaskGroup() as group:
-            waits = [group.create_task(self._pool.wait_until_idle()), group.create_task(self._hurry.wait())]
+            waits = [group.create_task(self._pool.wait_until_idle()), group.create_task(self._stay.hurry.wait())]
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.stop_grace_seconds):
                     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -285,6 +243,8 @@ class DispatchSession:
                 wait.cancel()
 
     async def _give_back(self) -> None:
+        if self._stay.ending is Ending.BURIED:
+            return
         conn = await self._side.get()
         rows = [
             row for row in await dispatch.list_of(conn, owner=self.session) if row.state == "queued" and not row.tries

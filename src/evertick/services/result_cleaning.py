@@ -31,11 +31,18 @@ def result_files(settings: Settings) -> ResultFiles:
     )
 
 
-async def keep_results(settings: Settings, *, link: Link, log: Log) -> None:
-    """Until canceled."""
+async def keep_results(settings: Settings, *, link: Link, log: Log, is_own: bool = False) -> None:
+    """Until canceled, by every process that keeps such files. `is_own`: nobody else uses the link, and it is closed in between."""
     store = open_store(settings)
 
     async def tick() -> float:
+        try:
+            return await clean()
+        finally:
+            if is_own:
+                await link.close()
+
+    async def clean() -> float:
         count = await remove_orphans(settings, link)
         if store is not None:
             try:

@@ -7,14 +7,14 @@ sits between tasks. Never starts what it has not claimed, and never claims more 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 
 import psycopg
+from psycopg import AsyncConnection
 
 from evertick.config import Settings
-from evertick.domain.attempt import Outcome, OutcomeKind, session_text
+from evertick.domain.attempt import Outcome, OutcomeKind
 from evertick.domain.errors import PostgresUnavailable
 from evertick.engine.extend import Held, Request
 from evertick.engine.step import Stepped
@@ -27,33 +27,26 @@ from evertick.services import metrics
 from evertick.services.changeover import Changeover
 from evertick.services.claiming import Claiming
 from evertick.services.code_cleaning import keep_clean
-from evertick.services.contact import Contact
-from evertick.services.duty import Duty
 from evertick.services.events import Log
 from evertick.services.grants import Grants
 from evertick.services.hearing import Hearing
 from evertick.services.heartbeat import Heartbeat
 from evertick.services.holding import Holding
-from evertick.services.joining import join
 from evertick.services.leaving import Ending, stop_within
-from evertick.services.link import Link, Waker, keep_listening
-from evertick.services.loop import UNREACHABLE, keep_trying, run_loop
+from evertick.services.link import keep_listening
+from evertick.services.loop import keep_trying, run_loop
 from evertick.services.neighbours import Neighbours
 from evertick.services.reporting import show_finished, show_refused, tell
 from evertick.services.result_cleaning import keep_results, result_files
 from evertick.services.shipping import LogService, last_lines, ship
 from evertick.services.starting import Starting
+from evertick.services.stay import Stay
 from evertick.services.storing import Storing
 from evertick.services.versions import unpacked
-from evertick.services.watch import SELDOM_SECONDS
-from evertick.services.whoami import new_runner
-from evertick.store import runners
-from evertick.store.db import Purpose
 from evertick.store.wake import Channel
 
 MOST_REPORTS = 500
 TELL_AGAIN_SECONDS = 5.0
-GOODBYE_SECONDS = 5.0
 
 
 class RunnerSession:
@@ -67,21 +60,14 @@ class RunnerSession:
         request: Request | None = None,
     ) -> None:
         """`request` is what was asked of the session before, and still holds."""
-        self.session = secrets.randbits(63)
-        self._me = new_runner(self.session, settings, request=request)
-        named = {"name": self._me.name} if self._me.name else {}
-        self._log = log.bind(runner=self._me.runner_id, **named, session=session_text(self.session))
-        self.duty = Duty(request, log=self._log)
+        stay = self._stay = Stay(settings, url=url, log=log, request=request)
+        self.session, self.duty, self._log = stay.session, stay.duty, stay.log
         self._settings, self._url, self._environment = settings, url, environment
-        self._hot, self._side = Link(url, Purpose.HOT), Link(url, Purpose.PLANNING)
-        self._waker = Waker(url, is_enabled=settings.notify, log=self._log, look_seconds=SELDOM_SECONDS)
+        self._hot, self._side, self._waker, self._contact = stay.hot, stay.side, stay.waker, stay.contact
+        self._wake, self._over, self._hurry = stay.wake, stay.over, stay.hurry
         self._claiming = Claiming(settings, session=self.session)
         self._holding = Holding(settings.runner_slots)
-        self._contact = Contact(settings.lost_after_seconds, now=boot_seconds())
         self._changeover = Changeover(self._holding.holds, ask=lambda: self._heartbeat.beat_now())
-        self._is_leaving = False
-        self._ending = Ending.STOPPED
-        self._wake, self._over, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
         cap = LogCap(head_bytes=settings.log_head_bytes, tail_bytes=settings.log_tail_bytes)
         self._executor = LocalExecutor(
             slots=settings.runner_slots,
@@ -120,21 +106,17 @@ class RunnerSession:
 
     def leave(self) -> None:
         """End it: what runs may finish within the grace, and the rest is given back."""
-        self._over.set()
-        self._wake.set()
+        self._stay.leave()
 
     def hurry(self) -> None:
         """End it without a grace."""
-        self._hurry.set()
-        self.leave()
+        self._stay.leave_at_once()
 
     async def run(self) -> Ending:
-        try:
-            await self._register()
-        except UNREACHABLE as error:
-            # It was asked to stop before it could even begin.
-            self._log.warning("left_without_goodbye", error=error, unreported=0)
-            return self._ending
+        self._settings.spool_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        served = {"match": ",".join(self._stay.me.match)} if self._stay.me.match else {}
+        if not await self._stay.begin(self._hearing.note_heard, self._look_around, **served):
+            return self._stay.ending
         self._heartbeat = Heartbeat(
             self._settings,
             url=self._url,
@@ -157,15 +139,13 @@ class RunnerSession:
             for task in background:
                 task.cancel()
         self._heartbeat.stop()
-        for link in (self._hot, self._side):
-            await link.close()
-        await self._waker.close()
-        return self._ending
+        await self._stay.close()
+        return self._stay.ending
 
     async def tick(self) -> float:
         """Report what ended and claim as much as there are free slots, in one round trip."""
         self._starting.start_soon()
-        may_claim = not self._is_leaving and self.duty.is_free and self._contact.may_claim(boot_seconds())
+        may_claim = not self._stay.is_leaving and self.duty.is_free and self._contact.may_claim(boot_seconds())
         free = self._holding.free if may_claim else 0
         ended, since = self._holding.take_ended(MOST_REPORTS)
         if not ended and free <= 0:
@@ -214,18 +194,7 @@ class RunnerSession:
         self._holding.put_back(outcomes)
         self._wake.set()
 
-    async def _register(self) -> None:
-        self._settings.spool_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        await keep_trying(self._join, stop=self._over, name="register", log=self._log)
-        served = {"queues": ",".join(self._me.queues)}
-        if self._me.match:
-            served["match"] = ",".join(self._me.match)
-        self._log.info("started", slots=self._me.slots, **served, pid=self._me.pid)
-
-    async def _join(self) -> None:
-        conn = await self._side.get()
-        self._hearing.note_heard(boot_seconds())
-        await join(conn, self._me, tells=self._settings.notify, log=self._log)
+    async def _look_around(self, conn: AsyncConnection) -> None:
         await self._claiming.warn_if_idle(conn, log=self._log)
 
     def _on_started(self) -> None:
@@ -259,17 +228,11 @@ class RunnerSession:
             await ship(await self._side.get(), session=self.session, chunks=late)
 
     def _on_buried(self) -> None:
-        if self._ending is not Ending.BURIED:
-            self._ending = Ending.BURIED
-            self._log.error("buried", attempts=self._holding.active)
-            self.leave()
+        self._stay.note_burial(self._holding.active)
 
     def _look_if_idle(self) -> None:
-        is_idle = self._contact.is_certain and not self._holding.active and not self._holding.has_ended
-        if is_idle and self.duty.note_idle() and not self._over.is_set():
-            self._ending = Ending.DISMISSED
-            self._log.info("dismissed")
-            self.leave()
+        if self._contact.is_certain and not self._holding.active and not self._holding.has_ended:
+            self._stay.note_idle()
 
     def _on_neighbour_buried(self) -> None:
         self._waker.wake(Channel.READY)
@@ -293,12 +256,12 @@ class RunnerSession:
 
     async def _leave(self) -> None:
         """Let attempts end within the grace, stop the rest, report everything as it ends, and say goodbye."""
-        self._is_leaving = True
-        self._log.info("stopping", attempts=self._holding.active, reason=self._ending.value)
+        self._stay.is_leaving = True
+        self._log.info("stopping", attempts=self._holding.active, reason=self._stay.ending.value)
         is_over = asyncio.Event()
 
         async def stop_attempts() -> None:
-            grace = 0.0 if self._ending is Ending.BURIED else self._settings.stop_grace_seconds
+            grace = 0.0 if self._stay.ending is Ending.BURIED else self._settings.stop_grace_seconds
             await stop_within(self._executor, grace, self._hurry)
             await self._storing.give_up()
             is_over.set()
@@ -307,14 +270,11 @@ class RunnerSession:
         async with asyncio.TaskGroup() as group:
             group.create_task(stop_attempts())
             await run_loop(self.tick, wake=self._wake, stop=is_over, name="runner", log=self._log)
-        try:
-            async with asyncio.timeout(GOODBYE_SECONDS):
-                while self._holding.has_ended:
-                    await self.tick()
-                await runners.leave(await self._side.get(), self.session)
-        except (TimeoutError, psycopg.Error, PostgresUnavailable, OSError) as error:
-            self._log.warning("left_without_goodbye", error=error, unreported=self._holding.unreported)
-        self._log.info("stopped", reason=self._ending.value)
+        await self._stay.say_goodbye(self._tell_the_rest, unreported=lambda: self._holding.unreported)
+
+    async def _tell_the_rest(self) -> None:
+        while self._holding.has_ended:
+            await self.tick()
 
 
 _HEARD = [Channel.READY, Channel.STOP, Channel.JOIN]

@@ -1,0 +1,108 @@
+"""One stay of a runner among those that live: who it is, its lines to the database, and how it comes to its end.
+
+The same for those that run tasks and for those that hand them to an executor elsewhere. Decides nothing about tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+
+import psycopg
+from psycopg import AsyncConnection
+
+from evertick.config import Settings
+from evertick.domain.attempt import session_text
+from evertick.domain.errors import PostgresUnavailable
+from evertick.engine.extend import Request
+from evertick.execution.linux import boot_seconds
+from evertick.services.contact import Contact
+from evertick.services.duty import Duty
+from evertick.services.events import Log
+from evertick.services.joining import join
+from evertick.services.leaving import Ending
+from evertick.services.link import Link, Waker
+from evertick.services.loop import UNREACHABLE, keep_trying
+from evertick.services.watch import SELDOM_SECONDS
+from evertick.services.whoami import new_runner
+from evertick.store import runners
+from evertick.store.db import Purpose
+
+GOODBYE_SECONDS = 5.0
+
+
+class Stay:
+    """`over` is set when it shall end, `hurry` when it shall do so without a grace; `wake` wakes the session's loop."""
+
+    def __init__(self, settings: Settings, *, url: str, log: Log, request: Request | None) -> None:
+        """`request` is what was asked of the session before, and still holds."""
+        self.session = secrets.randbits(63)
+        self.me = new_runner(self.session, settings, request=request)
+        named = {"name": self.me.name} if self.me.name else {}
+        self.log = log.bind(runner=self.me.runner_id, **named, session=session_text(self.session))
+        self.duty = Duty(request, log=self.log)
+        self.hot, self.side = Link(url, Purpose.HOT), Link(url, Purpose.PLANNING)
+        self.waker = Waker(url, is_enabled=settings.notify, log=self.log, look_seconds=SELDOM_SECONDS)
+        self.contact = Contact(settings.lost_after_seconds, now=boot_seconds())
+        self.wake, self.over, self.hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.ending, self.is_leaving = Ending.STOPPED, False
+        self._tells = settings.notify
+
+    def leave(self) -> None:
+        self.over.set()
+        self.wake.set()
+
+    def leave_at_once(self) -> None:
+        self.hurry.set()
+        self.leave()
+
+    async def begin(
+        self, heard: Callable[[float], object], look: Callable[[AsyncConnection], Awaitable[None]], **served: str
+    ) -> bool:
+        """Join those that live, then `look` around; `heard` is told when the database was there. False if it was asked to stop
+        before it could: then there is nothing to do.
+        """
+
+        async def register() -> None:
+            conn = await self.side.get()
+            heard(boot_seconds())
+            await join(conn, self.me, tells=self._tells, log=self.log)
+            await look(conn)
+
+        try:
+            await keep_trying(register, stop=self.over, name="register", log=self.log)
+        except UNREACHABLE as error:
+            self.log.warning("left_without_goodbye", error=error)
+            return False
+        self.log.info("started", slots=self.me.slots, queues=",".join(self.me.queues), **served, pid=self.me.pid)
+        return True
+
+    def note_burial(self, attempts: int) -> None:
+        """Others gave it up: it ends, and what it had is theirs."""
+        if self.ending is not Ending.BURIED:
+            self.ending = Ending.BURIED
+            self.log.error("buried", attempts=attempts)
+            self.leave()
+
+    def note_idle(self) -> None:
+        """It has nothing left: whoever was asked to leave then does so."""
+        if self.duty.note_idle() and not self.over.is_set():
+            self.ending = Ending.DISMISSED
+            self.log.info("dismissed")
+            self.leave()
+
+    async def say_goodbye(self, last: Callable[[], Awaitable[None]], **left: Callable[[], int]) -> None:
+        """Once `last` is done, but not for long: a database that does not answer is left without. `left` is told then."""
+        try:
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                await last()
+                await runners.leave(await self.side.get(), self.session)
+        except (TimeoutError, psycopg.Error, PostgresUnavailable, OSError) as error:
+            self.log.warning("left_without_goodbye", error=error, **{name: count() for name, count in left.items()})
+        self.log.info("stopped", reason=self.ending.value)
+
+    async def close(self) -> None:
+        for link in (self.hot, self.side):
+            await link.close()
+        await self.waker.close()
