@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +37,24 @@ def settings(tmp_path: Path, server: S3Server) -> Settings:
     )
 
 
+async def test_a_storage_that_hangs_stops_nothing_else_that_is_done_in_threads(
+    app: FastAPI, desk: Desk, conn: AsyncConnection
+) -> None:
+    (one,) = await dispatch_all(app, desk, conn)
+    await one.begin()
+    raw, digest, _ = large("x")
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        mute.setblocking(False)
+        desk.settings = replace(desk.settings, storage_endpoint=f"http://127.0.0.1:{mute.getsockname()[1]}")
+        putting = asyncio.create_task(one.agent.put(f"{AGENT}/results/{digest}", content=raw))
+        line, _ = await asyncio.get_running_loop().sock_accept(mute)
+        async with asyncio.timeout(10):
+            assert await asyncio.to_thread(lambda: "done") == "done"
+        line.close()
+        assert (await putting).status_code == 502
+
+
 async def test_a_result_that_one_api_took_is_known_and_read_at_another(
     app: FastAPI, desk: Desk, conn: AsyncConnection, database: str, server: S3Server, tmp_path: Path
 ) -> None:
@@ -57,6 +78,6 @@ async def test_a_result_that_one_api_took_is_known_and_read_at_another(
         await down.begin()
         assert (await down.agent.get(f"{AGENT}/results/{digest}")).content == raw
     finally:
-        for pool in (other_desk.readers, other_desk.writers):
+        for pool in (other_desk.readers, other_desk.writers, other_desk.agents):
             for _, link in pool._idle:
                 await link.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
@@ -21,6 +22,7 @@ from evertick.domain.errors import AnswerLost, EvertickError, Forbidden, Invalid
 from evertick.services.agent_tokens import AgentTokens
 from evertick.services.events import Log
 from evertick.services.grants import Grants
+from evertick.services.storing import MOST_TRANSFERS
 from evertick.services.versions import Versions
 from evertick.store import access, dags
 from evertick.store.dags import DagRow
@@ -51,6 +53,7 @@ class Desk:
     log_seats: Seats = field(init=False)
     agents: Pool = field(init=False)
     stop_watch: StopWatch = field(init=False)
+    storage_threads: ThreadPoolExecutor = field(init=False)
     versions: Versions = field(init=False)
     _agent_tokens: AgentTokens | None = field(default=None, init=False)
     _grants: Grants | None = field(default=None, init=False)
@@ -62,6 +65,8 @@ class Desk:
         self.log_seats = Seats(most=MOST_LOG_STREAMS, most_of_user=MOST_LOG_STREAMS_OF_USER)
         self.agents = Pool(self.url, Purpose.API_WRITE, AGENTS)
         self.stop_watch = StopWatch(self.agents)
+        # Their own, so that a storage that hangs stops nothing else that is done in threads: names of servers are looked up there.
+        self.storage_threads = ThreadPoolExecutor(MOST_TRANSFERS, thread_name_prefix="storage")
         self.versions = Versions()
 
     @property

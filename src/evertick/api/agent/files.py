@@ -10,10 +10,10 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as PathParameter
@@ -27,6 +27,7 @@ from evertick.services.object_store import open_store
 from evertick.services.storing import stored_name
 from evertick.store import agents
 
+T = TypeVar("T")
 OCTETS = "application/octet-stream"
 Hash = Annotated[str, PathParameter(pattern=r"^[0-9a-f]{64}$")]
 _BYTES: dict[int | str, dict[str, Any]] = {
@@ -65,7 +66,7 @@ async def read_result(agent: Who, sha256: Hash) -> FileResponse:
                 "The file of a large result is not where the API looks for it: runners and API need one EVERTICK_RESULTS_FOLDER"
                 " that all of them share, or EVERTICK_STORAGE."
             )
-        await asyncio.to_thread(store.get, stored_name(key.run_id, sha256), path, content_hash=sha256)
+        await _transfer(agent, lambda: store.get(stored_name(key.run_id, sha256), path, content_hash=sha256))
     return FileResponse(path, media_type=OCTETS)
 
 
@@ -87,7 +88,7 @@ async def put_result(agent: Who, sha256: Hash, request: Request) -> Response:
     if (store := open_store(agent.desk.settings)) is not None:
         # Also what was here already: the last time the storage may have been away. An agent asks again until it is not.
         name = stored_name(agent.bearer.key.run_id, sha256)
-        await asyncio.to_thread(store.put, name, folder / sha256, content_hash=sha256)
+        await _transfer(agent, lambda: store.put(name, folder / sha256, content_hash=sha256))
     return Response(status_code=204)
 
 
@@ -106,7 +107,11 @@ async def _is_here(agent: Agent, sha256: str) -> bool:
     store = open_store(agent.desk.settings)
     if store is None:
         return await asyncio.to_thread((_folder(agent) / sha256).is_file)
-    return await asyncio.to_thread(store.has, stored_name(agent.bearer.key.run_id, sha256))
+    return await _transfer(agent, lambda: store.has(stored_name(agent.bearer.key.run_id, sha256)))
+
+
+async def _transfer(agent: Agent, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(agent.desk.storage_threads, work)
 
 
 def _folder(agent: Agent) -> Path:
