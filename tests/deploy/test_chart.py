@@ -256,6 +256,7 @@ def test_only_a_runner_that_makes_pods_has_rights_in_the_cluster_and_only_where_
         ({"settings": {"EVERTICK_DATABASE_URL": "postgresql://a:b@c/d"}}, "EVERTICK_DATABASE_URL"),
         ({"image": {"digest": "latest"}}, "digest"),
         ({"storage": {"url": "s3://attic"}}, "storage.url needs storage.secret"),
+        ({"runners": {"a": {"executor": "kubernetes"}}}, "executor: kubernetes needs kubernetes.agentKeys.secret"),
     ],
 )
 def test_a_value_that_is_wrong_is_refused_by_its_name(values: Values, told: str) -> None:
