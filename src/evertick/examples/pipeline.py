@@ -3,11 +3,11 @@
 `evertick dags trigger pipeline --wait`, then `evertick runs list` shows both runs.
 """
 
-from evertick import Param, dag, shell, task, trigger_dag
+from evertick import Param, TaskContext, dag, shell, task, trigger_dag
 
 
 @task
-def load(context) -> str:  # type: ignore[no-untyped-def]
+def load(context: TaskContext) -> str:
     return f"loaded {context.params['table']}"
 
 
