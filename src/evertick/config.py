@@ -274,6 +274,18 @@ def read_settings(environment: Mapping[str, str] | None = None, **overrides: obj
     return settings
 
 
+def variables() -> list[str]:
+    """The names of all settings, as the environment has them."""
+    return [_variable(each.name) for each in fields(Settings)]
+
+
+def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
+    """Those that look like ours and are no setting. EVERTICK_SECRET__DB is a stored value."""
+    env = os.environ if environment is None else environment
+    ours = (name for name in sorted(env) if name.upper().startswith("EVERTICK_") and "__" not in name)
+    return [name for name in ours if name not in variables()]
+
+
 def _standard_collector(env: Mapping[str, str]) -> str | None:
     """Where the variables of OpenTelemetry itself say that traces go."""
     return env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None

@@ -16,12 +16,15 @@ import airflow_client.client as airflow
 import pytest
 import pytest_asyncio
 
+from evertick.domain.after import Asset, after
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dag import TaskKind
 from evertick.domain.params import Param, declare_params
 from evertick.domain.waiting import WaitKind, WaitSpec
 from evertick.engine.clear import clear, select_tasks
 from evertick.engine.decide_approval import Decision, decide_approval, find_approval
+from evertick.engine.fire import fire
+from evertick.engine.hear import hear as hear_arrivals
 from evertick.engine.publish import publish
 from evertick.execution.bundle import pack
 from evertick.store import dags, logs, runs
@@ -29,17 +32,28 @@ from evertick.store.logs import NewChunk
 from tests.api.airflow_world import JANUARY, World, operations, people, served
 from tests.api.test_airflow_lists import LISTS
 from tests.databases import Cluster
+from tests.engine.test_after import waiting
 from tests.engine.test_mapping import THREE
-from tests.engine.world import T0, make_dag, names_of, put, run_state, states, value
+from tests.engine.world import T0, lead, make_dag, names_of, put, run_state, states, value
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+# What clients seldom call: the only operations that may be absent.
+TIER_3 = {
+    *("favorite_dag", "unfavorite_dag", "clear_dag_run_partitions", "patch_task_group_instances"),
+    *("patch_task_group_instances_dry_run", "get_external_log_url", "get_extra_links", "get_hitl_detail_try_detail"),
+    *("list_task_state_store", "get_task_state_store", "set_task_state_store", "patch_task_state_store"),
+    *("delete_task_state_store", "clear_task_state_store", "list_asset_state_store", "get_asset_state_store"),
+    *("set_asset_state_store", "delete_asset_state_store", "clear_asset_state_store", "create_default_connections"),
+    *("enqueue_connection_test", "get_connection_test", "get_asset_aliases", "get_asset_alias", "list_dag_warnings"),
+    *("reparse_dag_file", "get_jobs", "get_config", "get_config_value", "get_plugins", "import_errors"),
+    *("get_providers", "login", "logout"),
+}
 # The client's name: why there is nothing to call. The answer is 404, or 405 where another method has that path.
 ABSENT = {
     "clear_asset_state_store": "no state stores",
     "clear_dag_run_partitions": "no partitions",
     "clear_task_state_store": "no state stores",
-    "create_asset_event": "an asset is updated by its task",
     "delete_asset_state_store": "no state stores",
     "delete_task_state_store": "no state stores",
     "enqueue_connection_test": "a server does not connect to wherever it is told",
@@ -74,6 +88,7 @@ async def test_every_operation_has_a_scenario_or_says_why_it_is_absent() -> None
     assert len(known) > 120
     assert set(scenarios()) | set(LISTS) | set(ABSENT) == known
     assert not set(ABSENT) & (set(scenarios()) | set(LISTS))
+    assert set(ABSENT) <= TIER_3 <= known, "what clients call often is there"
 
 
 async def fresh(world: World, name: str, **options: Any) -> str:
@@ -935,6 +950,66 @@ async def op_materialize_asset(world: World) -> None:
 
 async def op_get_asset_aliases(world: World) -> None:
     assert (await world.client("get_asset_aliases")).asset_aliases == []
+
+
+async def op_create_asset_event(world: World) -> None:
+    """It is on record, and starts what waits for it alone: the run names it, and it names the run."""
+    spec = waiting("after_prices", after(Asset("prices")))
+    await put(world.conn, spec)
+    asset = next(each.id for each in (await world.client("get_assets")).assets if each.name == "prices")
+    body = airflow.CreateAssetEventsBody(asset_id=asset, extra={"rows": 7})
+    made = await world.client("create_asset_event", body)
+    assert (made.asset_id, made.name, made.uri, made.group) == (asset, "prices", "prices", "asset")
+    assert made.extra == {"rows": 7, "from_rest_api": True} and made.created_dagruns == []
+    assert (made.source_dag_id, made.source_task_id, made.source_run_id, made.source_map_index) == (
+        None,
+        None,
+        None,
+        -1,
+    )
+    query = "select extra || jsonb_build_object('by', updated_by) from asset_update where asset = 'prices'"
+    assert await value(world.conn, query) == {"rows": 7, "from_rest_api": True, "by": "user:root"}
+    await fire_only(world, "after_prices")
+    (run,) = (await world.client("get_dag_runs", "after_prices")).dag_runs
+    (listed,) = (await world.client("get_asset_events", asset_id=asset)).asset_events
+    assert (listed.id, listed.timestamp, listed.extra) == (made.id, made.timestamp, made.extra)
+    assert [(each.dag_id, each.run_id) for each in listed.created_dagruns] == [("after_prices", run.dag_run_id)]
+    (before,) = (await world.client("get_upstream_asset_events", "after_prices", run.dag_run_id)).asset_events
+    assert (before.id, before.extra, before.source_run_id) == (made.id, made.extra, None)
+    again = await world.client("create_asset_event", airflow.CreateAssetEventsBody(asset_id=asset))
+    assert again.id != made.id and again.extra == {"from_rest_api": True}
+    down = (await world.client("get_asset_events", asset_id=asset, order_by=["-timestamp"])).asset_events
+    assert {each.id for each in down} == {made.id, again.id}
+    for wrong, status in (
+        ({"asset_id": 1}, 404),
+        ({"asset_id": asset, "partition_key": "p"}, 400),
+        ({"asset_id": asset, "access_control": airflow.AssetEventAccessControl(consumer_teams=["a"])}, 400),
+        ({"asset_id": asset, "extra": {"x": "y" * 70_000}}, 400),
+        ({"asset_id": asset, "unknown": 1}, 422),
+    ):
+        assert await world.client.status_of("create_asset_event", wrong_event(wrong)) == status, status
+    assert await value(world.conn, "select count(*) from asset_update") == 2, "what is refused is not on record"
+
+
+async def fire_only(world: World, dag: str) -> None:
+    """What has arrived is heard of, and this DAG fires. Others, and who leads, are as before."""
+    others = (
+        "update schedule_state s set paused = %s from schedule c join dag d using (dag_id)"
+        " where c.schedule_id = s.schedule_id and not d.paused and d.name <> %s"
+    )
+    await world.conn.execute(others, [True, dag])
+    epoch = await lead(world.conn)
+    await hear_arrivals(world.conn, shard=0, epoch=epoch, batch=100)
+    await fire(world.conn, shard=0, epoch=epoch, batch=100)
+    await world.conn.execute("update shard set lease_until = null")
+    await world.conn.execute(others, [False, dag])
+
+
+def wrong_event(fields: dict[str, Any]) -> Any:
+    return airflow.CreateAssetEventsBody(
+        **{name: value for name, value in fields.items() if name != "unknown"},
+        additional_properties={name: value for name, value in fields.items() if name == "unknown"},
+    )
 
 
 async def hear(world: World) -> None:

@@ -87,6 +87,10 @@ async def test_an_unserved_queue_a_broken_file_and_what_was_set_aside(
     [
         ("EVERTICK_RETENTION_DAYS", "0", "retention"),
         ("EVERTICK_ROUTING_FILE", "nothing.toml", "routing_file"),
+        ("EVERTICK_ROUTING_FILE", __file__, "routing_file"),
+        ("EVERTICK_RETENTON_DAYS", "5", "misspelled"),
+        ("EVERTICK_SECRET_KEY", "x", "misspelled"),
+        ("EVERTICK_LOST_AFTER_SECONDS", "5", "settings"),
         ("EVERTICK_DAGS_FOLDER", "nothing", "dags_folder"),
         ("EVERTICK_RUNNER_SLOTS", "10000000", "descriptors"),
         ("EVERTICK_TICK_SECONDS", "nan", "settings"),
@@ -99,6 +103,15 @@ async def test_a_wrong_setting_is_found(
     monkeypatch.setenv(variable, value)
     assert await codes() == {code}
     assert "hunter2" not in (await cli("doctor")).out
+
+
+async def test_a_storage_that_does_not_answer_is_found(
+    well: None, codes: Codes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"": "s3://attic", "_ENDPOINT": "http://127.0.0.1:9", "_KEY_ID": "k", "_SECRET_KEY": "s"}
+    for name, text in given.items():
+        monkeypatch.setenv(f"EVERTICK_STORAGE{name}", text)
+    assert await codes() == {"storage"}
 
 
 async def test_an_open_door_is_found(
@@ -177,6 +190,8 @@ async def test_each_setting_of_a_server_is_judged(conn: AsyncConnection) -> None
         ({"max_connections": 20}, "max_connections"),
         ({"connections": 95}, "connections"),
         ({"role_limit": 5}, "role_limit"),
+        ({"is_standby": True}, "standby"),
+        ({"encoding": "SQL_ASCII"}, "encoding"),
     ):
         assert [each.code for each in judge_server(ServerFacts(**{**fine, **wrong}))] == [code]
 

@@ -20,9 +20,11 @@ from typer.main import get_command
 from evertick.api.app import make_app
 from evertick.api.serving import serve
 from evertick.cli import far
+from evertick.cli.connection import actor
 from evertick.cli.main import COMMANDS, HERE_ONLY
 from evertick.config import Settings, login_file
 from evertick.domain.access import Role
+from evertick.domain.after import Asset, after
 from evertick.domain.attempt import session_text
 from evertick.domain.gates import EXCLUSIVE, GateKind, GateSpec
 from evertick.domain.params import ParamSpec, ParamType
@@ -34,7 +36,8 @@ from evertick.store import logs
 from evertick.store.logs import NewChunk
 from tests.cli.conftest import Cli, Ran
 from tests.cli.test_waiting import asked
-from tests.engine.world import Runner, key_of, make_dag, put, run_state, start, states
+from tests.engine.test_after import waiting
+from tests.engine.world import Runner, key_of, make_dag, put, run_state, start, states, value
 
 CHAIN = {"extract": [], "transform": ["extract"], "load": ["transform"]}
 # Of the database's inside, or of the moment.
@@ -64,13 +67,8 @@ class Both:
     """A command beside the database and the same through a server."""
 
     def __init__(self, cli: Cli, monkeypatch: pytest.MonkeyPatch, *, database: str, address: str, token: str) -> None:
-        self.near_cli, self._patch, self._database, self._address, self._token = (
-            cli,
-            monkeypatch,
-            database,
-            address,
-            token,
-        )
+        self.near_cli, self._patch, self._database = cli, monkeypatch, database
+        self.address, self.token = address, token
 
     async def near(self, *arguments: object) -> Ran:
         self._patch.setenv("EVERTICK_DATABASE_URL", self._database)
@@ -79,8 +77,8 @@ class Both:
 
     async def far(self, *arguments: object) -> Ran:
         self._patch.setenv("EVERTICK_DATABASE_URL", "postgresql://127.0.0.1:1/nothing")
-        self._patch.setenv("EVERTICK_SERVER", self._address)
-        self._patch.setenv("EVERTICK_TOKEN", self._token)
+        self._patch.setenv("EVERTICK_SERVER", self.address)
+        self._patch.setenv("EVERTICK_TOKEN", self.token)
         return await self.near_cli(*arguments)
 
     async def same(self, *arguments: object) -> Any:
@@ -89,6 +87,11 @@ class Both:
         assert (near.status, distant.status) == (0, 0), (near, distant)
         assert plain(distant.json) == plain(near.json), arguments
         return distant.json
+
+
+def beginnings(ran: Ran) -> list[str]:
+    """Of the lines of a table: how long ago something was is told by two clocks."""
+    return [line[:20] for line in ran.out.splitlines()]
 
 
 def plain(document: Any) -> Any:
@@ -283,6 +286,21 @@ async def test_gates_values_events_and_approvals_are_seen_and_changed_from_afar(
     assert "was sent before" in (await both.far("events", "send", "arrived", "--key", "k")).out
     assert (await both.same("events", "list"))["events"][0]["payload"] == {"path": "a"}
     assert await both.same("events", "list", "--name", "arrived")
+    await put(conn, make_dag("maker", {"a": []}, per_task={"a": {"outlets": ("orders",)}}))
+    await put(conn, waiting("taker", after(Asset("orders"), Asset("rates"))))
+    assert [each["name"] for each in (await both.same("assets", "list"))["assets"]] == ["orders", "rates"]
+    assert (await both.far("assets", "list")).out == (await both.near("assets", "list")).out
+    told = await both.far("assets", "update", "orders", "--extra", '{"rows": 7}', "--json")
+    assert told.status == 0 and told.json["update"]["update_id"] == 1, told
+    assert "Told of an update of rates." in (await both.near("assets", "update", "rates")).out
+    assert await value(conn, "select array_agg(updated_by order by update_id) from asset_update") == [
+        "user:ann",
+        actor(),
+    ]
+    for wrong, words in (("nothing", "No DAG updates asset 'nothing'"), ("orders", "must be an object")):
+        for way in (both.near, both.far):
+            ran = await way("assets", "update", wrong, "--extra", "{}" if wrong == "nothing" else "[]")
+            assert ran.status == 2 and words in ran.err, ran
     run = await asked(conn)
     assert (await both.same("approvals", "list"))["approvals"][0]["title"] == "Release?"
     approved = await both.far("approvals", "approve", run, "ask", "--field", "version=2", "--note", "fine", "--json")
@@ -298,8 +316,8 @@ async def test_stored_values_are_kept_from_afar_and_what_is_secret_stays_there(
     def given(text: str) -> None:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 
-    for kind, value in (("variables", "eu"), ("connections", "postgresql://ann:canary@h/db"), ("secrets", "canary-1")):
-        given(value)
+    for kind, text in (("variables", "eu"), ("connections", "postgresql://ann:canary@h/db"), ("secrets", "canary-1")):
+        given(text)
         # Whoever goes by the server needs no key.
         monkeypatch.delenv("EVERTICK_SECRET_KEYS", raising=False)
         made = await both.far(kind, "set", "one", "--description", "for tests")
@@ -311,6 +329,98 @@ async def test_stored_values_are_kept_from_afar_and_what_is_secret_stays_there(
         assert "canary" not in json.dumps(shown)
         assert "Deleted" in (await both.far(kind, "delete", "one", "--yes")).out
         assert (await both.far(kind, "get", "one")).status == 2
+
+
+@pytest.fixture
+async def boss(both: Both, conn: AsyncConnection) -> Both:
+    """The same, for an admin."""
+    await accounts.add_user(conn, name="root", role=Role.ADMIN, actor="test")
+    row = await accounts.find_user(conn, "root")
+    both.token = (await accounts.issue(conn, row, kind="token", name="t", actor="test", seconds=600)).secret
+    return both
+
+
+async def test_users_and_tokens_are_kept_and_the_audit_log_is_read_from_afar(
+    boss: Both, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch, failed: int
+) -> None:
+    answers = ["correct horse", "battery staple"]
+    monkeypatch.setattr("typer.prompt", lambda *_, **__: answers.pop(0))
+    added = await boss.far("users", "add", "bob", "--role", "operator", "--tag", "finance")
+    assert added.status == 0 and "Added user bob (operator)." in added.out, added
+    assert (await boss.far("users", "add", "bob", "--no-password")).status == 1, "there is one"
+    users = (await boss.same("users", "list"))["users"]
+    assert [(each["name"], each["role"], each["has_password"]) for each in users] == [
+        ("ann", "editor", False),
+        ("bob", "operator", True),
+        ("root", "admin", False),
+    ]
+    assert beginnings(await boss.far("users", "list")) == beginnings(await boss.near("users", "list"))
+    assert "Changed user bob." in (await boss.far("users", "set", "bob", "--role", "viewer", "--all-dags")).out
+    row = await accounts.find_user(conn, "bob")
+    assert (row.role, row.tags, row.is_disabled) == ("viewer", None, False)
+    before = row.password_hash
+    assert "Set the password of bob." in (await boss.far("users", "password", "bob")).out and answers == []
+    assert (await accounts.find_user(conn, "bob")).password_hash != before
+    made = await boss.far("tokens", "create", "bob", "ci", "--role", "viewer", "--days", 3, "--json")
+    known = await accounts.who(conn, made.json["token"])
+    assert known is not None and known[0].name == "bob"
+    for arguments in (("tokens", "list"), ("tokens", "list", "bob"), ("tokens", "list", "--limit", 1)):
+        assert (await boss.same(*arguments))["tokens"], arguments
+    assert beginnings(await boss.far("tokens", "list")) == beginnings(await boss.near("tokens", "list"))
+    assert f"Revoked token {made.json['id']}." in (await boss.far("tokens", "revoke", made.json["id"], "--yes")).out
+    assert await accounts.who(conn, made.json["token"]) is None
+    link = await boss.far("users", "link", "bob")
+    path = link.out.split()[0]
+    assert path.startswith("/auth/link/") and f"{boss.address}{path}" in link.out.replace("\n", "")
+    assert (await boss.far("users", "link", "root")).status == 1, "a token makes no more of itself"
+    await boss.far("runs", "clear", failed, "--failed", "--yes")
+    for arguments in (
+        ("audit",),
+        ("audit", "--limit", 2),
+        ("audit", "--verb", "add_user"),
+        ("audit", "--actor", "user:root"),
+        ("audit", "--dag", "etl"),
+        ("audit", "--run", failed),
+    ):
+        assert (await boss.same(*arguments))["entries"], arguments
+    monkeypatch.setattr("evertick.api.native.audit.WINDOW", 1)
+    (rare,) = (await boss.same("audit", "--verb", "add_token", "--actor", "user:root", "--limit", 1))["entries"]
+    assert rare["detail"]["user"] == "bob", "what is rare is found over many short pages"
+
+
+async def test_alerts_notifications_and_what_was_set_aside_are_seen_from_afar(
+    both: Both, conn: AsyncConnection, failed: int
+) -> None:
+    await conn.execute(
+        "insert into alert (kind, schedule_id, due_at, last_due_at, raised_at, ended_at)"
+        " select k, c.schedule_id, clock(), clock(), clock(), case when k = 'not_fired' then clock() end"
+        " from schedule c cross join unnest(array['not_fired', 'not_started', 'not_finished']) k"
+    )
+    assert len((await both.same("alerts", "list"))["alerts"]) == 2
+    for arguments in (("--all",), ("etl", "--all"), ("--all", "--limit", 2)):
+        assert (await both.same("alerts", "list", *arguments))["alerts"], arguments
+    assert beginnings(await both.far("alerts", "list")) == beginnings(await both.near("alerts", "list"))
+    await conn.execute(
+        "insert into quarantine (kind, subject_id, verb, reason, failures, since, failed_at)"
+        " select 'run', %s + i, 'reap', 'poison', 3, clock(), clock() from generate_series(0, 2) i",
+        [failed],
+    )
+    assert len((await both.same("quarantine"))["quarantine"]) == 3
+    assert (await both.same("quarantine", "--limit", 2))["quarantine"][0]["dag"] == "etl"
+    await conn.execute(
+        "insert into outbox (shard, sink, event, run_id, fact, created_at, waiting_since, due_at, state, ended_at, answer)"
+        ' select 0, \'email:a@example.com\', \'failure\', %s, \'{"dag": "etl", "event": "failure"}\', clock(), clock(), clock(),'
+        " s, clock(), 'no' from unnest(array['failed', 'sent', 'failed']) s",
+        [failed],
+    )
+    for arguments in ((), ("etl",), ("--state", "sent"), ("--run", failed), ("--sink", "email:a@example.com")):
+        assert (await both.same("notifications", "list", *arguments))["notifications"], arguments
+    assert (await both.same("notifications", "show", 1))["state"] == "failed"
+    again = await both.far("notifications", "retry", 1)
+    assert again.status == 0 and "Notification 1 will be tried again." in again.out
+    assert (await both.far("notifications", "retry", 1)).status == 1, "it waits already"
+    assert "1 notification will be tried again." in (await both.far("notifications", "retry", "--all")).out
+    assert (await both.same("notifications", "show", 3))["state"] == "waiting"
 
 
 async def test_a_dag_is_watched_from_afar(both: Both, failed: int) -> None:
@@ -327,15 +437,16 @@ schedules list|schedules next x|schedules explain x|schedules simulate x|schedul
 schedules unpause x y|schedules delete x y|schedules reset x y|schedules history x y|schedules skips
 backfill create x --from 2025-03-01|backfill list|backfill show 9|backfill pause 9|backfill resume 9|backfill cancel 9
 blocked|shards list|pools list|pools show x|pools set x 3|pools delete x --yes|keys list|keys show x|queues list
-events send x|events list|approvals list|approvals approve 9 x|approvals reject 9 x
+events send x|events list|assets list|assets update x|approvals list|approvals approve 9 x|approvals reject 9 x
 runners list|runners drain 0000000000000000|runners undrain 0000000000000000
 variables list|variables get x|variables set x|variables delete x --yes|connections list|connections get x|connections set x
 connections delete x --yes|secrets list|secrets get x|secrets set x|secrets delete x --yes
+audit|alerts list|quarantine|notifications list|notifications show 1|notifications retry 1
+users list|users add bob --no-password|users set bob --role viewer|users password bob|users link bob
+tokens list|tokens create ann x|tokens revoke 999 --yes
 """
 NEAR_ONLY = """
-deploy folder|db migrate|db status|db prune|db roles|shards set 2|secrets rotate|audit|alerts list|quarantine
-users list|users add bob --no-password|users set bob --role viewer|users password bob|users link bob
-tokens list|tokens create ann x|tokens revoke 1 --yes|notifications list|notifications show 1|notifications retry 1
+deploy folder|db migrate|db status|db prune|db roles|shards set 2|secrets rotate
 """
 # They look at files here, and need no database.
 OF_FILES = {"dags validate", "route list", "route explain"}
@@ -380,7 +491,17 @@ async def test_what_is_wrong_is_said_as_beside_the_database(both: Both, failed: 
         (("tasks", "show", failed, "nothing"), 2, "has no task 'nothing'"),
         (("dags", "trigger", "etl", "--param", "rows=x"), 2, "rows"),
         (("dags", "trigger", "etl", "--params", '{"nope": 1}'), 2, "nope"),
-        (("users", "add", "bob", "--no-password"), 2, "does not work through a server"),
+        (("users", "add", "bob", "--no-password"), 1, "it needs users.manage"),
+        (("users", "list"), 1, "it needs users.manage"),
+        (("users", "link", "ann"), 1, "it needs users.manage"),
+        (("tokens", "list", "bob"), 1, "it needs users.manage"),
+        (("tokens", "create", "ann", "x"), 1, "sign in with a session"),
+        (("tokens", "revoke", 999, "--yes"), 2, "999"),
+        (("audit",), 1, "it needs audit.read"),
+        (("alerts", "list", "nothing"), 2, "There is no DAG 'nothing'"),
+        (("notifications", "list", "nothing"), 2, "There is no DAG 'nothing'"),
+        (("notifications", "show", 999), 2, "999"),
+        (("notifications", "retry", 999), 2, "999"),
         (("db", "status"), 2, "does not work through a server"),
         (("dags", "unpause", "etl", "--dry-run"), 2, "does not work through a server"),
         (("--server", "http://127.0.0.1:1", "up"), 2, "does not work through a server"),
@@ -415,10 +536,13 @@ async def test_a_server_that_is_wrong_or_away_is_named(
         assert ran.status == 2 and "secret" not in ran.err, ran
 
 
-async def _other_server(answer: bytes) -> tuple[asyncio.Server, str]:
+OLDER, UNKNOWN = "HTTP/1.1 %d %s\r\nContent-Length: %d\r\n\r\n%s", '{"code": "not_found", "detail": "Not Found"}'
+
+
+async def _other_server(answer: bytes | str) -> tuple[asyncio.Server, str]:
     async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer)
+        writer.write(answer if isinstance(answer, bytes) else answer.encode())
         await writer.drain()
         writer.close()
 
@@ -431,12 +555,17 @@ async def _other_server(answer: bytes) -> tuple[asyncio.Server, str]:
     [
         (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", "no Evertick server"),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\n<html", "no Evertick server"),
+        (
+            OLDER % (404, "Not Found", len(UNKNOWN), UNKNOWN),
+            "does not know GET /api/v1/runs/1: it is of another version",
+        ),
+        (OLDER % (200, "OK", 2, "{}"), "has no 'is_canceling': it is of another version"),
         (b"garbage\r\n\r\n", "gave up"),
         (b"", "gave up"),
     ],
 )
 async def test_a_server_that_is_none_of_ours_gets_no_second_request(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, answer: bytes, words: str
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, answer: bytes | str, words: str
 ) -> None:
     monkeypatch.setenv("EVERTICK_TOKEN", "evt_canary")
     server, place = await _other_server(answer)

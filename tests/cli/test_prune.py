@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.cli.prune import _NAMES
+from evertick.engine.prune import Kind
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, make_dag, put, start, value
 
@@ -67,6 +69,20 @@ async def test_an_age_that_is_none_is_refused(cli: Cli, age: str) -> None:
 async def test_everything_that_is_over_may_go(history: AsyncConnection, cli: Cli) -> None:
     assert (await cli.json("db", "prune", "--older-than", "0s", "--yes"))["runs"] == 30
     assert await value(history, "select array_agg(run_id) from run") == [31], "what is open stays"
+
+
+async def test_whatever_is_deleted_has_a_name(history: AsyncConnection, cli: Cli) -> None:
+    await history.execute(
+        "insert into outbox (shard, sink, event, fact, created_at, waiting_since, due_at, state, ended_at)"
+        " select 0, 'email:a@example.com', 'failure', '{}', t, t, t, 'sent', t from (select clock() - interval '40 days' as t) x"
+    )
+    await history.execute(
+        "insert into asset_update (asset, extra, updated_by, occurred_at)"
+        " select 'orders', '{}', 'ann', clock() - interval '40 days' from generate_series(1, 2)"
+    )
+    ran = await cli("db", "prune", "--older-than", "30d", "--yes")
+    assert ran.status == 0 and "1 notification, 2 updates of assets" in " ".join(ran.out.split()), ran
+    assert set(_NAMES) == set(Kind)
 
 
 async def test_a_terminal_gets_a_bar(history: AsyncConnection, cli: Cli, colours: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 
 from evertick import Asset, after, all_of, any_of, finished
 from evertick.domain.dag import DagSpec, NamedSchedule
-from evertick.domain.errors import EndlessLoop, InvalidSchedule
+from evertick.domain.errors import EndlessLoop, InvalidSchedule, UserError
 from evertick.domain.overlap import OverlapPolicy
 from evertick.domain.retention import Pace
 from evertick.domain.schedule import ScheduleSpec, describe, parse_schedule
@@ -20,6 +20,7 @@ from evertick.engine.hear import hear
 from evertick.engine.pause import delete
 from evertick.engine.prune import Kind, prune_kind
 from evertick.engine.put_schedule import put_schedule
+from evertick.engine.update_asset import update_asset
 from evertick.store import schedules
 from evertick.store.db import Purpose, connect
 from evertick.store.prune import Mandate
@@ -62,9 +63,10 @@ class Scene:
             str(await value(self.conn, "select count(*) from run r join dag d using (dag_id) where d.name = 'w'"))
         )
 
-    async def causes(self) -> list[tuple[str, str, int]]:
+    async def causes(self) -> list[tuple[str, str, int | str | None]]:
         run_id = await value(self.conn, "select max(run_id) from run r join dag d using (dag_id) where d.name = 'w'")
-        return [(each.kind, each.name, each.run_id) for each in await schedules.causes(self.conn, int(str(run_id)))]
+        found = await schedules.causes(self.conn, int(str(run_id)))
+        return [(each.kind, each.name, each.run_id or each.updated_by) for each in found]
 
 
 async def test_all_of_them_since_the_last_run(conn: AsyncConnection) -> None:
@@ -227,6 +229,41 @@ def test_a_condition_that_cannot_be_is_refused(write: object, words: str) -> Non
     with pytest.raises(InvalidSchedule) as caught:
         parse_schedule(write())  # type: ignore[operator]
     assert words in str(caught.value)
+
+
+async def test_an_update_that_somebody_tells_of_is_heard_of_like_a_tasks(conn: AsyncConnection) -> None:
+    scene = await Scene.of(conn, after(Asset("data-a"), Asset("data-b")))
+    await update_asset(conn, asset="data-a", extra={"rows": 7}, actor="ann")
+    await update_asset(conn, asset="other", extra={}, actor="ann")
+    assert await value(conn, "select array_agg(name) from arrival") == ["data-a"], "nobody waits for the other"
+    assert await value(conn, "select array_agg(asset order by update_id) from asset_update") == ["data-a", "other"]
+    assert await scene.tend(1) == 0
+    await update_asset(conn, asset="data-b", extra={}, actor="bob")
+    assert await scene.tend(2) == 1
+    assert await scene.causes() == [("asset", "data-a", "ann"), ("asset", "data-b", "bob")]
+    # Whoever comes last is the cause, a task or a person.
+    await update_asset(conn, asset="data-a", extra={}, actor="ann")
+    assert await scene.tend(3) == 1
+    await scene.run("a")
+    run_a = await value(conn, "select max(run_id) from run")
+    assert await scene.tend(4) == 1
+    await scene.run("b")
+    await update_asset(conn, asset="data-b", extra={}, actor="bob")
+    assert await scene.tend(5) == 2
+    assert await scene.causes() == [("asset", "data-a", run_a), ("asset", "data-b", "bob")]
+    journal = "select count(*) from journal where verb = 'update_asset' and actor = 'ann'"
+    assert await value(conn, journal) == 3
+
+
+@pytest.mark.parametrize(
+    ("extra", "told"), [({"n": float("nan")}, "not JSON"), ({"n": "x" * 70_000}, "at most 65,536")]
+)
+async def test_what_cannot_be_kept_about_an_update_is_refused(
+    rollback_conn: AsyncConnection, extra: dict[str, object], told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        await update_asset(rollback_conn, asset="orders", extra=extra, actor="ann")
+    assert await value(rollback_conn, "select count(*) from asset_update") == 0
 
 
 def waiting(name: str, condition: object, outlets: tuple[str, ...] = ()) -> DagSpec:

@@ -51,7 +51,7 @@ async def test_a_run_that_does_not_start_or_finish_in_time_is_told_once(conn: As
     # The next run misses both again: the same episodes go on.
     assert await look(conn, epoch, 200, fires=True) == []
     assert await look(conn, epoch, 235) == []
-    assert {(each.kind, each.count, each.run_id) for each in await alerts.list_all(conn)} == {
+    assert {(each.kind, each.count, each.run_id) for each in await alerts.list_all(conn, alerts.Wanted())} == {
         ("not_started", 2, 1),
         ("not_finished", 2, 1),
     }
@@ -60,8 +60,8 @@ async def test_a_run_that_does_not_start_or_finish_in_time_is_told_once(conn: As
     await look(conn, epoch, 300, fires=True)
     await runner.drain()
     assert sorted(await look(conn, epoch, 331)) == [("not_finished", 1, True), ("not_started", 1, True)]
-    assert await alerts.list_all(conn) == []
-    assert len(await alerts.list_all(conn, ended=True)) == 2
+    assert await alerts.list_all(conn, alerts.Wanted()) == []
+    assert len(await alerts.list_all(conn, alerts.Wanted(ended=True))) == 2
     # What is late after that is a new episode.
     await look(conn, epoch, 400, fires=True)
     assert await look(conn, epoch, 411) == [("not_started", 4, False)]

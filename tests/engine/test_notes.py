@@ -18,8 +18,9 @@ from evertick.engine.put_output import put_output
 from evertick.engine.write_note import LONGEST_NOTE, of_run, write_note
 from evertick.store import dags, listing, runs
 from evertick.store.db import Purpose, connect
-from evertick.store.listing import Asked, RunFilter
+from evertick.store.listing import RunFilter
 from evertick.store.outputs import NewOutput
+from evertick.store.pages import Asked
 from evertick.store.runs import Particulars
 from tests.engine.world import Runner, make_dag, put, start, value
 from tests.waiting import eventually
@@ -203,7 +204,9 @@ async def test_a_list_by_number_text_or_rare_state_reads_an_index_and_ends_early
             (RunFilter(dag_id=row.dag_id, states=["failed", "canceled"]), [], "run_unwell"),
             (RunFilter(dag_id=row.dag_id, states=["running"]), [], "run_active"),
         ):
-            statement, params = listing.question_of_runs(wanted, Asked(limit=3, order=order, is_counted=False))
+            statement, params = listing.question_of_runs(
+                wanted, Asked(limit=3, order=order, is_counted=False), [row.dag_id]
+            )
             explained = await reader.execute(SQL("explain (format json) ") + statement, params, prepare=False)
             ((plan,),) = await explained.fetchall()
             nodes = list(_nodes_of(plan[0]["Plan"]))

@@ -20,6 +20,7 @@ from evertick.engine.fire import fire
 from evertick.engine.mark import mark
 from evertick.engine.prune import Kind, Remains, prune_journal, prune_kind, prune_runs, sweep
 from evertick.engine.send_event import send_event
+from evertick.engine.update_asset import update_asset
 from evertick.store import dags, logs, prune, runs
 from evertick.store.db import Purpose, connect
 from evertick.store.logs import NewChunk
@@ -389,6 +390,7 @@ EVERYTHING = (
     *OF_SCHEDULES,
     "outbox",
     "event",
+    "asset_update",
     "remains",
     "journal",
     "runner",
@@ -430,6 +432,7 @@ LOCKED = {
     "backfills": "backfill",
     "causes": "cause",
     "events": "event",
+    "asset_updates": "asset_update",
     "runners": "runner",
     "versions": "dag",
     "bundles": "bundle",
@@ -473,6 +476,7 @@ async def make_everything_old(conn: AsyncConnection, epoch: int) -> Mandate:
     )
     await send_event(conn, name="loaded", payload=None, actor="me")
     await conn.execute("update event set is_heard = true")
+    await update_asset(conn, asset="orders", extra={}, actor="me")
     await conn.execute("update runner set gone_at = clock()")
     await dags.put_bundle(conn, bundle_hash="unused", file="f.py", archive=b"", uses_threads=None)
     await conn.execute("insert into remains values (0, 'run', 777), (0, 'version', 777)")
@@ -637,6 +641,7 @@ async def test_young_notifications_young_events_and_events_that_nobody_heard_sta
         )
         for name in ("heard", "new"):
             await send_event(conn, name=f"{name} on day {days}", payload=None, actor="me")
+        await update_asset(conn, asset=f"of day {days}", extra={}, actor="me")
     await conn.execute("update event set is_heard = true where name ~ 'heard'")
     given = await mandate(conn, epoch, days=10)
     assert (await prune_kind(conn, given, Kind.NOTIFICATIONS, pace=ALL)).pruned == 1
@@ -644,6 +649,8 @@ async def test_young_notifications_young_events_and_events_that_nobody_heard_sta
     assert await value(conn, "select ended_at = %s from outbox", later(50 * DAY))
     left = await value(conn, "select array_agg(name order by event_id) from event")
     assert left == ["new on day 0", "heard on day 50", "new on day 50"]
+    assert (await prune_kind(conn, given, Kind.ASSET_UPDATES, pace=ALL)).pruned == 1
+    assert await value(conn, "select array_agg(asset) from asset_update") == ["of day 50"]
 
 
 async def test_the_current_version_stays_whatever_is_noted_about_it(conn: AsyncConnection, epoch: int) -> None:

@@ -11,7 +11,7 @@ from psycopg import AsyncConnection
 from evertick.domain.access import Role
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dag import DagSpec, TaskKind
-from evertick.domain.errors import Conflict, Forbidden, InvalidParams, NotLeader, UserError
+from evertick.domain.errors import Conflict, Forbidden, InvalidParams, NotFound, NotLeader, UserError
 from evertick.domain.gates import GateKind, GateSpec
 from evertick.domain.mapping import MapHow, MappedList, Mapping
 from evertick.domain.params import Param, declare_params
@@ -21,7 +21,7 @@ from evertick.domain.waiting import Otherwise, WaitKind, WaitSpec
 from evertick.domain.why import tell
 from evertick.engine.cancel import cancel
 from evertick.engine.clear import clear, select_tasks
-from evertick.engine.decide_approval import Decision, decide_approval
+from evertick.engine.decide_approval import Decision, decide_approval, find_approval
 from evertick.engine.mark import mark
 from evertick.engine.pause import pause, unpause
 from evertick.engine.prune import Kind, prune_kind
@@ -382,6 +382,25 @@ async def test_who_approves_fills_in_the_form_and_the_first_decision_stands(conn
     assert await value(conn, "select actor from journal where verb = 'approve' and run_id = %s", run) == "ann"
     assert await approvals.list_approvals(conn) == []
     assert await value(conn, "select count(*) from deferral") == 0
+
+
+async def test_an_answer_is_for_the_instance_that_it_names(conn: AsyncConnection) -> None:
+    """Not for whichever asked last: another instance has asked later, with a higher epoch."""
+    run, _, _ = await world(conn, waiting(WaitSpec(kind=WaitKind.APPROVAL, name="Release?")))
+    for kind in ("task", "approval"):
+        await conn.execute(
+            f"insert into {kind} select (jsonb_populate_record(x, jsonb_build_object('map_index', 3, 'epoch', x.epoch + 5))).*"
+            f" from {kind} x where x.run_id = %s and x.map_index = -1 and x.idx = (select min(idx) from approval)",
+            [run],
+        )
+    assert (await find_approval(conn, run_id=run, task="wait", map_index=3)).epoch > 5
+    with pytest.raises(NotFound, match=r"wait\[4\]"):
+        await decide_approval(conn, run_id=run, task="wait", map_index=4, decision=says(None))
+    done = await decide_approval(conn, run_id=run, task="wait", map_index=-1, decision=says(None))
+    assert (done.map_index, done.is_approved) == (-1, True)
+    query = "select jsonb_object_agg(map_index, decided_by) from approval where run_id = %s"
+    assert await value(conn, query, run) == {"-1": "ann", "3": None}
+    assert (await find_approval(conn, run_id=run, task="wait", map_index=3)).is_open
 
 
 @pytest.mark.parametrize(("how", "ended"), [(Otherwise.FAIL, "failed"), (Otherwise.SKIP, "skipped")])

@@ -17,6 +17,7 @@ from psycopg import AsyncConnection
 from evertick.config import Settings
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import InvalidSettings, ResultLost, StorageUnavailable
+from evertick.services.checkup_here import judge_storage
 from evertick.services.link import Link
 from evertick.services.object_store import ObjectStore, open_store
 from evertick.services.result_cleaning import remove_stored_orphans
@@ -147,6 +148,14 @@ async def test_an_attempt_whose_result_cannot_be_stored_is_told_of(server: S3Ser
     assert str(told[0].reason).startswith(
         "the result could not be stored within 0.1 s: s3://attic/below/here broke off"
     )
+def test_the_doctor_looks_whether_it_answers(server: S3Server) -> None:
+    assert list(judge_storage(Settings())) == list(judge_storage(Settings(**server.settings))) == []
+    for wrong, told in (
+        ({"storage_secret_key": "guessed-wrongly"}, "403"),
+        ({"storage": "s3://nowhere"}, "NoSuchBucket"),
+    ):
+        (found,) = judge_storage(Settings(**{**server.settings, **wrong}))
+        assert found.code == "storage" and told in found.what and "guessed" not in found.what
 
 
 async def test_only_results_of_runs_that_are_gone_are_removed(

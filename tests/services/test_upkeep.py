@@ -294,6 +294,7 @@ async def test_a_round_deletes_all_kinds_in_small_steps(database: str, conn: Asy
         "backfills": 0,
         "causes": 0,
         "events": 0,
+        "asset_updates": 0,
         "runners": 1,
         "versions": 1,
         "bundles": 1,

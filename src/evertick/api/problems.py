@@ -60,6 +60,9 @@ def status_of(error: Exception) -> tuple[HTTPStatus, str, str]:
             # The place of the database is nobody's business out there.
             is_private = status is HTTPStatus.SERVICE_UNAVAILABLE
             return status, error.code, "The database cannot be reached now." if is_private else str(error)
+        case psycopg.errors.QueryCanceled():
+            detail = "This took too long and was stopped. Ask for less at once: with a filter, or a smaller page."
+            return HTTPStatus.SERVICE_UNAVAILABLE, "postgres_unavailable", detail
         case psycopg.OperationalError() | psycopg.InterfaceError():
             return HTTPStatus.SERVICE_UNAVAILABLE, "postgres_unavailable", "The database cannot be reached now."
         case psycopg.DataError():

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from psycopg import AsyncConnection
 
+from evertick.cli import far_troubles
 from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit
@@ -44,9 +45,9 @@ def list_alerts(dag: DagFilter = None, everything: All = False, limit: Limit = 1
     async def read(conn: AsyncConnection) -> list[Alert]:
         if dag is not None:
             await find_dag_row(conn, dag)
-        return await alerts.list_all(conn, dag=dag, ended=everything, limit=limit)
+        return await alerts.list_all(conn, alerts.Wanted(dag=dag, ended=everything), limit=limit)
 
-    found, now = ask(read)
+    found, now = ask(read, far=lambda server: far_troubles.list_alerts(server, dag, limit, everything=everything))
     if as_json:
         print_json({"alerts": [document(each) for each in found]})
     elif found:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from evertick.cli import far_access
 from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit, run_number
@@ -34,7 +35,10 @@ def audit(
 ) -> None:
     """Show the audit log, newest first: who did what, when, from where, and what was refused."""
     wanted = AuditFilter(verb=verb, actor=by, dag=dag, run_id=None if run is None else run_number(run))
-    found, _ = ask(lambda conn: access.audit(conn, wanted, limit=limit))
+    found, _ = ask(
+        lambda conn: access.audit(conn, wanted, limit=limit),
+        far=lambda server: far_access.list_audit(server, wanted, limit),
+    )
     if as_json:
         print_json({"entries": [document(each) for each in found]})
         return

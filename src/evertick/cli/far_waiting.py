@@ -1,4 +1,4 @@
-"""What tasks of a server wait for from outside: events and approvals."""
+"""What tasks and DAGs of a server wait for from outside: events, approvals, and updates of assets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from evertick.domain.dag import read_form
 from evertick.domain.params import ParamSpec
 from evertick.domain.waiting import WaitKind
 from evertick.store.approvals import ApprovalRow
+from evertick.store.assets import Asset, Consumer, Producer, Told
 from evertick.store.events import EventRow, Sent
 
 if TYPE_CHECKING:
@@ -26,6 +27,22 @@ def send_event(server: Server, name: str, payload: object, key: str | None) -> S
 def list_events(server: Server, name: str | None, limit: int) -> list[EventRow]:
     where = path("sent-events") if name is None else path("events", name)
     return [record(EventRow, each) for each in server.get(where, limit=min(limit, _MOST))["items"]]
+
+
+def list_assets(server: Server) -> list[Asset]:
+    return [
+        record(
+            Asset,
+            each,
+            producers=[record(Producer, one) for one in each["producers"]],
+            consumers=[record(Consumer, one) for one in each["consumers"]],
+        )
+        for each in server.get(path("assets"))["items"]
+    ]
+
+
+def update_asset(server: Server, name: str, extra: Mapping[str, object]) -> Told:
+    return record(Told, server.post(path("assets", name, "updates"), {"extra": dict(extra)}))
 
 
 def list_approvals(server: Server, limit: int) -> list[ApprovalRow]:

@@ -96,7 +96,7 @@ async def _ask_database(settings: Settings, *, has_processes: bool) -> Document:
         async with asyncio.timeout(DATABASE_SECONDS), opened(url, Purpose.READ) as conn:
             leader = await shards.leader(conn, shard=0)
             living = await runners.list_busy(conn, limit=MOST_RUNNERS)
-            late = await alerts.list_all(conn, limit=MOST_ALERTS)
+            late = await alerts.list_all(conn, alerts.Wanted(), limit=MOST_ALERTS)
     except TimeoutError:
         return _without_database(f"does not answer within {DATABASE_SECONDS:g} s")
     except (EvertickError, psycopg.Error, OSError) as error:

@@ -57,6 +57,7 @@ COMMANDS = {
     "blocked": _Command("why", "What holds back the most work now.", _WORK),
     "pools": _Command("pools", "Pools: slots that tasks share; list, show, set, delete.", _WORK),
     "events": _Command("events", "Events that tasks wait for: send, list.", _WORK),
+    "assets": _Command("assets", "Data assets: list them, tell of an update from outside.", _WORK),
     "approvals": _Command("approvals", "What tasks ask people: list, approve, reject.", _WORK),
     "keys": _Command("keys", "Mutex keys and limits in use: who holds them, who waits.", _WORK),
     "variables": _Command("variables", "Variables: values that tasks declare; set, get, list, delete.", _WORK),

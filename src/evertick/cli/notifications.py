@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from psycopg import AsyncConnection
 
+from evertick.cli import far_troubles
 from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit, noun
@@ -56,13 +57,14 @@ def list_notifications(
     as_json: Json = False,
 ) -> None:
     """List notifications, the latest first: of what, to whom, how often it was tried, and what the sink said."""
+    wanted = outbox.Wanted(state=state, sink=sink, dag=dag, run_id=run)
 
     async def read(conn: AsyncConnection) -> list[Delivery]:
         if dag is not None:
             await find_dag_row(conn, dag)
-        return await outbox.list_all(conn, outbox.Wanted(state=state, sink=sink, dag=dag, run_id=run), limit=limit)
+        return await outbox.list_all(conn, wanted, limit=limit)
 
-    found, now = ask(read)
+    found, now = ask(read, far=lambda server: far_troubles.list_notifications(server, wanted, limit))
     if as_json:
         print_json({"notifications": [document(each) for each in found]})
     elif found:
@@ -75,7 +77,9 @@ def list_notifications(
 @app.command("show", epilog="Example: evertick notifications show 17")
 def show_notification(number: Number, as_json: Json = False) -> None:
     """Show one notification with everything that is sent."""
-    found, now = ask(lambda conn: find_delivery(conn, number))
+    found, now = ask(
+        lambda conn: find_delivery(conn, number), far=lambda server: far_troubles.find_notification(server, number)
+    )
     if as_json:
         print_json(document(found))
         return
@@ -98,12 +102,22 @@ def retry_notifications(numbers: Numbers = None, everything: All = False, sink: 
     if bool(numbers) == (everything or sink is not None):
         raise UserError("name the notifications by their numbers, or give --all or --sink.")
     if not numbers:
-        count = change(lambda conn: retry_failed(conn, sink=sink, actor=actor()))
+        count = change(
+            lambda conn: retry_failed(conn, sink=sink, actor=actor()),
+            far=lambda server: far_troubles.retry_failed(server, sink),
+        )
         show(line(f"{noun(count, 'notification')} will be tried again."))
         return
     for number in numbers:
-        change(lambda conn, number=number: retry_one(conn, delivery_id=number, actor=actor()))  # type: ignore[misc]
+        _retry_one(number)
         show(line(f"Notification {number} will be tried again."))
+
+
+def _retry_one(number: int) -> None:
+    change(
+        lambda conn: retry_one(conn, delivery_id=number, actor=actor()),
+        far=lambda server: far_troubles.retry_one(server, number),
+    )
 
 
 def _cells(each: Delivery, now: datetime) -> list[Cell]:

@@ -6,6 +6,7 @@ from datetime import datetime
 
 import typer
 
+from evertick.cli import far_troubles
 from evertick.cli.connection import ask
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit
@@ -20,7 +21,10 @@ app = typer.Typer(add_completion=False)
 @app.command(epilog="Example: evertick quarantine")
 def list_set_aside(limit: Limit = 1000, as_json: Json = False) -> None:
     """List what was set aside because it fails every time: why, since when, and when it is tried again."""
-    found, now = ask(lambda conn: quarantine.list_all(conn, limit=limit))
+    found, now = ask(
+        lambda conn: quarantine.list_all(conn, limit=limit),
+        far=lambda server: far_troubles.list_set_aside(server, limit),
+    )
     if as_json:
         print_json({"quarantine": [document(each) for each in found]})
     elif found:

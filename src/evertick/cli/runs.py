@@ -96,7 +96,8 @@ def show_run(run: Run, as_json: Json = False) -> None:
     show(run_facts(row, now))
     for cause in causes:
         what = in_words(Source(cause.kind, cause.name))
-        show(line(f"After {what}: run {cause.run_id}, {relative(cause.occurred_at, now)}"))
+        source = f"told by {cause.updated_by or 'somebody'}" if cause.run_id is None else f"run {cause.run_id}"
+        show(line(f"After {what}: {source}, {relative(cause.occurred_at, now)}"))
     if aside is not None:
         again = f"tried again {tried_again(aside, now)}"
         show(line(f"Set aside, {again}: {aside.verb}: {aside.reason}", "bold red"))

@@ -54,6 +54,9 @@ class Server:
     def post(self, path: str, body: object = None, **headers: str) -> Any:
         return self._ask("POST", path, {}, body, headers)
 
+    def patch(self, path: str, body: object) -> Any:
+        return self._ask("PATCH", path, {}, body, {})
+
     def put(self, path: str, body: object, **headers: str) -> Any:
         return self._ask("PUT", path, {}, body, headers)
 
@@ -85,7 +88,7 @@ class Server:
                 text = answer.read()
             except (OSError, http.client.HTTPException) as error:
                 raise self._lost(method, headers, error) from None
-        return json.loads(text) if text else None
+        return json.loads(text, object_hook=Document) if text else None
 
     def _send(
         self, method: str, path: str, query: Mapping[str, object], body: object, headers: Mapping[str, str]
@@ -113,7 +116,7 @@ class Server:
             self.now = parsedate_to_datetime(told)
         if answer.status >= 300:
             with _closing(answer):
-                raise self._problem(answer)
+                raise self._problem(method, path, answer)
         return answer
 
     def _lost(self, method: str, headers: Mapping[str, str], error: Exception) -> PostgresUnavailable:
@@ -124,7 +127,7 @@ class Server:
             " done. Look before you repeat it."
         )
 
-    def _problem(self, answer: http.client.HTTPResponse) -> EvertickError:
+    def _problem(self, method: str, path: str, answer: http.client.HTTPResponse) -> EvertickError:
         try:
             document = json.loads(answer.read(100_000))
             code, detail = str(document["code"]), str(document["detail"])
@@ -133,11 +136,28 @@ class Server:
             return PostgresUnavailable(
                 f"{self.address} answered {answer.status} {answer.reason}{where}: that is no Evertick server."
             )
+        # What we do not find is told in a sentence; this is the framework's word for a place that it does not know.
+        if (answer.status, detail) in ((404, "Not Found"), (405, "Method Not Allowed")):
+            return other_version(f"The server at {self.address} does not know {method} {path}")
         if code == TooMany.code:
             return TooMany(detail, retry_after_seconds=float(answer.getheader("Retry-After") or 1))
         if code == errors.Refused.code and self._token:
             detail = f"{detail} Use: evertick login {self.address}"
         return _KINDS.get(code, EvertickError)(detail)
+
+
+class Document(dict[str, Any]):
+    """What a server says. What this program expects and does not find there, it says in words."""
+
+    def __missing__(self, key: str) -> Any:
+        raise other_version(f"The server's answer has no {key!r}")
+
+
+def other_version(what: str) -> EvertickError:
+    """The server is older, or newer, than this program."""
+    return PostgresUnavailable(
+        f"{what}: it is of another version than this evertick {version('evertick')}. Bring the older one up to date."
+    )
 
 
 def _read_events(answer: http.client.HTTPResponse) -> Iterator[tuple[str, str, Any]]:
@@ -149,7 +169,7 @@ def _read_events(answer: http.client.HTTPResponse) -> Iterator[tuple[str, str, A
             fields[name] = text
             continue
         if "event" in fields:
-            yield fields["id"], fields["event"], json.loads(fields["data"])
+            yield fields["id"], fields["event"], json.loads(fields["data"], object_hook=Document)
         fields = {}
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from psycopg import AsyncConnection
 
+from evertick.cli import far_access
 from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, Limit, Yes
@@ -45,7 +46,7 @@ def list_tokens(user: UserFilter = None, limit: Limit = 1000, as_json: Json = Fa
             await accounts.find_user(conn, user)
         return await access.list_credentials(conn, account=user, limit=limit)
 
-    found, now = ask(read)
+    found, now = ask(read, far=lambda server: far_access.list_tokens(server, user, limit))
     if as_json:
         print_json({"tokens": [document(each, without=["revoked_at"]) for each in found]})
         return
@@ -74,7 +75,8 @@ def create(
             conn, row, kind="token", name=name, actor=actor(), seconds=seconds, limits=(role, tag)
         )
 
-    made = change(write)
+    wanted = {"user": user, "name": name, "role": role, "tags": tag, "days": days}
+    made = change(write, far=lambda server: far_access.make_token(server, wanted))
     if as_json:
         print_json({"id": made.credential_id, "token": made.secret, "expires_at": made.expires_at})
         return
@@ -86,5 +88,8 @@ def create(
 def revoke(number: Number, yes: Yes = False) -> None:
     """Revoke a token or end a session, at once."""
     confirm(f"Revoke token {number}?", yes=yes)
-    change(lambda conn: accounts.revoke(conn, credential_id=number, actor=actor()))
+    change(
+        lambda conn: accounts.revoke(conn, credential_id=number, actor=actor()),
+        far=lambda server: far_access.revoke_token(server, number),
+    )
     show(line(f"Revoked token {number}."))

@@ -1,4 +1,4 @@
-"""`evertick users`: who may use the API. Whoever reaches the database may do this; no password is asked."""
+"""`evertick users`: who may use the API. Whoever reaches the database may do this; a server lets only admins."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 from psycopg import AsyncConnection
 
+from evertick.cli import far_access
 from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
+from evertick.cli.logins import chosen_server
 from evertick.cli.options import Json, Limit
 from evertick.cli.tables import Cell, hint, line, show, state, table
 from evertick.cli.times import relative
@@ -44,7 +46,9 @@ def about() -> None:
 @app.command("list", epilog="Example: evertick users list")
 def list_users(limit: Limit = 1000, as_json: Json = False) -> None:
     """List the users: role, tags, and whether each has a password."""
-    found, now = ask(lambda conn: access.list_accounts(conn, limit=limit))
+    found, now = ask(
+        lambda conn: access.list_accounts(conn, limit=limit), far=lambda server: far_access.list_users(server, limit)
+    )
     if as_json:
         rows = [
             {**document(each, without=["account_id", "password_hash"]), "has_password": each.password_hash is not None}
@@ -69,7 +73,11 @@ def list_users(limit: Limit = 1000, as_json: Json = False) -> None:
 def add(name: Name, role: RoleOption = Role.VIEWER, tag: Tags = None, no_password: NoPassword = False) -> None:
     """Add a user. Asks for a password, unless it is a program that comes with tokens."""
     password = None if no_password else _ask_password(name)
-    change(lambda conn: accounts.add_user(conn, name=name, role=role, tags=tag, password=password, actor=actor()))
+    wanted = {"name": name, "role": role, "tags": tag, "password": password}
+    change(
+        lambda conn: accounts.add_user(conn, name=name, role=role, tags=tag, password=password, actor=actor()),
+        far=lambda server: far_access.add_user(server, wanted),
+    )
     show(line(f"Added user {name} ({role})."))
     if no_password:
         show(hint(f"Give it a token with: evertick tokens create {name} NAME"))
@@ -90,16 +98,20 @@ def set_user(
             conn, name=name, role=role, tags=tag, all_tags=all_dags, disabled=disabled, actor=actor()
         )
 
-    change(write)
+    wanted = {"role": role, "tags": tag, "all_dags": all_dags, "is_disabled": disabled}
+    change(write, far=lambda server: far_access.change_user(server, name, wanted))
     show(line(f"Changed user {name}."))
 
 
 @app.command("password", epilog="Example: evertick users password admin")
 def password(name: Name) -> None:
     """Set a user's password. Asks for it; all of the user's sessions and tokens end."""
-    ask(lambda conn: accounts.find_user(conn, name))
+    ask(lambda conn: accounts.find_user(conn, name), far=lambda server: far_access.find_user(server, name))
     wanted = _ask_password(name)
-    change(lambda conn: accounts.set_password(conn, name=name, password=wanted, actor=actor()))
+    change(
+        lambda conn: accounts.set_password(conn, name=name, password=wanted, actor=actor()),
+        far=lambda server: far_access.change_user(server, name, {"password": wanted}),
+    )
     show(line(f"Set the password of {name}. Its sessions and tokens have ended."))
 
 
@@ -110,13 +122,14 @@ def link(name: Name) -> None:
     async def write(conn: AsyncConnection) -> str:
         row = await accounts.find_user(conn, name)
         made = await accounts.issue(conn, row, kind="link", name="link", actor=actor(), seconds=accounts.LINK_SECONDS)
-        return made.secret
+        return f"/auth/link/{made.secret}"
 
-    secret = change(write)
-    show(line(f"/auth/link/{secret}"))
+    path = change(write, far=lambda server: far_access.make_link(server, name))
+    show(line(path))
     settings = read_settings()
     host = settings.api_host if is_loopback(settings.api_host) else "127.0.0.1"
-    show(hint(f"At the API's address: http://{host}:{settings.api_port or DEFAULT_PORT}/auth/link/{secret}"))
+    address = chosen_server() or f"http://{host}:{settings.api_port or DEFAULT_PORT}"
+    show(hint(f"At the API's address: {address}{path}"))
 
 
 def _ask_password(name: str) -> str:

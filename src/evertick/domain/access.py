@@ -94,7 +94,9 @@ MATRIX: Mapping[Permission, Rule] = {
         Role.OPERATOR, True, "approve and reject what tasks ask; a DAG may ask for a higher role"
     ),
     Permission.READ_EVENTS: Rule(Role.VIEWER, False, "events that were sent"),
-    Permission.SEND_EVENTS: Rule(Role.OPERATOR, False, "send events that tasks wait for"),
+    Permission.SEND_EVENTS: Rule(
+        Role.OPERATOR, False, "send events that tasks wait for, and tell of updates of assets"
+    ),
     Permission.READ_NOTIFICATIONS: Rule(
         Role.OPERATOR, False, "notifications: what was told to whom, and what could not be sent"
     ),
@@ -112,7 +114,7 @@ MATRIX: Mapping[Permission, Rule] = {
     Permission.EDIT_VALUES: Rule(Role.EDITOR, False, "create, change and delete variables, connections and secrets"),
     Permission.READ_RUNNERS: Rule(Role.VIEWER, False, "runners and queues"),
     Permission.DRAIN_RUNNERS: Rule(Role.OPERATOR, False, "drain and undrain runners"),
-    Permission.READ_IMPORTS: Rule(Role.VIEWER, False, "files that could not be loaded"),
+    Permission.READ_IMPORTS: Rule(Role.VIEWER, False, "files that could not be loaded, and what was set aside"),
     Permission.READ_METRICS: Rule(Role.VIEWER, False, "metrics and detailed health"),
     Permission.MANAGE_USERS: Rule(Role.ADMIN, False, "users, and everybody's tokens"),
     Permission.READ_AUDIT: Rule(Role.ADMIN, False, "the audit log"),

@@ -29,12 +29,12 @@ class Decision:
 
 
 async def decide_approval(
-    conn: AsyncConnection, *, run_id: int, task: str, decision: Decision, role: Role | None = None
+    conn: AsyncConnection, *, run_id: int, task: str, decision: Decision, map_index: int = -1, role: Role | None = None
 ) -> ApprovalRow:
     """`role` is that of somebody who may not do everything."""
     if decision.note is not None and len(decision.note) > LONGEST_NOTE:
         raise UserError(f"A note has at most {LONGEST_NOTE:,} characters.")
-    row = await find_approval(conn, run_id=run_id, task=task)
+    row = await find_approval(conn, run_id=run_id, task=task, map_index=map_index)
     lowest = row.wait.get("approvers")
     if role is not None and lowest is not None and role.rank < Role(lowest).rank:
         raise Forbidden(f"Only somebody with the role {lowest} may decide {row.title!r}.")
@@ -49,18 +49,19 @@ async def decide_approval(
             conn, row, is_approved=decision.is_approved, actor=decision.actor, note=decision.note, fields=fields
         )
     )
-    after = await find_approval(conn, run_id=run_id, task=task)
+    after = await find_approval(conn, run_id=run_id, task=task, map_index=map_index)
     if not is_taken:
         raise _too_late(after)
     return after
 
 
-async def find_approval(conn: AsyncConnection, *, run_id: int, task: str) -> ApprovalRow:
-    """The newest question of that task."""
-    found = await approvals.of_task(conn, run_id=run_id, task=task)
+async def find_approval(conn: AsyncConnection, *, run_id: int, task: str, map_index: int = -1) -> ApprovalRow:
+    """The newest question of that instance of the task."""
+    found = await approvals.of_task(conn, run_id=run_id, task=task, map_index=map_index)
     if not found:
+        name = task if map_index < 0 else f"{task}[{map_index}]"
         raise NotFound(
-            f"Task {task!r} of run {run_id} asks for no approval. `evertick approvals list` shows what is asked."
+            f"Task {name!r} of run {run_id} asks for no approval. `evertick approvals list` shows what is asked."
         )
     return found[0]
 

@@ -33,6 +33,7 @@ class Kind(StrEnum):
     BACKFILLS = "backfills"
     CAUSES = "causes"
     EVENTS = "events"
+    ASSET_UPDATES = "asset_updates"
     RUNNERS = "runners"
     VERSIONS = "versions"
     BUNDLES = "bundles"
@@ -95,6 +96,7 @@ async def prune_kind(conn: AsyncConnection, mandate: Mandate, kind: Kind, *, pac
             | Kind.BACKFILLS
             | Kind.CAUSES
             | Kind.EVENTS
+            | Kind.ASSET_UPDATES
             | Kind.RUNNERS
             | Kind.BUNDLES
         ):

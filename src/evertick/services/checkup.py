@@ -122,6 +122,20 @@ def judge_way(way: Way) -> Iterator[Finding]:
 
 
 def judge_server(facts: ServerFacts) -> Iterator[Finding]:
+    if facts.is_standby:
+        yield error(
+            "standby",
+            "The server is a standby: it can only be read.",
+            "Nothing can be fired, run or recorded there.",
+            "Name the primary in EVERTICK_DATABASE_URL, or all hosts with target_session_attrs=read-write.",
+        )
+    if facts.encoding != "UTF8":
+        yield error(
+            "encoding",
+            f"The database is encoded in {facts.encoding}.",
+            "Names, logs and results with other letters are refused or damaged.",
+            "Make a database with: createdb --encoding=UTF8 --template=template0, and move there.",
+        )
     for name, value in (("fsync", facts.fsync), ("full_page_writes", facts.full_page_writes)):
         if value != "on":
             yield error(

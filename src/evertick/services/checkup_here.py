@@ -6,14 +6,17 @@ import os
 import resource
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
-from evertick.config import Settings
-from evertick.domain.errors import InvalidSettings
+from evertick.config import Settings, unknown_variables, variables
+from evertick.domain.errors import InvalidRouting, InvalidSettings, StorageUnavailable
 from evertick.services.checkup import Finding, error, warning
 from evertick.services.listening import bound
+from evertick.services.object_store import open_store
 from evertick.services.postgres_home import holder_of
+from evertick.services.rules import load_routing
 
 LEAST_BYTES, FEW_BYTES = 200 * 1024**2, 2 * 1024**3
 # Each attempt has a spool file, pipes and a socket; the rest is the runner's own.
@@ -25,6 +28,8 @@ def look_here(settings: Settings) -> list[Finding]:
         *judge_folders(settings),
         *judge_files(settings),
         *judge_settings(settings),
+        *judge_variables(unknown_variables()),
+        *judge_storage(settings),
         *judge_port(settings),
         *judge_descriptors(settings, resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
     ]
@@ -97,12 +102,42 @@ def judge_settings(settings: Settings) -> Iterator[Finding]:
             "Runs, logs, results and the journal are kept for ever, and the disk fills up.",
             "Set it to as many days as you need.",
         )
-    if settings.routing_file is not None and not settings.routing_file.is_file():
+    try:
+        load_routing(settings.routing_file)
+    except InvalidRouting as wrong:
         yield error(
             "routing_file",
-            f"There is no routing file at {settings.routing_file}.",
-            "Services refuse to start.",
-            "Correct EVERTICK_ROUTING_FILE, or unset it.",
+            str(wrong),
+            "A publisher refuses to start so; one that runs goes on with the rules that it has.",
+            "Correct the file, or EVERTICK_ROUTING_FILE; try it with: evertick route list",
+        )
+
+
+def judge_variables(unknown: Sequence[str]) -> Iterator[Finding]:
+    """Only what resembles a setting: others may have variables of such a name."""
+    for name in unknown:
+        for meant in get_close_matches(name.upper(), variables(), n=1, cutoff=0.9):
+            yield warning(
+                "misspelled",
+                f"{name} is set, and there is no such setting.",
+                "Nobody reads it: the default holds instead.",
+                f"Perhaps {meant} is meant.",
+            )
+
+
+def judge_storage(settings: Settings) -> Iterator[Finding]:
+    """Whether the object storage answers, and lets us in."""
+    store = open_store(settings)
+    if store is None:
+        return
+    try:
+        next(store.folders(""), None)
+    except StorageUnavailable as wrong:
+        yield error(
+            "storage",
+            str(wrong),
+            "Large results cannot be stored or read: their tasks wait, and fail after EVERTICK_STORAGE_PATIENCE_SECONDS.",
+            "Correct EVERTICK_STORAGE, EVERTICK_STORAGE_ENDPOINT and the keys, or the rights of that key.",
         )
 
 

@@ -70,6 +70,7 @@ class Round:
                 self._kind(Kind.BACKFILLS, limits.history),
                 self._kind(Kind.CAUSES, limits.history),
                 self._kind(Kind.EVENTS, limits.history),
+                self._kind(Kind.ASSET_UPDATES, limits.history),
                 self._kind(Kind.RUNNERS, limits.runners),
                 self._kind(Kind.VERSIONS, limits.code),
                 self._sweep_versions,

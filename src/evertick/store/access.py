@@ -114,6 +114,14 @@ class AuditRow:
     detail: dict[str, object]
 
 
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Where a window of the journal ends, and whether there is more before it."""
+
+    entry_id: int
+    has_more: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFilter:
     verb: str | None = None
@@ -206,11 +214,26 @@ async def note(
 
 
 async def audit(
-    conn: AsyncConnection, wanted: AuditFilter, *, before: int = NEWEST, limit: int = 100
+    conn: AsyncConnection, wanted: AuditFilter, *, before: int = NEWEST, floor: int = 0, limit: int = 100
 ) -> list[AuditRow]:
-    params = {"verb": wanted.verb, "actor": wanted.actor, "dag": wanted.dag, "run_id": wanted.run_id}
-    params |= {"since": wanted.since, "before": before, "limit": limit}  # type: ignore[dict-item]
+    """Newest first: before one entry, and none before `floor`."""
+    params = {**asdict(wanted), "before": before, "floor": floor, "limit": limit}
     return await all_rows(conn, sql("access", "audit"), params, AuditRow)
+
+
+async def audit_page(
+    conn: AsyncConnection, wanted: AuditFilter, *, before: int, limit: int, window: int
+) -> tuple[list[AuditRow], int | None]:
+    """What fits of a window of entries, and from where to go on; None at the end. What is rare must not read all there is. Those
+    of one run have an index of their own."""
+    floor = Floor(0, False)
+    if wanted.run_id is None:
+        params = {"before": before, "window": window}
+        floor = await one_row(conn, sql("access", "audit_floor"), params, Floor) or floor
+    found = await audit(conn, wanted, before=before, floor=floor.entry_id, limit=limit)
+    if len(found) == limit:
+        return found, found[-1].entry_id
+    return found, floor.entry_id if floor.has_more else None
 
 
 async def say_origin(conn: AsyncConnection, *, origin: str, request_id: str) -> None:

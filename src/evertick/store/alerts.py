@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 from psycopg import AsyncConnection
@@ -36,6 +36,17 @@ class Alert:
     ended_at: datetime | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """`ended`: also those that are over. `is_over` and `before` are of the last one on the page before."""
+
+    dag: str | None = None
+    ended: bool = False
+    dag_ids: list[int] | None = None
+    is_over: bool = False
+    before: int = 2**63 - 1
+
+
 async def raise_due(
     conn: AsyncConnection, *, shard: int, epoch: int, unfired_seconds: float, batch: int
 ) -> list[AlertChange]:
@@ -43,8 +54,6 @@ async def raise_due(
     return await all_rows(conn, sql("alerts", "raise"), params, AlertChange)
 
 
-async def list_all(
-    conn: AsyncConnection, *, dag: str | None = None, ended: bool = False, limit: int = 100
-) -> list[Alert]:
+async def list_all(conn: AsyncConnection, wanted: Wanted, *, limit: int = 100) -> list[Alert]:
     """Open ones first, the latest first."""
-    return await all_rows(conn, sql("alerts", "list"), {"dag": dag, "ended": ended, "limit": limit}, Alert)
+    return await all_rows(conn, sql("alerts", "list"), {**asdict(wanted), "limit": limit}, Alert)

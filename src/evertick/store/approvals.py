@@ -11,7 +11,8 @@ from psycopg import AsyncConnection
 from psycopg.types.json import Json, Jsonb
 from psycopg.types.range import Range
 
-from evertick.store.listing import Asked, ListedTask, read_page
+from evertick.store.listing import ListedTask
+from evertick.store.pages import Asked, read_page
 from evertick.store.rows import all_rows, one_value
 from evertick.store.statements import sql
 
@@ -85,8 +86,11 @@ async def list_approvals(
     return await all_rows(conn, sql("approvals", "list_approvals"), given, ApprovalRow)
 
 
-async def of_task(conn: AsyncConnection, *, run_id: int, task: str, limit: int = 1) -> list[ApprovalRow]:
-    given = {"run_id": run_id, "task": task, "limit": limit}
+async def of_task(
+    conn: AsyncConnection, *, run_id: int, task: str, map_index: int = -1, limit: int = 1
+) -> list[ApprovalRow]:
+    """What one instance of a task has asked, the newest first."""
+    given = {"run_id": run_id, "task": task, "map_index": map_index, "limit": limit}
     return await all_rows(conn, sql("approvals", "of_task"), given, ApprovalRow)
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import cast
+from typing import Any, cast
 
 from psycopg import AsyncConnection
+from psycopg.types.json import Jsonb
 from psycopg.types.range import Range
 
-from evertick.store.listing import Asked, read_page
-from evertick.store.rows import all_rows, one_value
+from evertick.store.pages import Asked, read_page
+from evertick.store.rows import all_rows, one_row, one_value
 from evertick.store.statements import sql
 
 MOST_ASSETS = 100_000
+
+# The asset, and the run that has updated it or the number of the update that somebody told of.
+Source = tuple[str, int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +46,53 @@ class Consumer:
 
 
 @dataclass(frozen=True, slots=True)
+class Asset:
+    """One with the tasks that update it and the DAGs that wait for it."""
+
+    name: str
+    since: datetime
+    producers: list[Producer]
+    consumers: list[Consumer]
+
+
+@dataclass(frozen=True, slots=True)
 class Cause:
+    """By a run, or told by somebody (`update_id`); that may be pruned by now, and then has no `extra`."""
+
     asset: str
     occurred_at: datetime
-    source_run_id: int
+    source_run_id: int | None
     source_dag: str | None
     source_text_id: str | None
+    update_id: int | None
+    extra: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class ListedUpdate:
+    """By a task of a run, or told by somebody: then it has an `update_id` and `extra`, and nothing of a run."""
+
     asset: str
-    run_id: int
-    dag: str
-    text_id: str
-    task: str
+    update_id: int | None
+    run_id: int | None
+    dag: str | None
+    text_id: str | None
+    task: str | None
     map_index: int
-    finished_at: datetime
+    occurred_at: datetime
+    extra: dict[str, Any] | None
+
+    @property
+    def source(self) -> Source:
+        return self.asset, self.run_id, self.update_id
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An update that somebody told of."""
+
+    update_id: int
+    occurred_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +115,8 @@ class Follower:
     """A run that was started after an update."""
 
     asset: str
-    source_run_id: int
+    source_run_id: int | None
+    update_id: int | None
     dag: str
     text_id: str
     fire_at: datetime | None
@@ -91,22 +127,29 @@ class Follower:
 
 async def list_updates(conn: AsyncConnection, wanted: UpdateFilter, asked: Asked) -> tuple[list[ListedUpdate], int]:
     """Oldest first unless asked otherwise."""
-    return await read_page(conn, sql("assets", "updates"), asdict(wanted), asked, ListedUpdate)
+    never_null = frozenset({"map_index"})
+    return await read_page(conn, sql("assets", "updates"), asdict(wanted), asked, ListedUpdate, never_null=never_null)
 
 
 async def followers(
     conn: AsyncConnection, updates: list[ListedUpdate], dag_ids: list[int] | None
-) -> dict[tuple[str, int], list[Follower]]:
+) -> dict[Source, list[Follower]]:
     """The runs that were started after each, of these DAGs; None for all."""
     params = {
         "assets": sorted({each.asset for each in updates}),
-        "run_ids": sorted({each.run_id for each in updates}),
+        "run_ids": sorted({each.run_id for each in updates if each.run_id is not None}),
+        "update_ids": sorted({each.update_id for each in updates if each.update_id is not None}),
         "dag_ids": dag_ids,
     }
-    found: dict[tuple[str, int], list[Follower]] = {}
+    found: dict[Source, list[Follower]] = {}
     for each in await all_rows(conn, sql("assets", "followers"), params, Follower):
-        found.setdefault((each.asset, each.source_run_id), []).append(each)
+        found.setdefault((each.asset, each.source_run_id, each.update_id), []).append(each)
     return found
+
+
+async def update(conn: AsyncConnection, *, asset: str, extra: Mapping[str, object], actor: str) -> Told:
+    params = {"asset": asset, "extra": Jsonb(dict(extra)), "actor": actor}
+    return cast(Told, await one_row(conn, sql("assets", "update"), params, Told))
 
 
 async def unhear(
@@ -114,6 +157,22 @@ async def unhear(
 ) -> int:
     params = {"dag_ids": dag_ids, "asset": asset, "before": before, "actor": actor}
     return cast(int, await one_value(conn, sql("assets", "unhear"), params))
+
+
+async def is_known(conn: AsyncConnection, asset: str) -> bool:
+    return cast(bool, await one_value(conn, sql("assets", "is_known"), {"asset": asset}))
+
+
+async def list_whole(conn: AsyncConnection) -> list[Asset]:
+    """Each with what updates it and what waits for it, by name."""
+    makers: dict[str, list[Producer]] = {}
+    takers: dict[str, list[Consumer]] = {}
+    for maker in await producers(conn):
+        makers.setdefault(maker.asset, []).append(maker)
+    for taker in await consumers(conn):
+        takers.setdefault(taker.asset, []).append(taker)
+    found = await list_assets(conn)
+    return [Asset(row.name, row.since, makers.get(row.name, []), takers.get(row.name, [])) for row in found]
 
 
 async def list_assets(conn: AsyncConnection) -> list[AssetRow]:

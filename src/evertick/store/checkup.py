@@ -26,6 +26,8 @@ class ServerFacts:
     role_limit: int
     role_connections: int
     at: datetime
+    is_standby: bool
+    encoding: str
 
 
 @dataclass(frozen=True, slots=True)

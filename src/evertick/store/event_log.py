@@ -8,7 +8,7 @@ from datetime import datetime
 from psycopg import AsyncConnection
 from psycopg.types.range import Range
 
-from evertick.store.listing import Asked, read_page
+from evertick.store.pages import Asked, read_page
 from evertick.store.statements import sql
 
 
@@ -54,4 +54,7 @@ class EventFilter:
 
 async def list_events(conn: AsyncConnection, wanted: EventFilter, asked: Asked) -> tuple[list[ListedEvent], int]:
     """Oldest first unless asked otherwise."""
-    return await read_page(conn, sql("event_log", "list"), asdict(wanted), asked, ListedEvent)
+    never_null = frozenset({"entry_id", "occurred_at"})
+    return await read_page(
+        conn, sql("event_log", "list"), asdict(wanted), asked, ListedEvent, never_null=never_null, is_small=False
+    )

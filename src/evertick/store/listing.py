@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, LiteralString, TypeVar, cast
+from typing import LiteralString, cast
 
 from psycopg import AsyncConnection
-from psycopg.sql import SQL, Composed, Identifier
 from psycopg.types.json import Jsonb
 from psycopg.types.range import Range
 
+from evertick.store.pages import (
+    COUNT_ONLY,
+    NEVER_NULL,
+    Asked,
+    Order,
+    Question,
+    answer,
+    is_by_key,
+    question,
+    read_page,
+    refuse_endless,
+)
 from evertick.store.rows import all_rows, one_row, one_value
 from evertick.store.statements import sql
 
-# A total is counted so far and no further: counting must not read a million rows for a page of fifty.
-MOST_COUNTED = 10_000
 _NUMBERED = re.compile(r"__(\d{1,18})$")
-_ORDER = "/* order */"
-# An index is read backwards only for columns of which nothing is said about nulls.
-_NEVER_NULL = frozenset({"run_id", "idx", "map_index", "dag", "entry_id"})
-_NULLS_LAST: dict[bool, LiteralString] = {True: "{} desc nulls last, ", False: "{} nulls last, "}
-
-Question = tuple[Composed, dict[str, Any]]
-T = TypeVar("T")
+_PAGE, _WAY = "/* page */", "/* way */"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +101,6 @@ class _ListedDag:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One page: from where, how many, in which order (columns, True for descending); what has no value comes last. `is_counted`:
-    also how many there are in all."""
-
-    limit: int
-    offset: int = 0
-    order: Sequence[tuple[str, bool]] = ()
-    is_counted: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFilter:
     """What is None is not asked. `like`: patterns of ILIKE, `heads`: beginnings; one of them must fit. `names`: what a state is
     called where it is ordered by name."""
@@ -140,8 +132,9 @@ class RunFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFilter:
-    """As of runs. `states` are of `names`, which says what a phase is called; 'none' is one without a name. `kinds` says what a
-    kind of task is called, `no_pool` what stands for none."""
+    """As of runs. `states` are of `names`, which says what a phase is called; 'none' is one without a name. `is_live`: all of these
+    are of tasks that are not over and have begun, which only open runs have. `kinds` says what a kind of task is called,
+    `no_pool` what stands for none."""
 
     run_id: int | None = None
     dag_id: int | None = None
@@ -154,6 +147,7 @@ class TaskFilter:
     tasks: list[str] | None = None
     text_ids: list[str] | None = None
     states: list[str] | None = None
+    is_live: bool | None = None
     pools: list[str] | None = None
     pool_like: list[str] | None = None
     pool_heads: list[str] | None = None
@@ -205,19 +199,85 @@ class ListedDagFilter:
 
 async def list_runs(conn: AsyncConnection, wanted: RunFilter, asked: Asked) -> tuple[list[ListedRun], int]:
     """One page, and how many there are, up to `MOST_COUNTED`. Oldest first unless asked otherwise."""
-    return await _answer(conn, question_of_runs(wanted, asked), ListedRun)
+    within = await _dags_of(conn, wanted)
+    if served_page(asked.order) is None and not is_by_key(asked.order):
+        await refuse_endless(conn, question_of_runs(wanted, COUNT_ONLY, within))
+    return await answer(conn, question_of_runs(wanted, asked, within), ListedRun)
 
 
-def question_of_runs(wanted: RunFilter, asked: Asked) -> Question:
-    params = {**asdict(wanted), "names": Jsonb(wanted.names)}
+def question_of_runs(wanted: RunFilter, asked: Asked, within: Sequence[int]) -> Question:
+    """`within`: the DAGs that are meant. Indexes know times within each."""
+    params = {**asdict(wanted), **_bounds_of(wanted), "names": Jsonb(wanted.names), "within": list(within)}
+    statement = sql("listing", "runs")
+    if (page := served_page(asked.order)) is not None:
+        head, _, tail = statement.split(_PAGE)
+        way: LiteralString = "desc" if asked.order[0][1] else ""
+        statement = head + page.replace("listed_run", "found").replace(_WAY, way) + tail
     # Of the journal's entries not each is about a run, but each run has a text.
-    return _question(sql("listing", "runs"), params, asked, _NEVER_NULL | {"text_id"})
+    return question(statement, params, asked, NEVER_NULL | {"text_id"})
+
+
+def _bounds_of(wanted: RunFilter) -> dict[str, object]:
+    """The ends of what is asked of time, and how a text begins."""
+    bounds: dict[str, object] = {
+        "is_of_run": any((wanted.due, wanted.fire, wanted.heads)),
+        "is_of_status": any((wanted.states, wanted.started, wanted.finished, wanted.changed)),
+        "head": wanted.heads[0] if wanted.heads is not None and len(wanted.heads) == 1 else None,
+    }
+    for name in ("due", "fire", "started", "finished", "changed"):
+        span: Range[datetime] | None = getattr(wanted, name)
+        bounds[f"{name}_from"] = span.lower if span is not None and span.lower is not None else "-infinity"
+        bounds[f"{name}_to"] = span.upper if span is not None and span.upper is not None else "infinity"
+    return bounds
+
+
+def served_page(order: Order) -> LiteralString | None:
+    """The page of runs in that order, if an index knows it. Runs that are equal there come in the order of their numbers."""
+    if not order or list(order[1:]) not in ([], [("run_id", False)]):
+        return None
+    match order[0]:
+        case ("dag", _):
+            return sql("listing", "page_by_dag")
+        case ("text_id", _):
+            return sql("listing", "page_by_text")
+        case ("due_at", _):
+            return sql("listing", "page_by_due")
+        case ("fire_at", _):
+            return sql("listing", "page_by_fire")
+        case ("finished_at", _):
+            return sql("listing", "page_by_end")
+        case ("changed_at", _):
+            return sql("listing", "page_by_change")
+        case ("started_at", True):
+            return sql("listing", "page_by_start")
+        case _:
+            return None
+
+
+async def _dags_of(conn: AsyncConnection, wanted: RunFilter | TaskFilter) -> list[int]:
+    """Which DAGs are meant."""
+    if wanted.dag_id is not None:
+        return [wanted.dag_id]
+    params = {name: getattr(wanted, name) for name in ("dag_ids", "dags", "dag_like", "dag_heads")}
+    cursor = await conn.execute(sql("listing", "dags_of_runs"), params)
+    return [cast(int, row[0]) for row in await cursor.fetchall()]
+
+
+async def _numbers_of(conn: AsyncConnection, wanted: TaskFilter) -> list[int] | None:
+    """Of the runs that are meant by their texts; None for all."""
+    if wanted.text_ids is None:
+        return None
+    params = {"within": await _dags_of(conn, wanted), "text_ids": wanted.text_ids}
+    cursor = await conn.execute(sql("listing", "runs_of_texts"), params)
+    return [cast(int, row[0]) for row in await cursor.fetchall()]
 
 
 async def list_tasks(conn: AsyncConnection, wanted: TaskFilter, asked: Asked) -> tuple[list[ListedTask], int]:
     """In the order of runs, and of tasks in them, unless asked otherwise."""
-    params = {**asdict(wanted), "names": Jsonb(wanted.names), "kinds": Jsonb(wanted.kinds)}
-    return await read_page(conn, sql("listing", "tasks"), params, asked, ListedTask)
+    words = {"names": Jsonb(wanted.names), "kinds": Jsonb(wanted.kinds)}
+    params = {**asdict(wanted), **words, "run_ids": await _numbers_of(conn, wanted)}
+    is_small = wanted.run_id is not None
+    return await read_page(conn, sql("listing", "tasks"), params, asked, ListedTask, is_small=is_small)
 
 
 async def list_dags(conn: AsyncConnection, wanted: ListedDagFilter, asked: Asked) -> tuple[list[str], int]:
@@ -278,38 +338,3 @@ async def put_note(
     """Of a run: `idx` and `map_index` are -1. Whether there is such a run."""
     params = {"run_id": run_id, "idx": idx, "map_index": map_index, "content": content, "actor": actor}
     return bool(await one_value(conn, sql("listing", "put_note"), params))
-
-
-async def read_page(
-    conn: AsyncConnection, statement: LiteralString, params: Mapping[str, Any], asked: Asked, record: Callable[..., T]
-) -> tuple[list[T], int]:
-    """One page and a total, of a statement that says where its order goes."""
-    return await _answer(conn, _question(statement, params, asked, _NEVER_NULL), record)
-
-
-def _question(
-    statement: LiteralString, params: Mapping[str, Any], asked: Asked, never_null: frozenset[str]
-) -> Question:
-    most = MOST_COUNTED if asked.is_counted else 0
-    values = {**params, "limit": asked.limit, "offset": asked.offset, "most": most}
-    return in_order(statement, asked.order, never_null), values
-
-
-async def _answer(conn: AsyncConnection, question: Question, record: Callable[..., T]) -> tuple[list[T], int]:
-    """Never prepared: a plan for all filters at once would be right for none of them."""
-    cursor = await conn.execute(*question, prepare=False)
-    rows = await cursor.fetchall()
-    # A page behind the last one is a single row that has only the total.
-    return [record(*row[1:]) for row in rows if row[1] is not None], cast(int, rows[0][0])
-
-
-def in_order(statement: LiteralString, order: Sequence[tuple[str, bool]], never_null: frozenset[str]) -> Composed:
-    """The statement with the columns put where it says so, before its own, which break ties."""
-    head, tail = cast("tuple[LiteralString, LiteralString]", statement.split(_ORDER))
-    parts = [
-        SQL(("{} desc, " if is_down else "{}, ") if column in never_null else _NULLS_LAST[is_down]).format(
-            Identifier(column)
-        )
-        for column, is_down in order
-    ]
-    return Composed([SQL(head), *parts, SQL(tail)])

@@ -11,7 +11,7 @@ from psycopg.types.json import Jsonb
 from psycopg.types.range import Range
 
 from evertick.domain.attempt import TaskKey
-from evertick.store.listing import Asked, read_page
+from evertick.store.pages import Asked, read_page
 from evertick.store.rows import one_value
 from evertick.store.statements import sql
 
@@ -68,7 +68,8 @@ class NewOutput:
 
 
 async def list_outputs(conn: AsyncConnection, wanted: OutputFilter, asked: Asked) -> tuple[list[ListedOutput], int]:
-    return await read_page(conn, sql("outputs", "list"), asdict(wanted), asked, ListedOutput)
+    is_small = wanted.run_id is not None
+    return await read_page(conn, sql("outputs", "list"), asdict(wanted), asked, ListedOutput, is_small=is_small)
 
 
 async def put(conn: AsyncConnection, key: TaskKey, new: NewOutput, *, actor: str) -> str | None:

@@ -10,6 +10,9 @@ from psycopg import AsyncConnection
 from evertick.store.rows import all_rows
 from evertick.store.statements import sql
 
+# Before all of them.
+FIRST = ("-infinity", "", 0)
+
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
@@ -27,12 +30,16 @@ class SetAside:
     schedule: str | None
 
 
-async def list_all(conn: AsyncConnection, *, limit: int = 1000) -> list[SetAside]:
-    params = {"kind": None, "subject_id": None, "limit": limit}
-    return await all_rows(conn, sql("quarantine", "list"), params, SetAside)
+async def list_all(conn: AsyncConnection, *, after: tuple[str, str, int] = FIRST, limit: int = 1000) -> list[SetAside]:
+    """`after`: since when, of what kind and which the last one on the page before is."""
+    return await all_rows(conn, sql("quarantine", "list"), _params(None, None, after, limit), SetAside)
 
 
 async def find(conn: AsyncConnection, *, kind: str, subject_id: int) -> SetAside | None:
-    params = {"kind": kind, "subject_id": subject_id, "limit": 1}
-    found = await all_rows(conn, sql("quarantine", "list"), params, SetAside)
+    found = await all_rows(conn, sql("quarantine", "list"), _params(kind, subject_id, FIRST, 1), SetAside)
     return found[0] if found else None
+
+
+def _params(kind: str | None, subject_id: int | None, after: tuple[str, str, int], limit: int) -> dict[str, object]:
+    last = {"after_since": after[0], "after_kind": after[1], "after_id": after[2]}
+    return {"kind": kind, "subject_id": subject_id, "limit": limit, **last}

@@ -129,12 +129,13 @@ class Outlet:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Of what kind, which DAG or asset, and the run that ended or updated it."""
+    """Of what kind, which DAG or asset, and the run that ended or updated it, or who told of the update."""
 
     kind: str
     name: str
-    run_id: int
+    run_id: int | None
     occurred_at: datetime
+    updated_by: str | None
 
 
 @dataclass(frozen=True, slots=True)

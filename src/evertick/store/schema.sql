@@ -2044,12 +2044,14 @@ begin
         return;
     end if;
     perform 1 from schedule_state s where s.schedule_id = any(concerned) order by s.schedule_id for no key update;
-    insert into heard as h (schedule_id, kind, name, run_id, occurred_at)
-    select distinct on (w.schedule_id, x.kind, x.name) w.schedule_id, x.kind, x.name, x.run_id, x.occurred_at
-    from jsonb_to_recordset(taken) as x(arrival_id bigint, kind text, name text, run_id bigint, occurred_at timestamptz)
+    insert into heard as h (schedule_id, kind, name, run_id, occurred_at, update_id)
+    select distinct on (w.schedule_id, x.kind, x.name) w.schedule_id, x.kind, x.name, x.run_id, x.occurred_at, x.update_id
+    from jsonb_to_recordset(taken)
+        as x(arrival_id bigint, kind text, name text, run_id bigint, occurred_at timestamptz, update_id bigint)
     cross join lateral (select y.schedule_id from awaited y where y.kind = x.kind and y.name = x.name offset 0) w
     order by w.schedule_id, x.kind, x.name, x.arrival_id desc
-    on conflict (schedule_id, kind, name) do update set run_id = excluded.run_id, occurred_at = excluded.occurred_at;
+    on conflict (schedule_id, kind, name) do update
+        set run_id = excluded.run_id, occurred_at = excluded.occurred_at, update_id = excluded.update_id;
     with met as (
         select s.schedule_id, s.next_due, greatest(t, s.last_fired + interval '1 microsecond') as due
         from unnest(concerned) n(id)
@@ -2065,10 +2067,10 @@ begin
         delete from heard h using met m where h.schedule_id = m.schedule_id
         returning h.*, coalesce(m.next_due, m.due) as fire_at
     ), written as (
-        insert into cause (schedule_id, fire_at, kind, name, run_id, occurred_at)
-        select d.schedule_id, d.fire_at, d.kind, d.name, d.run_id, d.occurred_at from told d
+        insert into cause (schedule_id, fire_at, kind, name, run_id, occurred_at, update_id)
+        select d.schedule_id, d.fire_at, d.kind, d.name, d.run_id, d.occurred_at, d.update_id from told d
         on conflict (schedule_id, fire_at, kind, name) do update
-            set run_id = excluded.run_id, occurred_at = excluded.occurred_at
+            set run_id = excluded.run_id, occurred_at = excluded.occurred_at, update_id = excluded.update_id
     )
     select count(*) into became_due from moved;
 end $$;
@@ -3587,6 +3589,10 @@ begin
         delete from event where ctid = any(array(
             select x.ctid from (select e.ctid, e.sent_at from event e where e.is_heard order by e.event_id limit p_limit for update skip locked) x
             where x.sent_at < p_before));
+    elsif p_kind = 'asset_updates' then
+        delete from asset_update where ctid = any(array(
+            select x.ctid from (select u.ctid, u.occurred_at from asset_update u order by u.update_id limit p_limit for update skip locked) x
+            where x.occurred_at < p_before));
     elsif p_kind = 'backfills' then
         -- They are over and their runs are all counted; the runs go by themselves.
         delete from backfill where ctid = any(array(
@@ -6263,6 +6269,19 @@ begin
     return release(held) + admit_runs(array[p_dag_id]);
 end $$;
 
+CREATE FUNCTION evertick.update_asset(p_asset text, p_extra jsonb, p_actor text, OUT update_id bigint, OUT occurred_at timestamp with time zone) RETURNS record
+    LANGUAGE plpgsql
+    AS $$
+begin
+    insert into asset_update as u (asset, extra, updated_by, occurred_at) values (p_asset, p_extra, p_actor, clock())
+    returning u.update_id, u.occurred_at into update_asset.update_id, update_asset.occurred_at;
+    insert into arrival (kind, name, update_id, occurred_at)
+    select 'asset', p_asset, update_asset.update_id, update_asset.occurred_at
+    where exists (select 1 from awaited w where w.kind = 'asset' and w.name = p_asset);
+    insert into journal (occurred_at, verb, actor, detail)
+    values (update_asset.occurred_at, 'update_asset', p_actor, jsonb_build_object('asset', p_asset, 'update', update_asset.update_id));
+end $$;
+
 CREATE FUNCTION evertick.upstream_of(p_run_id bigint, p_idxs integer[]) RETURNS TABLE(idx integer, map_index integer, success integer, failed integer, upstream_failed integer, skipped integer, setup_success integer, setup_skipped integer, more integer)
     LANGUAGE sql STABLE
     AS $$
@@ -6843,13 +6862,32 @@ CREATE TABLE evertick.arrival (
     arrival_id bigint NOT NULL,
     kind text NOT NULL,
     name text NOT NULL,
-    run_id bigint NOT NULL,
-    occurred_at timestamp with time zone NOT NULL
+    run_id bigint,
+    occurred_at timestamp with time zone NOT NULL,
+    update_id bigint,
+    CONSTRAINT arrival_check CHECK ((num_nonnulls(run_id, update_id) = 1))
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
 
 ALTER TABLE evertick.arrival ALTER COLUMN arrival_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME evertick.arrival_arrival_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE evertick.asset_update (
+    update_id bigint NOT NULL,
+    asset text NOT NULL,
+    extra jsonb NOT NULL,
+    updated_by text NOT NULL,
+    occurred_at timestamp with time zone NOT NULL
+);
+
+ALTER TABLE evertick.asset_update ALTER COLUMN update_id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME evertick.asset_update_update_id_seq
     START WITH 1
     INCREMENT BY 1
     NO MINVALUE
@@ -6948,8 +6986,10 @@ CREATE TABLE evertick.cause (
     fire_at timestamp with time zone NOT NULL,
     kind text NOT NULL,
     name text NOT NULL,
-    run_id bigint NOT NULL,
-    occurred_at timestamp with time zone NOT NULL
+    run_id bigint,
+    occurred_at timestamp with time zone NOT NULL,
+    update_id bigint,
+    CONSTRAINT cause_check CHECK ((num_nonnulls(run_id, update_id) = 1))
 );
 
 CREATE TABLE evertick.child_run (
@@ -7214,8 +7254,10 @@ CREATE TABLE evertick.heard (
     schedule_id integer NOT NULL,
     kind text NOT NULL,
     name text NOT NULL,
-    run_id bigint NOT NULL,
-    occurred_at timestamp with time zone NOT NULL
+    run_id bigint,
+    occurred_at timestamp with time zone NOT NULL,
+    update_id bigint,
+    CONSTRAINT heard_check CHECK ((num_nonnulls(run_id, update_id) = 1))
 );
 
 CREATE TABLE evertick.import_error (
@@ -7507,7 +7549,8 @@ CREATE VIEW evertick.listed_task AS
           WHERE ((g.version_id = s.version_id) AND (g.idx = s.idx) AND (g.kind = 'pool'::evertick.gate_kind) AND s.is_gated)
           ORDER BY g.place
          LIMIT 1) AS slots,
-    COALESCE((((v.spec -> 'tasks'::text) -> s.idx) ->> 'kind'::text), 'python'::text) AS kind
+    COALESCE((((v.spec -> 'tasks'::text) -> s.idx) ->> 'kind'::text), 'python'::text) AS kind,
+    b.state AS run_status
    FROM (((((((evertick.run r
      JOIN evertick.run_status b ON ((b.run_id = r.run_id)))
      JOIN evertick.dag d ON ((d.dag_id = r.dag_id)))
@@ -7555,6 +7598,7 @@ CREATE VIEW evertick.listed_output AS
     t.pool,
     t.slots,
     t.kind,
+    t.run_status,
     e.key
    FROM ((evertick.result v
      JOIN evertick.listed_task t ON (((t.run_id = v.run_id) AND (t.idx = v.idx) AND (t.map_index = v.map_index))))
@@ -7594,7 +7638,8 @@ CREATE VIEW evertick.listed_run AS
     r.triggered_by,
     n.content AS note,
     s.state AS status,
-    s.dag_id AS status_dag_id
+    s.dag_id AS status_dag_id,
+    r.kind AS fact_kind
    FROM ((((evertick.run r
      LEFT JOIN evertick.run_status s ON ((s.run_id = r.run_id)))
      LEFT JOIN evertick.dag d ON ((d.dag_id = r.dag_id)))
@@ -7602,39 +7647,34 @@ CREATE VIEW evertick.listed_run AS
      LEFT JOIN evertick.note n ON (((n.run_id = r.run_id) AND (n.idx = '-1'::integer) AND (n.map_index = '-1'::integer))));
 
 CREATE VIEW evertick.listed_update AS
- SELECT t.run_id,
+ SELECT o.name AS asset,
+    NULL::bigint AS update_id,
+    t.run_id,
     t.dag_id,
     t.dag,
-    t.version_id,
-    t.version,
-    t.version_created_at,
     t.text_id,
-    t.fire_at,
-    t.due_at,
     t.idx,
-    t.map_index,
     t.task,
-    t.queue,
-    t.priority,
-    t.max_attempts,
-    t.phase,
-    t.attempt,
-    t.started_at,
-    t.finished_at,
-    t.tries,
-    t.changed_at,
-    t.seconds,
-    t.reason,
-    t.host,
-    t.note,
-    t.pool,
-    t.slots,
-    t.kind,
-    o.name AS asset
+    t.map_index,
+    t.finished_at AS occurred_at,
+    NULL::jsonb AS extra
    FROM ((evertick.listed_task t
      JOIN evertick.task_spec s ON (((s.version_id = t.version_id) AND (s.idx = t.idx))))
      CROSS JOIN LATERAL unnest(s.outlets) o(name))
-  WHERE ((s.outlets IS NOT NULL) AND (t.phase = 'success'::text));
+  WHERE ((s.outlets IS NOT NULL) AND (t.phase = 'success'::text))
+UNION ALL
+ SELECT u.asset,
+    u.update_id,
+    NULL::bigint AS run_id,
+    NULL::integer AS dag_id,
+    NULL::text AS dag,
+    NULL::text AS text_id,
+    NULL::integer AS idx,
+    NULL::text AS task,
+    '-1'::integer AS map_index,
+    u.occurred_at,
+    u.extra
+   FROM evertick.asset_update u;
 
 CREATE TABLE evertick.log_chunk (
     run_id bigint NOT NULL,
@@ -7960,6 +8000,9 @@ ALTER TABLE ONLY evertick.approval
 ALTER TABLE ONLY evertick.arrival
     ADD CONSTRAINT arrival_pkey PRIMARY KEY (arrival_id);
 
+ALTER TABLE ONLY evertick.asset_update
+    ADD CONSTRAINT asset_update_pkey PRIMARY KEY (update_id);
+
 ALTER TABLE ONLY evertick.attempt
     ADD CONSTRAINT attempt_pkey PRIMARY KEY (run_id, idx, map_index, epoch);
 
@@ -8233,6 +8276,8 @@ CREATE INDEX gate_line_taken_back ON evertick.gate_line USING btree (queue) WHER
 
 CREATE INDEX gate_opens ON evertick.gate USING btree (opens_at) WHERE (opens_at IS NOT NULL);
 
+CREATE INDEX journal_in_time ON evertick.journal USING btree (occurred_at);
+
 CREATE INDEX journal_of_run ON evertick.journal USING btree (run_id, entry_id) WHERE (run_id IS NOT NULL);
 
 CREATE INDEX moved_run_version ON evertick.moved_run USING btree (version_id);
@@ -8243,11 +8288,17 @@ CREATE INDEX ready_expiry ON evertick.ready USING btree (expires_at) WHERE (expi
 
 CREATE INDEX run_active ON evertick.run_status USING btree (dag_id, state, run_id) WHERE (state = ANY (ARRAY['queued'::evertick.run_state, 'running'::evertick.run_state]));
 
+CREATE INDEX run_ended ON evertick.run_status USING btree (dag_id, finished_at) WHERE (finished_at IS NOT NULL);
+
 CREATE UNIQUE INDEX run_fire ON evertick.run USING btree (schedule_id, fire_at) WHERE (schedule_id IS NOT NULL);
+
+CREATE INDEX run_fired ON evertick.run USING btree (dag_id, fire_at) WHERE (kind <> 'manual'::evertick.run_kind);
 
 CREATE UNIQUE INDEX run_instant ON evertick.run USING btree (dag_id, fire_at) WHERE ((kind = 'manual'::evertick.run_kind) AND (fire_at IS NOT NULL));
 
 CREATE UNIQUE INDEX run_key ON evertick.run USING btree (dag_id, key) WHERE (key IS NOT NULL);
+
+CREATE INDEX run_made ON evertick.run USING btree (dag_id, created_at) WHERE (kind = 'manual'::evertick.run_kind);
 
 CREATE INDEX run_of_dag ON evertick.run USING btree (dag_id, run_id);
 

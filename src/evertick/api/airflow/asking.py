@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from evertick.api.airflow.dag_shapes import DagRunState, DagRunType, TaskInstanceState
 from evertick.api.paging import LARGEST
 from evertick.domain.errors import UserError
-from evertick.store.listing import Asked
+from evertick.store.pages import Asked
 from evertick.store.spans import between_instants, between_numbers
 
 EVERY = "~"

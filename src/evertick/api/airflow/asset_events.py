@@ -1,4 +1,4 @@
-"""Asset events: updates of assets on record, those that a DAG has heard of and not yet run for, and those that a run came after."""
+"""Asset events: updates of assets, those that a DAG has heard of and not yet run for, and those that a run came after."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from fastapi import APIRouter, Query
 from psycopg import AsyncConnection
 from pydantic import Field
 
-from evertick.api.airflow.asking import Paged, Pattern, Small, begins, columns, contains, paged, span
+from evertick.api.airflow.asking import Body, Paged, Pattern, Small, begins, columns, contains, paged, span
 from evertick.api.airflow.assets import AssetId, find_asset, number_of
 from evertick.api.airflow.other_shapes import (
     AssetEventCollectionResponse,
+    AssetEventResponse,
     QueuedEventCollectionResponse,
     QueuedEventResponse,
 )
@@ -21,10 +22,12 @@ from evertick.api.airflow.words import RUN_STATES, run_document
 from evertick.api.desk import Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.domain.access import Permission
-from evertick.domain.errors import NotFound
+from evertick.domain.errors import NotFound, UserError
 from evertick.engine.unhear import unhear
+from evertick.engine.update_asset import update_asset
 from evertick.store import assets, listing
 from evertick.store.assets import Cause, Follower, ListedUpdate, UpdateFilter
+from evertick.store.wake import Channel
 
 router = APIRouter(route_class=GuardedRoute, tags=["Asset"])
 
@@ -34,7 +37,7 @@ EVENT_ORDER = {
     "source_dag_id": ["dag"],
     "source_run_id": ["text_id"],
     "source_map_index": ["map_index"],
-    "timestamp": ["finished_at"],
+    "timestamp": ["occurred_at"],
 }
 
 
@@ -50,6 +53,20 @@ class EventQuery(Paged):
     timestamp_gt: datetime | None = None
     timestamp_lte: datetime | None = None
     timestamp_lt: datetime | None = None
+
+
+class AccessControl(Body):
+    """There are no teams: everybody who waits for an asset hears of it."""
+
+    allow_global: bool = True
+    consumer_teams: list[str] | None = None
+
+
+class NewEvent(Body):
+    asset_id: Annotated[int, Field(ge=0, le=2**63 - 1)]
+    extra: dict[str, Any] = Field(default_factory=dict)
+    partition_key: str | None = None
+    access_control: AccessControl | None = None
 
 
 @router.get("/assets/events", response_model=AssetEventCollectionResponse)
@@ -72,8 +89,24 @@ async def get_asset_events(caller: Who, asked: Annotated[EventQuery, Query()]) -
         )
         found, total = await assets.list_updates(conn, wanted, paged(asked, order))
         after = await assets.followers(conn, found, visible) if found else {}
-    documents = [_update(each, after.get((each.asset, each.run_id), [])) for each in found]
+    documents = [_update(each, after.get(each.source, [])) for each in found]
     return {"asset_events": documents, "total_entries": total}
+
+
+@router.post("/assets/events", response_model=AssetEventResponse)
+@needs(Permission.SEND_EVENTS)
+async def create_asset_event(body: NewEvent, caller: Who) -> dict[str, Any]:
+    """An update that no task here made. DAGs that run after the asset hear of it as of a task's."""
+    if body.partition_key is not None:
+        raise UserError("partition_key must be null: nothing here has partitions.")
+    if body.access_control is not None and (body.access_control.consumer_teams or not body.access_control.allow_global):
+        raise UserError("access_control must be left out: there are no teams here.")
+    extra = {**body.extra, "from_rest_api": True}
+    async with caller.changing(Channel.PLAN) as conn:
+        name = await _name_of(conn, body.asset_id)
+        told = await update_asset(conn, asset=name, extra=extra, actor=caller.actor)
+    made = ListedUpdate(name, told.update_id, None, None, None, None, -1, told.occurred_at, extra)
+    return _update(made, [])
 
 
 @router.get("/assets/{asset_id}/queuedEvents", response_model=QueuedEventCollectionResponse)
@@ -181,7 +214,7 @@ def _event(each: Cause, run: listing.ListedRun) -> dict[str, Any]:
         "triggering": True,
     }
     return {
-        "id": number_of(f"{each.asset} {each.source_run_id}"),
+        "id": _event_id(each.asset, each.source_run_id, each.update_id),
         "asset_id": number_of(each.asset),
         "name": each.asset,
         "uri": each.asset,
@@ -191,6 +224,7 @@ def _event(each: Cause, run: listing.ListedRun) -> dict[str, Any]:
         "source_map_index": -1,
         "created_dagruns": [made],
         "timestamp": each.occurred_at,
+        "extra": each.extra,
     }
 
 
@@ -208,7 +242,7 @@ def _update(each: ListedUpdate, after: list[Follower]) -> dict[str, Any]:
         for run in after
     ]
     return {
-        "id": number_of(f"{each.asset} {each.run_id}"),
+        "id": _event_id(*each.source),
         "asset_id": number_of(each.asset),
         "name": each.asset,
         "uri": each.asset,
@@ -218,8 +252,13 @@ def _update(each: ListedUpdate, after: list[Follower]) -> dict[str, Any]:
         "source_run_id": each.text_id,
         "source_map_index": each.map_index,
         "created_dagruns": made,
-        "timestamp": each.finished_at,
+        "timestamp": each.occurred_at,
+        "extra": each.extra,
     }
+
+
+def _event_id(asset: str, run_id: int | None, update_id: int | None) -> int:
+    return number_of(f"{asset} {run_id}" if update_id is None else f"{asset} told {update_id}")
 
 
 def _aware(instant: datetime | None) -> datetime | None:

@@ -32,7 +32,7 @@ from evertick.domain.access import Permission
 from evertick.domain.errors import Conflict, NotFound, UserError
 from evertick.engine.trigger import trigger
 from evertick.store import assets, listing
-from evertick.store.assets import AssetRow, Consumer, Producer
+from evertick.store.assets import Asset
 from evertick.store.runs import Particulars
 from evertick.store.wake import Channel
 
@@ -137,18 +137,11 @@ async def find_asset(conn: AsyncConnection, asset_id: int) -> dict[str, Any]:
 
 
 async def _documents(conn: AsyncConnection) -> list[dict[str, Any]]:
-    makers: dict[str, list[Producer]] = {}
-    takers: dict[str, list[Consumer]] = {}
-    for maker in await assets.producers(conn):
-        makers.setdefault(maker.asset, []).append(maker)
-    for taker in await assets.consumers(conn):
-        takers.setdefault(taker.asset, []).append(taker)
-    return [
-        _document(row, makers.get(row.name, []), takers.get(row.name, [])) for row in await assets.list_assets(conn)
-    ]
+    return [_document(each) for each in await assets.list_whole(conn)]
 
 
-def _document(row: AssetRow, makers: list[Producer], takers: list[Consumer]) -> dict[str, Any]:
+def _document(row: Asset) -> dict[str, Any]:
+    makers, takers = row.producers, row.consumers
     return {
         "id": number_of(row.name),
         "name": row.name,

@@ -38,6 +38,7 @@ from evertick.domain.errors import NotFound
 from evertick.execution.bundle import contents
 from evertick.store import dags, listing
 from evertick.store.dags import DagRow, ListedVersion
+from evertick.store.pages import MOST_COUNTED, Asked
 
 router = APIRouter(route_class=GuardedRoute, tags=["DAG"])
 
@@ -131,7 +132,7 @@ async def get_dag_stats(caller: Who, dag_ids: Texts = None) -> dict[str, Any]:
     """How many runs of each DAG are in each state."""
     async with caller.reading() as conn:
         names, _ = await listing.list_dags(
-            conn, listing.ListedDagFilter(seen_tags=seen_tags(caller)), listing.Asked(limit=listing.MOST_COUNTED)
+            conn, listing.ListedDagFilter(seen_tags=seen_tags(caller)), Asked(limit=MOST_COUNTED)
         )
         wanted = [name for name in names if not dag_ids or name in dag_ids]
         counts = await listing.count_runs(conn, dags=wanted)

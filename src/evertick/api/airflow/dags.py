@@ -44,7 +44,8 @@ from evertick.engine import pause as verbs
 from evertick.engine.plan import in_words
 from evertick.store import dags, listing, schedules
 from evertick.store.dags import DagRow
-from evertick.store.listing import Asked, ListedDagFilter
+from evertick.store.listing import ListedDagFilter
+from evertick.store.pages import Asked
 from evertick.store.schedules import ListedSchedule
 from evertick.store.wake import Channel
 

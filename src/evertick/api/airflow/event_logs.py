@@ -16,7 +16,7 @@ from evertick.domain.access import Permission
 from evertick.domain.errors import NotFound
 from evertick.store import event_log
 from evertick.store.event_log import EventFilter, ListedEvent
-from evertick.store.listing import Asked
+from evertick.store.pages import Asked
 from evertick.store.spans import between_instants
 
 router = APIRouter(route_class=GuardedRoute, tags=["Event Log"])

@@ -33,7 +33,7 @@ from evertick.api.airflow.run_shapes import (
     TaskInstanceResponse,
 )
 from evertick.api.airflow.runs import R, find_run, whose
-from evertick.api.airflow.words import NO_POOL, OPERATORS, TASK_STATES, instance_document
+from evertick.api.airflow.words import NO_POOL, OPERATORS, TASK_STATES, instance_document, states_asked
 from evertick.api.desk import Caller, Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.api.paging import cursor, read_cursor
@@ -42,7 +42,8 @@ from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotFound, UserError
 from evertick.domain.why import tell
 from evertick.store import dags, gates, listing, tasks
-from evertick.store.listing import MOST_COUNTED, Asked, ListedTask, TaskFilter
+from evertick.store.listing import ListedTask, TaskFilter
+from evertick.store.pages import MOST_COUNTED, Asked
 from evertick.store.tasks import AttemptRow
 
 router = APIRouter(route_class=GuardedRoute, tags=["Task Instance"])
@@ -137,7 +138,7 @@ async def get_task_instances_batch(dag_id: str, dag_run_id: str, body: Instances
             dags=body.dag_ids,
             text_ids=body.dag_run_ids,
             tasks=body.task_ids,
-            states=[state or "none" for state in body.state] if body.state else None,
+            **states_asked([state or "none" for state in body.state or ()]),
             pools=body.pool or None,
             queues=body.queue or None,
             **WORDS,
@@ -254,7 +255,7 @@ def missing(dag_id: str, dag_run_id: str, task_id: str) -> NotFound:
 
 def _filter(asked: MappedQuery) -> TaskFilter:
     return TaskFilter(
-        states=["none" if state == "no_status" else state for state in asked.state] if asked.state else None,
+        **states_asked(["none" if state == "no_status" else str(state) for state in asked.state or ()]),
         pools=asked.pool or None,
         pool_like=contains(asked.pool_name_pattern),
         pool_heads=begins(asked.pool_name_prefix_pattern),

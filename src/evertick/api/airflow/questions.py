@@ -39,7 +39,7 @@ from evertick.domain.errors import NotFound, UserError
 from evertick.engine.decide_approval import Decision, decide_approval
 from evertick.store import approvals
 from evertick.store.approvals import ApprovalRow, Question, QuestionFilter
-from evertick.store.listing import Asked
+from evertick.store.pages import Asked
 from evertick.store.wake import Channel
 
 router = APIRouter(route_class=GuardedRoute, tags=["Task Instance"])
@@ -130,7 +130,12 @@ async def update_hitl_detail(
     async with caller.changing(Channel.READY, Channel.PLAN) as conn:
         found = await _find(caller, conn, (dag_id, dag_run_id, task_id), map_index)
         row = await decide_approval(
-            conn, run_id=found.task.run_id, task=task_id, decision=decision, role=caller.principal.role
+            conn,
+            run_id=found.task.run_id,
+            task=task_id,
+            map_index=map_index,
+            decision=decision,
+            role=caller.principal.role,
         )
     return {
         "chosen_options": body.chosen_options,
@@ -153,9 +158,9 @@ async def get_hitl_detail_try_detail(
     """A task that is cleared asks again: the first question is the first try."""
     async with caller.reading() as conn:
         task = await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
-        made = await approvals.of_task(conn, run_id=task.run_id, task=task_id, limit=_MOST_TRIES)
+        made = await approvals.of_task(conn, run_id=task.run_id, task=task_id, map_index=map_index, limit=_MOST_TRIES)
         (instance,) = await instance_documents(conn, [task])
-    questions = sorted((each for each in made if each.map_index == map_index), key=lambda each: each.epoch)
+    questions = made[::-1]
     if not 1 <= try_number <= len(questions):
         raise NotFound(f"Task {task_id!r} of run {dag_run_id!r} has asked nothing in try {try_number}.")
     return {**_question(questions[try_number - 1]), "task_instance": {**instance, "try_number": try_number}}

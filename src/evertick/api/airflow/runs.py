@@ -29,7 +29,7 @@ from evertick.api.airflow.asking import (
 )
 from evertick.api.airflow.dag_shapes import DagRunState
 from evertick.api.airflow.run_shapes import DAGRunCollectionResponse, DAGRunResponse
-from evertick.api.airflow.words import RUN_STATES, ours, run_document
+from evertick.api.airflow.words import RUN_KINDS, RUN_STATES, ours, run_document
 from evertick.api.desk import Caller, Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.api.paging import cursor, read_cursor
@@ -38,7 +38,8 @@ from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotFound, UserError
 from evertick.domain.states import TERMINAL_RUN_STATES
 from evertick.store import listing, tasks
-from evertick.store.listing import MOST_COUNTED, Asked, ListedRun, RunFilter
+from evertick.store.listing import ListedRun, RunFilter
+from evertick.store.pages import MOST_COUNTED, Asked
 
 router = APIRouter(route_class=GuardedRoute, tags=["DagRun"])
 
@@ -82,7 +83,7 @@ async def get_dag_runs(dag_id: str, caller: Who, asked: Annotated[RunQuery, Quer
         wanted = RunFilter(
             **await whose(caller, conn, dag_id),
             states=ours(list(asked.state or ())),
-            kinds=list(asked.run_type) if asked.run_type else None,
+            kinds=[kind for kind in asked.run_type if kind in RUN_KINDS] if asked.run_type else None,
             versions=asked.dag_version or None,
             like=contains(asked.run_id_pattern),
             heads=begins(asked.run_id_prefix_pattern),

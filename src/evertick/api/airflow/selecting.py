@@ -14,7 +14,8 @@ from evertick.domain.dag import DagSpec, from_json
 from evertick.domain.errors import NotFound, UserError
 from evertick.domain.setups import cleared_with
 from evertick.store import dags, listing
-from evertick.store.listing import Asked, ListedRun, ListedTask, RunFilter
+from evertick.store.listing import ListedRun, ListedTask, RunFilter
+from evertick.store.pages import Asked
 from evertick.store.spans import between_instants
 
 # More runs than these are not changed by one request: whoever means it narrows it down.

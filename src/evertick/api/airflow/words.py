@@ -27,6 +27,8 @@ RUN_STATES: Mapping[str, str | None] = {
     "failed": "failed",
     "canceled": "failed",
 }
+# The other kinds that there are there do not occur.
+RUN_KINDS = frozenset({"manual", "scheduled", "backfill"})
 TASK_STATES: Mapping[str, str | None] = {
     "waiting": None,
     "pending": "scheduled",
@@ -42,6 +44,8 @@ TASK_STATES: Mapping[str, str | None] = {
     "canceled": "failed",
     "upstream_failed": "upstream_failed",
 }
+# Not of those that wait for others: a run that is over can have some, too.
+LIVE = frozenset({"scheduled", "queued", "running", "up_for_retry", "up_for_reschedule", "deferred"})
 OPERATORS: Mapping[str, str] = {
     "python": "PythonOperator",
     "shell": "BashOperator",
@@ -67,6 +71,11 @@ def ours(shown: list[str] | None) -> list[str] | None:
     if not shown:
         return None
     return [state for state, name in RUN_STATES.items() if name in shown]
+
+
+def states_asked(names: list[str]) -> dict[str, Any]:
+    """Of task instances. Those that are not over are looked for in open runs alone."""
+    return {"states": names, "is_live": LIVE.issuperset(names)} if names else {}
 
 
 def operator_of(kind: str) -> str:

@@ -6,6 +6,7 @@ from fastapi import APIRouter
 
 from evertick.api.native import (
     approvals,
+    assets,
     audit,
     backfills,
     dags,
@@ -18,6 +19,7 @@ from evertick.api.native import (
     schedule_records,
     schedules,
     tasks,
+    troubles,
     users,
     values,
     versions,
@@ -28,8 +30,8 @@ from evertick.domain.stored_values import ValueKind
 def native_routers() -> list[APIRouter]:
     # What is polled comes first: a request is compared with one route after the other.
     before, after = (
-        (runs, tasks, dags, versions, schedules, schedule_records, approvals, events),
-        (live, backfills, notifications, gates, fleet, users, audit),
+        (runs, tasks, dags, versions, schedules, schedule_records, approvals, events, assets),
+        (live, backfills, notifications, troubles, gates, fleet, users, audit),
     )
     return [
         *(module.router for module in (*before, *after)),

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from evertick.api.desk import Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.api.native.runs import RunId, find_run
-from evertick.api.native.tasks import TaskName
+from evertick.api.native.tasks import MapIndex, TaskName
 from evertick.api.paging import USUAL_ITEMS, Limit, Page
 from evertick.domain.access import Permission
 from evertick.engine.decide_approval import LONGEST_NOTE, Decision, decide_approval, find_approval
@@ -62,23 +62,25 @@ async def list_approvals(caller: Who, limit: Limit = USUAL_ITEMS) -> Page[Approv
 
 @router.get("/runs/{run_id}/tasks/{task}/approval")
 @needs(Permission.READ_RUNS)
-async def show_approval(run_id: RunId, task: TaskName, caller: Who) -> Approval:
+async def show_approval(run_id: RunId, task: TaskName, caller: Who, map_index: MapIndex = -1) -> Approval:
     """The newest question of a task, open or decided."""
     async with caller.reading() as conn:
         await find_run(caller, conn, run_id)
-        return _approval(await find_approval(conn, run_id=run_id, task=task))
+        return _approval(await find_approval(conn, run_id=run_id, task=task, map_index=map_index))
 
 
 @router.post("/runs/{run_id}/tasks/{task}/approval")
 @needs(Permission.DECIDE_APPROVALS)
-async def decide(run_id: RunId, task: TaskName, wanted: Verdict, caller: Who) -> Approval:
+async def decide(run_id: RunId, task: TaskName, wanted: Verdict, caller: Who, map_index: MapIndex = -1) -> Approval:
     """Approve or reject. The first decision stands; a second one is answered with 409 and who decided."""
     decision = Decision(
         is_approved=wanted.is_approved, actor=caller.actor, note=wanted.note, fields=lambda form: wanted.fields
     )
     async with caller.changing(Channel.READY, Channel.PLAN) as conn:
         await find_run(caller, conn, run_id)
-        row = await decide_approval(conn, run_id=run_id, task=task, decision=decision, role=caller.principal.role)
+        row = await decide_approval(
+            conn, run_id=run_id, task=task, map_index=map_index, decision=decision, role=caller.principal.role
+        )
     return _approval(row)
 
 

@@ -70,6 +70,8 @@ async def list_notifications(
     (before,) = read_cursor(after, LARGEST)
     wanted = outbox.Wanted(state=state, dag=dag, sink=sink, run_id=run_id, before=before)
     async with caller.reading() as conn:
+        if dag is not None:
+            await caller.dag(conn, dag)
         found = await outbox.list_all(conn, wanted, limit=limit)
     last = cursor(found[-1].delivery_id) if len(found) == limit else None
     return Page(items=[_notification(each) for each in found], next_cursor=last)

@@ -7,7 +7,7 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from evertick.api.desk import Caller, Who
@@ -38,6 +38,7 @@ class User(BaseModel):
     is_disabled: bool
     created_by: str
     created_at: datetime
+    password_changed_at: datetime | None
 
 
 class NewUser(BaseModel):
@@ -59,6 +60,13 @@ class UserChange(BaseModel):
     all_dags: bool = False
     is_disabled: bool | None = None
     password: Password | None = None
+
+
+class Link(BaseModel):
+    """Where to sign in, once: under the server's address."""
+
+    path: str
+    expires_at: datetime | None
 
 
 class Token(BaseModel):
@@ -145,13 +153,36 @@ async def change_user(name: Name, wanted: UserChange, caller: Who) -> User:
         return _user(await accounts.find_user(conn, name))
 
 
+@router.post("/users/{name}/link", status_code=201)
+@needs(Permission.MANAGE_USERS)
+async def make_link(name: Name, caller: Who) -> Link:
+    """Somebody signs in with it once, within the hour. Not for oneself with a token: that would make more of it."""
+    _refuse_own(caller, name)
+    async with caller.changing() as conn:
+        row = await accounts.find_user(conn, name)
+        made = await accounts.issue(
+            conn, row, kind="link", name="link", actor=caller.actor, seconds=accounts.LINK_SECONDS
+        )
+    return Link(path=f"/auth/link/{made.secret}", expires_at=made.expires_at)
+
+
 @router.get("/tokens")
 @needs(Permission.OWN)
-async def list_tokens(caller: Who, limit: Limit = USUAL_ITEMS, cursor_text: Cursor = None) -> Page[Token]:
-    """One's own tokens and sessions that are valid; those of everybody for who manages users."""
+async def list_tokens(
+    caller: Who,
+    user: Annotated[str | None, Query(max_length=LONGEST_NAME)] = None,
+    limit: Limit = USUAL_ITEMS,
+    cursor_text: Cursor = None,
+) -> Page[Token]:
+    """One's own tokens and sessions that are valid; those of everybody, or of one user, for who manages users."""
     (after,) = read_cursor(cursor_text, 0)
+    if user is not None and user.lower() != caller.principal.name.lower():
+        caller.require(Permission.MANAGE_USERS)
     async with caller.reading() as conn:
-        found = await access.list_credentials(conn, account=whose(caller), after=after, limit=limit)
+        if user is not None:
+            await accounts.find_user(conn, user)
+        account = user if user is not None else whose(caller)
+        found = await access.list_credentials(conn, account=account, after=after, limit=limit)
     next_cursor = cursor(found[-1].credential_id) if len(found) == limit else None
     return Page(items=[_token(row) for row in found], next_cursor=next_cursor)
 
@@ -179,10 +210,9 @@ async def issue_token(
     principal = caller.principal
     account = user or principal.name
     limits = (role, tags)
+    _refuse_own(caller, account)
     if account.lower() != principal.name.lower():
         caller.require(Permission.MANAGE_USERS)
-    elif not principal.is_session:
-        raise Forbidden("A token cannot make another one of its user: sign in with a session for that.")
     else:
         least, left = narrowed(principal.role, principal.tags, role, tags)
         limits = (least, None if left is None else sorted(left))
@@ -199,6 +229,11 @@ async def issue_token(
         )
 
 
+def _refuse_own(caller: Caller, account: str) -> None:
+    if account.lower() == caller.principal.name.lower() and not caller.principal.is_session:
+        raise Forbidden("A token cannot make another one of its user: sign in with a session for that.")
+
+
 def whose(caller: Caller) -> str | None:
     return None if caller.principal.may(Permission.MANAGE_USERS) else caller.principal.name
 
@@ -212,6 +247,7 @@ def _user(row: AccountRow) -> User:
         is_disabled=row.is_disabled,
         created_by=row.created_by,
         created_at=row.created_at,
+        password_changed_at=row.password_changed_at,
     )
 
 

@@ -181,6 +181,10 @@ begin
         delete from event where ctid = any(array(
             select x.ctid from (select e.ctid, e.sent_at from event e where e.is_heard order by e.event_id limit p_limit for update skip locked) x
             where x.sent_at < p_before));
+    elsif p_kind = 'asset_updates' then
+        delete from asset_update where ctid = any(array(
+            select x.ctid from (select u.ctid, u.occurred_at from asset_update u order by u.update_id limit p_limit for update skip locked) x
+            where x.occurred_at < p_before));
     elsif p_kind = 'backfills' then
         -- They are over and their runs are all counted; the runs go by themselves.
         delete from backfill where ctid = any(array(

@@ -32,19 +32,32 @@ create table awaited (
     primary key (kind, name, schedule_id)
 );
 create index awaited_of on awaited (schedule_id);
+-- Updates of assets that somebody told of. Those that tasks make are known by the tasks.
+create table asset_update (
+    update_id   bigint generated always as identity primary key,
+    asset       text not null,
+    extra       jsonb not null,
+    updated_by  text not null,
+    occurred_at timestamptz not null
+);
+-- Each of a run that ended or has updated it, or of an asset_update.
 create table arrival (
     arrival_id  bigint generated always as identity primary key,
     kind        text not null,
     name        text not null,
-    run_id      bigint not null,
-    occurred_at timestamptz not null
+    run_id      bigint,
+    occurred_at timestamptz not null,
+    update_id   bigint,
+    check (num_nonnulls(run_id, update_id) = 1)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 create table heard (
     schedule_id int not null,
     kind        text not null,
     name        text not null,
-    run_id      bigint not null,
+    run_id      bigint,
     occurred_at timestamptz not null,
+    update_id   bigint,
+    check (num_nonnulls(run_id, update_id) = 1),
     primary key (schedule_id, kind, name)
 );
 create table cause (
@@ -52,8 +65,10 @@ create table cause (
     fire_at     timestamptz not null,
     kind        text not null,
     name        text not null,
-    run_id      bigint not null,
+    run_id      bigint,
     occurred_at timestamptz not null,
+    update_id   bigint,
+    check (num_nonnulls(run_id, update_id) = 1),
     primary key (schedule_id, fire_at, kind, name)
 );
 
@@ -127,12 +142,14 @@ begin
         return;
     end if;
     perform 1 from schedule_state s where s.schedule_id = any(concerned) order by s.schedule_id for no key update;
-    insert into heard as h (schedule_id, kind, name, run_id, occurred_at)
-    select distinct on (w.schedule_id, x.kind, x.name) w.schedule_id, x.kind, x.name, x.run_id, x.occurred_at
-    from jsonb_to_recordset(taken) as x(arrival_id bigint, kind text, name text, run_id bigint, occurred_at timestamptz)
+    insert into heard as h (schedule_id, kind, name, run_id, occurred_at, update_id)
+    select distinct on (w.schedule_id, x.kind, x.name) w.schedule_id, x.kind, x.name, x.run_id, x.occurred_at, x.update_id
+    from jsonb_to_recordset(taken)
+        as x(arrival_id bigint, kind text, name text, run_id bigint, occurred_at timestamptz, update_id bigint)
     cross join lateral (select y.schedule_id from awaited y where y.kind = x.kind and y.name = x.name offset 0) w
     order by w.schedule_id, x.kind, x.name, x.arrival_id desc
-    on conflict (schedule_id, kind, name) do update set run_id = excluded.run_id, occurred_at = excluded.occurred_at;
+    on conflict (schedule_id, kind, name) do update
+        set run_id = excluded.run_id, occurred_at = excluded.occurred_at, update_id = excluded.update_id;
     with met as (
         select s.schedule_id, s.next_due, greatest(t, s.last_fired + interval '1 microsecond') as due
         from unnest(concerned) n(id)
@@ -148,10 +165,10 @@ begin
         delete from heard h using met m where h.schedule_id = m.schedule_id
         returning h.*, coalesce(m.next_due, m.due) as fire_at
     ), written as (
-        insert into cause (schedule_id, fire_at, kind, name, run_id, occurred_at)
-        select d.schedule_id, d.fire_at, d.kind, d.name, d.run_id, d.occurred_at from told d
+        insert into cause (schedule_id, fire_at, kind, name, run_id, occurred_at, update_id)
+        select d.schedule_id, d.fire_at, d.kind, d.name, d.run_id, d.occurred_at, d.update_id from told d
         on conflict (schedule_id, fire_at, kind, name) do update
-            set run_id = excluded.run_id, occurred_at = excluded.occurred_at
+            set run_id = excluded.run_id, occurred_at = excluded.occurred_at, update_id = excluded.update_id
     )
     select count(*) into became_due from moved;
 end $$;

@@ -56,10 +56,16 @@ $$;
 create index run_of_text on run (dag_id, (run_text(key, kind, coalesce(fire_at, created_at), run_id)));
 -- Those that somebody looks for among a million that went well. Costs only them.
 create index run_unwell on run_status (dag_id, run_id) where state in ('failed', 'canceled');
+-- Runs in the order of time (store/sql/listing.sql). Each run is in one of the first two, from its beginning, and in the third from its
+-- end: an entry each time, where none was before. What it costs is in docs/decisions/0032-lists-in-order.md.
+create index run_fired on run (dag_id, fire_at) where kind <> 'manual';
+create index run_made on run (dag_id, created_at) where kind = 'manual';
+create index run_ended on run_status (dag_id, finished_at) where finished_at is not null;
+create index journal_in_time on journal (occurred_at);
 
 -- Each run with a text for its id, from which it is found again. Whatever a query does not name here costs it nothing: the joins are
--- outer ones, of rows that are always there, because only such a join is left out where nothing of it is asked for. `status` and
--- `status_dag_id` are what the indexes of run_status know.
+-- outer ones, of rows that are always there, because only such a join is left out where nothing of it is asked for. `status`,
+-- `status_dag_id` and `fact_kind` are what the indexes know.
 create view listed_run as
 select r.run_id, r.dag_id, d.name as dag, s.version_id, v.number as version, v.created_at as version_created_at,
        run_text(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) as text_id,
@@ -67,7 +73,8 @@ select r.run_id, r.dag_id, d.name as dag, s.version_id, v.number as version, v.c
        case when r.kind = 'manual' then r.created_at else coalesce(r.fire_at, r.created_at) end as due_at,
        r.created_at, s.started_at, s.finished_at, coalesce(s.finished_at, s.started_at, r.created_at) as changed_at,
        extract(epoch from s.finished_at - s.started_at)::double precision as seconds, s.state::text as state, s.reason, r.params,
-       r.triggered_by, n.content as note, s.state as status, s.dag_id as status_dag_id
+       r.triggered_by, n.content as note, s.state as status, s.dag_id as status_dag_id,
+       r.kind as fact_kind
   from run r left join run_status s on s.run_id = r.run_id left join dag d on d.dag_id = r.dag_id
   left join dag_version v on v.version_id = s.version_id
   left join note n on n.run_id = r.run_id and n.idx = -1 and n.map_index = -1;
@@ -91,7 +98,7 @@ select r.run_id, r.dag_id, d.name as dag, b.version_id, v.number as version, v.c
          order by g.place limit 1) as pool,
        (select g.weight from task_gate g where g.version_id = s.version_id and g.idx = s.idx and g.kind = 'pool' and s.is_gated
          order by g.place limit 1) as slots,
-       coalesce(v.spec->'tasks'->s.idx->>'kind', 'python') as kind
+       coalesce(v.spec->'tasks'->s.idx->>'kind', 'python') as kind, b.state as run_status
   from run r join run_status b on b.run_id = r.run_id join dag d on d.dag_id = r.dag_id join dag_version v on v.version_id = b.version_id
   join task_spec s on s.version_id = b.version_id
   left join task k on k.run_id = r.run_id and k.idx = s.idx
@@ -194,12 +201,28 @@ select a.name, min(a.since) as since
     select w.name, c.changed_at from awaited w join schedule c on c.schedule_id = w.schedule_id where w.kind = 'asset') a
  group by a.name;
 
--- Each update of an asset that is still on record: a task of a version that updates it has succeeded.
+-- Each update of an asset that is still on record: a task of a version that updates it has succeeded, or somebody told of it.
 create view listed_update as
-select t.*, o.name as asset
+select o.name as asset, null::bigint as update_id, t.run_id, t.dag_id, t.dag, t.text_id, t.idx, t.task, t.map_index,
+       t.finished_at as occurred_at, null::jsonb as extra
   from listed_task t join task_spec s on s.version_id = t.version_id and s.idx = t.idx
   cross join lateral unnest(s.outlets) o(name)
- where s.outlets is not null and t.phase = 'success';
+ where s.outlets is not null and t.phase = 'success'
+union all
+select u.asset, u.update_id, null, null, null, null, null, null, -1, u.occurred_at, u.extra from asset_update u;
+
+-- Somebody tells of an update of an asset. It stays on record, and whoever waits for it hears of it as of a task's.
+create function update_asset(p_asset text, p_extra jsonb, p_actor text, out update_id bigint, out occurred_at timestamptz)
+language plpgsql as $$
+begin
+    insert into asset_update as u (asset, extra, updated_by, occurred_at) values (p_asset, p_extra, p_actor, clock())
+    returning u.update_id, u.occurred_at into update_asset.update_id, update_asset.occurred_at;
+    insert into arrival (kind, name, update_id, occurred_at)
+    select 'asset', p_asset, update_asset.update_id, update_asset.occurred_at
+    where exists (select 1 from awaited w where w.kind = 'asset' and w.name = p_asset);
+    insert into journal (occurred_at, verb, actor, detail)
+    values (update_asset.occurred_at, 'update_asset', p_actor, jsonb_build_object('asset', p_asset, 'update', update_asset.update_id));
+end $$;
 
 -- Updates that schedules of these DAGs (null: of all) have heard of count no more, as if they had not happened. How many.
 create function unhear(p_dag_ids int[], p_asset text, p_before timestamptz, p_actor text) returns int language plpgsql as $$

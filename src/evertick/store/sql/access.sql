@@ -114,13 +114,20 @@ select account from ended
 insert into journal (occurred_at, verb, actor, dag_id, run_id, detail)
 values (clock(), %(verb)s, %(actor)s, %(dag_id)s::int, %(run_id)s::bigint, %(detail)s::jsonb)
 
+-- name: audit_floor
+-- Where a window of so many entries before one ends, and whether there are more before that.
+select w.entry_id, exists (select 1 from journal x where x.entry_id < w.entry_id) as has_more
+  from (select min(n.entry_id) as entry_id
+          from (select j.entry_id from journal j where j.entry_id < %(before)s::bigint order by j.entry_id desc limit %(window)s) n) w
+ where w.entry_id is not null
+
 -- name: audit
 -- Newest first, by the primary key.
 select j.entry_id, j.occurred_at, j.verb, j.actor, j.origin, j.request_id, d.name as dag, j.run_id, s.name as task, j.map_index, j.detail
   from journal j left join dag d on d.dag_id = j.dag_id
   left join run_status r on r.run_id = j.run_id
   left join task_spec s on s.version_id = r.version_id and s.idx = j.idx
- where j.entry_id < %(before)s::bigint
+ where j.entry_id < %(before)s::bigint and j.entry_id >= %(floor)s::bigint
    and (%(verb)s::text is null or j.verb = %(verb)s) and (%(actor)s::text is null or j.actor = %(actor)s)
    and (%(dag)s::text is null or d.name = %(dag)s) and (%(run_id)s::bigint is null or j.run_id = %(run_id)s)
    and (%(since)s::timestamptz is null or j.occurred_at >= %(since)s)

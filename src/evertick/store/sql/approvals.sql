@@ -15,7 +15,7 @@ select a.run_id, a.idx, a.map_index, a.epoch, d.name as dag, s.name as task, d.d
  order by a.asked_at, a.run_id, a.idx limit %(limit)s
 
 -- name: of_task
--- Those of one task of a run, the newest first.
+-- Those of one instance of a task of a run (map_index -1: it is not mapped), the newest first.
 select a.run_id, a.idx, a.map_index, a.epoch, d.name as dag, s.name as task, d.dag_id, a.title, a.asked_at, w.deadline, a.decided_at,
        a.decided_by, a.is_approved, a.note, a.fields, v.spec->'tasks'->a.idx->'wait' as wait,
        k.state = 'deferred' and k.epoch = a.epoch and a.decided_at is null as is_open
@@ -24,8 +24,8 @@ select a.run_id, a.idx, a.map_index, a.epoch, d.name as dag, s.name as task, d.d
   join task_spec s on s.version_id = r.version_id and s.idx = a.idx
   left join task k on k.run_id = a.run_id and k.idx = a.idx and k.map_index = a.map_index
   left join deferral w on w.run_id = a.run_id and w.idx = a.idx and w.map_index = a.map_index and w.epoch = a.epoch
- where a.run_id = %(run_id)s and s.name = %(task)s::text
- order by a.epoch desc, a.map_index limit %(limit)s
+ where a.run_id = %(run_id)s and s.name = %(task)s::text and a.map_index = %(map_index)s::int
+ order by a.epoch desc limit %(limit)s
 
 -- name: questions
 -- Each task's newest question, open or answered, with what the list of tasks shows of the task.

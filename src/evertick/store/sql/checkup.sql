@@ -9,7 +9,8 @@ select current_setting('server_version') as version, current_setting('fsync') as
        (select count(*)::int from pg_stat_activity a where a.backend_type = 'client backend') as connections,
        (select r.rolconnlimit from pg_roles r where r.rolname = current_user) as role_limit,
        (select count(*)::int from pg_stat_activity a where a.usename = current_user and a.backend_type = 'client backend') as role_connections,
-       clock_timestamp() as at
+       clock_timestamp() as at, pg_is_in_recovery() as is_standby,
+       (select pg_encoding_to_char(d.encoding) from pg_database d where d.datname = current_database()) as encoding
 
 -- name: sealed_by
 -- Which keys have sealed stored values, and how many.

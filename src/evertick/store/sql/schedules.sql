@@ -69,8 +69,9 @@ select distinct d.name as dag, o.asset
 
 -- name: causes
 -- What a run was started by, where that was no time.
-select k.kind, k.name, k.run_id, k.occurred_at
+select k.kind, k.name, k.run_id, k.occurred_at, u.updated_by
   from run r join cause k on k.schedule_id = r.schedule_id and k.fire_at = r.fire_at
+  left join asset_update u on u.update_id = k.update_id
  where r.run_id = %(run_id)s order by k.kind, k.name limit 1000
 
 -- name: settle

@@ -17,7 +17,7 @@ from evertick.ui.frame import PageRoute, page
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 Text = Annotated[str, Query(max_length=300)]
-_SHOWN = 100
+_SHOWN, _LOOKED_AT = 100, 10_000
 
 
 @router.get("/audit")
@@ -28,8 +28,7 @@ async def list_entries(
     (before,) = read_cursor(cursor_text, LARGEST)
     wanted = AuditFilter(verb=verb or None, actor=actor or None, dag=dag or None)
     async with caller.reading() as conn:
-        found = await access.audit(conn, wanted, before=before, limit=_SHOWN)
-    next_cursor = cursor(found[-1].entry_id) if len(found) == _SHOWN else None
+        found, end = await access.audit_page(conn, wanted, before=before, limit=_SHOWN, window=_LOOKED_AT)
     return page(
         request,
         "audit.html",
@@ -39,5 +38,5 @@ async def list_entries(
         actor=actor,
         dag=dag,
         is_first=cursor_text is None,
-        next_cursor=next_cursor,
+        next_cursor=None if end is None else cursor(end),
     )

@@ -60,7 +60,9 @@ async def show_task(
         why = _sentences(await explain_row(conn, row, run_id=run_id)) if _is_held(row) else []
         shown = await _tab(conn, caller, run, row, key, tab)
         note = await listing.note(conn, **key._asdict())
-        asked = await approvals.of_task(conn, run_id=run_id, task=task) if row.state == "deferred" else []
+        asked = []
+        if row.state == "deferred":
+            asked = await approvals.of_task(conn, run_id=run_id, task=task, map_index=row.map_index)
     return page(
         request,
         "task.html",

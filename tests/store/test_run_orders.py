@@ -1,0 +1,212 @@
+"""Lists in every order: as sorting all of it would give, read from an index, or refused where that cannot be done in time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from psycopg import AsyncConnection
+from psycopg.sql import SQL
+from psycopg.types.range import Range
+
+from evertick.domain.errors import UserError
+from evertick.store import dags, event_log, listing, pages
+from evertick.store.db import Purpose, connect
+from evertick.store.event_log import EventFilter
+from evertick.store.listing import ListedRun, RunFilter, TaskFilter
+from evertick.store.pages import Asked
+from tests.databases import Cluster
+from tests.engine.world import make_dag, put, value
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+# What each order sorts by, of a run as it is listed.
+KEYS: dict[str, Callable[[ListedRun], Any]] = {
+    "dag": lambda run: run.dag,
+    "text_id": lambda run: run.text_id,
+    "due_at": lambda run: run.due_at,
+    "fire_at": lambda run: run.fire_at,
+    "finished_at": lambda run: run.finished_at,
+    "changed_at": lambda run: run.finished_at or run.started_at or run.created_at,
+    "started_at": lambda run: run.started_at,
+    "seconds": lambda run: run.seconds,
+    "run_id": lambda run: run.run_id,
+}
+INDEXES = {
+    "text_id": "run_of_text",
+    "due_at": "run_fired",
+    "fire_at": "run_fired",
+    "finished_at": "run_ended",
+    "changed_at": "run_ended",
+    "started_at": "run_ended",
+}
+# Manual and scheduled ones and backfills, some of them with an instant that is not in the order of their numbers; two that are open
+# for each that was never begun; starts and ends that overtake each other, and equal ones.
+FILL = """
+with made as (
+    insert into run (dag_id, version_id, kind, fire_at, params, triggered_by, created_at)
+    select d.dag_id, d.version_id, (case i %% 3 when 0 then 'manual' when 1 then 'scheduled' else 'backfill' end)::run_kind,
+           case when i %% 3 > 0 or i %% 5 = 0 then clock() - make_interval(mins => i * 37 %% 1009) end, '{}', 'test',
+           clock() - make_interval(mins => i * 11 %% 997)
+      from dag d cross join generate_series(1, %s) i where d.name = any(%s)
+    returning run_id, dag_id, version_id, created_at)
+insert into run_status (run_id, dag_id, version_id, state, open_tasks, started_at, finished_at)
+select m.run_id, m.dag_id, m.version_id,
+       (case when m.run_id %% 17 = 0 then 'canceled' when m.run_id %% 13 = 0 then 'queued' when m.run_id %% 7 = 0 then 'running'
+             when m.run_id %% 5 = 0 then 'failed' else 'success' end)::run_state,
+       (m.run_id %% 17 > 0 and (m.run_id %% 13 = 0 or m.run_id %% 7 = 0))::int,
+       case when m.run_id %% 17 > 0 and m.run_id %% 13 > 0 then s.at end,
+       case when m.run_id %% 17 = 0 or m.run_id %% 13 > 0 and m.run_id %% 7 > 0
+            then s.at + make_interval(mins => (m.run_id * 31 %% 251)::int) end
+  from made m cross join lateral (select m.created_at + make_interval(mins => (m.run_id * 7 %% 11)::int) as at) s
+"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def reader(cluster: Cluster, template: str) -> AsyncIterator[AsyncConnection]:
+    """As the API reads: two DAGs with 200 runs each, and one with a few."""
+    name = cluster.create(template)
+    async with await connect(cluster.database_url(name), purpose=Purpose.PLANNING) as conn:
+        for dag in ("etl", "load", "few"):
+            await put(conn, make_dag(dag, {"a": []}))
+        await conn.execute(FILL, [200, ["etl", "load"]])
+        await conn.execute(FILL, [3, ["few"]])
+        await conn.execute(
+            "insert into journal (occurred_at, verb, actor, detail)"
+            " select clock() - make_interval(mins => i * 7 % 41), 'v' || i % 5, 'test', '{}' from generate_series(1, 40) i"
+        )
+        for table in ("run", "run_status", "journal"):
+            await conn.execute(f"analyze {table}")
+    async with await connect(cluster.database_url(name), purpose=Purpose.API_READ) as conn:
+        yield conn
+    cluster.drop(name)
+
+
+def in_order(runs: list[ListedRun], column: str, *, is_down: bool) -> list[int]:
+    """Those without a value last, equal ones by their numbers."""
+    by_number = sorted(runs, key=lambda run: run.run_id)
+    known = [run for run in by_number if KEYS[column](run) is not None]
+    known.sort(key=KEYS[column], reverse=is_down)
+    return [run.run_id for run in (*known, *(run for run in by_number if KEYS[column](run) is None))]
+
+
+async def filters(reader: AsyncConnection) -> list[RunFilter]:
+    etl, few = await dags.find(reader, "etl"), await dags.find(reader, "few")
+    assert etl is not None and few is not None
+    some, _ = await listing.list_runs(reader, RunFilter(), Asked(limit=1000))
+    middle, later = sorted(run.due_at for run in some)[150], sorted(run.due_at for run in some)[300]
+    spans = [Range(middle, later, "(]"), Range(middle, None, "[)"), Range(None, middle, "[)")]
+    return [
+        RunFilter(),
+        RunFilter(dag_id=etl.dag_id),
+        RunFilter(dag_id=few.dag_id),
+        RunFilter(dag_ids=[etl.dag_id, few.dag_id]),
+        RunFilter(dag_like=["%e%"], states=["failed", "canceled"]),
+        RunFilter(dags=["load"], states=["running", "queued"]),
+        RunFilter(kinds=["manual"]),
+        RunFilter(dag_id=etl.dag_id, kinds=["backfill"], states=["success"]),
+        RunFilter(dag_heads=["nothing"]),
+        *(RunFilter(**{name: span}) for name in SPANS for span in spans),  # type: ignore[arg-type]
+        RunFilter(dag_id=etl.dag_id, started=spans[0], finished=spans[1], changed=spans[1]),
+        RunFilter(dag_id=etl.dag_id, heads=["scheduled__20"]),
+        RunFilter(heads=["manual__", "backfill__"]),
+    ]
+
+
+SPANS = {
+    "due": lambda run: run.due_at,
+    "fire": lambda run: run.fire_at,
+    "started": lambda run: run.started_at,
+    "finished": lambda run: run.finished_at,
+    "changed": KEYS["changed_at"],
+}
+
+
+async def test_what_is_asked_of_time_leaves_what_it_says(reader: AsyncConnection) -> None:
+    everything, _ = await listing.list_runs(reader, RunFilter(), Asked(limit=1000))
+    for wanted in await filters(reader):
+        found, total = await listing.list_runs(reader, wanted, Asked(limit=1000))
+        asked = {name: span for name in SPANS if (span := getattr(wanted, name)) is not None}
+        if asked and wanted.dag_id is None:
+            expected = [run.run_id for run in everything if all(holds(asked[name], SPANS[name](run)) for name in asked)]
+            assert ([run.run_id for run in found], total) == (expected, len(expected)) and expected, wanted
+        for heads in filter(None, [wanted.heads]):
+            assert found and all(run.text_id.startswith(tuple(heads)) for run in found)
+
+
+def holds(span: Range[datetime], at: datetime | None) -> bool:
+    """Both ends belong to it or not as it says; what has no time is in none."""
+    if at is None:
+        return False
+    is_after = span.lower is None or at > span.lower or (at == span.lower and span.lower_inc)
+    is_before = span.upper is None or at < span.upper or (at == span.upper and span.upper_inc)
+    return is_after and is_before
+
+
+@pytest.mark.requirement("H4")
+@pytest.mark.parametrize("column", KEYS)
+async def test_a_page_in_any_order_is_that_of_all_runs_sorted(reader: AsyncConnection, column: str) -> None:
+    for wanted in (await filters(reader))[len(column) % 2 :: 2]:
+        everything, _ = await listing.list_runs(reader, wanted, Asked(limit=1000))
+        for is_down, limit, offset in ((True, 5, 0), (False, 100, 150), (True, 7, 400)):
+            order = [(column, is_down)]
+            found, _ = await listing.list_runs(reader, wanted, Asked(limit=limit, offset=offset, order=order))
+            expected = in_order(everything, column, is_down=is_down)[offset : offset + limit]
+            assert [run.run_id for run in found] == expected, (wanted, order, limit, offset)
+
+
+@pytest.mark.requirement("H4")
+@pytest.mark.parametrize("column", INDEXES)
+async def test_an_order_in_time_is_read_from_an_index(reader: AsyncConnection, column: str) -> None:
+    """No plan reads whole tables but that of the few that are open, whatever the number of runs."""
+    ids = [int(str(row[0])) for row in await (await reader.execute("select dag_id from dag")).fetchall()]
+    await reader.execute("set enable_seqscan = off")
+    for is_down in (True,) if column == "started_at" else (False, True):
+        asked = Asked(limit=3, order=[(column, is_down)], is_counted=False)
+        statement, params = listing.question_of_runs(RunFilter(), asked, ids)
+        explained = await reader.execute(SQL("explain (format json) ") + statement, params, prepare=False)
+        ((plan,),) = await explained.fetchall()
+        names = {str(node.get("Index Name")) for node in nodes_of(plan[0]["Plan"])}
+        assert INDEXES[column] in names, plan
+    await reader.execute("reset enable_seqscan")
+
+
+def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes_of(child)
+
+
+@pytest.mark.requirement("H4")
+async def test_an_order_that_no_index_knows_is_refused_where_too_much_fits(
+    reader: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = await dags.find(reader, "few")
+    assert few is not None
+    monkeypatch.setattr(pages, "MOST_SORTED", 30)
+    page = {"limit": 2, "offset": 0}
+    for order in ([("seconds", True)], [("started_at", False)], [("started_at", True), ("seconds", True)]):
+        with pytest.raises(UserError, match="More than 30 fit"):
+            await listing.list_runs(reader, RunFilter(), Asked(**page, order=order))
+        assert len((await listing.list_runs(reader, RunFilter(dag_id=few.dag_id), Asked(**page, order=order)))[0]) == 2
+    with pytest.raises(UserError, match="More than 30 fit"):
+        await listing.list_tasks(reader, TaskFilter(), Asked(**page, order=[("started_at", True)]))
+    run_id = int(str(await value(reader, "select min(run_id) from run")))
+    in_run, _ = await listing.list_tasks(reader, TaskFilter(run_id=run_id), Asked(**page, order=[("started_at", True)]))
+    assert len(in_run) == 1, "of one run it does not matter"
+    with pytest.raises(UserError, match="More than 30 fit"):
+        await event_log.list_events(reader, EventFilter(), Asked(**page, order=[("verb", False)]))
+    found, _ = await event_log.list_events(reader, EventFilter(), Asked(limit=5, order=[("occurred_at", True)]))
+    times: list[datetime] = [each.occurred_at for each in found]
+    assert len(times) == 5 and times == sorted(times, reverse=True)
+
+
+async def test_runs_are_meant_by_their_texts_in_all_dags(reader: AsyncConnection) -> None:
+    some, _ = await listing.list_runs(reader, RunFilter(), Asked(limit=4, order=[("text_id", True)]))
+    texts = [run.text_id for run in some]
+    found, total = await listing.list_tasks(reader, TaskFilter(text_ids=[*texts, "none"]), Asked(limit=10))
+    assert (sorted(each.run_id for each in found), total) == (sorted(run.run_id for run in some), 4)
+    assert await listing.list_tasks(reader, TaskFilter(text_ids=["none"]), Asked(limit=10)) == ([], 0)
