@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from typing import LiteralString, cast
@@ -15,11 +15,13 @@ from psycopg.types.range import Range
 
 from evertick.store.pages import (
     COUNT_ONLY,
+    MOST_COUNTED,
     NEVER_NULL,
     Asked,
     Order,
     Question,
     answer,
+    count,
     is_by_key,
     question,
     read_page,
@@ -30,6 +32,13 @@ from evertick.store.statements import sql
 
 _NUMBERED = re.compile(r"__(\d{1,18})$")
 _PAGE, _WAY = "/* page */", "/* way */"
+# So many are sooner fetched and sorted than found one by one among a million that are in order.
+MOST_FEW = 5000
+# What may leave few runs of many.
+_SELECTIVE = (
+    *("kinds", "versions", "due", "fire", "started", "finished", "changed", "seconds", "like", "heads"),
+    *("actor_like", "actor_heads", "params_like", "asset_like"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,18 +209,32 @@ class ListedDagFilter:
 async def list_runs(conn: AsyncConnection, wanted: RunFilter, asked: Asked) -> tuple[list[ListedRun], int]:
     """One page, and how many there are, up to `MOST_COUNTED`. Oldest first unless asked otherwise."""
     within = await _dags_of(conn, wanted)
+    if _may_be_rare(wanted, asked.order):
+        total = await count(conn, question_of_runs(wanted, COUNT_ONLY, within), MOST_COUNTED + 1)
+        if total <= MOST_FEW:
+            page = question_of_runs(wanted, replace(asked, is_counted=False), within, is_few=True)
+            found, _ = await answer(conn, page, ListedRun)
+            return found, total if asked.is_counted else 0
     if served_page(asked.order) is None and not is_by_key(asked.order):
         await refuse_endless(conn, question_of_runs(wanted, COUNT_ONLY, within))
     return await answer(conn, question_of_runs(wanted, asked, within), ListedRun)
 
 
-def question_of_runs(wanted: RunFilter, asked: Asked, within: Sequence[int]) -> Question:
-    """`within`: the DAGs that are meant. Indexes know times within each."""
+def _may_be_rare(wanted: RunFilter, order: Order) -> bool:
+    """Few runs are fetched and sorted: an index that knows the order might be read to its end for them. States have indexes in the
+    order of runs."""
+    is_asked = any(getattr(wanted, name) is not None for name in _SELECTIVE)
+    return is_asked or (wanted.states is not None and not is_by_key(order))
+
+
+def question_of_runs(wanted: RunFilter, asked: Asked, within: Sequence[int], *, is_few: bool = False) -> Question:
+    """`within`: the DAGs that are meant. Indexes know times within each. `is_few`: all that fits is fetched before it is sorted."""
     params = {**asdict(wanted), **_bounds_of(wanted), "names": Jsonb(wanted.names), "within": list(within)}
     statement = sql("listing", "runs")
-    if (page := served_page(asked.order)) is not None:
+    page = sql("listing", "page_of_few") if is_few else served_page(asked.order)
+    if page is not None:
         head, _, tail = statement.split(_PAGE)
-        way: LiteralString = "desc" if asked.order[0][1] else ""
+        way: LiteralString = "desc" if asked.order and asked.order[0][1] else ""
         statement = head + page.replace("listed_run", "found").replace(_WAY, way) + tail
     # Of the journal's entries not each is about a run, but each run has a text.
     return question(statement, params, asked, NEVER_NULL | {"text_id"})
@@ -322,8 +345,8 @@ async def count_runs(conn: AsyncConnection, *, dags: list[str]) -> dict[str, dic
     """By DAG and state; what has none is left out."""
     found: dict[str, dict[str, int]] = {}
     cursor = await conn.execute(sql("listing", "count_runs"), {"dags": dags})
-    for name, state, count in await cursor.fetchall():
-        found.setdefault(cast(str, name), {})[cast(str, state)] = cast(int, count)
+    for name, state, runs in await cursor.fetchall():
+        found.setdefault(cast(str, name), {})[cast(str, state)] = cast(int, runs)
     return found
 
 

@@ -65,12 +65,17 @@ def is_by_key(order: Order) -> bool:
     return not order or order[0][0] in _KEYS
 
 
-async def refuse_endless(conn: AsyncConnection, count: Question) -> None:
-    """No index knows the order that is wanted, so that all that fits would have to be read and sorted for one page."""
-    statement, params = count
-    cursor = await conn.execute(statement, {**params, "most": MOST_SORTED + 1}, prepare=False)
+async def count(conn: AsyncConnection, asked: Question, most: int) -> int:
+    """How many there are, so far and no further. The question is for no page (COUNT_ONLY)."""
+    statement, params = asked
+    cursor = await conn.execute(statement, {**params, "most": most}, prepare=False)
     rows = await cursor.fetchall()
-    if cast(int, rows[0][0]) > MOST_SORTED:
+    return cast(int, rows[0][0])
+
+
+async def refuse_endless(conn: AsyncConnection, asked: Question) -> None:
+    """No index knows the order that is wanted, so that all that fits would have to be read and sorted for one page."""
+    if await count(conn, asked, MOST_SORTED + 1) > MOST_SORTED:
         raise UserError(
             f"More than {MOST_SORTED:,} fit, too many to put in this order. Narrow the list with a filter, or order it by id."
         )

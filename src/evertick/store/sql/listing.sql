@@ -68,6 +68,10 @@ select r.run_id
      where x.dag_id = g.dag_id and run_text(x.key, x.kind, coalesce(x.fire_at, x.created_at), x.run_id) = t.text_id offset 0) r
  limit 100000
 
+-- name: page_of_few
+-- In any order. The fence (offset 0) keeps the planner from reading an index in that order until enough fit, which may be never.
+select f.run_id from (select * from listed_run offset 0) f order by /* order */ run_id limit %(limit)s offset %(offset)s
+
 -- name: page_by_dag
 select x.run_id
   from unnest(%(within)s::int[]) g(dag_id) join dag d on d.dag_id = g.dag_id
