@@ -16,11 +16,11 @@ from evertick.domain.errors import Conflict, NotFound, UserError
 from evertick.engine.delete_run import delete_run
 from evertick.engine.put_output import put_output
 from evertick.engine.write_note import LONGEST_NOTE, of_run, write_note
-from evertick.store import dags, listing, runs
+from evertick.store import dags, listing, run_lists, runs
 from evertick.store.db import Purpose, connect
-from evertick.store.listing import RunFilter
 from evertick.store.outputs import NewOutput
 from evertick.store.pages import Asked
+from evertick.store.run_lists import RunFilter
 from evertick.store.runs import Particulars
 from tests.engine.world import Runner, make_dag, put, start, value
 from tests.waiting import eventually
@@ -191,10 +191,10 @@ async def test_a_list_by_number_text_or_rare_state_reads_an_index_and_ends_early
     async with await connect(database, purpose=Purpose.API_READ) as reader:
         for order in ([], [("run_id", True)]):
             wanted = RunFilter(dag_id=row.dag_id)
-            page, total = await listing.list_runs(reader, wanted, Asked(limit=3, order=order))
+            page, total = await run_lists.list_runs(reader, wanted, Asked(limit=3, order=order))
             numbers = [each.run_id for each in page]
             assert len(page) == 3 and total == 3000 and numbers == sorted(numbers, reverse=bool(order))
-            _, counted = await listing.list_runs(reader, wanted, Asked(limit=1, order=order, is_counted=False))
+            _, counted = await run_lists.list_runs(reader, wanted, Asked(limit=1, order=order, is_counted=False))
             assert counted == 0, "who does not ask for a total does not pay for it"
         for wanted, order, index in (
             (RunFilter(), [("run_id", True)], "run_pkey"),
@@ -204,7 +204,7 @@ async def test_a_list_by_number_text_or_rare_state_reads_an_index_and_ends_early
             (RunFilter(dag_id=row.dag_id, states=["failed", "canceled"]), [], "run_unwell"),
             (RunFilter(dag_id=row.dag_id, states=["running"]), [], "run_active"),
         ):
-            statement, params = listing.question_of_runs(
+            statement, params = run_lists.question_of_runs(
                 wanted, Asked(limit=3, order=order, is_counted=False), [row.dag_id]
             )
             explained = await reader.execute(SQL("explain (format json) ") + statement, params, prepare=False)

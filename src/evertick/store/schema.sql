@@ -7550,7 +7550,8 @@ CREATE VIEW evertick.listed_task AS
           ORDER BY g.place
          LIMIT 1) AS slots,
     COALESCE((((v.spec -> 'tasks'::text) -> s.idx) ->> 'kind'::text), 'python'::text) AS kind,
-    b.state AS run_status
+    b.state AS run_status,
+    k.state AS task_status
    FROM (((((((evertick.run r
      JOIN evertick.run_status b ON ((b.run_id = r.run_id)))
      JOIN evertick.dag d ON ((d.dag_id = r.dag_id)))
@@ -7599,6 +7600,7 @@ CREATE VIEW evertick.listed_output AS
     t.slots,
     t.kind,
     t.run_status,
+    t.task_status,
     e.key
    FROM ((evertick.result v
      JOIN evertick.listed_task t ON (((t.run_id = v.run_id) AND (t.idx = v.idx) AND (t.map_index = v.map_index))))

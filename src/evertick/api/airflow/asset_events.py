@@ -25,8 +25,9 @@ from evertick.domain.access import Permission
 from evertick.domain.errors import NotFound, UserError
 from evertick.engine.unhear import unhear
 from evertick.engine.update_asset import update_asset
-from evertick.store import assets, listing
+from evertick.store import assets
 from evertick.store.assets import Cause, Follower, ListedUpdate, UpdateFilter
+from evertick.store.run_lists import ListedRun
 from evertick.store.wake import Channel
 
 router = APIRouter(route_class=GuardedRoute, tags=["Asset"])
@@ -203,7 +204,7 @@ async def _queued(
     return {"queued_events": found, "total_entries": len(found)}
 
 
-def _event(each: Cause, run: listing.ListedRun) -> dict[str, Any]:
+def _event(each: Cause, run: ListedRun) -> dict[str, Any]:
     made = {
         "dag_id": run.dag,
         "run_id": run.text_id,

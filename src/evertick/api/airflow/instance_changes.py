@@ -25,7 +25,8 @@ from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import Conflict, NotFound, UserError
 from evertick.engine.write_note import write_note
 from evertick.store import listing
-from evertick.store.listing import ListedRun, ListedTask
+from evertick.store.listing import ListedTask
+from evertick.store.run_lists import ListedRun
 from evertick.store.wake import Channel
 
 router = APIRouter(route_class=GuardedRoute, tags=["Task Instance"])

@@ -36,7 +36,8 @@ from evertick.engine.mark import mark
 from evertick.engine.trigger import trigger
 from evertick.engine.write_note import of_run, write_note
 from evertick.store import dags, listing, tasks
-from evertick.store.listing import ListedRun, ListedTask
+from evertick.store.listing import ListedTask
+from evertick.store.run_lists import ListedRun
 from evertick.store.runs import Particulars
 from evertick.store.shards import read_clock
 from evertick.store.wake import Channel

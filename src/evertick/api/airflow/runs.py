@@ -37,9 +37,9 @@ from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotFound, UserError
 from evertick.domain.states import TERMINAL_RUN_STATES
-from evertick.store import listing, tasks
-from evertick.store.listing import ListedRun, RunFilter
+from evertick.store import listing, run_lists, tasks
 from evertick.store.pages import MOST_COUNTED, Asked
+from evertick.store.run_lists import ListedRun, RunFilter
 
 router = APIRouter(route_class=GuardedRoute, tags=["DagRun"])
 
@@ -100,7 +100,7 @@ async def get_dag_runs(dag_id: str, caller: Who, asked: Annotated[RunQuery, Quer
             return _collection([], 0)
         if asked.cursor is not None:
             return await _by_cursor(conn, wanted, asked, order)
-        found, total = await listing.list_runs(conn, wanted, paged(asked, order))
+        found, total = await run_lists.list_runs(conn, wanted, paged(asked, order))
     return _collection(found, total)
 
 
@@ -120,7 +120,7 @@ async def get_list_dag_runs_batch(dag_id: str, body: RunsBatch, caller: Who) -> 
             **spans_of(body),
         )
         asked = Asked(limit=page_size(body.page_limit), offset=body.page_offset, order=order)
-        return _collection(*await listing.list_runs(conn, wanted, asked))
+        return _collection(*await run_lists.list_runs(conn, wanted, asked))
 
 
 @router.get(R, response_model=DAGRunResponse)
@@ -202,7 +202,7 @@ async def _by_cursor(
         (at,) = read_cursor(asked.cursor, 0)
         wanted = replace(wanted, before=at) if is_down else replace(wanted, after=at)
     size = page_size(asked.limit)
-    found, _ = await listing.list_runs(conn, wanted, Asked(limit=size + 1, order=order, is_counted=False))
+    found, _ = await run_lists.list_runs(conn, wanted, Asked(limit=size + 1, order=order, is_counted=False))
     page = found[:size]
     more = cursor(page[-1].run_id) if len(found) > size else None
     return {"dag_runs": [run_document(row) for row in page], "next_cursor": more}

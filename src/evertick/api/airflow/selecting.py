@@ -13,9 +13,10 @@ from evertick.api.airflow.words import RUN_STATES
 from evertick.domain.dag import DagSpec, from_json
 from evertick.domain.errors import NotFound, UserError
 from evertick.domain.setups import cleared_with
-from evertick.store import dags, listing
-from evertick.store.listing import ListedRun, ListedTask, RunFilter
+from evertick.store import dags, listing, run_lists
+from evertick.store.listing import ListedTask
 from evertick.store.pages import Asked
+from evertick.store.run_lists import ListedRun, RunFilter
 from evertick.store.spans import between_instants
 
 # More runs than these are not changed by one request: whoever means it narrows it down.
@@ -82,7 +83,7 @@ async def runs_between(
 ) -> list[ListedRun]:
     """Of a DAG, those for instants in this range; all, where it has no end on either side."""
     wanted = RunFilter(dag_id=dag_id, fire=between_instants(first, None, last, None), names=RUN_STATES)
-    found, _ = await listing.list_runs(conn, wanted, Asked(limit=MOST_RUNS + 1, is_counted=False))
+    found, _ = await run_lists.list_runs(conn, wanted, Asked(limit=MOST_RUNS + 1, is_counted=False))
     if len(found) > MOST_RUNS:
         raise UserError(f"This means more than {MOST_RUNS} runs at once: narrow it with start_date and end_date.")
     return found

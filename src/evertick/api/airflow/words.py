@@ -13,7 +13,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from evertick.api.problems import headers_of, status_of
-from evertick.store.listing import ListedRun, ListedTask
+from evertick.store.listing import ListedTask
+from evertick.store.run_lists import ListedRun
 
 _SPACE = uuid.UUID("7d0f6d5e-6a3c-5c57-9a26-6a4c1b8f0d11")
 BUNDLE = "dags-folder"
@@ -44,6 +45,8 @@ TASK_STATES: Mapping[str, str | None] = {
     "canceled": "failed",
     "upstream_failed": "upstream_failed",
 }
+# What a phase is called that is no state of its own.
+_STATE_OF = {"retrying": "pending", "polling": "deferred"}
 # Not of those that wait for others: a run that is over can have some, too.
 LIVE = frozenset({"scheduled", "queued", "running", "up_for_retry", "up_for_reschedule", "deferred"})
 OPERATORS: Mapping[str, str] = {
@@ -75,7 +78,12 @@ def ours(shown: list[str] | None) -> list[str] | None:
 
 def states_asked(names: list[str]) -> dict[str, Any]:
     """Of task instances. Those that are not over are looked for in open runs alone."""
-    return {"states": names, "is_live": LIVE.issuperset(names)} if names else {}
+    if not names:
+        return {}
+    phases = [phase for phase, name in TASK_STATES.items() if name in names]
+    plain = sorted({_STATE_OF.get(phase, phase) for phase in phases})
+    # What waits for others may have no row yet.
+    return {"states": names, "plain_states": None if "none" in names else plain, "is_live": LIVE.issuperset(names)}
 
 
 def operator_of(kind: str) -> str:

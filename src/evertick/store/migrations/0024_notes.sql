@@ -98,7 +98,8 @@ select r.run_id, r.dag_id, d.name as dag, b.version_id, v.number as version, v.c
          order by g.place limit 1) as pool,
        (select g.weight from task_gate g where g.version_id = s.version_id and g.idx = s.idx and g.kind = 'pool' and s.is_gated
          order by g.place limit 1) as slots,
-       coalesce(v.spec->'tasks'->s.idx->>'kind', 'python') as kind, b.state as run_status
+       coalesce(v.spec->'tasks'->s.idx->>'kind', 'python') as kind, b.state as run_status,
+       k.state as task_status
   from run r join run_status b on b.run_id = r.run_id join dag d on d.dag_id = r.dag_id join dag_version v on v.version_id = b.version_id
   join task_spec s on s.version_id = b.version_id
   left join task k on k.run_id = r.run_id and k.idx = s.idx

@@ -142,7 +142,7 @@ select x.run_id
 
 -- name: page_by_start
 -- The latest first. A run ends after its start: whoever has started since some instant and is over has ended since it. `edge` is an
--- instant since which enough have started, found among those that ended last; of a few more than needed, so that one that took long does
+-- instant since which enough have started, found among those that ended last; among twice as many, so that one that took long does
 -- not set it far back. The comparison with infinity tells the planner that few have ended since.
 with closed as materialized (
     select x.run_id, x.at
@@ -151,7 +151,7 @@ with closed as materialized (
         select coalesce((
             select n.started_at
               from (select f.started_at from listed_run f where f.status_dag_id = g.dag_id and f.finished_at is not null and f.started_at is not null
-                     order by f.finished_at desc limit 4 * %(reach)s) n
+                     order by f.finished_at desc limit 2 * %(reach)s) n
              order by n.started_at desc limit 1 offset %(reach)s - 1), '-infinity') as at) edge
       cross join lateral (
         select f.run_id, f.started_at as at from listed_run f
@@ -180,6 +180,7 @@ with found as not materialized (
        and (%(is_mapped)s::boolean is null or (map_index >= 0) = %(is_mapped)s)
        and (%(tasks)s::text[] is null or task = any(%(tasks)s)) and (%(text_ids)s::text[] is null or text_id = any(%(text_ids)s))
        and (%(states)s::text[] is null or coalesce(%(names)s::jsonb->>phase, 'none') = any(%(states)s))
+       and (%(plain_states)s::task_state[] is null or task_status = any(%(plain_states)s))
        and (%(pools)s::text[] is null or coalesce(pool, %(no_pool)s) = any(%(pools)s))
        and (%(pool_like)s::text[] is null or coalesce(pool, %(no_pool)s) ilike any(%(pool_like)s))
        and (%(pool_heads)s::text[] is null or coalesce(pool, %(no_pool)s) ^@ any(%(pool_heads)s))

@@ -1,0 +1,170 @@
+"""Runs by many filters and in many orders, with an offset and a total: read from an index, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from decimal import Decimal
+from typing import LiteralString, cast
+
+from psycopg import AsyncConnection
+from psycopg.types.json import Jsonb
+from psycopg.types.range import Range
+
+from evertick.store.pages import (
+    COUNT_ONLY,
+    MOST_COUNTED,
+    NEVER_NULL,
+    Asked,
+    Order,
+    Question,
+    answer,
+    count,
+    is_by_key,
+    question,
+    refuse_endless,
+)
+from evertick.store.statements import sql
+
+_PAGE, _WAY = "/* page */", "/* way */"
+# So many are sooner fetched and sorted than found one by one among a million that are in order.
+MOST_FEW = 10_000
+# What may leave few runs of many.
+_SELECTIVE = (
+    *("kinds", "versions", "due", "fire", "started", "finished", "changed", "seconds", "like", "heads"),
+    *("actor_like", "actor_heads", "params_like", "asset_like"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    run_id: int
+    dag_id: int
+    dag: str
+    version_id: int
+    version: int
+    version_created_at: datetime
+    text_id: str
+    kind: str
+    fire_at: datetime | None
+    due_at: datetime
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    seconds: float | None
+    state: str
+    reason: str | None
+    params: dict[str, object]
+    triggered_by: str
+    note: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFilter:
+    """What is None is not asked. `like`: patterns of ILIKE, `heads`: beginnings; one of them must fit. `names`: what a state is
+    called where it is ordered by name."""
+
+    dag_id: int | None = None
+    dag_ids: list[int] | None = None
+    dags: list[str] | None = None
+    after: int | None = None
+    before: int | None = None
+    states: list[str] | None = None
+    kinds: list[str] | None = None
+    versions: list[int] | None = None
+    due: Range[datetime] | None = None
+    fire: Range[datetime] | None = None
+    started: Range[datetime] | None = None
+    finished: Range[datetime] | None = None
+    changed: Range[datetime] | None = None
+    seconds: Range[Decimal] | None = None
+    like: list[str] | None = None
+    heads: list[str] | None = None
+    actor_like: list[str] | None = None
+    actor_heads: list[str] | None = None
+    dag_like: list[str] | None = None
+    dag_heads: list[str] | None = None
+    params_like: list[str] | None = None
+    asset_like: list[str] | None = None
+    names: Mapping[str, str | None] = field(default_factory=dict)
+
+
+async def list_runs(conn: AsyncConnection, wanted: RunFilter, asked: Asked) -> tuple[list[ListedRun], int]:
+    """One page, and how many there are, up to `MOST_COUNTED`. Oldest first unless asked otherwise."""
+    within = await dags_of(conn, asdict(wanted))
+    if _may_be_rare(wanted, asked.order):
+        total = await count(conn, question_of_runs(wanted, COUNT_ONLY, within), MOST_COUNTED + 1)
+        if total <= MOST_FEW:
+            page = question_of_runs(wanted, replace(asked, is_counted=False), within, is_few=True)
+            found, _ = await answer(conn, page, ListedRun)
+            return found, total if asked.is_counted else 0
+    if served_page(asked.order) is None and not is_by_key(asked.order):
+        await refuse_endless(conn, question_of_runs(wanted, COUNT_ONLY, within))
+    return await answer(conn, question_of_runs(wanted, asked, within), ListedRun)
+
+
+def _may_be_rare(wanted: RunFilter, order: Order) -> bool:
+    """Few runs are fetched and sorted: an index that knows the order might be read to its end for them. States have indexes in the
+    order of runs."""
+    is_asked = any(getattr(wanted, name) is not None for name in _SELECTIVE)
+    return is_asked or (wanted.states is not None and not is_by_key(order))
+
+
+def question_of_runs(wanted: RunFilter, asked: Asked, within: Sequence[int], *, is_few: bool = False) -> Question:
+    """`within`: the DAGs that are meant. Indexes know times within each. `is_few`: all that fits is fetched before it is sorted."""
+    params = {**asdict(wanted), **_bounds_of(wanted), "names": Jsonb(wanted.names), "within": list(within)}
+    statement = sql("listing", "runs")
+    page = sql("listing", "page_of_few") if is_few else served_page(asked.order)
+    if page is not None:
+        head, _, tail = statement.split(_PAGE)
+        way: LiteralString = "desc" if asked.order and asked.order[0][1] else ""
+        statement = head + page.replace("listed_run", "found").replace(_WAY, way) + tail
+    # Of the journal's entries not each is about a run, but each run has a text.
+    return question(statement, params, asked, NEVER_NULL | {"text_id"})
+
+
+def _bounds_of(wanted: RunFilter) -> dict[str, object]:
+    """The ends of what is asked of time, and how a text begins."""
+    bounds: dict[str, object] = {
+        "is_of_run": any((wanted.due, wanted.fire, wanted.heads)),
+        "is_of_status": any((wanted.states, wanted.started, wanted.finished, wanted.changed)),
+        "head": wanted.heads[0] if wanted.heads is not None and len(wanted.heads) == 1 else None,
+    }
+    for name in ("due", "fire", "started", "finished", "changed"):
+        span: Range[datetime] | None = getattr(wanted, name)
+        bounds[f"{name}_from"] = span.lower if span is not None and span.lower is not None else "-infinity"
+        bounds[f"{name}_to"] = span.upper if span is not None and span.upper is not None else "infinity"
+    return bounds
+
+
+def served_page(order: Order) -> LiteralString | None:
+    """The page of runs in that order, if an index knows it. Runs that are equal there come in the order of their numbers."""
+    if not order or list(order[1:]) not in ([], [("run_id", False)]):
+        return None
+    match order[0]:
+        case ("dag", _):
+            return sql("listing", "page_by_dag")
+        case ("text_id", _):
+            return sql("listing", "page_by_text")
+        case ("due_at", _):
+            return sql("listing", "page_by_due")
+        case ("fire_at", _):
+            return sql("listing", "page_by_fire")
+        case ("finished_at", _):
+            return sql("listing", "page_by_end")
+        case ("changed_at", _):
+            return sql("listing", "page_by_change")
+        case ("started_at", True):
+            return sql("listing", "page_by_start")
+        case _:
+            return None
+
+
+async def dags_of(conn: AsyncConnection, asked: Mapping[str, object]) -> list[int]:
+    """Which DAGs a filter of runs or of tasks leaves, by its fields."""
+    if asked["dag_id"] is not None:
+        return [cast(int, asked["dag_id"])]
+    params = {name: asked[name] for name in ("dag_ids", "dags", "dag_like", "dag_heads")}
+    cursor = await conn.execute(sql("listing", "dags_of_runs"), params)
+    return [cast(int, row[0]) for row in await cursor.fetchall()]
