@@ -50,7 +50,7 @@ CATCH_ALL = {
     "services/notifying.Notifying._deliver": "one notification that cannot be prepared must not stop the others",
     "services/contained.Step.attempt": "one step that fails must not stop the others (A12)",
     "services/http_port.HttpPort._answer": "the outermost of an HTTP port: whoever asks gets a 500, the port stays open",
-    "authoring/rehearse.rehearse": "the attempt: whatever the task raises is its outcome",
+    "authoring/rehearse._Stage._try": "the attempt: whatever the task raises is its outcome",
     "execution/body.run_body": "the attempt: whatever the task raises is its outcome",
     "execution/body.await_body": "the attempt: whatever the task raises is its outcome",
     "execution/body.described": "the text of a user's exception is user code",

@@ -24,7 +24,7 @@ from evertick.domain.errors import InvalidDag, InvalidParams
 from evertick.domain.setups import leaves
 from evertick.domain.states import TriggerRule
 from evertick.engine.publish import dag_row
-from evertick.examples import branches, etl, failures, groups, heartbeat, limits, mapping, pipeline
+from evertick.examples import branches, deadlines, etl, failures, groups, heartbeat, limits, mapping, pipeline, pools
 
 
 @task
@@ -188,6 +188,8 @@ def test_a_failing_shell_task_and_a_result_that_is_no_json_fail_their_tasks() ->
         groups.groups,
         failures.failures,
         limits.limits,
+        pools.pools,
+        deadlines.deadlines,
     ],
 )
 def test_an_example_runs_here(example: object) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evertick import dag, notify, shell, task, trigger_dag
+from evertick import approval, dag, notify, shell, task, trigger_dag, wait_for
 from evertick.authoring.collect import load_dags
 from evertick.authoring.resolve import Dag
 from evertick.domain.dag import from_json, to_json
@@ -29,6 +29,8 @@ def test_every_event_has_its_sinks_and_survives_publishing() -> None:
         on_failure=[notify.email("ops@example.com", every_time=True), notify.slack(secret="slack_url")],
         on_retry=[notify.webhook(secret="hook")],
         on_skipped=[],
+        finish_within="30m",
+        on_deadline=notify.webhook("https://example.com/late"),
     )
     def work() -> None: ...
 
@@ -39,6 +41,7 @@ def test_every_event_has_its_sinks_and_survives_publishing() -> None:
         NoticeSpec(event=Event.FAILURE, sink="email:ops@example.com", every_time=True),
         NoticeSpec(event=Event.FAILURE, sink="slack:secret/slack_url"),
         NoticeSpec(event=Event.RETRY, sink="webhook:secret/hook"),
+        NoticeSpec(event=Event.DEADLINE, sink="webhook:https://example.com/late"),
     )
     assert spec.notices == (
         NoticeSpec(event=Event.FAILURE, sink="slack:https://x.example"),
@@ -46,7 +49,8 @@ def test_every_event_has_its_sinks_and_survives_publishing() -> None:
     )
     assert from_json(to_json(spec)) == spec
     rows = dag_row(spec, file="f", bundle_hash="b")
-    assert len(rows["notices"]) == 6  # type: ignore[arg-type]
+    assert len(rows["notices"]) == 7  # type: ignore[arg-type]
+    assert rows["deadlines"] == [{"idx": 0, "seconds": 1800.0}]
     assert rows["tasks"][0]["notifies"]  # type: ignore[index]
     assert "notices" not in to_json(built(lambda: shell("x", "true")).spec)
 
@@ -55,9 +59,14 @@ def test_defaults_reach_every_kind_of_task() -> None:
     def body() -> None:
         shell("x", "true")
         trigger_dag("other")
+        approval("Go?")
+        wait_for("1s", on_failure=[])
 
-    spec = built(body, task_defaults={"on_failure": notify.email("ops@example.com")}).spec
-    assert [len(each.notices) for each in spec.tasks] == [1, 1]
+    late = {"finish_within": "1h", "on_deadline": tell_me}
+    compiled = built(body, task_defaults={"on_failure": notify.email("ops@example.com"), **late})
+    assert [len(each.notices) for each in compiled.spec.tasks] == [2, 2, 2, 1]
+    assert {each.finish_within_seconds for each in compiled.spec.tasks} == {3600.0}
+    assert [each.name for each in compiled.callbacks] == ["sample.callback.tell_me"]
 
 
 def test_a_function_is_called_by_a_dag_of_its_own() -> None:
@@ -126,8 +135,18 @@ def test_two_functions_of_one_name_are_refused() -> None:
         built(work)
 
 
-def test_a_task_has_no_deadline_and_a_run_is_not_skipped() -> None:
-    with pytest.raises(InvalidDag, match="has no option 'on_deadline'"):
-        task(on_deadline=tell_me)(lambda: None)  # type: ignore[call-overload]
+def test_a_run_is_not_skipped() -> None:
     with pytest.raises(InvalidDag, match="has no option 'on_skipped'"):
         built(lambda: shell("x", "true"), on_skipped=tell_me)
+
+
+def test_a_deadline_is_needed_before_anybody_is_told_of_it() -> None:
+    late = task(on_deadline=tell_me)(no_argument)
+    with pytest.raises(InvalidDag, match=r"task 'no_argument': on_deadline needs a deadline; .* finish_within='30m'"):
+        built(lambda: late())
+    spec = built(lambda: late(), task_defaults={"finish_within": 60}).spec
+    assert spec.tasks[0].finish_within_seconds == 60
+    with pytest.raises(InvalidDag, match=r"finish_within is 0\.0 s; it must be more than 0"):
+        built(lambda: late.override(finish_within=0)())
+    with pytest.raises(InvalidDag, match="finish_within is 'soon'"):
+        late.override(finish_within="soon")

@@ -211,4 +211,4 @@ async def test_a_clear_on_the_newest_version_says_which_and_refuses_other_tasks(
     assert await run_state(conn, failed) == "success"
     await put(conn, make_dag("etl", {**CHAIN, "tell": ["load"]}))
     told = await cli.refused("runs", "clear", failed, "--latest", "--yes", status=1)
-    assert "Version 3 of etl has other tasks than run 1 began with (tell is new): start a new run of it." in told
+    assert "Version 3 of etl has other tasks than run 1 began with (tell is new): start a new run of it, with" in told

@@ -14,6 +14,7 @@ from tests.cli.conftest import Cli, run_program
 def test_a_missing_folder_is_made_with_the_examples(nowhere: Path) -> None:
     copied = put_examples(Path("dags"))
     assert {"etl.py", "heartbeat.py", "report.py"} <= set(copied)
+    assert "pools.py" not in copied, "it needs a pool that is not there yet"
     assert sorted(path.name for path in Path("dags").iterdir()) == copied
     text = banner(Settings(), copied)
     assert "./dags (new, with " in text

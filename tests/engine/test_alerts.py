@@ -8,14 +8,17 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.domain.errors import NotLeader
+from evertick.domain.notices import Event, NoticeSpec
 from evertick.domain.retention import Pace
+from evertick.engine.cancel import cancel
 from evertick.engine.change_schedule import pause_schedule
+from evertick.engine.delete_run import delete_run
 from evertick.engine.fire import fire
 from evertick.engine.prune import Kind, prune_kind
 from evertick.engine.raise_alerts import raise_alerts
-from evertick.store import alerts
+from evertick.store import alerts, outbox
 from evertick.store.prune import Mandate
-from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, value
+from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, start, value
 
 ONE: dict[str, list[str]] = {"a": []}
 
@@ -122,3 +125,111 @@ async def test_alerts_that_are_long_over_are_pruned(conn: AsyncConnection) -> No
     assert (await prune_kind(conn, given, Kind.ALERTS, pace=Pace(batch=10))).pruned == 0
     await look(conn, epoch, 900, fires=True)
     assert (await prune_kind(conn, given, Kind.ALERTS, pace=Pace(batch=10))).pruned == 1
+
+
+# Tasks ---------------------------------------------------------------------------------------------------------------------
+
+HOOK = "webhook:https://example.com/hook"
+TOLD = (NoticeSpec(event=Event.DEADLINE, sink=HOOK),)
+LATE: dict[str, object] = {"finish_within_seconds": 30.0, "notices": TOLD}
+
+
+async def with_deadlines(conn: AsyncConnection, shape: dict[str, list[str]], *late: str) -> int:
+    await set_clock(conn, T0)
+    await put(conn, make_dag("one", shape, every="@every 100s", per_task=dict.fromkeys(late, LATE)))
+    return await lead(conn)
+
+
+async def told(conn: AsyncConnection) -> list[tuple[object, object, object]]:
+    """Run, task and kind of everything in the outbox, in its order."""
+    rows = await outbox.list_all(conn)
+    return [(each.run_id, each.fact.get("task"), each.fact["alert"]) for each in reversed(rows)]
+
+
+async def test_a_task_that_has_not_ended_in_time_is_told_once_per_episode(conn: AsyncConnection) -> None:
+    epoch = await with_deadlines(conn, {"a": [], "b": ["a"], "c": []}, "b")
+    runner = await Runner.join(conn)
+    await look(conn, epoch, 100, fires=True)
+    assert await look(conn, epoch, 129) == []
+    # It waits for another one, and has no row yet.
+    assert await look(conn, epoch, 131) == [("not_finished", 1, False)]
+    await look(conn, epoch, 200, fires=True)
+    assert await look(conn, epoch, 231) == []
+    assert [(each.task, each.count) for each in await alerts.list_all(conn)] == [("b", 2)]
+    await runner.drain()
+    await look(conn, epoch, 300, fires=True)
+    await runner.drain()
+    assert await look(conn, epoch, 331) == [("not_finished", 1, True)]
+    await look(conn, epoch, 400, fires=True)
+    assert await look(conn, epoch, 431) == [("not_finished", 4, False)]
+    assert await told(conn) == [(1, "b", "not_finished"), (4, "b", "not_finished")]
+    assert await value(conn, "select count(*) from deadline") == 0
+
+
+async def test_a_task_that_ended_late_before_anybody_looked_was_late(conn: AsyncConnection) -> None:
+    epoch = await with_deadlines(conn, {"a": [], "b": []}, "a", "b")
+    await look(conn, epoch, 100, fires=True)
+    runner = await Runner.join(conn)
+    (first,) = await runner.claim(1)
+    await runner.finish(first)
+    await set_clock(conn, later(131))
+    await runner.drain()
+    assert await look(conn, epoch, 132) == [("not_finished", 1, False)]
+    assert [each.task for each in await alerts.list_all(conn)] == ["b"]
+
+
+@pytest.mark.parametrize("kind", ["success", "failed", "skipped"])
+async def test_however_a_task_ends_it_is_in_time(conn: AsyncConnection, kind: str) -> None:
+    epoch = await with_deadlines(conn, {"a": [], "b": ["a"]}, "a", "b")
+    await look(conn, epoch, 100, fires=True)
+    await (await Runner.join(conn)).drain({"a": kind})
+    assert await look(conn, epoch, 131) == []
+    assert await told(conn) == []
+
+
+async def test_a_run_that_belongs_to_no_schedule_counts_from_its_start_and_each_is_told(conn: AsyncConnection) -> None:
+    epoch = await with_deadlines(conn, {"a": []}, "a")
+    await set_clock(conn, later(5))
+    runs = [await start(conn, "one"), await start(conn, "one")]
+    assert await look(conn, epoch, 34) == []
+    assert await look(conn, epoch, 36) == [("not_finished", run_id, False) for run_id in runs]
+    assert await look(conn, epoch, 40) == []
+    assert await told(conn) == [(run_id, "a", "not_finished") for run_id in runs]
+    assert await alerts.list_all(conn, ended=True) == [], "no later run could end it"
+
+
+async def test_a_canceled_or_deleted_run_is_nobodys_concern(conn: AsyncConnection) -> None:
+    epoch = await with_deadlines(conn, {"a": [], "b": ["a"]}, "b")
+    canceled, gone = await start(conn, "one"), await start(conn, "one")
+    await cancel(conn, run_id=canceled, actor="ann", reason="no")
+    await cancel(conn, run_id=gone, actor="ann", reason="no")
+    await delete_run(conn, run_id=gone, actor="ann")
+    assert await look(conn, epoch, 50) == []
+
+
+async def test_a_deadline_that_is_taken_away_ends_its_episode(conn: AsyncConnection) -> None:
+    epoch = await with_deadlines(conn, {"a": [], "b": []}, "a", "b")
+    await look(conn, epoch, 100, fires=True)
+    assert len(await look(conn, epoch, 131)) == 2
+    await put(conn, make_dag("one", {"a": []}, every="@every 100s", per_task={"a": LATE}))
+    assert await look(conn, epoch, 140) == [("not_finished", 1, True)]
+    assert [each.task for each in await alerts.list_all(conn)] == ["a"]
+
+
+async def test_a_backfill_has_no_deadlines(conn: AsyncConnection) -> None:
+    await with_deadlines(conn, {"a": []}, "a")
+    await conn.execute(
+        "insert into run (dag_id, version_id, kind, key, fire_at, params, triggered_by, created_at)"
+        " select dag_id, version_id, 'backfill', 'k', clock(), '{}', 'backfill 1', clock() from dag"
+    )
+    await conn.execute("select open_runs(array(select run_id from run))")
+    assert await value(conn, "select count(*) from deadline") == 0
+
+
+async def test_the_deadline_of_one_task_is_not_that_of_another_dag(conn: AsyncConnection) -> None:
+    """Nor does whoever has none pay for it."""
+    epoch = await with_deadlines(conn, {"a": []}, "a")
+    await put(conn, make_dag("other", {"a": []}))
+    await start(conn, "other")
+    assert await value(conn, "select count(*) from deadline") == 0
+    assert await look(conn, epoch, 50) == []

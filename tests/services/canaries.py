@@ -36,14 +36,33 @@ from tests.waiting import eventually
 
 COUNT = 50
 FLOCK = """
-import base64, json, os, subprocess, sys, urllib.parse
+import base64, html, json, os, shlex, subprocess, sys, urllib.parse
 from evertick import *
 
 NAMES = [f"canary{n}" for n in range(50)]
+# A program of its own: its answer, a named result, its log, what it prints beside, and how it ends.
+ANSWER = '''
+import json, os, sys
+s = os.environ[sys.argv[1]]
+print(json.dumps({"evertick": "log", "text": "now " + s}))
+print(json.dumps({"evertick": "output", "name": "it", "value": [s]}))
+print(json.dumps({"evertick": "result", "value": {s: s}}))
+print(s, file=sys.stderr)
+if len(sys.argv) > 2: print(json.dumps({"evertick": "fail", "reason": s + " is wrong"}))
+'''
+
+
+def every_form(s):
+    raw = s.encode()
+    print(html.escape(s), shlex.quote(s), repr(raw), raw.hex().upper(), raw.hex(" "), raw.hex(":"))
+    print(base64.b32encode(raw), urllib.parse.quote(s, safe=""), json.dumps([json.dumps({"deep": s})]))
+    for before in range(3):
+        for encode in (base64.b64encode, base64.urlsafe_b64encode): print(encode(b"x" * before + raw + b"and more"))
 
 
 def show(how, s):
-    match how % 7:
+    match how % 8:
+        case 7: every_form(s)
         case 0: print(s, s[:9], end=""); print(s[9:]); print(base64.b64encode(s.encode()), s.encode().hex(), repr(s))
         case 5: print(json.dumps({"it": s}), json.dumps(json.dumps(s)), urllib.parse.quote(s), urllib.parse.quote_plus(s))
         case 6:
@@ -63,6 +82,15 @@ def flock():
         if n % 7 == 6:
             said = 'echo {{ secrets.NAME }} "$EVERTICK_SECRET_UPPER"; exit 1'
             shell(f"shell_{n}", said.replace("NAME", name).replace("UPPER", name.upper()), secrets=[name])
+        elif n % 11 == 3:
+            # Nobody listens there. What its templates became is in the log.
+            it = f"{{{{ secrets.{name} }}}}"
+            http(f"http_{n}", f"http://127.0.0.1:9/{it}?key={it}", method="POST", headers={"X-Key": f"Bearer {it}"},
+                 json={"a": [it, f"{{{{ secrets.{name} | json }}}}", f"{{{{ [secrets.{name}] }}}}"]}, secrets=[name],
+                 on_failure=notify.email("ops@example.com"))
+        elif n % 11 == 4:
+            program(f"program_{n}", [sys.executable, "-c", ANSWER, f"EVERTICK_SECRET_{name.upper()}", *["fail"] * (n % 2)],
+                    secrets=[name], on_failure=notify.email("ops@example.com"))
         else:
             def body(context: TaskContext, n=n, name=name):
                 return show(n // 50 + n, context.secrets[name])
@@ -90,8 +118,10 @@ async def hunt(url: str, conn: AsyncConnection, folder: Path, tasks: int) -> lis
         await eventually(is_over, 600)
     ended = await _one(conn, "select count(*) from task where run_id = %s and started_at is not null", run_id)
     hidden = await _one(conn, "select count(*) from log_chunk where content like '%%***%%'")
+    rendered = await _one(conn, "select count(*) from log_chunk where content like '%%headers = %%***%%'")
     assert ended == tasks
     assert hidden > tasks / 5, "they did speak"
+    assert rendered > tasks / 20, "templates were told"
     assert await _one(conn, "select count(*) from outbox where fact->>'reason' like '%%***%%'") > 0, (
         "and were told about"
     )
@@ -103,9 +133,15 @@ async def hunt(url: str, conn: AsyncConnection, folder: Path, tasks: int) -> lis
 
 
 def _forms(canary: str) -> list[str]:
-    raw = canary.encode()
+    """What gives it away: its middle, which no escaping changes, and that middle in every encoding, wherever it stands in it."""
     core = canary.split("-")[1]
-    return [core, core.encode().hex(), base64.b64encode(raw).decode()[:24], quote(canary), json.dumps(canary)[1:-1]]
+    raw = core.encode()
+    found = [core, raw.hex(), raw.hex().upper(), raw.hex(" "), raw.hex(":"), quote(canary), json.dumps(canary)[1:-1]]
+    for before in range(5):
+        # The characters that depend on nothing but the middle.
+        found.append(base64.b32encode(b"x" * before + raw).decode().rstrip("=")[8:24])
+        found.append(base64.b64encode(b"x" * before + raw).decode().rstrip("=")[8:20])
+    return found
 
 
 async def _one(conn: AsyncConnection, query: str, *params: object) -> int:

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.engine.cancel import cancel
+from evertick.engine.gates import set_pool
+from evertick.engine.trigger import trigger
+from evertick.services import alerting
 from evertick.services.runner import Runner
 from evertick.services.scheduler import Scheduler
 from evertick.store import tasks
@@ -24,6 +28,7 @@ EXPECTED = {
     "groups": {"export.open_export": "success", "export.compare": "success", "book": "success"},
     "failures": {"throttled": "success", "unsteady": "success", "hopeless": "failed", "take_over": "success"},
     "limits": {"read[2]": "success", "write": "success", "mails.tell": "success"},
+    "pools": {"read[2]": "success", "merge": "success"},
     "pipeline": {"orders": "success", "customers": "success", "note": "success"},
 }
 
@@ -32,6 +37,8 @@ EXPECTED = {
 async def test_an_example_ends_as_it_says(conn: AsyncConnection, database: str, tmp_path: Path, name: str) -> None:
     await invariants.install(conn)
     text = (SOURCE / "examples" / f"{name}.py").read_text()
+    if name == "pools":
+        await set_pool(conn, name="warehouse", slots=2, actor="test")
     await publish_work(conn, await asyncio.to_thread(loaded, text, tmp_path / "dags"))
     run, said = await start_run(conn, name), Said()
     settings = quick(database, tmp_path / "home")
@@ -69,3 +76,24 @@ async def test_the_example_of_notifications_tells_of_its_retry_and_its_failure(
     async with hosted(scheduler), hosted(Runner(settings, url=database, log=said.log)):
         found = await eventually(lambda: value(conn, told), 30)
     assert found == ["notifications, run 1: fetch: retry", "notifications, run 1: the run: failure"]
+
+
+async def test_the_example_of_deadlines_tells_while_its_task_is_late(
+    conn: AsyncConnection, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alerting, "EVERY_SECONDS", 0.1)
+    text = (SOURCE / "examples" / "deadlines.py").read_text().replace('finish_within="5s"', 'finish_within="100ms"')
+    await publish_work(conn, await asyncio.to_thread(loaded, text, tmp_path / "dags"))
+    run = (await trigger(conn, dag="deadlines", params={"seconds": 60}, actor="test")).run_id
+    said, settings = Said(), quick(database, tmp_path / "home")
+    scheduler = Scheduler(settings, url=database, owner="s0", log=said.log)
+    told = (
+        "select v.value #>> '{}' from result v join run r using (run_id)"
+        " join dag d using (dag_id) where d.name = 'deadlines.callback.tell'"
+    )
+    async with hosted(scheduler), hosted(Runner(settings, url=database, log=said.log)):
+        found = await eventually(lambda: value(conn, told), 30)
+        assert await run_state(conn, run) == "running", "nobody stops it"
+        await cancel(conn, run_id=run, actor="test", reason="seen enough")
+    assert found == f"deadlines, run {run}: fetch is late: not_finished"
+    assert said.events("alert", kind="not_finished", task="fetch", run=run)

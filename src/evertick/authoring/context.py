@@ -11,13 +11,28 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from evertick.domain.errors import UserError
+from evertick.domain.errors import NotDeclared, UserError
 from evertick.domain.misfire import latest_between
 from evertick.domain.schedule import ScheduleSpec
 from evertick.domain.schedule_fields import EARLIEST
 from evertick.domain.stored_values import Connection
 
 _running: ContextVar[TaskContext] = ContextVar("evertick_task")
+
+
+class Declared(dict[str, Any]):
+    """What a task has by name. Asked for another one, it says how a task gets it."""
+
+    __slots__ = ("_kind",)
+
+    def __init__(self, kind: str, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self._kind = kind
+
+    def __missing__(self, name: str) -> Any:
+        if self._kind == "params":
+            raise NotDeclared(f"the DAG declares no param {name!r}; it has: {', '.join(sorted(self)) or 'none'}.")
+        raise NotDeclared(f"the task does not declare {name!r}; write @task({self._kind}=[{name!r}]).")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +61,10 @@ class TaskContext:
     connections: Mapping[str, Connection] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     pushed: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for kind in ("params", "variables", "connections", "secrets"):
+            object.__setattr__(self, kind, Declared(kind, getattr(self, kind)))
 
     @property
     def data_interval_start(self) -> datetime | None:

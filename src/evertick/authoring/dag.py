@@ -16,6 +16,7 @@ from evertick.authoring.notify import NOTICE_OPTIONS, Callback, notice_specs
 from evertick.authoring.options import (
     Seconds,
     TaskOptions,
+    check_callbacks,
     check_names,
     read_choice,
     read_count,
@@ -40,7 +41,7 @@ from evertick.domain.schedule import parse_schedule
 from evertick.domain.zones import find_zone
 
 if TYPE_CHECKING:
-    from evertick.authoring.rehearse import Rehearsal
+    from evertick.authoring.rehearse import Rehearsal, RehearsalOptions
 
 
 def _read_limit(value: object) -> int:
@@ -171,15 +172,9 @@ class DagDefinition:
             collection.built.append((module_file(), self, dag))
         return dag
 
-    def test(
-        self,
-        *,
-        params: Mapping[str, object] | None = None,
-        fire_at: datetime | None = None,
-        raise_errors: bool = False,
-    ) -> Rehearsal:
+    def test(self, **options: Unpack[RehearsalOptions]) -> Rehearsal:
         """Run the DAG in this process, without a server: `print(nightly.test(params={"rows": 3}).state)`."""
-        return self.build().test(params=params, fire_at=fire_at, raise_errors=raise_errors)
+        return self.build().test(**options)
 
     def _check_template_params(self, draft: Draft, declared: set[str]) -> None:
         for name, task in draft.template_params.items():
@@ -236,7 +231,7 @@ def _read_options(name: str, function: Callable[..., object], options: Mapping[s
             try:
                 fields[target] = read(value)
             except (TypeError, ValueError) as error:
-                raise refused(f"{owner}: {option} is {value!r}, but {error}.") from None
+                raise refused(f"{owner}: {option} is {value!r:.200}, but {error}.") from None
             except UserError as error:
                 raise refused(f"{owner}: {error}") from None
     try:
@@ -270,9 +265,10 @@ def _read_notices(owner: str, options: Mapping[str, object]) -> tuple[NoticeSpec
     for event in RUN_EVENTS:
         value = options.get(f"on_{event}")
         try:
+            check_callbacks(value)
             found += notice_specs(event, value)
         except (TypeError, ValueError) as error:
-            raise refused(f"{owner}: on_{event} is {value!r}, but {error}.") from None
+            raise refused(f"{owner}: on_{event} is {value!r:.200}, but {error}.") from None
     return tuple(found)
 
 

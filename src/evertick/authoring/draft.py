@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
 from evertick.authoring.location import refused
 from evertick.authoring.notify import Callback, callbacks_in
+from evertick.authoring.options import check_names
 from evertick.authoring.resolve import BoundTask
 from evertick.domain.dag import GroupSpec, TaskSpec
 from evertick.domain.dag_rules import MAX_EDGES, MAX_TASKS
@@ -81,7 +82,7 @@ class TaskRef:
             raise refused(f"task {self.name!r}: on_failure_fail_dagrun must be True or False.")
         rule = TriggerRule.ALL_DONE_SETUP_SUCCESS
         self.draft.change(self.position, is_teardown=True, fails_run=on_failure_fail_dagrun, trigger_rule=rule)
-        for each in [setups] if isinstance(setups, TaskRef) else setups:
+        for each in setups if isinstance(setups, list | tuple) else [setups]:
             if not isinstance(each, TaskRef):
                 raise refused(f"task {self.name!r}: setups must be called tasks, as in setups=create(), not {each!r}.")
             each.as_setup()
@@ -142,12 +143,13 @@ class TaskGroup:
         return self
 
 
-def task_group(name: str, *, max_active: int | None = None, retries: int = 0) -> TaskGroup:
+def task_group(name: str, *, max_active: int | None = None, retries: int = 0, **unknown: Never) -> TaskGroup:
     """Open a group of tasks with `with task_group("extract"):`. Groups may stand in groups.
 
     `max_active` is how many of its tasks may be available or running at once in one run. `retries` is how often all of it runs
     again when it has failed; what comes after it starts when it has ended as a whole.
     """
+    check_names(f"task group {name!r}", unknown, ("max_active", "retries"))
     return TaskGroup(name, max_active, retries)
 
 

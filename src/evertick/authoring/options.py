@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, TypedDict, TypeVar, cast
 
 from evertick.authoring.location import refused
-from evertick.authoring.notify import NOTICE_OPTIONS, notice_specs
+from evertick.authoring.notify import NOTICE_OPTIONS, notice_specs, read_notices
 from evertick.domain.after import Source
 from evertick.domain.attempt import Isolation
 from evertick.domain.dag import OnLostContact, TaskSpec
@@ -42,6 +42,7 @@ class TaskOptions(TypedDict, total=False):
     never_on: object
     timeout: Seconds | None
     queue_timeout: Seconds | None
+    finish_within: Seconds | None
     queue: str | None
     priority: int
     trigger_rule: TriggerRule | str
@@ -68,6 +69,7 @@ class TaskOptions(TypedDict, total=False):
     on_failure: object
     on_retry: object
     on_skipped: object
+    on_deadline: object
 
 
 def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
@@ -89,7 +91,7 @@ def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
         try:
             converted = read(value)
         except (TypeError, ValueError, UserError) as error:
-            raise refused(f"task {name!r}: {option} is {value!r}, but {error}.") from None
+            raise refused(f"task {name!r}: {option} is {value!r:.200}, but {error}.") from None
         if field == "gates":
             gates.update({(gate.kind, gate.name): gate for gate in cast("list[GateSpec]", converted)})
         else:
@@ -110,9 +112,17 @@ def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
 
 def _read_notices(name: str, option: str, value: object) -> tuple[NoticeSpec, ...]:
     try:
+        check_callbacks(value)
         return notice_specs(NOTICE_OPTIONS[option], value)
     except (TypeError, ValueError) as error:
-        raise refused(f"task {name!r}: {option} is {value!r}, but {error}.") from None
+        raise refused(f"task {name!r}: {option} is {value!r:.200}, but {error}.") from None
+
+
+def check_callbacks(value: object) -> None:
+    """The options of functions that are called: they are a task's, and refused where they are written."""
+    for each in read_notices(value):
+        if each.callback is not None:
+            task_spec(each.callback.name, each.callback.options)
 
 
 def check_names(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
@@ -309,6 +319,7 @@ _READERS: dict[str, tuple[str, Callable[[object], object]]] = {
     "never_on": ("never_on", _read_exceptions),
     "timeout": ("timeout_seconds", _read_cap),
     "queue_timeout": ("queue_timeout_seconds", _read_cap),
+    "finish_within": ("finish_within_seconds", _read_cap),
     "queue": ("queue", _read_queue),
     "priority": ("priority", read_count),
     "trigger_rule": ("trigger_rule", read_choice(TriggerRule)),

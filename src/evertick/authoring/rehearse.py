@@ -1,177 +1,181 @@
 """`dag.test()`: a run of a DAG in this process, one task after the other. No server, no other process: breakpoints work.
 
-By the same rules as the engine (`domain/shape.py`): trigger rules, mapping, branches, retries (without delays), parameters.
-Gates, queues, timeouts and schedules have no meaning here. What waits is in `answering.py`.
+By the same rules as the engine (`domain/shape.py`): trigger rules, mapping, branches, retries of tasks, groups and the run
+(without delays), parameters. Gates, queues, timeouts and schedules have no meaning here. What waits is in `answering.py`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import json
-import subprocess
 import traceback
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
-from enum import Enum
-from typing import TYPE_CHECKING
-from uuid import UUID
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from evertick.authoring.answering import answered, check_answers, polled
-from evertick.authoring.context import TaskContext, entered
-from evertick.authoring.signals import Fail, Skip
+from evertick.authoring.answering import check_answers
+from evertick.authoring.context import TaskContext
+from evertick.authoring.options import check_names
+from evertick.authoring.outputs import Outputs
+from evertick.authoring.performing import Given, perform, read_given
+from evertick.authoring.signals import Fail, RetryAfter, Skip
 from evertick.domain.branching import skipped_by
-from evertick.domain.dag import DagSpec, TaskKind
-from evertick.domain.errors import BadChoice
+from evertick.domain.dag import DagSpec, TaskSpec
+from evertick.domain.errors import BadChoice, UserError
+from evertick.domain.groups import groups_of
 from evertick.domain.mapping import ITEM
-from evertick.domain.params import JsonValue, check_params
+from evertick.domain.params import check_params
+from evertick.domain.retry import class_names, may_retry
 from evertick.domain.shape import READY, Key, Shape
-from evertick.domain.waiting import WaitSpec
 
 if TYPE_CHECKING:
     from evertick.authoring.resolve import BoundTask
 
 
-_TYPED = (date, time, timedelta, Decimal, UUID, bytes, Enum, set, frozenset)
+class RehearsalOptions(TypedDict, total=False):
+    """What `.test(...)` accepts. `raise_errors` lets the first exception out that fails a task for good. `answers` has, by task,
+    what came with an event, or what was filled into a form; False rejects. `variables`, `connections` and `secrets` are what
+    tasks that declare them are given."""
+
+    params: Mapping[str, object]
+    fire_at: datetime
+    raise_errors: bool
+    answers: Mapping[str, object]
+    variables: Mapping[str, object]
+    connections: Mapping[str, object]
+    secrets: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """How it went: the run's state, and by task (`load`, or `load[2]` for an instance) its state, result and reason."""
+    """How it went: the run's state, and by task (`load`, or `load[2]` for an instance) its state, result, what it pushed by name,
+    and the reason."""
 
     state: str
     states: Mapping[str, str]
     results: Mapping[str, object]
+    outputs: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
-def rehearse(
-    spec: DagSpec,
-    tasks: Mapping[str, BoundTask],
-    *,
-    params: Mapping[str, object] | None = None,
-    fire_at: datetime | None = None,
-    raise_errors: bool = False,
-    answers: Mapping[str, object] | None = None,
-) -> Rehearsal:
-    """Run it to its end. `raise_errors` lets the first exception out that fails a task for good. `answers` has, by
-    task, what came with an event, or what was filled into a form; False rejects."""
-    check_answers(spec, answers or {})
-    checked = check_params(spec.params, params or {})
-    shape = Shape(spec)
-    reasons: dict[Key, str] = {}
-    epochs: Counter[Key] = Counter()
-    while ready := [key for key, state in shape.states.items() if state == READY]:
-        key = ready[0]
-        epochs[key] += 1
-        context = replace(_context(spec, key, shape.attempts[key] + 1, checked, fire_at), epoch=epochs[key])
-        bound = tasks[spec.tasks[key.idx].name]
+def rehearse(spec: DagSpec, tasks: Mapping[str, BoundTask], options: RehearsalOptions) -> Rehearsal:
+    """Run it to its end."""
+    check_names(".test()", options, RehearsalOptions.__annotations__)
+    params = options.get("params")
+    if params is not None and not isinstance(params, Mapping):
+        raise UserError(f"params must be a dict by name, not {params!r:.100}.")
+    given = read_given(options, check_params(spec.params, params or {}))
+    check_answers(spec, given.answers)
+    stage = _Stage(spec, tasks, given, raise_errors=options.get("raise_errors", False))
+    for begun in range(spec.retries + 1):
+        if begun:
+            stage.shape.clear(range(len(spec.tasks)))
+        stage.play(is_last=begun == spec.retries)
+        if stage.shape.run_state() != "failed":
+            break
+    stage.let_out()
+    return stage.told()
+
+
+class _Stage:
+    """One run while it goes on."""
+
+    def __init__(self, spec: DagSpec, tasks: Mapping[str, BoundTask], given: Given, *, raise_errors: bool) -> None:
+        self.shape = Shape(spec)
+        self._spec, self._tasks, self._given, self._raise_errors = spec, tasks, given, raise_errors
+        self._epochs, self._group = Counter[Key](), groups_of(spec)
+        self._reasons, self._errors = dict[Key, str](), dict[Key, BaseException]()
+
+    def play(self, *, is_last: bool) -> None:
+        """Until nothing is ready. `is_last`: the run does not begin again."""
+        while ready := [key for key, state in self.shape.states.items() if state == READY]:
+            self._try(ready[0], is_last=is_last)
+
+    def let_out(self) -> None:
+        """The first error of a task that has failed for good, as it turned out."""
+        for key, error in self._errors.items():
+            if self.shape.states.get(key) == "failed":
+                raise error
+
+    def _try(self, key: Key, *, is_last: bool) -> None:
+        task = self._spec.tasks[key.idx]
+        value: object = None
+        pushed: dict[str, object] = {}
+        self._epochs[key] += 1
+        for known in (self._reasons, self._errors):
+            known.pop(key, None)
         try:
-            value = _stored(_call(bound, _inputs(shape, key), context, spec.tasks[key.idx].wait, answers or {}))
-            skipped_by(spec, key.idx, value)  # refuses a choice that is none
-            ended, no_retry = "success", False
+            context = self._context(key, task)
+            value = perform(self._tasks[task.name], task, self._inputs(key), context, self._given)
+            skipped_by(self._spec, key.idx, value)  # refuses a choice that is none
+            ended, no_retry, pushed = "success", False, context.pushed
         except Skip as signal:
-            ended, value, no_retry, reasons[key] = "skipped", None, False, signal.reason
+            ended, no_retry, self._reasons[key] = "skipped", False, signal.reason
         except (Exception, SystemExit) as error:
-            no_retry = isinstance(error, BadChoice) or (isinstance(error, Fail) and error.no_retry)
-            ended, value, reasons[key] = "failed", None, f"{type(error).__name__}: {error}"
-            is_last = no_retry or context.attempt > spec.tasks[key.idx].retry.retries
-            if raise_errors and is_last:
-                raise
-            if not isinstance(error, Fail | BadChoice):
-                traceback.print_exception(error)
-        shape.end(key, ended, value, no_retry=no_retry)
-    return _told(spec, shape, reasons)
+            if isinstance(error, SystemExit) and not error.code:
+                ended, no_retry = "success", False
+            else:
+                ended, no_retry = "failed", _is_final(task, error)
+                self._failed(key, error, is_last=is_last, is_tried_again=not no_retry and self._has_retry(key))
+        self.shape.end(key, ended, value, no_retry=no_retry)
+        if pushed:
+            self.shape.results[key] = Outputs(value, pushed)
 
+    def _failed(self, key: Key, error: BaseException, *, is_last: bool, is_tried_again: bool) -> None:
+        self._reasons[key] = f"{type(error).__name__}: {error}"
+        if not is_tried_again and self._raise_errors:
+            # Of a group that may begin again it is known only at the end whether that was for good.
+            if is_last and self._group[key.idx] is None:
+                raise error
+            self._errors[key] = error
+        if not isinstance(error, Fail | BadChoice):
+            traceback.print_exception(error)
 
-def _context(
-    spec: DagSpec, key: Key, attempt: int, params: Mapping[str, JsonValue], fire_at: datetime | None
-) -> TaskContext:
-    return TaskContext(
-        run_id=0,
-        dag=spec.name,
-        task=spec.tasks[key.idx].name,
-        map_index=key.map_index,
-        attempt=attempt,
-        epoch=attempt,
-        idempotency_key=f"evertick-test-{key.idx}-{key.map_index}",
-        fire_at=fire_at,
-        params=params,
-    )
+    def _has_retry(self, key: Key) -> bool:
+        return self.shape.attempts[key] < self._spec.tasks[key.idx].retry.retries
 
+    def _context(self, key: Key, task: TaskSpec) -> TaskContext:
+        granted: dict[str, Any] = {kind: self._given.of(task, kind) for kind in ("variables", "connections", "secrets")}
+        return TaskContext(
+            run_id=0,
+            dag=self._spec.name,
+            task=task.name,
+            map_index=key.map_index,
+            attempt=self.shape.attempts[key] + 1,
+            epoch=self._epochs[key],
+            idempotency_key=f"evertick-test-{key.idx}-{key.map_index}",
+            fire_at=self._given.fire_at,
+            schedule=self._tasks[task.name].schedule,
+            params=self._given.params,
+            **granted,
+        )
 
-def _inputs(shape: Shape, key: Key) -> dict[str, object]:
-    found = {name: shape.result_of(name) for name in shape.spec.tasks[key.idx].inputs}
-    return {**found, ITEM: shape.items[key]} if key in shape.items else found
+    def _inputs(self, key: Key) -> dict[str, object]:
+        found = {name: self.shape.result_of(name) for name in self._spec.tasks[key.idx].inputs}
+        return {**found, ITEM: self.shape.items[key]} if key in self.shape.items else found
 
+    def told(self) -> Rehearsal:
+        states, results = self.shape.states, self.shape.results
+        said = {**self.shape.reasons, **self._reasons}
+        names = {key: self._name(key) for key in sorted(states)}
+        values = {key: found.value if isinstance(found, Outputs) else found for key, found in results.items()}
+        return Rehearsal(
+            state=self.shape.run_state() or "running",
+            states={name: states[key] for key, name in names.items()},
+            results={name: values[key] for key, name in names.items() if values.get(key) is not None},
+            outputs={name: results[key].named for key, name in names.items() if isinstance(results.get(key), Outputs)},  # type: ignore[attr-defined]
+            reasons={name: said[key] for key, name in names.items() if said.get(key)},
+        )
 
-def _call(
-    bound: BoundTask,
-    inputs: Mapping[str, object],
-    context: TaskContext,
-    wait: WaitSpec | None,
-    answers: Mapping[str, object],
-) -> object:
-    with entered(context):
-        if bound.kind is TaskKind.TRIGGER:
-            return None  # the other DAG is tried by its own test
-        if bound.kind is TaskKind.WAIT:
-            assert wait is not None
-            return answered(bound.name, wait, answers)
-        if bound.kind is TaskKind.SHELL:
-            _shell(bound, inputs)
-            return None
-        args, kwargs = bound.call_arguments(inputs)
-        function = bound.function
-        assert function is not None
-
-        def call() -> object:
-            value = function(*args, **kwargs)
-            return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
-
-        return call() if wait is None else polled(call, wait)
-
-
-async def _awaited(value: object) -> object:
-    assert inspect.isawaitable(value)
-    return await value
-
-
-def _shell(bound: BoundTask, inputs: Mapping[str, object]) -> None:
-    # `env` adds to what this process has, as a runner's child does.
-    added = [f"{name}={value}" for name, value in bound.environment(inputs).items()]
-    done = subprocess.run(["env", *added, "bash", "-eo", "pipefail", "-c", bound.command or ""], check=False)
-    if done.returncode:
-        raise RuntimeError(f"exited with code {done.returncode}")
-
-
-def _stored(value: object) -> object:
-    """As it would come back from the database: plain JSON as JSON does, what keeps its type as it is."""
-    typed: list[object] = []
-
-    def keep(part: object) -> None:
-        if not isinstance(part, _TYPED) and not is_dataclass(part) and not hasattr(part, "model_dump"):
-            raise TypeError(f"a result of type {type(part).__name__} cannot be stored")
-        typed.append(part)
-
-    text = json.dumps(value, allow_nan=False, default=keep)
-    return value if typed else json.loads(text)
-
-
-def _told(spec: DagSpec, shape: Shape, reasons: Mapping[Key, str]) -> Rehearsal:
-    def named(key: Key) -> str:
-        name = spec.tasks[key.idx].name
+    def _name(self, key: Key) -> str:
+        name = self._spec.tasks[key.idx].name
         return name if key.map_index < 0 else f"{name}[{key.map_index}]"
 
-    states = shape.states
-    keys = sorted(states)
-    said = {**shape.reasons, **reasons}
-    return Rehearsal(
-        state=shape.run_state() or "running",
-        states={named(key): states[key] for key in keys},
-        results={named(key): shape.results[key] for key in keys if key in shape.results},
-        reasons={named(key): said[key] for key in keys if said.get(key)},
-    )
+
+def _is_final(task: TaskSpec, error: BaseException) -> bool:
+    """Whether no retry helps, as a runner decides it."""
+    if isinstance(error, Fail):
+        return error.no_retry
+    if isinstance(error, BadChoice):
+        return True
+    return not isinstance(error, RetryAfter) and not may_retry(task.retry, class_names(error))

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from evertick.authoring.context import current_context
 from evertick.authoring.location import refused
@@ -21,7 +20,7 @@ from evertick.domain.retry import RetryPolicy
 from evertick.domain.schedule import ScheduleSpec
 
 if TYPE_CHECKING:
-    from evertick.authoring.rehearse import Rehearsal
+    from evertick.authoring.rehearse import Rehearsal, RehearsalOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,20 +169,11 @@ class Dag:
     def name(self) -> str:
         return self.spec.name
 
-    def test(
-        self,
-        *,
-        params: Mapping[str, object] | None = None,
-        fire_at: datetime | None = None,
-        raise_errors: bool = False,
-        answers: Mapping[str, object] | None = None,
-    ) -> Rehearsal:
+    def test(self, **options: Unpack[RehearsalOptions]) -> Rehearsal:
         """Run all of it here and now, without a server; see `authoring/rehearse.py`."""
         from evertick.authoring.rehearse import rehearse
 
-        return rehearse(
-            self.spec, self.tasks, params=params, fire_at=fire_at, raise_errors=raise_errors, answers=answers
-        )
+        return rehearse(self.spec, self.tasks, options)
 
 
 def find_task(dags: Mapping[str, Dag], dag_name: str, task_name: str) -> BoundTask:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+from evertick.domain.errors import UserError
 
 
 class Skip(Exception):
@@ -28,7 +31,10 @@ class RetryAfter(Exception):
 
     def __init__(self, seconds: float | timedelta, reason: str = "") -> None:
         super().__init__(reason)
-        self.seconds = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
+        given = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
+        if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < math.inf:
+            raise UserError(f"RetryAfter takes seconds or a timedelta, 0 or more, not {seconds!r:.100}.")
+        self.seconds = float(given)
         self.reason = reason
 
 

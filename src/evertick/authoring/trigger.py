@@ -15,7 +15,7 @@ from evertick.domain.dag import ChildSpec, TaskKind
 from evertick.domain.params import JsonValue, as_json
 
 # Of the DAG's defaults, what has a meaning where no runner is.
-_KEPT = ("trigger_rule", "timeout", *NOTICE_OPTIONS)
+_KEPT = ("trigger_rule", "timeout", "finish_within", *NOTICE_OPTIONS)
 
 
 def trigger_dag(

@@ -35,6 +35,11 @@ class WaitOptions(TypedDict, total=False):
 
     name: str
     trigger_rule: TriggerRule | str
+    finish_within: Seconds | None
+    on_success: object
+    on_failure: object
+    on_skipped: object
+    on_deadline: object
 
 
 def wait_until(when: When, /, **options: Unpack[WaitOptions]) -> TaskRef:
@@ -159,7 +164,8 @@ class Polling:
 def _placed(local: str, wait: WaitSpec, options: Mapping[str, Any]) -> TaskRef:
     draft = current_draft(f"{local}(...)")
     name = draft.claim_name(options.get("name") or local, numbered="name" not in options)
-    kept = {key: value for key, value in draft.task_defaults.items() if key == "trigger_rule"}
+    kept = {key: value for key, value in draft.task_defaults.items() if key in WaitOptions.__annotations__}
+    draft.note_callbacks({**kept, **options})
     spec = replace(task_spec(name, {**kept, **options}), kind=TaskKind.WAIT, group=draft.group, wait=wait)
     return draft.add(spec, BoundTask(name=name, kind=TaskKind.WAIT))
 

@@ -1,4 +1,4 @@
-"""`evertick alerts`: schedules that did not fire, and runs that did not start or finish, in time."""
+"""`evertick alerts`: schedules that did not fire, and runs or tasks that did not start or finish, in time."""
 
 from __future__ import annotations
 
@@ -54,22 +54,27 @@ def list_alerts(dag: DagFilter = None, everything: All = False, limit: Limit = 1
         columns = ("DAG", "SCHEDULE", "WHAT", "#RUN", "DUE", "#TIMES", "RAISED", "OVER")
         show(table(columns, [_cells(each, now) for each in found]))
     else:
-        show(hint("No alerts. A schedule gets deadlines with start_within and finish_within."))
+        show(
+            hint("No alerts. A schedule gets deadlines with start_within and finish_within, a task with finish_within.")
+        )
 
 
 def words(alert: Alert) -> str:
-    return f"{alert.dag}, schedule {alert.schedule}: {_WORDS[alert.kind]}" + (
+    return f"{alert.dag}, schedule {alert.schedule}: {what(alert)}" + (
         f" ({alert.count} times)" if alert.count > 1 else ""
     )
 
 
+def what(alert: Alert) -> str:
+    return f"{alert.task} {_WORDS[alert.kind]}" if alert.task else _WORDS[alert.kind]
+
+
 def _cells(each: Alert, now: datetime) -> list[Cell]:
     over: Cell = relative(each.ended_at, now) if each.ended_at else line("open", "bold red")
-    what = _WORDS[each.kind]
     return [
         each.dag,
         each.schedule,
-        what,
+        what(each),
         each.run_id,
         clock(each.due_at),
         each.count,

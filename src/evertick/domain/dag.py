@@ -80,6 +80,7 @@ class TaskSpec:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     timeout_seconds: float | None = None
     queue_timeout_seconds: float | None = None
+    finish_within_seconds: float | None = None
     isolation: Isolation = Isolation.PROCESS
     rerun_on_loss: bool = True
     on_lost_contact: OnLostContact = OnLostContact.CONTINUE

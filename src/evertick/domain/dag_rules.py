@@ -17,6 +17,7 @@ from evertick.domain.errors import InvalidDag, InvalidParams
 from evertick.domain.gates import GateKind, check_gates, check_versions
 from evertick.domain.groups import check_groups
 from evertick.domain.mapping import check_mapping
+from evertick.domain.notices import Event
 from evertick.domain.params import JsonValue, check_params
 from evertick.domain.waiting import WaitKind, check_wait
 
@@ -39,6 +40,7 @@ _FIELD_TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
     ("is_setup", bool),
     ("timeout_seconds", (int, float, type(None))),
     ("queue_timeout_seconds", (int, float, type(None))),
+    ("finish_within_seconds", (int, float, type(None))),
     ("group", (str, type(None))),
     ("command", (str, type(None))),
     ("summary", (str, type(None))),
@@ -153,9 +155,16 @@ def _groups(tasks: Sequence[TaskSpec]) -> set[str]:
 def _check_task(task: TaskSpec) -> Iterator[str]:
     if isinstance(task.priority, bool) or not 0 <= task.priority <= 9:
         yield f"task {task.name!r}: priority is {task.priority!r}; it must be from 0 to 9 (9 is the most urgent)."
-    for name, limit in (("timeout", task.timeout_seconds), ("queue_timeout", task.queue_timeout_seconds)):
+    limits = {
+        "timeout": task.timeout_seconds,
+        "queue_timeout": task.queue_timeout_seconds,
+        "finish_within": task.finish_within_seconds,
+    }
+    for name, limit in limits.items():
         if not _is_limit(limit):
             yield f"task {task.name!r}: {name} is {limit!r} s; {_LIMIT_RULE}."
+    if task.finish_within_seconds is None and any(notice.event is Event.DEADLINE for notice in task.notices):
+        yield f"task {task.name!r}: on_deadline needs a deadline; give it one, as in finish_within='30m'."
     if task.queue is not None and not _NAME.fullmatch(task.queue):
         yield f"task {task.name!r}: queue {_short(task.queue)} is not allowed; {_NAME_RULE}."
     if (task.kind is TaskKind.SHELL) != bool(task.command):

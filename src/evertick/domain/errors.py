@@ -8,6 +8,7 @@ EvertickError
 │   ├── InvalidSchedule      a schedule that cannot be saved
 │   ├── InvalidParams        parameters that do not fit the DAG's declaration
 │   ├── InvalidTemplate      a template that cannot be rendered
+│   ├── NotDeclared          a task asks by name for what it, or its DAG, does not declare
 │   ├── SecretLocked         a stored value that no key here can read
 │   ├── BadChoice            a branch returned what is no task after it
 │   ├── InvalidSettings      settings that contradict each other
@@ -94,6 +95,13 @@ class InvalidTemplate(UserError):
     """The template cannot be rendered."""
 
     code = "invalid_template"
+
+
+class NotDeclared(UserError, KeyError):
+    """A task asks for a param, variable, connection or secret that is not declared."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError would quote it
 
 
 class SecretLocked(UserError):

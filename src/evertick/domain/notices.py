@@ -26,8 +26,7 @@ class Event(StrEnum):
     DEADLINE = "deadline"
 
 
-# What can be said of a task, and of a run as a whole.
-TASK_EVENTS = (Event.SUCCESS, Event.FAILURE, Event.RETRY, Event.SKIPPED)
+# What can be said of a run as a whole; of a task, everything.
 RUN_EVENTS = (Event.SUCCESS, Event.FAILURE, Event.RETRY, Event.DEADLINE)
 
 _WORDS = {

@@ -76,6 +76,14 @@ class RetryPolicy:
             raise InvalidDag(f"{text[:40]!r} is not a retry policy: store what `to_json` gives") from None
 
 
+def class_names(error: BaseException) -> set[str]:
+    """Of the exception and its bases, as `module.Class`; of a group, those of each in it, too."""
+    names = {f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__}
+    for inner in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+        names |= class_names(inner)
+    return names
+
+
 def may_retry(policy: RetryPolicy, raised: Collection[str]) -> bool:
     """Whether a failure by an exception of these classes, as `module.Class`, may be tried again."""
     if any(name in raised for name in policy.never_on):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
@@ -116,3 +117,17 @@ def hidden_parts(kind: ValueKind, text: str) -> list[str]:
             return [part for part in (connection.password, *connection.extra.values()) if part]
         case ValueKind.VARIABLE:
             return []
+
+
+def as_environment(
+    variables: Mapping[str, object], connections: Mapping[str, Connection], secrets: Mapping[str, str]
+) -> dict[str, str]:
+    """For a shell or a program: `EVERTICK_SECRET_TOKEN`, `EVERTICK_CONNECTION_DB`, `EVERTICK_VARIABLE_REGION`."""
+    given = {f"EVERTICK_SECRET_{_upper(name)}": value for name, value in secrets.items()}
+    given |= {f"EVERTICK_CONNECTION_{_upper(name)}": each.uri for name, each in connections.items()}
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in variables.items()}
+    return given | {f"EVERTICK_VARIABLE_{_upper(name)}": text for name, text in texts.items()}
+
+
+def _upper(name: str) -> str:
+    return "".join(character if character.isalnum() else "_" for character in name).upper()

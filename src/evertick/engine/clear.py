@@ -113,7 +113,8 @@ async def newest_version(conn: AsyncConnection, run_id: int) -> Newest:
         what = [*(f"{name} is new" for name, _ in added), *(f"{name} is gone" for name, _ in gone)][:5]
         raise Conflict(
             f"Version {number} of {run.dag} has other tasks than run {run_id} began with"
-            f" ({', '.join(what) or 'they stand in another order'}): start a new run of it."
+            f" ({', '.join(what) or 'they stand in another order'}): start a new run of it, with"
+            f" `evertick dags trigger {run.dag}`."
         )
     return Newest(version_id=row.version_id, number=number, run_number=run.version)
 

@@ -133,6 +133,11 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
         "inputs": [[index, position[name]] for index, task in enumerate(spec.tasks) for name in task.inputs],
         **mapping_rows(spec, position),
         "notices": notice_rows(spec),
+        "deadlines": [
+            {"idx": index, "seconds": task.finish_within_seconds}
+            for index, task in enumerate(spec.tasks)
+            if task.finish_within_seconds is not None
+        ],
         "children": [
             child_row(task, index, task.child) for index, task in enumerate(spec.tasks) if task.child is not None
         ],

@@ -16,9 +16,9 @@ from evertick.authoring.location import is_own
 from evertick.authoring.resolve import BoundTask, HttpCall
 from evertick.authoring.signals import Done, Fail, RetryAfter, Skip, Until
 from evertick.domain.attempt import OutcomeKind
-from evertick.domain.retry import RetryPolicy, may_retry
+from evertick.domain.retry import RetryPolicy, class_names, may_retry
 from evertick.execution.capture import TASK_LOGGER
-from evertick.execution.exits import OUT_OF_MEMORY
+from evertick.execution.exits import OUT_OF_MEMORY, explain_exit
 from evertick.execution.protocol import Report, Start
 from evertick.execution.result import TAG, decode_inputs, encode_outputs, encode_result, storable_text
 from evertick.execution.result_files import ResultFiles
@@ -155,7 +155,7 @@ def _missing_outputs(bound: BoundTask, context: TaskContext, value: object) -> s
 
 def report_of_error(number: int, error: BaseException, desk: Desk, policy: RetryPolicy = _NO_POLICY) -> Report:
     say = desk.say
-    is_final = bool(policy.retry_on or policy.never_on) and not may_retry(policy, _class_names(error))
+    is_final = bool(policy.retry_on or policy.never_on) and not may_retry(policy, class_names(error))
     match error:
         case Skip():
             return Report(number, OutcomeKind.SKIPPED, _bounded(desk.hide(str(error.reason))) or None)
@@ -176,14 +176,6 @@ def report_of_error(number: int, error: BaseException, desk: Desk, policy: Retry
         case _:
             say("ERROR", user_traceback(error))
             return Report(number, OutcomeKind.FAILED, described(error, desk.hide), no_retry=is_final)
-
-
-def _class_names(error: BaseException) -> set[str]:
-    """Of the exception and its bases, as `module.Class`; of a group, those of each in it, too."""
-    names = {f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__}
-    for inner in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
-        names |= _class_names(inner)
-    return names
 
 
 def described(error: BaseException, hide: Callable[[str], str] = str) -> str:
@@ -222,18 +214,23 @@ def _call(bound: BoundTask, start: Start, desk: Desk) -> Any:
 def _perform(bound: BoundTask, start: Start, inputs: dict[str, Any], desk: Desk) -> object:
     """A task that is no function: a request, or a program."""
     if isinstance(bound.call, HttpCall):
-        from evertick.execution.http_request import raw_fields, rendered_fields, send
+        from evertick.authoring.http_request import raw_fields, rendered_fields, send
         from evertick.execution.rendered import tell_rendered
 
         call, names = bound.call, bound.template_names(inputs) if bound.is_template else None
         if names is not None and rendered_fields(call, names) != raw_fields(call):
             tell_rendered(desk, names, lambda hidden: rendered_fields(call, hidden))
         return send(call, names)
-    from evertick.execution.program import run_program
+    from evertick.authoring.program import run_program
 
     assert bound.call is not None
     variables = {**task_variables(start), **desk_variables(desk), **bound.environment(inputs)}
-    return run_program(bound.call, variables, current_context(), desk.say)
+    return run_program(bound.call, variables, current_context(), say=desk.say, explain=_exit_of_program)
+
+
+def _exit_of_program(code: int) -> str:
+    status = code << 8 if code >= 0 else -code
+    return explain_exit(status, has_oom_evidence=False, is_shell=True).reason
 
 
 def desk_variables(desk: Desk) -> dict[str, str]:

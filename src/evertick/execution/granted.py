@@ -10,7 +10,7 @@ import os
 import threading
 from typing import Any
 
-from evertick.domain.stored_values import Connection, ValueKind, hidden_parts, read_connection
+from evertick.domain.stored_values import Connection, ValueKind, as_environment, hidden_parts, read_connection
 from evertick.execution.capture import SpoolWriter
 from evertick.execution.masking import Masker
 
@@ -34,10 +34,7 @@ class Granted:
 
     def environment(self) -> dict[str, str]:
         """For a shell or a program, whose environment is its own."""
-        given = {f"EVERTICK_SECRET_{_upper(name)}": value for name, value in self.secrets.items()}
-        given |= {f"EVERTICK_CONNECTION_{_upper(name)}": each.uri for name, each in self.connections.items()}
-        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in self.variables.items()}
-        return given | {f"EVERTICK_VARIABLE_{_upper(name)}": text for name, text in texts.items()}
+        return as_environment(self.variables, self.connections, self.secrets)
 
 
 class HiddenOutput:
@@ -84,7 +81,3 @@ def _json_or_text(value: str) -> Any:
         return json.loads(value)
     except ValueError:
         return value
-
-
-def _upper(name: str) -> str:
-    return "".join(character if character.isalnum() else "_" for character in name).upper()

@@ -48,6 +48,8 @@ class Alerting:
         )
         for each in changes:
             fields = {"dag": each.dag, "schedule": each.schedule, "run": each.run_id}
+            if each.task is not None:
+                fields["task"] = each.task
             if each.has_ended:
                 self._log.info("alert_over", kind=each.kind, **fields)
             else:

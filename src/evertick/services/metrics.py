@@ -62,7 +62,7 @@ DRIFT_REPAIRED = _counter(
 GATE_DRIFT = _counter("gate_drift", "Gates whose used slots were not what their holders have. Each is a bug to report.")
 QUARANTINED = _counter("quarantined", "Things set aside because they fail every time.", "kind")
 ALERTS = _counter(
-    "alerts", "Episodes of schedules that did not fire, or runs that did not start or finish, in time.", "kind"
+    "alerts", "Episodes of schedules that did not fire, or runs or tasks that did not start or finish, in time.", "kind"
 )
 NOTIFICATIONS = _counter(
     "notifications", "Attempts to send a notification: sent, failed and tried again, given_up.", "outcome"

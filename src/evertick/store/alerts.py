@@ -1,4 +1,4 @@
-"""Alerts: schedules that did not fire, and runs that did not start or finish, in time."""
+"""Alerts: schedules that did not fire, and runs or tasks that did not start or finish, in time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from evertick.store.statements import sql
 
 @dataclass(frozen=True, slots=True)
 class AlertChange:
-    """An alert that was raised, or whose episode is over."""
+    """An alert that was raised, or whose episode is over. Of a run that belongs to no schedule there is only the telling."""
 
     kind: str
     dag: str
-    schedule: str
+    schedule: str | None
     run_id: int | None
+    task: str | None
     has_ended: bool
 
 
@@ -28,6 +29,7 @@ class Alert:
     kind: str
     dag: str
     schedule: str
+    task: str | None
     run_id: int | None
     due_at: datetime
     last_due_at: datetime

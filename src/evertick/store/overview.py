@@ -69,6 +69,7 @@ class LateThing:
     kind: str
     dag: str
     schedule: str
+    task: str | None
     run_id: int | None
     since: datetime | None
     count: int

@@ -91,6 +91,14 @@ CREATE TYPE evertick.happening AS (
 	reason text
 );
 
+CREATE TYPE evertick.late AS (
+	kind text,
+	schedule_id integer,
+	run_id bigint,
+	task text,
+	due_at timestamp with time zone
+);
+
 CREATE TYPE evertick.map_how AS ENUM (
     'product',
     'zip',
@@ -2015,6 +2023,33 @@ CREATE FUNCTION evertick.has_claimed_since(p_session bigint, p_seconds double pr
           and k.started_at <= clock())
 $$;
 
+CREATE TABLE evertick.alert (
+    alert_id bigint NOT NULL,
+    kind text NOT NULL,
+    schedule_id integer NOT NULL,
+    task text DEFAULT ''::text NOT NULL,
+    run_id bigint,
+    due_at timestamp with time zone NOT NULL,
+    last_due_at timestamp with time zone NOT NULL,
+    count integer DEFAULT 1 NOT NULL,
+    raised_at timestamp with time zone NOT NULL,
+    ended_at timestamp with time zone,
+    CONSTRAINT alert_kind_check CHECK ((kind = ANY (ARRAY['not_fired'::text, 'not_started'::text, 'not_finished'::text])))
+);
+
+CREATE FUNCTION evertick.has_deadline(a evertick.alert) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select exists (
+        select 1 from schedule c where c.schedule_id = a.schedule_id and c.deleted_at is null and case
+            when a.task <> '' then exists (
+                select 1 from dag d join task_deadline x on x.version_id = d.version_id
+                join task_spec s on s.version_id = x.version_id and s.idx = x.idx
+                where d.dag_id = c.dag_id and s.name = a.task)
+            when a.kind = 'not_started' then c.start_within is not null
+            else c.finish_within is not null end)
+$$;
+
 CREATE FUNCTION evertick.has_instances(p_run_id bigint, p_idx integer) RETURNS boolean
     LANGUAGE sql STABLE
     AS $$
@@ -3290,6 +3325,10 @@ begin
     )
     select array_agg(run_id) filter (where state = 'running'), array_agg(distinct dag_id) filter (where state = 'queued')
     into started, held from opened;
+    -- where no task has a deadline, asking is a look at an empty table
+    if exists (select 1 from task_deadline) then
+        perform set_task_deadlines(p_run_ids);
+    end if;
     if started is not null then
         perform settle(start_runs(started, true));
     end if;
@@ -3711,6 +3750,9 @@ begin
         insert into notice (version_id, idx, event, sink, every_time)
         select out_version_id, x.idx, x.event, x.sink, x.every_time
         from jsonb_to_recordset(p_dag->'notices') as x(idx int, event text, sink text, every_time boolean);
+        insert into task_deadline (version_id, idx, seconds)
+        select out_version_id, x.idx, x.seconds
+        from jsonb_to_recordset(p_dag->'deadlines') as x(idx int, seconds double precision);
         insert into task_wait (version_id, idx, kind, until, seconds, at, timezone, parts, lookback, timeout, on_timeout, on_reject, backoff, longest)
         select out_version_id, x.idx, x.kind, x.until, x.seconds, x.at, x.timezone, x.parts, x.lookback, x.timeout, x.on_timeout, x.on_reject,
                x.backoff, x.longest
@@ -3983,7 +4025,7 @@ begin
     end if;
 end $$;
 
-CREATE FUNCTION evertick.raise_alerts(p_shard smallint, p_epoch bigint, p_unfired_seconds double precision, p_limit integer) RETURNS TABLE(kind text, dag text, schedule text, run_id bigint, has_ended boolean)
+CREATE FUNCTION evertick.raise_alerts(p_shard smallint, p_epoch bigint, p_unfired_seconds double precision, p_limit integer) RETURNS TABLE(kind text, dag text, schedule text, run_id bigint, task text, has_ended boolean)
     LANGUAGE plpgsql
     AS $$
 #variable_conflict use_column
@@ -3991,6 +4033,7 @@ declare
     t timestamptz := clock();
     judged jsonb;
     raised bigint[];
+    of_no_schedule late[];
     ended bigint[];
     newest bigint;
 begin
@@ -4000,58 +4043,74 @@ begin
         delete from deadline x where x.ctid = any(array(
             select y.ctid from deadline y where y.shard = p_shard and y.due_at <= t
             order by y.due_at limit p_limit for update skip locked))
-        returning x.run_id, x.kind, x.due_at
+        returning x.run_id, x.kind, x.idx, x.due_at
     )
     select jsonb_agg(jsonb_build_object('schedule_id', r.schedule_id, 'run_id', d.run_id, 'due_at', d.due_at,
+                     'task', coalesce(s.name, ''),
                      'kind', case d.kind when 'start' then 'not_started' else 'not_finished' end,
-                     'in_time', was_in_time(d.run_id, d.kind, d.due_at)))
+                     'in_time', case d.kind when 'task' then was_task_in_time(d.run_id, d.idx, d.due_at)
+                                            else was_in_time(d.run_id, d.kind, d.due_at) end))
     into judged
-    from due d cross join lateral (select y.schedule_id from run y where y.run_id = d.run_id offset 0) r;
-    with missed as (
-        select x.schedule_id, x.kind, min(x.run_id) as run_id, min(x.due_at) as due_at, max(x.due_at) as last_due_at,
-               count(*)::int as count
-        from jsonb_to_recordset(coalesce(judged, '[]')) as x(schedule_id int, kind text, run_id bigint, due_at timestamptz,
+    from due d
+    cross join lateral (select y.schedule_id, y.version_id from run y where y.run_id = d.run_id offset 0) r
+    left join lateral (select y.name from task_spec y where y.version_id = r.version_id and y.idx = d.idx offset 0) s on true;
+    of_no_schedule := array(
+        select row(x.kind, x.schedule_id, x.run_id, x.task, x.due_at)::late
+        from jsonb_to_recordset(coalesce(judged, '[]')) as x(schedule_id int, kind text, run_id bigint, due_at timestamptz, task text,
              in_time boolean)
-        where not x.in_time group by 1, 2
+        where not x.in_time and x.schedule_id is null);
+    with missed as (
+        select x.schedule_id, x.kind, x.task, min(x.run_id) as run_id, min(x.due_at) as due_at, max(x.due_at) as last_due_at,
+               count(*)::int as count
+        from jsonb_to_recordset(coalesce(judged, '[]')) as x(schedule_id int, kind text, run_id bigint, due_at timestamptz, task text,
+             in_time boolean)
+        where not x.in_time and x.schedule_id is not null group by 1, 2, 3
         union all
-        select s.schedule_id, 'not_fired', null, s.next_due, s.next_due, 1
+        select s.schedule_id, 'not_fired', '', null, s.next_due, s.next_due, 1
         from (select y.schedule_id, y.next_due from schedule_state y
               where y.shard = p_shard and y.next_due < t - make_interval(secs => p_unfired_seconds) and y.next_due is not null
                 and not y.paused and y.error is null
               order by y.next_due limit p_limit) s
         union all
-        select s.schedule_id, 'not_fired', null, s.next_due, s.next_due, 1
+        select s.schedule_id, 'not_fired', '', null, s.next_due, s.next_due, 1
         from quarantine q
         cross join lateral (select * from schedule_state y where y.schedule_id = q.subject_id offset 0) s
         where q.kind = 'schedule' and s.shard = p_shard and is_unfired(s, t, p_unfired_seconds)
     ), written as (
-        insert into alert as a (kind, schedule_id, run_id, due_at, last_due_at, count, raised_at)
-        select m.kind, m.schedule_id, min(m.run_id), min(m.due_at), max(m.last_due_at), max(m.count), t from missed m group by 1, 2
-        on conflict (schedule_id, kind) where ended_at is null do update
+        insert into alert as a (kind, schedule_id, task, run_id, due_at, last_due_at, count, raised_at)
+        select m.kind, m.schedule_id, m.task, min(m.run_id), min(m.due_at), max(m.last_due_at), max(m.count), t from missed m
+        group by 1, 2, 3
+        on conflict (schedule_id, kind, task) where ended_at is null do update
             set count = a.count + excluded.count, last_due_at = excluded.last_due_at
             where a.kind <> 'not_fired'
         returning a.alert_id
     )
     select array_agg(w.alert_id) filter (where w.alert_id > newest) into raised from written w;
-    if raised is not null then
-        perform tell_alerts(raised);
+    if raised is not null or cardinality(of_no_schedule) > 0 then
+        perform tell_alerts(of_no_schedule || array(
+            select row(a.kind, a.schedule_id, a.run_id, a.task, a.due_at)::late from alert a
+            where a.alert_id = any(raised) order by a.alert_id));
     end if;
     with over as (
         update alert a set ended_at = t
         where a.ended_at is null and case a.kind
             when 'not_fired' then not exists (
                 select 1 from schedule_state s where s.schedule_id = a.schedule_id and is_unfired(s, t, p_unfired_seconds))
-            else exists (
-                select 1 from jsonb_to_recordset(coalesce(judged, '[]')) as x(schedule_id int, kind text, due_at timestamptz,
+            else not has_deadline(a) or exists (
+                select 1 from jsonb_to_recordset(coalesce(judged, '[]')) as x(schedule_id int, kind text, due_at timestamptz, task text,
                      in_time boolean)
-                where x.schedule_id = a.schedule_id and x.kind = a.kind and x.in_time and x.due_at > a.last_due_at) end
+                where x.schedule_id = a.schedule_id and x.kind = a.kind and x.task = a.task and x.in_time
+                  and x.due_at > a.last_due_at) end
         returning a.alert_id
     )
     select array_agg(o.alert_id) into ended from over o;
     return query
-    select a.kind, d.name, c.name, a.run_id, coalesce(a.alert_id = any(ended), false)
+    select a.kind, d.name, c.name, a.run_id, a.task, coalesce(a.alert_id = any(ended), false)
     from alert a join schedule c on c.schedule_id = a.schedule_id join dag d on d.dag_id = c.dag_id
-    where a.alert_id = any(raised || ended);
+    where a.alert_id = any(raised || ended)
+    union all
+    select o.kind, d.name, null, o.run_id, o.task, false
+    from unnest(of_no_schedule) o join run r on r.run_id = o.run_id join dag d on d.dag_id = r.dag_id;
 end $$;
 
 CREATE FUNCTION evertick.read_reports(p_reports jsonb) RETURNS TABLE(run_id bigint, idx integer, map_index integer, epoch integer, kind text, reason text, result jsonb, exit_code integer, retry_in double precision, no_retry boolean, log text, seq bigint, until bigint)
@@ -5058,6 +5117,20 @@ begin
     return true;
 end $$;
 
+CREATE FUNCTION evertick.set_task_deadlines(p_run_ids bigint[]) RETURNS void
+    LANGUAGE sql
+    AS $$
+    insert into deadline (shard, due_at, run_id, kind, idx)
+    select d.shard, coalesce(r.fire_at + make_interval(secs => c.delay_seconds), r.created_at) + make_interval(secs => x.seconds),
+           r.run_id, 'task', x.idx
+    from run r
+    cross join lateral (select y.idx, y.seconds from task_deadline y where y.version_id = r.version_id offset 0) x
+    cross join lateral (select y.shard from dag y where y.dag_id = r.dag_id offset 0) d
+    left join lateral (select y.delay_seconds from schedule y where y.schedule_id = r.schedule_id offset 0) c on true
+    where r.run_id = any(p_run_ids) and r.kind <> 'backfill'
+    on conflict do nothing
+$$;
+
 CREATE FUNCTION evertick.settle(p_ended evertick.ended[]) RETURNS integer
     LANGUAGE plpgsql
     AS $$
@@ -5667,7 +5740,7 @@ begin
         where m.shard = p_shard and m.kind = p_kind and m.id = any(p_ids)
         order by m.id for update skip locked);
     foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'poll', 'approval', 'child_run', 'attempt', 'note', 'run_group', 'task']
-                                      else array['edge', 'retry_group', 'task_input', 'task_gate', 'task_child', 'task_wait', 'notice', 'task_list', 'task_mapping', 'task_spec'] end loop
+                                      else array['edge', 'retry_group', 'task_input', 'task_gate', 'task_child', 'task_wait', 'task_deadline', 'notice', 'task_list', 'task_mapping', 'task_spec'] end loop
         execute format('delete from %1$I where ctid = any(array(select x.ctid from %1$I x where x.%2$I = any($1) limit $2))',
                        hung, p_kind || '_id') using gone, p_limit - swept;
         get diagnostics n = row_count;
@@ -5937,7 +6010,7 @@ begin
     order by w.run_id, w.idx < 0, w.idx, w.task, w.sink;
 end $$;
 
-CREATE FUNCTION evertick.tell_alerts(p_alert_ids bigint[]) RETURNS void
+CREATE FUNCTION evertick.tell_alerts(p_late evertick.late[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
 declare
@@ -5945,17 +6018,21 @@ declare
 begin
     insert into outbox (shard, sink, event, run_id, fact, created_at, waiting_since, due_at)
     select 0, n.sink, 'deadline', a.run_id, jsonb_strip_nulls(jsonb_build_object(
-               'event', 'deadline', 'alert', a.kind, 'dag', d.name, 'schedule', c.name, 'run', a.run_id, 'due_at', a.due_at, 'at', t)),
+               'event', 'deadline', 'alert', a.kind, 'dag', d.name, 'schedule', c.name, 'run', a.run_id, 'task', nullif(a.task, ''),
+               'due_at', a.due_at, 'at', t)),
            t, t, t
-    from unnest(p_alert_ids) p(alert_id)
-    cross join lateral (select * from alert x where x.alert_id = p.alert_id offset 0) a
-    cross join lateral (select * from schedule x where x.schedule_id = a.schedule_id offset 0) c
-    cross join lateral (select * from dag x where x.dag_id = c.dag_id offset 0) d
+    from unnest(p_late) with ordinality a(kind, schedule_id, run_id, task, due_at, place)
+    left join lateral (select x.dag_id, x.name from schedule x where x.schedule_id = a.schedule_id offset 0) c on true
+    left join lateral (select x.dag_id, x.version_id from run x where x.run_id = a.run_id offset 0) r on true
+    cross join lateral (select * from dag x where x.dag_id = coalesce(c.dag_id, r.dag_id) offset 0) d
     cross join lateral (
-        select x.sink from notice x where x.version_id = d.version_id and x.idx = -1 and x.event = 'deadline'
+        select x.sink from notice x where a.task = '' and x.version_id = d.version_id and x.idx = -1 and x.event = 'deadline'
+        union
+        select x.sink from task_spec s join notice x on x.version_id = s.version_id and x.idx = s.idx and x.event = 'deadline'
+        where s.version_id = r.version_id and s.name = a.task
         union
         select x.sink from default_notice x where x.event = 'deadline') n
-    order by a.alert_id, n.sink;
+    order by a.place, n.sink;
 end $$;
 
 CREATE FUNCTION evertick.tell_ends(p_ended evertick.ended[], p_closed bigint[]) RETURNS void
@@ -6515,6 +6592,14 @@ CREATE FUNCTION evertick.was_in_time(p_run_id bigint, p_kind text, p_due_at time
         from run_status s where s.run_id = p_run_id), true)
 $$;
 
+CREATE FUNCTION evertick.was_task_in_time(p_run_id bigint, p_idx integer, p_due_at timestamp with time zone) RETURNS boolean
+    LANGUAGE sql STABLE
+    AS $$
+    select was_in_time(p_run_id, 'finish', p_due_at) or coalesce((
+        select bool_and(k.state in ('success', 'failed', 'skipped', 'upstream_failed', 'canceled') and k.finished_at <= p_due_at)
+        from task k where k.run_id = p_run_id and k.idx = p_idx), false)
+$$;
+
 CREATE FUNCTION evertick.who_fits(p_tasks evertick.gate_arrival[], OUT fitting evertick.gate_arrival[], OUT others evertick.gate_arrival[]) RETURNS record
     LANGUAGE sql STABLE
     AS $$
@@ -6821,19 +6906,6 @@ ALTER TABLE evertick.account ALTER COLUMN account_id ADD GENERATED ALWAYS AS IDE
     CACHE 1
 );
 
-CREATE TABLE evertick.alert (
-    alert_id bigint NOT NULL,
-    kind text NOT NULL,
-    schedule_id integer NOT NULL,
-    run_id bigint,
-    due_at timestamp with time zone NOT NULL,
-    last_due_at timestamp with time zone NOT NULL,
-    count integer DEFAULT 1 NOT NULL,
-    raised_at timestamp with time zone NOT NULL,
-    ended_at timestamp with time zone,
-    CONSTRAINT alert_kind_check CHECK ((kind = ANY (ARRAY['not_fired'::text, 'not_started'::text, 'not_finished'::text])))
-);
-
 ALTER TABLE evertick.alert ALTER COLUMN alert_id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME evertick.alert_alert_id_seq
     START WITH 1
@@ -7080,7 +7152,8 @@ CREATE TABLE evertick.deadline (
     due_at timestamp with time zone NOT NULL,
     run_id bigint NOT NULL,
     kind text NOT NULL,
-    CONSTRAINT deadline_kind_check CHECK ((kind = ANY (ARRAY['start'::text, 'finish'::text])))
+    idx integer DEFAULT '-1'::integer NOT NULL,
+    CONSTRAINT deadline_kind_check CHECK ((kind = ANY (ARRAY['start'::text, 'finish'::text, 'task'::text])))
 )
 WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
 
@@ -7900,6 +7973,13 @@ CREATE TABLE evertick.task_child (
     CONSTRAINT task_child_timeout_check CHECK ((timeout > (0)::double precision))
 );
 
+CREATE TABLE evertick.task_deadline (
+    version_id integer NOT NULL,
+    idx integer NOT NULL,
+    seconds double precision NOT NULL,
+    CONSTRAINT task_deadline_seconds_check CHECK ((seconds > (0)::double precision))
+);
+
 CREATE TABLE evertick.task_input (
     version_id integer NOT NULL,
     idx integer NOT NULL,
@@ -8054,7 +8134,7 @@ ALTER TABLE ONLY evertick.dag_version
     ADD CONSTRAINT dag_version_pkey PRIMARY KEY (version_id);
 
 ALTER TABLE ONLY evertick.deadline
-    ADD CONSTRAINT deadline_pkey PRIMARY KEY (shard, due_at, run_id, kind);
+    ADD CONSTRAINT deadline_pkey PRIMARY KEY (shard, due_at, run_id, kind, idx);
 
 ALTER TABLE ONLY evertick.default_notice
     ADD CONSTRAINT default_notice_pkey PRIMARY KEY (event, sink);
@@ -8212,6 +8292,9 @@ ALTER TABLE ONLY evertick.stored_value
 ALTER TABLE ONLY evertick.task_child
     ADD CONSTRAINT task_child_pkey PRIMARY KEY (version_id, idx);
 
+ALTER TABLE ONLY evertick.task_deadline
+    ADD CONSTRAINT task_deadline_pkey PRIMARY KEY (version_id, idx);
+
 ALTER TABLE ONLY evertick.task_gate
     ADD CONSTRAINT task_gate_pkey PRIMARY KEY (version_id, idx, place);
 
@@ -8238,7 +8321,7 @@ ALTER TABLE ONLY evertick.timer
 
 CREATE UNIQUE INDEX account_name ON evertick.account USING btree (lower(name));
 
-CREATE UNIQUE INDEX alert_open ON evertick.alert USING btree (schedule_id, kind) WHERE (ended_at IS NULL);
+CREATE UNIQUE INDEX alert_open ON evertick.alert USING btree (schedule_id, kind, task) WHERE (ended_at IS NULL);
 
 CREATE INDEX approval_open ON evertick.approval USING btree (asked_at) WHERE (decided_at IS NULL);
 

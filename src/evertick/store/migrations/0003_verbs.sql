@@ -95,6 +95,10 @@ begin
     )
     select array_agg(run_id) filter (where state = 'running'), array_agg(distinct dag_id) filter (where state = 'queued')
     into started, held from opened;
+    -- where no task has a deadline, asking is a look at an empty table
+    if exists (select 1 from task_deadline) then
+        perform set_task_deadlines(p_run_ids);
+    end if;
     if started is not null then
         perform settle(start_runs(started, true));
     end if;

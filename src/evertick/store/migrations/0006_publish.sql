@@ -10,7 +10,7 @@ $$;
 -- groups: [{grp, name, retries, members}],
 -- inputs: [[idx, src]], gates: [{idx, place, kind, name, parts, weight, capacity,
 -- version, period}], mappings: [{idx, how, most}], lists: [{idx, place, src, length}], children: [{idx, dag, params, given, waits, timeout}],
--- notices: [{idx, event, sink, every_time}],
+-- notices: [{idx, event, sink, every_time}], deadlines: [{idx, seconds}],
 -- schedules: [{name, spec, params, misfire,
 -- window_seconds, catchup_limit, overlap, start_within, finish_within, delay_seconds, next_due, skipped}]}. p_seen: the schedules
 -- as they stood when this was planned (see refuse_moved).
@@ -72,6 +72,9 @@ begin
         insert into notice (version_id, idx, event, sink, every_time)
         select out_version_id, x.idx, x.event, x.sink, x.every_time
         from jsonb_to_recordset(p_dag->'notices') as x(idx int, event text, sink text, every_time boolean);
+        insert into task_deadline (version_id, idx, seconds)
+        select out_version_id, x.idx, x.seconds
+        from jsonb_to_recordset(p_dag->'deadlines') as x(idx int, seconds double precision);
         insert into task_wait (version_id, idx, kind, until, seconds, at, timezone, parts, lookback, timeout, on_timeout, on_reject, backoff, longest)
         select out_version_id, x.idx, x.kind, x.until, x.seconds, x.at, x.timezone, x.parts, x.lookback, x.timeout, x.on_timeout, x.on_reject,
                x.backoff, x.longest

@@ -102,7 +102,7 @@ begin
         where m.shard = p_shard and m.kind = p_kind and m.id = any(p_ids)
         order by m.id for update skip locked);
     foreach hung in array case p_kind when 'run' then array['log_chunk', 'result', 'map_item', 'deferral', 'poll', 'approval', 'child_run', 'attempt', 'note', 'run_group', 'task']
-                                      else array['edge', 'retry_group', 'task_input', 'task_gate', 'task_child', 'task_wait', 'notice', 'task_list', 'task_mapping', 'task_spec'] end loop
+                                      else array['edge', 'retry_group', 'task_input', 'task_gate', 'task_child', 'task_wait', 'task_deadline', 'notice', 'task_list', 'task_mapping', 'task_spec'] end loop
         execute format('delete from %1$I where ctid = any(array(select x.ctid from %1$I x where x.%2$I = any($1) limit $2))',
                        hung, p_kind || '_id') using gone, p_limit - swept;
         get diagnostics n = row_count;

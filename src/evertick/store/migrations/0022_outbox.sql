@@ -131,24 +131,29 @@ begin
     order by w.run_id, w.idx < 0, w.idx, w.task, w.sink;
 end $$;
 
--- Alerts that have just been raised: each is an episode of its own already.
-create function tell_alerts(p_alert_ids bigint[]) returns void language plpgsql as $$
+-- What was just found late: each is the first of its episode. Of a task those hear whom the run's version names, of a run those whom
+-- the DAG names now.
+create function tell_alerts(p_late late[]) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
 begin
     insert into outbox (shard, sink, event, run_id, fact, created_at, waiting_since, due_at)
     select 0, n.sink, 'deadline', a.run_id, jsonb_strip_nulls(jsonb_build_object(
-               'event', 'deadline', 'alert', a.kind, 'dag', d.name, 'schedule', c.name, 'run', a.run_id, 'due_at', a.due_at, 'at', t)),
+               'event', 'deadline', 'alert', a.kind, 'dag', d.name, 'schedule', c.name, 'run', a.run_id, 'task', nullif(a.task, ''),
+               'due_at', a.due_at, 'at', t)),
            t, t, t
-    from unnest(p_alert_ids) p(alert_id)
-    cross join lateral (select * from alert x where x.alert_id = p.alert_id offset 0) a
-    cross join lateral (select * from schedule x where x.schedule_id = a.schedule_id offset 0) c
-    cross join lateral (select * from dag x where x.dag_id = c.dag_id offset 0) d
+    from unnest(p_late) with ordinality a(kind, schedule_id, run_id, task, due_at, place)
+    left join lateral (select x.dag_id, x.name from schedule x where x.schedule_id = a.schedule_id offset 0) c on true
+    left join lateral (select x.dag_id, x.version_id from run x where x.run_id = a.run_id offset 0) r on true
+    cross join lateral (select * from dag x where x.dag_id = coalesce(c.dag_id, r.dag_id) offset 0) d
     cross join lateral (
-        select x.sink from notice x where x.version_id = d.version_id and x.idx = -1 and x.event = 'deadline'
+        select x.sink from notice x where a.task = '' and x.version_id = d.version_id and x.idx = -1 and x.event = 'deadline'
+        union
+        select x.sink from task_spec s join notice x on x.version_id = s.version_id and x.idx = s.idx and x.event = 'deadline'
+        where s.version_id = r.version_id and s.name = a.task
         union
         select x.sink from default_notice x where x.event = 'deadline') n
-    order by a.alert_id, n.sink;
+    order by a.place, n.sink;
 end $$;
 
 -- Takes what is due for sending: of each sink at most p_each, and of those in p_passed_over nothing, so that a sink with any number

@@ -57,12 +57,12 @@ select d.name as dag, b.failures, b.run_id, s.finished_at, s.reason,
 
 -- name: late
 -- Alerts that are open, and schedules that were set aside.
-(select a.kind, d.name as dag, c.name as schedule, a.run_id, a.due_at as since, a.count, null as reason
+(select a.kind, d.name as dag, c.name as schedule, nullif(a.task, '') as task, a.run_id, a.due_at as since, a.count, null as reason
    from alert a join schedule c on c.schedule_id = a.schedule_id join dag d on d.dag_id = c.dag_id
   where a.ended_at is null and (%(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s))
   order by a.alert_id desc limit %(limit)s)
 union all
-(select 'set_aside', d.name, c.name, null, s.next_due, 1, s.error
+(select 'set_aside', d.name, c.name, null, null, s.next_due, 1, s.error
    from schedule_state s join schedule c on c.schedule_id = s.schedule_id join dag d on d.dag_id = c.dag_id
   where s.error is not null and c.deleted_at is null and (%(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s))
   order by c.schedule_id limit %(limit)s)

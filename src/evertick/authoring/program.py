@@ -17,7 +17,6 @@ from evertick.authoring.context import TaskContext
 from evertick.authoring.outputs import push
 from evertick.authoring.resolve import ProgramCall
 from evertick.authoring.signals import Fail, RetryAfter, Skip
-from evertick.execution.exits import explain_exit
 
 _LONGEST_LINE_BYTES = 16 * 1024 * 1024
 _WORD = "evertick"
@@ -52,9 +51,15 @@ class _Answer:
 
 
 def run_program(
-    call: ProgramCall, variables: Mapping[str, str], context: TaskContext, say: Callable[[str, str], None]
+    call: ProgramCall,
+    variables: Mapping[str, str],
+    context: TaskContext,
+    *,
+    say: Callable[[str, str], None],
+    explain: Callable[[int], str],
 ) -> object:
-    """Its exit code decides, unless it said how it ends. What it left running is killed with the attempt."""
+    """Its exit code decides, unless it said how it ends; `explain` puts one into words, as `subprocess` gives it. What it left
+    running is killed with the attempt."""
     for name, value in variables.items():
         os.putenv(name, value)
     try:
@@ -70,13 +75,8 @@ def run_program(
     if answer.ending is not None:
         raise answer.ending
     if code != 0:
-        status = code << 8 if code >= 0 else -code
-        raise _exit(explain_exit(status, has_oom_evidence=False, is_shell=True).reason)
+        raise Fail(explain(code), no_retry=False)
     return answer.value
-
-
-def _exit(reason: str) -> Exception:
-    return Fail(reason, no_retry=False)
 
 
 def _lines(stream: IO[bytes]) -> Any:

@@ -1,0 +1,27 @@
+"""A pool: what several DAGs share, with as many slots as it can bear. Somebody has to make it first:
+evertick pools set warehouse 2
+"""
+
+from evertick import dag, task
+
+
+@task(pool="warehouse")
+def read(table: str) -> int:
+    """Two of these at once, over all runs of all DAGs."""
+    return len(table)
+
+
+@task(pool={"warehouse": 2})
+def merge(sizes: list[int]) -> int:
+    """Takes both slots, so nothing else is in the warehouse meanwhile."""
+    return sum(sizes)
+
+
+@dag(tags=["example"])
+def pools() -> None:
+    """`evertick tasks why RUN merge` says who holds the slots that it waits for."""
+    merge(read.expand(table=["orders", "customers", "items"]))
+
+
+if __name__ == "__main__":
+    print(pools.test().states)
