@@ -142,7 +142,8 @@ async def test_an_attempt_whose_result_cannot_be_stored_is_told_of(server: S3Ser
         settings = Settings(results_folder=tmp_path, **given)
         storing = Storing(settings, on_stored=told.extend, log=Said().log)
         assert storing.hold_back([outcome]) == []
-        await eventually(lambda: told)
+        await eventually(lambda: told, pause_seconds=0.0)
+        # In the very moment in which it is done: it must not be told of once more.
         await storing.give_up()
     assert [each.kind for each in told] == [OutcomeKind.FAILED]
     assert str(told[0].reason).startswith(

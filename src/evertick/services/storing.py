@@ -72,10 +72,11 @@ class Storing:
 
     async def give_up(self) -> None:
         """The runner leaves: what is not stored by now is run again elsewhere."""
+        reason = "the runner left before the result was in the storage"
         for task, outcome in list(self._going.items()):
-            task.cancel()
-            reason = "the runner left before the result was in the storage"
-            self._on_stored([replace(outcome, kind=OutcomeKind.GIVEN_BACK, reason=reason, result_json=None)])
+            # One that is done has told its end already, and is only not struck off yet.
+            if task.cancel():
+                self._on_stored([replace(outcome, kind=OutcomeKind.GIVEN_BACK, reason=reason, result_json=None)])
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _keep(self, outcome: Outcome) -> None:
