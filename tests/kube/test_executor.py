@@ -6,7 +6,8 @@ import asyncio
 import base64
 import json
 import sys
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -359,65 +360,58 @@ async def test_the_watch_is_a_hint_that_goes_on_after_410_and_after_breaks(
         await asyncio.gather(listening, return_exceptions=True)
 
 
+@asynccontextmanager
+async def listening(executor: RemoteExecutor) -> AsyncIterator[list[None]]:
+    """The hints that have come, one after the other. Nothing ends them within the block."""
+    hints: list[None] = []
+
+    async def listen() -> None:
+        async for hint in executor.hints():
+            hints.append(hint)
+
+    task = asyncio.create_task(listen())
+    yield hints
+    assert not task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_a_server_that_ends_every_watch_at_once_is_not_asked_without_a_pause(
     server: ApiServer, executor: RemoteExecutor
 ) -> None:
     server.longest_watch_seconds = 0.0
-
-    async def listen() -> None:
-        async for _ in executor.hints():
-            pass
-
-    listening = asyncio.create_task(listen())
-    await eventually(lambda: server.requests["watch pods"] > 1)
-    await elapse(0.5)
-    assert server.requests["watch pods"] < 10 and not listening.done()
-    listening.cancel()
-    await asyncio.gather(listening, return_exceptions=True)
+    async with listening(executor):
+        await eventually(lambda: server.requests["watch pods"] > 1)
+        await elapse(0.5)
+        assert server.requests["watch pods"] < 10
 
 
 @pytest.mark.requirement("V11")
 async def test_a_pod_of_a_megabyte_does_not_end_the_watch(server: ApiServer, executor: RemoteExecutor) -> None:
-    hints: list[None] = []
-
-    async def listen() -> None:
-        async for hint in executor.hints():
-            hints.append(hint)
-
-    listening = asyncio.create_task(listen())
-    await eventually(lambda: server.open_watches)
-    await executor.submit(order(1, env={"LARGE": "x" * 1_000_000}))
-    await eventually(lambda: hints)
-    before = len(hints)
-    await executor.submit(order(2))
-    await eventually(lambda: len(hints) > before)
-    assert server.requests["watch pods"] == 1 and not listening.done()
-    listening.cancel()
-    await asyncio.gather(listening, return_exceptions=True)
+    async with listening(executor) as hints:
+        await eventually(lambda: server.open_watches)
+        await executor.submit(order(1, env={"LARGE": "x" * 1_000_000}))
+        await eventually(lambda: hints)
+        before = len(hints)
+        await executor.submit(order(2))
+        await eventually(lambda: len(hints) > before)
+        assert server.requests["watch pods"] == 1
 
 
 async def test_bookmarks_are_no_hints_and_move_the_watch_on(server: ApiServer, executor: RemoteExecutor) -> None:
     server.bookmark_seconds = 0.02
-    hints: list[None] = []
-
-    async def listen() -> None:
-        async for hint in executor.hints():
-            hints.append(hint)
-
-    listening = asyncio.create_task(listen())
-    await eventually(lambda: server.open_watches)
-    # What is not watched moves the version on; only a bookmark tells of it.
-    for number in range(3):
-        server.objects.create("secrets", "default", {"metadata": {"name": f"s{number}"}, "stringData": {"a": "b"}})
-    bookmarked = server.objects.version
-    await eventually(lambda: executor._version == str(bookmarked))  # type: ignore[attr-defined]
-    assert hints == []
-    server.objects.oldest = bookmarked + 1
-    server.end_watches()
-    await eventually(lambda: server.requests["watch pods"] == 2 and server.open_watches)
-    assert server.requests["list pods"] == 1, "it could go on from the bookmark"
-    listening.cancel()
-    await asyncio.gather(listening, return_exceptions=True)
+    async with listening(executor) as hints:
+        await eventually(lambda: server.open_watches)
+        # What is not watched moves the version on; only a bookmark tells of it.
+        for number in range(3):
+            server.objects.create("secrets", "default", {"metadata": {"name": f"s{number}"}, "stringData": {"a": "b"}})
+        bookmarked = server.objects.version
+        await eventually(lambda: executor._version == str(bookmarked))  # type: ignore[attr-defined]
+        assert hints == []
+        server.objects.oldest = bookmarked + 1
+        server.end_watches()
+        await eventually(lambda: server.requests["watch pods"] == 2 and server.open_watches)
+        assert server.requests["list pods"] == 1, "it could go on from the bookmark"
 
 
 async def test_a_canceled_pod_is_deleted_with_grace_and_what_is_not_there_is_fine(
