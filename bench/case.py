@@ -48,6 +48,7 @@ class Size:
     ticks: int = 1_000
     fleet: int = 2_000
     agents: int = 2_000
+    submit_seconds: float = 5.0
     fleet_seconds: float = 30.0
     fleet_tasks: int = 15_000
     ui_dags: int = 5_000
@@ -83,6 +84,7 @@ QUICK = Size(
     ticks=20,
     fleet=20,
     agents=10,
+    submit_seconds=0.5,
     fleet_seconds=1.5,
     fleet_tasks=40,
     ui_dags=50,

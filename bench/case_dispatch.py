@@ -1,4 +1,4 @@
-"""An executor that takes five seconds per submission: whether the ticks of the leader, or of the runner that drives it, notice."""
+"""An executor that takes seconds per submission: whether the ticks of the leader, or of the runner that drives it, notice."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ from evertick.store.db import Purpose, connect
 
 SHARD = 0
 TASKS = 200
-SUBMIT_SECONDS = 5.0
 _OVER_SECONDS = 60.0
 
 
 class SlowExecutor:
     """Takes what it is given, after a while. Nothing of it ever begins."""
 
-    def __init__(self) -> None:
-        self.seconds = SUBMIT_SECONDS
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
         self._names: set[str] = set()
 
     async def __aenter__(self) -> Self:
@@ -93,7 +92,7 @@ async def dispatch(bench: Bench) -> list[Figure]:
             beside.append(1000 * percentile(after, 0.99))
             own.append(1000 * percentile(took, 0.99))
     facts = {"rounds": bench.size.rounds, "note": f"{Settings().dispatch_workers} workers"}
-    what = f"{TASKS} tasks for an executor of {SUBMIT_SECONDS:g} s per submission"
+    what = f"{TASKS} tasks for an executor of {bench.size.submit_seconds:g} s per submission"
     return [
         median(
             "dispatch.tick", f"a leader's tick beside {what} ÷ beside none, p99", "ratio", ratios, at_most(1.2), facts
@@ -130,7 +129,7 @@ async def _dispatching(bench: Bench, house: House) -> AsyncIterator[TimedSession
         notify=False,
         stop_grace_seconds=0,
     )
-    executor, log = SlowExecutor(), structlog.wrap_logger(None, processors=[_drop])
+    executor, log = SlowExecutor(bench.size.submit_seconds), structlog.wrap_logger(None, processors=[_drop])
     session = TimedSession(
         settings, url=house.url, log=log, executor=executor, tokens=AgentTokens(settings), request=None
     )
