@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -13,6 +13,7 @@ import structlog
 from fastapi import FastAPI
 from psycopg import AsyncConnection
 
+from evertick.api.app import parts_of
 from evertick.api.desk import Desk
 from evertick.config import Settings
 from evertick.domain.access import Role
@@ -20,6 +21,7 @@ from evertick.engine import accounts
 from evertick.ui.app import make_app
 
 BASE = "http://evertick.test"
+ORDINARY = Settings(api_rate=0, agent_key=("k" * 43,))
 _NUMBERS = itertools.count(1)
 
 Signed = Callable[..., Awaitable["Client"]]
@@ -50,7 +52,7 @@ class Client(httpx.AsyncClient):
 
 @pytest.fixture
 def settings() -> Settings:
-    return Settings(api_rate=0, agent_key=("k" * 43,))
+    return ORDINARY
 
 
 @pytest.fixture
@@ -63,9 +65,33 @@ async def desk(database: str, settings: Settings) -> AsyncIterator[Desk]:
                 await link.close()
 
 
+class _DeskOfTheTest:
+    """Stands where an application has its desk, and is that of the test which runs now."""
+
+    def __init__(self) -> None:
+        self.now = Desk(ORDINARY, "", structlog.get_logger())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.now, name)
+
+
+@pytest.fixture(scope="session")
+def front() -> tuple[FastAPI, _DeskOfTheTest]:
+    """Made once: an application works out its hundreds of routes when it is asked for the first time, which takes longer than
+    most tests."""
+    desk = _DeskOfTheTest()
+    return make_app(cast("Desk", desk)), desk
+
+
 @pytest.fixture
-def app(desk: Desk) -> FastAPI:
-    return make_app(desk)
+def app(front: tuple[FastAPI, _DeskOfTheTest], desk: Desk) -> FastAPI:
+    if desk.settings is not ORDINARY:
+        return make_app(desk)
+    made, place = front
+    place.now = desk
+    for part in parts_of(made).values():
+        part.state.strangers.clear()
+    return made
 
 
 @pytest.fixture
