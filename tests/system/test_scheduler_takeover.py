@@ -145,6 +145,7 @@ async def test_an_idle_leader_asks_one_thing_per_tick_and_so_does_a_standby(
     await eventually(lambda: counted(leading)["shards.look"] > 40 and counted(standing)["shards.stand_by"] > 40, 30)
     asked, stood = counted(leading), counted(standing)
     others = {name: count for name, count in asked.items() if name != "shards.look"}
-    # Once each: its timeouts on three connections, the lead, one round over the open runs, what is due, who is told of failures.
-    assert max(others.values()) <= 3 and sum(others.values()) <= 10, others
+    # Its timeouts on three connections, the lead, one round over the open runs, what is due; and, where forty ticks of a slow
+    # machine are many seconds, what comes once in a while. Nothing is asked with every third tick.
+    assert sum(others.values()) < asked["shards.look"] / 3, others
     assert set(stood) <= {"shards.stand_by", "shards.bound_session"}
