@@ -25,7 +25,7 @@ from tests.chaos.cluster import Cluster, Ground, Shape
 from tests.chaos.history import collect
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.record import Phase
-from tests.chaos.stage import SHORT_LIMITS, SHORT_SETTINGS, Size, Stage
+from tests.chaos.stage import READY, SHORT_LIMITS, SHORT_SETTINGS, Size, Stage
 from tests.chaos.verdict import INVARIANTS, Limits
 from tests.waiting import elapse, eventually
 
@@ -36,7 +36,6 @@ QUIET_SECONDS = 1.5
 SAMPLE_SECONDS = 4.0
 # Where there are several shards to lead.
 LEAST_SCHEDULERS = 3
-OK = 200
 
 
 Play = Callable[[Stage], Awaitable[None]]
@@ -237,7 +236,7 @@ async def _illness(cluster: Cluster) -> list[str]:
         if m.is_kept and m.name not in heard
     ]
     for name, member in cluster.members.items():
-        if member.is_kept and (answer := await member.readiness()) != OK:
+        if member.is_kept and (answer := await member.readiness()) != READY:
             found.append(f"{name} says {answer} at /readyz")
     return found
 

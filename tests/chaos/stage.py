@@ -20,6 +20,8 @@ from tests.chaos.record import Answer
 from tests.chaos.zombie import Zombie
 from tests.waiting import eventually
 
+READY = 200
+
 
 class Size(StrEnum):
     """As in the table of FAULTS; scaled to seconds, for the default run; or shorter still, for every test run."""
@@ -120,6 +122,17 @@ class Stage:
 
         await eventually(have_begun, 30, pause_seconds=0.05)
         return runs
+
+    async def has_standby(self) -> None:
+        """Wait until somebody leads and another one could: without that nobody can take over. A process that was killed takes
+        its time to start where the machine is busy."""
+        schedulers = self.cluster.of_kind("scheduler")
+
+        async def is_so() -> bool:
+            ready = [each.name for each in schedulers if each.pid is not None and await each.readiness() == READY]
+            return len(ready) > 1 and await self.nemesis.pick_leader() is not None
+
+        await eventually(is_so, 60, pause_seconds=0.05)
 
     async def runner_is_up(self, runner: Member) -> None:
         """It has joined: the process that is there now, not one before it."""

@@ -109,6 +109,34 @@ async def test_the_minute_begins_again_with_every_change(db: AsyncConnection) ->
     assert (await move_out(db, shard=0, epoch=epochs[0], batch=10)).is_over
 
 
+async def test_who_stands_by_does_not_wait_for_a_leader_that_lives(db: AsyncConnection, other: AsyncConnection) -> None:
+    """Nor does it make the leader wait: it asks for the fence only where there is something to take."""
+    await set_shards(db, shards=2, actor="me")
+    epochs = await lead_all(db, 2)
+    await other.execute("set lock_timeout = '30ms'")
+    async with db.transaction():
+        await db.execute("select fence(1::smallint, %s)", [epochs[1]])
+        assert (await shards.stand_by(other, shard=1, owner="x", seconds=5, watches=True)).epoch is None
+
+
+@pytest.mark.requirement("A4", "A10")
+async def test_of_two_that_wait_for_the_fence_one_takes_the_shard(
+    database: str, db: AsyncConnection, other: AsyncConnection
+) -> None:
+    epochs = await lead_all(db, 1)
+    await db.execute("update shard set lease_until = null")
+    async with await connect(database, purpose=Purpose.PLANNING) as third:
+        async with db.transaction():
+            await db.execute("select fence(0::smallint, %s)", [epochs[0]])
+            asked = [
+                asyncio.ensure_future(shards.take(conn, shard=0, owner="x", seconds=1000)) for conn in (other, third)
+            ]
+            await eventually(
+                lambda: value(db, "select count(*) = 2 from pg_locks where classid = 4711 and not granted")
+            )
+        assert sorted(await asyncio.gather(*asked), key=str) == [epochs[0] + 1, None]
+
+
 # who is there ----------------------------------------------------------------------------------------------------------------
 
 

@@ -80,15 +80,22 @@ def _gaps(case: Case, finding: Finding, shard: int, ticks: list[int]) -> int:
     worst = 0
     for earlier, later in pairwise(ticks):
         finding.looked_at("ticks")
-        unneeded = closed.covered(earlier, later)
-        missed = later - earlier - unneeded
-        if missed <= allowed:
-            worst = max(worst, missed)
-        elif later <= case.planning.deadline(earlier, allowed + unneeded):
+        since = _needed_since(closed, earlier, later)
+        if later - since <= allowed:
+            worst = max(worst, later - since)
+        elif later <= case.planning.deadline(since, allowed):
             finding.counts["gaps excused by faults"] += 1
         else:
-            finding.violated("gap", f"nobody ticked in shard {shard} for {missed / 1e9:.2f} s", from_ns=earlier)
+            finding.violated("gap", f"nobody ticked in shard {shard} for {(later - since) / 1e9:.2f} s", from_ns=since)
     return worst
+
+
+def _needed_since(closed: Windows, earlier: int, later: int) -> int:
+    """Since when somebody had to lead between two ticks. The closing of a shard is its last tick."""
+    for start, stop in closed:
+        if start < later and stop > earlier:
+            earlier = min(stop, later)
+    return earlier
 
 
 def _closed(case: Case, shard: int) -> Windows:

@@ -41,7 +41,7 @@ async def kill_leaders(stage: Stage) -> None:
     took = []
     for _ in range(times):
         await elapse(stage.dice.uniform(5, 20) if stage.is_full else stage.dice.uniform(0.3, 1.2))
-        await eventually(stage.nemesis.pick_leader, 30, pause_seconds=0.05)
+        await stage.has_standby()
         took.append(await processes.kill_leader(stage.nemesis))
     stage.expect_within(took, TAKEOVER_AFTER_KILL, "takeover after kill -9")
 
@@ -62,7 +62,7 @@ async def share_and_lose(stage: Stage) -> None:
             await set_shards(conn, shards=(2, 4)[number % 2], actor="chaos")
             await notify(conn, Channel.LEAD)
             await elapse(stage.dice.uniform(0.3, 1.2))
-            await eventually(stage.nemesis.pick_leader, 30, pause_seconds=0.05)
+            await stage.has_standby()
             (killed, frozen, [], killed)[number % 4].append(await deeds[number % 4]())
         await set_shards(conn, shards=4, actor="chaos")
     stage.expect_within(killed, TAKEOVER_AFTER_KILL, "takeover after kill -9")
@@ -90,7 +90,7 @@ async def share_out_anew(stage: Stage) -> None:
             await set_shards(conn, shards=shards, actor="chaos")
             await notify(conn, Channel.LEAD)
             await elapse(stage.dice.uniform(0.02, 0.6))
-            await eventually(stage.nemesis.pick_leader, 30, pause_seconds=0.05)
+            await stage.has_standby()
             if number % 2 == 0:
                 took.append(await processes.kill_leader(stage.nemesis))
             else:
