@@ -20,7 +20,7 @@ from evertick.store import dags, listing, run_lists, runs
 from evertick.store.db import Purpose, connect
 from evertick.store.outputs import NewOutput
 from evertick.store.pages import Asked
-from evertick.store.run_lists import RunFilter
+from evertick.store.run_lists import Meant, RunFilter
 from evertick.store.runs import Particulars
 from tests.engine.world import Runner, make_dag, put, start, value
 from tests.waiting import eventually
@@ -205,7 +205,7 @@ async def test_a_list_by_number_text_or_rare_state_reads_an_index_and_ends_early
             (RunFilter(dag_id=row.dag_id, states=["running"]), [], "run_active"),
         ):
             statement, params = run_lists.question_of_runs(
-                wanted, Asked(limit=3, order=order, is_counted=False), [row.dag_id]
+                wanted, Asked(limit=3, order=order, is_counted=False), Meant([row.dag_id])
             )
             explained = await reader.execute(SQL("explain (format json) ") + statement, params, prepare=False)
             ((plan,),) = await explained.fetchall()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -12,13 +13,15 @@ from psycopg import AsyncConnection
 from psycopg.sql import SQL
 from psycopg.types.range import Range
 
+from evertick.domain.dag import NamedSchedule
 from evertick.domain.errors import UserError
+from evertick.domain.schedule import parse_schedule
 from evertick.store import dags, event_log, listing, pages, run_lists
 from evertick.store.db import Purpose, connect
 from evertick.store.event_log import EventFilter
 from evertick.store.listing import TaskFilter
 from evertick.store.pages import Asked
-from evertick.store.run_lists import ListedRun, RunFilter
+from evertick.store.run_lists import ListedRun, Meant, RunFilter
 from tests.databases import Cluster
 from tests.engine.world import make_dag, put, value
 
@@ -38,8 +41,8 @@ KEYS: dict[str, Callable[[ListedRun], Any]] = {
 }
 INDEXES = {
     "text_id": "run_of_text",
-    "due_at": "run_fired",
-    "fire_at": "run_fired",
+    "due_at": "run_fire",
+    "fire_at": "run_filled",
     "finished_at": "run_ended",
     "changed_at": "run_ended",
     "started_at": "run_ended",
@@ -48,8 +51,10 @@ INDEXES = {
 # for each that was never begun; starts and ends that overtake each other, and equal ones.
 FILL = """
 with made as (
-    insert into run (dag_id, version_id, kind, fire_at, params, triggered_by, created_at)
+    insert into run (dag_id, version_id, kind, schedule_id, fire_at, params, triggered_by, created_at)
     select d.dag_id, d.version_id, (case i %% 3 when 0 then 'manual' when 1 then 'scheduled' else 'backfill' end)::run_kind,
+           case when i %% 3 = 1 then (
+               select c.schedule_id from schedule c where c.dag_id = d.dag_id order by c.schedule_id offset i %% 2 limit 1) end,
            case when i %% 3 > 0 or i %% 5 = 0 then clock() - make_interval(mins => i * 37 %% 1009) end, '{}', 'test',
            clock() - make_interval(mins => i * 11 %% 997)
       from dag d cross join generate_series(1, %s) i where d.name = any(%s)
@@ -72,7 +77,9 @@ async def reader(cluster: Cluster, template: str) -> AsyncIterator[AsyncConnecti
     name = cluster.create(template)
     async with await connect(cluster.database_url(name), purpose=Purpose.PLANNING) as conn:
         for dag in ("etl", "load", "few"):
-            await put(conn, make_dag(dag, {"a": []}))
+            hourly = NamedSchedule(name="hourly", spec=parse_schedule("@every 1h"))
+            daily = NamedSchedule(name="daily", spec=parse_schedule("@every 24h"))
+            await put(conn, replace(make_dag(dag, {"a": []}), schedules=(hourly, daily)))
         await conn.execute(FILL, [200, ["etl", "load"]])
         await conn.execute(FILL, [3, ["few"]])
         await conn.execute(
@@ -168,10 +175,13 @@ async def test_a_page_in_any_order_is_that_of_all_runs_sorted(
 async def test_an_order_in_time_is_read_from_an_index(reader: AsyncConnection, column: str) -> None:
     """No plan reads whole tables but that of the few that are open, whatever the number of runs."""
     ids = [int(str(row[0])) for row in await (await reader.execute("select dag_id from dag")).fetchall()]
+    schedules = [
+        int(str(row[0])) for row in await (await reader.execute("select schedule_id from schedule")).fetchall()
+    ]
     await reader.execute("set enable_seqscan = off")
     for is_down in (True,) if column == "started_at" else (False, True):
         asked = Asked(limit=3, order=[(column, is_down)], is_counted=False)
-        statement, params = run_lists.question_of_runs(RunFilter(), asked, ids)
+        statement, params = run_lists.question_of_runs(RunFilter(), asked, Meant(ids, schedules))
         explained = await reader.execute(SQL("explain (format json) ") + statement, params, prepare=False)
         ((plan,),) = await explained.fetchall()
         names = {str(node.get("Index Name")) for node in nodes_of(plan[0]["Plan"])}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
-from typing import LiteralString, cast
+from typing import LiteralString, NamedTuple, cast
 
 from psycopg import AsyncConnection
 from psycopg.types.json import Jsonb
@@ -90,9 +90,16 @@ class RunFilter:
     names: Mapping[str, str | None] = field(default_factory=dict)
 
 
+class Meant(NamedTuple):
+    """The DAGs that are meant, and their schedules where instants matter. Indexes know times within each."""
+
+    dag_ids: list[int]
+    schedule_ids: Sequence[int] = ()
+
+
 async def list_runs(conn: AsyncConnection, wanted: RunFilter, asked: Asked) -> tuple[list[ListedRun], int]:
     """One page, and how many there are, up to `MOST_COUNTED`. Oldest first unless asked otherwise."""
-    within = await dags_of(conn, asdict(wanted))
+    within = await _meant(conn, wanted, asked.order)
     if _may_be_rare(wanted, asked.order):
         total = await count(conn, question_of_runs(wanted, COUNT_ONLY, within), MOST_COUNTED + 1)
         if total <= MOST_FEW:
@@ -111,9 +118,19 @@ def _may_be_rare(wanted: RunFilter, order: Order) -> bool:
     return is_asked or (wanted.states is not None and not is_by_key(order))
 
 
-def question_of_runs(wanted: RunFilter, asked: Asked, within: Sequence[int], *, is_few: bool = False) -> Question:
-    """`within`: the DAGs that are meant. Indexes know times within each. `is_few`: all that fits is fetched before it is sorted."""
-    params = {**asdict(wanted), **_bounds_of(wanted), "names": Jsonb(wanted.names), "within": list(within)}
+async def _meant(conn: AsyncConnection, wanted: RunFilter, order: Order) -> Meant:
+    dag_ids = await dags_of(conn, asdict(wanted))
+    is_asked = bool(wanted.due or wanted.fire) or bool(order and order[0][0] in ("due_at", "fire_at"))
+    if not is_asked:
+        return Meant(dag_ids)
+    cursor = await conn.execute(sql("listing", "schedules_of"), {"within": dag_ids})
+    return Meant(dag_ids, [cast(int, row[0]) for row in await cursor.fetchall()])
+
+
+def question_of_runs(wanted: RunFilter, asked: Asked, within: Meant, *, is_few: bool = False) -> Question:
+    """`is_few`: all that fits is fetched before it is sorted."""
+    meant = {"within": within.dag_ids, "schedules": list(within.schedule_ids)}
+    params = {**asdict(wanted), **_bounds_of(wanted), **meant, "names": Jsonb(wanted.names)}
     statement = sql("listing", "runs")
     page = sql("listing", "page_of_few") if is_few else served_page(asked.order)
     if page is not None:

@@ -8375,9 +8375,9 @@ CREATE INDEX run_active ON evertick.run_status USING btree (dag_id, state, run_i
 
 CREATE INDEX run_ended ON evertick.run_status USING btree (dag_id, finished_at) WHERE (finished_at IS NOT NULL);
 
-CREATE UNIQUE INDEX run_fire ON evertick.run USING btree (schedule_id, fire_at) WHERE (schedule_id IS NOT NULL);
+CREATE INDEX run_filled ON evertick.run USING btree (dag_id, fire_at) WHERE (kind = 'backfill'::evertick.run_kind);
 
-CREATE INDEX run_fired ON evertick.run USING btree (dag_id, fire_at) WHERE (kind <> 'manual'::evertick.run_kind);
+CREATE UNIQUE INDEX run_fire ON evertick.run USING btree (schedule_id, fire_at) WHERE (schedule_id IS NOT NULL);
 
 CREATE UNIQUE INDEX run_instant ON evertick.run USING btree (dag_id, fire_at) WHERE ((kind = 'manual'::evertick.run_kind) AND (fire_at IS NOT NULL));
 

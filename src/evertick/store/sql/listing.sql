@@ -15,9 +15,13 @@ with found as not materialized (
        and (%(is_of_status)s::boolean is not true or status_dag_id = any(%(within)s::int[]))
        and (%(versions)s::int[] is null or version = any(%(versions)s))
        and (%(due)s::tstzrange is null or due_at <@ %(due)s) and (%(fire)s::tstzrange is null or fire_at <@ %(fire)s)
-       and (%(due)s::tstzrange is null or fact_kind <> 'manual' and fire_at between %(due_from)s::timestamptz and %(due_to)s::timestamptz
+       and (%(due)s::tstzrange is null
+            or schedule_id = any(%(schedules)s::int[]) and fire_at between %(due_from)s::timestamptz and %(due_to)s::timestamptz
+            or fact_kind = 'backfill' and fire_at between %(due_from)s::timestamptz and %(due_to)s::timestamptz
             or fact_kind = 'manual' and created_at between %(due_from)s::timestamptz and %(due_to)s::timestamptz)
-       and (%(fire)s::tstzrange is null or fact_kind <> 'manual' and fire_at between %(fire_from)s::timestamptz and %(fire_to)s::timestamptz
+       and (%(fire)s::tstzrange is null
+            or schedule_id = any(%(schedules)s::int[]) and fire_at between %(fire_from)s::timestamptz and %(fire_to)s::timestamptz
+            or fact_kind = 'backfill' and fire_at between %(fire_from)s::timestamptz and %(fire_to)s::timestamptz
             or fact_kind = 'manual' and fire_at between %(fire_from)s::timestamptz and %(fire_to)s::timestamptz)
        and (%(started)s::tstzrange is null or started_at <@ %(started)s)
        and (%(started)s::tstzrange is null or finished_at >= %(started_from)s::timestamptz or status in ('queued', 'running'))
@@ -59,6 +63,10 @@ select dag_id from dag
    and (%(dag_like)s::text[] is null or name ilike any(%(dag_like)s)) and (%(dag_heads)s::text[] is null or name ^@ any(%(dag_heads)s))
  order by dag_id limit 100000
 
+-- name: schedules_of
+-- Of these DAGs, also those that were deleted: their runs are there.
+select c.schedule_id from schedule c where c.dag_id = any(%(within)s::int[]) order by c.schedule_id limit 1000000
+
 -- name: runs_of_texts
 -- Their numbers, each looked for in each DAG: an index knows texts within a DAG.
 select r.run_id
@@ -85,25 +93,38 @@ select x.run_id
  order by x.text_id /* way */, x.run_id limit %(limit)s offset %(offset)s
 
 -- name: page_by_due
+-- Scheduled ones by schedule, the others by DAG.
 select x.run_id
-  from unnest(%(within)s::int[]) g(dag_id) cross join lateral (
-    (select f.run_id, f.fire_at as at from listed_run f
-      where f.dag_id = g.dag_id and f.fact_kind <> 'manual' order by f.fire_at /* way */, f.run_id limit %(reach)s)
+  from (
+    select s.run_id, s.at
+      from unnest(%(schedules)s::int[]) c(schedule_id) cross join lateral (
+        select f.run_id, f.fire_at as at from listed_run f where f.schedule_id = c.schedule_id order by f.fire_at /* way */ limit %(reach)s) s
     union all
-    (select f.run_id, f.created_at from listed_run f
-      where f.dag_id = g.dag_id and f.fact_kind = 'manual' order by f.created_at /* way */, f.run_id limit %(reach)s)) x
+    select o.run_id, o.at
+      from unnest(%(within)s::int[]) g(dag_id) cross join lateral (
+        (select f.run_id, f.fire_at as at from listed_run f
+          where f.dag_id = g.dag_id and f.fact_kind = 'backfill' order by f.fire_at /* way */, f.run_id limit %(reach)s)
+        union all
+        (select f.run_id, f.created_at from listed_run f
+          where f.dag_id = g.dag_id and f.fact_kind = 'manual' order by f.created_at /* way */, f.run_id limit %(reach)s)) o) x
  order by x.at /* way */, x.run_id limit %(limit)s offset %(offset)s
 
 -- name: page_by_fire
 -- Those without an instant come last: they are looked for only if there are not enough others. Then they are many, or few in all.
 with known as materialized (
     select x.run_id, x.at
-      from unnest(%(within)s::int[]) g(dag_id) cross join lateral (
-        (select f.run_id, f.fire_at as at from listed_run f
-          where f.dag_id = g.dag_id and f.fact_kind <> 'manual' and f.fire_at is not null order by f.fire_at /* way */, f.run_id limit %(reach)s)
+      from (
+        select s.run_id, s.at
+          from unnest(%(schedules)s::int[]) c(schedule_id) cross join lateral (
+            select f.run_id, f.fire_at as at from listed_run f where f.schedule_id = c.schedule_id order by f.fire_at /* way */ limit %(reach)s) s
         union all
-        (select f.run_id, f.fire_at from listed_run f
-          where f.dag_id = g.dag_id and f.fact_kind = 'manual' and f.fire_at is not null order by f.fire_at /* way */, f.run_id limit %(reach)s)) x
+        select o.run_id, o.at
+          from unnest(%(within)s::int[]) g(dag_id) cross join lateral (
+            (select f.run_id, f.fire_at as at from listed_run f
+              where f.dag_id = g.dag_id and f.fact_kind = 'backfill' order by f.fire_at /* way */, f.run_id limit %(reach)s)
+            union all
+            (select f.run_id, f.fire_at from listed_run f
+              where f.dag_id = g.dag_id and f.fact_kind = 'manual' and f.fire_at is not null order by f.fire_at /* way */, f.run_id limit %(reach)s)) o) x
      order by x.at /* way */, x.run_id limit %(reach)s
 )
 select x.run_id
