@@ -156,7 +156,7 @@ def _explained(code: int) -> str:
 
 
 def _say(stream: str, text: str) -> None:
-    print(text, file=sys.stderr if stream == "ERR" else sys.stdout)
+    (sys.stderr if stream == "ERR" else sys.stdout).write(f"{text}\n")
 
 
 def stored(value: object) -> object:

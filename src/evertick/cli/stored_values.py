@@ -20,7 +20,7 @@ from evertick.cli.tables import Cell, hint, line, show, table
 from evertick.cli.times import relative
 from evertick.config import read_settings
 from evertick.domain.errors import UserError
-from evertick.domain.stored_values import ValueKind, read_connection
+from evertick.domain.stored_values import ValueKind, check_name, read_connection
 from evertick.engine import secrets as verb
 from evertick.execution.masking import SHORTEST
 from evertick.services.keyring import load_keyring
@@ -69,6 +69,7 @@ def add_commands(app: typer.Typer, kind: ValueKind) -> None:
 
 
 def put(kind: ValueKind, name: str, description: str | None) -> None:
+    check_name(kind, name)  # before anybody types a value for nothing
     keyring = None if chosen_server() else load_keyring(read_settings())
     value = _read_value(kind, name)
 

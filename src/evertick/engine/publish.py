@@ -133,11 +133,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
         "inputs": [[index, position[name]] for index, task in enumerate(spec.tasks) for name in task.inputs],
         **mapping_rows(spec, position),
         "notices": notice_rows(spec),
-        "deadlines": [
-            {"idx": index, "seconds": task.finish_within_seconds}
-            for index, task in enumerate(spec.tasks)
-            if task.finish_within_seconds is not None
-        ],
+        "deadlines": deadline_rows(spec),
         "children": [
             child_row(task, index, task.child) for index, task in enumerate(spec.tasks) if task.child is not None
         ],
@@ -208,6 +204,12 @@ def notice_rows(spec: DagSpec) -> list[JsonObject]:
         )
         rows.append({"idx": index, "event": notice.event, "sink": text, "every_time": notice.every_time})
     return rows
+
+
+def deadline_rows(spec: DagSpec) -> list[JsonObject]:
+    """Within how long tasks must have ended."""
+    given = [(index, task.finish_within_seconds) for index, task in enumerate(spec.tasks)]
+    return [{"idx": index, "seconds": seconds} for index, seconds in given if seconds is not None]
 
 
 def mapping_rows(spec: DagSpec, position: Mapping[str, int]) -> JsonObject:
