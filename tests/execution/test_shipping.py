@@ -23,7 +23,7 @@ def attempt_with(folder: SpoolFolder, order: AttemptOrder, count: int) -> Attemp
     path = folder.path / "p-1"
     content = b"".join(lines.framed(1, "OUT", f"line {n}") for n in range(count))
     path.write_bytes(content)
-    made = Attempt(order)
+    made = Attempt(order, 0.0)
     made.spool = folder.file(str(path), os.open(path, os.O_RDWR), is_finished=True)
     made.spool.acquire()
     made.log = AttemptLog(made.spool.fd, 0, LIMITS.log_cap)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from evertick.domain.attempt import Isolation, OutcomeKind
+from evertick.execution.child_link import Attempt
 from evertick.execution.kill import children_of
 from evertick.execution.limits import ExecutorLimits
 from evertick.execution.linux import become_subreaper
@@ -51,6 +52,17 @@ async def test_an_import_that_ends_the_process_fails_the_order(tmp_path: Path, s
             it.uses_threads = uses_threads
             outcome = await it.run("a")
             assert (outcome.kind, outcome.reason) == (OutcomeKind.FAILED, reason)
+
+
+async def test_a_start_that_takes_longer_than_a_moment_is_told(tmp_path: Path) -> None:
+    async with rig(tmp_path, f"import time\ntime.sleep(0.15)\n{dag_of(WHO)}") as it:
+        first = await it.run("who")
+        assert first.kind is OutcomeKind.SUCCESS
+        assert first.start_seconds is not None and first.start_seconds >= 0.1
+        usual = Attempt(it.order("who"), 5.0)
+        assert usual.told_start_seconds() is None, "it never began"
+        usual.started_at = 5.01
+        assert usual.told_start_seconds() is None, "not worth a word"
 
 
 async def test_an_import_that_hangs_fails_the_order(tmp_path: Path) -> None:

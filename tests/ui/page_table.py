@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 from psycopg import AsyncConnection
 
@@ -15,12 +16,16 @@ from evertick.domain.attempt import TaskKey
 from evertick.domain.dag import TaskKind
 from evertick.domain.gates import GateKind, GateSpec
 from evertick.domain.params import Param, declare_params
+from evertick.domain.retry import RetryPolicy
 from evertick.domain.waiting import WaitKind, WaitSpec
 from evertick.engine.gates import set_pool
+from evertick.engine.promote import promote
 from evertick.engine.wake import wake
 from evertick.engine.write_note import of_run, write_note
+from evertick.store import runners
+from evertick.store.tasks import StepRow
 from evertick.ui.app import PAGES as MODULES
-from tests.engine.world import lead, make_dag, put, start, states
+from tests.engine.world import Runner, lead, make_dag, put, set_clock, start, states
 from tests.ui.site import HttpVisitor, Site, pipeline
 
 # Answers of routes that are no page: a part of a dialog, a document for a script, a file, what comes before signing in.
@@ -125,6 +130,7 @@ def door_to(method: str, address: str) -> Door | None:
 def furnish(site: Site) -> dict[str, str | None]:
     """Something to see on every page. Each page with the name of its picture, if it has one."""
     failed, asking = site.do(_furnish)
+    waited = site.do(_wait_for_everything)
     write_log(site, failed, 4, SAID)
     with HttpVisitor(site, "editor") as editor:
         editor.press("/variables", name="region", value="eu-west-1", description="Where the shops are.")
@@ -150,7 +156,7 @@ def furnish(site: Site) -> dict[str, str | None]:
         "/runs": None,
         run: "run",
         f"{run}?tab=graph": "run-graph",
-        f"{run}?tab=gantt": "run-gantt",
+        f"/runs/{waited}?tab=gantt": "run-gantt",
         f"{run}?tab=history": None,
         task: "task-log",
         f"{task}?tab=attempts": None,
@@ -206,6 +212,54 @@ async def _furnish(conn: AsyncConnection) -> tuple[int, int]:
     asking = await start(conn, "release")
     await wake(conn, shard=0, epoch=epoch, batch=100)
     return failed, asking
+
+
+async def _wait_for_everything(conn: AsyncConnection) -> int:
+    """A run a while ago whose tasks waited for a pool, a runner, their code and another try."""
+    begin = datetime.now(UTC) - timedelta(minutes=12)
+
+    async def after(seconds: float) -> None:
+        await set_clock(conn, begin + timedelta(seconds=seconds))
+
+    await after(0)
+    epoch = await lead(conn)
+    await conn.execute("update shard set owner = 'scheduler-1'")
+    await set_pool(conn, name="loader", slots=1, actor="test")
+    shape: dict[str, list[str]] = {
+        "fetch": [],
+        "load.eu": ["fetch"],
+        "load.us": ["fetch"],
+        "check": ["load.eu", "load.us"],
+    }
+    load = {
+        "group": "load",
+        "gates": (GateSpec(kind=GateKind.POOL, name="loader"),),
+        "retry": RetryPolicy(retries=1, delay_seconds=15),
+    }
+    per_task = {"load.eu": load, "load.us": load}
+    await put(conn, make_dag("nightly", shape, per_task=per_task, task_queue="nightly", tags=("finance",)))
+    run_id = await start(conn, "nightly")
+    runner = await Runner.join(conn, queues=("nightly",))
+
+    async def take(seconds: float) -> StepRow:
+        await after(seconds)
+        (claim,) = await runner.claim(queues=("nightly",))
+        return claim
+
+    async def end(seconds: float, claim: StepRow, kind: str = "success", **fields: object) -> None:
+        await after(seconds)
+        await runner.finish(claim, kind, **fields)
+
+    await end(24, await take(3), start_in=6.0)
+    await end(52, await take(26), "failed", reason="TimeoutError: no answer", retry_in=15)
+    other = await take(55)
+    await after(67)
+    await promote(conn, shard=0, epoch=epoch, batch=10)
+    await end(92, other)
+    await end(118, await take(96), start_in=3.0)
+    await end(131, await take(120))
+    await runners.leave(conn, runner.session)
+    return run_id
 
 
 _FAILED = """

@@ -49,6 +49,18 @@ def test_groups_stand_above_their_tasks_and_tell_the_worst_of_them() -> None:
     assert states == {"a": "success", "g": "failed", "g.x": "success", "g.h": "failed", "g.h.y": "failed", "b": None}
 
 
+def test_a_group_tells_how_often_it_has_begun_again() -> None:
+    cells = [cell(1, "g.x", "success"), cell(2, "g.x", "success"), cell(3, "g.x", "failed")]
+    retried = {(2, "g"): 1, (3, "g"): 2}
+    group, task = lines_of([TaskSpec(name="g.x", group="g")], [run(1), run(2), run(3)], cells, retried)
+    assert [(each.retried, each.text.partition(": ")[2]) for each in group.cells if each] == [
+        (0, "1 success"),
+        (1, "1 success; began again once"),
+        (2, "1 failed; began again 2 times"),
+    ]
+    assert [each.retried for each in task.cells if each] == [0, 0, 0]
+
+
 def test_instances_of_a_mapped_task_are_one_cell() -> None:
     cells = [cell(7, "m", "success", 9), cell(7, "m", "failed", 2), cell(7, "m", "running", 1)]
     (line,) = lines_of([TaskSpec(name="m")], [run(7, is_open=True)], cells)

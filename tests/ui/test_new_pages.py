@@ -12,10 +12,10 @@ import httpx
 import pytest
 from psycopg import AsyncConnection
 
-from evertick.domain.dag import NamedSchedule
+from evertick.domain.dag import GroupSpec, NamedSchedule
 from evertick.domain.schedule import parse_schedule
-from evertick.store import dags, schedules, sharing
-from tests.engine.world import make_dag, put, start
+from evertick.store import dags, runners, schedules, sharing
+from tests.engine.world import Runner, make_dag, put, run_state, start
 from tests.ui.page_table import write_log
 from tests.ui.site import HttpVisitor, Site
 
@@ -184,6 +184,57 @@ def test_what_executors_elsewhere_have_is_told_with_the_trouble(site: Site, peop
     assert "quota &lt;b&gt;exceeded&lt;/b&gt;" in text
     why = viewer.get(f"/runs/{run_id}/tasks/pod").raise_for_status().text
     assert "Why it does not run" in why and "kubernetes" in why
+
+
+def test_thousands_of_agents_are_counted_and_not_listed(site: Site, people: dict[str, HttpVisitor]) -> None:
+    async def crowd(conn: AsyncConnection) -> None:
+        await conn.execute(
+            """insert into runner (session, runner_id, version, host, boot_id, pid_namespace, uid, pid, pid_started, queues, slots,
+                                   executor, lost_after_seconds, beat_at, started_at, silent_seconds)
+               select 900000 + n, 'agent-' || n, '', 'pod', '', '', 0, 0, 0, '{}', 1,
+                      'far', 90, clock(), clock(), case n when 1 then 80 else 0 end
+               from generate_series(1, 2000) n"""
+        )
+
+    site.do(crowd)
+    try:
+        text = people["viewer"].get("/runners").raise_for_status().text
+        assert re.search(r"<bdi>far</bdi></span> <span class=\"num\">2000</span> attempts run", text)
+        assert "agent is silent" in text and "agent-7" not in text and "runner-1" in text
+        assert "1 alive" in people["viewer"].get("/").text
+    finally:
+        site.do(lambda conn: conn.execute("delete from runner where executor = 'far'"))
+
+
+def test_a_group_that_began_again_is_seen_in_the_grid_and_in_the_history(
+    site: Site, people: dict[str, HttpVisitor]
+) -> None:
+    async def live(conn: AsyncConnection) -> int:
+        tasks = {"load.a": [], "load.b": ["load.a"], "other": []}
+        inside = {name: {"group": "load"} for name in ("load.a", "load.b")}
+        groups = (GroupSpec(name="load", retries=1),)
+        await put(conn, make_dag("again", tasks, per_task=inside, groups=groups, task_queue="again"))
+        run_id = await start(conn, "again")
+        runner = await Runner.join(conn, queues=("again",))
+        for _ in range(4):
+            for claim in await runner.claim(queues=("again",)):
+                is_bad = claim.idx == 1 and claim.epoch == 1
+                await runner.finish(
+                    claim, "failed" if is_bad else "success", no_retry=True, reason="no rows" if is_bad else None
+                )
+        await runners.leave(conn, runner.session)
+        assert await run_state(conn, run_id) == "success"
+        return run_id
+
+    run_id = site.do(live)
+    viewer = people["viewer"]
+    grid = viewer.get("/dags/again").raise_for_status().text
+    assert f"load, run {run_id}: 2 success; began again once" in grid and "began again twice" in grid
+    assert "began again" not in viewer.get("/dags/orders").text
+    history = viewer.get(f"/runs/{run_id}/tasks/load.a?tab=attempts").raise_for_status().text
+    assert "group load begins again, retry 1" in history and "failed: load.b" in history
+    assert "begins again" not in viewer.get(f"/runs/{run_id}/tasks/other?tab=attempts").text
+    assert "group load begins again, retry 1" in viewer.get(f"/runs/{run_id}?tab=history").text
 
 
 def test_a_shard_that_nobody_leads_is_told_at_once(site: Site, people: dict[str, HttpVisitor]) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 import os
+import re
+from http import HTTPStatus
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
+from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Page, expect
 
 from evertick.domain.access import Permission, Principal, Role
 from evertick.ui.nav import ENTRIES
 from tests.source_tree import ROOT
 from tests.ui.conftest import PHONE, WIDE, Visitor
+from tests.ui.keyboard import dialog_problems, problems
 from tests.ui.page_table import ACTIONS, NO_PAGES, STILL, controls_in, door_to, doors, furnish
 from tests.ui.site import HttpVisitor, Site
 
@@ -31,14 +34,14 @@ def pages(site: Site) -> Table:
 
 
 def findings(page: Page, *rules: str) -> list[str]:
-    """What axe finds serious, by all of its rules or by these."""
-    # Only what is wrong is worked out: that halves the time.
+    """What axe finds serious, by all of its rules or by these. The menu, the same everywhere, is looked at on the front page."""
+    # Only what is wrong is worked out, and no stylesheet is fetched again: that halves the time.
     only = {"runOnly": list(rules)} if rules else {}
-    options = {"resultTypes": ["violations"], **only}
+    options = {"resultTypes": ["violations"], "preload": False, **only}
     if page.evaluate("typeof axe") == "undefined":
-        report = Axe().run(page, options=options).response
-    else:
-        report = page.evaluate("options => axe.run(document, options)", options)
+        page.evaluate(AXE_SCRIPT)
+    where = "document" if page.url.endswith("/") else "{ exclude: [['.rail']] }"
+    report = page.evaluate(f"options => axe.run({where}, options)", options)
     return [
         f"{each['id']}: {node['html'][:160]} {node.get('failureSummary', '')[:200]}"
         for each in report["violations"]
@@ -78,7 +81,7 @@ def test_every_change_that_pages_offer_has_a_test_from_end_to_end() -> None:
 
 
 @pytest.mark.parametrize("part", [0, 1])
-def test_every_page_can_be_read_by_everybody_in_light_and_dark_and_on_a_phone(
+def test_every_page_can_be_read_by_everybody_in_light_and_dark_on_a_phone_and_by_keyboard(
     visit: Visitor, site: Site, pages: Table, part: int
 ) -> None:
     """In two halves, so that two workers share them."""
@@ -95,6 +98,8 @@ def test_every_page_can_be_read_by_everybody_in_light_and_dark_and_on_a_phone(
                 wrong[f"{path} {scheme}"] = found
             if picture and (scheme == "light" or picture in IN_THE_DARK) and os.environ.get("EVERTICK_PICTURES"):
                 page.screenshot(path=PICTURES / f"ui-{picture}-{scheme}.png")
+        if unreached := [*problems(page), *dialog_problems(page)]:
+            wrong[f"{path} keyboard"] = unreached
         is_live = page.locator("[data-live][id], [data-hints]").count() > 0
         if not is_live and not STILL.search(path):
             wrong[f"{path} live"] = "nothing on it follows what happens"
@@ -103,6 +108,43 @@ def test_every_page_can_be_read_by_everybody_in_light_and_dark_and_on_a_phone(
             wrong[f"{path} phone"] = width
         page.set_viewport_size(WIDE)
     assert wrong == {}
+
+
+def test_what_other_roles_see_can_be_read_in_light_and_dark_and_on_a_phone(
+    visit: Visitor, site: Site, pages: Table
+) -> None:
+    """Nobody has anything on a page that an admin has not: they see what was looked at, or less of it. And each page that differs
+    is opened by one of the others."""
+    others = sorted(set(site.sessions) - {"admin"})
+    wrong: dict[str, object] = {}
+    with HttpVisitor(site, "admin") as admin:
+        known = {path: admin.get(path).text for path in pages}
+    for place, who in enumerate(others):
+        page = visit("/", who, phone=True, dark=place % 2 == 1)
+        with HttpVisitor(site, who) as visitor:
+            answers = {path: visitor.get(path) for path in pages}
+        for turn, (path, answer) in enumerate(answers.items()):
+            if answer.status_code != HTTPStatus.OK or _content(answer.text) == _content(known[path]):
+                continue
+            if new := _looks(answer.text) - _looks(known[path]):
+                wrong[f"{path} {who} has what was not looked at"] = new
+            if turn % len(others) != place:
+                continue
+            page.goto(site.url + path)
+            expect(page.locator("h1")).to_be_visible()
+            if (width := page.evaluate("document.documentElement.scrollWidth")) > PHONE["width"]:
+                wrong[f"{path} {who} phone"] = width
+    assert wrong == {}
+
+
+def _content(text: str) -> str:
+    """Without the menu and the session."""
+    return text.partition("<main")[2].partition("</main>")[0]
+
+
+def _looks(text: str) -> set[str]:
+    """What a page is made of: colours and sizes come from classes."""
+    return set(re.findall(r'class="([^"]*)"', _content(text)))
 
 
 @pytest.mark.parametrize("who", [*(role.value for role in Role), "limited"])

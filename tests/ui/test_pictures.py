@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 
-from evertick.store.charts import RunAttempt, RunLength, RunsOfHour, StateOfTask
+from evertick.store.charts import OpenTask, RunAttempt, RunLength, RunsOfHour, StateOfTask
 from evertick.store.tasks import TaskRow
 from evertick.ui.calendar import durations_of, year_of
 from evertick.ui.gantt import Gantt, draw
@@ -38,8 +39,26 @@ def row(idx: int, state: str, began: float | None, ended: float | None, **more: 
     return TaskRow(**{**values, **more})  # type: ignore[arg-type]
 
 
-def attempt(idx: int, number: int, outcome: str, began: float, ended: float | None, gated: bool = False) -> RunAttempt:
-    return RunAttempt(idx, -1, f"t{idx}", gated, number, number, outcome, None, at(began), at(ended))
+def attempt(
+    idx: int, number: int, outcome: str, began: float | None, ended: float | None, **stamps: float
+) -> RunAttempt:
+    """Stamps in seconds: let_in, taken, retry, polled; `start` is how long its body took to begin."""
+    return RunAttempt(
+        idx=idx,
+        map_index=-1,
+        task=f"t{idx}",
+        epoch=number,
+        attempt=number,
+        outcome=outcome,
+        reason=None,
+        let_in_at=at(stamps.get("let_in")),
+        taken_at=at(stamps.get("taken")),
+        started_at=at(began),
+        start_seconds=stamps.get("start"),
+        finished_at=at(ended),
+        retry_at=at(stamps.get("retry")),
+        polled_since=at(stamps.get("polled")),
+    )
 
 
 def bars(chart: Gantt, idx: int) -> list[tuple[str, float, float]]:
@@ -57,19 +76,65 @@ def test_waiting_is_split_by_what_was_waited_for() -> None:
     ]
     attempts = [
         attempt(0, 1, "success", 2, 10),
-        attempt(1, 1, "failed", 11, 20),
+        attempt(1, 1, "failed", 11, 20, retry=35),
         attempt(1, 2, "failed", 40, 45),
-        attempt(2, 1, "success", 25, 30, gated=True),
+        attempt(2, 1, "success", 25, 30, let_in=22),
     ]
     edges = [(0, 1), (0, 2), (2, 3), (1, 4)]
     chart = draw(rows, attempts, edges, begin=T0, now=T0 + timedelta(seconds=50), most=10)
     assert bars(chart, 0) == [("queue", 0, 2), ("run", 2, 8)]
-    assert bars(chart, 1) == [("queue", 10, 1), ("run", 11, 9), ("retry", 20, 20), ("run", 40, 5)]
-    assert bars(chart, 2) == [("gate", 10, 15), ("run", 25, 5)]
+    assert bars(chart, 1) == [("queue", 10, 1), ("run", 11, 9), ("retry", 20, 15), ("queue", 35, 5), ("run", 40, 5)]
+    assert bars(chart, 2) == [("gate", 10, 12), ("queue", 22, 3), ("run", 25, 5)]
     assert bars(chart, 3) == [("queue", 30, 20)]
     assert [line.idx for line in chart.lines] == [0, 1, 2, 3], "what has not begun has no bar"
     assert chart.seconds == 50 and chart.ticks[0].x == 0 and len(chart.ticks) <= 9
     assert all(bar.x >= 0 and bar.x + bar.width <= 100.001 for line in chart.lines for bar in line.bars)
+    assert list(chart.waits) == ["retry", "gate", "queue"]
+
+
+def line_of(state: str, attempts: list[RunAttempt], **stamps: float) -> list[tuple[str, float, float]]:
+    """The bars of a task that was free to begin at 0, looked at after 100 seconds."""
+    last = attempts[-1] if attempts else None
+    task = row(0, state, None, None)
+    if last is not None:
+        task = replace(task, started_at=last.started_at, finished_at=last.finished_at)
+    waits = [OpenTask(0, -1, at(stamps.get("let_in")), at(stamps.get("taken")))] if stamps else []
+    chart = draw([task], attempts, [], open_tasks=waits, begin=T0, now=T0 + timedelta(seconds=100), most=10)
+    return bars(chart, 0)
+
+
+def test_the_start_of_a_body_is_neither_its_queue_nor_its_run() -> None:
+    cold = attempt(0, 1, "success", 5, 20, start=3)
+    assert line_of("success", [cold]) == [("queue", 0, 5), ("start", 5, 3), ("run", 8, 12)]
+    elsewhere = attempt(0, 1, "success", 20, 30, let_in=4, taken=6, start=2)
+    assert line_of("success", [elsewhere]) == [("gate", 0, 4), ("queue", 4, 2), ("start", 6, 16), ("run", 22, 8)]
+    never_begun = attempt(0, 1, "failed", None, 30, taken=6)
+    assert line_of("failed", [never_begun]) == [("queue", 0, 6), ("start", 6, 24)]
+    said_too_much = attempt(0, 1, "failed", 5, 20, start=99)
+    assert line_of("failed", [said_too_much]) == [("queue", 0, 5), ("start", 5, 15), ("run", 20, 0)]
+
+
+def test_stamps_of_an_earlier_attempt_say_nothing_of_this_one() -> None:
+    first = attempt(0, 1, "lost", 10, 20, taken=5, let_in=3, retry=20)
+    # taken by a runner that runs it itself: the row still has when the other one took it
+    second = attempt(0, 2, "success", 40, 50, taken=5, let_in=30)
+    assert line_of("success", [first, second])[-3:] == [("gate", 20, 10), ("queue", 30, 10), ("run", 40, 10)]
+    # cleared by somebody, some time between 20 and 40
+    done = attempt(0, 1, "success", 10, 20)
+    assert line_of("success", [done, attempt(0, 2, "success", 40, 50)])[-2:] == [("retry", 20, 20), ("run", 40, 10)]
+
+
+def test_a_sensor_waits_for_something_outside() -> None:
+    last_poll = attempt(0, 7, "success", 60, 61, polled=2)
+    assert line_of("success", [last_poll]) == [("queue", 0, 2), ("outside", 2, 58), ("run", 60, 1)]
+
+
+def test_what_has_not_begun_shows_how_far_it_is() -> None:
+    assert line_of("pending", []) == [("gate", 0, 100)]
+    assert line_of("available", [], let_in=30) == [("gate", 0, 30), ("queue", 30, 70)]
+    assert line_of("queued", [], let_in=30, taken=40) == [("gate", 0, 30), ("queue", 30, 10), ("start", 40, 60)]
+    failed = attempt(0, 1, "failed", 1, 2, retry=12)
+    assert line_of("pending", [failed])[-2:] == [("retry", 2, 10), ("gate", 12, 88)]
 
 
 def test_a_chart_has_an_end_however_many_tasks_there_are() -> None:

@@ -29,6 +29,8 @@ from evertick.services.health import metrics_text
 from evertick.store.shards import read_clock
 
 _GZIP_BYTES = 1000
+# On the loop, while others wait: of a page of 600 KB level 9, the usual, takes several times as long for a few per cent less.
+_GZIP_LEVEL = 4
 
 
 def make_app(desk: Desk) -> FastAPI:
@@ -54,7 +56,7 @@ def make_app(desk: Desk) -> FastAPI:
         agent.include_router(router)
     agent.router.route_class = AgentRoute
     app.mount(AGENT_PREFIX, agent)
-    app.add_middleware(GZipMiddleware, minimum_size=_GZIP_BYTES)
+    app.add_middleware(GZipMiddleware, minimum_size=_GZIP_BYTES, compresslevel=_GZIP_LEVEL)
     app.add_middleware(Surroundings, rate=desk.settings.api_rate, agents=Agents(desk))
     return app
 

@@ -72,6 +72,7 @@ class Outcome:
     """How one attempt ended. `reason` is for people; `result_json` is the task's return value; `skips` are the
     tasks that a branch did not choose.
 
+    `start_seconds` is how long it took until the body began, told where that was longer than a moment.
     `log` is the part of the attempt's log that was not shipped while it ran: it covers the spool's bytes from
     `log_offset` to `log_end`, counted like those of a `LogChunk`, so that a part shipped twice is recognised.
     """
@@ -85,6 +86,7 @@ class Outcome:
     no_retry: bool = False
     retry_after_seconds: float | None = None
     skips: tuple[int, ...] = ()
+    start_seconds: float | None = None
     log: bytes = b""
     log_offset: int = 0
     log_end: int = 0

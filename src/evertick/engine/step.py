@@ -91,6 +91,8 @@ def report(outcome: Outcome, *, policy: RetryPolicy, attempt: int) -> str:
     if outcome.kind in (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.KILLED):
         fields["no_retry"] = outcome.no_retry
         fields["retry_in"] = _retry_in(outcome, policy, attempt)
+    if outcome.start_seconds is not None:
+        fields["start_in"] = round(outcome.start_seconds, 3)
     if outcome.skips:
         fields["skip"] = outcome.skips
     if outcome.log:

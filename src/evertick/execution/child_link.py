@@ -13,6 +13,9 @@ from evertick.execution.seat import RECEIVE_BYTES
 from evertick.execution.spool import AttemptLog
 from evertick.execution.spool_files import SpoolFile
 
+# Most bodies begin within 2 ms of their order. What is not worth telling is not stored.
+_TOLD_START_SECONDS = 0.1
+
 
 class Attempt:
     """One order on its way from `start_many` to its outcome, and on until its log is stored."""
@@ -25,16 +28,18 @@ class Attempt:
         "log",
         "number",
         "order",
+        "ordered_at",
         "spool",
         "started_at",
         "timer",
         "verdict",
     )
 
-    def __init__(self, order: AttemptOrder) -> None:
+    def __init__(self, order: AttemptOrder, now: float) -> None:
         self.order = order
         self.link: ChildLink | None = None
         self.number = 0
+        self.ordered_at = now
         self.started_at = 0.0
         self.timer: asyncio.TimerHandle | None = None
         self.verdict: tuple[OutcomeKind, str] | None = None
@@ -44,6 +49,11 @@ class Attempt:
         self.last_words = b""
         self.is_drained = False
         self.is_settled = False
+
+    def told_start_seconds(self) -> float | None:
+        """How long its code had to be fetched, imported or waited for, where that is worth a place in its row."""
+        seconds = self.started_at - self.ordered_at
+        return seconds if seconds >= _TOLD_START_SECONDS else None
 
 
 class Parent(Protocol):

@@ -100,7 +100,7 @@ class LocalExecutor:
             raise Conflict("an attempt that runs here cannot be started again")
         by_address: dict[Address, list[Attempt]] = {}
         for order in orders:
-            self._attempts[order.key, order.epoch] = attempt = Attempt(order)
+            self._attempts[order.key, order.epoch] = attempt = Attempt(order, self._loop.time())
             by_address.setdefault((order.bundle, order.file), []).append(attempt)
         for address, attempts in by_address.items():
             if (home := self._homes.get(address)) is not None:
@@ -198,6 +198,7 @@ class LocalExecutor:
                 exit_code=report.exit_code,
                 no_retry=report.no_retry,
                 retry_after_seconds=report.retry_after_seconds,
+                start_seconds=attempt.told_start_seconds(),
                 log=last.content + note,
                 log_offset=last.offset,
                 log_end=last.end,

@@ -85,7 +85,7 @@ class AgentLine:
             text = outcome.log.decode("utf-8", "replace")
             log = {"offset": outcome.log_offset, "end": outcome.log_end, "content": text}
         told = asdict(outcome)
-        names = ("kind", "reason", "result_json", "exit_code", "no_retry", "retry_after_seconds")
+        names = ("kind", "reason", "result_json", "exit_code", "no_retry", "retry_after_seconds", "start_seconds")
         await self._with_token("/finish", {**{name: told[name] for name in names}, "log": log})
 
     async def fetch(self, path: str) -> bytes:

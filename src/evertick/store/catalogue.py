@@ -115,3 +115,9 @@ async def grid(conn: AsyncConnection, *, dag_id: int, before: int, limit: int) -
 
 async def cells(conn: AsyncConnection, *, run_ids: Sequence[int], limit: int) -> list[GridCell]:
     return await all_rows(conn, sql("catalogue", "cells"), {"run_ids": list(run_ids), "limit": limit}, GridCell)
+
+
+async def group_retries(conn: AsyncConnection, *, run_ids: Sequence[int]) -> dict[tuple[int, str], int]:
+    """How often groups have begun again, by run and name; those that have not are left out."""
+    cursor = await conn.execute(sql("catalogue", "group_retries"), {"run_ids": list(run_ids)})
+    return {(run_id, name): retried for run_id, name, retried in await cursor.fetchall()}

@@ -16,13 +16,27 @@ class RunAttempt:
     idx: int
     map_index: int
     task: str
-    is_gated: bool
     epoch: int
     attempt: int
     outcome: str
     reason: str | None
+    let_in_at: datetime | None
+    taken_at: datetime | None
     started_at: datetime | None
+    start_seconds: float | None
     finished_at: datetime | None
+    retry_at: datetime | None
+    polled_since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTask:
+    """When its gates let it in, and when a runner took it for an executor elsewhere."""
+
+    idx: int
+    map_index: int
+    let_in_at: datetime | None
+    taken_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +68,10 @@ class StateOfTask:
 
 async def attempts_of_run(conn: AsyncConnection, *, run_id: int, limit: int) -> list[RunAttempt]:
     return await all_rows(conn, sql("charts", "attempts_of_run"), {"run_id": run_id, "limit": limit}, RunAttempt)
+
+
+async def open_tasks_of_run(conn: AsyncConnection, *, run_id: int, limit: int) -> list[OpenTask]:
+    return await all_rows(conn, sql("charts", "open_tasks_of_run"), {"run_id": run_id, "limit": limit}, OpenTask)
 
 
 async def runs_by_hour(

@@ -73,6 +73,15 @@ class BusyRunner:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentsOf:
+    """The agents of an executor: there may be thousands, one for each attempt, so they are counted and not listed."""
+
+    executor: str
+    running: int
+    silent: int
+
+
+@dataclass(frozen=True, slots=True)
 class Reaped:
     """How many attempts were taken from a runner (None: it lives), and how many could not be moved and were set aside."""
 
@@ -114,8 +123,13 @@ async def namesakes(conn: AsyncConnection, *, runner_id: str, session: int) -> l
     return await all_rows(conn, sql("runners", "namesakes"), {"runner_id": runner_id, "session": session}, LiveRunner)
 
 
-async def list_busy(conn: AsyncConnection, *, limit: int = 1000) -> list[BusyRunner]:
-    return await all_rows(conn, sql("runners", "list_busy"), {"limit": limit}, BusyRunner)
+async def list_busy(conn: AsyncConnection, *, limit: int = 1000, with_agents: bool = True) -> list[BusyRunner]:
+    params = {"limit": limit, "with_agents": with_agents}
+    return await all_rows(conn, sql("runners", "list_busy"), params, BusyRunner)
+
+
+async def count_agents(conn: AsyncConnection, *, silent_seconds: float) -> list[AgentsOf]:
+    return await all_rows(conn, sql("runners", "count_agents"), {"silent_seconds": silent_seconds}, AgentsOf)
 
 
 async def reap(

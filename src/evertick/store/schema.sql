@@ -1357,7 +1357,7 @@ begin
         where k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index
           and k.state = 'queued' and k.epoch = d.epoch and k.session = d.session
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, k.not_before, d.session, d.kind, d.reason,
-                  d.request, d.attempt, d.is_gated
+                  d.request, d.attempt, d.is_gated, k.let_in_at, k.taken_at
     ), unlisted as (
         delete from dispatch w where w.ctid = any(array(
             select h.ctid from moved m cross join lateral (
@@ -1760,6 +1760,7 @@ begin
             session = case when d.kind in ('given_back', 'lost') then null else p_session end,
             request = null,
             not_before = case when d.not_before > t then d.not_before end,
+            start_seconds = d.start_in,
             finished_at = case when d.state not in ('pending', 'deferred') then t end,
             exit_code = d.exit_code,
             reason = case when d.request is null or d.state = 'canceled' or d.kind in ('failed', 'timed_out', 'lost')
@@ -1768,7 +1769,8 @@ begin
         where k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index
           and k.state = 'running' and k.epoch = d.epoch and k.session = p_session
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, k.not_before, d.kind, d.reason,
-                  d.result, d.request, d.exit_code, d.attempt, d.started_at, d.log, d.seq, d.until, d.is_gated
+                  d.result, d.request, d.exit_code, d.attempt, d.started_at, d.log, d.seq, d.until, d.is_gated,
+                  k.let_in_at, k.taken_at, k.start_seconds
     ), kept as (
         insert into result (run_id, idx, map_index, epoch, value)
         select m.run_id, m.idx, m.map_index, m.epoch, m.result from moved m
@@ -2317,7 +2319,10 @@ CREATE TABLE evertick.task (
     session bigint,
     request evertick.task_request,
     not_before timestamp with time zone,
+    let_in_at timestamp with time zone,
+    taken_at timestamp with time zone,
     started_at timestamp with time zone,
+    start_seconds real,
     finished_at timestamp with time zone,
     n_success integer,
     n_failed integer,
@@ -2413,9 +2418,10 @@ CREATE FUNCTION evertick.keep_attempts(p_tasks evertick.ended[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
 begin
-    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
-    select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text, k.reason, k.exit_code,
-           k.started_at, k.finished_at
+    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, let_in_at, taken_at, started_at,
+                         start_seconds, finished_at)
+    select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text, k.reason, k.exit_code, k.let_in_at, k.taken_at,
+           k.started_at, k.start_seconds, k.finished_at
     from unnest(p_tasks) p join task k on k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
     where k.epoch > 0 and k.finished_at is not null and (k.started_at is not null or k.session is not null)
     on conflict (run_id, idx, map_index, epoch) do nothing;
@@ -2498,7 +2504,7 @@ declare
     t timestamptz := clock();
 begin
     with moved as (
-        update task k set state = 'available'
+        update task k set state = 'available', let_in_at = t
         from unnest(p_tasks) p
         where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
           and k.state = 'pending' and k.not_before is null
@@ -2875,9 +2881,10 @@ begin
         return 'marked';
     end if;
     -- It had ended before, and maybe the run with it: keep that attempt, then let what was blocked by it be decided again.
-    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
+    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, let_in_at, taken_at, started_at,
+                         start_seconds, finished_at)
     select before.run_id, before.idx, before.map_index, before.epoch, before.attempt, before.session, before.state::text,
-           before.reason, before.exit_code, before.started_at, before.finished_at
+           before.reason, before.exit_code, before.let_in_at, before.taken_at, before.started_at, before.start_seconds, before.finished_at
     where before.epoch > 0 and before.started_at is not null
     on conflict (run_id, idx, map_index, epoch) do nothing;
     with recursive below as (
@@ -3994,7 +4001,7 @@ begin
     ), moved as (
         update task k
         set state = 'queued', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_sessions[p.turn],
-            started_at = null, finished_at = null, reason = null, exit_code = null
+            taken_at = t, started_at = null, finished_at = null, reason = null, exit_code = null
         from picked p
         where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index and k.state = 'available'
         returning k.run_id, k.idx, k.map_index, k.epoch, k.session, p.turn, p.place, p.seq, p.queue
@@ -4113,13 +4120,13 @@ begin
     from unnest(of_no_schedule) o join run r on r.run_id = o.run_id join dag d on d.dag_id = r.dag_id;
 end $$;
 
-CREATE FUNCTION evertick.read_reports(p_reports jsonb) RETURNS TABLE(run_id bigint, idx integer, map_index integer, epoch integer, kind text, reason text, result jsonb, exit_code integer, retry_in double precision, no_retry boolean, log text, seq bigint, until bigint)
+CREATE FUNCTION evertick.read_reports(p_reports jsonb) RETURNS TABLE(run_id bigint, idx integer, map_index integer, epoch integer, kind text, reason text, result jsonb, exit_code integer, retry_in double precision, no_retry boolean, log text, seq bigint, until bigint, start_in real)
     LANGUAGE sql ROWS 5
     AS $$
     select x.r, x.i, x.m, x.e, x.kind, x.reason, x.result, x.exit_code, x.retry_in, coalesce(x.no_retry, false), x.log,
-           coalesce(x.seq, 0), coalesce(x.until, 0)
+           coalesce(x.seq, 0), coalesce(x.until, 0), x.start_in
     from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, kind text, reason text, result jsonb,
-         exit_code int, retry_in double precision, no_retry boolean, log text, seq bigint, until bigint)
+         exit_code int, retry_in double precision, no_retry boolean, log text, seq bigint, until bigint, start_in real)
 $$;
 
 CREATE FUNCTION evertick.read_schedules(p_schedules jsonb) RETURNS TABLE(name text, spec jsonb, params jsonb, misfire text, window_seconds double precision, catchup_limit integer, overlap text, start_within double precision, finish_within double precision, delay_seconds double precision, next_due timestamp with time zone, skipped jsonb)
@@ -4594,10 +4601,13 @@ CREATE FUNCTION evertick.remember(p_session bigint, p_retried jsonb) RETURNS voi
     LANGUAGE plpgsql
     AS $$
 begin
-    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
-    select m.run_id, m.idx, m.map_index, m.epoch, m.attempt, coalesce(p_session, m.session), m.kind, m.reason, m.exit_code, m.started_at, clock()
+    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, let_in_at, taken_at, started_at,
+                         start_seconds, finished_at, retry_at)
+    select m.run_id, m.idx, m.map_index, m.epoch, m.attempt, coalesce(p_session, m.session), m.kind, m.reason, m.exit_code, m.let_in_at,
+           m.taken_at, m.started_at, m.start_seconds, clock(), coalesce(m.not_before, clock())
     from jsonb_to_recordset(p_retried) as m(run_id bigint, idx int, map_index int, epoch int, attempt smallint, kind text,
-         reason text, exit_code int, started_at timestamptz, session bigint)
+         reason text, exit_code int, let_in_at timestamptz, taken_at timestamptz, started_at timestamptz, start_seconds real,
+         not_before timestamptz, session bigint)
     on conflict (run_id, idx, map_index, epoch) do nothing;
     insert into timer (shard, due_at, run_id, idx, map_index)
     select g.shard, m.not_before, m.run_id, m.idx, m.map_index
@@ -6977,8 +6987,12 @@ CREATE TABLE evertick.attempt (
     outcome text NOT NULL,
     reason text,
     exit_code integer,
+    let_in_at timestamp with time zone,
+    taken_at timestamp with time zone,
     started_at timestamp with time zone,
-    finished_at timestamp with time zone NOT NULL
+    start_seconds real,
+    finished_at timestamp with time zone NOT NULL,
+    retry_at timestamp with time zone
 )
 WITH (autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off);
 
@@ -6993,7 +7007,14 @@ CREATE VIEW evertick.attempts AS
     k.reason,
     k.exit_code,
     k.started_at,
-    k.finished_at
+    k.finished_at,
+    k.let_in_at,
+    k.taken_at,
+        CASE
+            WHEN (k.finished_at IS NOT NULL) THEN k.start_seconds
+            ELSE NULL::real
+        END AS start_seconds,
+    NULL::timestamp with time zone AS retry_at
    FROM evertick.task k
   WHERE (((k.started_at IS NOT NULL) OR ((k.session IS NOT NULL) AND (k.finished_at IS NOT NULL))) AND (NOT (EXISTS ( SELECT 1
            FROM evertick.attempt a
@@ -7009,7 +7030,11 @@ UNION ALL
     a.reason,
     a.exit_code,
     a.started_at,
-    a.finished_at
+    a.finished_at,
+    a.let_in_at,
+    a.taken_at,
+    a.start_seconds,
+    a.retry_at
    FROM evertick.attempt a;
 
 CREATE TABLE evertick.awaited (

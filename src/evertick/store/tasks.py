@@ -104,6 +104,7 @@ class AttemptRow:
     finished_at: datetime | None
     runner_id: str | None
     host: str | None
+    executor: str | None
 
 
 async def promote(conn: AsyncConnection, *, shard: int, epoch: int, batch: int, bound: int | None) -> Promoted:

@@ -1,8 +1,8 @@
 """When the tasks of a run waited and ran, as bars on one line of time. Pure.
 
-What is on record: when each attempt began and ended, and that a task may begin when the last one before it has ended. What lies
-between is told by its cause: a retry's delay, a gate (for a task that has gates: with the queue behind it), or the queue. A
-queue's wait ends when a runner takes the task, which is when the attempt begins.
+A task may begin when the last one before it has ended, or when a retry's delay is over. What lies between that and its body is told
+by its cause, each up to the stamp that ends it: the delay to `retry_at`, the gates to `let_in_at`, the queue to `taken_at` or
+`started_at`; `start_seconds` later its body begins. A stamp that is missing, or that is an earlier attempt's, ends nothing.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from evertick.store.charts import RunAttempt
+from evertick.store.charts import OpenTask, RunAttempt
 from evertick.store.tasks import TaskRow
 
+# What bars say, in the order in which a task comes to them.
 WAITS = {
-    "gate": "waited for a gate, and then for a runner",
-    "queue": "waited for a runner",
     "retry": "waited to be tried again",
+    "gate": "waited for its gates",
+    "queue": "waited for a runner",
+    "outside": "waited for something outside",
+    "start": "was being started",
 }
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 _MOST_TICKS = 6
@@ -71,12 +74,19 @@ class Gantt:
     ticks: Sequence[Tick]
     left_out: int
 
+    @property
+    def waits(self) -> dict[str, str]:
+        """Those that are in it, with their words."""
+        found = {bar.kind for line in self.lines for bar in line.bars}
+        return {kind: words for kind, words in WAITS.items() if kind in found}
+
 
 def draw(
     rows: Sequence[TaskRow],
     attempts: Iterable[RunAttempt],
     edges: Iterable[tuple[int, int]],
     *,
+    open_tasks: Iterable[OpenTask] = (),
     begin: datetime,
     now: datetime,
     most: int,
@@ -85,8 +95,12 @@ def draw(
     tries: dict[tuple[int, int], list[RunAttempt]] = defaultdict(list)
     for each in attempts:
         tries[each.idx, each.map_index].append(each)
+    stamps = {(each.idx, each.map_index): each for each in open_tasks}
     ready = _ready_at(rows, edges, begin)
-    lines = [_line(row, tries[row.idx, row.map_index], ready.get(row.idx), now) for row in rows]
+    lines = [
+        _line(row, tries[row.idx, row.map_index], stamps.get((row.idx, row.map_index)), ready.get(row.idx), now)
+        for row in rows
+    ]
     shown = [line for line in lines if line.bars]
     shown.sort(key=lambda line: (line.bars[0].begin, line.idx, line.map_index))
     left_out = max(len(shown) - most, 0)
@@ -113,34 +127,96 @@ def _ready_at(
     return ready
 
 
-def _line(row: TaskRow, tries: Sequence[RunAttempt], ready: datetime | None, now: datetime) -> Line:
+def _line(
+    row: TaskRow, tries: Sequence[RunAttempt], stamp: OpenTask | None, ready: datetime | None, now: datetime
+) -> Line:
     bars: list[Bar] = []
-    is_gated = any(each.is_gated for each in tries)
-    free_at = ready
+    before: RunAttempt | None = None
     for each in tries:
-        if each.started_at is None:
+        if each.started_at is None and each.taken_at is None:
             continue
-        if free_at is not None and free_at < each.started_at:
-            kind = "retry" if bars else "gate" if is_gated else "queue"
-            bars.append(Bar(kind=kind, state="pending", begin=free_at, end=each.started_at))
-        free_at = each.finished_at or now
-        is_open = each.finished_at is None
-        end = max(free_at, each.started_at)
-        bars.append(
-            Bar(
-                kind="run",
-                state=each.outcome,
-                begin=each.started_at,
-                end=end,
-                is_open=is_open,
-                attempt=each.attempt,
-                reason=each.reason,
-            )
-        )
-    if row.state in ("pending", "available") and free_at is not None and free_at < now:
-        kind = "queue" if row.state == "available" else "retry" if row.not_before else "gate"
-        bars.append(Bar(kind=kind, state=row.state, begin=free_at, end=now, is_open=True))
+        bars += _waits(each, before, ready, now)
+        if each.started_at is not None:
+            bars.append(_ran(each, now))
+        before = each
+    if row.state in ("pending", "available", "queued"):
+        free_at, retry_at = (before.finished_at, before.retry_at) if before is not None else (ready, None)
+        bars += _still_waits(row, stamp, free_at, retry_at, now)
     return Line(row.idx, row.map_index, row.task, row.state, bars)
+
+
+def _waits(each: RunAttempt, before: RunAttempt | None, ready: datetime | None, now: datetime) -> list[Bar]:
+    """What an attempt waited for, from when it was free to begin until its body did."""
+    began_at = each.started_at or each.finished_at or now
+    body_at = _body_at(each) or began_at
+    after = before.finished_at if before is not None else None
+
+    def own(stamp: datetime | None) -> datetime | None:
+        return stamp if stamp is not None and (after is None or stamp >= after) and stamp <= began_at else None
+
+    let_in_at, taken_at, polled_at = own(each.let_in_at), own(each.taken_at), own(each.polled_since)
+    first_known = let_in_at or polled_at or taken_at or began_at
+    retry_at = None
+    if before is not None and after is not None:
+        # Without an end of its delay somebody cleared it: when is not known, but not before those above it had ended again.
+        retry_at = before.retry_at or (ready if ready is not None and ready > after else first_known)
+    free_at = after or min(ready or first_known, first_known)
+    steps = (
+        ("retry", retry_at),
+        ("gate", let_in_at),
+        ("queue", polled_at or taken_at or began_at),
+        ("outside", began_at if polled_at is not None else None),
+        ("start", body_at),
+    )
+    return _in_turn(free_at, steps, body_at, state="pending")
+
+
+def _still_waits(
+    row: TaskRow, stamp: OpenTask | None, free_at: datetime | None, retry_at: datetime | None, now: datetime
+) -> list[Bar]:
+    """The same for one that has not begun: the last of it goes on."""
+    let_in_at, taken_at = (stamp.let_in_at, stamp.taken_at) if stamp is not None else (None, None)
+    if free_at is None:
+        return []
+    if row.state == "pending":
+        steps = [("retry", now if row.not_before is not None else retry_at), ("gate", now)]
+    elif row.state == "available":
+        steps = [("retry", retry_at), ("gate", let_in_at), ("queue", now)]
+    else:
+        steps = [("retry", retry_at), ("gate", let_in_at), ("queue", taken_at), ("start", now)]
+    bars = _in_turn(free_at, steps, now, state=row.state)
+    return [*bars[:-1], *(replace(bar, is_open=True) for bar in bars[-1:])]
+
+
+def _in_turn(begin: datetime, steps: Iterable[tuple[str, datetime | None]], end: datetime, *, state: str) -> list[Bar]:
+    bars: list[Bar] = []
+    for kind, until in steps:
+        if until is not None and begin < until <= end:
+            bars.append(Bar(kind=kind, state=state, begin=begin, end=until))
+            begin = until
+    return bars
+
+
+def _body_at(each: RunAttempt) -> datetime | None:
+    """When the body began; never later than the end, whoever measured."""
+    if each.started_at is None or each.start_seconds is None:
+        return None
+    body_at = each.started_at + timedelta(seconds=each.start_seconds)
+    return body_at if each.finished_at is None else min(body_at, each.finished_at)
+
+
+def _ran(each: RunAttempt, now: datetime) -> Bar:
+    assert each.started_at is not None
+    begin = _body_at(each) or each.started_at
+    return Bar(
+        kind="run",
+        state=each.outcome,
+        begin=begin,
+        end=max(each.finished_at or now, begin),
+        is_open=each.finished_at is None,
+        attempt=each.attempt,
+        reason=each.reason,
+    )
 
 
 def _scaled(line: Line, begin: datetime, seconds: float) -> Line:

@@ -27,12 +27,13 @@ PRECEDENCE = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`state` is the one shown; `text` says all of it."""
+    """`state` is the one shown; `text` says all of it. `retried`: how often its group has begun again."""
 
     state: str
     text: str
     path: str | None
     count: int
+    retried: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,15 @@ class Line:
 States = Mapping[str, int]
 
 
-def lines_of(tasks: Sequence[TaskSpec], runs: Sequence[GridRun], cells: Iterable[GridCell]) -> list[Line]:
-    """Groups stand where the first of their tasks does. Tasks that only older versions had come last."""
+def lines_of(
+    tasks: Sequence[TaskSpec],
+    runs: Sequence[GridRun],
+    cells: Iterable[GridCell],
+    retried: Mapping[tuple[int, str], int] | None = None,
+) -> list[Line]:
+    """Groups stand where the first of their tasks does. Tasks that only older versions had come last. `retried`: how often a
+    group has begun again, by run and name."""
+    again = retried or {}
     states: dict[tuple[int, str], Counter[str]] = defaultdict(Counter)
     for cell in cells:
         states[cell.run_id, cell.task][cell.state] += cell.count
@@ -63,7 +71,7 @@ def lines_of(tasks: Sequence[TaskSpec], runs: Sequence[GridRun], cells: Iterable
     for kind, name, chain in _ordered(groups):
         depth, inside = len(chain), " ".join(chain)
         if kind == "group":
-            row = [_group_cell(name, run, members[name], states) for run in runs]
+            row = [_group_cell(name, run, members[name], states, again.get((run.run_id, name), 0)) for run in runs]
             lines.append(Line(name, name.rpartition(".")[2], True, depth, inside, row))
         else:
             row = [_task_cell(name, run, states.get((run.run_id, name)), name in planned) for run in runs]
@@ -128,11 +136,14 @@ def _task_cell(name: str, run: GridRun, states: States | None, is_planned: bool)
 
 
 def _group_cell(
-    name: str, run: GridRun, members: Sequence[str], states: Mapping[tuple[int, str], States]
+    name: str, run: GridRun, members: Sequence[str], states: Mapping[tuple[int, str], States], retried: int
 ) -> Cell | None:
     total: Counter[str] = Counter()
     for member in members:
         total.update(states.get((run.run_id, member), {}))
     if not total:
         return None
-    return Cell(shown_state(total), f"{name}, run {run.run_id}: {_words(total)}", None, sum(total.values()))
+    text = f"{name}, run {run.run_id}: {_words(total)}"
+    if retried:
+        text += f"; began again {'once' if retried == 1 else f'{retried} times'}"
+    return Cell(shown_state(total), text, None, sum(total.values()), retried)

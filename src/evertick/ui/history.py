@@ -66,6 +66,22 @@ def _of_attempt(each: RunAttempt | AttemptRow, *, task: str | None, map_index: i
     return found
 
 
+def concerns(entry: JournalEntry, *, task: str, idx: int, map_index: int) -> bool:
+    """Whether it is of this task, of a group around it, or of the whole run."""
+    group = entry.detail.get("group")
+    if group is not None and not task.startswith(f"{group}."):
+        return False
+    return entry.idx in (None, idx) and entry.map_index in (None, map_index)
+
+
+def _again(detail: Mapping[str, object]) -> tuple[str, str]:
+    """A group, or the whole run, that begins again by itself."""
+    whole = f"group {detail['group']}" if "group" in detail else "the run"
+    failed = detail.get("failed")
+    why = f"failed: {', '.join(map(str, failed))}" if isinstance(failed, list) else str(detail.get("reason") or "")
+    return f"{whole} begins again, retry {detail.get('retried')}", why
+
+
 def _of_entry(entry: JournalEntry, names: Mapping[int, str]) -> Event:
     detail = ", ".join(
         f"{key}: {value}" for key, value in entry.detail.items() if value not in (None, "", [], {}, False)
@@ -73,6 +89,8 @@ def _of_entry(entry: JournalEntry, names: Mapping[int, str]) -> Event:
     what = entry.verb.replace("_", " ")
     if entry.verb == "note":
         what, detail = "note taken away" if entry.detail.get("is_taken_away") else "note written", ""
+    if entry.verb == "retry":
+        what, detail = _again(entry.detail)
     return Event(
         at=entry.occurred_at,
         what=what,

@@ -94,6 +94,7 @@ async def finish(agent: Who, request: FinishRequest) -> FinishAnswer:
         exit_code=request.exit_code,
         no_retry=request.no_retry,
         retry_after_seconds=request.retry_after_seconds,
+        start_seconds=request.start_seconds,
         log=storable_text(log.content).encode() if log else b"",
         log_offset=log.offset if log else 0,
         log_end=log.end if log else 0,

@@ -117,6 +117,7 @@ class FinishRequest(_Sent):
     exit_code: Int | None = None
     no_retry: bool = False
     retry_after_seconds: Annotated[float | None, Field(ge=0, le=1e12, allow_inf_nan=False)] = None
+    start_seconds: Annotated[float | None, Field(ge=0, le=1e9, allow_inf_nan=False)] = None
     log: Chunk | None = None
 
 

@@ -248,7 +248,10 @@ create table task (
     session           bigint,
     request           task_request,
     not_before        timestamptz,
+    let_in_at         timestamptz,   -- when its gates let it in; null without gates. This and the next two are only looked at
+    taken_at          timestamptz,   -- when a runner took it for an executor elsewhere; it is started when its agent begins
     started_at        timestamptz,
+    start_seconds     real,          -- how long after that its body began, where that was longer than a moment; known at its end
     finished_at       timestamptz,
     n_success         int,
     n_failed          int,
@@ -324,8 +327,12 @@ create table attempt (
     outcome     text not null,
     reason      text,
     exit_code   int,
+    let_in_at   timestamptz,
+    taken_at    timestamptz,
     started_at  timestamptz,
+    start_seconds real,
     finished_at timestamptz not null,
+    retry_at    timestamptz,   -- from when the next one might begin; null where a person had to ask for it
     primary key (run_id, idx, map_index, epoch)
 ) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off);
 

@@ -305,15 +305,16 @@ end $$;
 -- Volatile, because a stable function would be inlined and its estimate lost.
 create function read_reports(p_reports jsonb) returns table (
     run_id bigint, idx int, map_index int, epoch int, kind text, reason text, result jsonb, exit_code int,
-    retry_in double precision, no_retry boolean, log text, seq bigint, until bigint) rows 5 language sql volatile as $$
+    retry_in double precision, no_retry boolean, log text, seq bigint, until bigint, start_in real) rows 5
+language sql volatile as $$
     select x.r, x.i, x.m, x.e, x.kind, x.reason, x.result, x.exit_code, x.retry_in, coalesce(x.no_retry, false), x.log,
-           coalesce(x.seq, 0), coalesce(x.until, 0)
+           coalesce(x.seq, 0), coalesce(x.until, 0), x.start_in
     from jsonb_to_recordset(p_reports) as x(r bigint, i int, m int, e int, kind text, reason text, result jsonb,
-         exit_code int, retry_in double precision, no_retry boolean, log text, seq bigint, until bigint)
+         exit_code int, retry_in double precision, no_retry boolean, log text, seq bigint, until bigint, start_in real)
 $$;
 
--- Records how attempts ended. p_reports: [{r, i, m, e, kind, reason, result, exit_code, retry_in, no_retry, log, seq, until}].
--- Returns the reports that were refused because the attempt is no longer the session's, and how many tasks were offered.
+-- Records how attempts ended. p_reports: [{r, i, m, e, kind, reason, result, exit_code, retry_in, no_retry, log, seq, until,
+-- start_in}]. Returns the reports that were refused because the attempt is no longer the session's, and how many tasks were offered.
 -- The same report twice is one event: the second finds the task ended by that very attempt and is silently dropped.
 -- p_unchosen: tasks that a branch among them has skipped, which end with it.
 create function finish(p_session bigint, p_reports jsonb, p_infra_retries int, p_unchosen ended[] default null,
@@ -373,6 +374,7 @@ begin
             session = case when d.kind in ('given_back', 'lost') then null else p_session end,
             request = null,
             not_before = case when d.not_before > t then d.not_before end,
+            start_seconds = d.start_in,
             finished_at = case when d.state not in ('pending', 'deferred') then t end,
             exit_code = d.exit_code,
             reason = case when d.request is null or d.state = 'canceled' or d.kind in ('failed', 'timed_out', 'lost')
@@ -381,7 +383,8 @@ begin
         where k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index
           and k.state = 'running' and k.epoch = d.epoch and k.session = p_session
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, k.not_before, d.kind, d.reason,
-                  d.result, d.request, d.exit_code, d.attempt, d.started_at, d.log, d.seq, d.until, d.is_gated
+                  d.result, d.request, d.exit_code, d.attempt, d.started_at, d.log, d.seq, d.until, d.is_gated,
+                  k.let_in_at, k.taken_at, k.start_seconds
     ), kept as (
         insert into result (run_id, idx, map_index, epoch, value)
         select m.run_id, m.idx, m.map_index, m.epoch, m.result from moved m
@@ -432,10 +435,13 @@ end $$;
 -- finish, because a statement pays for every table it names, and most attempts are the last. p_session null: each names its own.
 create function remember(p_session bigint, p_retried jsonb) returns void language plpgsql as $$
 begin
-    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
-    select m.run_id, m.idx, m.map_index, m.epoch, m.attempt, coalesce(p_session, m.session), m.kind, m.reason, m.exit_code, m.started_at, clock()
+    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, let_in_at, taken_at, started_at,
+                         start_seconds, finished_at, retry_at)
+    select m.run_id, m.idx, m.map_index, m.epoch, m.attempt, coalesce(p_session, m.session), m.kind, m.reason, m.exit_code, m.let_in_at,
+           m.taken_at, m.started_at, m.start_seconds, clock(), coalesce(m.not_before, clock())
     from jsonb_to_recordset(p_retried) as m(run_id bigint, idx int, map_index int, epoch int, attempt smallint, kind text,
-         reason text, exit_code int, started_at timestamptz, session bigint)
+         reason text, exit_code int, let_in_at timestamptz, taken_at timestamptz, started_at timestamptz, start_seconds real,
+         not_before timestamptz, session bigint)
     on conflict (run_id, idx, map_index, epoch) do nothing;
     insert into timer (shard, due_at, run_id, idx, map_index)
     select g.shard, m.not_before, m.run_id, m.idx, m.map_index

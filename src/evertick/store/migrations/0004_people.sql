@@ -71,9 +71,10 @@ end $$;
 -- The attempts of tasks that are taken back become history, their results are gone, and what they polled for they poll for anew.
 create function keep_attempts(p_tasks ended[]) returns void language plpgsql as $$
 begin
-    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
-    select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text, k.reason, k.exit_code,
-           k.started_at, k.finished_at
+    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, let_in_at, taken_at, started_at,
+                         start_seconds, finished_at)
+    select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text, k.reason, k.exit_code, k.let_in_at, k.taken_at,
+           k.started_at, k.start_seconds, k.finished_at
     from unnest(p_tasks) p join task k on k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
     where k.epoch > 0 and k.finished_at is not null and (k.started_at is not null or k.session is not null)
     on conflict (run_id, idx, map_index, epoch) do nothing;
@@ -315,9 +316,10 @@ begin
         return 'marked';
     end if;
     -- It had ended before, and maybe the run with it: keep that attempt, then let what was blocked by it be decided again.
-    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, started_at, finished_at)
+    insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, let_in_at, taken_at, started_at,
+                         start_seconds, finished_at)
     select before.run_id, before.idx, before.map_index, before.epoch, before.attempt, before.session, before.state::text,
-           before.reason, before.exit_code, before.started_at, before.finished_at
+           before.reason, before.exit_code, before.let_in_at, before.taken_at, before.started_at, before.start_seconds, before.finished_at
     where before.epoch > 0 and before.started_at is not null
     on conflict (run_id, idx, map_index, epoch) do nothing;
     with recursive below as (

@@ -284,12 +284,13 @@ left join task k on k.run_id = r.run_id and k.idx = s.idx;
 
 create view attempts as
 select k.run_id, k.idx, k.map_index, k.epoch, k.attempt, k.session, k.state::text as outcome, k.reason, k.exit_code,
-       k.started_at, k.finished_at
+       k.started_at, k.finished_at, k.let_in_at, k.taken_at,
+       case when k.finished_at is not null then k.start_seconds end as start_seconds, null::timestamptz as retry_at
 from task k
 -- one that an executor never began has no start
 where (k.started_at is not null or (k.session is not null and k.finished_at is not null)) and not exists (
     select 1 from attempt a where a.run_id = k.run_id and a.idx = k.idx and a.map_index = k.map_index and a.epoch = k.epoch)
 union all
 select a.run_id, a.idx, a.map_index, a.epoch, a.attempt, a.session, a.outcome, a.reason, a.exit_code, a.started_at,
-       a.finished_at
+       a.finished_at, a.let_in_at, a.taken_at, a.start_seconds, a.retry_at
 from attempt a;

@@ -417,7 +417,7 @@ declare
     t timestamptz := clock();
 begin
     with moved as (
-        update task k set state = 'available'
+        update task k set state = 'available', let_in_at = t
         from unnest(p_tasks) p
         where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index
           and k.state = 'pending' and k.not_before is null

@@ -62,7 +62,7 @@ begin
     ), moved as (
         update task k
         set state = 'queued', epoch = k.epoch + 1, attempt = k.attempt + 1, session = p_sessions[p.turn],
-            started_at = null, finished_at = null, reason = null, exit_code = null
+            taken_at = t, started_at = null, finished_at = null, reason = null, exit_code = null
         from picked p
         where k.run_id = p.run_id and k.idx = p.idx and k.map_index = p.map_index and k.state = 'available'
         returning k.run_id, k.idx, k.map_index, k.epoch, k.session, p.turn, p.place, p.seq, p.queue
@@ -158,7 +158,7 @@ begin
         where k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index
           and k.state = 'queued' and k.epoch = d.epoch and k.session = d.session
         returning k.run_id, k.idx, k.map_index, k.version_id, k.state, k.epoch, k.not_before, d.session, d.kind, d.reason,
-                  d.request, d.attempt, d.is_gated
+                  d.request, d.attempt, d.is_gated, k.let_in_at, k.taken_at
     ), unlisted as (
         delete from dispatch w where w.ctid = any(array(
             select h.ctid from moved m cross join lateral (

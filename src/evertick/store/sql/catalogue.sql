@@ -70,3 +70,12 @@ select k.run_id, s.name as task, k.state::text as state, count(*) as count, bool
   join task_spec s on s.version_id = k.version_id and s.idx = k.idx
  group by k.run_id, s.name, k.state
  limit %(limit)s
+
+-- name: group_retries
+-- The groups of these runs that began again as a whole. Asked only for DAGs that have such groups.
+select g.run_id, w.name, g.retried
+  from unnest(%(run_ids)s::bigint[]) r(run_id)
+ cross join lateral (select * from run_group x where x.run_id = r.run_id and x.retried > 0 offset 0) g
+ cross join lateral (select x.version_id from run_status x where x.run_id = g.run_id offset 0) s
+  join retry_group w on w.version_id = s.version_id and w.grp = g.grp
+ limit 10000

@@ -1,11 +1,19 @@
 -- What pictures are drawn from. Each looks at a bounded number of the newest rows by their key.
 
 -- name: attempts_of_run
--- Every attempt of a run's tasks, with whether gates stood before it.
-select a.idx, a.map_index, s.name as task, s.is_gated, a.epoch, a.attempt, a.outcome, a.reason, a.started_at, a.finished_at
+-- Every attempt of a run's tasks, with what ended its waits. One that polled has since when.
+select a.idx, a.map_index, s.name as task, a.epoch, a.attempt, a.outcome, a.reason, a.let_in_at, a.taken_at, a.started_at, a.start_seconds,
+       a.finished_at, a.retry_at, q.since as polled_since
   from run r join task_spec s on s.version_id = r.version_id join attempts a on a.run_id = r.run_id and a.idx = s.idx
+  left join poll q on q.run_id = a.run_id and q.idx = a.idx and q.map_index = a.map_index
  where r.run_id = %(run_id)s and a.run_id = %(run_id)s
  order by a.idx, a.map_index, a.epoch limit %(limit)s
+
+-- name: open_tasks_of_run
+-- How far those are that no attempt is known of yet.
+select k.idx, k.map_index, k.let_in_at, k.taken_at
+  from task k where k.run_id = %(run_id)s and k.state in ('available', 'queued')
+ order by k.idx, k.map_index limit %(limit)s
 
 -- name: runs_by_hour
 -- How the newest runs of a DAG ended, by the hour that they were due in.

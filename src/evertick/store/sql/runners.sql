@@ -53,7 +53,13 @@ select session, runner_id, host, boot_id, pid_namespace, uid, pid, pid_started, 
 -- What people see of live runners: also how many of their slots are taken. The agents of attempts elsewhere come last.
 select r.session, r.runner_id, r.name, r.version, r.host, r.pid, r.queues, r.match, r.slots, r.request, r.started_at, r.beat_at,
        r.silent_seconds, busy_slots(r.session) as busy, r.executor
-  from runner r where r.gone_at is null order by cardinality(r.queues) = 0, r.runner_id, r.session limit %(limit)s
+  from runner r where r.gone_at is null and (%(with_agents)s or cardinality(r.queues) > 0)
+ order by cardinality(r.queues) = 0, r.runner_id, r.session limit %(limit)s
+
+-- name: count_agents
+-- How many attempts run by the agents of each executor, and how many of these agents have not been heard for a while.
+select r.executor, count(*) as running, count(*) filter (where r.silent_seconds > %(silent_seconds)s) as silent
+  from runner r where r.gone_at is null and cardinality(r.queues) = 0 group by r.executor order by r.executor limit 100
 
 -- name: reap
 select reaped, refused

@@ -53,7 +53,7 @@ select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priorit
 select state, count(*) as count from tasks where run_id = %(run_id)s group by state order by state limit 100
 
 -- name: attempts
-select a.epoch, a.attempt, a.outcome, a.reason, a.exit_code, a.started_at, a.finished_at, r.runner_id, r.host
+select a.epoch, a.attempt, a.outcome, a.reason, a.exit_code, a.started_at, a.finished_at, r.runner_id, r.host, r.executor
   from attempts a left join runner r on r.session = a.session
  where a.run_id = %(run_id)s and a.idx = %(idx)s and a.map_index = %(map_index)s order by a.epoch limit 1000
 

@@ -47,14 +47,17 @@ async def show_grid(
         tasks = view.spec.tasks if view.spec else ()
         runs = await catalogue.grid(conn, dag_id=view.row.dag_id, before=before, limit=RUNS + 1)
         shown = _readable(runs)
-        cells = await catalogue.cells(conn, run_ids=[each.run_id for each in shown], limit=_MOST_CELLS * 2)
+        run_ids = [each.run_id for each in shown]
+        cells = await catalogue.cells(conn, run_ids=run_ids, limit=_MOST_CELLS * 2)
+        has_retries = view.spec is not None and bool(view.spec.groups)
+        retried = await catalogue.group_retries(conn, run_ids=run_ids) if has_retries else {}
     found = [each for each in tasks if task.lower() in each.name.lower()]
     if task or len(found) > _MOST_LINES:
         # Otherwise also those that only older versions had.
         names = {each.name for each in found[:_MOST_LINES]}
         cells = [each for each in cells if each.task in names]
     shown.reverse()
-    lines = lines_of(found[:_MOST_LINES], shown, cells)
+    lines = lines_of(found[:_MOST_LINES], shown, cells, retried)
     bars = bars_of(
         [NewestRun(0, r.run_id, r.state, r.created_at, r.fire_at, r.started_at, r.finished_at) for r in shown]
     )
@@ -67,6 +70,7 @@ async def show_grid(
         task=task,
         hidden=max(len(found) - _MOST_LINES, 0),
         has_groups=any(line.is_group for line in lines),
+        has_retries=bool(retried),
         older=shown[0].run_id if len(runs) > len(shown) else None,
         is_newest=before == LARGEST,
         task_count=len(tasks),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
@@ -20,22 +19,27 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 Which = Annotated[str, Path(max_length=250)]
 _MOST, _MOST_COUNTED, _SHOWN = 1000, 100_000, 100
+# After so many a runner or an agent is said to be silent.
+SILENT_HEARTBEATS = 3
 
 
 @router.get("/runners")
 @needs(Permission.READ_RUNNERS)
 async def list_runners(request: Request, caller: Who) -> Response:
     async with caller.reading() as conn:
-        living = await runners.list_busy(conn, limit=_MOST)
+        found = await runners.list_busy(conn, limit=_MOST, with_agents=False)
+        silent_seconds = SILENT_HEARTBEATS * caller.desk.settings.heartbeat_seconds
+        agents = await runners.count_agents(conn, silent_seconds=silent_seconds)
         waiting = await dispatch.not_begun(conn, limit=_SHOWN)
-    found = [each for each in living if not each.is_agent]
     return page(
         request,
         "runners.html",
         here="runners",
         rows=found,
         waiting=waiting,
-        elsewhere=sorted(Counter(each.executor for each in living if each.is_agent).items()),
+        agents=agents,
+        is_cut=len(waiting) == _SHOWN,
+        silent_seconds=silent_seconds,
         slots=sum(each.slots for each in found),
         busy=sum(each.busy for each in found),
         session_text=session_text,

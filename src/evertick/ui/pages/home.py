@@ -22,6 +22,7 @@ from evertick.store.runners import BusyRunner
 from evertick.store.shards import Leader
 from evertick.store.sharing import ShardRow
 from evertick.ui.frame import PageRoute, page
+from evertick.ui.pages.fleet import SILENT_HEARTBEATS
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -32,7 +33,6 @@ MINUTES = 60
 _MOST_SCHEDULES, _MOST_FIRES = 100, 60
 # A fire that comes later than this after its instant is no longer on time.
 LATE_SECONDS = 1.0
-SILENT_HEARTBEATS = 3
 
 _LATE_WORDS = {
     "not_fired": "did not fire in time",
@@ -132,7 +132,7 @@ async def _signs(caller: Caller, conn: AsyncConnection, pulse: Pulse) -> list[Si
     if knows_all:
         signs.append(_on_time(pulse))
     if caller.principal.may(Permission.READ_RUNNERS):
-        living = [each for each in await runners.list_busy(conn, limit=_MOST_RUNNERS) if not each.is_agent]
+        living = await runners.list_busy(conn, limit=_MOST_RUNNERS, with_agents=False)
         lines = await overview.lines(conn, limit=_MOST_QUEUES)
         signs += [_runners_sign(living, caller.desk.settings), _queues_sign(lines, pulse.read_at)]
     if pulse.broken_files and caller.principal.may(Permission.READ_IMPORTS):

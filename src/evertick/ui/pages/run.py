@@ -119,6 +119,7 @@ async def _gantt(conn: AsyncConnection, run: RunRow) -> gantt.Gantt:
         rows,
         attempts,
         edges_of(version.spec) if version else [],
+        open_tasks=await charts.open_tasks_of_run(conn, run_id=run.run_id, limit=_MOST_ROWS),
         begin=run.started_at or run.created_at,
         now=run.finished_at or now,
         most=BARS_SHOWN,

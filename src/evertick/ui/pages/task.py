@@ -24,7 +24,7 @@ from evertick.store.runs import RunRow
 from evertick.store.tasks import TaskRow
 from evertick.ui.frame import PageRoute, page
 from evertick.ui.graph import edges_of
-from evertick.ui.history import of_task
+from evertick.ui.history import concerns, of_task
 from evertick.ui.log_window import END, START, Sift, Window, plain, read_backward, read_onward, read_place
 from evertick.ui.rendered import rendered_of
 
@@ -135,7 +135,7 @@ async def _tab(
             return {"tail": [line._replace(text=plain(line.text)) for _, line in window.lines]}
         case Tab.ATTEMPTS:
             journal = await runs.journal(conn, run_id=run.run_id)
-            mine = [each for each in journal if each.idx in (None, row.idx) and each.map_index in (None, row.map_index)]
+            mine = [each for each in journal if concerns(each, task=row.task, idx=row.idx, map_index=row.map_index)]
             return {"events": of_task(await tasks.attempts(conn, key), mine)}
         case Tab.RESULT:
             return {"result": await tasks.result(conn, key), "longest": _LONGEST_RESULT}

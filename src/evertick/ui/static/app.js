@@ -5,6 +5,7 @@ import { keepTimes, showTimes } from "./times.js";
 import { keepKeys } from "./keys.js";
 
 const TOAST_MS = 8000, STORED = "evertick.said";
+const FIELD = "form :is(input:not([type=hidden], [type=radio]:not(:checked)), textarea, select, button)";
 
 // Live parts first: they remember what the server wrote before the times are put into words.
 keepLive();
@@ -41,7 +42,13 @@ document.addEventListener("evertick:failed", (event) => toast(event.detail.text,
 document.addEventListener("evertick:signed-out", () => location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`));
 document.addEventListener("htmx:sendError", () => toast("The server did not answer: nothing was changed, as far as we know. Try again.", true));
 document.addEventListener("htmx:afterRequest", (event) => event.detail.requestConfig.verb === "get" || soon());
-document.addEventListener("htmx:afterSettle", (event) => showTimes(event.target));
+document.addEventListener("htmx:afterSettle", (event) => {
+  showTimes(event.target);
+  // A form that came back: the focus was on its button, which is gone, and belongs to the first field that is wrong.
+  if (event.target.matches("form") && event.detail.requestConfig?.verb === "post") {
+    (event.target.querySelector("[aria-invalid=true]") ?? event.target.querySelector("[type=submit]"))?.focus();
+  }
+});
 
 const stored = sessionStorage.getItem(STORED);
 if (stored) {
@@ -51,12 +58,26 @@ if (stored) {
 
 document.addEventListener("click", (event) => {
   const opener = event.target.closest("[data-opens]");
-  if (opener) document.getElementById(opener.dataset.opens)?.showModal();
+  if (opener) showDialog(opener);
   const closer = event.target.closest("[data-closes]");
   if (closer) closer.closest("dialog")?.close();
   if (event.target.matches("dialog[open]")) event.target.close(); // beside the box
   if (event.target.closest("[data-theme-switch]")) switchTheme();
 });
+
+// A browser gives the focus back to what had it, unless that is gone: the page may have been read anew behind the dialog.
+function showDialog(opener) {
+  const box = document.getElementById(opener.dataset.opens);
+  if (!box || box.open) return;
+  opener.focus({ preventScroll: true }); // a letter may have pressed it
+  box.addEventListener("close", () => {
+    const held = document.activeElement;
+    if (opener.isConnected || (held !== document.body && !box.contains(held))) return;
+    document.querySelector(`[data-opens="${CSS.escape(box.id)}"]`)?.focus({ preventScroll: true });
+  }, { once: true });
+  box.showModal();
+  box.querySelector(FIELD)?.focus(); // and not the button that closes it, which comes first
+}
 
 function switchTheme() {
   const root = document.documentElement;

@@ -31,15 +31,21 @@ function setLost(isLost) {
   banner.hidden = !isLost;
 }
 
-const FOCUSABLE = "a, button, input, select, summary";
+const FOCUSABLE = "a, button, input, select, summary, [tabindex='0']";
 
-// What has the focus, by its id or by its place in its row.
+// What a control is, whatever stands around it.
+const named = (control) => `${control.tagName} ${control.getAttribute("href") ?? control.getAttribute("aria-label") ?? control.textContent.trim()}`;
+
+// What has the focus, by its id, by its place in its row, or by what it is.
 function focused(part) {
   const active = document.activeElement;
   if (!part.contains(active) || active === part) return () => null;
   if (active.id) return () => document.getElementById(active.id);
   const row = active.closest("[data-row]");
-  if (!row || !part.contains(row)) return () => null;
+  if (!row || !part.contains(row)) {
+    const name = named(active);
+    return () => [...part.querySelectorAll(FOCUSABLE)].find((each) => named(each) === name);
+  }
   const place = [...row.querySelectorAll(FOCUSABLE)].indexOf(active), key = row.dataset.row;
   return () => part.querySelector(`[data-row="${CSS.escape(key)}"]`)?.querySelectorAll(FOCUSABLE)[place];
 }
