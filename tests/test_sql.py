@@ -176,6 +176,7 @@ async def test_whichever_way_rows_are_picked_a_claim_is_guarded_alike(functions:
 WITHOUT_RUN_LOCK = {"claim", "claim_rows", "queue_rows", "let_in"}
 PRUNING = {"prune_runs", "prune_journal", "prune_versions", "prune_kind", "sweep"}
 GATES = {"tend_gates", "unadmit", "reconcile_gates"}
+LOGS = {"watch_logs", "list_log_object", "move_logs", "unwatch_logs", "dead_log_objects", "forget_log_objects"}
 PLANNING = {
     "fire",
     "promote",
@@ -184,6 +185,7 @@ PLANNING = {
     "reconcile",
     *PRUNING,
     *GATES,
+    *LOGS,
 }
 
 LOCKS_RUN = re.compile(

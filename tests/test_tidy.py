@@ -46,6 +46,7 @@ CATCH_ALL = {
     "services/observing.Observing._listen": "an executor may be somebody else's code, and nothing depends on its hints",
     "services/storing.Storing._keep": "an attempt whose end nobody tells would hold its slot for ever",
     "services/executors.open_executor": "an executor may be somebody else's code: what goes wrong in it is a setting to correct",
+    "services/aside.Aside.do": "whatever the work in a thread raises is told to whoever waits for it",
     "services/loop.run_loop": "the loop outlives every tick",
     "services/notifying.Notifying._deliver": "one notification that cannot be prepared must not stop the others",
     "services/contained.Step.attempt": "one step that fails must not stop the others (A12)",

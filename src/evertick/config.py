@@ -121,6 +121,8 @@ class Settings:
     # Not shown where settings are.
     storage_secret_key: str | None = field(default=None, repr=False)
     storage_patience_seconds: float = 300.0
+    storage_logs: bool = False
+    storage_logs_after_seconds: float = 600.0
     result_spill_bytes: int = 1024 * 1024
     result_max_bytes: int = 256 * 1024 * 1024
     log_head_bytes: int = 4 * 1024 * 1024
@@ -162,6 +164,8 @@ class Settings:
         if self.storage is not None:
             keys = (self.storage_key_id, self.storage_secret_key)
             check_storage(self.storage, keys=keys, endpoint=self.storage_endpoint)
+        elif self.storage_logs:
+            raise InvalidSettings("EVERTICK_STORAGE_LOGS=on needs a place to move logs to: set EVERTICK_STORAGE.")
         for name, times, words, other, why in _AT_LEAST:
             value, than = getattr(self, name), getattr(self, other)
             # Where no executor is asked, nothing is given up for what it says.
@@ -251,6 +255,7 @@ _LOWEST: dict[str, float] = {
     "attempt_token_seconds": 1,
     "agent_patience_seconds": 0,
     "storage_patience_seconds": 0,
+    "storage_logs_after_seconds": 0,
     "result_spill_bytes": 1024,
     "result_max_bytes": 1024,
     "log_head_bytes": 4096,

@@ -77,6 +77,8 @@ async def test_a_result_that_one_api_took_is_known_and_read_at_another(
         (down,) = await dispatch_more(other, other_desk, conn, session)
         await down.begin()
         assert (await down.agent.get(f"{AGENT}/results/{digest}")).content == raw
+        left = [path for home in ("one", "two") for path in (tmp_path / home).rglob("*") if path.is_file()]
+        assert left == [], "what passes through an API stays at none"
     finally:
         for pool in (other_desk.readers, other_desk.writers, other_desk.agents):
             for _, link in pool._idle:

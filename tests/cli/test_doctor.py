@@ -17,8 +17,9 @@ from evertick.engine import accounts
 from evertick.services import checkup
 from evertick.services.checkup import Finding, Way, judge_clock, judge_server
 from evertick.services.checkup_here import judge_descriptors, judge_space
+from evertick.services.checkup_storage import judge_logs
 from evertick.store import roles
-from evertick.store.checkup import ServerFacts, server
+from evertick.store.checkup import ServerFacts, StoredLogs, server
 from evertick.store.db import Purpose, connect
 from tests.cli.conftest import Cli
 from tests.engine.world import Runner, lead, make_dag, put, start, value
@@ -247,3 +248,23 @@ async def test_the_rights_of_services_are_printed_or_given(cli: Cli, conn: Async
         and printed.out == "begin;\n" + "".join(f"{x};\n" for x in given["statements"]) + "commit;\n"
     )
     assert await roles.are_used(conn)
+
+
+def test_logs_that_nobody_can_reach_or_that_wait_for_long_are_found() -> None:
+    storage = {"storage": "s3://attic", "storage_key_id": "k", "storage_secret_key": "s"}
+
+    def judged(settings: Settings, *, are_there: bool, waiting: float | None) -> list[str]:
+        return [each.code for each in judge_logs(settings, StoredLogs(are_there, waiting))]
+
+    assert judged(Settings(), are_there=True, waiting=None) == ["storage"]
+    assert judged(Settings(), are_there=False, waiting=1e6) == []
+    moving = Settings(**storage, storage_logs=True)  # type: ignore[arg-type]
+    assert judged(moving, are_there=True, waiting=4000) == judged(moving, are_there=True, waiting=None) == []
+    assert judged(moving, are_there=True, waiting=4300) == ["log_moves"]
+
+
+async def test_logs_in_a_storage_that_is_not_named_here_are_found(
+    well: None, conn: AsyncConnection, codes: Codes
+) -> None:
+    await conn.execute("insert into log_object (run_id, bytes) values (1, 1)")
+    assert await codes() == {"storage"}

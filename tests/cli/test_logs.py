@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.config import Settings
+from evertick.services.link import Link
 from evertick.store import logs
+from evertick.store.db import Purpose
 from evertick.store.logs import NewChunk
 from evertick.store.tasks import StepRow
 from tests.cli.conftest import Cli
-from tests.engine.world import Runner, key_of, make_dag, put, start
+from tests.engine.world import Runner, key_of, lead, make_dag, put, start
+from tests.moving import Mover
+from tests.s3_server import s3_server
 from tests.waiting import eventually
 
 MICROS = 1_900_000_000_123_456
@@ -129,3 +135,24 @@ async def test_following_shows_new_lines_until_the_task_ends(
 
 async def test_following_and_one_document_exclude_each_other(cli: Cli, runner: Runner) -> None:
     assert "leave out --follow" in await cli.refused("tasks", "logs", 1, "extract", "-f", "--json")
+
+
+async def test_lines_that_are_in_a_storage_are_shown_or_it_is_said_what_is_missing(
+    cli: Cli, runner: Runner, conn: AsyncConnection, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with s3_server(tmp_path / "s3") as server:
+        settings = Settings(**server.settings, storage_logs=True, storage_logs_after_seconds=0)
+        await conn.execute("update run set created_at = created_at - interval '1 hour'")
+        link = Link(database, Purpose.PLANNING)
+        mover = Mover(conn, settings, link, await lead(conn))
+        await mover.write(run_id=1)
+        await mover.round()
+        await link.close()
+        assert await mover.here() == 0
+        told = await cli.refused("tasks", "logs", 1, "extract", status=1)
+        assert "set EVERTICK_STORAGE" in told
+        for name, given in server.settings.items():
+            monkeypatch.setenv(f"EVERTICK_{name.upper()}", given)
+        for arguments in ((), ("-f",)):
+            lines = (await cli("tasks", "logs", 1, "extract", *arguments)).out.splitlines()
+            assert len(lines) == 500 and "1.9.49" in lines[-1]

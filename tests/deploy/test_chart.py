@@ -12,6 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from evertick.execution.kubernetes.manifest import OWNER_LABEL
 from tests.deploy.names import strange_names, why_no_command
 from tests.source_tree import ROOT
 
@@ -51,7 +52,13 @@ SETS: dict[str, Values] = {
             },
         },
         "secretKeys": {"secret": "evertick-keys"},
-        "storage": {"url": "s3://attic/shop", "endpoint": "https://s3.example", "secret": "evertick-storage"},
+        "storage": {
+            "url": "s3://attic/shop",
+            "endpoint": "https://s3.example:9000",
+            "secret": "evertick-storage",
+            "logs": True,
+            "port": 9000,
+        },
         "settings": {"EVERTICK_RETENTION_DAYS": 30, "EVERTICK_NOTIFY": True},
         "env": [{"name": "TZ", "value": "UTC"}],
         "publisher": {"enabled": True, "volume": {"persistentVolumeClaim": {"claimName": "dags"}}},
@@ -79,7 +86,11 @@ SETS: dict[str, Values] = {
     "pods": {
         "runners": {"default": {}, "pods": {"executor": "kubernetes", "queues": ["pods"]}},
         "kubernetes": {"namespace": "work", "agentKeys": {"secret": "evertick-agents"}},
-        "networkPolicy": {"runnersMayGoAnywhere": False},
+        "networkPolicy": {
+            "runnersMayGoAnywhere": False,
+            "podsMayGoAnywhere": False,
+            "apiFrom": [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}],
+        },
     },
 }
 
@@ -183,9 +194,12 @@ def test_whatever_selects_pods_selects_some_and_every_service_is_looked_after(na
         assert chosen(budget["spec"]["selector"]["matchLabels"]) == [place]
     several = {place for place, each in of_kind(name, "Deployment").items() if each["spec"]["replicas"] > 1}
     assert set(of_kind(name, "PodDisruptionBudget")) == (several if name != "small" else set())
-    for place, policy in of_kind(name, "NetworkPolicy").items():
+    policies = of_kind(name, "NetworkPolicy")
+    # Of pods that a runner makes later.
+    assert (policies.pop("live-evertick-tasks", None) is not None) is (name == "pods")
+    for place, policy in policies.items():
         assert chosen(policy["spec"]["podSelector"]["matchLabels"]) == [place]
-    assert set(of_kind(name, "NetworkPolicy")) == (set(labels) if name != "small" else set())
+    assert set(policies) == (set(labels) if name != "small" else set())
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -205,6 +219,8 @@ def test_every_service_is_probed_where_it_listens_and_given_time_to_stop(name: s
             assert pod["spec"]["shareProcessNamespace"] is True
         if container["name"] == "api":
             assert ports["http"] == env["EVERTICK_API_PORT"]
+            assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
+            assert pod["spec"]["terminationGracePeriodSeconds"] == 50
 
 
 def test_migrations_run_before_the_services_and_roles_after_them() -> None:
@@ -240,6 +256,37 @@ def test_only_a_runner_that_makes_pods_has_rights_in_the_cluster_and_only_where_
     egress = {place: policy["spec"]["egress"] for place, policy in of_kind("pods", "NetworkPolicy").items()}
     assert egress["live-evertick-runner-pods"] == [{}]
     assert {} not in egress["live-evertick-runner-default"] and {} not in egress["live-evertick-api"]
+
+
+def test_agents_reach_the_api_and_nobody_reaches_them() -> None:
+    policies = of_kind("pods", "NetworkPolicy")
+    (runner,) = [each for each in containers("pods") if each["name"] == "runner" and "pods" in each["args"]]
+    owner = next(each["value"] for each in runner["env"] if each["name"] == "EVERTICK_POD_OWNER")
+    marked = {"matchLabels": {OWNER_LABEL: owner}}
+    there = {"matchLabels": {"kubernetes.io/metadata.name": "work"}}
+    tasks = policies["live-evertick-tasks"]
+    assert (tasks["metadata"]["namespace"], tasks["spec"]["podSelector"]) == ("work", marked)
+    assert tasks["spec"]["ingress"] == [] and {} not in tasks["spec"]["egress"]
+    way = tasks["spec"]["egress"][1]["to"][0]
+    assert way["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "ours"}}
+    assert way["podSelector"]["matchLabels"] == policies["live-evertick-api"]["spec"]["podSelector"]["matchLabels"]
+    # Also where only some may reach the API.
+    allowed = policies["live-evertick-api"]["spec"]["ingress"][0]["from"]
+    assert {"namespaceSelector": there, "podSelector": marked} in allowed and len(allowed) == 2
+
+
+def test_who_uses_the_storage_knows_it_and_may_go_there() -> None:
+    knows = {
+        each["name"]: {variable["name"] for variable in each["env"] if "STORAGE" in variable["name"]}
+        for each in containers("large")
+    }
+    used = knows["runner"]
+    assert "EVERTICK_STORAGE_SECRET_KEY" in used and knows["api"] == used
+    assert knows["scheduler"] == used | {"EVERTICK_STORAGE_LOGS", "EVERTICK_STORAGE_LOGS_AFTER_SECONDS"}
+    assert knows["publisher"] == knows["migrate"] == set()
+    egress = {place: str(policy["spec"]["egress"]) for place, policy in of_kind("large", "NetworkPolicy").items()}
+    may = {place.removeprefix("live-evertick-") for place, ways in egress.items() if "9000" in ways}
+    assert may == {"api", "scheduler", "runner-default", "runner-gpu"}
 
 
 @pytest.mark.parametrize(

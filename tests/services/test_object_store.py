@@ -17,6 +17,7 @@ from psycopg import AsyncConnection
 from evertick.config import Settings
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import InvalidSettings, ResultLost, StorageUnavailable
+from evertick.services import object_store
 from evertick.services.checkup_here import judge_storage
 from evertick.services.link import Link
 from evertick.services.object_store import ObjectStore, open_store
@@ -24,6 +25,7 @@ from evertick.services.result_cleaning import remove_stored_orphans
 from evertick.services.storing import Storing, spilled
 from evertick.store.db import Purpose
 from tests.engine.world import make_dag, put, start
+from tests.s3_faults import Fault, faulty_way
 from tests.s3_server import S3Server, s3_server
 from tests.services.hosting import Said
 from tests.waiting import eventually
@@ -149,6 +151,8 @@ async def test_an_attempt_whose_result_cannot_be_stored_is_told_of(server: S3Ser
     assert str(told[0].reason).startswith(
         "the result could not be stored within 0.1 s: s3://attic/below/here broke off"
     )
+
+
 def test_the_doctor_looks_whether_it_answers(server: S3Server) -> None:
     assert list(judge_storage(Settings())) == list(judge_storage(Settings(**server.settings))) == []
     for wrong, told in (
@@ -157,6 +161,45 @@ def test_the_doctor_looks_whether_it_answers(server: S3Server) -> None:
     ):
         (found,) = judge_storage(Settings(**{**server.settings, **wrong}))
         assert found.code == "storage" and told in found.what and "guessed" not in found.what
+
+
+def test_parts_come_alone_and_are_lost_where_there_is_nothing(store: ObjectStore) -> None:
+    store.put_bytes("logs/1/x", b"0123456789")
+    assert store.get_part("logs/1/x", at=3, size=4) == b"3456"
+    assert store.get_part("logs/1/x", at=8, size=99) == b"89", "it ends there"
+    for name, at in (("logs/1/x", 10), ("logs/1/y", 0)):
+        with pytest.raises(ResultLost):
+            store.get_part(name, at=at, size=1)
+    store.remove("logs/1/x")
+    store.remove("logs/1/x")
+    assert not store.has("logs/1/x")
+
+
+def test_a_transfer_that_breaks_off_is_no_result_that_was_changed(
+    store: ObjectStore, server: S3Server, tmp_path: Path
+) -> None:
+    digest = keep(store, tmp_path, "results/5/x", b"0123456789" * 1000)
+    with faulty_way(server.settings["storage_endpoint"]) as way:
+        away = replace(store, endpoint=way.endpoint)
+        way.fault = Fault.CUT
+        with pytest.raises(StorageUnavailable, match="broke off: 5000 bytes are missing"):
+            away.get("results/5/x", tmp_path / "copy", content_hash=digest)
+        with pytest.raises(StorageUnavailable, match="broke off: 2000 bytes are missing"):
+            away.get_part("results/5/x", at=0, size=4000)
+        way.fault = Fault.WRONG
+        with pytest.raises(ResultLost, match="was changed"):
+            away.get("results/5/x", tmp_path / "copy", content_hash=digest)
+        way.fault = None
+        away.get("results/5/x", tmp_path / "copy", content_hash=digest)
+
+
+def test_a_part_that_trickles_in_is_given_up(
+    store: ObjectStore, server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put_bytes("logs/2/x", b"0123456789")
+    monkeypatch.setattr(object_store, "PART_SECONDS", -1.0)
+    with pytest.raises(StorageUnavailable, match="too slow"):
+        store.get_part("logs/2/x", at=0, size=5)
 
 
 async def test_only_results_of_runs_that_are_gone_are_removed(
@@ -200,3 +243,8 @@ def test_settings_of_a_storage_that_cannot_be_are_refused(changes: dict[str, str
     given = {"storage": "s3://attic", "storage_key_id": "k", "storage_secret_key": "s", **changes}
     with pytest.raises(InvalidSettings, match=told):
         Settings(**given)  # type: ignore[arg-type]
+
+
+def test_logs_cannot_be_moved_to_no_storage() -> None:
+    with pytest.raises(InvalidSettings, match="EVERTICK_STORAGE_LOGS=on needs a place"):
+        Settings(storage_logs=True)

@@ -12,6 +12,7 @@ from psycopg import AsyncConnection
 
 from evertick.config import read_settings
 from evertick.domain.errors import InvalidSettings
+from evertick.engine.delete_run import delete_run
 from evertick.services import metrics, pruning, upkeep
 from evertick.services.health import Health, value_of
 from evertick.services.link import Link
@@ -210,13 +211,18 @@ async def test_the_leader_prunes_by_itself_and_says_what_went(
     assert await value(conn, "select detail->>'runs' from journal where verb = 'prune'") == "120"
 
 
-async def test_with_a_retention_of_nothing_everything_is_kept(
-    database: str, conn: AsyncConnection, link: Link, tmp_path: Path
+async def test_with_a_retention_of_nothing_everything_is_kept_but_what_somebody_deletes(
+    database: str, conn: AsyncConnection, link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await finished(conn, 1, age=timedelta(days=30_000))
-    settings = quick(database, tmp_path, retention_days=0)
-    await Pruning(settings, link=link, epoch=lambda: LEADING, log=Said().log).tick()
-    assert link.reconnects == -1, "it does not even look"
+    monkeypatch.setattr(pruning, "FIRST_SECONDS", 0.0)
+    kept, deleted = await finished(conn, 2, age=timedelta(days=30_000))
+    await delete_run(conn, run_id=deleted, actor="me")
+    settings, epoch = quick(database, tmp_path, retention_days=0), await lead(conn)
+    rounds = Pruning(settings, link=link, epoch=lambda: epoch, log=Said().log)
+    for _ in range(5):
+        await rounds.tick()
+    assert await value(conn, "select array_agg(distinct run_id) from task") == [kept]
+    assert await value(conn, "select count(*) from remains") == 0
 
 
 @pytest.mark.parametrize("days", ["-1", "36501", "inf", "nan"])

@@ -82,6 +82,11 @@ CHUNK = json.dumps([{"r": 50, "i": 0, "m": -1, "e": 1, "seq": 10, "until": 20, "
 PLANNED: dict[tuple[str, str], tuple[dict[str, object], str]] = {
     ("schedules", "due"): ({"shard": 0, "batch": 100, "passed_over": [], "half": None, "until": None}, "schedule_due"),
     ("schedules", "next_due"): ({"shard": 0}, "schedule_due"),
+    ("log_moves", "ended"): ({"after": 0, "seconds": 0, "batch": 10}, "log_chunk_pkey"),
+    ("log_moves", "part"): (
+        {"run_id": 50, "idx": -1, "map_index": -1, "epoch": 0, "seq": -1, "chunks": 10, "bytes": 100},
+        "log_chunk_pkey",
+    ),
     ("logs", "append"): ({"session": 1, "chunks": CHUNK}, "lease_pkey"),
     ("prune", "walk_runs"): ({"after": 100, "batch": 50}, "run_pkey"),
     ("prune", "walk_journal"): ({"after": 0, "batch": 50}, "journal_pkey"),

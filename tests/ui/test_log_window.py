@@ -1,20 +1,55 @@
-"""A log is read in windows: walked through either way every line comes once; a search looks no further than it must."""
+"""A log is read in windows: walked through either way every line comes once; a search looks no further than it must. All of it the
+same where some of it is in an object storage."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
+from contextlib import nullcontext
+from uuid import uuid4
 
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.config import Settings
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import UserError
+from evertick.domain.log_pack import object_name, pack
+from evertick.services import log_reading
+from evertick.services.log_reading import LogArchive, LogReader
+from evertick.services.object_store import open_store
 from evertick.store import log_windows
 from evertick.ui import log_window
-from evertick.ui.log_window import END, START, Place, Sift, Window, plain, read_backward, read_onward, read_place
+from evertick.ui.log_window import END, START, Place, Sift, plain, read_backward, read_onward, read_place
+from tests.s3_server import S3Server, s3_server
 
 KEY = TaskKey(1, 0, -1)
-Read = Callable[[AsyncConnection, TaskKey, Place, Sift], Awaitable[Window]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture
+def reader(rollback_conn: AsyncConnection) -> LogReader:
+    return LogReader(LogArchive(Settings()), lambda: nullcontext(rollback_conn))
+
+
+async def move(conn: AsyncConnection, settings: Settings, *, epoch: int) -> None:
+    """The lines of an attempt, to the storage."""
+    found = await (
+        await conn.execute("select seq, content from log_chunk where epoch = %s order by seq", [epoch])
+    ).fetchall()
+    body, pieces = pack(content for _, content in found)
+    object_id, store = uuid4(), open_store(settings)
+    assert store is not None
+    store.put_bytes(object_name(KEY.run_id, object_id), body)
+    for (seq, _), piece in zip(found, pieces, strict=True):
+        await conn.execute(
+            "update log_chunk set content = null, object_id = %s, at = %s, bytes = %s, digest = %s where epoch = %s and seq = %s",
+            [object_id, piece.at, piece.size, piece.digest, epoch, seq],
+        )
 
 
 async def write(conn: AsyncConnection, epoch: int, chunks: list[list[str]]) -> None:
@@ -46,12 +81,22 @@ async def lines(rollback_conn: AsyncConnection) -> list[str]:
     ]
 
 
-async def walk(conn: AsyncConnection, *, back: bool, sift: Sift) -> tuple[list[str], int]:
+@pytest.fixture(params=["here", "there"])
+async def either(request: pytest.FixtureRequest, rollback_conn: AsyncConnection, lines: list[str]) -> LogReader:
+    """The lines of both attempts are in the database, or those of the first are in the storage."""
+    settings = Settings()
+    if request.param == "there":
+        settings = Settings(**request.getfixturevalue("server").settings)
+        await move(rollback_conn, settings, epoch=1)
+    return LogReader(LogArchive(settings), lambda: nullcontext(rollback_conn))
+
+
+async def walk(reader: LogReader, *, back: bool, sift: Sift) -> tuple[list[str], int]:
     """All lines, window by window, and how many windows."""
     place, count = END if back else START, 0
     found: list[str] = []
     while True:
-        window = await (read_backward if back else read_onward)(conn, KEY, place, sift)
+        window = await (read_backward if back else read_onward)(reader, KEY, place, sift)
         texts = [line.text for _, line in window.lines]
         found = texts + found if back else found + texts
         count += 1
@@ -62,8 +107,8 @@ async def walk(conn: AsyncConnection, *, back: bool, sift: Sift) -> tuple[list[s
 
 
 @pytest.mark.parametrize("back", [False, True])
-async def test_every_line_comes_once_and_in_order(rollback_conn: AsyncConnection, lines: list[str], back: bool) -> None:
-    found, windows = await walk(rollback_conn, back=back, sift=Sift())
+async def test_every_line_comes_once_and_in_order(either: LogReader, lines: list[str], back: bool) -> None:
+    found, windows = await walk(either, back=back, sift=Sift())
     assert found == lines
     assert windows >= len(lines) // log_window.MOST_LINES
 
@@ -82,43 +127,58 @@ async def test_every_line_comes_once_and_in_order(rollback_conn: AsyncConnection
     ],
 )
 async def test_a_search_finds_all_that_fits(
-    rollback_conn: AsyncConnection, lines: list[str], sift: Sift, expected: list[str], back: bool
+    either: LogReader, lines: list[str], sift: Sift, expected: list[str], back: bool
 ) -> None:
-    found, _ = await walk(rollback_conn, back=back, sift=sift)
+    found, _ = await walk(either, back=back, sift=sift)
     assert found == expected
 
 
-async def test_a_window_may_begin_anywhere(rollback_conn: AsyncConnection, lines: list[str]) -> None:
+@pytest.mark.parametrize("back", [False, True])
+async def test_a_search_in_the_storage_is_bounded_and_goes_on_where_it_stopped(
+    rollback_conn: AsyncConnection, server: S3Server, back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reading, "_ROUNDS", 2)
+    chunks = [[f"INFO {number}"] for number in range(100)]
+    chunks[5], chunks[95] = [["ERROR first"], ["ERROR last"]]
+    await write(rollback_conn, 1, chunks)
+    settings = Settings(**server.settings)
+    await move(rollback_conn, settings, epoch=1)
+    reader = LogReader(LogArchive(settings), lambda: nullcontext(rollback_conn))
+    found, windows = await walk(reader, back=back, sift=Sift(level="error"))
+    assert found == ["first", "last"] and windows == 2
+
+
+async def test_a_window_may_begin_anywhere(rollback_conn: AsyncConnection, either: LogReader, lines: list[str]) -> None:
     sizes = await log_windows.sizes(rollback_conn, KEY)
     assert [size.epoch for size in sizes] == [1, 2]
-    window = await read_onward(rollback_conn, KEY, Place(2, sizes[1].size // 2, 0), Sift())
-    assert window.lines[0][1].text.startswith("e2 c7 ")
-    again = await read_onward(rollback_conn, KEY, window.lines[5][0], Sift())
+    window = await read_onward(either, KEY, Place(1, sizes[0].size // 2, 0), Sift())
+    assert window.lines[0][1].text.startswith("e1 c7 ")
+    again = await read_onward(either, KEY, window.lines[5][0], Sift())
     assert again.lines[0][1] == window.lines[5][1]
-    before = await read_backward(rollback_conn, KEY, again.lines[0][0], Sift())
+    before = await read_backward(either, KEY, again.lines[0][0], Sift())
     assert before.lines[-1][1] == window.lines[4][1]
 
 
-async def test_a_log_that_grows_is_read_on_from_its_end(rollback_conn: AsyncConnection) -> None:
-    first = await read_backward(rollback_conn, KEY, END, Sift())
+async def test_a_log_that_grows_is_read_on_from_its_end(rollback_conn: AsyncConnection, reader: LogReader) -> None:
+    first = await read_backward(reader, KEY, END, Sift())
     assert (first.lines, first.is_start, first.is_end) == ([], True, True)
     await write(rollback_conn, 1, [["OUT one"]])
-    second = await read_onward(rollback_conn, KEY, first.next, Sift())
+    second = await read_onward(reader, KEY, first.next, Sift())
     assert [line.text for _, line in second.lines] == ["one"]
-    third = await read_onward(rollback_conn, KEY, second.next, Sift())
+    third = await read_onward(reader, KEY, second.next, Sift())
     assert third.lines == [] and third.is_end
     await rollback_conn.execute(
         "insert into log_chunk (run_id, idx, map_index, epoch, seq, until, content) values (1, 0, -1, 1, 999, 1010, 'two\n')"
     )
-    fourth = await read_onward(rollback_conn, KEY, third.next, Sift())
+    fourth = await read_onward(reader, KEY, third.next, Sift())
     assert [line.text for _, line in fourth.lines] == ["two"]
 
 
-async def test_lines_of_any_length_fit_into_bounded_windows(rollback_conn: AsyncConnection) -> None:
+async def test_lines_of_any_length_fit_into_bounded_windows(rollback_conn: AsyncConnection, reader: LogReader) -> None:
     await write(rollback_conn, 1, [["RAW " + "x" * 16_000] * 4] * 20)
-    window = await read_onward(rollback_conn, KEY, START, Sift())
+    window = await read_onward(reader, KEY, START, Sift())
     assert sum(len(line.text) for _, line in window.lines) <= log_window.MOST_CHARACTERS + 16_000
-    found, _ = await walk(rollback_conn, back=False, sift=Sift())
+    found, _ = await walk(reader, back=False, sift=Sift())
     assert len(found) == 80
 
 

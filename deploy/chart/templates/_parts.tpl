@@ -114,7 +114,7 @@ securityContext:
 {{- end }}
 {{- end }}
 
-{{/* Where large results are, for those who bring or fetch them. */}}
+{{/* Where large results and moved logs are, for those who bring or fetch them. */}}
 {{- define "evertick.storage" -}}
 {{- with .Values.storage }}
 {{- if .url }}
@@ -134,6 +134,27 @@ securityContext:
     secretKeyRef: {name: {{ .secret }}, key: {{ .secretKey }}}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* Whether some runner makes pods: "yes" or nothing. */}}
+{{- define "evertick.makesPods" -}}
+{{- $makes := "" }}
+{{- range .Values.runners }}{{ if eq (.executor | default $.Values.runnerDefaults.executor) "kubernetes" }}{{ $makes = "yes" }}{{ end }}{{ end }}
+{{- $makes -}}
+{{- end }}
+
+{{/* Which pods those are, as the runner marks them. */}}
+{{- define "evertick.podOwner" -}}
+{{- printf "%s-%s" .Release.Namespace .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- end }}
+
+{{/* Without them every pod would make its own, and the API would know no agent. */}}
+{{- define "evertick.agentKeys" -}}
+- name: EVERTICK_AGENT_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.kubernetes.agentKeys.secret | required "executor: kubernetes needs kubernetes.agentKeys.secret" }}
+      key: {{ .Values.kubernetes.agentKeys.key }}
 {{- end }}
 
 {{- define "evertick.mounts" -}}

@@ -22,6 +22,7 @@ from evertick.domain.errors import AnswerLost, EvertickError, Forbidden, Invalid
 from evertick.services.agent_tokens import AgentTokens
 from evertick.services.events import Log
 from evertick.services.grants import Grants
+from evertick.services.log_reading import LogArchive, LogReader
 from evertick.services.storing import MOST_TRANSFERS
 from evertick.services.versions import Versions
 from evertick.store import access, dags
@@ -55,6 +56,7 @@ class Desk:
     stop_watch: StopWatch = field(init=False)
     storage_threads: ThreadPoolExecutor = field(init=False)
     versions: Versions = field(init=False)
+    log_archive: LogArchive = field(init=False)
     _agent_tokens: AgentTokens | None = field(default=None, init=False)
     _grants: Grants | None = field(default=None, init=False)
 
@@ -68,6 +70,7 @@ class Desk:
         # Their own, so that a storage that hangs stops nothing else that is done in threads: names of servers are looked up there.
         self.storage_threads = ThreadPoolExecutor(MOST_TRANSFERS, thread_name_prefix="storage")
         self.versions = Versions()
+        self.log_archive = LogArchive(self.settings)
 
     @property
     def agent_tokens(self) -> AgentTokens:
@@ -115,6 +118,11 @@ class Caller:
     async def reading(self) -> AsyncIterator[AsyncConnection]:
         async with self.desk.readers.lent() as conn:
             yield conn
+
+    @property
+    def log_reader(self) -> LogReader:
+        """Lends a connection itself: not to be used within `reading`."""
+        return LogReader(self.desk.log_archive, self.reading)
 
     @asynccontextmanager
     async def changing(self, *wake: Channel) -> AsyncIterator[AsyncConnection]:

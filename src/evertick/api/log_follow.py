@@ -18,12 +18,13 @@ from psycopg import AsyncConnection
 from evertick.api.desk import Caller
 from evertick.api.event_stream import HEARTBEAT_SECONDS, event, heartbeat
 from evertick.domain.attempt import TaskKey
-from evertick.domain.errors import UserError
+from evertick.domain.errors import StorageUnavailable, UserError
 from evertick.domain.log_lines import lines_of
 from evertick.domain.states import TERMINAL_TASK_STATES
 from evertick.engine.accounts import still_valid
+from evertick.services.log_reading import Chunk
 from evertick.store import logs, tasks
-from evertick.store.logs import NewsChunk
+from evertick.store.logs import FoundChunk
 
 LOOK_SECONDS, CHECK_SECONDS = 0.3, 5.0
 # What was written before the end of a task is stored by then; what is missing in the middle never comes.
@@ -54,7 +55,7 @@ class Places:
         newest = sorted(self.of_epoch.items())[-_MOST_EPOCHS:]
         return ",".join(f"{epoch}.{seq}.{until}" for epoch, (seq, until) in newest) or "0"
 
-    async def next_chunks(self, conn: AsyncConnection, key: TaskKey) -> list[NewsChunk]:
+    async def next_chunks(self, conn: AsyncConnection, key: TaskKey) -> list[FoundChunk]:
         """What comes next, up to where something is missing that may still come."""
         known = {epoch: seq for epoch, (seq, _) in self.of_epoch.items()}
         found = await logs.news(conn, key, known=known, limit=_CHUNKS)
@@ -69,7 +70,7 @@ class Places:
         self._hole_since = None
         return found
 
-    def take(self, chunk: NewsChunk) -> None:
+    def take(self, chunk: Chunk) -> None:
         _, end = self.of_epoch.get(chunk.epoch, (0, 0))
         self.of_epoch[chunk.epoch] = (chunk.seq, max(chunk.until, end))
 
@@ -92,7 +93,12 @@ async def follow(caller: Caller, key: TaskKey, places: Places) -> AsyncGenerator
             found = await places.next_chunks(conn, key)
         now = time.monotonic()
         checked_at = now if is_due else checked_at
-        for chunk in found:
+        try:
+            chunks = await caller.desk.log_archive.filled(key.run_id, found)
+        except StorageUnavailable as error:
+            yield event("end", {"reason": str(error)}, id=str(places))
+            return
+        for chunk in chunks:
             places.take(chunk)
             yield event("lines", _lines(chunk), id=str(places))
         if found:
@@ -114,7 +120,7 @@ async def _is_still_valid(caller: Caller, conn: AsyncConnection) -> bool:
     return credential_id is None or await still_valid(conn, [credential_id]) == [caller.principal]
 
 
-def _lines(chunk: NewsChunk) -> dict[str, object]:
+def _lines(chunk: Chunk) -> dict[str, object]:
     lines = lines_of(chunk.content, epoch=chunk.epoch, is_late=chunk.is_late)
     told = [
         {"at": line.at and line.at.isoformat().replace("+00:00", "Z"), "level": line.level, "text": line.text}

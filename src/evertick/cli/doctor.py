@@ -15,6 +15,7 @@ from evertick.config import Settings, read_settings
 from evertick.domain.errors import EvertickError, InvalidSettings, PostgresUnavailable
 from evertick.services.checkup import Finding, Grade, error, examine
 from evertick.services.checkup_here import look_here
+from evertick.services.checkup_storage import examine_logs
 from evertick.store.address import where
 from evertick.store.db import Purpose, connect
 from evertick.store.migrate import status
@@ -56,7 +57,7 @@ async def _look_at_database(settings: Settings) -> list[Finding]:
                 schema = await status(conn)
                 if schema.pending:
                     return [_not_migrated(url, schema.pending[0].label)]
-                return await examine(conn, settings)
+                return [*await examine(conn, settings), *await examine_logs(conn, settings)]
     except (PostgresUnavailable, EvertickError, psycopg.Error) as wrong:
         why = "Everything waits for the database: nothing is fired, run or shown."
         advice = "Start it, or correct EVERTICK_DATABASE_URL or EVERTICK_HOME."

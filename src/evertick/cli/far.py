@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from evertick.cli.logins import chosen_server, token_for
+from evertick.domain.errors import EvertickError
 from evertick.domain.log_lines import Line
 from evertick.domain.why import Explained, Reason
 from evertick.store.quarantine import SetAside
@@ -144,6 +145,8 @@ def log_lines(server: Server, run_id: int, task: str, *, is_followed: bool) -> I
         if event == "lines":
             shared = {"epoch": found["epoch"], "is_late": found["is_late"]}
             yield [Line(**{**each, "at": _instant(each["at"]), **shared}) for each in found["lines"]]
+        elif event == "end" and found.get("reason"):
+            raise EvertickError(f"This is not all of the log: {found['reason']}")
 
 
 def log_records(server: Server, run_id: int, task: str) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,7 +27,8 @@ from evertick.domain.errors import NotFound, UserError
 from evertick.domain.log_lines import Line, lines_of
 from evertick.domain.states import TERMINAL_TASK_STATES
 from evertick.engine.clear import select_tasks
-from evertick.store import logs, tasks
+from evertick.services.log_reading import LogArchive, LogReader
+from evertick.store import tasks
 from evertick.store.tasks import AttemptRow
 
 if TYPE_CHECKING:
@@ -112,9 +114,11 @@ class _Reader:
         self.lines: list[Line] = []
         self._epoch = epoch
         self._after = (0, -1) if epoch is None else (epoch, -1)
+        self._archive = LogArchive(read_settings())
 
     async def read(self, conn: AsyncConnection) -> None:
-        while chunks := await logs.read(conn, self.key, after=self._after, limit=_CHUNKS):
+        reader = LogReader(self._archive, lambda: nullcontext(conn))
+        while chunks := await reader.read(self.key, after=self._after, limit=_CHUNKS):
             for chunk in chunks:
                 self._after = (chunk.epoch, chunk.seq)
                 if self._epoch in (None, chunk.epoch):

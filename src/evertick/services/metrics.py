@@ -71,6 +71,10 @@ NOTIFICATIONS_WAITING = _gauge("notifications_waiting", "Notifications that are 
 NOTIFICATIONS_OLDEST = _gauge("notifications_oldest_seconds", "How long the oldest of them has waited.")
 TIMEOUTS = _counter("timeouts", "Attempts, runs and waits ended by their time limit.", "kind")
 PRUNED = _counter("pruned", "What retention has deleted: runs, journal entries, versions and so on.", "kind")
+LOGS_MOVED = _counter("logs_moved_characters", "Characters of logs that were moved to the object storage.")
+LOG_MOVES_FAILING = _gauge(
+    "log_moves_failing_seconds", "For how long no log could be moved to the object storage; 0 while that works."
+)
 OLDEST_SNAPSHOT = _gauge(
     "oldest_snapshot_seconds", "Age of the oldest snapshot in the database, which keeps dead rows. Seen by the leader."
 )

@@ -10,11 +10,13 @@ import hashlib
 import http.client
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import quote, urlsplit
 from xml.etree import ElementTree
 
@@ -24,6 +26,8 @@ from evertick.domain.s3_signature import EMPTY_HASH, Signer, encoded_query
 
 # Of one answer, not of the whole transfer: as long as bytes come it goes on.
 ANSWER_SECONDS = 20.0
+# Of the whole of a part that somebody waits for.
+PART_SECONDS = 60.0
 PIECE_BYTES = 1024 * 1024
 _MOST_ERROR_BYTES = 4096
 
@@ -43,11 +47,22 @@ class ObjectStore:
 
     def put(self, name: str, file: Path, *, content_hash: str) -> None:
         with file.open("rb") as body:
-            size = os.fstat(body.fileno()).st_size
-            connection, path = self._connection(), self._path(name)
-            headers = self._signed("PUT", path, {"content-length": str(size)}, content_hash=content_hash)
-            with self._asked(connection, "PUT", path, headers, body) as answer:
-                _read(answer, None, self.place)
+            self.put_file(name, body, content_hash=content_hash)
+
+    def put_file(self, name: str, body: BinaryIO, *, content_hash: str) -> None:
+        """An open one, all of it."""
+        body.seek(0)
+        size, path = os.fstat(body.fileno()).st_size, self._path(name)
+        headers = self._signed("PUT", path, {"content-length": str(size)}, content_hash=content_hash)
+        with self._asked(self._connection(), "PUT", path, headers, body) as answer:
+            _read(answer, None, self.place)
+
+    def put_bytes(self, name: str, body: bytes) -> None:
+        """The whole of it within an answer's time: nothing of it arrives much later than somebody could have given it up."""
+        path, digest = self._path(name), hashlib.sha256(body).hexdigest()
+        headers = self._signed("PUT", path, {"content-length": str(len(body))}, content_hash=digest)
+        with self._asked(self._connection(), "PUT", path, headers, body) as answer:
+            _read(answer, None, self.place)
 
     def has(self, name: str) -> bool:
         path = self._path(name)
@@ -62,24 +77,47 @@ class ObjectStore:
     def get(self, name: str, into: Path, *, content_hash: str) -> None:
         """Whole and checked, or not at all. Raises ResultLost where it is not there or was changed."""
         draft = into.with_name(f".{os.getpid()}-{os.urandom(4).hex()}")
-        connection, path, digest = self._connection(), self._path(name), hashlib.sha256()
-        headers = self._signed("GET", path, {}, content_hash=EMPTY_HASH)
         try:
             into.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self._asked(connection, "GET", path, headers) as answer:
-                with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                    while piece := _read(answer, PIECE_BYTES, self.place):
-                        digest.update(piece)
-                        file.write(piece)
-                # Read piece by piece, an answer that breaks off just ends.
-                if answer.length:
-                    raise StorageUnavailable(f"{self.place} broke off: {answer.length} bytes are missing")
-            if digest.hexdigest() != content_hash:
-                raise ResultLost(f"{self.place}/{name} was changed: clear the task that made it.")
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                self.get_file(name, file, content_hash=content_hash)
             draft.rename(into)
         finally:
             with suppress(OSError):
                 draft.unlink()
+
+    def get_file(self, name: str, file: BinaryIO, *, content_hash: str) -> None:
+        """The same into an open one, which is worth nothing if this raises."""
+        path, digest = self._path(name), hashlib.sha256()
+        headers = self._signed("GET", path, {}, content_hash=EMPTY_HASH)
+        with self._asked(self._connection(), "GET", path, headers) as answer:
+            while piece := _read(answer, PIECE_BYTES, self.place):
+                digest.update(piece)
+                file.write(piece)
+            self._refuse_rest(answer)
+        if digest.hexdigest() != content_hash:
+            raise ResultLost(f"{self.place}/{name} was changed: clear the task that made it.")
+
+    def get_part(self, name: str, *, at: int, size: int) -> bytes:
+        """Some of its bytes; fewer if it has no more. Unchecked: whoever asks knows what they must be. Raises ResultLost where it
+        is not there, or ends before."""
+        path, give_up_at = self._path(name), time.monotonic() + PART_SECONDS
+        headers = self._signed("GET", path, {"range": f"bytes={at}-{at + size - 1}"}, content_hash=EMPTY_HASH)
+        found = bytearray()
+        with self._asked(self._connection(), "GET", path, headers) as answer:
+            # Not every server knows parts, and not every one that does says 206.
+            start = 0 if answer.getheader("content-range") else at
+            while len(found) < start + size and (piece := _read(answer, PIECE_BYTES, self.place)):
+                found += piece
+                if time.monotonic() > give_up_at:
+                    raise StorageUnavailable(f"{self.place} is too slow: {len(found)} bytes in {PART_SECONDS:g} s")
+            if len(found) < start + size:
+                self._refuse_rest(answer)
+        return bytes(found[start : start + size])
+
+    def remove(self, name: str) -> None:
+        """What is gone already is gone."""
+        self._remove(self._path(name))
 
     def folders(self, under: str) -> Iterator[str]:
         """The names of what is directly below `under`, which ends with a slash."""
@@ -91,10 +129,12 @@ class ObjectStore:
         """Everything below `under`. What is gone already is gone."""
         for page in self._pages(under):
             for key in _texts(page, "Key", within="Contents"):
-                path = f"/{self.bucket}/{quote(key, safe='/-_.~')}"
-                headers = self._signed("DELETE", path, {}, content_hash=EMPTY_HASH)
-                with self._asked(self._connection(), "DELETE", path, headers) as answer:
-                    _read(answer, None, self.place)
+                self._remove(f"/{self.bucket}/{quote(key, safe='/-_.~')}")
+
+    def _remove(self, path: str) -> None:
+        headers = self._signed("DELETE", path, {}, content_hash=EMPTY_HASH)
+        with self._asked(self._connection(), "DELETE", path, headers) as answer:
+            _read(answer, None, self.place)
 
     def _pages(self, under: str, **wanted: str) -> Iterator[ElementTree.Element]:
         query = {"list-type": "2", "prefix": self._key(under), **wanted}
@@ -108,6 +148,11 @@ class ObjectStore:
             if onward is None:
                 return
             query = {**query, "continuation-token": onward}
+
+    def _refuse_rest(self, answer: http.client.HTTPResponse) -> None:
+        """An answer that ended before its end was cut off: the library says so only of answers that are read as a whole."""
+        if answer.length:
+            raise StorageUnavailable(f"{self.place} broke off: {answer.length} bytes are missing")
 
     def _key(self, name: str) -> str:
         return f"{self.prefix}/{name}" if self.prefix else name
@@ -149,7 +194,10 @@ class ObjectStore:
         connection.close()
         code = re.search(r"<Code>(\w+)</Code>", told)
         # The answer to a HEAD has no body that could say whether the object or the bucket is missing.
-        if answer.status == 404 and (method == "HEAD" or (method == "GET" and code and code[1] == "NoSuchKey")):
+        is_missing = answer.status == 404 and (
+            method == "HEAD" or (method == "GET" and code is not None and code[1] == "NoSuchKey")
+        )
+        if is_missing or answer.status == 416:
             raise ResultLost(f"{self.place}: there is no {path.partition('?')[0]}: clear the task that made it.")
         raise StorageUnavailable(f"{self.place} refused: {answer.status} {code[1] if code else answer.reason}")
 

@@ -53,9 +53,10 @@ def limits_of(now: datetime, kept: timedelta) -> Limits:
 
 
 class Round:
-    """Everything that is old, once. Each step is one bounded transaction."""
+    """Everything that is old, once. Each step is one bounded transaction. `is_sweep`: only what is left of runs that are gone
+    already, because somebody deleted them."""
 
-    def __init__(self, limits: Limits, *, actor: str) -> None:
+    def __init__(self, limits: Limits, *, actor: str, is_sweep: bool = False) -> None:
         self._limits, self._actor = limits, actor
         self._after: Counter[str] = Counter()
         self._entry: int | None = None
@@ -76,6 +77,8 @@ class Round:
                 self._sweep_versions,
                 self._kind(Kind.BUNDLES, limits.code),
             ]
+            if not is_sweep
+            else [self._sweep_runs]
         )
         self.pace = Pace()
         self.counts: Counter[Kind] = Counter()
@@ -151,14 +154,15 @@ class Pruning:
     def __init__(self, settings: Settings, *, link: Link, epoch: Callable[[], int | None], log: Log) -> None:
         self._kept = timedelta(days=settings.retention_days)
         self._link, self._epoch, self._log = link, epoch, log
-        self._pause = min(ROUND_SECONDS, self._kept.total_seconds() / ROUNDS_PER_RETENTION)
+        each = self._kept.total_seconds() / ROUNDS_PER_RETENTION
+        self._pause = min(ROUND_SECONDS, each) if self._kept else ROUND_SECONDS
         self._round: Round | None = None
         self._begins_at: float | None = None
 
     async def tick(self) -> float:
         """One step of a round, and the rest after it."""
         epoch = self._epoch()
-        if epoch is None or not self._kept:
+        if epoch is None:
             self._round = self._begins_at = None
             return LOOK_SECONDS
         if self._begins_at is None:
@@ -176,7 +180,8 @@ class Pruning:
 
     async def _step(self, conn: AsyncConnection, epoch: int) -> float:
         if self._round is None:
-            self._round = Round(limits_of(await shards.read_clock(conn), self._kept), actor="evertick")
+            limits = limits_of(await shards.read_clock(conn), self._kept)
+            self._round = Round(limits, actor="evertick", is_sweep=not self._kept)
         round_ = self._round
         before, started = round_.counts.copy(), time.monotonic()
         has_more = await round_.step(conn, epoch=epoch)

@@ -1,4 +1,5 @@
-"""Upkeep of the database by the leader: vacuums what turns over quickly, prunes what is old, tells who is in its way.
+"""Upkeep of the database by the leader: vacuums what turns over quickly, prunes what is old, moves logs to a storage, tells who is
+in its way.
 
 On a connection of its own, in the background, at a small share of the time. Nothing waits for it: it may be slow, fail or be
 left out, and only disk space is lost by that.
@@ -15,7 +16,9 @@ from evertick.domain.retention import rest_seconds
 from evertick.services import metrics
 from evertick.services.events import Log
 from evertick.services.link import Link
+from evertick.services.log_moving import LogMoving
 from evertick.services.loop import run_loop
+from evertick.services.object_store import open_store
 from evertick.services.pruning import LOOK_SECONDS, Pruning
 from evertick.services.pulse import Pulse
 from evertick.store import upkeep
@@ -44,6 +47,8 @@ class Upkeep:
         self._vacuuming = Vacuuming(link=self._link, epoch=epoch)
         self._pruning = Pruning(settings, link=self._link, epoch=epoch, log=log)
         self._snapshots = Snapshots(link=self._link, epoch=epoch, log=log)
+        store = open_store(settings)
+        self._log_moving = None if store is None else LogMoving(settings, store, link=self._link, epoch=epoch, log=log)
 
     async def run(self) -> None:
         """Until canceled."""
@@ -52,6 +57,8 @@ class Upkeep:
                 group.create_task(self._loop("vacuum", self._vacuuming.tick))
                 group.create_task(self._loop("prune", self._pruning.tick))
                 group.create_task(self._loop("snapshots", self._snapshots.tick, self._snapshots.pulse))
+                if (moving := self._log_moving) is not None:
+                    group.create_task(self._loop("log_moving", moving.tick, moving.pulse))
         finally:
             await self._link.close()
 

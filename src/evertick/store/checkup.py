@@ -36,9 +36,21 @@ class SealedBy:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class StoredLogs:
+    """`waiting_seconds`: of the longest that a log waits to be moved; None if none does."""
+
+    are_there: bool
+    waiting_seconds: float | None
+
+
 async def server(conn: AsyncConnection) -> ServerFacts:
     return cast(ServerFacts, await one_row(conn, sql("checkup", "server"), {}, ServerFacts))
 
 
 async def sealed_by(conn: AsyncConnection) -> list[SealedBy]:
     return await all_rows(conn, sql("checkup", "sealed_by"), {}, SealedBy)
+
+
+async def stored_logs(conn: AsyncConnection) -> StoredLogs:
+    return cast(StoredLogs, await one_row(conn, sql("checkup", "stored_logs"), {}, StoredLogs))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from psycopg import AsyncConnection
 
 from evertick.domain.attempt import TaskKey
-from evertick.store.logs import Chunk
+from evertick.store.logs import FoundChunk
 from evertick.store.statements import sql
 
 
@@ -20,10 +20,12 @@ class Size(NamedTuple):
 
 
 class Sought(NamedTuple):
-    """What lines are looked for: a regular expression and a LIKE pattern that their chunks match; None for any."""
+    """What lines are looked for: a regular expression and a LIKE pattern that their chunks match; None for any. `text` is what the
+    LIKE pattern looks for, as it was given."""
 
     pattern: str | None = None
     like: str | None = None
+    text: str | None = None
 
 
 ANY = Sought()
@@ -38,18 +40,18 @@ async def sizes(conn: AsyncConnection, key: TaskKey) -> list[Size]:
 
 async def onward(
     conn: AsyncConnection, key: TaskKey, *, at: tuple[int, int], sought: Sought = ANY, limit: int
-) -> list[Chunk]:
-    """Chunks from the one that byte `at` (epoch, offset) lies in, in order."""
+) -> list[FoundChunk]:
+    """Chunks from the one that byte `at` (epoch, offset) lies in, in order. Those in the storage come whatever is sought."""
     cursor = await conn.execute(sql("log_windows", "onward"), _place(key, at, sought, limit))
-    return [Chunk(*row) for row in await cursor.fetchall()]
+    return [FoundChunk(*row) for row in await cursor.fetchall()]
 
 
 async def backward(
     conn: AsyncConnection, key: TaskKey, *, at: tuple[int, int], sought: Sought = ANY, limit: int
-) -> list[Chunk]:
+) -> list[FoundChunk]:
     """Chunks from the one that byte `at` lies in, the last first."""
     cursor = await conn.execute(sql("log_windows", "backward"), _place(key, at, sought, limit))
-    return [Chunk(*row) for row in await cursor.fetchall()]
+    return [FoundChunk(*row) for row in await cursor.fetchall()]
 
 
 def _place(key: TaskKey, at: tuple[int, int], sought: Sought, limit: int) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import NamedTuple
+from uuid import UUID
 
 from psycopg import AsyncConnection
 from psycopg.types.json import Json
@@ -20,19 +21,18 @@ class NewChunk(NamedTuple):
     content: str
 
 
-class Chunk(NamedTuple):
-    epoch: int
-    seq: int
-    is_late: bool
-    content: str
+class FoundChunk(NamedTuple):
+    """As its row tells: with its lines, or with the part of an object in the storage where they are."""
 
-
-class NewsChunk(NamedTuple):
     epoch: int
     seq: int
     until: int
     is_late: bool
-    content: str
+    content: str | None
+    object_id: UUID | None = None
+    at: int | None = None
+    size: int | None = None
+    digest: bytes | None = None
 
 
 async def append(conn: AsyncConnection, *, session: int, chunks: list[NewChunk]) -> None:
@@ -54,18 +54,18 @@ async def append(conn: AsyncConnection, *, session: int, chunks: list[NewChunk])
 
 async def read(
     conn: AsyncConnection, key: TaskKey, *, after: tuple[int, int] = (0, -1), limit: int = 200
-) -> list[Chunk]:
+) -> list[FoundChunk]:
     """Chunks after the given (epoch, seq), in order."""
     params = {**key._asdict(), "epoch": after[0], "seq": after[1], "limit": limit}
     cursor = await conn.execute(sql("logs", "read"), params)
-    return [Chunk(*row) for row in await cursor.fetchall()]
+    return [FoundChunk(*row) for row in await cursor.fetchall()]
 
 
-async def news(conn: AsyncConnection, key: TaskKey, *, known: dict[int, int], limit: int) -> list[NewsChunk]:
+async def news(conn: AsyncConnection, key: TaskKey, *, known: dict[int, int], limit: int) -> list[FoundChunk]:
     """Chunks after the last `seq` that is known of each epoch, and of epochs after those; in order."""
     params: dict[str, object] = {**key._asdict(), "epochs": list(known), "seqs": list(known.values())}
     cursor = await conn.execute(sql("logs", "news"), {**params, "newest": max(known, default=0), "limit": limit})
-    return [NewsChunk(*row) for row in await cursor.fetchall()]
+    return [FoundChunk(*row) for row in await cursor.fetchall()]
 
 
 async def shipped_until(conn: AsyncConnection, key: TaskKey, *, epoch: int) -> int:

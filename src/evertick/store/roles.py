@@ -64,6 +64,7 @@ MAY: dict[str, tuple[str, ...]] = {
             "backfills.find",
             "prune.*",
             "upkeep.*",
+            "log_moves.*",
             "traces.*",
         ),
         *("dags.find", "dags.names_like", "runs.trigger", "runs.find", "secrets.find"),
@@ -78,7 +79,15 @@ MAY: dict[str, tuple[str, ...]] = {
 }
 _MAY_NOT: dict[str, tuple[str, ...]] = {
     API: (
-        *("migration.lock", "migration.record", "prune.prune_*", "prune.sweep", "tasks.step", "tasks.claim_rows"),
+        *(
+            "migration.lock",
+            "migration.record",
+            "prune.prune_*",
+            "prune.sweep",
+            "log_moves.*",
+            "tasks.step",
+            "tasks.claim_rows",
+        ),
         *(
             "tasks.promote",
             "tasks.time_out_waits",

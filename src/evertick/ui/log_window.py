@@ -10,15 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from psycopg import AsyncConnection
-
 from evertick.api.paging import like
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import UserError
 from evertick.domain.log_lines import Line, lines_of
-from evertick.store import log_windows
+from evertick.services.log_reading import Chunk, LogReader
 from evertick.store.log_windows import Sought
-from evertick.store.logs import Chunk
 
 MOST_LINES = 300
 MOST_CHARACTERS = 400_000
@@ -58,7 +55,7 @@ class Sift:
         """What their chunks have in common."""
         levels = LEVELS.get(self.level or "")
         pattern = None if levels is None else rf"(^|\n)\d{{16}} ({'|'.join(sorted(levels))}) "
-        return Sought(pattern, like(self.find))
+        return Sought(pattern, like(self.find), self.find)
 
     def fits(self, line: Line) -> bool:
         levels = LEVELS.get(self.level or "")
@@ -86,8 +83,8 @@ def read_place(text: str | None, *, otherwise: Place) -> Place:
     return Place(*map(int, found.groups()))
 
 
-async def read_onward(conn: AsyncConnection, key: TaskKey, place: Place, sift: Sift) -> Window:
-    chunks = await log_windows.onward(conn, key, at=place[:2], sought=sift.sought, limit=_CHUNKS)
+async def read_onward(reader: LogReader, key: TaskKey, place: Place, sift: Sift) -> Window:
+    chunks = await reader.onward(key, at=place[:2], sought=sift.sought, limit=_CHUNKS)
     lines: list[tuple[Place, Line]] = []
     end, size = place, 0
     for at, line in _numbered(chunks):
@@ -102,8 +99,8 @@ async def read_onward(conn: AsyncConnection, key: TaskKey, place: Place, sift: S
     return Window(lines, place, end, is_start=place == START, is_end=len(chunks) < _CHUNKS)
 
 
-async def read_backward(conn: AsyncConnection, key: TaskKey, place: Place, sift: Sift) -> Window:
-    chunks = await log_windows.backward(conn, key, at=place[:2], sought=sift.sought, limit=_CHUNKS)
+async def read_backward(reader: LogReader, key: TaskKey, place: Place, sift: Sift) -> Window:
+    chunks = await reader.backward(key, at=place[:2], sought=sift.sought, limit=_CHUNKS)
     lines: list[tuple[Place, Line]] = []
     begin, end, size = place, place, 0
     for at, line in _numbered_back(chunks):

@@ -6,11 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from psycopg import AsyncConnection
-
 from evertick.domain.attempt import TaskKey
 from evertick.domain.log_lines import RENDERED, lines_of
-from evertick.store import log_windows
+from evertick.services.log_reading import LogReader
 from evertick.store.tasks import AttemptRow
 from evertick.ui.words import json_text
 
@@ -25,11 +23,11 @@ class Rendered:
     fields: Sequence[tuple[str, str]]
 
 
-async def rendered_of(conn: AsyncConnection, key: TaskKey, attempts: Sequence[AttemptRow]) -> list[Rendered]:
+async def rendered_of(reader: LogReader, key: TaskKey, attempts: Sequence[AttemptRow]) -> list[Rendered]:
     """The newest first; those that tell nothing are left out."""
     found = []
     for each in attempts[: -_MOST_ATTEMPTS - 1 : -1]:
-        for chunk in await log_windows.onward(conn, key, at=(each.epoch, 0), limit=1):
+        for chunk in await reader.onward(key, at=(each.epoch, 0), limit=1):
             if chunk.epoch == each.epoch and (fields := fields_in(chunk.content)):
                 found.append(Rendered(each.attempt, fields))
     return found

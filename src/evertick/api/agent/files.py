@@ -1,6 +1,7 @@
 """What is too large for a document: the code of an attempt's version, and large results. Each named by the hash of what is in it.
 
-An attempt gets its own code and its own inputs; of anything else it is told that it is not there.
+An attempt gets its own code and its own inputs; of anything else it is told that it is not there. With an object storage nothing of
+a result stays here: what passes through is in a file without a name, which is gone with the request or the process.
 """
 
 from __future__ import annotations
@@ -10,20 +11,21 @@ import hashlib
 import json
 import os
 import secrets
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as PathParameter
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, StreamingResponse
 
 from evertick.api.agent.door import Agent, AgentRoute, Who, shows
 from evertick.domain.agent_token import TokenUse
 from evertick.domain.errors import NotFound, ResultLost, TooLarge, UserError
 from evertick.execution.result_files import files_in
-from evertick.services.object_store import open_store
+from evertick.services.object_store import PIECE_BYTES, ObjectStore, open_store
 from evertick.services.storing import stored_name
 from evertick.store import agents
 
@@ -51,7 +53,7 @@ async def bundle(agent: Who, bundle_hash: Hash) -> Response:
 
 @router.get("/results/{sha256}", response_class=FileResponse, responses=_BYTES)
 @shows(TokenUse.ATTEMPT)
-async def read_result(agent: Who, sha256: Hash) -> FileResponse:
+async def read_result(agent: Who, sha256: Hash) -> Response:
     """A large result that is an input of the attempt."""
     key = agent.bearer.key
     async with agent.lent() as lent:
@@ -60,14 +62,17 @@ async def read_result(agent: Who, sha256: Hash) -> FileResponse:
     if sha256 not in await asyncio.to_thread(lambda: files_in(json.loads(inputs or "{}"))):
         raise NotFound("This is not among the inputs of this attempt.")
     path, store = _folder(agent) / sha256, open_store(agent.desk.settings)
-    if not await asyncio.to_thread(path.is_file):
-        if store is None:
-            raise ResultLost(
-                "The file of a large result is not where the API looks for it: runners and API need one EVERTICK_RESULTS_FOLDER"
-                " that all of them share, or EVERTICK_STORAGE."
-            )
-        await _transfer(agent, lambda: store.get(stored_name(key.run_id, sha256), path, content_hash=sha256))
-    return FileResponse(path, media_type=OCTETS)
+    if await asyncio.to_thread(path.is_file):
+        return FileResponse(path, media_type=OCTETS)
+    if store is None:
+        raise ResultLost(
+            "The file of a large result is not where the API looks for it: runners and API need one EVERTICK_RESULTS_FOLDER"
+            " that all of them share, or EVERTICK_STORAGE."
+        )
+    place, result = agent.desk.settings.result_place, (key.run_id, sha256)
+    file = await _transfer(agent, lambda: _fetched(store, place, result))
+    size = os.fstat(file.fileno()).st_size
+    return StreamingResponse(_pieces(file), media_type=OCTETS, headers={"Content-Length": str(size)})
 
 
 @router.put(
@@ -82,13 +87,15 @@ async def put_result(agent: Who, sha256: Hash, request: Request) -> Response:
     """A large result, before the outcome that names it. It must be what its hash says."""
     async with agent.lent() as lent:
         await agent.held(lent.conn)
-    folder = _folder(agent)
-    if not await asyncio.to_thread((folder / sha256).is_file):
-        await _receive(request.stream(), folder, sha256, most=agent.desk.settings.result_max_bytes)
-    if (store := open_store(agent.desk.settings)) is not None:
-        # Also what was here already: the last time the storage may have been away. An agent asks again until it is not.
-        name = stored_name(agent.bearer.key.run_id, sha256)
-        await _transfer(agent, lambda: store.put(name, folder / sha256, content_hash=sha256))
+    settings, folder = agent.desk.settings, _folder(agent)
+    if (store := open_store(settings)) is not None:
+        # While the storage is away an agent asks again until it is not.
+        with await asyncio.to_thread(_nameless, settings.result_place) as file:
+            await _receive(request.stream(), file, sha256, most=settings.result_max_bytes)
+            name = stored_name(agent.bearer.key.run_id, sha256)
+            await _transfer(agent, lambda: store.put_file(name, file, content_hash=sha256))
+    elif not await asyncio.to_thread((folder / sha256).is_file):
+        await _keep(request.stream(), folder, sha256, most=settings.result_max_bytes)
     return Response(status_code=204)
 
 
@@ -118,25 +125,54 @@ def _folder(agent: Agent) -> Path:
     return agent.desk.settings.result_place.absolute() / str(agent.bearer.key.run_id)
 
 
-async def _receive(stream: AsyncIterator[bytes], folder: Path, sha256: str, *, most: int) -> None:
+async def _keep(stream: AsyncIterator[bytes], folder: Path, sha256: str, *, most: int) -> None:
     """Under another name until it is whole, and what it should be."""
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)
     draft = folder / f".{secrets.token_hex(8)}"
-    digest, size = hashlib.sha256(), 0
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:
-            async for part in stream:
-                size += len(part)
-                if size > most:
-                    raise TooLarge(f"A result has at most {most} bytes.")
-                digest.update(part)
-                file.write(part)
-            if digest.hexdigest() != sha256:
-                raise UserError("What came is not what its hash says: send it again.")
-            file.flush()
+            await _receive(stream, file, sha256, most=most)
             await asyncio.to_thread(os.fsync, file.fileno())
         draft.rename(folder / sha256)
     finally:
         with suppress(FileNotFoundError):
             draft.unlink()
+
+
+async def _receive(stream: AsyncIterator[bytes], file: BinaryIO, sha256: str, *, most: int) -> None:
+    """All of it, and what its hash says."""
+    digest, size = hashlib.sha256(), 0
+    async for part in stream:
+        size += len(part)
+        if size > most:
+            raise TooLarge(f"A result has at most {most} bytes.")
+        digest.update(part)
+        file.write(part)
+    if digest.hexdigest() != sha256:
+        raise UserError("What came is not what its hash says: send it again.")
+    file.flush()
+
+
+def _nameless(place: Path) -> BinaryIO:
+    """A file on the disk that results are on, which nobody finds and no crash leaves behind."""
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return tempfile.TemporaryFile(dir=place)
+
+
+def _fetched(store: ObjectStore, place: Path, result: tuple[int, str]) -> BinaryIO:
+    file = _nameless(place)
+    try:
+        store.get_file(stored_name(*result), file, content_hash=result[1])
+    except BaseException:
+        file.close()
+        raise
+    file.seek(0)
+    return file
+
+
+async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
+    """Also of a reader that leaves early the file is closed: with the last that knows of it."""
+    with file:
+        while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+            yield piece

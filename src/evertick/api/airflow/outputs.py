@@ -28,12 +28,12 @@ from evertick.api.guard import GuardedRoute, needs
 from evertick.api.paging import cursor, read_cursor
 from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
-from evertick.domain.errors import NotFound, UserError
+from evertick.domain.errors import NotFound, StorageUnavailable, UserError
 from evertick.domain.log_lines import Line, lines_of
 from evertick.engine.put_output import put_output
 from evertick.execution.result import TAG, encode_result
-from evertick.store import logs, tasks
 from evertick.store import outputs as store
+from evertick.store import tasks
 from evertick.store.listing import ListedTask
 from evertick.store.outputs import ListedOutput, NewOutput, OutputFilter
 
@@ -116,8 +116,7 @@ async def get_log(
         return StreamingResponse(_stream(caller, key, epoch), media_type=_NDJSON)
     after, content = read_cursor(token, -1)[0], list[dict[str, Any]]()
     while True:
-        async with caller.reading() as conn:
-            found = await logs.read(conn, key, after=(epoch, after), limit=_CHUNKS)
+        found = await caller.log_reader.read(key, after=(epoch, after), limit=_CHUNKS)
         chunks = [chunk for chunk in found if chunk.epoch == epoch]
         for chunk in chunks:
             content += [_document(line) for line in lines_of(chunk.content, epoch=epoch, is_late=chunk.is_late)]
@@ -131,10 +130,15 @@ async def _stream(caller: Caller, key: TaskKey, epoch: int) -> AsyncIterator[str
     """No connection is held while the reader reads."""
     after = -1
     while True:
-        async with caller.reading() as conn:
-            found = [
-                each for each in await logs.read(conn, key, after=(epoch, after), limit=_CHUNKS) if each.epoch == epoch
-            ]
+        try:
+            read = await caller.log_reader.read(key, after=(epoch, after), limit=_CHUNKS)
+        except StorageUnavailable as error:
+            # The answer has begun: whoever reads it must see that this is not all.
+            yield (
+                json.dumps(_document(Line(epoch, None, "MARK", f"The rest cannot be read now: {error}", False))) + "\n"
+            )
+            return
+        found = [each for each in read if each.epoch == epoch]
         for chunk in found:
             after = chunk.seq
             for line in lines_of(chunk.content, epoch=epoch, is_late=chunk.is_late):

@@ -21,13 +21,13 @@ from evertick.api.native.runs import RunId, find_run
 from evertick.api.paging import USUAL_ITEMS, Cursor, Limit, Page, cursor, read_cursor
 from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
-from evertick.domain.errors import NotFound, UserError
+from evertick.domain.errors import NotFound, StorageUnavailable, UserError
 from evertick.domain.log_lines import Line, lines_of
 from evertick.domain.states import TERMINAL_TASK_STATES, TaskState
 from evertick.domain.why import Explained, tell
 from evertick.engine.mark import MARKABLE, mark
 from evertick.engine.why import explain
-from evertick.store import logs, tasks
+from evertick.store import tasks
 from evertick.store.tasks import AttemptRow, TaskRow
 from evertick.store.wake import Channel
 
@@ -155,7 +155,7 @@ async def read_log(
         _, key = await _find(caller, conn, run_id, task, map_index)
         if follow:
             return _followed(caller, key, Places.read(last_event_id or after))
-        found = await logs.read(conn, key, after=(_small(epoch), seq), limit=_CHUNKS)
+    found = await caller.log_reader.read(key, after=(_small(epoch), seq), limit=_CHUNKS)
     lines = [line for chunk in found for line in lines_of(chunk.content, epoch=chunk.epoch, is_late=chunk.is_late)]
     next_cursor = cursor(found[-1].epoch, found[-1].seq) if len(found) == _CHUNKS else None
     return Page(items=[LogLine(**line._asdict()) for line in lines], next_cursor=next_cursor)
@@ -187,7 +187,12 @@ async def _text(caller: Caller, key: TaskKey, *, is_followed: bool) -> AsyncIter
     for _ in range(_LONGEST_FOLLOW_LOOKS):
         async with caller.reading() as conn:
             row = await tasks.find(conn, key)
-            found = await logs.read(conn, key, after=after, limit=_CHUNKS)
+        try:
+            found = await caller.log_reader.read(key, after=after, limit=_CHUNKS)
+        except StorageUnavailable as error:
+            # The answer has begun: whoever reads it must see that this is not all.
+            yield _line_text(Line(after[0], None, "MARK", f"The rest cannot be read now: {error}", False))
+            return
         for chunk in found:
             after = (chunk.epoch, chunk.seq)
             lines = lines_of(chunk.content, epoch=chunk.epoch, is_late=chunk.is_late)

@@ -354,8 +354,14 @@ create table log_chunk (
     seq       bigint not null,   -- where the chunk starts in the attempt's spool file, and where it ends
     until     bigint not null,
     is_late   boolean not null default false,
-    content   text not null,
-    primary key (run_id, idx, map_index, epoch, seq)
+    content   text,
+    -- Where the lines are that are not here any more: a part of an object in the storage, and what it must be.
+    object_id uuid,
+    at        int,
+    bytes     int,
+    digest    bytea,
+    primary key (run_id, idx, map_index, epoch, seq),
+    check ((content is null) = (object_id is not null and at is not null and bytes is not null and digest is not null))
 ) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off,
         toast.autovacuum_vacuum_insert_scale_factor = 0.05, toast.autovacuum_freeze_min_age = 0);
 

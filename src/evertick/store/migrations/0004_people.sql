@@ -176,6 +176,7 @@ begin
         where s.run_id = r and s.state in ('success', 'failed', 'canceled');
         perform recount_run(r);
     end loop;
+    perform watch_again(runs);
     -- A run that stayed open decides now; one that was closed waits for admission like any other queued run.
     offered := settle(decide_waiting(array(
         select s.run_id from run_status s where s.run_id = any(runs) and s.state = 'running')));

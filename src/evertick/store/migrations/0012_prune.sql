@@ -110,6 +110,10 @@ begin
     end loop;
     is_clean := swept < p_limit;
     if is_clean then
+        if p_kind = 'run' then
+            -- Their logs in the storage go next. What is being put at this moment stays on its list for as long as that may take.
+            update log_object o set look_at = greatest(o.look_at, clock()) where o.run_id = any(gone);
+        end if;
         delete from remains m where m.shard = p_shard and m.kind = p_kind and m.id = any(gone);
     end if;
 end $$;

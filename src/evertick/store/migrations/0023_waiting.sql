@@ -162,7 +162,7 @@ begin
     on conflict (run_id, idx, map_index) do update
         set epoch = excluded.epoch, kind = excluded.kind, key = null, wake_at = excluded.wake_at, deadline = excluded.deadline;
     delete from log_chunk l using jsonb_to_recordset(p_polls) as x(run_id bigint, idx int, map_index int, epoch int)
-    where l.run_id = x.run_id and l.idx = x.idx and l.map_index = x.map_index and l.epoch <= x.epoch - 10 and not exists (
+    where l.run_id = x.run_id and l.idx = x.idx and l.map_index = x.map_index and l.epoch <= x.epoch - 10 and l.content is not null and not exists (
         select 1 from attempt a where a.run_id = l.run_id and a.idx = l.idx and a.map_index = l.map_index and a.epoch = l.epoch);
 end $$;
 

@@ -15,3 +15,11 @@ select current_setting('server_version') as version, current_setting('fsync') as
 -- name: sealed_by
 -- Which keys have sealed stored values, and how many.
 select key_id, count(*)::int as count from stored_value group by key_id order by key_id limit 100
+
+-- name: stored_logs
+-- Whether lines are in the storage, and for how long the first of the runs that are to be moved there has ended. Those first in line
+-- are enough to tell.
+select exists (select 1 from log_object) as are_there,
+       (select extract(epoch from clock() - min(s.finished_at))::float8
+          from (select w.run_id from log_watch w order by w.run_id limit 1000) x
+          join run_status s on s.run_id = x.run_id and s.state in ('success', 'failed', 'canceled')) as waiting_seconds

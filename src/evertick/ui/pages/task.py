@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -14,14 +15,15 @@ from evertick.api.guard import needs
 from evertick.api.native.runs import RunId, find_run
 from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
-from evertick.domain.errors import NotFound
+from evertick.domain.errors import NotFound, StorageUnavailable
+from evertick.domain.log_lines import Line
 from evertick.domain.states import TERMINAL_TASK_STATES
 from evertick.domain.why import Explained, tell
 from evertick.engine.clear import full_name
 from evertick.engine.why import explain_row
 from evertick.store import approvals, dags, listing, log_windows, runs, tasks
 from evertick.store.runs import RunRow
-from evertick.store.tasks import TaskRow
+from evertick.store.tasks import AttemptRow, TaskRow
 from evertick.ui.frame import PageRoute, page
 from evertick.ui.graph import edges_of
 from evertick.ui.history import concerns, of_task
@@ -58,11 +60,13 @@ async def show_task(
         key = TaskKey(run_id, row.idx, row.map_index)
         attempts = await tasks.attempts(conn, key)
         why = _sentences(await explain_row(conn, row, run_id=run_id)) if _is_held(row) else []
-        shown = await _tab(conn, caller, run, row, key, tab)
+        shown = await _tab(conn, run, row, key, tab)
         note = await listing.note(conn, **key._asdict())
         asked = []
         if row.state == "deferred":
             asked = await approvals.of_task(conn, run_id=run_id, task=task, map_index=row.map_index)
+    if caller.principal.may(Permission.READ_LOGS):
+        shown |= await _told(caller, key, attempts, tab)
     return page(
         request,
         "task.html",
@@ -101,7 +105,7 @@ async def read_log(
         _, row, key = await find_task(caller, conn, run_id, task, map_index)
         # And how far it goes, before the window: whoever goes on from there may get lines twice, and misses none.
         sizes = await log_windows.sizes(conn, key)
-        window = await (read_backward if back else read_onward)(conn, key, place, sift)
+    window = await (read_backward if back else read_onward)(caller.log_reader, key, place, sift)
     document = {
         "lines": _lines(window),
         "first": str(window.first),
@@ -124,15 +128,10 @@ async def find_task(
     raise _missing(run, task)
 
 
-async def _tab(
-    conn: AsyncConnection, caller: Caller, run: RunRow, row: TaskRow, key: TaskKey, tab: Tab
-) -> dict[str, Any]:
+async def _tab(conn: AsyncConnection, run: RunRow, row: TaskRow, key: TaskKey, tab: Tab) -> dict[str, Any]:
     match tab:
         case Tab.LOG:
-            if not caller.principal.may(Permission.READ_LOGS):
-                return {"tail": []}
-            window = await read_backward(conn, key, END, Sift())
-            return {"tail": [line._replace(text=plain(line.text)) for _, line in window.lines]}
+            return {"tail": []}
         case Tab.ATTEMPTS:
             journal = await runs.journal(conn, run_id=run.run_id)
             mine = [each for each in journal if concerns(each, task=row.task, idx=row.idx, map_index=row.map_index)]
@@ -140,9 +139,20 @@ async def _tab(
         case Tab.RESULT:
             return {"result": await tasks.result(conn, key), "longest": _LONGEST_RESULT}
         case Tab.DETAILS:
-            told = caller.principal.may(Permission.READ_LOGS)
-            rendered = await rendered_of(conn, key, await tasks.attempts(conn, key)) if told else []
-            return {**await _details(conn, run, row), "rendered": rendered}
+            return {**await _details(conn, run, row), "rendered": []}
+
+
+async def _told(caller: Caller, key: TaskKey, attempts: Sequence[AttemptRow], tab: Tab) -> dict[str, Any]:
+    """What its log says, for the tabs that show some of it. A storage that is away must not take the page with it."""
+    try:
+        if tab is Tab.LOG:
+            window = await read_backward(caller.log_reader, key, END, Sift())
+            return {"tail": [line._replace(text=plain(line.text)) for _, line in window.lines]}
+        if tab is Tab.DETAILS:
+            return {"rendered": await rendered_of(caller.log_reader, key, attempts)}
+    except StorageUnavailable as error:
+        return {"tail": [Line(0, None, "MARK", str(error), False)]} if tab is Tab.LOG else {}
+    return {}
 
 
 async def _details(conn: AsyncConnection, run: RunRow, row: TaskRow) -> dict[str, Any]:

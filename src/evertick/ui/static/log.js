@@ -229,7 +229,10 @@ class LogView {
     if (!isPlain && this.find.value) params.set("find", this.find.value);
     if (!isPlain && this.level.value) params.set("level", this.level.value);
     const answer = await fetch(`${this.url}?${params}`, { headers: { Accept: "application/json" } });
-    if (!answer.ok) throw new Error(`the server answered ${answer.status}`);
+    if (!answer.ok) {
+      const told = await answer.json().catch(() => null);
+      throw new Error(told?.detail ?? `the server answered ${answer.status}`);
+    }
     return answer.json();
   }
 

@@ -1,0 +1,179 @@
+"""Reading logs wherever their lines are: in the database, or in the object storage that those of ended runs were moved to.
+
+No connection to the database is held while the storage answers, and it is asked by threads of its own: while it is slow or away,
+nobody waits but who wants to read from it. A part that is gone or was changed there is told in its place; the rest is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol
+from uuid import UUID
+
+from psycopg import AsyncConnection
+
+from evertick.config import Settings
+from evertick.domain.attempt import TaskKey
+from evertick.domain.errors import ResultLost, StorageUnavailable
+from evertick.domain.log_pack import Piece, object_name, unpack
+from evertick.services.aside import Aside
+from evertick.services.object_store import ObjectStore, open_store
+from evertick.store import log_windows, logs
+from evertick.store.log_windows import ANY, Sought
+from evertick.store.logs import FoundChunk
+
+MOST_READS = 4
+READ_SECONDS = 30.0
+# So many chunks are looked through at once, 2 MB of log, and so often for one question.
+_ROUND, _ROUNDS = 32, 8
+
+Lend = Callable[[], AbstractAsyncContextManager[AsyncConnection]]
+_Texts = dict[tuple[UUID, int], str | None]
+
+
+class Chunk(NamedTuple):
+    """Some whole lines of one attempt."""
+
+    epoch: int
+    seq: int
+    until: int
+    is_late: bool
+    content: str
+
+
+class _Span(NamedTuple):
+    """Pieces of an object that follow one another: fetched at once."""
+
+    object_id: UUID
+    pieces: list[Piece]
+
+
+class LogArchive:
+    """The lines that are in the storage. One for a process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._store = open_store(settings)
+        self._aside = Aside("log_archive", most=MOST_READS)
+
+    async def filled(self, run_id: int, found: Sequence[FoundChunk]) -> list[Chunk]:
+        """The same chunks with their lines. Raises StorageUnavailable."""
+        spans = list(_spans(found))
+        texts = await self._fetch(run_id, spans) if spans else {}
+        return [Chunk(*each[:4], _content(each, texts)) for each in found]
+
+    async def _fetch(self, run_id: int, spans: Sequence[_Span]) -> _Texts:
+        if (store := self._store) is None:
+            raise StorageUnavailable(
+                "These lines were moved to an object storage, and none is named here: set EVERTICK_STORAGE and its keys as for the"
+                " scheduler."
+            )
+        texts = _Texts()
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                for span in spans:
+                    texts |= await self._aside.do(partial(_read, store, run_id, span))
+        except TimeoutError:
+            raise StorageUnavailable(f"{store.place} gave no lines within {READ_SECONDS:g} s.") from None
+        return texts
+
+
+class _Look(Protocol):
+    def __call__(
+        self, conn: AsyncConnection, key: TaskKey, *, at: tuple[int, int], sought: Sought, limit: int
+    ) -> Awaitable[list[FoundChunk]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LogReader:
+    """For one reader. `lend` gives a connection for a moment."""
+
+    archive: LogArchive
+    lend: Lend
+
+    async def read(self, key: TaskKey, *, after: tuple[int, int], limit: int) -> list[Chunk]:
+        async with self.lend() as conn:
+            found = await logs.read(conn, key, after=after, limit=limit)
+        return await self.archive.filled(key.run_id, found)
+
+    async def onward(self, key: TaskKey, *, at: tuple[int, int], sought: Sought = ANY, limit: int) -> list[Chunk]:
+        """Chunks from the one that byte `at` (epoch, offset) lies in, in order."""
+        return await self._look(log_windows.onward, key, at, sought, limit)
+
+    async def backward(self, key: TaskKey, *, at: tuple[int, int], sought: Sought = ANY, limit: int) -> list[Chunk]:
+        """Chunks from the one that byte `at` lies in, the last first."""
+        return await self._look(log_windows.backward, key, at, sought, limit)
+
+    async def _look(self, look: _Look, key: TaskKey, at: tuple[int, int], sought: Sought, limit: int) -> list[Chunk]:
+        """Of lines in the storage only here can be told whether they are sought: on, round by round, until there are enough, or so
+        much was read that whoever waits shall ask again. Fewer than the limit means that there are no more."""
+        batch = limit if sought == ANY else max(_ROUND, limit)
+        kept: list[Chunk] = []
+        passed: list[Chunk] = []
+        last: tuple[int, int] | None = None
+        for _ in range(_ROUNDS):
+            async with self.lend() as conn:
+                found = await look(conn, key, at=last or at, sought=sought, limit=batch)
+            # The place where one round ended is where the next begins.
+            fresh = [each for each in found if (each.epoch, each.seq) != last]
+            filled = await self.archive.filled(key.run_id, fresh)
+            kept += [each for each in filled if _fits(each.content, sought)]
+            if len(kept) >= limit or len(found) < batch:
+                return kept[:limit]
+            passed = [each for each in filled if not _fits(each.content, sought)]
+            last = (fresh[-1].epoch, fresh[-1].seq)
+        # The last that were passed over tell where to go on.
+        kept += passed[len(kept) - limit :]
+        return sorted(kept, key=lambda each: (each.epoch, each.seq), reverse=look is log_windows.backward)
+
+
+def _fits(content: str, sought: Sought) -> bool:
+    """The twin of what the database does with lines that it has."""
+    is_found = sought.text is None or sought.text.lower() in content.lower()
+    return is_found and (sought.pattern is None or re.search(sought.pattern, content) is not None)
+
+
+def _spans(found: Sequence[FoundChunk]) -> Iterator[_Span]:
+    placed = [
+        (each.object_id, Piece(each.at, each.size, each.digest))
+        for each in found
+        if each.object_id is not None and each.at is not None and each.size is not None and each.digest is not None
+    ]
+    span: _Span | None = None
+    for object_id, piece in sorted(placed):
+        if span is not None and span.object_id == object_id and piece.at == span.pieces[-1].at + span.pieces[-1].size:
+            span.pieces.append(piece)
+            continue
+        if span is not None:
+            yield span
+        span = _Span(object_id, [piece])
+    if span is not None:
+        yield span
+
+
+def _read(store: ObjectStore, run_id: int, span: _Span) -> _Texts:
+    begin, size = span.pieces[0].at, sum(piece.size for piece in span.pieces)
+    try:
+        raw = store.get_part(object_name(run_id, span.object_id), at=begin, size=size)
+    except ResultLost:
+        return {(span.object_id, piece.at): None for piece in span.pieces}
+    return {
+        (span.object_id, piece.at): unpack(raw[piece.at - begin : piece.at - begin + piece.size], piece)
+        for piece in span.pieces
+    }
+
+
+def _content(found: FoundChunk, texts: _Texts) -> str:
+    if found.content is not None:
+        return found.content
+    assert found.object_id is not None and found.at is not None
+    text = texts[(found.object_id, found.at)]
+    if text is not None:
+        return text
+    lost = f"{found.until - found.seq} bytes of this log are gone from the storage, or were changed there."
+    return f"{time.time_ns() // 1000:016} MARK {lost}\n"

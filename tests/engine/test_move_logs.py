@@ -1,0 +1,279 @@
+"""move_logs: lines leave the database only for an object that is listed and in time; nothing is lost, doubled or forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from uuid import UUID
+
+import pytest
+from psycopg import AsyncConnection
+
+from evertick.domain.attempt import TaskKey
+from evertick.domain.errors import NotLeader
+from evertick.domain.log_pack import pack
+from evertick.domain.retention import Pace
+from evertick.engine.clear import clear, select_tasks
+from evertick.engine.move_logs import dead_objects, forget_objects, leave_runs, list_object, move_lines, watch_runs
+from evertick.engine.prune import Remains, prune_runs, sweep
+from evertick.store import log_moves, logs
+from evertick.store.db import Purpose, connect
+from evertick.store.log_moves import BEFORE_ALL, EndedRun, Leading
+from evertick.store.logs import NewChunk
+from evertick.store.prune import Mandate
+from tests.engine.world import Runner, key_of, later, lead, make_dag, put, set_clock, start, value
+from tests.waiting import eventually
+
+HOUR = 3600.0
+ALL = Pace(batch=100)
+
+
+@pytest.fixture
+async def leading(conn: AsyncConnection) -> Leading:
+    await set_clock(conn, later(0))
+    await put(conn, make_dag("d", {"t": []}))
+    return Leading(0, await lead(conn))
+
+
+@pytest.fixture
+async def other(database: str) -> AsyncIterator[AsyncConnection]:
+    async with await connect(database, purpose=Purpose.PLANNING) as connection:
+        await set_clock(connection, later(0))
+        yield connection
+
+
+async def written(conn: AsyncConnection, *contents: str, run_id: int | None = None) -> int:
+    """A run that has ended, with these chunks."""
+    run = run_id or await start(conn, "d")
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim(1)
+    place, chunks = 0, []
+    for content in contents:
+        chunks.append(NewChunk(key_of(claim), claim.epoch, place, place + len(content), content))
+        place += len(content)
+    await logs.append(conn, session=runner.session, chunks=chunks)
+    await runner.finish(claim)
+    return run
+
+
+async def moved(conn: AsyncConnection, leading: Leading, run: int) -> tuple[UUID, int]:
+    """As a mover does, but that nothing is put anywhere."""
+    part = await log_moves.part(conn, run, after=BEFORE_ALL, chunks=100, bytes_=10_000)
+    body, pieces = pack(content for _, content in part)
+    listed = await list_object(conn, leading, run_id=run, size=len(body))
+    placed = [(key, piece) for (key, _), piece in zip(part, pieces, strict=True)]
+    return listed, await move_lines(conn, leading, listed, placed)
+
+
+async def here(conn: AsyncConnection, run: int) -> list[bool]:
+    """Of each chunk in its order whether its lines are in the database."""
+    found = await (
+        await conn.execute("select content is not null from log_chunk where run_id = %s order by epoch, seq", [run])
+    ).fetchall()
+    return [row[0] for row in found]
+
+
+async def listed(conn: AsyncConnection) -> object:
+    return await value(conn, "select count(*) from log_object")
+
+
+async def due(conn: AsyncConnection, *, seconds: float = 0) -> list[int]:
+    return [each.run_id for each in await log_moves.ended(conn, after=0, seconds=seconds, batch=100)]
+
+
+async def test_a_chunk_that_was_moved_keeps_its_row_and_comes_no_second_time(
+    conn: AsyncConnection, leading: Leading
+) -> None:
+    run, untouched = await written(conn, "one\n", "two\n"), await written(conn, "three\n")
+    before = await logs.read(conn, key := TaskKey(run, 0, -1))
+    object_id, count = await moved(conn, leading, run)
+    assert count == 2 and await here(conn, run) == [False, False] and await here(conn, untouched) == [True]
+    after = await logs.read(conn, key)
+    assert [each[:4] for each in after] == [each[:4] for each in before]
+    assert {each.object_id for each in after} == {object_id}
+    again = [NewChunk(key, before[0].epoch, each.seq, each.until, each.content or "") for each in before]
+    await logs.append(conn, session=1, chunks=again)
+    assert await here(conn, run) == [False, False]
+    assert await log_moves.part(conn, run, after=BEFORE_ALL, chunks=9, bytes_=99) == []
+    assert (await moved(conn, leading, run))[1] == 0
+
+
+async def test_an_object_holds_as_many_chunks_as_fit_and_the_next_goes_on_after_them(
+    conn: AsyncConnection, leading: Leading
+) -> None:
+    run = await written(conn, *(f"{number:09}\n" for number in range(7)))
+    seen, after = [], BEFORE_ALL
+    while part := await log_moves.part(conn, run, after=after, chunks=3, bytes_=15):
+        seen.append([content for _, content in part])
+        after = part[-1][0]
+    assert [len(each) for each in seen] == [2, 2, 2, 1], "the one that exceeds the size is the last"
+    assert [content for each in seen for content in each] == [f"{number:09}\n" for number in range(7)]
+    assert [len(part) for part in [await log_moves.part(conn, run, after=BEFORE_ALL, chunks=3, bytes_=999)]] == [3]
+
+
+async def test_only_runs_that_ended_long_enough_ago_are_due(conn: AsyncConnection, leading: Leading) -> None:
+    ended = await written(conn, "x\n")
+    assert await watch_runs(conn, leading, batch=10) == 0, "the youngest may not be the last to be seen"
+    await set_clock(conn, later(120))
+    young, running = await written(conn, "x\n"), await start(conn, "d")
+    assert await watch_runs(conn, leading, batch=10) == 1
+    assert await due(conn) == [ended]
+    await set_clock(conn, later(HOUR))
+    assert [await watch_runs(conn, leading, batch=1) for _ in range(3)] == [1, 1, 0]
+    assert await value(conn, "select max(run_id) from log_watch") == running
+    assert await due(conn) == [ended, young]
+    assert await due(conn, seconds=HOUR - 60) == [ended]
+    sizes = await log_moves.ended(conn, after=0, seconds=0, batch=100)
+    assert {each.bytes for each in sizes} == {2} and await log_moves.ended(
+        conn, after=ended, seconds=HOUR, batch=9
+    ) == []
+
+
+async def test_a_run_that_says_to_be_of_the_future_does_not_end_the_walk(
+    conn: AsyncConnection, leading: Leading
+) -> None:
+    await set_clock(conn, later(9 * HOUR))
+    future = await written(conn, "x\n")
+    await set_clock(conn, later(0))
+    run = await written(conn, "x\n")
+    await set_clock(conn, later(HOUR))
+    assert await watch_runs(conn, leading, batch=10) == 2
+    assert await due(conn) == [run] and future < run
+
+
+async def test_a_run_is_left_when_it_is_moved_or_gone_but_not_when_it_began_again(
+    conn: AsyncConnection, leading: Leading
+) -> None:
+    done, again = await written(conn, "x\n"), await written(conn, "x\n")
+    await set_clock(conn, later(120))
+    await watch_runs(conn, leading, batch=10)
+    found = await log_moves.ended(conn, after=0, seconds=0, batch=10)
+    await clear(conn, run_id=again, chosen=await select_tasks(conn, run_id=again), actor="me")
+    await leave_runs(conn, leading, [*found, EndedRun(987, None, 0)])
+    assert await value(conn, "select array_agg(run_id) from log_watch") == [again]
+    await written(conn, "y\n", run_id=again)
+    await set_clock(conn, later(240))
+    assert await due(conn) == [again]
+    await leave_runs(conn, leading, found)
+    assert await due(conn) == [again], "it ended at another time than it did then"
+    await leave_runs(conn, leading, await log_moves.ended(conn, after=0, seconds=0, batch=10))
+    await clear(conn, run_id=done, chosen=await select_tasks(conn, run_id=done), actor="me")
+    assert await value(conn, "select array_agg(run_id) from log_watch") == [done], "and is looked after again"
+
+
+async def test_a_clear_writes_nothing_down_where_logs_are_never_moved_or_are_still_to_be_walked_over(
+    conn: AsyncConnection, leading: Leading
+) -> None:
+    run = await written(conn, "x\n")
+    for _ in range(2):
+        await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="me")
+        assert await value(conn, "select count(*) from log_watch") == 0
+        await written(conn, "x\n", run_id=run)
+        await watch_runs(conn, leading, batch=10)
+
+
+async def test_an_object_that_nothing_was_moved_into_within_the_hour_is_lost_and_then_removed(
+    conn: AsyncConnection, leading: Leading
+) -> None:
+    run = await written(conn, "x\n")
+    lost = await list_object(conn, leading, run_id=run, size=1)
+    part = await log_moves.part(conn, run, after=BEFORE_ALL, chunks=9, bytes_=99)
+    _, pieces = pack(content for _, content in part)
+    placed = [(part[0][0], pieces[0])]
+    await set_clock(conn, later(HOUR - 1))
+    assert await dead_objects(conn, leading, batch=10) == []
+    await set_clock(conn, later(HOUR))
+    assert await move_lines(conn, leading, lost, placed) == 0 and await here(conn, run) == [True]
+    kept, _ = await moved(conn, leading, run)
+    for _ in range(2):
+        (dead,) = await dead_objects(conn, leading, batch=10)
+        assert (dead.object_id, dead.run_id) == (lost, run), "until it is forgotten"
+    await forget_objects(conn, leading, [lost, kept])
+    assert await value(conn, "select array_agg(object_id) from log_object") == [kept], "only what is dead"
+
+
+async def test_an_object_with_a_line_in_it_is_not_removed_whatever_the_list_says(
+    conn: AsyncConnection, leading: Leading
+) -> None:
+    object_id, _ = await moved(conn, leading, await written(conn, "x\n"))
+    await conn.execute("update log_object set look_at = clock()")
+    assert await dead_objects(conn, leading, batch=10) == []
+    assert await value(conn, "select look_at is null from log_object where object_id = %s", object_id)
+
+
+async def test_retention_lists_the_objects_of_what_it_deleted_and_gives_those_on_their_way_their_hour(
+    conn: AsyncConnection, leading: Leading
+) -> None:
+    run, kept = await written(conn, "x\n"), await start(conn, "d")
+    object_id, _ = await moved(conn, leading, run)
+    await set_clock(conn, later(50 * HOUR))
+    coming = await list_object(conn, leading, run_id=run, size=1)
+    await list_object(conn, leading, run_id=kept, size=1)
+    given = Mandate(shard=0, epoch=leading.epoch, before=later(HOUR), actor="test")
+    assert (await prune_runs(conn, given, after=0, pace=ALL, now=later(50 * HOUR))).pruned == 1
+    assert await dead_objects(conn, leading, batch=10) == []
+    part = [(BEFORE_ALL._replace(idx=0, epoch=1, seq=0), pack(["x"])[1][0])]
+    assert await move_lines(conn, leading, coming, part) == 0, "of a run that is gone nothing is moved"
+    await sweep(conn, given, Remains.RUN, after=0, pace=ALL)
+    assert [each.object_id for each in await dead_objects(conn, leading, batch=10)] == [object_id]
+    await set_clock(conn, later(51 * HOUR))
+    assert len(await dead_objects(conn, leading, batch=10)) == 3
+    assert len(await dead_objects(conn, leading, batch=2)) == 2
+
+
+async def test_a_prune_waits_for_lines_that_are_being_moved(
+    conn: AsyncConnection, other: AsyncConnection, leading: Leading
+) -> None:
+    """It deletes by place, and a row that was changed meanwhile has another."""
+    run = await written(conn, "x\n")
+    given = Mandate(shard=0, epoch=leading.epoch, before=later(HOUR), actor="test")
+    async with conn.transaction():
+        assert (await moved(conn, leading, run))[1] == 1
+        done = await prune_runs(other, given, after=0, pace=ALL, now=later(HOUR))
+        assert done.pruned == 0
+    assert (await prune_runs(other, given, after=0, pace=ALL, now=later(HOUR))).pruned == 1
+
+
+async def test_leaving_a_run_waits_for_the_clear_that_reopens_it(
+    conn: AsyncConnection, other: AsyncConnection, leading: Leading
+) -> None:
+    run = await written(conn, "x\n")
+    await set_clock(conn, later(120))
+    await watch_runs(conn, leading, batch=10)
+    found = await log_moves.ended(conn, after=0, seconds=0, batch=10)
+    chosen = await select_tasks(conn, run_id=run)
+    async with conn.transaction():
+        await clear(conn, run_id=run, chosen=chosen, actor="me")
+        leaving = asyncio.create_task(leave_runs(other, leading, found))
+        await eventually(lambda: waits(conn))
+    await leaving
+    assert await value(conn, "select array_agg(run_id) from log_watch") == [run]
+
+
+async def waits(conn: AsyncConnection) -> object:
+    return await value(
+        conn,
+        "select 1 from pg_locks l join pg_stat_activity a using (pid) where not granted and datname = current_database()",
+    )
+
+
+async def test_who_does_not_lead_any_more_changes_nothing(conn: AsyncConnection, leading: Leading) -> None:
+    run = await written(conn, "x\n")
+    object_id = await list_object(conn, leading, run_id=run, size=1)
+    await set_clock(conn, later(120))
+    await watch_runs(conn, leading, batch=10)
+    await conn.execute("update log_object set look_at = clock()")
+    old = leading._replace(epoch=leading.epoch - 1)
+    found = await log_moves.ended(conn, after=0, seconds=0, batch=10)
+    placed = [(BEFORE_ALL._replace(idx=0, epoch=1, seq=0), pack(["x"])[1][0])]
+    for verb in (
+        lambda: watch_runs(conn, old, batch=10),
+        lambda: list_object(conn, old, run_id=run, size=1),
+        lambda: move_lines(conn, old, object_id, placed),
+        lambda: leave_runs(conn, old, found),
+        lambda: dead_objects(conn, old, batch=10),
+        lambda: forget_objects(conn, old, [object_id]),
+    ):
+        with pytest.raises(NotLeader):
+            await verb()
+    assert await due(conn) == [run] and await here(conn, run) == [True] and await listed(conn) == 1
