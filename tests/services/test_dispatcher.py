@@ -20,6 +20,8 @@ from evertick.execution.remote import Observed, Phase
 from evertick.services import metrics
 from evertick.services.agent_tokens import AgentTokens
 from evertick.services.dispatch_session import DispatchSession
+from evertick.services.health import Health
+from evertick.services.health import Phase as Running
 from evertick.services.runner import Runner
 from tests.engine import invariants
 from tests.engine.world import lead, make_dag, put, run_state, start, states, value
@@ -99,6 +101,24 @@ async def test_large_results_of_runs_that_are_gone_are_cleared_away_also_where_n
     left.mkdir(parents=True)
     async with hosted(dispatcher(database, tmp_path, place, Said())):
         await eventually(lambda: not left.exists())
+
+
+async def test_it_says_that_it_is_ready_and_also_while_its_executor_is_away(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    """To whoever asks it is a runner as any other: a probe must not wait for ever, and an outage elsewhere is not its own."""
+    health = Health("runner", owner="test")
+    health.phase = Running.RUNNING
+    assert [each.reason for each in health.complaints()] == ["starting"]
+    async with hosted(dispatcher(database, tmp_path, place, Said())):
+        await eventually(lambda: health.complaints() == [])
+        place.is_down = True
+        run_id = await trigger(there)
+        await eventually(lambda: place.tries)
+        assert health.complaints() == []
+        place.is_down = False
+        await ended(there, run_id)
+        await all_cleaned_up(there, place)
 
 
 @pytest.mark.requirement("A5")
@@ -198,7 +218,7 @@ async def test_a_submission_that_was_lost_is_noticed_and_runs_again(
     assert str(reason).startswith("dispatch_lost: its executor knows nothing of it, ")
 
 
-@pytest.mark.requirement("B11")
+@pytest.mark.requirement("B11", "N28")
 async def test_an_outage_of_the_executor_loses_nothing_and_leaves_what_runs_alone(
     there: AsyncConnection, database: str, tmp_path: Path, place: Place
 ) -> None:
@@ -318,7 +338,7 @@ async def test_a_canceled_attempt_is_ended_over_there_and_only_then_confirmed(
     assert await states(there, run_id) == {"t0": "canceled"}
 
 
-@pytest.mark.requirement("A16")
+@pytest.mark.requirement("A16", "N29")
 async def test_a_runner_that_died_with_a_full_queue_loses_nothing(
     there: AsyncConnection, database: str, tmp_path: Path, place: Place
 ) -> None:
@@ -459,7 +479,7 @@ async def test_two_runners_of_one_place_share_its_work(
     assert set(place.begun.values()) == {1} and len(place.begun) == 30
 
 
-@pytest.mark.requirement("A11", "B11")
+@pytest.mark.requirement("A11", "B11", "N27")
 async def test_all_kinds_of_trouble_at_once_end_well(
     there: AsyncConnection, database: str, tmp_path: Path, place: Place
 ) -> None:

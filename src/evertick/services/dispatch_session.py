@@ -116,7 +116,7 @@ class DispatchSession:
             if self._settings.notify:
                 works.append(keep_listening(self._url, _HEARD, self._on_wake, log=self._log))
             background = [group.create_task(work) for work in works]
-            await run_loop(self.tick, wake=self._wake, stop=self._stay.over, name="dispatcher", log=self._log)
+            await run_loop(self.tick, wake=self._wake, stop=self._stay.over, name="runner", log=self._log)
             await self._leave()
             for task in background:
                 task.cancel()
