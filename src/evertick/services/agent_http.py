@@ -96,7 +96,10 @@ async def _read(line: h11.Connection, reader: asyncio.StreamReader, most_bytes: 
     while True:
         match line.next_event():
             case h11.NEED_DATA:
-                line.receive_data(await reader.read(_PART_BYTES))
+                read = await reader.read(_PART_BYTES)
+                if not read and not status:
+                    raise OSError("the line broke before there was an answer")
+                line.receive_data(read)
             case h11.Response() as response:
                 status = response.status_code
                 headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
