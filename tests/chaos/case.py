@@ -66,6 +66,15 @@ class Case:
         return found
 
     @cached_property
+    def dispatches(self) -> dict[Attempt, Claim]:
+        """The first claim of each epoch that was for an executor elsewhere, with the session of the attempt alone."""
+        found: dict[Attempt, Claim] = {}
+        for move in self.evidence.task_moves:
+            if move.new_state == "queued" and move.new_epoch is not None:
+                found.setdefault((move.task, move.new_epoch), Claim(move.new_session, move.at_ns, move.entry))
+        return found
+
+    @cached_property
     def ends(self) -> dict[Attempt, AttemptReport]:
         """The accepted report that ended each attempt: the one in the transaction in which its task moved on."""
         by_tx = {

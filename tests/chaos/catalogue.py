@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from tests.chaos.scenario import Scenario
 from tests.chaos.scenarios import (
+    agents,
     boundaries,
     clocks,
     composite,
     crowds,
     databases,
     disks,
+    dispatches,
     edits,
     failover,
     gates,
     leaders,
     past,
     poison,
+    remote,
     runners,
 )
 
-_REMOTE = "not written yet for separate processes; tests/services/test_dispatcher.py makes these faults within one"
-
-NOT_YET = (
-    Scenario(name="N27", title="a slow and failing Kubernetes API", missing=_REMOTE),
-    Scenario(name="N28", title="the executor's API is down with work in line", missing=_REMOTE),
-    Scenario(name="N29", title="dispatches are lost with the leader", missing=_REMOTE),
-    Scenario(name="N33", title="rolling upgrade", missing="there is no released version to upgrade from yet"),
-)
+NOT_YET = (Scenario(name="N33", title="rolling upgrade", missing="there is no released version to upgrade from yet"),)
 
 _MODULES = (
     leaders,
@@ -41,6 +37,9 @@ _MODULES = (
     gates,
     edits,
     past,
+    remote,
+    dispatches,
+    agents,
     composite,
 )
 

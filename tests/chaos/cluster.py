@@ -10,11 +10,11 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from psycopg import conninfo
 
@@ -74,6 +74,17 @@ class Ground:
     sink_server: PostgresServer
 
 
+class Outside(Protocol):
+    """What runs tasks of the installation and is no service of it: pods of a cluster beside it."""
+
+    def pids(self) -> list[int]: ...
+
+    def condition(self) -> str: ...
+
+
+OutsideT = TypeVar("OutsideT", bound=Outside)
+
+
 class Cluster:
     """One installation. Leaving the block ends every process of it, whatever happened."""
 
@@ -86,6 +97,7 @@ class Cluster:
         self.nemesis_file, self.client_file = folder / "nemesis.jsonl", folder / "client.jsonl"
         self._token = uuid.uuid4().hex
         self._stack = AsyncExitStack()
+        self.outside: Outside | None = None
         self.server: PostgresServer
         self.proxy: Proxy
         self.watch: Watcher
@@ -185,6 +197,16 @@ class Cluster:
         self.members[name] = member
         return member
 
+    async def beside(self, outside: AbstractAsyncContextManager[OutsideT]) -> OutsideT:
+        """Something that runs tasks outside the services, until the end of the installation."""
+        self.outside = made = await self._stack.enter_async_context(outside)
+        return made
+
+    @property
+    def token(self) -> str:
+        """What every process of this installation has in its environment."""
+        return self._token
+
     async def start(self) -> None:
         """Start every service and wait until all are at work: a leader, and every runner in the book."""
         for member in self.members.values():
@@ -229,8 +251,10 @@ class Cluster:
         self.record.sample_total(connections=sessions or 0, strays=len(self.strays()))
 
     def strays(self) -> list[int]:
-        """Processes of this installation that no service owns any more."""
-        owned = {pid for member in self.members.values() if member.pid for pid in _tree(member.pid)}
+        """Processes of this installation that no service owns any more, and no pod."""
+        owners = [member.pid for member in self.members.values() if member.pid]
+        owners += self.outside.pids() if self.outside is not None else []
+        owned = {pid for owner in owners for pid in _tree(owner)}
         return [pid for pid in find_by_token(self._token) if pid not in owned]
 
     def tell(self, flag: str) -> None:
@@ -262,6 +286,8 @@ class Cluster:
             " order by started_at desc limit 10",
         ):
             lines += [str(row) for row in await self.watch.rows(query) or []]
+        lines += [str(row) for row in await self.watch.rows("select * from dispatch limit 20") or []]
+        lines += [self.outside.condition()] if self.outside is not None else []
         lines += [f"proxy: {self.proxy.status()}", f"--- postgres\n{self.server.tail()}"]
         for member in self.members.values():
             lines.append(f"--- {member.name} (pid {member.pid}, {len(member.lives)} lives)\n{member.tail()}")

@@ -167,6 +167,19 @@ def holding():
 def obedient():
     hold.override(name="hold", on_lost_contact="stop")()
 
+# Some of these where an executor elsewhere serves the queue.
+@dag(task_defaults={"queue": "pods"})
+def pod_ledger():
+    deposit()
+
+@dag(task_defaults={"queue": "pods"})
+def pod_chatter():
+    talking()
+
+@dag(task_defaults={"queue": "pods"})
+def pod_holding():
+    hold()
+
 # Runs past its timeout, hides a grandchild and ignores SIGTERM.
 @task(name="stubborn", timeout=1.5)
 def stubborn():

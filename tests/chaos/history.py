@@ -109,6 +109,9 @@ select 'lease', format('session %s holds task %s of run %s', session, idx, run_i
 union all
 select 'ready', format('task %s of run %s is in line', q.idx, q.run_id), q.run_id from evertick.ready q
 union all
+select 'dispatch', format('task %s of run %s (epoch %s) is on the list of an executor', x.idx, x.run_id, x.epoch), x.run_id
+from evertick.dispatch x
+union all
 select 'timer', format('task %s of run %s waits for %s', t.idx, t.run_id, t.due_at), t.run_id from evertick.timer t
 where t.due_at < evertick.clock()
 union all

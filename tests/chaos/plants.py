@@ -19,10 +19,10 @@ from tests.chaos.evidence import (
 )
 from tests.chaos.record import Answer, Fault, FaultWindow, Phase
 from tests.chaos.sink import Sink
-from tests.chaos.story import END, FROZEN, KILLED, TAKEN, THAWED, ns, wall
+from tests.chaos.story import END, FROZEN, GIVEN_UP, KILLED, TAKEN, THAWED, ns, wall
 from tests.chaos.verdict import Limits
 
-KILLED_RUN, FROZEN_RUN, RETRIED_RUN, QUIET_RUN = 90_001, 90_002, 90_003, 90_004
+KILLED_RUN, FROZEN_RUN, RETRIED_RUN, QUIET_RUN, ELSEWHERE_RUN = 90_001, 90_002, 90_003, 90_004, 90_005
 CALM = 120.0  # a fire of the pulse that no fault is near
 TIGHT = Limits(drain_seconds=2.0, run_seconds=20.0)
 
@@ -255,6 +255,18 @@ def j4_no_lease(e: Evidence) -> Evidence:
     return removed(e, "lease_moves", lambda lease: lease.run_id == QUIET_RUN and lease.epoch == 2)
 
 
+def j4_foreign_start(e: Evidence) -> Evidence:
+    return changed(
+        e, "task_moves", lambda move: move.run_id == ELSEWHERE_RUN and move.new_state == "running", old_session=9
+    )
+
+
+def j4_two_places(e: Evidence) -> Evidence:
+    second = e.nemesis.placements[-1]
+    again = replace(second, start_ns=ns(GIVEN_UP + 5), stop_ns=ns(GIVEN_UP + 6))
+    return nemesis(e, placements=(*e.nemesis.placements, again))
+
+
 def j5_other_session(e: Evidence) -> Evidence:
     return changed(e, "reports", lambda report: report.run_id == QUIET_RUN and report.epoch == 2, session=1)
 
@@ -323,6 +335,28 @@ def j7_somebody_else_was_frozen(e: Evidence) -> Evidence:
 def j7_an_outage_is_no_excuse(e: Evidence) -> Evidence:
     """The database was away and not the runner: nobody may be given up for that."""
     return faults(e, lambda f: replace(f, kind=Fault.OUTAGE, target="postgres") if f.kind is Fault.FREEZE else f)
+
+
+def j7_dispatch_lost_there(e: Evidence) -> Evidence:
+    first, second = e.nemesis.placements
+    return nemesis(e, placements=(replace(first, stop_ns=ns(GIVEN_UP + 1)), second))
+
+
+def j7_dispatch_lost_unasked(e: Evidence) -> Evidence:
+    away = FaultWindow(
+        number=1,
+        kind=Fault.OUTAGE,
+        target="kubernetes",
+        start_ns=ns(GIVEN_UP - 1),
+        stop_ns=ns(GIVEN_UP + 1),
+        disturbs=("running",),
+    )
+    return nemesis(e, faults=(*e.nemesis.faults, away))
+
+
+def j8_left_with_its_executor(e: Evidence) -> Evidence:
+    first, second = e.nemesis.placements
+    return nemesis(e, placements=(first, replace(second, stop_ns=None)))
 
 
 def j7_killed_only_later(e: Evidence) -> Evidence:
@@ -529,6 +563,8 @@ def _planted() -> list[Planted]:
         of("J4", "unclaimed_start", j4_unknown_run),
         of("J4", "two_owners", j4_two_owners),
         of("J4", "no_lease", j4_no_lease),
+        of("J4", "foreign_start", j4_foreign_start),
+        of("J4", "two_places", j4_two_places),
         of("J5", "foreign_report", j5_other_session),
         of("J5", "foreign_report", j5_old_epoch),
         of("J5", "foreign_report", j5_refused_and_done),
@@ -549,9 +585,12 @@ def _planted() -> list[Planted]:
         of("J7", "reaped_after_beat", j7_reaped_after_beat),
         of("J7", "body_outlived", j7_body_outlived),
         of("J7", "orphaned_alive", j7_orphaned_alive),
+        of("J7", "dispatch_lost_there", j7_dispatch_lost_there),
+        of("J7", "dispatch_lost_unasked", j7_dispatch_lost_unasked),
         of("J8", "stuck_run", leftover("run")),
         of("J8", "stuck_task", leftover("task")),
         of("J8", "leftover", leftover("lease")),
+        of("J8", "leftover", j8_left_with_its_executor),
         of("J8", "slow_recovery", j8_slow_recovery),
         of("J8", "slow_run", j8_slow_run),
         of("J8", "not_drained", j8_not_drained),

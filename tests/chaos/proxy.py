@@ -95,7 +95,8 @@ class Proxy:
     def listen(self, group: str, *, at: str = ANY_PORT, speaks: str = "postgres") -> int | str:
         """Open a place for this group's connections: a TCP port, which is returned, or a unix socket, whose path is.
 
-        What speaks "bytes" is passed on without being understood; `drop_reply` is for PostgreSQL.
+        What speaks "bytes" is passed on without being understood. `drop_reply` is for PostgreSQL, and for "http" with one
+        request per connection.
         """
         place: int | str = self._ask("listen", group=group, at=at, speaks=speaks)
         return place
@@ -113,7 +114,8 @@ class Proxy:
         return broken
 
     def drop_reply(self, group: str, *, times: int = 1, match: str | None = None) -> None:
-        """Lose the answers to the next statements that end their transaction, and break their connections."""
+        """Lose the answers to the next statements that end their transaction, and break their connections. In HTTP: the answers
+        that say that something was done, to requests whose first line contains `match`."""
         self._ask("drop_reply", group=group, times=times, match=match)
 
     def redirect(self, upstream: str) -> None:

@@ -12,7 +12,7 @@ import random
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,9 +34,10 @@ class Trap:
     match: str | None
 
     def takes(self, exchange: Exchange) -> bool:
-        texts = exchange.texts
-        is_wanted = self.match is None or any(self.match in text for text in texts)
-        return self.times > 0 and not exchange.is_startup and bool(texts) and is_wanted
+        return not exchange.is_startup and self.wants(exchange.texts)
+
+    def wants(self, texts: Iterable[str]) -> bool:
+        return self.times > 0 and any(self.match is None or self.match in text for text in texts)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -92,6 +93,7 @@ class Link:
         self._server: socket.socket | None = None
         self._requests, self._replies = Requests(), Replies()
         self._held: list[bytes] = []
+        self._asked = ""
         self._task: asyncio.Task[None] | None = None
 
     def run(self, connect: Callable[[], Any]) -> None:
@@ -163,6 +165,8 @@ class Link:
 
     async def _understood(self, loop: asyncio.AbstractEventLoop, direction: str, chunk: bytes) -> bytes:
         """What of it goes on. PostgreSQL's messages are read on the way, to know which answer belongs to what."""
+        if self._group.speaks == "http":
+            return self._one_request(direction, chunk)
         if self._group.speaks != "postgres":
             return chunk
         if direction == DOWN:
@@ -171,6 +175,18 @@ class Link:
         if answer:
             await loop.sock_sendall(self._client, answer)
         return onward
+
+    def _one_request(self, direction: str, chunk: bytes) -> bytes:
+        """A connection has one request, whose first line is all of it that matters. Only the answer that it was done is lost."""
+        if direction == UP:
+            self._asked = self._asked or chunk.partition(b"\r\n")[0].decode("latin-1")
+            return chunk
+        trap = next((trap for trap in self._group.traps if trap.wants([self._asked])), None)
+        if trap is not None and chunk.startswith(b"HTTP/1.1 2"):
+            trap.times -= 1
+            self._group.dropped.append(self._asked)
+            raise _Broken
+        return chunk
 
     def _answered(self, message: bytes) -> list[bytes]:
         """The messages that may go on now. The answer to a trapped exchange is held until its end is known."""
@@ -222,7 +238,7 @@ class ProxyCore:
                 return await self._reset(self._named(arguments["group"]))
             case "drop_reply":
                 group = self._named(arguments.pop("group"))
-                if group.speaks != "postgres":
+                if group.speaks == "bytes":
                     raise ValueError(f"a group that speaks {group.speaks} has no statements")
                 group.traps = [trap for trap in group.traps if trap.times > 0] + [Trap(**arguments)]
             case "redirect":

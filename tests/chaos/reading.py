@@ -13,6 +13,7 @@ from tests.chaos.record import (
     FaultWindow,
     Json,
     Nemesis,
+    Placement,
     ProcessLife,
     Sample,
     TotalSample,
@@ -27,6 +28,8 @@ def read_nemesis(path: Path) -> Nemesis:
     phases: list[tuple[str, int]] = []
     samples: list[Sample] = []
     totals: list[TotalSample] = []
+    placed: dict[str, int] = {}
+    placements: list[Placement] = []
     last = 0
     for line in _read_lines(path):
         what, at = line.pop("what"), line["at_ns"]
@@ -48,6 +51,10 @@ def read_nemesis(path: Path) -> Nemesis:
                             service=line["service"], pid=line["pid"], start_ns=start, exit_ns=at, status=line["status"]
                         )
                     )
+            case "placed":
+                placed[line["name"]] = at
+            case "displaced":
+                placements.append(Placement(name=line["name"], start_ns=placed.pop(line["name"]), stop_ns=at))
             case "phase":
                 phases.append((line["name"], at))
             case "sample":
@@ -58,12 +65,14 @@ def read_nemesis(path: Path) -> Nemesis:
         ProcessLife(service=service, pid=pid, start_ns=start, exit_ns=None, status=None)
         for (service, pid), start in alive.items()
     ]
+    placements += [Placement(name=name, start_ns=start, stop_ns=None) for name, start in placed.items()]
     return Nemesis(
         faults=tuple(_fault(line, ended.get(number), last) for number, line in sorted(begun.items())),
         lives=tuple(sorted(lives, key=lambda life: life.start_ns)),
         phases=tuple(sorted(phases, key=lambda phase: phase[1])),
         samples=tuple(samples),
         totals=tuple(totals),
+        placements=tuple(sorted(placements, key=lambda placement: placement.start_ns)),
     )
 
 

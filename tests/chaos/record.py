@@ -60,8 +60,14 @@ class Fault(StrEnum):
     FLOOD = "flood"
     SPIKE = "spike"
     STALE_WRITER = "stale_writer"
+    ERRORS = "errors"
+    REMOVED = "removed"
 
 
+# What runs tasks, and what these and their agents need beside the database: planning must not feel what is done to them.
+_OUTSIDE_PLANNING = ("runner", "et-", "agents", "api", "kubernetes")
+# Those that hold attempts: runners, and agents by the names of their attempts.
+_HOLDERS = ("runner", "et-")
 # Whoever meets one of these can say nothing to the database while it lasts.
 SILENCING = frozenset({Fault.FREEZE, Fault.CUT, Fault.ONE_WAY, Fault.REFUSE})
 # These must not be felt by anybody else, so they excuse nothing, whatever they are done to.
@@ -111,8 +117,8 @@ class FaultWindow:
 
     @property
     def silences(self) -> str | None:
-        """The runner that cannot report meanwhile. An outage of the database silences nobody: no one is reaped for it."""
-        return self.target if self.kind in SILENCING and self.target.startswith("runner") else None
+        """The runner or agent that cannot report meanwhile. An outage of the database silences nobody: no one is reaped for it."""
+        return self.target if self.kind in SILENCING and self.target.startswith(_HOLDERS) else None
 
     @property
     def recovered_seconds(self) -> float | None:
@@ -128,6 +134,19 @@ class ProcessLife:
     start_ns: int
     exit_ns: int | None
     status: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Something that an executor elsewhere had under the name of an attempt. No end: it was there when the evidence was read."""
+
+    name: str
+    start_ns: int
+    stop_ns: int | None
+
+    def is_there(self, at_ns: int, slack_ns: int) -> bool:
+        """Whether it was surely there: not just made, and not taken away just then."""
+        return self.start_ns + slack_ns <= at_ns and (self.stop_ns is None or at_ns + slack_ns <= self.stop_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +183,7 @@ class Nemesis:
     phases: tuple[tuple[str, int], ...] = ()
     samples: tuple[Sample, ...] = ()
     totals: tuple[TotalSample, ...] = ()
+    placements: tuple[Placement, ...] = ()
 
     def phase_ns(self, name: Phase) -> int | None:
         """When that phase began, the last time."""
@@ -227,6 +247,14 @@ class NemesisLog:
         """`at_ns`: the end as it was seen, where that was before now."""
         self._lines.write("exited", service=service, pid=pid, status=status, **({"at_ns": at_ns} if at_ns else {}))
 
+    def placed(self, name: str) -> None:
+        """An executor elsewhere has something under the name of an attempt."""
+        self._lines.write("placed", name=name)
+
+    def displaced(self, name: str) -> None:
+        """Nothing of it is left there."""
+        self._lines.write("displaced", name=name)
+
     def phase(self, name: Phase) -> None:
         self._phase = name
         self._lines.write("phase", name=name)
@@ -266,4 +294,4 @@ def disturbed_by(kind: Fault, target: str) -> tuple[str, ...]:
     """What a fault may delay: planning (fires, ticks), running (starts of bodies, ends of runs), both or nothing."""
     if kind in UNFELT:
         return ()
-    return (_RUNNING,) if target.startswith("runner") else _BOTH
+    return (_RUNNING,) if target.startswith(_OUTSIDE_PLANNING) else _BOTH

@@ -178,6 +178,9 @@ async def _warm_up(stage: Stage) -> None:
     await stage.publish()
     for number in range(len(cluster.of_kind("runner")) * cluster.shape.slots):
         await stage.trigger("ledger", f"warm-up-{number}")
+    if stage.pods is not None:
+        # The API loads with the first request, and the runner its client.
+        await stage.trigger("pod_ledger", "warm-up-pod")
     await stage.runs_over()
     cluster.record.phase(Phase.IDLE)
     await cluster.sample()

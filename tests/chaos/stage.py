@@ -16,6 +16,7 @@ from tests.chaos.dags import publish_specs
 from tests.chaos.load import Load, LoadPlan
 from tests.chaos.members import Member
 from tests.chaos.nemesis import Nemesis
+from tests.chaos.pods import Pods
 from tests.chaos.record import Answer
 from tests.chaos.zombie import Zombie
 from tests.waiting import eventually
@@ -62,6 +63,7 @@ class Stage:
     stale_refused: Counter[str] = field(default_factory=Counter)
     marks: dict[str, int] = field(default_factory=dict)
     load: Load | None = None
+    pods: Pods | None = None
     is_published: bool = False
     triggered: int = 0
 

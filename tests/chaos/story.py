@@ -1,7 +1,8 @@
 """A made-up run of the suite in which everything went well: what the checker must find nothing in.
 
-Two leaders, three runners of which one is killed and one frozen past the threshold, retries, a pause, an edit, an outage,
-clients, stale writers, bodies, the sink. Deterministic; `tell` gives the evidence. Tests plant violations into it.
+Two leaders, three runners of which one is killed and one frozen past the threshold, an attempt that is lost elsewhere, retries,
+a pause, an edit, an outage, clients, stale writers, bodies, the sink. Deterministic; `tell` gives the evidence. Tests plant
+violations into it.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from tests.chaos.record import (
     FaultWindow,
     Nemesis,
     Phase,
+    Placement,
     ProcessLife,
     Sample,
     TotalSample,
@@ -56,6 +58,8 @@ RETRY = {"delay_seconds": 2.0, "jitter": 0.25, "retries": 2}
 RUNNERS = {1: "runner-1", 2: "runner-2", 3: "runner-3", 11: "runner-1"}
 PIDS = {1: 101, 2: 102, 3: 103, 11: 111, "scheduler-1": 201, "scheduler-2": 202}
 KILLED, FROZEN, THAWED, TAKEN = 40.0, 60.0, 75.0, 31.5
+# The sessions of two attempts elsewhere, and when the first was removed there and given up.
+FIRST, SECOND, REMOVED, GIVEN_UP = 51, 52, 104.0, 108.0
 END = 160.0
 
 
@@ -267,6 +271,24 @@ class Story:
         tx = self.end(90_004, 0, KILLED + 1.8, 2, 3, "success", "success")
         self.close(tx, 90_004, KILLED + 1.8)
 
+    def lose_one_elsewhere(self) -> None:
+        """Run 90_005: an executor elsewhere took it, and somebody removed it there before it began; then its agent does it."""
+        run_id = 90_005
+        self.create(run_id, "far", 100.0)
+        self._queue(run_id, 100.2, 1, FIRST)
+        lost = self.move(next(self._tx), GIVEN_UP, run_id, 0, "queued", "pending", (1, 1), (FIRST, None))
+        self.parts["task_moves"][-1] = lost._replace(reason="dispatch_lost: its executor knows nothing of it")
+        self.add("past_attempts", PastAttempt(run_id, 0, -1, 1, FIRST))
+        self._promote(run_id, 0, GIVEN_UP + 0.1, 1)
+        self._queue(run_id, GIVEN_UP + 0.2, 2, SECOND)
+        tx = next(self._tx)
+        self.move(tx, GIVEN_UP + 1, run_id, 0, "queued", "running", (2, 2), (SECOND, SECOND))
+        self.add("lease_moves", LeaseMove(self.entry(), tx, ns(GIVEN_UP + 1), SECOND, run_id, 0, -1, 2, True))
+        self.close(self.end(run_id, 0, GIVEN_UP + 3, 2, SECOND, "success", "success"), run_id, GIVEN_UP + 3)
+
+    def _queue(self, run_id: int, at: float, epoch: int, session: int) -> None:
+        self.move(next(self._tx), at, run_id, 0, "available", "queued", (epoch - 1, epoch), (None, session))
+
     def lead(self) -> None:
         """Two leaders, a tick each second, silence counted by whoever leads; nobody while the database is away."""
         for second in range(1, int(END)):
@@ -354,6 +376,13 @@ class Story:
                 TotalSample(at_ns=ns(at), connections=12, strays=0, phase=phase)
                 for phase, at in ((Phase.IDLE, 2), (Phase.LOAD, 50), (Phase.IDLE, END - 5))
             ),
+            placements=tuple(
+                Placement(name=f"et-90005-0-x-{epoch}-{session:016x}", start_ns=ns(start), stop_ns=ns(stop))
+                for epoch, session, start, stop in (
+                    (1, FIRST, 100.5, REMOVED),
+                    (2, SECOND, GIVEN_UP + 0.5, GIVEN_UP + 4),
+                )
+            ),
         )
 
     def _samples(self) -> list[Sample]:
@@ -396,6 +425,7 @@ def tell(*, busy: int = 0, also: Callable[[Story], None] = lambda story: None) -
     story.lose_one_by_kill()
     story.lose_one_by_freeze()
     story.lose_a_quiet_one()
+    story.lose_one_elsewhere()
     story.retry_one()
     also(story)
     story.lead()
@@ -422,8 +452,15 @@ def tell(*, busy: int = 0, also: Callable[[Story], None] = lambda story: None) -
     )
 
 
-_VERSION = {"pulse": 1, "chain": 2, "flaky": 3, "paused": 4, "quiet": 5}
-_TASKS = {"pulse": ["beat"], "chain": ["first", "last"], "flaky": ["sometimes"], "paused": ["never"], "quiet": ["mute"]}
+_VERSION = {"pulse": 1, "chain": 2, "flaky": 3, "paused": 4, "quiet": 5, "far": 6}
+_TASKS = {
+    "pulse": ["beat"],
+    "chain": ["first", "last"],
+    "flaky": ["sometimes"],
+    "paused": ["never"],
+    "quiet": ["mute"],
+    "far": ["away"],
+}
 _NEEDS = {"pulse": (Need("pool", "wide", 2, None),), "chain": (Need("mutex", "link:{params.link}", 1, None),)}
 _OVERLAP = {"pulse": "allow", "chain": "skip", "paused": "allow"}
 _SCHEDULES = {1: ("pulse", "main"), 2: ("chain", "cron"), 3: ("paused", "main")}

@@ -301,3 +301,35 @@ async def test_bytes_that_are_no_postgres_pass_as_they_are() -> None:
         with pytest.raises(ValueError, match="no statements"):
             proxy.drop_reply("api")
     server.close()
+
+
+async def test_of_http_the_answer_that_something_was_done_is_lost_and_no_other() -> None:
+    asked = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = (await reader.readline()).decode().strip()
+        asked.append(line)
+        writer.write(b"HTTP/1.1 %d x\r\n\r\n" % (409 if "refused" in line else 200))
+        await writer.drain()
+        writer.close()
+
+    async def ask(port: int, line: str) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"{line}\r\n\r\n".encode())
+        try:
+            return await reader.read()
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    with Proxy.start(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as proxy:
+        port = int(proxy.listen("agents", speaks="http"))
+        proxy.drop_reply("agents", match="/finish")
+        assert (await ask(port, "POST /start HTTP/1.1")).startswith(b"HTTP/1.1 200")
+        assert (await ask(port, "POST /finish?refused HTTP/1.1")).startswith(b"HTTP/1.1 409")
+        with pytest.raises(ConnectionError):
+            await ask(port, "POST /finish HTTP/1.1")
+        assert (await ask(port, "POST /finish HTTP/1.1")).startswith(b"HTTP/1.1 200")
+        assert proxy.status()["agents"]["dropped"] == ["POST /finish HTTP/1.1"]
+    assert len(asked) == 4, "each arrived, once"
+    server.close()

@@ -70,6 +70,28 @@ def test_processes_live_and_end_and_are_looked_at(tmp_path: Path) -> None:
     assert found.phase_ns(Phase.LOAD) is not None and found.phase_ns(Phase.READ) is None
 
 
+def test_what_executors_have_is_there_from_its_making_to_its_end(tmp_path: Path) -> None:
+    log = NemesisLog(tmp_path / "log")
+    log.placed("et-1")
+    log.placed("et-2")
+    log.displaced("et-1")
+    log.placed("et-1")
+    first, second, again = read_nemesis(tmp_path / "log").placements
+    assert [each.name for each in (first, second, again)] == ["et-1", "et-2", "et-1"]
+    assert first.stop_ns is not None and second.stop_ns is None and again.stop_ns is None
+    assert first.is_there(first.start_ns, 0) and not first.is_there(first.stop_ns + 1, 0)
+    assert not first.is_there(first.start_ns, 10), "it was just being made"
+    assert second.is_there(boot_ns(), 0)
+
+
+def test_a_frozen_agent_is_silent_and_no_other(tmp_path: Path) -> None:
+    log = NemesisLog(tmp_path / "log")
+    for target in ("et-7-0-x-1-000000000000000a", "agents", "api-1"):
+        log.instant(Fault.FREEZE, target)
+    silent = [fault.silences for fault in read_nemesis(tmp_path / "log").faults]
+    assert silent == ["et-7-0-x-1-000000000000000a", None, None]
+
+
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     log = NemesisLog(tmp_path / "log")
     log.phase(Phase.IDLE)
@@ -103,6 +125,9 @@ def test_a_request_is_known_once_any_answer_said_so(tmp_path: Path, answers: lis
     [
         (Fault.KILL, "scheduler-1", ("planning", "running")),
         (Fault.KILL, "runner-1", ("running",)),
+        (Fault.KILL, "et-7-0-x-1-000000000000000a", ("running",)),
+        (Fault.OUTAGE, "kubernetes", ("running",)),
+        (Fault.OUTAGE, "api-1", ("running",)),
         (Fault.OUTAGE, "postgres", ("planning", "running")),
         (Fault.DELAY, "all", ("planning", "running")),
         (Fault.CLOCK, "scheduler-1", ()),

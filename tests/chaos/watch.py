@@ -19,10 +19,12 @@ Led = dict[int, int]
 _OPEN = """
 select (select count(*) from run_status where state in ('queued', 'running')) as runs,
        (select count(*) from lease) as leases, (select count(*) from ready) as ready,
+       (select count(*) from dispatch) as elsewhere,
        (select count(*) from timer) + (select count(*) from retry_line) as timers,
        (select count(*) from schedule_state
          where next_due < clock() - interval '1 second' and not paused and error is null) as due
 """
+_OPEN_KINDS = ("runs", "leases", "ready", "elsewhere", "timers", "due")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ class Watcher:
     async def open_work(self) -> dict[str, int] | None:
         """How much is not finished yet, by kind."""
         found = await self.rows(_OPEN)
-        return dict(zip(("runs", "leases", "ready", "timers", "due"), found[0], strict=True)) if found else None
+        return dict(zip(_OPEN_KINDS, found[0], strict=True)) if found else None
 
     async def close(self) -> None:
         conn, self._conn = self._conn, None

@@ -30,10 +30,15 @@ _STARTED = Path(sys.executable).parent
 
 
 class Kubelet:
-    """`images` are those that can be pulled; any other is not there. `labels` are the node's."""
+    """`images` are those that can be pulled; any other is not there. `labels` are the node's. `on_start` and `on_end` are told
+    of each container's process, `before_exec` is called in it before it becomes the container's program.
+    """
 
     def __init__(self, objects: Objects, folder: Path, *, namespace: str = "default") -> None:
         self.objects, self.folder, self.namespace = objects, folder, namespace
+        self.on_start: Callable[[str, int], None] = lambda name, pid: None
+        self.on_end: Callable[[str, int, int], None] = lambda name, pid, status: None
+        self.before_exec: Callable[[], None] | None = None
         self.node = "node-1"
         self.images = {"evertick:test"}
         self.labels = {"kubernetes.io/os": "linux"}
@@ -47,8 +52,15 @@ class Kubelet:
         while True:
             await self.objects.changed(version)
             version = self.objects.version
-            for pod in self.objects.all_of("pods", self.namespace):
+            pods = self.objects.all_of("pods", self.namespace)
+            for pod in pods:
                 self._sync(pod)
+            self._end_removed({pod["metadata"]["uid"] for pod in pods})
+
+    def pids(self) -> list[int]:
+        """The first process of each container that runs."""
+        processes = [each.process for each in self._containers.values() if each.process is not None]
+        return [process.pid for process in processes if process.returncode is None]
 
     def container_of(self, name: str) -> _Container:
         return next(each for each in self._containers.values() if each.name == name)
@@ -76,6 +88,12 @@ class Kubelet:
         for container in self._containers.values():
             container.kill()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _end_removed(self, there: set[str]) -> None:
+        """A pod that somebody took off the books is ended, too, once its node hears of it."""
+        for uid, container in self._containers.items():
+            if uid not in there and not container.is_over and not self.is_cut_off:
+                container.ask_to_end(container.pod["spec"].get("terminationGracePeriodSeconds", 30))
 
     def _sync(self, pod: Json) -> None:
         uid = pod["metadata"]["uid"]
@@ -130,6 +148,7 @@ class _Container:
         self.spec: Json = pod["spec"]["containers"][0]
         self.folder = kubelet.folder / pod["metadata"]["uid"]
         self.is_out_of_memory = False
+        self.is_over = False
         self.evicted_for: str | None = None
         self.process: asyncio.subprocess.Process | None = None
         self.mark = f"{_MARK}={uuid.uuid4()}"
@@ -143,12 +162,14 @@ class _Container:
             bound["spec"]["nodeName"] = kubelet.node
             kubelet.objects.replace("pods", kubelet.namespace, self.name, bound)
         except Failure:
+            self.is_over = True
             return  # deleted before it was bound
         kubelet.say(self.pod, {"conditions": [{"type": "PodScheduled", "status": "True"}], "startTime": stamp()})
         try:
             if await self._prepare():
                 await self._run()
         finally:
+            self.is_over = True
             self.kill()
         with suppress(Failure):
             there = kubelet.objects.get("pods", kubelet.namespace, self.name)
@@ -237,17 +258,25 @@ class _Container:
         try:
             with (self.folder / "log").open("wb") as log:
                 self.process = await asyncio.create_subprocess_exec(
-                    *words, env=environment, stdout=log, stderr=log, cwd=self.folder, start_new_session=True
+                    *words,
+                    env=environment,
+                    stdout=log,
+                    stderr=log,
+                    cwd=self.folder,
+                    start_new_session=True,
+                    preexec_fn=self.kubelet.before_exec,
                 )
         except OSError as error:
             os.close(held)
             said = f"failed to create containerd task: {error}"
             return self._end({"exitCode": 128, "reason": "StartError", "message": said})
         self.kubelet.started.append(self.name)
+        self.kubelet.on_start(self.name, self.process.pid)
         if self._asked.is_set():
             self.ask_to_end(self.pod["spec"].get("terminationGracePeriodSeconds", 30))
         self._state({"running": {"startedAt": stamp()}}, phase="Running")
         code = await self._exit_code()
+        self.kubelet.on_end(self.name, self.process.pid, code)
         self.kill()
         if self._ending is not None:
             self._ending.cancel()
@@ -308,9 +337,14 @@ class _Container:
         for source in self.spec.get("envFrom") or []:
             if secret := self._secret((source.get("secretRef") or {}).get("name", "")):
                 found |= {key: content.decode() for key, content in secret.items()}
-        return found | {
-            each["name"]: self._here(each["value"], moved) for each in self.spec.get("env") or [] if "value" in each
-        }
+        return found | {each["name"]: self._here(self._value(each), moved) for each in self.spec.get("env") or []}
+
+    def _value(self, variable: Json) -> str:
+        """As written, or the pod's name where that is asked for; no other field is known here."""
+        if "valueFrom" in variable:
+            assert variable["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}, variable
+            return self.name
+        return str(variable.get("value", ""))
 
     @staticmethod
     def _here(text: str, moved: dict[str, str]) -> str:

@@ -53,9 +53,10 @@ def stamp(moment: datetime | None = None) -> str:
 
 
 class Objects:
-    """`watch_from` and `changed` are what watches are made of."""
+    """`changes_since` and `changed` are what watches are made of. `on_change` is told of every change at once."""
 
     def __init__(self) -> None:
+        self.on_change: Callable[[Change], None] = lambda change: None
         self.namespaces = {"default"}
         self.service_accounts = {"default"}
         self.most_pods: int | None = None
@@ -214,6 +215,7 @@ class Objects:
 
     def _note(self, change: Change) -> None:
         self.history.append(change)
+        self.on_change(change)
         for event in self._waiting:
             event.set()
 

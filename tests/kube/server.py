@@ -52,6 +52,12 @@ def too_many(retry_after: int) -> Failure:
     )
 
 
+def quota_conflict() -> Failure:
+    """Two creates that count against one quota at the same moment."""
+    said = 'Operation cannot be fulfilled on resourcequotas "pods": the object has been modified; please apply your changes'
+    return Failure(409, "Conflict", f"{said} to the latest version and try again")
+
+
 def internal() -> Failure:
     return Failure(500, "InternalError", "Internal error occurred: etcdserver: request timed out")
 
@@ -66,7 +72,7 @@ class _Snapshot:
 
 @dataclass(slots=True)
 class ApiServer:
-    """`requests` counts what was asked, `bodies` are all that clients sent."""
+    """`requests` counts what was asked, `refused` what was answered with a failure, `bodies` are all that clients sent."""
 
     objects: Objects = field(default_factory=Objects)
     token: str = "a-client-s-token"
@@ -76,6 +82,7 @@ class ApiServer:
     faults: list[Fault] = field(default_factory=list)
     forbidden: set[tuple[str, str]] = field(default_factory=set)
     requests: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
     bodies: list[tuple[str, str, Json]] = field(default_factory=list)
     url: str = ""
     _lists: dict[str, _Snapshot] = field(default_factory=dict)
@@ -128,6 +135,8 @@ class ApiServer:
         self.requests[f"{verb} {kind}"] += 1
         fault = next((each for each in self.faults if each.takes(verb, kind)), None)
         try:
+            # As a real one it has the whole request before it does anything, and does it, although nobody may wait for the answer.
+            await request.read()
             if fault is not None:
                 fault.times -= 1
                 await elapse(fault.latency_seconds)
@@ -142,6 +151,7 @@ class ApiServer:
                 await elapse(_FOR_EVER)
             return web.json_response(answer, status=201 if verb == "create" else 200)
         except Failure as failure:
+            self.refused[f"{verb} {kind} {failure.code} {failure.body['reason']}"] += 1
             return web.json_response(failure.body, status=failure.code, headers=failure.headers)
 
     def _authorize(self, request: web.Request, verb: str, kind: str) -> None:

@@ -151,3 +151,23 @@ async def test_what_a_container_cannot_do_is_told(
         found = await seen(executor, "a", Phase.ENDED)
     assert (found.exit_code, found.outcome) == (128, None)
     assert (found.reason or "").startswith("StartError: failed to create containerd task")
+
+
+async def test_a_pod_that_is_taken_off_the_books_ends_and_one_that_waits_never_begins(
+    server: ApiServer, node: Kubelet, tmp_path: Path
+) -> None:
+    lives: list[tuple[str, str]] = []
+    node.on_start = lambda name, pid: lives.append(("began", name))
+    node.on_end = lambda name, pid, status: lives.append(("ended", name))
+    name_of_pod = {"name": "WHO", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    shell_pod(server, "a", f'touch {tmp_path}/"$WHO"; exec sleep 600', env=[name_of_pod])
+    shell_pod(server, "b", "exec sleep 600", task={"image": "absent:1"})
+    await eventually(lambda: (tmp_path / "a").exists())
+    (pid,) = node.pids()
+    for name in ("a", "b"):
+        server.objects.delete("pods", "default", name, {"gracePeriodSeconds": 0})
+    node.images.add("absent:1")
+    await eventually(lambda: not node.pids())
+    await eventually(lambda: all(each.is_over for each in (node.container_of("a"), node.container_of("b"))))
+    assert lives == [("began", "a"), ("ended", "a")]
+    assert not Path(f"/proc/{pid}").exists()

@@ -65,7 +65,7 @@ def nowhere():
 """
 ELSEWHERE = """
 create function elsewhere() returns trigger language plpgsql as $$ begin new.host := 'pod'; return new; end $$;
-create trigger elsewhere before insert on runner for each row when (new.name like 'et-%') execute function elsewhere();
+create trigger elsewhere before insert on runner for each row when (new.runner_id like 'et-%') execute function elsewhere();
 """
 # A pod starts a whole interpreter: on a busy machine that takes its time.
 START_SECONDS = 120.0

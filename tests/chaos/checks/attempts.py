@@ -6,16 +6,21 @@ from collections import Counter, defaultdict
 from itertools import pairwise
 
 from tests.chaos.case import Attempt, Case
-from tests.chaos.evidence import TaskId
-from tests.chaos.record import Answer
+from tests.chaos.evidence import TaskId, TaskMove
+from tests.chaos.record import Answer, Placement
 from tests.chaos.verdict import Finding
+
+_CLAIMED = ("queued", "running")
 
 
 def j4(case: Case, finding: Finding) -> None:
     """Epochs of a task strictly rise, one body starts per epoch, and one session owns a task at a time."""
     highest: dict[TaskId, int] = {}
     for move in case.evidence.task_moves:
-        if move.new_state != "running" or move.old_state == "running" or move.new_epoch is None:
+        if move.new_state not in _CLAIMED or move.old_state == "running" or move.new_epoch is None:
+            continue
+        if move.old_state == "queued":
+            _start(case, finding, move)
             continue
         finding.looked_at("claims")
         if move.new_epoch <= highest.get(move.task, 0):
@@ -25,6 +30,7 @@ def j4(case: Case, finding: Finding) -> None:
             )
         highest[move.task] = max(move.new_epoch, highest.get(move.task, 0))
     _owners(case, finding)
+    _places(finding, case.evidence.nemesis.placements)
     for effect in case.strangers:
         finding.violated(
             "unclaimed_start", f"a body of run {effect.run_id} {effect.dag}.{effect.task}, which no table knows"
@@ -41,6 +47,25 @@ def j4(case: Case, finding: Finding) -> None:
     for task, epochs in case.epochs_of.items():
         if len(epochs) > 1:
             _overlaps(case, finding, task, epochs)
+
+
+def _start(case: Case, finding: Finding, move: TaskMove) -> None:
+    """What was claimed for an executor elsewhere is started as that very attempt, and by nobody else."""
+    finding.looked_at("starts elsewhere")
+    if (move.new_epoch, move.new_session) != (move.old_epoch, move.old_session):
+        finding.violated(
+            "foreign_start",
+            f"{case.told(move.task, move.old_epoch)} of session {move.old_session} was started as epoch {move.new_epoch} of"
+            f" session {move.new_session}",
+        )
+
+
+def _places(finding: Finding, placements: tuple[Placement, ...]) -> None:
+    """An executor never had something under the same name twice: one pod for one attempt."""
+    for name, number in Counter(placement.name for placement in placements).items():
+        finding.looked_at("attempts elsewhere")
+        if number > 1:
+            finding.violated("two_places", f"{name} was made {number} times")
 
 
 def _owners(case: Case, finding: Finding) -> None:
@@ -122,7 +147,7 @@ def j5(case: Case, finding: Finding) -> None:
     for past in case.evidence.past_attempts:
         attempt = ((past.run_id, past.idx, past.map_index), past.epoch)
         finding.looked_at("past attempts")
-        claim = case.claims.get(attempt)
+        claim = case.claims.get(attempt) or case.dispatches.get(attempt)
         if claim is None or (past.session is not None and past.session != claim.session):
             finding.violated("stale_attempt", f"{case.told(*attempt)} is recorded for session {past.session}: {claim}")
     _refusals(case, finding)

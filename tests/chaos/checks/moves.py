@@ -115,6 +115,9 @@ def j8(case: Case, finding: Finding) -> None:
         kind = {"run": "stuck_run", "task": "stuck_task"}.get(leftover.kind, "leftover")
         finding.violated(kind, leftover.text)
     finding.counts["left open"] += len(case.evidence.leftovers)
+    for placement in case.evidence.nemesis.placements:
+        if placement.stop_ns is None:
+            finding.violated("leftover", f"{placement.name} is still with its executor")
     if healed is None:
         finding.violated("not_drained", "the nemesis log never says that the last fault was over")
         return

@@ -6,10 +6,14 @@ from bisect import bisect_right
 from collections import defaultdict
 
 from tests.chaos.case import LOST, TERMINAL, Case
-from tests.chaos.evidence import AttemptReport
+from tests.chaos.evidence import AttemptReport, TaskMove
+from tests.chaos.record import Fault, Placement
 from tests.chaos.verdict import Finding
+from tests.chaos.windows import Windows
 
 _ORPHANED = "orphaned"
+_DISPATCH_LOST = "dispatch_lost"
+_EXECUTOR = "kubernetes"
 # How a runner says that it stopped an attempt itself, because nobody answered it for too long.
 _STOPPED_ITSELF = "lost_contact"
 
@@ -22,7 +26,36 @@ def j7(case: Case, finding: Finding) -> None:
             stopped_itself = reasons.get((end.tx, *attempt[0]), "").startswith(_STOPPED_ITSELF)
             _judge_loss(case, finding, end, {} if stopped_itself else beats)
         _judge_bodies(case, finding, attempt[0], attempt[1], end)
+    _judge_dispatches(case, finding)
     _judge_orphans(case, finding)
+
+
+def _judge_dispatches(case: Case, finding: Finding) -> None:
+    """What was handed over is given up only if the executor has nothing of it, and could be asked."""
+    placed: dict[str, list[Placement]] = defaultdict(list)
+    for placement in case.evidence.nemesis.placements:
+        placed[placement.name].append(placement)
+    faults = case.evidence.nemesis.faults
+    away = Windows(
+        (each.start_ns, each.stop_ns) for each in faults if each.kind is Fault.OUTAGE and each.target == _EXECUTOR
+    )
+    slack = case.ns(case.limits.clock_slack_seconds)
+    for move in case.evidence.task_moves:
+        if move.old_state != "queued" or not (move.reason or "").startswith(_DISPATCH_LOST):
+            continue
+        finding.looked_at("dispatches given up")
+        if any(each.is_there(move.at_ns, slack) for each in placed[_name(move)]):
+            finding.violated("dispatch_lost_there", f"{_name(move)} was given up, and its executor had it")
+        elif away.covered(move.at_ns - slack, move.at_ns + slack) == 2 * slack:
+            finding.violated("dispatch_lost_unasked", f"{_name(move)} was given up while its executor answered nobody")
+
+
+def _name(move: TaskMove) -> str:
+    """What the attempt is called elsewhere, as the documentation says; not by the program's own function."""
+    instance = "x" if move.map_index < 0 else move.map_index
+    return (
+        f"et-{move.run_id}-{move.idx}-{instance}-{move.old_epoch}-{(move.old_session or 0) & 0xFFFFFFFFFFFFFFFF:016x}"
+    )
 
 
 def _beats(case: Case) -> dict[int, list[int]]:

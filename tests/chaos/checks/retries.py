@@ -14,6 +14,8 @@ from tests.chaos.windows import Windows
 
 # These come from the user's own retries; what was lost or given back does not.
 _FAILED = frozenset({"failed", "timed_out", "killed"})
+# Lost before it began, which comes from the same budget as attempts that were lost.
+_DISPATCH_LOST = "dispatch_lost"
 
 
 def j11(case: Case, finding: Finding) -> None:
@@ -43,6 +45,8 @@ def _judge(
                 is_failure = end.kind in _FAILED
                 ended["failed" if is_failure else end.kind] += 1
                 failure = end if is_failure else None
+        if move.old_state == "queued" and (move.reason or "").startswith(_DISPATCH_LOST):
+            ended[LOST] += 1
         if move.new_state == "running" and move.old_state != "running":
             finding.looked_at("attempts")
             if ended["failed"] >= plan.max_attempts:
