@@ -1097,6 +1097,21 @@ CREATE FUNCTION evertick.dags_with_room(p_shard smallint) RETURNS SETOF integer
     limit 100
 $$;
 
+CREATE FUNCTION evertick.dead_log_objects(p_shard smallint, p_epoch bigint, p_limit integer) RETURNS TABLE(object_id uuid, run_id bigint)
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+declare
+    due uuid[];
+begin
+    perform fence(p_shard, p_epoch);
+    due := array(select o.object_id from log_object o where o.look_at <= clock() order by o.look_at limit p_limit for update skip locked);
+    update log_object o set look_at = null
+    where o.object_id = any(due) and exists (
+        select 1 from log_chunk c where c.run_id = o.run_id and c.object_id = o.object_id);
+    return query select o.object_id, o.run_id from log_object o where o.object_id = any(due) and o.look_at <= clock();
+end $$;
+
 CREATE FUNCTION evertick.decide(rule evertick.trigger_rule, total integer, success integer, failed integer, upstream_failed integer, skipped integer, setup_total integer, setup_success integer, setup_skipped integer) RETURNS evertick.decision
     LANGUAGE plpgsql IMMUTABLE
     AS $$
@@ -1968,6 +1983,14 @@ begin
     return forgotten;
 end $$;
 
+CREATE FUNCTION evertick.forget_log_objects(p_shard smallint, p_epoch bigint, p_object_ids uuid[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform fence(p_shard, p_epoch);
+    delete from log_object o where o.object_id = any(p_object_ids) and o.look_at <= clock();
+end $$;
+
 CREATE FUNCTION evertick.forget_runs(p_shard smallint, p_doomed bigint[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -2556,6 +2579,17 @@ begin
     return offer(due);
 end $$;
 
+CREATE FUNCTION evertick.list_log_object(p_shard smallint, p_epoch bigint, p_run_id bigint, p_bytes integer) RETURNS uuid
+    LANGUAGE plpgsql
+    AS $$
+declare
+    listed uuid;
+begin
+    perform fence(p_shard, p_epoch);
+    insert into log_object (run_id, bytes, look_at) values (p_run_id, p_bytes, clock() + interval '1 hour') returning object_id into listed;
+    return listed;
+end $$;
+
 CREATE FUNCTION evertick.listen(p_shard smallint, p_epoch bigint, p_elapsed double precision, p_lost_after double precision, OUT silent bigint[], OUT stranded bigint[]) RETURNS record
     LANGUAGE plpgsql
     AS $$
@@ -2918,6 +2952,34 @@ CREATE FUNCTION evertick.misplaced(p_shard smallint, p_limit integer) RETURNS bi
          + (select count(*) from (select 1 from deadline x where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit) x)
 $$;
 
+CREATE FUNCTION evertick.move_logs(p_shard smallint, p_epoch bigint, p_object_id uuid, p_pieces jsonb) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    target bigint;
+    moved int;
+begin
+    perform fence(p_shard, p_epoch);
+    select o.run_id into target from log_object o where o.object_id = p_object_id;
+    perform 1 from run_status r where r.run_id = target for no key update;
+    if not found then
+        return 0;
+    end if;
+    perform 1 from log_object o where o.object_id = p_object_id and o.look_at > clock() for update;
+    if not found then
+        return 0;
+    end if;
+    update log_chunk c set content = null, object_id = p_object_id, at = x.at, bytes = x.bytes, digest = decode(x.digest, 'hex')
+    from jsonb_to_recordset(p_pieces) as x(idx int, map_index int, epoch int, seq bigint, at int, bytes int, digest text)
+    where c.run_id = target and c.idx = x.idx and c.map_index = x.map_index and c.epoch = x.epoch and c.seq = x.seq
+      and c.content is not null;
+    get diagnostics moved = row_count;
+    if moved > 0 then
+        update log_object o set look_at = null where o.object_id = p_object_id;
+    end if;
+    return moved;
+end $$;
+
 CREATE FUNCTION evertick.move_out(p_shard smallint, p_epoch bigint, p_limit integer, OUT moved integer, OUT is_over boolean, OUT is_closed boolean) RETURNS record
     LANGUAGE plpgsql
     AS $_$
@@ -3115,7 +3177,7 @@ begin
     on conflict (run_id, idx, map_index) do update
         set epoch = excluded.epoch, kind = excluded.kind, key = null, wake_at = excluded.wake_at, deadline = excluded.deadline;
     delete from log_chunk l using jsonb_to_recordset(p_polls) as x(run_id bigint, idx int, map_index int, epoch int)
-    where l.run_id = x.run_id and l.idx = x.idx and l.map_index = x.map_index and l.epoch <= x.epoch - 10 and not exists (
+    where l.run_id = x.run_id and l.idx = x.idx and l.map_index = x.map_index and l.epoch <= x.epoch - 10 and l.content is not null and not exists (
         select 1 from attempt a where a.run_id = l.run_id and a.idx = l.idx and a.map_index = l.map_index and a.epoch = l.epoch);
 end $$;
 
@@ -4677,6 +4739,7 @@ begin
         where s.run_id = r and s.state in ('success', 'failed', 'canceled');
         perform recount_run(r);
     end loop;
+    perform watch_again(runs);
     -- A run that stayed open decides now; one that was closed waits for admission like any other queued run.
     offered := settle(decide_waiting(array(
         select s.run_id from run_status s where s.run_id = any(runs) and s.state = 'running')));
@@ -5758,6 +5821,10 @@ begin
     end loop;
     is_clean := swept < p_limit;
     if is_clean then
+        if p_kind = 'run' then
+            -- Their logs in the storage go next. What is being put at this moment stays on its list for as long as that may take.
+            update log_object o set look_at = greatest(o.look_at, clock()) where o.run_id = any(gone);
+        end if;
         delete from remains m where m.shard = p_shard and m.kind = p_kind and m.id = any(gone);
     end if;
 end $_$;
@@ -6356,6 +6423,16 @@ begin
     return release(held) + admit_runs(array[p_dag_id]);
 end $$;
 
+CREATE FUNCTION evertick.unwatch_logs(p_shard smallint, p_epoch bigint, p_run_ids bigint[], p_finished timestamp with time zone[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform fence(p_shard, p_epoch);
+    perform 1 from run_status r where r.run_id = any(p_run_ids) order by r.run_id for no key update;
+    delete from log_watch w using unnest(p_run_ids, p_finished) as x(run_id, finished_at)
+    where w.run_id = x.run_id and (select r.finished_at from run_status r where r.run_id = x.run_id) is not distinct from x.finished_at;
+end $$;
+
 CREATE FUNCTION evertick.update_asset(p_asset text, p_extra jsonb, p_actor text, OUT update_id bigint, OUT occurred_at timestamp with time zone) RETURNS record
     LANGUAGE plpgsql
     AS $$
@@ -6609,6 +6686,36 @@ CREATE FUNCTION evertick.was_task_in_time(p_run_id bigint, p_idx integer, p_due_
         select bool_and(k.state in ('success', 'failed', 'skipped', 'upstream_failed', 'canceled') and k.finished_at <= p_due_at)
         from task k where k.run_id = p_run_id and k.idx = p_idx), false)
 $$;
+
+CREATE FUNCTION evertick.watch_again(p_run_ids bigint[]) RETURNS void
+    LANGUAGE sql
+    AS $$
+    insert into log_watch (run_id) select x.run_id from log_walk w cross join unnest(p_run_ids) as x(run_id) where x.run_id <= w.after
+    on conflict (run_id) do nothing
+$$;
+
+CREATE FUNCTION evertick.watch_logs(p_shard smallint, p_epoch bigint, p_limit integer) RETURNS integer
+    LANGUAGE plpgsql
+    AS $$
+declare
+    begun bigint;
+    passed bigint[];
+    t timestamptz := clock();
+begin
+    perform fence(p_shard, p_epoch);
+    insert into log_walk (after) values (0) on conflict (is_only) do nothing;
+    select w.after into begun from log_walk w for update;
+    passed := array(
+        select x.run_id from (
+            select r.run_id, count(*) filter (where r.created_at between t - interval '1 minute' and t) over (order by r.run_id) as young
+            from (select f.run_id, f.created_at from run f where f.run_id > begun order by f.run_id limit p_limit) r) x
+        where x.young = 0 order by x.run_id);
+    if cardinality(passed) > 0 then
+        insert into log_watch (run_id) select p from unnest(passed) p on conflict (run_id) do nothing;
+        update log_walk w set after = passed[cardinality(passed)];
+    end if;
+    return cardinality(passed);
+end $$;
 
 CREATE FUNCTION evertick.who_fits(p_tasks evertick.gate_arrival[], OUT fitting evertick.gate_arrival[], OUT others evertick.gate_arrival[]) RETURNS record
     LANGUAGE sql STABLE
@@ -7784,9 +7891,32 @@ CREATE TABLE evertick.log_chunk (
     seq bigint NOT NULL,
     until bigint NOT NULL,
     is_late boolean DEFAULT false NOT NULL,
-    content text NOT NULL
+    content text,
+    object_id uuid,
+    at integer,
+    bytes integer,
+    digest bytea,
+    CONSTRAINT log_chunk_check CHECK (((content IS NULL) = ((object_id IS NOT NULL) AND (at IS NOT NULL) AND (bytes IS NOT NULL) AND (digest IS NOT NULL))))
 )
 WITH (autovacuum_vacuum_insert_scale_factor='0.05', autovacuum_freeze_min_age='0', vacuum_truncate=off, toast.autovacuum_vacuum_insert_scale_factor='0.05', toast.autovacuum_freeze_min_age='0');
+
+CREATE TABLE evertick.log_object (
+    object_id uuid DEFAULT gen_random_uuid() NOT NULL,
+    run_id bigint NOT NULL,
+    bytes integer NOT NULL,
+    look_at timestamp with time zone
+);
+
+CREATE TABLE evertick.log_walk (
+    is_only boolean DEFAULT true NOT NULL,
+    after bigint NOT NULL,
+    CONSTRAINT log_walk_is_only_check CHECK (is_only)
+);
+
+CREATE TABLE evertick.log_watch (
+    run_id bigint NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0', autovacuum_vacuum_threshold='2000', vacuum_truncate=off);
 
 CREATE TABLE evertick.login_try (
     subject text NOT NULL,
@@ -8227,6 +8357,15 @@ ALTER TABLE ONLY evertick.lease
 ALTER TABLE ONLY evertick.log_chunk
     ADD CONSTRAINT log_chunk_pkey PRIMARY KEY (run_id, idx, map_index, epoch, seq);
 
+ALTER TABLE ONLY evertick.log_object
+    ADD CONSTRAINT log_object_pkey PRIMARY KEY (object_id);
+
+ALTER TABLE ONLY evertick.log_walk
+    ADD CONSTRAINT log_walk_pkey PRIMARY KEY (is_only);
+
+ALTER TABLE ONLY evertick.log_watch
+    ADD CONSTRAINT log_watch_pkey PRIMARY KEY (run_id);
+
 ALTER TABLE ONLY evertick.login_try
     ADD CONSTRAINT login_try_pkey PRIMARY KEY (subject);
 
@@ -8389,6 +8528,10 @@ CREATE INDEX gate_opens ON evertick.gate USING btree (opens_at) WHERE (opens_at 
 CREATE INDEX journal_in_time ON evertick.journal USING btree (occurred_at);
 
 CREATE INDEX journal_of_run ON evertick.journal USING btree (run_id, entry_id) WHERE (run_id IS NOT NULL);
+
+CREATE INDEX log_object_look ON evertick.log_object USING btree (look_at) WHERE (look_at IS NOT NULL);
+
+CREATE INDEX log_object_of_run ON evertick.log_object USING btree (run_id);
 
 CREATE INDEX moved_run_version ON evertick.moved_run USING btree (version_id);
 
