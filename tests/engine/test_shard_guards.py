@@ -15,7 +15,7 @@ from evertick.engine.set_shards import choose_shards, set_shards
 from evertick.store import shards, sharing
 from evertick.store.db import Purpose, connect
 from tests.engine.test_shards import MINUTE, ONE, fewer, lead_all
-from tests.engine.world import T0, later, make_dag, put, set_clock, value
+from tests.engine.world import OWN_LOCKS, T0, later, make_dag, put, set_clock, value
 from tests.waiting import eventually
 
 
@@ -39,7 +39,7 @@ async def test_of_two_that_choose_at_the_same_time_one_has_chosen(db: AsyncConne
         assert await choose_shards(other, shards=3, actor="first start")
         second = asyncio.ensure_future(choose_shards(db, shards=5, actor="second start"))
         await eventually(
-            lambda: value(other, "select exists (select from pg_locks where classid = 4714 and not granted)")
+            lambda: value(other, f"select exists (select from {OWN_LOCKS} where classid = 4714 and not granted)")
         )
     assert not await second
     assert await value(db, "select open_shards()") == 3
@@ -132,7 +132,7 @@ async def test_of_two_that_wait_for_the_fence_one_takes_the_shard(
                 asyncio.ensure_future(shards.take(conn, shard=0, owner="x", seconds=1000)) for conn in (other, third)
             ]
             await eventually(
-                lambda: value(db, "select count(*) = 2 from pg_locks where classid = 4711 and not granted")
+                lambda: value(db, f"select count(*) = 2 from {OWN_LOCKS} where classid = 4711 and not granted")
             )
         assert sorted(await asyncio.gather(*asked), key=str) == [epochs[0] + 1, None]
 

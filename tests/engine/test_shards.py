@@ -21,7 +21,7 @@ from evertick.store.db import Purpose, connect
 from evertick.store.sharing import Moved
 from tests.engine.plans import plan, scheduled
 from tests.engine.test_gates import pool
-from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, start, value
+from tests.engine.world import OWN_LOCKS, T0, Runner, later, lead, make_dag, put, set_clock, start, value
 from tests.waiting import eventually
 
 ONE: dict[str, list[str]] = {"a": []}
@@ -343,7 +343,7 @@ async def test_who_was_never_watched_gives_its_lead_back_as_well(pair: tuple[Asy
     one.add_notice_handler(lambda notice: heard.append(str(notice.message_primary)))
     assert await shards.resign(one, shard=0, epoch=led.epoch)
     assert heard == []
-    assert await value(one, "select count(*) from pg_locks where classid = 4712 and objid = 0") == 1
+    assert await value(one, f"select count(*) from {OWN_LOCKS} where classid = 4712 and objid = 0") == 1
 
 
 async def test_a_survey_says_who_is_there_and_what_is_free(pair: tuple[AsyncConnection, AsyncConnection]) -> None:
