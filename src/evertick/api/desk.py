@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
@@ -20,6 +19,7 @@ from evertick.config import Settings
 from evertick.domain.access import Permission, Principal, Role
 from evertick.domain.errors import AnswerLost, EvertickError, Forbidden, InvalidSettings, NotFound
 from evertick.services.agent_tokens import AgentTokens
+from evertick.services.aside import Aside
 from evertick.services.events import Log
 from evertick.services.grants import Grants
 from evertick.services.log_reading import LogArchive, LogReader
@@ -54,7 +54,7 @@ class Desk:
     log_seats: Seats = field(init=False)
     agents: Pool = field(init=False)
     stop_watch: StopWatch = field(init=False)
-    storage_threads: ThreadPoolExecutor = field(init=False)
+    storage: Aside = field(init=False)
     versions: Versions = field(init=False)
     log_archive: LogArchive = field(init=False)
     _agent_tokens: AgentTokens | None = field(default=None, init=False)
@@ -68,7 +68,7 @@ class Desk:
         self.agents = Pool(self.url, Purpose.API_WRITE, AGENTS)
         self.stop_watch = StopWatch(self.agents)
         # Their own, so that a storage that hangs stops nothing else that is done in threads: names of servers are looked up there.
-        self.storage_threads = ThreadPoolExecutor(MOST_TRANSFERS, thread_name_prefix="storage")
+        self.storage = Aside("storage", most=MOST_TRANSFERS)
         self.versions = Versions()
         self.log_archive = LogArchive(self.settings)
 

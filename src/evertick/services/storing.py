@@ -12,7 +12,6 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from evertick.domain.attempt import Outcome, OutcomeKind
 from evertick.domain.errors import StorageUnavailable
 from evertick.execution.result import TAG
 from evertick.execution.result_files import files_in
+from evertick.services.aside import Aside
 from evertick.services.events import Log
 from evertick.services.object_store import open_store
 
@@ -45,7 +45,8 @@ class Storing:
     def __init__(self, settings: Settings, *, on_stored: Callable[[list[Outcome]], None], log: Log) -> None:
         self._store, self._folder = open_store(settings), settings.result_place.absolute()
         self._patience_seconds, self._on_stored, self._log = settings.storage_patience_seconds, on_stored, log
-        self._threads = ThreadPoolExecutor(MOST_TRANSFERS, thread_name_prefix="storage")
+        # What hangs there does not hold up the end of the process.
+        self._aside = Aside("storage", most=MOST_TRANSFERS)
         self._going: dict[asyncio.Task[None], Outcome] = {}
 
     def hold_back(self, outcomes: list[Outcome]) -> list[Outcome]:
@@ -77,7 +78,6 @@ class Storing:
             # One that is done has told its end already, and is only not struck off yet.
             if task.cancel():
                 self._on_stored([replace(outcome, kind=OutcomeKind.GIVEN_BACK, reason=reason, result_json=None)])
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _keep(self, outcome: Outcome) -> None:
         run_id = outcome.key.run_id
@@ -97,7 +97,7 @@ class Storing:
         deadline, pause = loop.time() + self._patience_seconds, FIRST_PAUSE_SECONDS
         while True:
             try:
-                return await loop.run_in_executor(self._threads, work)
+                return await self._aside.do(work)
             except StorageUnavailable as error:
                 if loop.time() >= deadline:
                     raise

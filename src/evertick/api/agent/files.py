@@ -12,10 +12,10 @@ import json
 import os
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, TypeVar
+from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as PathParameter
@@ -29,7 +29,6 @@ from evertick.services.object_store import PIECE_BYTES, ObjectStore, open_store
 from evertick.services.storing import stored_name
 from evertick.store import agents
 
-T = TypeVar("T")
 OCTETS = "application/octet-stream"
 Hash = Annotated[str, PathParameter(pattern=r"^[0-9a-f]{64}$")]
 _BYTES: dict[int | str, dict[str, Any]] = {
@@ -70,7 +69,7 @@ async def read_result(agent: Who, sha256: Hash) -> Response:
             " that all of them share, or EVERTICK_STORAGE."
         )
     place, result = agent.desk.settings.result_place, (key.run_id, sha256)
-    file = await _transfer(agent, lambda: _fetched(store, place, result))
+    file = await agent.desk.storage.do(lambda: _fetched(store, place, result))
     size = os.fstat(file.fileno()).st_size
     return StreamingResponse(_pieces(file), media_type=OCTETS, headers={"Content-Length": str(size)})
 
@@ -93,7 +92,7 @@ async def put_result(agent: Who, sha256: Hash, request: Request) -> Response:
         with await asyncio.to_thread(_nameless, settings.result_place) as file:
             await _receive(request.stream(), file, sha256, most=settings.result_max_bytes)
             name = stored_name(agent.bearer.key.run_id, sha256)
-            await _transfer(agent, lambda: store.put_file(name, file, content_hash=sha256))
+            await agent.desk.storage.do(lambda: store.put_file(name, file, content_hash=sha256))
     elif not await asyncio.to_thread((folder / sha256).is_file):
         await _keep(request.stream(), folder, sha256, most=settings.result_max_bytes)
     return Response(status_code=204)
@@ -114,11 +113,7 @@ async def _is_here(agent: Agent, sha256: str) -> bool:
     store = open_store(agent.desk.settings)
     if store is None:
         return await asyncio.to_thread((_folder(agent) / sha256).is_file)
-    return await _transfer(agent, lambda: store.has(stored_name(agent.bearer.key.run_id, sha256)))
-
-
-async def _transfer(agent: Agent, work: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(agent.desk.storage_threads, work)
+    return await agent.desk.storage.do(lambda: store.has(stored_name(agent.bearer.key.run_id, sha256)))
 
 
 def _folder(agent: Agent) -> Path:
