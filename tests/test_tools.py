@@ -6,14 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from tools.clocks import as_of
 from tools.guards import Guard, find_guards
 from tools.mutants import known_survivors
 from tools.requirements import marked_tests, requirements
-from tools.test import child_environment, slowest, stages, totals
+from tools.test import Stage, child_environment, run_all, serial_files, slowest, stages, totals
 
+from tests.chaos.machine import lacks_false_clock
 from tests.databases import Cluster
 
 ROOT = Path(__file__).parents[1]
@@ -161,6 +164,21 @@ def test_requirements_are_read_from_the_tables_and_from_the_tests(tmp_path: Path
     }
 
 
+# Clocks ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_tests_of_another_moment_see_that_moment_in_its_zone() -> None:
+    moment = datetime(2028, 2, 29, 23, 59, 30, tzinfo=UTC)
+    environment = as_of(moment, "Asia/Kathmandu")
+    ahead = float(environment["FAKETIME"].removesuffix("s"))
+    assert abs(datetime.now(UTC) + timedelta(seconds=ahead) - moment) < timedelta(seconds=60)
+    assert (environment["TZ"], environment["LANG"]) == ("Asia/Kathmandu", "C")
+    if lacks_false_clock():
+        return
+    shown = subprocess.run(["date", "+%F %H:%M"], env=environment, capture_output=True, text=True, check=True).stdout
+    assert shown.startswith("2028-03-01 05:4"), "a quarter to six in the morning there"
+
+
 # make test ------------------------------------------------------------------------------------------------------------
 
 REPORT = """<testsuites><testsuite tests="4" failures="1" errors="0" skipped="1">
@@ -176,9 +194,30 @@ def test_the_slowest_tests_and_the_totals_are_read_from_what_pytest_wrote(tmp_pa
     assert totals([report, report, missing]) == "2 failed, 4 passed, 2 skipped"
 
 
-def test_make_test_checks_the_code_before_it_runs_everything(tmp_path: Path) -> None:
-    names = [stage.name for stage in stages(tmp_path, [])]
-    assert names == ["format", "lint", "types", "tests", "tests on their own"]
+def test_make_test_checks_the_code_and_runs_everything(tmp_path: Path) -> None:
+    todo = stages(tmp_path, [])
+    assert [stage.name for stage in todo] == ["format", "lint", "types", "tests", "tests on their own"]
+    assert [stage.name for stage in todo if stage.is_beside] == ["types"]
+
+
+def test_those_that_run_alone_are_looked_for_where_they_are(tmp_path: Path) -> None:
+    marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "mark.serial" in path.read_text()}
+    alone = stages(tmp_path, ["-x"])[-1].command
+    assert {str(path) for path in marked - {Path(__file__)}} <= set(alone)
+    assert set(serial_files()) <= set(alone)
+    assert not set(serial_files()) & set(stages(tmp_path, ["tests/domain"])[-1].command), "somebody chose others"
+
+
+def test_what_failed_is_told_also_of_what_ran_beside_another(capfd: pytest.CaptureFixture[str]) -> None:
+    def stage(name: str, code: int, **options: bool) -> Stage:
+        program = f"import sys; print('{name} speaks'); sys.exit({code})"
+        return Stage(name=name, command=[sys.executable, "-c", program], **options)
+
+    todo = [stage("good", 0), stage("beside", 1, is_beside=True), stage("bad", 3), stage("last", 0)]
+    assert sorted(run_all(todo)) == ["bad", "beside"]
+    said = capfd.readouterr().out
+    assert said.index("== beside\nbeside speaks") < said.index("last speaks")
+    assert run_all([stage("alone", 1, is_beside=True), stage("end", 0)]) == ["alone"]
 
 
 def test_children_of_make_test_keep_their_byte_code_and_are_plain_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
