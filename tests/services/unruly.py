@@ -103,10 +103,12 @@ class Place:
 async def finish(conn: AsyncConnection, order: RemoteOrder) -> None:
     key = order.key
     told = {"r": key.run_id, "i": key.idx, "m": key.map_index, "e": order.epoch, "kind": "success"}
-    await step(conn, session=order.session, reports=[json.dumps(told)], queues=[], free=0, infra_retries=3)
-    await conn.execute(
-        "update runner set gone_at = clock(), gone_reason = 'finished' where session = %s", [order.session]
-    )
+    # At once, as `finish_attempt` does it: a look in between would find an attempt that is over and has not told its end.
+    async with conn.transaction():
+        await step(conn, session=order.session, reports=[json.dumps(told)], queues=[], free=0, infra_retries=3)
+        await conn.execute(
+            "update runner set gone_at = clock(), gone_reason = 'finished' where session = %s", [order.session]
+        )
 
 
 def outcome_of(order: RemoteOrder) -> bytes:
