@@ -52,13 +52,13 @@ async def lost_dispatches(stage: Stage) -> None:
     held = await begin_pods(stage, 2)
     adopted: list[float | None] = []
     runs: list[int] = []
-    for number in range(int(stage.scaled(20, 2, 1))):
+    for number in range(int(stage.scaled(10, 2, 1))):
         strike = _kill_holder if number % 2 == 0 else _freeze_holder
         runs += await _strike_with_full_queue(stage, strike, adopted)
     stage.expect_within(adopted, ADOPTED_SECONDS, "what a lost runner had is looked after by another")
     await _lose_pods(stage, int(stage.scaled(20, 2, 1)))
     stage.cluster.tell("go")
-    await stage.runs_over(held + runs, within_seconds=RUN_SECONDS)
+    await stage.runs_over(held + runs, within_seconds=stage.scaled(1200, RUN_SECONDS))
     await expect_once(stage, held + runs)
     await expect_nothing_left(stage)
 
@@ -71,7 +71,7 @@ async def _strike_with_full_queue(stage: Stage, strike: Strike, adopted: list[fl
     # Short enough that what is in hand arrives, late, while its successor is about to hand it over, too.
     slow = KubeFault("create", "pods", latency_seconds=0.6)
     pods.server.faults.append(slow)
-    runs = [await stage.trigger("pod_ledger", "queued") for _ in range(int(stage.scaled(60, 6, 3)))]
+    runs = [await stage.trigger("pod_ledger", "queued") for _ in range(int(stage.scaled(20, 6, 3)))]
     queued = "select count(*) from task where run_id = any(%s) and state <> 'available'"
     await eventually(lambda: counts(stage, queued, len(runs), runs), 30, pause_seconds=0.02)
     owners = await stage.cluster.watch.must(
