@@ -212,7 +212,7 @@ def patient(is_full: bool) -> Shape:
 
 def unhurried(is_full: bool) -> Shape:
     """The pod of an agent that was given up is deleted with a grace, in which it wakes."""
-    return far_shape(agent_lost_after_seconds=9.0, stop_grace_seconds=45.0)
+    return far_shape(agent_lost_after_seconds=9.0, stop_grace_seconds=120.0)
 
 
 SCENARIOS = (
