@@ -155,7 +155,7 @@ async def test_a_task_that_has_not_ended_in_time_is_told_once_per_episode(conn: 
     assert await look(conn, epoch, 131) == [("not_finished", 1, False)]
     await look(conn, epoch, 200, fires=True)
     assert await look(conn, epoch, 231) == []
-    assert [(each.task, each.count) for each in await alerts.list_all(conn)] == [("b", 2)]
+    assert [(each.task, each.count) for each in await alerts.list_all(conn, alerts.Wanted())] == [("b", 2)]
     await runner.drain()
     await look(conn, epoch, 300, fires=True)
     await runner.drain()
@@ -175,7 +175,7 @@ async def test_a_task_that_ended_late_before_anybody_looked_was_late(conn: Async
     await set_clock(conn, later(131))
     await runner.drain()
     assert await look(conn, epoch, 132) == [("not_finished", 1, False)]
-    assert [each.task for each in await alerts.list_all(conn)] == ["b"]
+    assert [each.task for each in await alerts.list_all(conn, alerts.Wanted())] == ["b"]
 
 
 @pytest.mark.parametrize("kind", ["success", "failed", "skipped"])
@@ -195,7 +195,7 @@ async def test_a_run_that_belongs_to_no_schedule_counts_from_its_start_and_each_
     assert await look(conn, epoch, 36) == [("not_finished", run_id, False) for run_id in runs]
     assert await look(conn, epoch, 40) == []
     assert await told(conn) == [(run_id, "a", "not_finished") for run_id in runs]
-    assert await alerts.list_all(conn, ended=True) == [], "no later run could end it"
+    assert await alerts.list_all(conn, alerts.Wanted(ended=True)) == [], "no later run could end it"
 
 
 async def test_a_canceled_or_deleted_run_is_nobodys_concern(conn: AsyncConnection) -> None:
@@ -213,7 +213,7 @@ async def test_a_deadline_that_is_taken_away_ends_its_episode(conn: AsyncConnect
     assert len(await look(conn, epoch, 131)) == 2
     await put(conn, make_dag("one", {"a": []}, every="@every 100s", per_task={"a": LATE}))
     assert await look(conn, epoch, 140) == [("not_finished", 1, True)]
-    assert [each.task for each in await alerts.list_all(conn)] == ["a"]
+    assert [each.task for each in await alerts.list_all(conn, alerts.Wanted())] == ["a"]
 
 
 async def test_a_backfill_has_no_deadlines(conn: AsyncConnection) -> None:

@@ -209,6 +209,18 @@ async def test_two_groups_one_after_the_other(conn: AsyncConnection) -> None:
     assert (await states(conn, run))["end"] == "upstream_failed"
 
 
+async def test_the_size_of_another_group_does_not_end_it(conn: AsyncConnection) -> None:
+    await put(conn, grouped({"f.x": [], "g.a": [], "g.b": [], "after": ["g.a", "g.b"]}))
+    run = await start(conn, "d")
+    runner = await Runner.join(conn)
+    x, a, b = await runner.claim(10)
+    # One end is all of f, and half of g.
+    await runner.step([(x, "success", {}), (a, "failed", {})])
+    assert await states(conn, run) == {"f.x": "success", "g.a": "failed", "g.b": "running", "after": "waiting"}
+    again, _ = await runner.step([(b, "success", {})], free=10)
+    assert [each.idx for each in again] == [a.idx, b.idx]
+
+
 async def test_reconcile_counts_a_group_anew(conn: AsyncConnection) -> None:
     await put(conn, grouped({"g.a": [], "g.b": [], "after": ["g.a"]}))
     run = await start(conn, "d")
