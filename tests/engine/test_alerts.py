@@ -98,6 +98,7 @@ async def test_a_schedule_that_does_not_fire_is_told_until_it_does(conn: AsyncCo
     assert await look(conn, epoch, 159) == []
     assert await look(conn, epoch, 161) == [("not_fired", None, False)]
     assert await look(conn, epoch, 190) == []
+    assert [each.count for each in await alerts.list_all(conn, alerts.Wanted())] == [1]
     assert await look(conn, epoch, 195, fires=True) == [("not_fired", None, True)]
 
 
@@ -214,6 +215,58 @@ async def test_a_deadline_that_is_taken_away_ends_its_episode(conn: AsyncConnect
     await put(conn, make_dag("one", {"a": []}, every="@every 100s", per_task={"a": LATE}))
     assert await look(conn, epoch, 140) == [("not_finished", 1, True)]
     assert [each.task for each in await alerts.list_all(conn, alerts.Wanted())] == ["a"]
+
+
+async def test_one_task_in_time_ends_no_episode_of_another_and_its_own_once(conn: AsyncConnection) -> None:
+    epoch = await with_deadlines(conn, {"a": [], "b": []}, "a", "b")
+    runner = await Runner.join(conn)
+    await look(conn, epoch, 100, fires=True)
+    assert len(await look(conn, epoch, 131)) == 2
+    for seconds, changes in ((200, [("not_finished", 1, True)]), (300, [])):
+        await look(conn, epoch, seconds, fires=True)
+        for claim in await runner.claim(10):
+            if claim.idx == 0:
+                await runner.finish(claim)
+        assert await look(conn, epoch, seconds + 31) == changes
+    assert [(each.task, each.count) for each in await alerts.list_all(conn, alerts.Wanted())] == [("b", 3)]
+
+
+async def test_a_run_that_ends_in_time_has_not_started_in_time_by_that(conn: AsyncConnection) -> None:
+    epoch = await world(conn, start_within_seconds=10, finish_within_seconds=30)
+    await look(conn, epoch, 100, fires=True)
+    assert await look(conn, epoch, 111) == [("not_started", 1, False)]
+    await (await Runner.join(conn)).drain()
+    assert await look(conn, epoch, 131) == []
+
+
+async def test_of_a_late_task_only_those_hear_who_asked_about_that(conn: AsyncConnection) -> None:
+    failure = NoticeSpec(event=Event.FAILURE, sink="email:ops@example.com")
+    of_runs = NoticeSpec(event=Event.DEADLINE, sink="email:boss@example.com")
+    task = {"finish_within_seconds": 30.0, "notices": (*TOLD, failure)}
+    await set_clock(conn, T0)
+    await put(conn, make_dag("one", ONE, every="@every 100s", notices=(of_runs,), per_task={"a": task}))
+    epoch = await lead(conn)
+    await look(conn, epoch, 100, fires=True)
+    assert await look(conn, epoch, 131) == [("not_finished", 1, False)]
+    assert [each.sink for each in await outbox.list_all(conn)] == [HOOK]
+
+
+async def test_a_schedule_that_is_removed_ends_its_episode(conn: AsyncConnection) -> None:
+    epoch = await world(conn, start_within_seconds=10)
+    await look(conn, epoch, 100, fires=True)
+    assert await look(conn, epoch, 111) == [("not_started", 1, False)]
+    await put(conn, make_dag("one", ONE))
+    assert await look(conn, epoch, 120) == [("not_started", 1, True)]
+
+
+async def test_deadlines_that_are_set_again_are_the_same(conn: AsyncConnection) -> None:
+    epoch = await with_deadlines(conn, {"a": []}, "a")
+    await conn.execute("update schedule set finish_within = 60")
+    await look(conn, epoch, 100, fires=True)
+    for _ in range(2):
+        await conn.execute("select set_deadlines(array[1]::bigint[])")
+        await conn.execute("select set_task_deadlines(array[1]::bigint[])")
+    assert await value(conn, "select array_agg(kind order by kind) from deadline") == ["finish", "task"]
 
 
 async def test_a_backfill_has_no_deadlines(conn: AsyncConnection) -> None:

@@ -44,6 +44,7 @@ NONSENSE = {
     "a change that there is not": "insert into schedule_version select 1, 1, 'wish', 'me', clock(), 'code', false, '{}'",
     "waiting for what nobody tells of": "insert into awaited values ('moon', 'full', 1)",
     "a deadline of nothing": "insert into deadline values (0, clock(), 1, 'pause')",
+    "a task's deadline before it begins": "insert into task_deadline values (1, 0, 0)",
     "an alert of nothing": alert("bored"),
     "remains of nothing": "insert into remains values (0, 'task', 1)",
 }
@@ -56,6 +57,7 @@ TWICE = {
     "heard": "insert into heard values (1, 'dag', 'a', 1, clock())",
     "cause": "insert into cause values (1, '2030-01-01', 'dag', 'a', 1, clock())",
     "deadline": "insert into deadline values (0, '2030-01-01', 1, 'start')",
+    "task_deadline": "insert into task_deadline values (1, 0, 5)",
     "alert": alert("not_fired"),
     "remains": "insert into remains values (0, 'run', 1)",
     "cluster": "insert into cluster values (1, 1, clock(), clock(), '0/0', false)",
