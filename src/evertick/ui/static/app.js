@@ -50,6 +50,10 @@ document.addEventListener("htmx:afterSettle", (event) => {
   }
 });
 
+// On a phone the menu is a line that scrolls: where one is shall be seen.
+const menu = document.querySelector(".menu"), here = menu?.querySelector("[aria-current]");
+if (here && menu.scrollWidth > menu.clientWidth) menu.scrollLeft = here.offsetLeft - menu.offsetLeft - (menu.clientWidth - here.offsetWidth) / 2;
+
 const stored = sessionStorage.getItem(STORED);
 if (stored) {
   sessionStorage.removeItem(STORED);
