@@ -257,6 +257,39 @@ async def waits(conn: AsyncConnection) -> object:
     )
 
 
+async def test_of_several_objects_only_the_one_that_is_named_is_used(conn: AsyncConnection, leading: Leading) -> None:
+    first, second = await written(conn, "x\n"), await written(conn, "y\n")
+    coming = await list_object(conn, leading, run_id=first, size=1)
+    _, count = await moved(conn, leading, second)
+    assert (count, await here(conn, first), await here(conn, second)) == (1, [True], [False])
+    assert await value(conn, "select array_agg(object_id) from log_object where look_at is not null") == [coming]
+    late = await list_object(conn, leading, run_id=first, size=1)
+    await conn.execute("update log_object set look_at = clock() where object_id = %s", [late])
+    placed = [(BEFORE_ALL._replace(idx=0, epoch=1, seq=0), pack(["x"])[1][0])]
+    assert await move_lines(conn, leading, late, placed) == 0, "its hour is over, whatever others have"
+
+
+async def test_only_the_named_attempt_is_moved_and_what_was_moved_stays_where_it_is(
+    conn: AsyncConnection, leading: Leading
+) -> None:
+    run = await written(conn, "one\n")
+    await clear(conn, run_id=run, chosen=await select_tasks(conn, run_id=run), actor="me")
+    await written(conn, "two\n", run_id=run)
+    placed = [(BEFORE_ALL._replace(idx=0, epoch=1, seq=0), pack(["one\n"])[1][0])]
+    first, again = [await list_object(conn, leading, run_id=run, size=1) for _ in range(2)]
+    assert await move_lines(conn, leading, first, placed) == 1 and await here(conn, run) == [False, True]
+    assert await move_lines(conn, leading, again, placed) == 0
+    assert await value(conn, "select object_id from log_chunk where run_id = %s and epoch = 1", run) == first
+
+
+async def test_only_the_named_objects_are_forgotten(conn: AsyncConnection, leading: Leading) -> None:
+    one, other = [await list_object(conn, leading, run_id=1, size=1) for _ in range(2)]
+    await set_clock(conn, later(2 * HOUR))
+    await forget_objects(conn, leading, [one])
+    assert await value(conn, "select array_agg(object_id) from log_object") == [other]
+
+
+@pytest.mark.requirement("A4")
 async def test_who_does_not_lead_any_more_changes_nothing(conn: AsyncConnection, leading: Leading) -> None:
     run = await written(conn, "x\n")
     object_id = await list_object(conn, leading, run_id=run, size=1)

@@ -162,6 +162,7 @@ async def test_a_storage_that_stays_away_gets_no_new_objects_listed(mover: Mover
     assert await listed(mover.conn) == 1 and way.asked == ["PUT", "HEAD", "HEAD", "HEAD"]
 
 
+@pytest.mark.requirement("A3", "V9")
 async def test_a_death_at_any_line_loses_nothing_and_doubles_nothing(
     mover: Mover, server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +251,7 @@ async def test_a_run_that_was_cleared_is_moved_again_with_what_it_wrote_then(mov
     assert await mover.here() == 0 and len(stored(server, mover.settings)) == 2 and await mover.read(key) == both
 
 
+@pytest.mark.requirement("V11")
 async def test_a_run_that_the_database_refuses_holds_up_no_other(mover: Mover) -> None:
     poison, other = await mover.write(), await mover.write()
     await mover.conn.execute(
