@@ -57,7 +57,7 @@ create index run_of_text on run (dag_id, (run_text(key, kind, coalesce(fire_at, 
 -- Those that somebody looks for among a million that went well. Costs only them.
 create index run_unwell on run_status (dag_id, run_id) where state in ('failed', 'canceled');
 -- Runs in the order of time (store/sql/listing.sql). Scheduled ones are in run_fire already, so that they are in none of the first two; all
--- are in the third from their end on. What that costs is in docs/decisions/0032-lists-in-order.md.
+-- are in the third from their end on. What that costs is in docs/decisions/0031-lists-in-order.md.
 create index run_filled on run (dag_id, fire_at) where kind = 'backfill';
 create index run_made on run (dag_id, created_at) where kind = 'manual';
 create index run_ended on run_status (dag_id, finished_at) where finished_at is not null;

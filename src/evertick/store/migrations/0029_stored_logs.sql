@@ -1,5 +1,5 @@
 -- Logs in object storage: what the runs that have ended wrote leaves the database, where somebody asked for that. Why so:
--- docs/decisions/0034-logs-in-storage.md.
+-- docs/decisions/0032-logs-in-storage.md.
 --
 -- A chunk's row stays, and says where its lines are: who sends it again finds it there, and a log is read by the same keys as ever. An
 -- object holds lines of one run. It is listed here before it is put, and until after it was removed: whatever dies in between, the list
