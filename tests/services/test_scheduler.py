@@ -23,7 +23,7 @@ from evertick.services.scheduler import Scheduler
 from evertick.store import shards
 from evertick.store.wake import Channel, notify
 from tests.engine.plans import plant
-from tests.engine.world import Runner, end, make_dag, put, start, states, value
+from tests.engine.world import OWN_LOCKS, Runner, end, make_dag, put, start, states, value
 from tests.services.hosting import Said, armed, hosted, quick
 from tests.system.work import start_with
 from tests.waiting import eventually
@@ -356,14 +356,13 @@ async def test_two_hands_drain_a_burst_and_nothing_fires_twice(
 async def test_a_second_hand_that_cannot_work_holds_up_nobody(
     database: str, conn: AsyncConnection, tmp_path: Path
 ) -> None:
-    """Whoever comes second is refused: one session alone may make runs."""
+    """Whoever comes second is refused: the session that leads alone may make runs."""
     await put(conn, make_dag("tick", {"a": []}))
-    await conn.execute("create table hand (only_one boolean primary key default true, pid int)")
     await conn.execute(
-        "create function note() returns trigger language plpgsql as $$begin"
-        " insert into hand (pid) values (pg_backend_pid()) on conflict do nothing;"
-        " if (select pid from hand) <> pg_backend_pid() then raise 'not you' using errcode = '57P05'; end if;"
-        " return new; end$$"
+        f"create function note() returns trigger language plpgsql as $$begin"
+        f" if not exists (select from {OWN_LOCKS} where classid = 4712 and pid = pg_backend_pid()) then"
+        f" raise 'not you' using errcode = '57P05'; end if;"
+        f" return new; end$$"
     )
     await conn.execute("create trigger note after insert on run for each row execute function note()")
     said = Said()
