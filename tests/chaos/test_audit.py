@@ -192,7 +192,7 @@ async def test_a_run_of_real_verbs_is_judged_green(audited: Conn, logs: dict[str
     nemesis, client = NemesisLog(logs["nemesis"]), ClientLog(logs["client"])
     nemesis.phase(Phase.IDLE)
     epoch = await lead(audited)
-    # Its first instant is after it was put, however long that takes: of those before that it is for nobody to say whether they fire.
+    # Its first instant is after it was put, however long that takes: whether earlier ones fire is for nobody to say.
     begin = await shards.read_clock(audited) + timedelta(seconds=1)
     every = parse_schedule(
         timedelta(milliseconds=100), anchor_at=begin, start_at=begin, end_at=begin + timedelta(seconds=0.5)
