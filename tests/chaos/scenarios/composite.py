@@ -28,6 +28,8 @@ LANES = 3
 DEFAULT_SECONDS = 240.0
 # After the faults: what is left of the load, and the drain.
 CALM_SECONDS = 8.0
+# Writes of who was replaced, however short it is: three times what must be tried, because the database is often away.
+STALE_WRITES, STALE_PER_SECOND = 1500, 6.0
 
 
 def short(dice: random.Random) -> float:
@@ -107,7 +109,8 @@ async def composite(stage: Stage) -> None:
     await stage.begin_load(seconds=seconds + CALM_SECONDS, steady=200, quick=12, lingering=1, per_second=2)
     over = time.monotonic() + seconds
     lanes = [Lane(stage.nemesis, menu, f"{stage.dice.random()}") for _ in range(LANES)]
-    async with haunted(stage.cluster, random.Random(stage.dice.random()), per_second=6) as zombie:
+    per_second = max(STALE_PER_SECOND, STALE_WRITES / seconds)
+    async with haunted(stage.cluster, random.Random(stage.dice.random()), per_second=per_second) as zombie:
         await asyncio.gather(*(lane.run(over) for lane in lanes))
     stage.counted(zombie)
 
