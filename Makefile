@@ -10,7 +10,7 @@ COMPILE := -q --generate-hashes --strip-extras --allow-unsafe --no-emit-index-ur
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test check format requirements mutants clocks simulate shapes sweep year boundaries canaries fuzz chaos bench profile bench-peers clean lock
+.PHONY: help up test check format requirements mutants clocks hard simulate shapes sweep year boundaries canaries fuzz chaos bench profile bench-peers clean lock
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -48,6 +48,9 @@ mutants: $(STAMP) ## remove each guard of each statement, one at a time; some te
 
 clocks: $(STAMP) ## the tests at the end of a day, a month, a year and summer time, in odd time zones (AT="2028-02-29 23:59:30" ZONE=name TESTS=path)
 	@$(BIN)/python tools/clocks.py $(if $(AT),--at "$(AT)") $(if $(ZONE),--zone $(ZONE)) $(TESTS)
+
+hard: $(STAMP) ## the tests beside busy neighbours, strangers' transactions and in any order (SEED=n repeats one, TIMES=n, TESTS=path)
+	@$(BIN)/python tools/hard_times.py $(if $(SEED),--seed $(SEED)) $(if $(TIMES),--times $(TIMES)) $(TESTS)
 
 boundaries: $(STAMP) ## kill services at every execution of every statement (ONLY=tasks.step picks some)
 	@$(BIN)/python -m tests.system.boundaries $(if $(ONLY),--only $(ONLY))

@@ -38,6 +38,8 @@ async def tail(reader: AsyncConnection, conn: AsyncConnection) -> Tail:
     await put(conn, make_dag("etl", SHAPE))
     made = Tail()
     await made.begin(reader)
+    # While an older transaction of any database is open, what was written just before the beginning is told once: here, not later.
+    await made.look(reader, lambda: ALL)
     return made
 
 
