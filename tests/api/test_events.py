@@ -35,7 +35,8 @@ class Stream:
         self._lines = lines
 
     async def next(self) -> Event:
-        """The next event as (id, name, data)."""
+        """The next event as (id, name, data). Not that a DAG was published: before the beginning, but while an older transaction of
+        any database of this server is open it is told once more."""
         fields: dict[str, str] = {}
         async for line in self._lines:
             if line.startswith(":"):
@@ -43,9 +44,10 @@ class Stream:
             if line:
                 name, _, text = line.partition(": ")
                 fields[name] = text
-            elif "event" in fields:
-                return fields["id"], fields["event"], json.loads(fields["data"])
             else:
+                data = json.loads(fields.get("data", "{}"))
+                if "event" in fields and data.get("verb") != "publish":
+                    return fields["id"], fields["event"], data
                 fields = {}
         raise EOFError("the stream has ended")
 

@@ -134,7 +134,7 @@ async def test_an_old_transaction_of_somebody_else_does_not_make_it_read_everyth
         for _ in range(5):
             await start(conn, "etl")
             assert len(await told(tail, reader)) == 2
-        assert len(tail._told) == 10
+        assert len([key for key in tail._told if key[0] != "entry"]) == 10
         monkeypatch.setattr(module, "LONGEST_TRANSACTION_SECONDS", 0.0)
         assert await told(tail, reader) == []
         assert await told(tail, reader) == []
