@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import LiteralString
 
 import pytest
 from psycopg import AsyncConnection
@@ -27,6 +28,12 @@ AGENT = NewAgent(
     runner_id="et-1", version="1", host="pod", boot_id="b", pid_namespace="n", uid=0, pid=1, pid_started=1.0
 )
 NONCE, OTHER = "a" * 32, "b" * 32
+ALTERED: dict[str, LiteralString] = {
+    "task of another epoch": "update task set epoch = epoch + 1 where session = %s",
+    "task of another session": "update task set session = 77 where session = %s",
+    "listed with another epoch": "update dispatch set epoch = epoch + 1 where session = %s",
+    "listed with another session": "update dispatch set session = 77 where session = %s",
+}
 
 
 @pytest.fixture
@@ -108,7 +115,7 @@ async def test_what_was_canceled_before_it_began_does_not_begin(conn: AsyncConne
     assert await world_of(conn) == before
 
 
-@pytest.mark.parametrize("wrong", ["epoch", "session", "key", "over", "lost", "unlisted"])
+@pytest.mark.parametrize("wrong", ["epoch", "session", "key", "over", "lost", "unlisted", *ALTERED])
 async def test_an_attempt_that_is_not_the_tasks_own_does_not_begin(conn: AsyncConnection, wrong: str) -> None:
     bearer = await dispatched(conn, {"t": [], "u": []})
     await claimed(conn, int(str(await value(conn, "select owner from dispatch limit 1"))))
@@ -129,6 +136,9 @@ async def test_an_attempt_that_is_not_the_tasks_own_does_not_begin(conn: AsyncCo
             await end_queued(conn, [gone], infra_retries=3)
         case "unlisted":
             await conn.execute("delete from dispatch where session = %s", [bearer.session])
+        case altered:
+            # As after a failover that lost something: each of the two names both, and must be the one.
+            await conn.execute(ALTERED[altered], [bearer.session])
     before = await world_of(conn)
     with pytest.raises(LeaseLost):
         await begin(conn, bearer)
@@ -148,15 +158,19 @@ async def test_it_is_given_what_a_claim_would_give(conn: AsyncConnection) -> Non
 
 
 async def test_an_end_is_recorded_once_and_the_agent_is_gone_with_it(conn: AsyncConnection) -> None:
-    bearer = await dispatched(conn)
+    bearer = await dispatched(conn, {"t": [], "u": []})
     await begin(conn, bearer)
+    other = await claimed(conn, int(str(await value(conn, "select owner from dispatch"))))
+    await begin(conn, other)
     for _ in range(2):
         done = await end(conn, bearer)
         assert not done.refused
+    gone = "select gone_reason from runner where session = %s"
+    assert (await value(conn, gone, bearer.session), await value(conn, gone, other.session)) == ("finished", None)
+    await end(conn, other)
     assert await run_state(conn, bearer.key.run_id) == "success"
-    assert await value(conn, "select gone_reason from runner where session = %s", bearer.session) == "finished"
     assert await value(conn, "select count(*) from lease") == 0
-    assert await value(conn, "select count(*) from dispatch") == 1, "the executor may still have something of it"
+    assert await value(conn, "select count(*) from dispatch") == 2, "the executor may still have something of them"
     assert not await violations(conn)
 
 
@@ -180,6 +194,8 @@ async def test_a_lost_agent_is_replaced_and_its_end_comes_too_late(conn: AsyncCo
     assert reply.is_gone
     assert (await end(conn, bearer)).refused
     assert await states(conn, bearer.key.run_id) == {"t": "available"}
+    reason = await value(conn, "select gone_reason from runner where session = %s", bearer.session)
+    assert reason == "agent_lost: OOMKilled", "what is known of its end stays"
 
 
 async def test_a_cancel_reaches_the_agent_and_is_confirmed_by_its_end(conn: AsyncConnection) -> None:

@@ -9,6 +9,7 @@ from psycopg import AsyncConnection
 
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import Conflict
+from evertick.domain.fairness import RANKS
 from evertick.domain.patterns import read_pattern
 from evertick.domain.retry import RetryPolicy
 from evertick.domain.why import tell
@@ -23,13 +24,14 @@ from evertick.engine.dispatch import (
     end_queued,
 )
 from evertick.engine.mark import mark
+from evertick.engine.reap import bury
 from evertick.engine.reconcile import reconcile
 from evertick.engine.why import explain
 from evertick.store import dispatch, runners
 from evertick.store.db import Purpose, connect
 from evertick.store.dispatch import QueuedRow
 from evertick.store.tasks import Look
-from tests.engine.far_agents import begin
+from tests.engine.far_agents import as_claim, begin
 from tests.engine.invariants import install, violations
 from tests.engine.world import Runner, lead, make_dag, put, run_state, start, states, value
 from tests.waiting import eventually
@@ -152,6 +154,16 @@ async def test_who_waited_too_long_goes_first_and_once(conn: AsyncConnection) ->
     look = Look(None, 1.0)
     rows = await dispatch.claim(conn, session=runner.session, queues=["default"], free=2, look=look, sessions=[1, 2])
     assert [(row.idx, row.session) for row in rows] == [(0, 1), (1, 2)]
+    await start(conn, "d")
+    await conn.execute("update ready set offered_at = clock() - interval '1 hour' where idx = 1")
+    behind = Look([10**12] * RANKS, None)
+    assert (
+        await dispatch.claim(conn, session=runner.session, queues=["default"], free=2, look=behind, sessions=[]) == []
+    )
+    rows = await dispatch.claim(conn, session=runner.session, queues=["default"], free=2, look=look, sessions=[3, 4])
+    assert [row.idx for row in rows] == [1, 0], (
+        "the first of the line counts once, though it has waited too long as well"
+    )
 
 
 async def test_a_runner_of_some_names_claims_only_those(conn: AsyncConnection) -> None:
@@ -201,7 +213,7 @@ async def test_what_is_given_back_is_available_at_once_and_has_cost_nothing(conn
     (row,) = await claim(runner)
     assert await end(conn, row, QueuedEnd.GIVEN_BACK)
     assert await states(conn, run_id) == {"t0": "available"}
-    assert await value(conn, "select (attempt, losses) = (0, 0) from task")
+    assert await value(conn, "select (attempt, losses) = (0, 0) and session is null from task")
     assert await violations(conn) == []
 
 
@@ -225,6 +237,17 @@ async def test_an_attempt_that_has_begun_is_not_ended_as_one_that_never_did(conn
     assert await value(conn, KEYS) == 1
 
 
+async def test_an_end_takes_nothing_off_the_list_but_its_own_attempt(conn: AsyncConnection) -> None:
+    runner, _ = await world(conn)
+    (first,) = await claim(runner)
+    assert await begin(conn, session=first.session, epoch=first.epoch)
+    assert await bury(conn, session=first.session, reason="agent_lost: gone", infra_retries=3) == 1
+    (second,) = await claim(runner)
+    assert await end(conn, second, QueuedEnd.FAILED)
+    left = await value(conn, "select array_agg(session) from dispatch")
+    assert left == [first.session], "the executor may still have something of it"
+
+
 async def test_a_cancel_waits_for_the_word_that_nothing_is_left(conn: AsyncConnection) -> None:
     runner, run_id = await world(conn)
     (row,) = await claim(runner)
@@ -239,7 +262,7 @@ async def test_a_cancel_waits_for_the_word_that_nothing_is_left(conn: AsyncConne
 
 @pytest.mark.parametrize("state", ["success", "failed", "skipped"])
 async def test_a_mark_waits_as_well(conn: AsyncConnection, state: str) -> None:
-    runner, run_id = await world(conn)
+    runner, run_id = await world(conn, task_retry=RetryPolicy(retries=1))
     (row,) = await claim(runner)
     try:
         await mark(conn, key_of(row), state=state, actor="me")
@@ -278,15 +301,19 @@ async def test_a_try_is_stamped_only_for_what_may_still_begin(conn: AsyncConnect
 
 
 async def test_an_attempt_is_taken_off_the_list_only_when_it_is_over(conn: AsyncConnection) -> None:
-    runner, _run_id = await world(conn, 3)
-    queued, running, over = await claim(runner)
-    assert await begin(conn, session=running.session, epoch=running.epoch)
-    await conn.execute("update task set state = 'pending', session = null where session = %s", [over.session])
-    assert await dispatch.forget(conn, [row.session for row in (queued, running, over)]) == 1
-    assert {row.session for row in await dispatch.list_of(conn, owner=runner.session)} == {
-        queued.session,
-        running.session,
-    }
+    runner, _run_id = await world(conn, 7)
+    rows = await claim(runner)
+    queued, running, ended, lost, older, foreign, unnamed = rows
+    for row in (running, ended):
+        assert await begin(conn, session=row.session, epoch=row.epoch)
+    await Runner(conn, ended.session).finish(as_claim(ended))
+    for row in (lost, unnamed):
+        await conn.execute("update task set state = 'pending', session = null where session = %s", [row.session])
+    await conn.execute("update task set epoch = epoch + 1 where session = %s", [older.session])
+    await conn.execute("update task set session = 77 where session = %s", [foreign.session])
+    assert await dispatch.forget(conn, [row.session for row in rows if row is not unnamed]) == 4
+    left = {row.session for row in await dispatch.list_of(conn, owner=runner.session)}
+    assert left == {queued.session, running.session, unnamed.session}
 
 
 async def test_what_was_pruned_meanwhile_is_still_cleaned_up(conn: AsyncConnection) -> None:
@@ -304,10 +331,11 @@ async def adopt(runner: Runner) -> int:
 
 @pytest.mark.requirement("A16")
 async def test_what_a_dead_or_silent_runner_looked_after_is_adopted_once(conn: AsyncConnection) -> None:
-    first, _ = await world(conn, 2)
-    await claim(first)
+    first, _ = await world(conn, 4)
+    await claim(first, 2)
     second = await Runner.join(conn, executor="far", slots=1)
     third = await Runner.join(conn, executor="far")
+    assert len(await claim(third, 1)) == 1
     assert await adopt(second) == 0, "its owner is alive"
     await conn.execute("update runner set silent_seconds = 31 where session = %s", [first.session])
     assert await adopt(second) == 2, "beyond its slots: they are there already"
@@ -316,8 +344,9 @@ async def test_what_a_dead_or_silent_runner_looked_after_is_adopted_once(conn: A
     await conn.execute("update runner set gone_at = clock() where session = %s", [second.session])
     assert await adopt(third) == 2
     await conn.execute("delete from runner where session = %s", [third.session])
-    assert await adopt(first) == 2
-    assert len(await dispatch.list_of(conn, owner=first.session)) == 2
+    assert await adopt(first) == 3
+    assert len(await dispatch.list_of(conn, owner=first.session)) == 3
+    assert await adopt(first) == 0, "what is its own is not adopted, however silent it was"
 
 
 @pytest.mark.parametrize(("executor", "queue"), [("other", "default"), ("far", "elsewhere")])
@@ -327,7 +356,8 @@ async def test_only_a_runner_of_the_same_executor_and_queue_adopts(
     first, _ = await world(conn)
     await claim(first)
     await conn.execute("update runner set gone_at = clock()")
-    assert await adopt(await Runner.join(conn, executor=executor, queues=(queue,))) == 0
+    await Runner.join(conn, executor="far")
+    assert await adopt(await Runner.join(conn, executor=executor, queues=(queue,))) == 0, "another one could"
 
 
 async def test_a_runner_that_is_gone_itself_adopts_nothing(conn: AsyncConnection) -> None:
@@ -361,8 +391,22 @@ async def test_why_tells_who_looks_after_a_queued_task_and_what_was_wrong(conn: 
     assert "handed over 1 times" in told and "tried again" in told and told.endswith(": quota exceeded")
     await dispatch.note_submitted(conn, owner=runner.session, sessions=sessions)
     assert "executor far has it" in await _why(conn, run_id, 1)
-    await conn.execute("update runner set gone_at = clock()")
+    await Runner.join(conn, executor="other")
+    await conn.execute("update runner set gone_at = clock() where session = %s", [runner.session])
     assert "no live runner of executor far that serves queue default" in await _why(conn, run_id, 1)
+
+
+async def test_why_counts_those_that_its_own_runner_has_still_to_hand_over_before_it(conn: AsyncConnection) -> None:
+    runner, run_id = await world(conn, 5)
+    elsewhere, submitted, begun, _ahead, _asked = await claim(runner)
+    other = await Runner.join(conn, executor="far")
+    await conn.execute("update dispatch set queued_at = queued_at - interval '1 second' * (5 - idx)")
+    await conn.execute("update dispatch set owner = %s where session = %s", [other.session, elsewhere.session])
+    await dispatch.note_submitted(conn, owner=runner.session, sessions=[submitted.session])
+    assert await begin(conn, session=begun.session, epoch=begun.epoch)
+    assert f"by runner r{runner.session}, 1 before it" in await _why(conn, run_id, 4)
+    await conn.execute("update runner set gone_at = clock() where session = %s", [runner.session])
+    assert "by a runner that is silent, 1 before it" in await _why(conn, run_id, 4), "another one is there to adopt it"
 
 
 async def test_why_counts_what_a_runner_looks_after_elsewhere_as_busy_slots(conn: AsyncConnection) -> None:

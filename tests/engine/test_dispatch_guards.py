@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import psycopg
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.domain.agent_token import Bearer, TokenUse
+from evertick.domain.attempt import TaskKey
 from evertick.domain.patterns import read_pattern
 from evertick.engine.claim_matching import Matching
-from evertick.engine.dispatch import claim_for_dispatch, claim_matching_for_dispatch
+from evertick.engine.dispatch import (
+    NeverBegan,
+    QueuedEnd,
+    claim_for_dispatch,
+    claim_matching_for_dispatch,
+    end_queued,
+)
+from evertick.engine.start_attempt import start_attempt
+from evertick.store import dispatch
+from evertick.store.agents import NewAgent
 from evertick.store.db import Purpose, connect
 from evertick.store.dispatch import QueuedRow
 from tests.engine.world import Runner, make_dag, put, start, states, value
+from tests.waiting import eventually
 
 ANY = Matching([read_pattern("**")], ["default"])
+AGENT = NewAgent(
+    runner_id="et-1", version="1", host="pod", boot_id="b", pid_namespace="n", uid=0, pid=1, pid_started=1.0
+)
 
 
 @pytest.fixture
@@ -82,16 +98,63 @@ async def test_a_claim_locks_its_own_runner_and_no_other(conn: AsyncConnection, 
 async def test_what_somebody_else_holds_in_line_is_passed_over_and_not_waited_for(
     conn: AsyncConnection, other: AsyncConnection
 ) -> None:
-    run_id = await waiting(conn, 2)
+    run_id = await waiting(conn, 3)
     runner = await Runner.join(other, executor="far")
     async with conn.transaction():
         await conn.execute("select 1 from ready where idx = 0 for update")
+        assert [row.idx for row in await claim(runner, 1)] == [1], "the next one instead"
         rows = await claim_matching_for_dispatch(other, ANY, session=runner.session, free=9)
-        assert [row.idx for row in rows] == [1]
+        assert [row.idx for row in rows] == [2]
     assert (await states(conn, run_id))["t0"] == "available"
     async with conn.transaction():
         await conn.execute("select 1 from ready where idx = 0 for update")
         assert await claim(runner) == []
+
+
+async def test_what_somebody_works_on_is_adopted_later(conn: AsyncConnection, other: AsyncConnection) -> None:
+    await waiting(conn, 2)
+    lost = await Runner.join(conn, executor="far")
+    await claim(lost)
+    await conn.execute("update runner set gone_at = clock()")
+    runner = await Runner.join(other, executor="far")
+    async with conn.transaction():
+        await conn.execute("select 1 from dispatch where idx = 0 for update")
+        assert await dispatch.adopt(other, session=runner.session, silent_seconds=30, most=100) == 1
+    assert await value(conn, "select array_agg(owner order by idx) from dispatch") == [lost.session, runner.session]
+
+
+async def begins(conn: AsyncConnection, row: QueuedRow) -> object:
+    bearer = Bearer(use=TokenUse.START, key=key_of(row), epoch=row.epoch, session=row.session, expires_at=0.0)
+    return await start_attempt(conn, bearer, nonce="n" * 32, agent=AGENT, lost_after=300.0)
+
+
+async def ends(conn: AsyncConnection, row: QueuedRow) -> object:
+    lost = NeverBegan(key=key_of(row), epoch=row.epoch, session=row.session, kind=QueuedEnd.LOST, reason="lost")
+    return await end_queued(conn, [lost], infra_retries=3)
+
+
+def key_of(row: QueuedRow) -> TaskKey:
+    return TaskKey(row.run_id, row.idx, row.map_index)
+
+
+@pytest.mark.parametrize("verb", [begins, ends])
+async def test_the_run_is_locked_before_an_attempt_is_touched(
+    conn: AsyncConnection, other: AsyncConnection, verb: Callable[[AsyncConnection, QueuedRow], Awaitable[object]]
+) -> None:
+    await waiting(conn, 1)
+    (row,) = await claim(await Runner.join(conn, executor="far"))
+    await other.execute("set lock_timeout = 0")
+    async with conn.transaction():
+        await conn.execute("select from run_status for no key update")
+        doing = asyncio.ensure_future(verb(other, row))
+        await eventually(lambda: value(conn, "select 1 from pg_locks where not granted and pid = %s", pid_of(other)))
+        await conn.execute("select from task for update nowait")
+        await conn.execute("select from dispatch for update nowait")
+    await doing
+
+
+def pid_of(conn: AsyncConnection) -> int:
+    return conn.info.backend_pid
 
 
 async def test_a_place_in_line_whose_task_is_not_available_is_no_claim(rollback_conn: AsyncConnection) -> None:

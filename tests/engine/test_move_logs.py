@@ -204,16 +204,17 @@ async def test_an_object_with_a_line_in_it_is_not_removed_whatever_the_list_says
 async def test_retention_lists_the_objects_of_what_it_deleted_and_gives_those_on_their_way_their_hour(
     conn: AsyncConnection, leading: Leading
 ) -> None:
-    run, kept = await written(conn, "x\n"), await start(conn, "d")
-    object_id, _ = await moved(conn, leading, run)
+    run, kept = await written(conn, "x\n", "y\n"), await start(conn, "d")
+    object_id = await list_object(conn, leading, run_id=run, size=1)
+    one, next_one = ([(BEFORE_ALL._replace(idx=0, epoch=1, seq=seq), pack(["x"])[1][0])] for seq in (0, 2))
+    assert await move_lines(conn, leading, object_id, one) == 1
     await set_clock(conn, later(50 * HOUR))
     coming = await list_object(conn, leading, run_id=run, size=1)
     await list_object(conn, leading, run_id=kept, size=1)
     given = Mandate(shard=0, epoch=leading.epoch, before=later(HOUR), actor="test")
     assert (await prune_runs(conn, given, after=0, pace=ALL, now=later(50 * HOUR))).pruned == 1
     assert await dead_objects(conn, leading, batch=10) == []
-    part = [(BEFORE_ALL._replace(idx=0, epoch=1, seq=0), pack(["x"])[1][0])]
-    assert await move_lines(conn, leading, coming, part) == 0, "of a run that is gone nothing is moved"
+    assert await move_lines(conn, leading, coming, next_one) == 0, "of a run that is gone nothing is moved"
     await sweep(conn, given, Remains.RUN, after=0, pace=ALL)
     assert [each.object_id for each in await dead_objects(conn, leading, batch=10)] == [object_id]
     await set_clock(conn, later(51 * HOUR))
@@ -232,6 +233,23 @@ async def test_a_prune_waits_for_lines_that_are_being_moved(
         done = await prune_runs(other, given, after=0, pace=ALL, now=later(HOUR))
         assert done.pruned == 0
     assert (await prune_runs(other, given, after=0, pace=ALL, now=later(HOUR))).pruned == 1
+
+
+async def test_an_object_is_not_removed_while_lines_are_being_moved_into_it(
+    conn: AsyncConnection, other: AsyncConnection, leading: Leading
+) -> None:
+    """Whoever moves them came in time, and is held up until its hour is over."""
+    run = await written(conn, "x\n")
+    coming = await list_object(conn, leading, run_id=run, size=1)
+    placed = [(BEFORE_ALL._replace(idx=0, epoch=1, seq=0), pack(["x"])[1][0])]
+    async with conn.transaction():
+        await conn.execute("select from log_chunk for update")
+        moving = asyncio.create_task(move_lines(other, leading, coming, placed))
+        await eventually(lambda: waits(conn))
+        await set_clock(conn, later(HOUR))
+        assert await dead_objects(conn, leading, batch=10) == []
+    assert await moving == 1
+    assert await dead_objects(conn, leading, batch=10) == []
 
 
 async def test_leaving_a_run_waits_for_the_clear_that_reopens_it(

@@ -47,6 +47,7 @@ NONSENSE = {
     "a task's deadline before it begins": "insert into task_deadline values (1, 0, 0)",
     "an alert of nothing": alert("bored"),
     "remains of nothing": "insert into remains values (0, 'task', 1)",
+    "another walk over the logs": "insert into log_walk values (false, 1)",
 }
 
 TWICE = {
