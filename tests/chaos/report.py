@@ -102,9 +102,14 @@ class Totals:
     alone: dict[str, list[float]]
     fires: int
     attempts: int
-    stale_tried: int
     stale_refused: int
+    stale_accepted: int
+    stale_unanswered: int
     violations: int
+
+    @property
+    def stale_tried(self) -> int:
+        return self.stale_refused + self.stale_accepted + self.stale_unanswered
 
     def shortfalls(self) -> list[str]:
         """What a default run must reach to prove anything, and did not."""
@@ -148,8 +153,9 @@ def add_up(verdicts: Iterable[Verdict]) -> Totals:
         alone=alone,
         fires=sum(verdict.fires for verdict in played),
         attempts=sum(verdict.attempts for verdict in played),
-        stale_tried=sum(verdict.stale_tried for verdict in played),
         stale_refused=sum(verdict.stale_refused for verdict in played),
+        stale_accepted=sum(verdict.stale_accepted for verdict in played),
+        stale_unanswered=sum(verdict.stale_unanswered for verdict in played),
         violations=sum(len(verdict.violations) for verdict in played),
     )
 
@@ -215,9 +221,17 @@ def _sums(totals: Totals) -> Table:
     table.add_row("faults", f"{totals.faults.total():,} of {len(totals.kinds)} kinds: {_told(totals.kinds)}")
     table.add_row("fires", f"{totals.fires:,}")
     table.add_row("attempts", f"{totals.attempts:,}")
-    table.add_row("stale writes", f"{totals.stale_tried:,} tried, {totals.stale_refused:,} refused")
+    table.add_row("stale writes", told_stale(totals))
     table.add_row("violations", f"{totals.violations:,}")
     return table
+
+
+def told_stale(totals: Totals) -> str:
+    """Every write that was tried is in one of the other three."""
+    return (
+        f"{totals.stale_tried:,} tried: {totals.stale_refused:,} refused, {totals.stale_accepted:,} accepted,"
+        f" {totals.stale_unanswered:,} never answered"
+    )
 
 
 def _told(counts: Counter[str]) -> str:

@@ -77,8 +77,9 @@ class Verdict:
     alone: dict[str, list[float]] = field(default_factory=dict)
     fires: int = 0
     attempts: int = 0
-    stale_tried: int = 0
     stale_refused: int = 0
+    stale_accepted: int = 0
+    stale_unanswered: int = 0
     checked: str = ""
     folder: Path | None = None
 
@@ -292,7 +293,11 @@ async def _keep_results(stage: Stage, verdict: Verdict) -> None:
     watch = stage.cluster.watch
     verdict.fires = await watch.value("select count(*) from run where fire_at is not null") or 0
     verdict.attempts = await watch.value("select coalesce(sum(epoch), 0) from task") or 0
-    verdict.stale_tried, verdict.stale_refused = stage.stale_tried.total(), stage.stale_refused.total()
+    verdict.stale_refused, verdict.stale_accepted, verdict.stale_unanswered = (
+        stage.stale_refused.total(),
+        stage.stale_accepted.total(),
+        stage.stale_unanswered.total(),
+    )
     try:
         async with await AsyncConnection.connect(stage.cluster.server.url, autocommit=True) as conn:
             verdict.notes.append(f"refused inside the database: {dict(await refusals(conn))}")

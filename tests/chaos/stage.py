@@ -59,8 +59,9 @@ class Stage:
     limits: dict[str, float] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    stale_tried: Counter[str] = field(default_factory=Counter)
     stale_refused: Counter[str] = field(default_factory=Counter)
+    stale_accepted: Counter[str] = field(default_factory=Counter)
+    stale_unanswered: Counter[str] = field(default_factory=Counter)
     marks: dict[str, int] = field(default_factory=dict)
     load: Load | None = None
     pods: Pods | None = None
@@ -168,7 +169,10 @@ class Stage:
             self.expect(max(known) <= seconds, f"{what}: {max(known):.2f} s, promised {seconds:g} s")
 
     def counted(self, zombie: Zombie) -> None:
-        self.stale_tried += zombie.tried
         self.stale_refused += zombie.refused
+        self.stale_accepted += zombie.accepted
+        self.stale_unanswered += zombie.unanswered
+        if zombie.unanswered:
+            self.note(f"stale writes that nobody answered: {dict(zombie.unanswered)}")
         for op, count in zombie.accepted.items():
             self.expect(count == 0, f"{op} was accepted {count} times")

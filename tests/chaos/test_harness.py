@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
+import psycopg
 import pytest
 
+from evertick.domain.errors import PostgresUnavailable
 from tests.chaos.catalogue import find
+from tests.chaos.cluster import Cluster
 from tests.chaos.nemesis import Nemesis, Struck
-from tests.chaos.record import Fault
-from tests.chaos.report import PROMISED_SECONDS, Totals, add_up
+from tests.chaos.reading import read_client
+from tests.chaos.record import Answer, ClientLog, Fault
+from tests.chaos.report import PROMISED_SECONDS, Totals, add_up, told_stale
 from tests.chaos.scenario import Verdict
 from tests.chaos.scenarios.composite import MENU, Lane
+from tests.chaos.zombie import Zombie
 
 KINDS = [Fault.KILL, Fault.FREEZE, Fault.CUT, Fault.RESET, Fault.DELAY, Fault.RESTART, Fault.LOCK, Fault.POISON]
 KINDS += [Fault.OUTAGE, Fault.TERMINATE, Fault.DROP_REPLY, Fault.CLOCK]
@@ -22,7 +30,7 @@ KINDS += [Fault.OUTAGE, Fault.TERMINATE, Fault.DROP_REPLY, Fault.CLOCK]
 def enough(**changes: object) -> Verdict:
     """A scenario that alone would be enough."""
     faults = Counter({f"{kind} something": 17 for kind in KINDS})
-    given: dict[str, object] = {"faults": faults, "fires": 5_000, "attempts": 20_000, "stale_tried": 500, **changes}
+    given: dict[str, object] = {"faults": faults, "fires": 5_000, "attempts": 20_000, "stale_refused": 500, **changes}
     return Verdict(name="N35", title="all", **given)  # type: ignore[arg-type]
 
 
@@ -35,7 +43,7 @@ def test_a_run_that_is_large_enough_has_no_shortfall() -> None:
     [
         ({"fires": 4_999}, "fires"),
         ({"attempts": 19_999}, "attempts"),
-        ({"stale_tried": 499}, "stale writes"),
+        ({"stale_refused": 490, "stale_unanswered": 9}, "stale writes"),
         ({"faults": Counter({f"{kind} x": 5 for kind in KINDS})}, "faults"),
         ({"faults": Counter({f"{kind} x": 40 for kind in KINDS[1:]})}, "kinds"),
         ({"faults": Counter({f"{KINDS[0]} x": 4, **{f"{kind} x": 40 for kind in KINDS[1:]}})}, "kinds"),
@@ -77,6 +85,40 @@ def test_a_fault_is_alone_if_no_other_was_going_on_or_being_recovered_from(
 def test_what_was_not_played_counts_for_nothing() -> None:
     totals: Totals = add_up([enough(), enough(not_run="needs root")])
     assert (totals.fires, totals.stale_tried) == (5_000, 500)
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [
+        psycopg.OperationalError("the connection is closed"),
+        psycopg.errors.AdminShutdown("terminating connection"),
+        PostgresUnavailable("nobody listens"),
+        asyncio.CancelledError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_stale_write_that_nobody_answered_is_counted_as_that(instead: BaseException, tmp_path: Path) -> None:
+    client = ClientLog(tmp_path / "client.jsonl")
+    zombie = Zombie(cluster=cast(Cluster, SimpleNamespace(clients=client)), dice=random.Random(0))
+    answers: list[bool | BaseException] = [False, instead, True]
+
+    async def answer() -> bool:
+        given = answers.pop(0)
+        if isinstance(given, BaseException):
+            raise given
+        return given
+
+    await zombie.try_it("stale_log", answer)
+    with pytest.raises(type(instead)):
+        await zombie.try_it("stale_log", answer)
+    await zombie.try_it("stale_log", answer)
+    client.close()
+    counts = zombie.refused.total(), zombie.accepted.total(), zombie.unanswered
+    assert counts == (1, 1, {type(instead).__name__: 1})
+    noted = [request.answer for request in read_client(tmp_path / "client.jsonl")]
+    assert noted == [Answer.ERROR, Answer.UNKNOWN, Answer.OK]
+    totals = add_up([enough(stale_refused=1, stale_accepted=1, stale_unanswered=1), enough()])
+    assert told_stale(totals) == "503 tried: 501 refused, 1 accepted, 1 never answered"
 
 
 def test_the_same_seed_breaks_the_same_things_in_the_same_order() -> None:

@@ -66,14 +66,15 @@ _LEADERS_VERBS: dict[str, Callable[[AsyncConnection, int, int], Awaitable[object
 
 @dataclass(slots=True, kw_only=True)
 class Zombie:
-    """Tries until it is stopped. `tried`, `refused` and `accepted` count by kind of write."""
+    """Tries until it is stopped. Every write that was tried is counted once: `refused` and `accepted` by its kind, `unanswered`
+    by what came instead of an answer (an outage, a cut, the end of the scenario)."""
 
     cluster: Cluster
     dice: random.Random
     per_second: float = 4.0
-    tried: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
+    unanswered: Counter[str] = field(default_factory=Counter)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     async def run(self) -> None:
@@ -113,7 +114,7 @@ class Zombie:
             done = await step(conn, session=session, reports=[json.dumps(report)], queues=[], free=0, infra_retries=3)
             return (key, epoch) not in done.refused
 
-        await self._try("stale_finish", attempt, run_id=key.run_id, task=key.idx, epoch=epoch, session=session)
+        await self.try_it("stale_finish", attempt, run_id=key.run_id, task=key.idx, epoch=epoch, session=session)
 
     async def extend(self, conn: AsyncConnection, claim: Claim) -> None:
         """Hold on to an attempt that is somebody else's."""
@@ -124,7 +125,7 @@ class Zombie:
             reply = await extend(conn, session=-abs(session), held=[(key, epoch)])
             return (key, epoch) not in reply.lost and not reply.is_gone
 
-        await self._try("stale_extend", attempt, run_id=key.run_id, task=key.idx, epoch=epoch)
+        await self.try_it("stale_extend", attempt, run_id=key.run_id, task=key.idx, epoch=epoch)
 
     async def log(self, conn: AsyncConnection, claim: Claim) -> None:
         """Send log lines for an attempt that was replaced. These are taken, and must be marked as late."""
@@ -142,7 +143,7 @@ class Zombie:
             row = await cursor.fetchone()
             return row is not None and not row[0]
 
-        await self._try("stale_log", attempt, run_id=key.run_id, task=key.idx, epoch=epoch, session=session)
+        await self.try_it("stale_log", attempt, run_id=key.run_id, task=key.idx, epoch=epoch, session=session)
 
     async def plan_with(self, conn: AsyncConnection, shard: int, epoch: int) -> None:
         """Plan as the leader of an epoch that is over, once."""
@@ -165,16 +166,17 @@ class Zombie:
                     return False
                 raise
 
-        await self._try("stale_leader", attempt, shard=shard, epoch=epoch, verb=verb)
+        await self.try_it("stale_leader", attempt, shard=shard, epoch=epoch, verb=verb)
 
-    async def _try(self, op: str, attempt: Callable[[], Awaitable[bool]], **detail: object) -> None:
+    async def try_it(self, op: str, attempt: Callable[[], Awaitable[bool]], **detail: object) -> None:
+        """One write. `attempt` says whether it was taken."""
         request = f"zombie-{next(self._numbers)}"
         self.cluster.clients.asked(op, request=request, **detail)
-        self.tried[op] += 1
         try:
             was_taken = await attempt()
-        except (psycopg.Error, EvertickError, OSError) as error:
+        except (psycopg.Error, EvertickError, OSError, asyncio.CancelledError) as error:
             self.cluster.clients.answered(request, Answer.UNKNOWN, error=f"{type(error).__name__}: {error}")
+            self.unanswered[type(error).__name__] += 1
             raise
         self.cluster.clients.answered(request, Answer.OK if was_taken else Answer.ERROR)
         (self.accepted if was_taken else self.refused)[op] += 1

@@ -194,6 +194,5 @@ class FalseAgent:
         request = f"false-agent-{stage.nemesis.unique()}"
         stage.cluster.clients.asked(op, request=request, what=what, **detail)
         stage.cluster.clients.answered(request, Answer.OK if was_taken else Answer.ERROR)
-        stage.stale_tried[op] += 1
-        stage.stale_refused[op] += not was_taken
+        (stage.stale_accepted if was_taken else stage.stale_refused)[op] += 1
         stage.expect(not was_taken, f"{op} of {what} by a false agent was accepted")
