@@ -161,13 +161,14 @@ async def test_the_timeouts_of_a_leaders_session_fit_its_lease(conns: list[Async
 async def test_the_server_ends_a_leaders_session_that_falls_silent(conns: list[AsyncConnection]) -> None:
     """Frozen or cut off: the lock is free once the lease is over, and no transaction stays open."""
     silent, frozen, other = conns
+    await silent.execute("select pg_advisory_lock(4712, 0)")
+    await frozen.execute("begin")
+    await frozen.execute("select pg_advisory_xact_lock_shared(4711, 0)")
+    # Last of all: whoever has these limits may not be a moment late with what comes next.
     for conn in (silent, frozen):
         await shards.bound_session(
             conn, statement_seconds=1, lock_seconds=1, transaction_seconds=0.05, idle_seconds=0.05
         )
-    await silent.execute("select pg_advisory_lock(4712, 0)")
-    await frozen.execute("begin")
-    await frozen.execute("select pg_advisory_xact_lock_shared(4711, 0)")
     await eventually(lambda: value(other, f"select not exists (select from {OWN_LOCKS} where locktype = 'advisory')"))
     for conn in (silent, frozen):
         await conn.close()

@@ -122,9 +122,10 @@ async def test_a_transaction_whose_client_fell_silent_is_ended_and_its_locks_wit
         await connect(any_postgres, purpose=Purpose.HOT) as other,
     ):
         await silent.execute("create table public.held (id int)")
-        await silent.execute("set idle_in_transaction_session_timeout = '20ms'")
         await silent.execute("begin")
         await silent.execute("lock table public.held")
+        # Last of all: from here on its client may not be a moment late, and is silent.
+        await silent.execute("set idle_in_transaction_session_timeout = '20ms'")
         async with asyncio.timeout(10):
             await other.execute("insert into public.held values (1)")
         with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
