@@ -22,6 +22,18 @@ from evertick.store.deferrals import ChildDue
 from tests.engine.world import Runner, end, later, lead, make_dag, put, set_clock, start, states, value
 
 ROW = "select (epoch, key)::text from deferral"
+NO_WAITS = [("kind", "'run'"), ("seconds", "-1"), ("timeout", "0"), ("on_timeout", "'success'")]
+NO_WAITS += [("on_reject", "'success'"), ("backoff", "0.5")]
+APPROVAL = (
+    "insert into approval (run_id, idx, map_index, epoch, title, asked_at, decided_at, decided_by, is_approved)"
+    " select -1, 0, -1, 1, 't', clock(), "
+)
+
+
+def wait(column: str, nonsense: str) -> str:
+    """A wait that makes no sense in this."""
+    given = {"version_id": "-1", "idx": "0", "kind": "'time'", column: nonsense}
+    return f"insert into task_wait ({', '.join(given)}) values ({', '.join(given.values())})"
 
 
 class Scene:
@@ -98,6 +110,19 @@ async def other(database: str) -> AsyncIterator[AsyncConnection]:
         (
             UniqueViolation,
             "insert into deferral select -1, 0, -1, 1, 0, 'time', null, clock() from generate_series(1, 2)",
+        ),
+        (
+            UniqueViolation,
+            "insert into task_wait (version_id, idx, kind) select -1, 0, 'time' from generate_series(1, 2)",
+        ),
+        *((CheckViolation, wait(column, nonsense)) for column, nonsense in NO_WAITS),
+        *((CheckViolation, APPROVAL + half) for half in ("clock(), null, true", "clock(), 'me', null")),
+        (UniqueViolation, APPROVAL + "null, null, null::bool from generate_series(1, 2)"),
+        (UniqueViolation, "insert into poll select -1, 0, -1, clock(), null, 0 from generate_series(1, 2)"),
+        (
+            UniqueViolation,
+            "insert into event (name, key, payload, sent_at, sent_by)"
+            " select 'n', 'k', '1', clock(), 'me' from generate_series(1, 2)",
         ),
     ],
 )

@@ -147,23 +147,20 @@ async def test_queues_are_served_in_their_order_and_the_urgent_go_first(conn: As
 
 
 async def test_who_waited_too_long_goes_first_and_once(conn: AsyncConnection) -> None:
-    await put(conn, make_dag("d", {"a": [], "b": []}, per_task={"a": {"priority": 0}, "b": {"priority": 9}}))
+    per_task = {"a": {"priority": 0}, "b": {"priority": 9}, "c": {"priority": 0}}
+    await put(conn, make_dag("d", {"a": [], "b": [], "c": []}, per_task=per_task))
     runner = await Runner.join(conn, executor="far")
     await start(conn, "d")
     await conn.execute("update ready set offered_at = clock() - interval '1 hour' where idx = 0")
-    look = Look(None, 1.0)
-    rows = await dispatch.claim(conn, session=runner.session, queues=["default"], free=2, look=look, sessions=[1, 2])
-    assert [(row.idx, row.session) for row in rows] == [(0, 1), (1, 2)]
-    await start(conn, "d")
-    await conn.execute("update ready set offered_at = clock() - interval '1 hour' where idx = 1")
-    behind = Look([10**12] * RANKS, None)
-    assert (
-        await dispatch.claim(conn, session=runner.session, queues=["default"], free=2, look=behind, sessions=[]) == []
-    )
-    rows = await dispatch.claim(conn, session=runner.session, queues=["default"], free=2, look=look, sessions=[3, 4])
-    assert [row.idx for row in rows] == [1, 0], (
-        "the first of the line counts once, though it has waited too long as well"
-    )
+
+    async def claimed(look: Look) -> list[QueuedRow]:
+        sessions = [1, 2, 3]
+        return await dispatch.claim(
+            conn, session=runner.session, queues=["default"], free=3, look=look, sessions=sessions
+        )
+
+    assert await claimed(Look([10**12] * RANKS, 1.0)) == [], "all of them lie before the cursor"
+    assert [(row.idx, row.session) for row in await claimed(Look(None, 1.0))] == [(0, 1), (1, 2), (2, 3)]
 
 
 async def test_a_runner_of_some_names_claims_only_those(conn: AsyncConnection) -> None:
