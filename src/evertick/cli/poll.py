@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -23,30 +24,34 @@ Look = Callable[[AsyncConnection], Awaitable[bool]]
 
 
 async def poll(url: str, look: Look, *, within_seconds: float | None = None) -> bool:
-    """Look until it says that all is over. False: it was not within the time given."""
+    """Look until it says that all is over. False: it was not within the time given.
+
+    No look is cut short by that: however little time is given, there is one to tell of.
+    """
+    deadline = math.inf if within_seconds is None else time.monotonic() + within_seconds
     link = Link(url, Purpose.READ)
     try:
-        async with asyncio.timeout(within_seconds):
-            await _until_over(link, look)
-    except TimeoutError:
-        return False
+        return await _until_over(link, look, deadline)
     finally:
         await link.close()
-    return True
 
 
-async def _until_over(link: Link, look: Look) -> None:
+async def _until_over(link: Link, look: Look, deadline: float) -> bool:
     failures = 0
     while True:
         began = time.monotonic()
         try:
             if await look(await link.get()):
-                return
+                return True
         except (psycopg.OperationalError, psycopg.InterfaceError, PostgresUnavailable, OSError):
             failures += 1
             if failures == 1:
                 sys.stderr.write("The database does not answer; waiting for it.\n")
-            await asyncio.sleep(back_off(failures))
+            pause = back_off(failures)
         else:
             failures = 0
-            await asyncio.sleep(max(PAUSE_SECONDS, _REST_PER_LOOK * (time.monotonic() - began)))
+            pause = max(PAUSE_SECONDS, _REST_PER_LOOK * (time.monotonic() - began))
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return False
+        await asyncio.sleep(min(pause, left))
