@@ -11,7 +11,7 @@ from evertick.domain.schedule import parse_schedule
 from evertick.engine.publish import publish
 from evertick.store import dags
 from tests.cli.conftest import Cli
-from tests.engine.world import Runner, make_dag, put, start
+from tests.engine.world import Runner, hourly_from_half_an_hour_on, make_dag, put, start
 
 CHAIN = {"extract": [], "load": ["extract"]}
 ROWS = ParamSpec(name="rows", type=ParamType.INTEGER, default=5, minimum=1, description="how many")
@@ -24,7 +24,7 @@ async def test_without_dags_the_list_says_where_to_put_one(cli: Cli) -> None:
 
 
 async def test_the_list_shows_schedule_state_and_last_run(cli: Cli, conn: AsyncConnection) -> None:
-    await put(conn, make_dag("etl", CHAIN, every="@every 1h", tags=("nightly",)))
+    await put(conn, make_dag("etl", CHAIN, schedules=hourly_from_half_an_hour_on(), tags=("nightly",)))
     await put(conn, make_dag("idle", {"a": []}, starts_paused=True))
     await start(conn, "etl")
     await (await Runner.join(conn)).drain()

@@ -37,12 +37,22 @@ from evertick.store.logs import NewChunk
 from tests.cli.conftest import Cli, Ran
 from tests.cli.test_waiting import asked
 from tests.engine.test_after import waiting
-from tests.engine.world import Runner, key_of, make_dag, put, run_state, start, states, value
+from tests.engine.world import (
+    Runner,
+    hourly_from_half_an_hour_on,
+    key_of,
+    make_dag,
+    put,
+    run_state,
+    start,
+    states,
+    value,
+)
 
 CHAIN = {"extract": [], "transform": ["extract"], "load": ["transform"]}
-# Of the database's inside, or of the moment.
 KEY = new_key()
-UNEQUAL = {"gate_id", "oldest_wait_seconds", "silent_seconds", "remaining_seconds", "uses_threads"}
+# Of the database's inside, or of the moment: also when a token was used last is noted anew after a minute.
+UNEQUAL = {"gate_id", "oldest_wait_seconds", "silent_seconds", "remaining_seconds", "used_at", "uses_threads"}
 
 
 @pytest.fixture
@@ -112,7 +122,7 @@ async def failed(conn: AsyncConnection) -> int:
     spec = make_dag(
         "etl",
         CHAIN,
-        every="@every 1h",
+        schedules=hourly_from_half_an_hour_on(),
         tags=("finance",),
         description="Loads.",
         params=(ParamSpec(name="rows", type=ParamType.INTEGER, default=10),),

@@ -105,9 +105,10 @@ async def test_the_processes_of_this_home_are_asked(cli: Cli, conn: AsyncConnect
 
 
 async def test_a_process_that_does_not_answer_is_not_well(cli_without_database: Cli) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        closed = server.getsockname()[1]
-    ran = await cli_without_database("health", "--url", f"http://127.0.0.1:{closed}")
+    # Held and not listened at: a port that was given back could be somebody else's by now.
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        ran = await cli_without_database("health", "--url", f"http://127.0.0.1:{closed.getsockname()[1]}")
     assert ran.status == 1
     assert "does not answer" in ran.out
 

@@ -18,7 +18,7 @@ async def test_without_schedules_the_list_teaches_how_to_give_one(cli: Cli, conn
 
 
 async def test_schedules_are_listed_with_where_they_stand(cli: Cli, conn: AsyncConnection) -> None:
-    await put(conn, make_dag("etl", {"a": []}, every="@every 1h"))
+    await put(conn, make_dag("etl", {"a": []}, schedules=hourly_from_half_an_hour_on()))
     await put(conn, make_dag("poisoned", {"a": []}, every="@daily"))
     await put(conn, make_dag("stopped", {"a": []}, every="@daily", starts_paused=True))
     await conn.execute("update schedule_state set error = 'cannot be planned' where schedule_id = 2")
@@ -37,7 +37,7 @@ async def test_schedules_are_listed_with_where_they_stand(cli: Cli, conn: AsyncC
 
 
 async def test_the_next_fires_of_a_dag_are_told(cli: Cli, conn: AsyncConnection) -> None:
-    await put(conn, make_dag("etl", {"a": []}, every="@every 1h"))
+    await put(conn, make_dag("etl", {"a": []}, schedules=hourly_from_half_an_hour_on()))
     out = (await cli("schedules", "next", "etl", "-n", 3)).out
     assert out.count("+00:00  in ") == 3
     (found,) = (await cli.json("schedules", "next", "etl", "-n", 3))["schedules"]

@@ -47,7 +47,7 @@ async def service(database: str, folder: Path, *arguments: str, **environment: s
 async def event(process: Process, name: str) -> dict[str, Any]:
     """The next event of that name. The service speaks JSON, a line at a time."""
     assert process.stdout is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while line := await process.stdout.readline():
             found: dict[str, Any] = json.loads(line)
             if found["event"] == name:
@@ -57,7 +57,7 @@ async def event(process: Process, name: str) -> dict[str, Any]:
 
 async def ended(process: Process, number: signal.Signals) -> int:
     process.send_signal(number)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return await process.wait()
 
 

@@ -61,9 +61,10 @@ async def test_instants_are_told_as_all_commands_tell_them(cli: Cli, conn: Async
     runner = await Runner.join(conn)
     run = await start(conn, "a")
     (claim,) = await runner.claim()
-    assert f"it runs on r{runner.session}, begun now" in (await cli("tasks", "why", run, "t")).out
-    await runner.finish(claim, "failed", retry_in=300)
-    assert "it is tried again in 4 min, after attempt 1" in (await cli("tasks", "why", run, "t")).out
-    assert "the next in 4 min" in (await cli("blocked")).out
+    await conn.execute("update task set started_at = started_at - interval '3 hours'")
+    assert f"it runs on r{runner.session}, begun 3 h ago" in (await cli("tasks", "why", run, "t")).out
+    await runner.finish(claim, "failed", retry_in=5 * 3600)
+    assert "it is tried again in 4 h, after attempt 1" in (await cli("tasks", "why", run, "t")).out
+    assert "the next in 4 h" in (await cli("blocked")).out
     document = await cli.json("tasks", "why", run, "t")
     assert "T" in document["reasons"][0]["until"], "programs get the instant itself"
