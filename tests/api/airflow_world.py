@@ -99,7 +99,7 @@ class Official:
     async def request(self, method: str, path: str) -> int:
         """The status of a plain request with the client's token."""
         headers = {"Authorization": f"Bearer {self.client.configuration.access_token}"}
-        async with httpx.AsyncClient(base_url=self.client.configuration.host, headers=headers) as plain:
+        async with httpx.AsyncClient(base_url=self.client.configuration.host, headers=headers, timeout=60) as plain:
             return (await plain.request(method, path)).status_code
 
     async def status_of(self, operation: str, *arguments: Any, **options: Any) -> int:

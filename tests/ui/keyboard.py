@@ -39,10 +39,12 @@ _WATCH = """() => {
     window.held = [];
     document.addEventListener("focusin", (event) => window.held.push(event.target));
 }"""
-# Where the focus went, one after the other: always onward in the page, until it begins again at its top.
+# Where the focus went, one after the other: always onward in the page, until it begins again at its top. A part that was read anew
+# meanwhile has given its focus to its successor: what is no longer in the page has no place there.
 _BACKWARD = """() => window.held.flatMap((each, place) => {
     const before = each.matches(".skip") ? null : window.held[place - 1];
-    const isOnward = !before || before.compareDocumentPosition(each) & Node.DOCUMENT_POSITION_FOLLOWING;
+    const areHere = before?.isConnected && each.isConnected;
+    const isOnward = !areHere || before.compareDocumentPosition(each) & Node.DOCUMENT_POSITION_FOLLOWING;
     return isOnward ? [] : [`goes back to ${each.outerHTML.slice(0, 140)}`];
 })"""
 _LEAVES = """() => {

@@ -92,12 +92,12 @@ def served(database: str) -> Iterator[Site]:
 
 
 async def people(conn: AsyncConnection) -> dict[str, str]:
-    """Somebody of each role with a session, and `limited`, an operator for one tag."""
+    """Somebody of each role with a session that outlives the slowest test run, and `limited`, an operator for one tag."""
     sessions = {}
     for name, role, tags in [*((each.value, each, None) for each in Role), ("limited", Role.OPERATOR, ["finance"])]:
         await accounts.add_user(conn, name=name, role=role, tags=tags, actor="test")
         row = await accounts.find_user(conn, name)
-        issued = await accounts.issue(conn, row, kind="session", name="test", actor="test", seconds=3600)
+        issued = await accounts.issue(conn, row, kind="session", name="test", actor="test", seconds=86_400)
         sessions[name] = issued.secret
     return sessions
 

@@ -99,7 +99,7 @@ def test_a_wrong_address_is_a_page_that_says_so(admin: HttpVisitor, path: str, s
 
 
 def test_programs_still_get_documents(site: Site) -> None:
-    with httpx.Client(base_url=site.url) as program:
+    with httpx.Client(base_url=site.url, timeout=30) as program:
         assert program.get("/nothing").json()["code"] == "not_found"
         assert program.get("/api/v1/nothing", headers={"Accept": "text/html"}).json()["status"] in (401, 404)
 

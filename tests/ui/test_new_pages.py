@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
@@ -95,8 +96,12 @@ def test_a_version_is_rolled_back_with_a_look_before(site: Site, people: dict[st
 
 def test_dags_are_sorted_by_what_one_looks_for(site: Site, people: dict[str, HttpVisitor]) -> None:
     async def three(conn: AsyncConnection) -> None:
-        for name, minutes, due in (("s_b", 3, "0 1 * * *"), ("s_c", 9, None), ("s_a", 1, "@every 5m")):
-            times = () if due is None else (NamedSchedule(name="main", spec=parse_schedule(due)),)
+        now = datetime.now(UTC)
+        for name, minutes, due_in in (("s_b", 3, 40), ("s_c", 9, None), ("s_a", 1, 20)):
+            times: tuple[NamedSchedule, ...] = ()
+            if due_in is not None:
+                spec = parse_schedule("@every 1h", anchor_at=now + timedelta(minutes=due_in))
+                times = (NamedSchedule(name="main", spec=spec),)
             await put(conn, make_dag(name, {"a": []}, schedules=times, tags=("sorted",)))
             run_id = await start(conn, name)
             ended = "state = 'success', open_tasks = 0, started_at = clock() - make_interval(mins => %s), finished_at = clock()"

@@ -103,13 +103,16 @@ def test_what_a_role_may_not_press_the_server_refuses(site: Site, sign: Sign) ->
     assert limited.post(f"/runs/{other}/clear", data={"which": "all"}).status_code == 404
     assert f'href="/runs/{other}"' not in shown(limited.get("/runs"))
     no_token = httpx.post(
-        f"{site.url}/runs/{run_id}/clear", cookies={PLAIN_COOKIE: site.sessions["admin"]}, data={"which": "all"}
+        f"{site.url}/runs/{run_id}/clear",
+        cookies={PLAIN_COOKIE: site.sessions["admin"]},
+        data={"which": "all"},
+        timeout=30,
     )
     assert no_token.status_code == 403 and "CSRF" in said(no_token)
 
 
 def test_strangers_are_led_to_the_login(site: Site) -> None:
-    answer = httpx.get(f"{site.url}/runs/1?tab=graph", headers={"Accept": "text/html"})
+    answer = httpx.get(f"{site.url}/runs/1?tab=graph", headers={"Accept": "text/html"}, timeout=30)
     assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=%2Fruns%2F1%3Ftab%3Dgraph")
 
 
@@ -275,7 +278,7 @@ def test_users_are_added_changed_linked_and_disabled(site: Site, sign: Sign) -> 
     assert row is not None and (row.role, row.tags) == ("operator", None)
     link = shown(client.post("/users/eve %3Ci%3E/link"))
     found = re.search(r"http://[^<]+/auth/link/evl_[\w-]+", link)
-    assert found and httpx.get(found[0], headers={"Accept": "text/html"}).status_code == 200
+    assert found and httpx.get(found[0], headers={"Accept": "text/html"}, timeout=30).status_code == 200
     assert "disabled" in said(client.post("/users/eve %3Ci%3E/disable"))
     assert "sign in again" in said(client.post("/users/eve %3Ci%3E/enable"))
     assert client.post("/users/admin/disable").status_code == 409, "the last admin stays"
@@ -287,8 +290,8 @@ def test_a_token_is_shown_once_and_never_may_more_than_its_maker(site: Site, sig
     found = re.search(r"evt_[\w-]+", text)
     assert found
     headers = {"Authorization": f"Bearer {found[0]}"}
-    assert httpx.get(f"{site.url}/api/v1/dags", headers=headers).status_code == 200
-    assert httpx.post(f"{site.url}/api/v1/dags/archive/unpause", headers=headers).status_code == 403
+    assert httpx.get(f"{site.url}/api/v1/dags", headers=headers, timeout=30).status_code == 200
+    assert httpx.post(f"{site.url}/api/v1/dags/archive/unpause", headers=headers, timeout=30).status_code == 403
     listed = shown(client.get("/tokens"))
     assert (
         found[0] not in listed and "script" in listed and "admin" not in re.sub(r"(?s)<header.*?</header>", "", listed)
@@ -297,7 +300,7 @@ def test_a_token_is_shown_once_and_never_may_more_than_its_maker(site: Site, sig
     assert number
     assert sign("viewer").post(f"/tokens/{number[1]}/revoke").status_code == 404
     assert "revoked" in said(client.post(f"/tokens/{number[1]}/revoke"))
-    assert httpx.get(f"{site.url}/api/v1/dags", headers=headers).status_code == 401
+    assert httpx.get(f"{site.url}/api/v1/dags", headers=headers, timeout=30).status_code == 401
     assert client.post("/tokens", data={"name": "x", "days": "soon"}).status_code == 400
 
 
