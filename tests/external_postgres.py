@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import psycopg
 
 from evertick.services.postgres_cluster import environment, launch_command, programs
 from tests.databases import QUICK_SETTINGS, Cluster
+from tests.ports import own_port
 from tests.waiting import eventually_sync
 
 PASSWORD = "correct horse/battery@staple"
@@ -60,7 +60,7 @@ def external_cluster(
     for name, content in (files or {}).items():
         (data / name).touch(mode=0o600)
         (data / name).write_bytes(content)
-    port = _free_port()
+    port = own_port()
     settings = {
         **QUICK_SETTINGS,
         "listen_addresses": "127.0.0.1",
@@ -80,7 +80,7 @@ def external_cluster(
         os.close(log)
         url = f"postgresql://evertick:{_ESCAPED_PASSWORD}@127.0.0.1:{port}/postgres"
         try:
-            eventually_sync(lambda: _answers(url), within_seconds=30)
+            eventually_sync(lambda: _answers(url), within_seconds=60)
             yield Cluster(url=url)
         finally:
             server.send_signal(signal.SIGINT)
@@ -93,9 +93,3 @@ def _answers(url: str) -> bool:
     except psycopg.OperationalError:
         return False
     return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.ports import own_port
 from tests.waiting import eventually_sync
 
 BUCKET = "attic"
@@ -26,9 +27,7 @@ class S3Server:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         (folder / BUCKET).mkdir(parents=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = int(probe.getsockname()[1])
+        self._port = own_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -49,7 +48,7 @@ class S3Server:
         address = ["--addr", f"127.0.0.1:{self._port}", "--auth-key", f"{KEY_ID},{SECRET_KEY}"]
         words = [program, "serve", "s3", *address, "--config", "", self._folder]
         self._process = subprocess.Popen([str(each) for each in words], stderr=subprocess.DEVNULL)
-        eventually_sync(self._answers, within_seconds=30)
+        eventually_sync(self._answers, within_seconds=60)
 
     def stop(self) -> None:
         if self._process is not None:

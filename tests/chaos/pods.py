@@ -20,10 +20,10 @@ from evertick.execution.linux import die_with_parent
 from tests.chaos.cluster import Cluster
 from tests.chaos.members import Member
 from tests.chaos.proxy import Proxy
-from tests.chaos.server import free_port
 from tests.kube.kubelet import Kubelet
 from tests.kube.objects import Change
 from tests.kube.server import ApiServer, api_server
+from tests.ports import own_port
 
 # What faults are done to: the cluster's API, the way of all agents to ours, our API.
 KUBERNETES, AGENTS, API = "kubernetes", "agents", "api-1"
@@ -51,7 +51,7 @@ class Pods:
         self.cluster, self.folder = cluster, cluster.folder / "pods"
         self.server = ApiServer()
         self.node = Kubelet(self.server.objects, self.folder / "node")
-        self._api_port = free_port()
+        self._api_port = own_port()
         self._stack, self._open = AsyncExitStack(), AsyncExitStack()
         self.way: Proxy
         self.api_url: str

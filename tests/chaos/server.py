@@ -9,7 +9,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import time
 from asyncio.subprocess import Process
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from evertick.services.postgres_cluster import end_leftovers, environment, initi
 from evertick.store.database import answers, create_database
 from evertick.store.db import Purpose, connect
 from evertick.store.migrate import migrate
+from tests.ports import own_port
 from tests.waiting import eventually
 
 DATABASE = "evertick"
@@ -160,7 +160,7 @@ class PostgresServer:
 async def make_template(folder: Path) -> Template:
     """Build the data directory that every server of this run starts from."""
     folder.mkdir(parents=True, exist_ok=True)
-    server = PostgresServer(folder=folder, port=free_port())
+    server = PostgresServer(folder=folder, port=own_port())
     await initialise(server.data, programs())
     await server.start()
     try:
@@ -175,7 +175,7 @@ async def make_template(folder: Path) -> Template:
 async def from_template(template: Template, folder: Path, **options: object) -> PostgresServer:
     """A server on a fresh copy, not started."""
     folder.mkdir(parents=True, exist_ok=True)
-    server = PostgresServer(folder=folder, port=free_port(), **options)  # type: ignore[arg-type]
+    server = PostgresServer(folder=folder, port=own_port(), **options)  # type: ignore[arg-type]
     await asyncio.to_thread(shutil.copytree, template.data, server.data, symlinks=True)
     server.data.chmod(0o700)
     return server
@@ -184,9 +184,3 @@ async def from_template(template: Template, folder: Path, **options: object) -> 
 def through(url: str, port: int) -> str:
     """The same database by way of a proxy on this machine."""
     return conninfo.make_conninfo(url, host="127.0.0.1", port=port)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

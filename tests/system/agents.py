@@ -25,11 +25,12 @@ from evertick.engine.trigger import trigger
 from evertick.execution.kill import kill_tree
 from evertick.execution.strays import find_strays
 from evertick.services.agent_tokens import AgentTokens
-from evertick.services.listening import address_of, bound
+from evertick.services.listening import bound
 from evertick.store import tasks
 from evertick.store.db import Purpose, connect
 from evertick.store.dispatch import QueuedRow
 from tests.engine.world import Runner
+from tests.ports import own_port
 from tests.system.work import Published, publish_work
 from tests.waiting import eventually
 
@@ -128,7 +129,7 @@ class AgentProcess:
         async with asyncio.timeout(within_seconds):
             await self._reading
         assert self.process.returncode is not None
-        await eventually(lambda: not find_strays(self.row.session), 10)
+        await eventually(lambda: not find_strays(self.row.session))
         return self.process.returncode
 
     def said(self) -> str:
@@ -148,7 +149,7 @@ class Farm:
         self.settings = Settings(api_rate=0, home=folder / "api", **{**QUICK, **settings})
         self.tokens = AgentTokens(self.settings)
         self._agents: list[AgentProcess] = []
-        self._port = 0
+        self._port = own_port()
         self._serving: asyncio.Task[None] | None = None
         self.conn: AsyncConnection
         self.runner: Runner
@@ -175,9 +176,8 @@ class Farm:
         return f"http://127.0.0.1:{self._port}"
 
     async def open_api(self) -> None:
-        """Again at the same port."""
+        """Again at the same port, each time."""
         at = bound("127.0.0.1", self._port)
-        self._port = int(address_of(at).rpartition(":")[2])
         self._stop = asyncio.Event()
         log = structlog.wrap_logger(structlog.PrintLogger(sys.stderr))
         self._serving = asyncio.create_task(serve(make_app, self.settings, self.url, log, at, self._stop))

@@ -14,11 +14,12 @@ from tests.chaos.cluster import Cluster, Shape
 from tests.chaos.effects import read
 from tests.chaos.record import Fault, boot_ns
 from tests.chaos.scenario import Scenario
-from tests.chaos.server import PostgresServer, free_port
+from tests.chaos.server import PostgresServer
 from tests.chaos.stage import Stage
 from tests.chaos.usage import descendants
 from tests.chaos.watch import Watcher
 from tests.chaos.writers import writing
+from tests.ports import own_port
 from tests.waiting import elapse, eventually
 
 OLD_AGAIN_SECONDS = 5.0
@@ -30,7 +31,7 @@ WRITES = "select (select count(*) from run), (select coalesce(sum(epoch), 0) fro
 async def add_standby(cluster: Cluster, *, is_synchronous: bool) -> PostgresServer:
     """A copy that follows. Made while the server is down, which is the simplest true copy."""
     primary = cluster.server
-    standby = PostgresServer(folder=primary.folder.with_name("standby"), port=free_port(), settings=primary.settings)
+    standby = PostgresServer(folder=primary.folder.with_name("standby"), port=own_port(), settings=primary.settings)
     standby.folder.mkdir()
     await primary.stop()
     await asyncio.to_thread(shutil.copytree, primary.data, standby.data, symlinks=True)
