@@ -18,7 +18,7 @@ from evertick.execution.stock import BundlePlace
 from tests.waiting import eventually
 
 SESSION = 7
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 
 
 class Rig:

@@ -196,7 +196,7 @@ async def test_nothing_survives_a_killed_runner_but_its_logs(tmp_path: Path, kil
         keeper = parent_of(parent_of(pids[0]))
         victim = {"runner": driver.pid, "keeper": keeper, "warm parent": parent_of(pids[0])}[killed]
         os.kill(victim, signal.SIGKILL)
-        await eventually(lambda: not any(is_alive(pid) for pid in pids), within_seconds=5)
+        await eventually(lambda: not any(is_alive(pid) for pid in pids))
         await eventually(lambda: not is_alive(keeper))
     finally:
         driver.kill()

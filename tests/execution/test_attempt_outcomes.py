@@ -238,7 +238,7 @@ def test_a_task_over_the_memory_limit_fails_by_name_and_no_other_with_it(tmp_pat
     with little_memory() as group:
         arguments = [sys.executable, "-c", OOM_DRIVER, str(here), str(tmp_path), HUNGRY]
         enter = ["sh", "-c", f'echo $$ > "{group}/cgroup.procs" && exec "$@"', "sh"]
-        said = subprocess.run(enter + arguments, capture_output=True, text=True, timeout=30)
+        said = subprocess.run(enter + arguments, capture_output=True, text=True, timeout=120)
         eventually_sync(lambda: not (group / "cgroup.procs").read_text())
     assert said.stdout.splitlines() == [
         "out of memory: killed by SIGKILL (the kernel's out-of-memory killer ran)",

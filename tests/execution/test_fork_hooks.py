@@ -69,6 +69,6 @@ def d(): forks()
 async def test_a_child_that_forks_has_every_hook(tmp_path: Path) -> None:
     """Without those of `logging` the copy waits for ever, without those of `threading` it counts threads it lacks."""
     async with rig(tmp_path, FORKING) as it:
-        outcome = await it.run("forks", timeout_seconds=10)
+        outcome = await it.run("forks", timeout_seconds=40)
         assert (outcome.kind, outcome.result_json) == ("success", '["1","1"]')
         assert log_text(outcome) == ["ERROR held: said"] * 2 + ["INFO still there"]

@@ -347,7 +347,7 @@ async def test_loading_leaves_no_descriptor_open(tmp_path: Path, write: Write) -
     await load_file(tmp_path, "x.py")
     before = open_descriptors()
     await load_file(tmp_path, "x.py")
-    assert open_descriptors() == before
+    assert open_descriptors() <= before, "what earlier tests left may be cleared away meanwhile"
 
 
 def open_descriptors() -> int:

@@ -55,12 +55,17 @@ async def family_of(it: Rig, tmp_path: Path) -> list[int]:
 @pytest.mark.requirement("B1", "N11")
 async def test_a_timeout_kills_the_whole_family_and_says_so(tmp_path: Path) -> None:
     async with rig(tmp_path, f"PIDS = {str(tmp_path / 'pids')!r}\n{STUBBORN}") as it:
-        order = it.order("family", timeout_seconds=0.5)
-        it.start(order)
-        pids = await family_of(it, tmp_path)
-        outcome = await it.outcome(order)
-        assert (outcome.kind, outcome.reason) == (OutcomeKind.TIMED_OUT, "execution_timeout: exceeded 0.5 s")
-        assert [pid for pid in pids if is_alive(pid)] == []
+        for seconds in (0.5, 4.5, 32.5):  # on a busy machine half a second may pass before the whole family is there
+            outcome = await it.run("family", timeout_seconds=seconds)
+            assert (outcome.kind, outcome.reason) == (
+                OutcomeKind.TIMED_OUT,
+                f"execution_timeout: exceeded {seconds} s",
+            )
+            if (tmp_path / "pids").exists():
+                break
+            (tmp_path / "pids.part").unlink(missing_ok=True)
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        assert len(pids) == 4 and [pid for pid in pids if is_alive(pid)] == []
 
 
 @pytest.mark.requirement("N11")

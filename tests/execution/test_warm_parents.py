@@ -14,8 +14,8 @@ from evertick.execution.child_link import Attempt
 from evertick.execution.kill import children_of
 from evertick.execution.limits import ExecutorLimits
 from evertick.execution.linux import become_subreaper
-from evertick.execution.stock import BundlePlace
-from tests.execution.executor_rig import dag_of, dead, is_alive, log_text, rig
+from evertick.execution.stock import BundlePlace, Stock
+from tests.execution.executor_rig import Rig, dag_of, dead, is_alive, log_text, rig
 from tests.waiting import eventually
 
 WHO = "def who():\n    return [os.getpid(), os.getppid()]"
@@ -177,14 +177,21 @@ async def test_a_failing_import_of_one_process_leaves_the_others_alone(tmp_path:
         assert (await it.outcome(waits)).reason == "enough"
 
 
+def make_old(it: Rig) -> Stock:
+    """Its warm parent has lived long enough."""
+    stock = it.executor._homes["bundle-1", "d.py"].stock
+    assert stock._parent is not None
+    stock._parent.started_at -= ExecutorLimits().parent_age_seconds
+    return stock
+
+
 async def test_an_old_warm_parent_is_replaced_without_disturbing_what_runs(tmp_path: Path) -> None:
-    limits = ExecutorLimits(parent_age_seconds=0.5)
-    async with rig(tmp_path, dag_of(WHO, WAITS), limits=limits) as it:
+    async with rig(tmp_path, dag_of(WHO, WAITS)) as it:
         waits = it.order("waits")
         it.start(waits)
         await it.chunk_with(waits, "ready")
         _, old = await it.result("who")
-        stock = it.executor._homes["bundle-1", "d.py"].stock
+        stock = make_old(it)
         await eventually(lambda: len(stock._parents) >= 2 and stock._successor is None)
         assert (await it.result("who"))[1] != old
         assert it.executor.held() == [(waits.key, 1)]
@@ -194,10 +201,10 @@ async def test_an_old_warm_parent_is_replaced_without_disturbing_what_runs(tmp_p
 
 
 async def test_a_replacement_that_cannot_be_loaded_leaves_the_old_one_in_place(tmp_path: Path) -> None:
-    async with rig(tmp_path, dag_of(WHO), limits=ExecutorLimits(parent_age_seconds=0.3)) as it:
+    async with rig(tmp_path, dag_of(WHO)) as it:
         _, old = await it.result("who")
         (it.folder / "d.py").write_text("broken(")
-        stock = it.executor._homes["bundle-1", "d.py"].stock
+        stock = make_old(it)
         await eventually(lambda: stock._successor)
         await eventually(lambda: stock._successor is None)
         assert (await it.result("who"))[1] == old

@@ -213,7 +213,7 @@ async def test_faults_happen_as_often_as_they_are_told_to(core: Any, server: Api
     assert (await refused(core.read_namespaced_pod("a", "default"))).status == 500
     server.faults = [Fault(verb="create", times=1, after=True), Fault(verb="create", times=1, after=True, breaks=True)]
     with pytest.raises(TimeoutError):
-        await core.create_namespaced_pod("default", pod("b"), _request_timeout=0.2)
+        await core.create_namespaced_pod("default", pod("b"), _request_timeout=1.0)
     with pytest.raises(aiohttp.ClientError):
         await core.create_namespaced_pod("default", pod("c"))
     names = [each.metadata.name for each in (await core.list_namespaced_pod("default")).items]
