@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from psycopg import AsyncConnection
 
+from evertick.store import db
 from evertick.store.db import Purpose, connect
 from tests.databases import Cluster, own_cluster, quick_folder
 from tests.external_postgres import external_cluster
@@ -41,6 +42,13 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first: whoever had one of them last would be alone with it while the other workers have nothing to do."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_sessions() -> None:
+    """A busy machine must not end a transaction under its test: after five seconds of silence a server would."""
+    for settings_of_session in db._SESSION.values():
+        settings_of_session["idle_in_transaction_session_timeout"] = "120s"
 
 
 @pytest.fixture(scope="session")
@@ -90,8 +98,6 @@ def shared_database(cluster: Cluster, template: str) -> Iterator[str]:
 async def rollback_conn(shared_database: str) -> AsyncIterator[AsyncConnection]:
     """A planning connection inside a transaction that is rolled back after the test."""
     async with await connect(shared_database, purpose=Purpose.PLANNING) as connection:
-        # A slow test machine must not end the transaction under the test.
-        await connection.execute("set idle_in_transaction_session_timeout = 0")
         async with connection.transaction(force_rollback=True):
             yield connection
 

@@ -80,7 +80,7 @@ async def waits_untouching(scene: Scene, *, held: LiteralString, verb: Verb, unt
         await eventually(lambda: is_waiting(scene))
         async with scene.witness.transaction(force_rollback=True):
             assert (await scene.witness.execute(untouched + " for update nowait")).rowcount
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await doing
 
 

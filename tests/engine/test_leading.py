@@ -164,7 +164,7 @@ async def test_the_server_ends_a_leaders_session_that_falls_silent(conns: list[A
     await silent.execute("select pg_advisory_lock(4712, 0)")
     await frozen.execute("begin")
     await frozen.execute("select pg_advisory_xact_lock_shared(4711, 0)")
-    # Last of all: whoever has these limits may not be a moment late with what comes next.
+    # At last: on a busy machine they could be ended for their silence before they have what they hold.
     for conn in (silent, frozen):
         await shards.bound_session(
             conn, statement_seconds=1, lock_seconds=1, transaction_seconds=0.05, idle_seconds=0.05

@@ -252,7 +252,7 @@ async def test_a_task_that_a_runner_is_just_taking_stays_with_it(database: str) 
         run = await start(leader, "patient")
         runner = await Runner.join(other)
         await set_clock(leader, later(31))
-        async with asyncio.timeout(5), other.transaction():
+        async with asyncio.timeout(30), other.transaction():
             (claim,) = await runner.claim(1)
             assert await late(leader, epoch) == (1, 0)
         assert await states(leader, run) == {"a": "running", "b": "failed"}
@@ -269,7 +269,7 @@ async def test_waits_of_a_run_that_somebody_works_on_are_left_for_later(database
         await put(leader, make_dag("patient", ONE, **PATIENT))
         held, _free = await start(leader, "patient"), await start(leader, "patient")
         await set_clock(leader, later(31))
-        async with asyncio.timeout(5), other.transaction():
+        async with asyncio.timeout(30), other.transaction():
             await other.execute("select from run_status where run_id = %s for no key update", [held])
             assert await late(leader, epoch, batch=1) == (1, 0), "the limit counts what is taken"
         assert await states(leader, held) == {"a": "available"}

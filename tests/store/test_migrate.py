@@ -88,7 +88,7 @@ def test_ten_processes_that_start_at_once_apply_each_migration_once(empty_databa
             starter.stdin.write("go\n")
             starter.stdin.flush()
         for starter in starters:
-            outputs.append(json.loads(starter.communicate(timeout=30)[0]))
+            outputs.append(json.loads(starter.communicate(timeout=120)[0]))
             assert starter.returncode == 0
     assert sorted(label for labels in outputs for label in labels) == ["0001_first", "0002_second", "0003_third"]
 
