@@ -123,6 +123,41 @@ async def test_readers_wait_their_turn_and_connections_are_few_and_named(
     tending.cancel()
 
 
+@pytest.mark.requirement("H4")
+async def test_whoever_is_cut_off_at_any_moment_leaves_all_connections_usable(database: str) -> None:
+    """A reader who hangs up is canceled wherever it stands, and again while it tidies up: that is how streams are ended."""
+    pool = Pool(database, Purpose.API_READ, 2)
+
+    async def ask() -> None:
+        async with pool.lent() as lent, lent.transaction():
+            await value(lent, "select count(*) from generate_series(1, 10000)")
+
+    rounds = [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610, 987]
+    for turns in rounds:
+        asking = asyncio.create_task(ask())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        while not asking.done():
+            asking.cancel()
+            await asyncio.sleep(0)
+        async with pool.lent() as one, pool.lent() as another:
+            assert [await value(each, "select 1") for each in (one, another)] == [1, 1]
+    for _, link in pool._idle:
+        await link.close()
+
+
+async def test_a_connection_that_the_server_has_ended_is_not_handed_out(database: str, conn: AsyncConnection) -> None:
+    pool = Pool(database, Purpose.API_READ, 2)
+    async with pool.lent() as one, pool.lent() as another:
+        pids = {each.info.backend_pid for each in (one, another)}
+    for pid in pids:
+        assert await value(conn, "select pg_terminate_backend(%s, 20000)", pid)
+    async with pool.lent() as one, pool.lent() as another:
+        assert [await value(each, "select 1") for each in (one, another)] == [1, 1]
+    for _, link in pool._idle:
+        await link.close()
+
+
 async def test_a_reader_cannot_write(admin: Client, desk: Desk) -> None:
     assert READERS > 1
     async with desk.readers.lent() as conn:

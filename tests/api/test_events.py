@@ -20,10 +20,12 @@ from evertick.domain.access import Role
 from evertick.domain.attempt import TaskKey
 from evertick.engine import accounts
 from evertick.services.listening import address_of, bound
-from evertick.store import logs
+from evertick.store import db, logs
+from evertick.store.db import Purpose
 from evertick.store.logs import NewChunk
 from tests.api.test_airflow import address as served
-from tests.engine.world import Runner, key_of, make_dag, put, start
+from tests.engine.world import Runner, key_of, make_dag, put, start, value
+from tests.waiting import eventually
 
 address = served
 LONGEST_SECONDS = 20.0
@@ -183,6 +185,30 @@ async def test_a_log_is_followed_to_its_end_without_a_gap_whatever_comes_first(
         assert texts(await stream.until("end")) == ["late"]
     answer = await http.get(f"{path}&after=1.x")
     assert answer.status_code == 400 and "begin without one" in answer.text
+
+
+async def test_a_reader_who_hangs_up_in_the_middle_of_a_question_leaves_the_others_served(
+    http: httpx.AsyncClient, address: str, database: str, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient = db._SESSION[Purpose.API_READ] | {"lock_timeout": "60s", "statement_timeout": "60s"}
+    monkeypatch.setitem(db._SESSION, Purpose.API_READ, patient)
+    monkeypatch.setitem(db._LONGEST_SECONDS, Purpose.API_READ, 60.0)
+    await put(conn, make_dag("etl", {"t": []}, tags=("finance",)))
+    run = await start(conn, "etl")
+    waiting = (
+        "select count(*) from pg_stat_activity where datname = current_database()"
+        " and application_name = 'evertick-api-read' and wait_event_type = 'Lock'"
+    )
+    async with await db.connect(database, purpose=Purpose.PLANNING) as other, other.transaction():
+        await other.execute("set local idle_in_transaction_session_timeout = 0")
+        async with watching(http, f"/runs/{run}/tasks/t/logs?follow=true"):
+            await other.execute("lock table task in access exclusive mode")
+            await eventually(lambda: value(conn, waiting), within_seconds=60)
+        # On the same loop as the server: it has heard of the end when it answers this.
+        assert (await http.get(f"{address}/auth/session")).status_code == 200
+    for _ in range(3):
+        answer = await http.get(f"/runs/{run}/tasks/t")
+        assert answer.status_code == 200, answer.text
 
 
 async def test_a_server_that_stops_ends_its_streams(database: str, secret: str) -> None:

@@ -38,8 +38,11 @@ class Pool:
             raise PostgresUnavailable(f"All {self._size} database connections of the API are busy.") from None
         link = self._idle.pop()[1] if self._idle else Link(self._url, self._purpose)
         try:
+            await link.settle()
             yield await link.get()
         finally:
+            # Whoever hangs up is canceled wherever they stand, and may leave a statement under way: the next one would be refused.
+            await link.settle()
             self._idle.append((time.monotonic(), link))
             self._is_idle.set()
             self._free.release()

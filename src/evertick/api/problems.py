@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from evertick.domain.errors import EvertickError, TooMany
+from evertick.domain.errors import AnswerLost, EvertickError, TooMany
 
 PROBLEM = "application/problem+json"
 # How long a restart or a failover usually takes.
@@ -58,10 +58,13 @@ def status_of(error: Exception) -> tuple[HTTPStatus, str, str]:
         case EvertickError():
             status = STATUS[error.code]
             # The place of the database is nobody's business out there.
-            is_private = status is HTTPStatus.SERVICE_UNAVAILABLE
+            is_private = status is HTTPStatus.SERVICE_UNAVAILABLE and not isinstance(error, AnswerLost)
             return status, error.code, "The database cannot be reached now." if is_private else str(error)
         case psycopg.errors.QueryCanceled():
             detail = "This took too long and was stopped. Ask for less at once: with a filter, or a smaller page."
+            return HTTPStatus.SERVICE_UNAVAILABLE, "postgres_unavailable", detail
+        case psycopg.errors.LockNotAvailable():
+            detail = "Something else is changing this just now, and it takes long. Try again in a moment."
             return HTTPStatus.SERVICE_UNAVAILABLE, "postgres_unavailable", detail
         case psycopg.OperationalError() | psycopg.InterfaceError():
             return HTTPStatus.SERVICE_UNAVAILABLE, "postgres_unavailable", "The database cannot be reached now."

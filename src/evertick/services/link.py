@@ -65,6 +65,11 @@ class Link:
         is_open = conn is not None and not conn.closed and not conn.broken
         return is_open and self._alarms == self._guard.alarms and self._guard.trusts(self.server)
 
+    async def settle(self) -> None:
+        """Close it unless it can be used as it is. For who is alone with it, between two uses."""
+        if not (isinstance(self._conn, Line) and self._conn.is_at_rest):
+            await self.close()
+
     @asynccontextmanager
     async def within(self, seconds: float) -> AsyncIterator[AsyncConnection]:
         """The connection for work that must be over by then; if it is not, the line is cut and the work ends in an error.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import socket
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.abc import RV, PQGen
+from psycopg.pq import TransactionStatus
 
 from evertick.domain.failover import Server
 
@@ -41,6 +43,16 @@ class Line(AsyncConnection[Any]):
             ) from error
         finally:
             timer.cancel()
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is under way: no statement whose caller was canceled, no transaction, nothing that the server has said
+        unasked. That is how it hangs up, and the next statement would be the one to find out."""
+        if self.closed or self.info.transaction_status is not TransactionStatus.IDLE:
+            return False
+        said = select.poll()
+        said.register(self.fileno(), select.POLLIN)
+        return not said.poll(0)
 
     def cut(self) -> None:
         """Break the line now, so that whoever waits for an answer on it stops waiting."""
