@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from evertick.domain.errors import InvalidDag, InvalidParams
+from evertick.domain.full_match import matches_whole, read_pattern
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 
@@ -213,7 +214,7 @@ def _within(spec: ParamSpec, value: JsonValue) -> bool:
     if isinstance(value, str | list):
         if not (spec.min_length or 0) <= len(value) <= (len(value) if spec.max_length is None else spec.max_length):
             return False
-        return spec.pattern is None or not isinstance(value, str) or _matches(spec.pattern, value)
+        return spec.pattern is None or not isinstance(value, str) or _matches(spec, spec.pattern, value)
     if not isinstance(value, int | float):
         return True
     return (spec.minimum is None or value >= spec.minimum) and (spec.maximum is None or value <= spec.maximum)
@@ -259,15 +260,21 @@ def _pattern(kind: ParamType, value: object) -> str | None:
     if not isinstance(value, str) or len(value) > _LONGEST_PATTERN:
         raise TypeError(f"pattern must be a regular expression of at most {_LONGEST_PATTERN} characters")
     try:
-        re.compile(value)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"pattern {_shown(value)} is not a regular expression ({error})") from None
+        read_pattern(value)
+    except ValueError as error:
+        raise ValueError(f"pattern {_shown(value)} {error}") from None
     return value
 
 
-def _matches(pattern: str, value: str) -> bool:
-    """Only of short texts: a clever expression can take for ever on a long one."""
-    return len(value) <= _LONGEST_MATCHED and re.fullmatch(pattern, value) is not None
+def _matches(spec: ParamSpec, pattern: str, value: str) -> bool:
+    if len(value) > _LONGEST_MATCHED:
+        raise ValueError(
+            f"param {spec.name!r} has {len(value):,} characters; with a pattern, at most {_LONGEST_MATCHED:,} are allowed"
+        )
+    try:
+        return matches_whole(pattern, value)
+    except ValueError as error:
+        raise ValueError(f"param {spec.name!r}: its pattern {_shown(pattern)} {error}") from None
 
 
 def _type_of(declared: type | str) -> ParamType:

@@ -237,8 +237,10 @@ def _is_like(text: str, pattern: str) -> bool:
     place = 0
     while place < len(pattern):
         sign = pattern[place]
+        if not reached:
+            return False
         if sign == "%":
-            reached = set(range(min(reached, default=len(text) + 1), len(text) + 1))
+            reached = set(range(min(reached), len(text) + 1))
         else:
             if sign == "\\" and place + 1 < len(pattern):
                 place += 1

@@ -11,7 +11,18 @@ from fastapi import APIRouter
 from psycopg import AsyncConnection
 from pydantic import ConfigDict, Field
 
-from evertick.api.airflow.asking import USUAL_ITEMS, Body, Limit, Offset, OrderBy, Texts, fits, ordered, page_size
+from evertick.api.airflow.asking import (
+    USUAL_ITEMS,
+    Body,
+    Limit,
+    Offset,
+    OrderBy,
+    Pattern,
+    Texts,
+    fits,
+    ordered,
+    page_size,
+)
 from evertick.api.airflow.bulk import BulkBody, Means, carry_out
 from evertick.api.airflow.masking import HIDDEN
 from evertick.api.airflow.other_shapes import (
@@ -70,8 +81,8 @@ async def get_connections(
     limit: Limit = USUAL_ITEMS,
     offset: Offset = 0,
     order_by: OrderBy = None,
-    connection_id_pattern: str | None = None,
-    connection_id_prefix_pattern: str | None = None,
+    connection_id_pattern: Pattern = None,
+    connection_id_prefix_pattern: Pattern = None,
 ) -> dict[str, Any]:
     async with caller.reading() as conn:
         rows = await secrets.names(conn, kind=KIND, limit=verbs.MOST_VALUES)

@@ -15,6 +15,7 @@ from evertick.api.airflow.asking import (
     Offset,
     OrderBy,
     Paged,
+    Pattern,
     Smalls,
     Texts,
     fits,
@@ -58,8 +59,8 @@ async def get_dag_tags(
     limit: Limit = USUAL_ITEMS,
     offset: Offset = 0,
     order_by: OrderBy = None,
-    tag_name_pattern: str | None = None,
-    tag_name_prefix_pattern: str | None = None,
+    tag_name_pattern: Pattern = None,
+    tag_name_prefix_pattern: Pattern = None,
 ) -> dict[str, Any]:
     async with caller.reading() as conn:
         tags = await listing.tags(conn, seen_tags=seen_tags(caller))

@@ -14,6 +14,7 @@ from evertick.api.airflow.asking import (
     DagQuery,
     Limit,
     Offset,
+    Pattern,
     Texts,
     begins,
     columns,
@@ -124,8 +125,8 @@ async def patch_dags(
     tags: Texts = None,
     tags_match_mode: Literal["any", "all"] | None = None,
     owners: Texts = None,
-    dag_id_pattern: str | None = None,
-    dag_id_prefix_pattern: str | None = None,
+    dag_id_pattern: Pattern = None,
+    dag_id_prefix_pattern: Pattern = None,
     exclude_stale: bool = True,
     paused: bool | None = None,
 ) -> dict[str, Any]:

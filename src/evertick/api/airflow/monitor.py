@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import psycopg
 from fastapi import APIRouter, Path
 
-from evertick.api.airflow.asking import USUAL_ITEMS, Limit, Offset, OrderBy, fits, ordered, page_size
+from evertick.api.airflow.asking import USUAL_ITEMS, Limit, Offset, OrderBy, Pattern, fits, ordered, page_size
 from evertick.api.airflow.dag_shapes import ImportErrorCollectionResponse, ImportErrorResponse
 from evertick.api.airflow.other_shapes import HealthInfoResponse, VersionResponse
 from evertick.api.airflow.words import BUNDLE
@@ -68,8 +68,8 @@ async def get_import_errors(
     limit: Limit = USUAL_ITEMS,
     offset: Offset = 0,
     order_by: OrderBy = None,
-    filename_pattern: str | None = None,
-    filename_prefix_pattern: str | None = None,
+    filename_pattern: Pattern = None,
+    filename_prefix_pattern: Pattern = None,
     filename: str | None = None,
     bundle_name: str | None = None,
 ) -> dict[str, Any]:

@@ -9,7 +9,18 @@ from fastapi import APIRouter
 from psycopg import AsyncConnection
 from pydantic import Field
 
-from evertick.api.airflow.asking import USUAL_ITEMS, Body, Limit, Offset, OrderBy, Texts, fits, ordered, page_size
+from evertick.api.airflow.asking import (
+    USUAL_ITEMS,
+    Body,
+    Limit,
+    Offset,
+    OrderBy,
+    Pattern,
+    Texts,
+    fits,
+    ordered,
+    page_size,
+)
 from evertick.api.airflow.bulk import BulkBody, Means, carry_out
 from evertick.api.airflow.other_shapes import BulkResponse, PoolCollectionResponse, PoolResponse
 from evertick.api.desk import Caller, Who
@@ -59,8 +70,8 @@ async def get_pools(
     limit: Limit = USUAL_ITEMS,
     offset: Offset = 0,
     order_by: OrderBy = None,
-    pool_name_pattern: str | None = None,
-    pool_name_prefix_pattern: str | None = None,
+    pool_name_pattern: Pattern = None,
+    pool_name_prefix_pattern: Pattern = None,
 ) -> dict[str, Any]:
     async with caller.reading() as conn:
         rows = await gates.list_gates(conn, kinds=["pool"])

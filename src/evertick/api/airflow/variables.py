@@ -9,7 +9,18 @@ from fastapi import APIRouter
 from psycopg import AsyncConnection
 from pydantic import Field
 
-from evertick.api.airflow.asking import USUAL_ITEMS, Body, Limit, Offset, OrderBy, Texts, fits, ordered, page_size
+from evertick.api.airflow.asking import (
+    USUAL_ITEMS,
+    Body,
+    Limit,
+    Offset,
+    OrderBy,
+    Pattern,
+    Texts,
+    fits,
+    ordered,
+    page_size,
+)
 from evertick.api.airflow.bulk import BulkBody, Means, carry_out
 from evertick.api.airflow.masking import HIDDEN, masked_text
 from evertick.api.airflow.other_shapes import BulkResponse, VariableCollectionResponse, VariableResponse
@@ -52,8 +63,8 @@ async def get_variables(
     limit: Limit = USUAL_ITEMS,
     offset: Offset = 0,
     order_by: OrderBy = None,
-    variable_key_pattern: str | None = None,
-    variable_key_prefix_pattern: str | None = None,
+    variable_key_pattern: Pattern = None,
+    variable_key_prefix_pattern: Pattern = None,
 ) -> dict[str, Any]:
     async with caller.reading() as conn:
         rows = await secrets.names(conn, kind=KIND, limit=verbs.MOST_VALUES)

@@ -1,0 +1,91 @@
+"""Patterns of params: what `re.fullmatch` says, in time that no expression can stretch."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+from evertick.domain.full_match import TooManySteps, matches_whole, read_pattern
+
+PARTS = ["", "a", "b", "c", ".", "[ab]", "[^a]", r"\w", r"\d", r"\b", r"\B", "^", "$", r"\Z", "A", "é", r"\n"]
+PARTS += ["(?i:a)", "(?i:É)", "(?m:^b)", "(?m:a$)", "(?s:.)", r"(?a:\w)", "(?-i:a)"]
+REPEATS = ["*", "+", "?", "*?", "+?", "??", "{2}", "{1,2}", "{0,3}", "{2,}", "{2,}?"]
+LOOKS = ("(?=", "(?!", "(?<=", "(?<!")
+LETTERS = "aabbcA1é\n "
+
+
+def expression(chance: random.Random, depth: int = 0) -> str:
+    kind = chance.random()
+    if depth > 3 or kind < 0.35:
+        return chance.choice(PARTS)
+    inner, other = expression(chance, depth + 1), expression(chance, depth + 1)
+    if kind < 0.55:
+        return inner + other
+    if kind < 0.7:
+        return f"(?:{inner}|{other})"
+    if kind < 0.9:
+        return f"({inner})" + chance.choice(REPEATS)
+    return chance.choice(LOOKS) + inner + ")"
+
+
+def test_it_says_what_re_says() -> None:
+    chance = random.Random(1)
+    matched = 0
+    for _ in range(600):
+        pattern = chance.choice(("", "", "(?i)", "(?s)")) + expression(chance) + expression(chance)
+        try:
+            compiled = re.compile(pattern)
+        except re.error:
+            # A look behind that has no length of its own.
+            with pytest.raises(ValueError, match="is not a regular expression"):
+                read_pattern(pattern)
+            continue
+        for _ in range(4):
+            # Short, so that `re` is done with the worst of them.
+            text = "".join(chance.choice(LETTERS) for _ in range(chance.randrange(8)))
+            expected = compiled.fullmatch(text) is not None
+            assert matches_whole(pattern, text) is expected, (pattern, text)
+            matched += expected
+    assert matched > 100
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "expected"),
+    [
+        (r"(a+)+b", "a" * 1000, False),
+        (r"(a|aa)+b", "a" * 1000, False),
+        (r"(a|a?)+b", "a" * 999 + "b", True),
+        (r"((((a*)*)*)*)*b", "a" * 1000, False),
+        (r"((a{1,1000}){1,1000}){1,1000}b", "a" * 1000, False),
+        (r"(.*a){12}b", "a" * 1000, False),
+        (r"^(([a-z])+.)+[A-Z]([a-z])+$", "a" * 1000, False),
+        (r"(?:(?!ab).)*(?<=c)", "a" * 999 + "c", True),
+        (r"(?=.*\d)(?=.*[A-Z])\w{8,}", "a" * 900 + "B1", True),
+        (r"([\w-]+\.)*[\w-]+@(\w+\.)+\w{2,}", "a.b" * 300 + "@ev.example", True),
+    ],
+)
+def test_no_expression_takes_for_ever(pattern: str, text: str, expected: bool) -> None:
+    assert matches_whole(pattern, text) is expected
+
+
+def test_what_takes_too_many_steps_all_the_same_is_refused() -> None:
+    with pytest.raises(TooManySteps, match="too long on a text of 1,000 characters"):
+        matches_whole(r"((ab)*c|(ab)*d|a|b)*e", "ab" * 500)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        (r"(a)\1", "reference to an earlier group"),
+        (r"(a)?(?(1)b|c)", "condition on an earlier group"),
+        (r"(?>a+)b", r"write \(\?:\.\.\.\)"),
+        (r"a++b", r"write a\+ in place"),
+        (r"(?<=a+)b", "is not a regular expression"),
+        (r"(", "is not a regular expression"),
+    ],
+)
+def test_what_is_not_possible_is_refused_when_it_is_declared(pattern: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        read_pattern(pattern)
