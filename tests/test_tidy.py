@@ -68,6 +68,8 @@ CATCH_ALL = {
 
 # module.function: why the import cannot stand on top
 LATE_IMPORTS = {
+    "domain/full_match.read_pattern": "regex, only for params that have a pattern",
+    "domain/full_match.matches_whole": "regex, only for params that have a pattern",
     "services/nursery._name": "setproctitle reads how it shall work when it is imported",
     "services/notifying.Notifying._sending": "TLS and mail, only where something is sent",
     "services/checkup.judge_keys": "cryptography, only where keys are looked at",

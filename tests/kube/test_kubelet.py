@@ -163,7 +163,7 @@ async def test_a_pod_that_is_taken_off_the_books_ends_and_one_that_waits_never_b
     shell_pod(server, "a", f'touch {tmp_path}/"$WHO"; exec sleep 600', env=[name_of_pod])
     shell_pod(server, "b", "exec sleep 600", task={"image": "absent:1"})
     await eventually(lambda: (tmp_path / "a").exists())
-    (pid,) = node.pids()
+    (pid,) = await eventually(node.pids)
     for name in ("a", "b"):
         server.objects.delete("pods", "default", name, {"gracePeriodSeconds": 0})
     node.images.add("absent:1")
