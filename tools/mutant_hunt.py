@@ -16,13 +16,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tools.guards import Guard, mentions
 from tools.learned import Learned
 
 ROOT = Path(__file__).parents[1]
-SLOW_SECONDS = 2.0
+# What takes longer is left out; on a busy machine, where all take long, what takes this many times as long as most.
+SLOW_SECONDS, SLOW_TIMES = 2.0, 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,21 +105,22 @@ class Hunt:
         self._callers: dict[str, set[str]] = defaultdict(set)
         self._seconds: dict[str, float] = {}
         self.red: list[str] = []
+        self.slow: list[str] = []
 
     def learn(self, path: Path | None) -> float:
         """Run the tests on the program as it is, but for those that `path` knows. Red and slow ones are left out."""
         known = Learned.read(path, self._workers[0].tests)
         verdict = self._workers[0].learn([test for test in self._workers[0].tests if test not in known.seconds])
         known.add(verdict)
-        if not known.seconds:
+        self.red = known.red
+        usable = known.seconds.keys() - self.red
+        asked = {test: known.seconds[test] for test in self._workers[0].tests if test in usable}
+        if not asked:
             raise SystemExit("No test was found, or none could be run.")
         known.write(path)
-        self.red = known.red
-        self._seconds = {
-            test: seconds
-            for test, seconds in known.seconds.items()
-            if seconds <= SLOW_SECONDS and test not in known.red and test in self._workers[0].tests
-        }
+        longest = max(SLOW_SECONDS, SLOW_TIMES * median(asked.values()))
+        self._seconds = {test: seconds for test, seconds in asked.items() if seconds <= longest}
+        self.slow = sorted(asked.keys() - self._seconds.keys())
         for test in self._seconds:
             for name in known.calls.get(test, []):
                 self._callers[name].add(test)

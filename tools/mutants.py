@@ -93,6 +93,8 @@ def hunt(console: Console, options: argparse.Namespace, guards: list[Guard], fat
         console.print(f"{len(guards)} guards. The tests take {seconds:.1f} s on the program as it is.")
         for test in party.red:
             console.print(f"left out, because it is red without any mutation: {test}", markup=False)
+        for test in party.slow:
+            console.print(f"left out, because it takes long: {test}", markup=False)
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         progress = stack.enter_context(Progress(*columns, console=console, disable=not console.is_terminal))
         task = progress.add_task("hunting", total=len(guards))

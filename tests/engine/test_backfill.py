@@ -337,9 +337,8 @@ async def test_one_whose_last_runs_end_later_stays_as_it_was_left(scene: Scene, 
 
 
 async def test_the_same_request_twice_is_one_backfill(scene: Scene) -> None:
-    first, _ = await create(scene.conn, wish(), request="key", actor="test")
-    second, _ = await create(scene.conn, wish(), request="key", actor="test")
-    assert (first.id, first.is_new, second.id, second.is_new) == (1, True, 1, False)
+    made = [await create(scene.conn, wish(), request=request, actor="test") for request in ("other", "key", "key")]
+    assert [(each.id, each.is_new) for each, _ in made] == [(1, True), (2, True), (2, False)]
 
 
 @pytest.mark.parametrize("verb", ["pause", "cancel", "fail", "delete"])
@@ -354,6 +353,7 @@ async def test_what_is_done_to_one_is_done_to_no_other(scene: Scene, verb: str) 
     match verb:
         case "pause":
             await backfill.pause(scene.conn, backfill_id=made, actor="me")
+            assert [await scene.row(each) for each in others] == before
             await backfill.resume(scene.conn, backfill_id=made, actor="me")
         case "cancel":
             await backfill.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor="me")
@@ -365,10 +365,14 @@ async def test_what_is_done_to_one_is_done_to_no_other(scene: Scene, verb: str) 
             await delete(scene.conn, dag="d", actor="me")
             await scene.step(made)
     assert [await scene.row(each) for each in others] == before
+    told = "select count(*) from journal where verb in ('pause', 'resume', 'cancel') and detail ? 'backfill'"
+    assert await value(scene.conn, told) == {"pause": 2, "cancel": 1}.get(verb, 0)
     assert await value(scene.conn, "select count(*) from run_status where state = 'running' and dag_id = 2") == 4
     await scene.finish_all()
     assert (await scene.row(made)).made == 2
     assert sorted(await scene.complete(first) + await scene.complete(second)) == ALL
+    for row in [await scene.row(each) for each in others]:
+        assert row.succeeded == row.made, "each counts its own"
     (mine,) = await (
         await scene.conn.execute(
             "select made, left_alone, succeeded, state from backfill where backfill_id = %s", [made]
@@ -449,6 +453,22 @@ async def test_a_step_waits_for_whoever_changes_the_dag(scene: Scene, database: 
 
 
 @pytest.mark.requirement("I3", "V9")
+async def test_a_cancel_locks_all_its_runs_before_it_ends_the_first(scene: Scene, database: str) -> None:
+    made = await scene.make(parallel=2)
+    await scene.step(made)
+    async with await connect(database, purpose=Purpose.PLANNING) as holder:
+        async with holder.transaction():
+            await holder.execute(
+                "select from run_status where run_id = (select max(run_id) from run) for no key update"
+            )
+            doing = asyncio.ensure_future(backfill.cancel(scene.conn, backfill_id=made, leaves_runs=False, actor="me"))
+            is_waiting = "select 1 from pg_locks where not granted and pid = %s"
+            await eventually(lambda: value(holder, is_waiting, scene.conn.info.backend_pid))
+            await holder.execute("select from task for update nowait")
+        await doing
+    assert await value(scene.conn, "select count(*) from run_status where state = 'canceled'") == 2
+
+
 async def test_a_step_that_is_rolled_back_is_simply_made_again(scene: Scene) -> None:
     made = await scene.make(parallel=4)
     async with scene.conn.transaction(force_rollback=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import psycopg
@@ -12,16 +13,20 @@ from psycopg.errors import CheckViolation, UniqueViolation
 from evertick.domain.attempt import TaskKey
 from evertick.domain.dag import ChildSpec, TaskKind
 from evertick.domain.retry import RetryPolicy
+from evertick.domain.waiting import WaitKind, WaitSpec
 from evertick.engine.clear import clear, select_tasks
 from evertick.engine.mark import mark
 from evertick.engine.step import step
 from evertick.engine.wake import wake
-from evertick.store import deferrals
+from evertick.store import approvals, deferrals
+from evertick.store.approvals import ApprovalRow
 from evertick.store.db import Purpose, connect
-from evertick.store.deferrals import ChildDue
+from evertick.store.deferrals import ChildDue, ClockDue
 from tests.engine.world import Runner, end, later, lead, make_dag, put, set_clock, start, states, value
+from tests.waiting import eventually
 
 ROW = "select (epoch, key)::text from deferral"
+APPROVE = WaitSpec(kind=WaitKind.APPROVAL, name="Release?")
 NO_WAITS = [("kind", "'run'"), ("seconds", "-1"), ("timeout", "0"), ("on_timeout", "'success'")]
 NO_WAITS += [("on_reject", "'success'"), ("backoff", "0.5")]
 APPROVAL = (
@@ -77,7 +82,10 @@ class Scene:
     async def defer_again(self) -> None:
         """It ends by hand and is cleared, before the leader came by."""
         await self.mark("failed")
-        chosen = await select_tasks(self.conn, run_id=self.run, names=["call"])
+        await self.clear()
+
+    async def clear(self) -> None:
+        chosen = await select_tasks(self.conn, run_id=self.run)
         await clear(self.conn, run_id=self.run, chosen=chosen, actor="test")
 
     async def state(self) -> str:
@@ -150,6 +158,105 @@ async def test_what_is_deferred_again_starts_anew_whatever_the_last_time_left_be
     assert await value(scene.conn, ROW) == "(2,)" != first
     await scene.wake()
     assert await scene.runs() == 3
+
+
+async def test_a_row_that_was_left_behind_makes_way_and_that_of_the_same_wait_stays(scene: Scene) -> None:
+    await scene.mark("failed")
+    left_behind = "insert into deferral values (%s, 0, -1, 1, 0, 'run', 'run:7', 'infinity')"
+    await scene.conn.execute(left_behind, [scene.run])
+    await scene.clear()
+    assert await value(scene.conn, ROW) == "(2,)"
+    await scene.wake()
+    before = await value(scene.conn, ROW)
+    again = "select begin_waits(array[row(run_id, 0, -1, version_id, 'deferred')::ended]) from run where run_id = %s"
+    await scene.conn.execute(again, [scene.run])
+    assert await value(scene.conn, ROW) == before != "(2,)"
+
+
+async def test_a_poll_is_noted_whatever_was_left_behind(rollback_conn: AsyncConnection) -> None:
+    await set_clock(rollback_conn, later(0))
+    poll = {"wait": WaitSpec(kind=WaitKind.POLL, seconds=1)}
+    await put(rollback_conn, make_dag("a", {"t": []}, per_task={"t": poll}))
+    run, runner = await start(rollback_conn, "a"), await Runner.join(rollback_conn)
+    (claim,) = await runner.claim()
+    await rollback_conn.execute("insert into deferral values (%s, 0, -1, 0, 0, 'run', 'run:7', 'infinity')", [run])
+    await runner.finish(claim, "deferred")
+    assert await value(rollback_conn, ROW) == "(1,)"
+
+
+async def waiting_for(conn: AsyncConnection, wait: WaitSpec) -> Scene:
+    """A run whose only task waits for that."""
+    await set_clock(conn, later(0))
+    await put(conn, make_dag("a", {"t": []}, per_task={"t": {"kind": TaskKind.WAIT, "wait": wait}}))
+    return Scene(conn, await lead(conn), await start(conn, "a"))
+
+
+async def decide(conn: AsyncConnection, asked: ApprovalRow) -> bool:
+    return await approvals.decide(conn, asked, is_approved=True, actor="ann", note=None, fields={})
+
+
+async def test_an_answer_counts_for_the_question_that_is_open_and_no_longer(rollback_conn: AsyncConnection) -> None:
+    scene = await waiting_for(rollback_conn, APPROVE)
+    (old,) = await approvals.list_approvals(scene.conn)
+    await scene.defer_again()
+    (new,) = await approvals.list_approvals(scene.conn)
+    assert not await decide(scene.conn, old), "it was asked anew"
+    await scene.conn.execute("update approval set decided_at = clock(), decided_by = 'bob', is_approved = false")
+    assert not await decide(scene.conn, new), "somebody was first"
+    await scene.conn.execute("update approval set decided_at = null, decided_by = null, is_approved = null")
+    assert await decide(scene.conn, new)
+    answered = "select array_agg(epoch) from approval where decided_at is not null"
+    assert await value(scene.conn, answered) == [new.epoch]
+    await scene.conn.execute("update approval set decided_at = null, decided_by = null, is_approved = null")
+    assert not await decide(scene.conn, new), "it waits no more"
+    assert await value(scene.conn, answered) is None
+
+
+async def test_who_decides_locks_the_run_before_the_question(conn: AsyncConnection, other: AsyncConnection) -> None:
+    await waiting_for(conn, APPROVE)
+    (asked,) = await approvals.list_approvals(conn)
+    is_waiting = "select 1 from pg_locks where not granted and pid = %s"
+    async with other.transaction():
+        await other.execute("select from run_status for no key update")
+        deciding = asyncio.ensure_future(decide(conn, asked))
+        await eventually(lambda: value(other, is_waiting, conn.info.backend_pid))
+        await other.execute("select from approval for update nowait")
+    assert await deciding
+
+
+async def test_a_time_of_day_becomes_an_instant_once_and_for_the_wait_that_was_read(
+    rollback_conn: AsyncConnection,
+) -> None:
+    scene = await waiting_for(rollback_conn, WaitSpec(kind=WaitKind.CLOCK, until="06:00"))
+
+    async def read() -> ClockDue:
+        (due,) = await deferrals.clocks_due(scene.conn, shard=0, batch=10)
+        return due
+
+    async def set_clock_of(due: ClockDue, seconds: float) -> object:
+        await deferrals.set_clocks(scene.conn, [(due, later(seconds))], shard=0, epoch=scene.leader)
+        return await value(scene.conn, "select (epoch, kind, wake_at) = (2, 'time', %s) from deferral", later(5))
+
+    old = await read()
+    await scene.defer_again()
+    assert not await set_clock_of(old, 5)
+    new = await read()
+    assert await set_clock_of(new, 5)
+    assert await set_clock_of(new, 9), "as it was"
+
+
+async def test_a_list_that_is_stale_changes_no_other_wait_and_undoes_no_later_word(
+    rollback_conn: AsyncConnection,
+) -> None:
+    scene = await waiting_for(rollback_conn, WaitSpec(kind=WaitKind.EVENT, name="file"))
+    await scene.conn.execute("create temporary table stale on commit drop as select * from deferral")
+    look = "select look_at_waits(array(select row(s.*)::deferral from stale s))"
+    await scene.conn.execute("update deferral set wake_at = %s", [later(1)])
+    await scene.conn.execute(look)
+    assert await value(scene.conn, "select wake_at from deferral") == later(1)
+    await scene.defer_again()
+    await scene.conn.execute(look)
+    assert await value(scene.conn, "select (epoch, wake_at) = (2, %s) from deferral", later(0))
 
 
 async def test_whoever_ends_a_run_that_somebody_waits_for_tells_so(scene: Scene) -> None:

@@ -151,11 +151,19 @@ async def test_a_condition_is_polled_until_it_is_met_and_its_polls_are_no_attemp
 
 
 async def test_of_many_polls_only_the_last_lines_stay(conn: AsyncConnection) -> None:
-    run, runner, epoch = await world(conn, waiting(WaitSpec(kind=WaitKind.POLL, seconds=1)))
-    for number in range(15):
-        await runner.finish((await runner.claim())[0], "deferred", log="x", seq=0, until=1)
+    """And those of an attempt that failed, and those that are in the storage already."""
+    wait = WaitSpec(kind=WaitKind.POLL, seconds=1)
+    run, runner, epoch = await world(conn, waiting(wait, wait_retry=RetryPolicy(retries=1, delay_seconds=0)))
+    await runner.finish((await runner.claim())[0], "failed", retry_in=0, log="x", seq=0, until=1)
+    for number in range(14):
+        (poll,) = await runner.claim()
+        await runner.finish(poll, "deferred", log="x", seq=0, until=1)
+        if number == 0:
+            moved = "content = null, object_id = gen_random_uuid(), at = 0, bytes = 1, digest = ''"
+            await conn.execute(f"update log_chunk set {moved} where epoch = %s and idx = 1", [poll.epoch])
         await woken(conn, epoch, number + 1.0)
-    assert await value(conn, "select count(*) from log_chunk where run_id = %s and idx = 1", run) == 10
+    left = await value(conn, "select array_agg(epoch order by epoch) from log_chunk where run_id = %s and idx = 1", run)
+    assert left == [1, 2, *range(6, 16)]
 
 
 async def test_polls_back_off_up_to_a_longest_interval(conn: AsyncConnection) -> None:
@@ -300,10 +308,10 @@ async def test_one_event_is_for_all_who_wait_however_small_the_batches(conn: Asy
         await start(conn, "d")
     await runner.drain()
     await woken(conn, epoch)
-    await send_event(conn, name="file", payload=None, actor="me")
-    looked_at = 1
-    while looked_at:
-        looked_at = (await wake(conn, shard=0, epoch=epoch, batch=2)).looked_at
+    for name in ("other", "another", "file"):
+        await send_event(conn, name=name, payload=None, actor="me")
+    for _ in range(8):
+        await wake(conn, shard=0, epoch=epoch, batch=2)
     assert await value(conn, "select count(*) from deferral") == 0
     assert await value(conn, "select bool_and(is_heard) from event")
 
