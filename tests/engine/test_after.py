@@ -20,12 +20,14 @@ from evertick.engine.hear import hear
 from evertick.engine.pause import delete
 from evertick.engine.prune import Kind, prune_kind
 from evertick.engine.put_schedule import put_schedule
+from evertick.engine.step import step
 from evertick.engine.update_asset import update_asset
 from evertick.store import schedules
 from evertick.store.db import Purpose, connect
 from evertick.store.prune import Mandate
 from tests.engine import invariants
-from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, start, value
+from tests.engine.world import T0, Runner, end, later, lead, make_dag, put, set_clock, start, value
+from tests.waiting import eventually
 
 ONE: dict[str, list[str]] = {"t": []}
 
@@ -96,7 +98,7 @@ async def test_any_of_them(conn: AsyncConnection) -> None:
 
 
 async def test_a_failure_counts_only_for_who_asks_for_any_end(conn: AsyncConnection) -> None:
-    scene = await Scene.of(conn, any_of("a", all_of(finished("b"), Asset("never"))))
+    scene = await Scene.of(conn, any_of("a", Asset("data-a"), all_of(finished("b"), Asset("never"))))
     await scene.run("a", outcome="failed")
     assert await scene.tend(1) == 0
     await put_schedule(
@@ -119,11 +121,54 @@ async def test_an_asset_is_updated_by_the_task_not_by_the_run(conn: AsyncConnect
     assert await value(conn, "select count(*) from arrival") == 0
 
 
-async def test_nobody_waits_and_nothing_is_noted(conn: AsyncConnection) -> None:
-    scene = await Scene.of(conn, after("a"))
-    await scene.run("b")
-    assert await value(conn, "select count(*) from arrival") == 0
+async def test_only_what_somebody_waits_for_is_noted_and_whoever_ends_it_tells_so(conn: AsyncConnection) -> None:
+    scene, told = await Scene.of(conn, after(finished("a"))), []
+    for dag in ("b", "a"):
+        await start(conn, dag)
+        (claim,) = await scene.runner.claim()
+        done = await step(
+            conn,
+            session=scene.runner.session,
+            reports=[end(claim, "success")],
+            queues=["default"],
+            free=0,
+            infra_retries=3,
+        )
+        told.append(done.has_arrivals)
+    assert told == [False, True]
+    assert await value(conn, "select array_agg(kind || ':' || name) from arrival") == ["end:a"]
     assert await value(conn, "select array_agg(name) from dag where is_awaited") == ["a"]
+
+
+async def test_a_name_is_heard_of_as_what_it_was(conn: AsyncConnection) -> None:
+    scene = await Scene.of(conn, after(Asset("a"), "b"))
+    await put(conn, waiting("v", after("a")))
+    await scene.run("a")
+    assert await scene.tend(1) == 0
+    assert await value(conn, "select count(*) from heard") == 0, "a DAG of the name of an asset"
+
+
+async def test_arrivals_are_heard_of_in_batches_and_those_in_somebodys_hands_later(
+    conn: AsyncConnection, database: str
+) -> None:
+    scene = await Scene.of(conn, after("a", "b"))
+    await scene.run("a", "a", "a", "b")
+    left = "select array_agg(arrival_id - first order by arrival_id) from arrival, (select min(arrival_id) first from arrival) x"
+    async with await connect(database, purpose=Purpose.PLANNING) as other:
+        async with other.transaction():
+            await other.execute("select from arrival order by arrival_id limit 1 for update")
+            await conn.execute("set lock_timeout = '100ms'")
+            assert (await hear(conn, shard=0, epoch=scene.epoch, batch=2)).has_more
+            assert await value(conn, left) == [0, 3]
+        await conn.execute("set lock_timeout = 0")
+        # Whoever changes a schedule is waited for, whether it becomes due by this or not.
+        async with other.transaction():
+            await other.execute("select from schedule_state for no key update")
+            hearing = asyncio.ensure_future(hear(conn, shard=0, epoch=scene.epoch, batch=1))
+            is_waiting = "select 1 from pg_locks where not granted and pid = %s"
+            await eventually(lambda: value(other, is_waiting, conn.info.backend_pid))
+        await hearing
+    assert await scene.tend(1) == 1
 
 
 async def test_a_dag_that_is_published_after_the_one_that_waits_is_awaited(conn: AsyncConnection) -> None:

@@ -9,7 +9,6 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
-from evertick.domain.attempt import TaskKey
 from evertick.domain.dag import TaskSpec
 from evertick.domain.errors import EvertickError, InvalidSettings, NotFound, SecretLocked, UserError
 from evertick.domain.sealing import Keyring, new_key
@@ -20,7 +19,6 @@ from evertick.services.keyring import add_key, keep_first_key, load_keyring, mak
 from evertick.services.link import Link
 from evertick.store import secrets
 from evertick.store.db import Purpose
-from tests.engine.world import Runner, make_dag, put, start
 from tests.services.canaries import hunt
 
 SECRET = ValueKind.SECRET
@@ -148,32 +146,3 @@ def test_a_connection_is_read_from_its_address_and_hides_its_password() -> None:
     for wrong in ("", "no address", "http://[", "a://b:notaport"):
         with pytest.raises(UserError):
             parse_connection(wrong)
-
-
-async def test_the_holder_of_an_attempt_is_given_what_its_task_declares_and_nobody_else_anything(
-    conn: AsyncConnection,
-) -> None:
-    ring = Keyring([new_key()])
-    for kind in ValueKind:
-        for name in ("mine", "other"):
-            await put_value(conn, ring, kind=kind, name=name, value="pg://a:b@c/d", actor="t")
-    spec = make_dag("d", {"a": ()}, task_secrets=("mine",), task_connections=("mine",), task_variables=("mine",))
-    await put(conn, spec)
-    await start(conn, "d")
-    runner = await Runner.join(conn)
-    (claim,) = await runner.claim()
-    key = TaskKey(claim.run_id, claim.idx, claim.map_index)
-    everything = [(kind, name) for kind in ValueKind for name in ("mine", "other")]
-
-    async def given(key: TaskKey, epoch: int, session: int) -> set[tuple[str, str]]:
-        holder = secrets.Holder(key=key, epoch=epoch, session=session)
-        return {(row.kind, row.name) for row in await secrets.of_attempt(conn, holder, everything)}
-
-    assert await given(key, claim.epoch, runner.session) == {(kind, "mine") for kind in ValueKind}
-    assert await given(key, claim.epoch, runner.session + 1) == set()
-    assert await given(key, claim.epoch + 1, runner.session) == set()
-    assert await given(key._replace(idx=1), claim.epoch, runner.session) == set()
-    assert await given(key._replace(map_index=7), claim.epoch, runner.session) == set()
-    assert await given(key._replace(run_id=key.run_id + 1), claim.epoch, runner.session) == set()
-    await runner.finish(claim)
-    assert await given(key, claim.epoch, runner.session) == set()

@@ -48,6 +48,7 @@ NONSENSE = {
     "an alert of nothing": alert("bored"),
     "remains of nothing": "insert into remains values (0, 'task', 1)",
     "word of nothing": "insert into arrival (kind, name, occurred_at) values ('dag', 'a', clock())",
+    "hearing of nothing": "insert into heard values (1, 'dag', 'a', null, clock())",
     "a cause that is none": "insert into cause values (1, '2030-01-01', 'dag', 'a', null, clock())",
     "another walk over the logs": "insert into log_walk values (false, 1)",
 }

@@ -6,9 +6,11 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.errors import UniqueViolation
 
+from evertick.domain.attempt import TaskKey
 from evertick.store import secrets
-from evertick.store.secrets import NewValue
-from tests.engine.world import value
+from evertick.store.secrets import Holder, NewValue
+from tests.engine.world import Runner, key_of, make_dag, start, value
+from tests.engine.world import put as publish
 
 KINDS = ("connection", "secret", "variable")
 
@@ -21,9 +23,15 @@ async def db(rollback_conn: AsyncConnection) -> AsyncConnection:
 
 
 async def put(
-    conn: AsyncConnection, kind: str, content: str, description: str | None = "why", *, only_new: bool = False
+    conn: AsyncConnection,
+    kind: str,
+    content: str,
+    description: str | None = "why",
+    *,
+    name: str = "n",
+    only_new: bool = False,
 ) -> bool | None:
-    value = NewValue(kind=kind, name="n", content=content, key_id="k1", description=description)
+    value = NewValue(kind=kind, name=name, content=content, key_id="k1", description=description)
     return await secrets.put(conn, value, actor="test", only_new=only_new)
 
 
@@ -55,3 +63,29 @@ async def test_a_value_that_was_changed_meanwhile_is_not_resealed(db: AsyncConne
     assert await contents(db) == ["a connection", "sealed anew", "a secret"], "the variable has the same text"
     assert not await secrets.reseal(db, seen, content="sealed late", key_id="k3")
     assert (await secrets.find(db, [("secret", "n")]))[0].key_id == "k2"
+
+
+async def test_the_holder_of_an_attempt_is_given_what_its_task_declares_and_nobody_else_anything(
+    db: AsyncConnection,
+) -> None:
+    await put(db, "secret", "not declared", name="other")
+    await publish(db, make_dag("d", {"a": ()}, task_secrets=("n",), task_connections=("n",)))
+    await start(db, "d")
+    runner = await Runner.join(db)
+    (claim,) = await runner.claim()
+    key = key_of(claim)
+
+    async def given(key: TaskKey, epoch: int, session: int, *kinds: str) -> list[tuple[str, str]]:
+        wanted = [(kind, name) for kind in kinds or KINDS for name in ("n", "other")]
+        rows = await secrets.of_attempt(db, Holder(key=key, epoch=epoch, session=session), wanted)
+        return sorted((row.kind, row.name) for row in rows)
+
+    assert await given(key, claim.epoch, runner.session) == [("connection", "n"), ("secret", "n")]
+    assert await given(key, claim.epoch, runner.session, "secret") == [("secret", "n")]
+    assert await given(key, claim.epoch, runner.session + 1) == []
+    assert await given(key, claim.epoch + 1, runner.session) == []
+    assert await given(key._replace(idx=1), claim.epoch, runner.session) == []
+    assert await given(key._replace(map_index=7), claim.epoch, runner.session) == []
+    assert await given(key._replace(run_id=key.run_id + 1), claim.epoch, runner.session) == []
+    await runner.finish(claim)
+    assert await given(key, claim.epoch, runner.session) == []
