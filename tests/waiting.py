@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 # For what takes milliseconds: so long only where a machine stands still.
-_LONGEST_SECONDS = 30.0
+WITHIN_SECONDS = 30.0
 _PAUSE_SECONDS = 0.005
 # A question costs a millisecond of somebody's time: whoever has waited for a fifth of a second asks no more often than this.
 _PATIENT_SECONDS = 0.02
 
 
 async def eventually(
-    predicate: Callable[[], Any], within_seconds: float = _LONGEST_SECONDS, *, pause_seconds: float = _PAUSE_SECONDS
+    predicate: Callable[[], Any], within_seconds: float = WITHIN_SECONDS, *, pause_seconds: float = _PAUSE_SECONDS
 ) -> Any:
     """Poll until `predicate`, sync or async, gives something true, and return that; fail after the deadline."""
     deadline = time.monotonic() + within_seconds
@@ -31,7 +31,7 @@ async def eventually(
         await asyncio.sleep(pause)
 
 
-def eventually_sync(predicate: Callable[[], T], within_seconds: float = _LONGEST_SECONDS) -> T:
+def eventually_sync(predicate: Callable[[], T], within_seconds: float = WITHIN_SECONDS) -> T:
     """The same, for tests without an event loop."""
     deadline = time.monotonic() + within_seconds
     for pause in _pauses(_PAUSE_SECONDS):

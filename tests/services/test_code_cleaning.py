@@ -48,7 +48,7 @@ async def test_a_runner_clears_away_what_nobody_uses_and_keeps_what_its_warm_par
         async def is_over() -> bool:
             return await run_state(conn, run) == "success"
 
-        await eventually(is_over, 20)
+        await eventually(is_over, 60)
         (used,) = folder.iterdir()
         age(used)
         assert remove_unused(folder, in_use=(), unused_seconds=UNUSED_SECONDS) == [], "a warm parent lives in it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import AsyncIterator
@@ -67,7 +68,7 @@ async def ended(conn: AsyncConnection, run_id: int, state: str = "success") -> N
     async def is_over() -> bool:
         return await run_state(conn, run_id) == state
 
-    await eventually(is_over, 20)
+    await eventually(is_over, 60)
 
 
 async def all_cleaned_up(conn: AsyncConnection, place: Place) -> None:
@@ -128,13 +129,15 @@ async def test_a_full_pool_leaves_tasks_available_and_counts_it(
     place.latency_seconds = 0.15
     run_id = await trigger(there, 8)
     before = counted(metrics.DISPATCH_AT_CAPACITY)
-    seen: list[dict[str, str]] = []
+    # What its executor has may take its time to begin.
+    unheard = "select count(*) from dispatch where submitted_at is null"
+    seen: list[int] = []
     async with hosted(dispatcher(database, tmp_path, place, Said(), dispatch_workers=1, dispatch_queue=1)):
         while await run_state(there, run_id) != "success":
-            seen.append(await states(there, run_id))
+            seen.append(int(str(await value(there, unheard))))
             await elapse(0.02)
     assert place.most_at_once == 1
-    assert max(list(each.values()).count("queued") for each in seen) <= 3, "one in hand, one in line, one that has it"
+    assert 1 <= max(seen) <= 3, "one in hand, one in line, one that was taken a moment ago"
     assert counted(metrics.DISPATCH_AT_CAPACITY) > before
 
 
@@ -159,12 +162,19 @@ async def test_a_submission_that_always_breaks_is_not_made_without_a_pause_and_k
     there: AsyncConnection, database: str, tmp_path: Path, place: Place
 ) -> None:
     place.mood = lambda name, tries: "broken" if name.split("-")[2] == "0" else "fine"
-    run_id = await trigger(there, 3)
+    run_id, began = await trigger(there, 3), time.monotonic()
+
+    async def are_others_over() -> bool:
+        return await states(there, run_id) == {"t0": "queued", "t1": "success", "t2": "success"}
+
     async with hosted(dispatcher(database, tmp_path, place, Said())):
         await eventually(lambda: max(place.tries.values(), default=0) >= 2)
+        await eventually(are_others_over)
         await elapse(1.0)
-    assert await states(there, run_id) == {"t0": "queued", "t1": "success", "t2": "success"}
-    assert max(place.tries.values()) <= 5, "half a second, then twice as long each time"
+    assert await are_others_over()
+    # The pause of half a second, and then twice as long each time.
+    pauses = math.log2((time.monotonic() - began) / 0.5 + 1)
+    assert max(place.tries.values()) <= pauses + 1
 
 
 @pytest.mark.requirement("V11")
@@ -364,12 +374,12 @@ async def test_a_runner_that_died_with_a_full_queue_loses_nothing(
 async def test_what_was_never_tried_is_given_back_by_a_runner_that_leaves(
     there: AsyncConnection, database: str, tmp_path: Path, place: Place
 ) -> None:
-    place.latency_seconds = 0.3
+    place.latency_seconds = 600
     run_id = await trigger(there, 4)
     async with hosted(dispatcher(database, tmp_path, place, Said(), dispatch_workers=1)):
         await eventually(lambda: place.tries)
     found = list((await states(there, run_id)).values())
-    assert found.count("available") >= 2
+    assert found.count("available") == 3
     assert await value(there, "select count(*) from dispatch where tries = 0") == 0
 
 
@@ -505,7 +515,7 @@ async def test_all_kinds_of_trouble_at_once_end_well(
             await promote(there, shard=0, epoch=leader, batch=100)
             return await run_state(there, run_id) == "success"
 
-        await eventually(is_over, 40)
+        await eventually(is_over, 120)
         await all_cleaned_up(there, place)
     assert set(place.begun.values()) == {1}, "never two bodies of one attempt"
     lost = await value(there, "select count(*) from attempt where reason not like 'dispatch_lost: %%'")

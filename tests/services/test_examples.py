@@ -50,7 +50,7 @@ async def test_an_example_ends_as_it_says(conn: AsyncConnection, database: str, 
             found = await run_state(conn, run)
             return found if found not in ("queued", "running") else None
 
-        assert await eventually(state, 30) == "success"
+        assert await eventually(state, 60) == "success"
     rows = await tasks.list_of_run(conn, run_id=run)
     found = {row.task if row.map_index < 0 else f"{row.task}[{row.map_index}]": row.state for row in rows}
     assert {task: found.get(task) for task in EXPECTED[name]} == EXPECTED[name]
@@ -74,7 +74,7 @@ async def test_the_example_of_notifications_tells_of_its_retry_and_its_failure(
         " join dag d using (dag_id) where d.name = 'notifications.callback.tell' having count(*) = 2"
     )
     async with hosted(scheduler), hosted(Runner(settings, url=database, log=said.log)):
-        found = await eventually(lambda: value(conn, told), 30)
+        found = await eventually(lambda: value(conn, told), 60)
     assert found == ["notifications, run 1: fetch: retry", "notifications, run 1: the run: failure"]
 
 
@@ -92,7 +92,7 @@ async def test_the_example_of_deadlines_tells_while_its_task_is_late(
         " join dag d using (dag_id) where d.name = 'deadlines.callback.tell'"
     )
     async with hosted(scheduler), hosted(Runner(settings, url=database, log=said.log)):
-        found = await eventually(lambda: value(conn, told), 30)
+        found = await eventually(lambda: value(conn, told), 60)
         assert await run_state(conn, run) == "running", "nobody stops it"
         await cancel(conn, run_id=run, actor="test", reason="seen enough")
     assert found == f"deadlines, run {run}: fetch is late: not_finished"

@@ -20,11 +20,12 @@ from tests.services.hosting import Said, quick
 from tests.waiting import eventually
 
 SESSION = 77
+LOST_AFTER_SECONDS = 20.0
 
 
 @contextmanager
 def beating(database: str, folder: Path, said: Said, beats: list[Beat]) -> Iterator[Heartbeat]:
-    settings = quick(database, folder, lost_after_seconds=6.0)
+    settings = quick(database, folder, lost_after_seconds=LOST_AFTER_SECONDS)
     heartbeat = Heartbeat(settings, url=database, session=SESSION, held=lambda: [], on_beat=beats.append, log=said.log)
     heartbeat.start()
     try:
@@ -87,7 +88,7 @@ async def test_a_line_that_hangs_is_replaced_by_a_fresh_one_long_before_the_runn
         hung = await line_of_the_heartbeat(there)
         await freeze_while_idle(there, hung)
         try:
-            await eventually(lambda: any(beat.by_spare for beat in beats), 5)
+            await eventually(lambda: any(beat.by_spare for beat in beats), LOST_AFTER_SECONDS / 2)
             await said.saw("unreachable", loop="heartbeat")
             count = len(beats)
             await eventually(lambda: len([beat for beat in beats[count:] if not beat.by_spare]) > 2)

@@ -110,7 +110,7 @@ async def test_whatever_else_is_refused_with_a_status_that_says_so(
     port: Port, request_bytes: bytes, expected: int
 ) -> None:
     assert status(await port.send(request_bytes)) == expected
-    assert (await get(f"{port.url}/hello", seconds=5)).body == b"hello\n"
+    assert (await get(f"{port.url}/hello", seconds=30)).body == b"hello\n"
 
 
 @pytest.mark.parametrize("filler", [b"X: " + b"a" * MOST_REQUEST_BYTES, b"X: a\r\n" * MOST_REQUEST_BYTES])
@@ -133,7 +133,7 @@ async def test_those_who_say_nothing_do_not_lock_out_those_who_ask(port: Port) -
     for _, writer in silent:
         writer.write(b"GET /hello HTTP/1.1\r\nX-Slow: ")
     for _ in range(10):
-        assert (await get(f"{port.url}/hello", seconds=10)).status == 200
+        assert (await get(f"{port.url}/hello", seconds=30)).status == 200
     # The oldest had to go, and no more than there are places are held.
     async with asyncio.timeout(20):
         gone = await asyncio.gather(*(reader.read() for reader, _ in silent[:MOST_CONNECTIONS]), return_exceptions=True)
@@ -143,8 +143,8 @@ async def test_those_who_say_nothing_do_not_lock_out_those_who_ask(port: Port) -
 
 
 async def test_an_answer_that_fails_is_a_500_and_the_port_stays_open(port: Port) -> None:
-    assert (await get(f"{port.url}/broken", seconds=5)).status == 500
-    assert (await get(f"{port.url}/hello", seconds=5)).status == 200
+    assert (await get(f"{port.url}/broken", seconds=30)).status == 500
+    assert (await get(f"{port.url}/hello", seconds=30)).status == 200
     assert len(port.said.events("health_answer_failed", path="/broken")) == 1
 
 
@@ -156,7 +156,7 @@ async def test_an_answer_that_never_comes_ends_after_a_while(monkeypatch: pytest
         return Answer()
 
     port = Port({"/never": never})
-    assert (await get(f"{port.url}/never", seconds=10)).status == 500
+    assert (await get(f"{port.url}/never", seconds=30)).status == 500
     port.stop()
 
 
@@ -199,7 +199,7 @@ async def test_stopping_closes_the_port_at_once_even_with_somebody_on_the_line(p
 
     async def is_closed() -> bool:
         try:
-            await get(f"{port.url}/hello", seconds=5)
+            await get(f"{port.url}/hello", seconds=30)
         except OSError:
             return True
         return False

@@ -120,7 +120,7 @@ async def test_a_loop_that_must_not_be_late_never_pauses_longer_than_it_may() ->
     looped = Looped(*[OSError("away")] * 12)
     async with asyncio.TaskGroup() as group:
         group.create_task(looped.run(longest_back_off=0.01))
-        await eventually(lambda: looped.ticks == 13, 5)
+        await eventually(lambda: looped.ticks == 13)
         looped.end()
     pauses = {float(said["retry_in"]) for said in looped.said.events("unreachable")}
     assert max(pauses) <= 0.01

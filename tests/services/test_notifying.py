@@ -43,7 +43,7 @@ async def ended(conn: AsyncConnection, sink: str, count: int = 1) -> list[Delive
         ]
         return rows if len(rows) >= count else None
 
-    rows: list[Delivery] = await eventually(found, 20)
+    rows: list[Delivery] = await eventually(found, 60)
     return rows
 
 

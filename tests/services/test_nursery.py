@@ -14,7 +14,7 @@ from tests.waiting import eventually_sync
 
 def user(scenario: str, status: int = 0) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.services.nursery_user", scenario]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == status, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

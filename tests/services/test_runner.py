@@ -60,7 +60,7 @@ async def ended(conn: AsyncConnection, run_id: int) -> str:
         found = await run_state(conn, run_id)
         return found if found not in ("queued", "running") else None
 
-    last: str = await eventually(state, 15)
+    last: str = await eventually(state, 60)
     return last
 
 

@@ -30,13 +30,13 @@ from tests.waiting import eventually
 
 # No tick comes to help within these tests.
 LONG_TICKS: dict[str, Any] = {
-    "tick_seconds": 20.0,
-    "leader_lease_seconds": 60.0,
+    "tick_seconds": 60.0,
+    "leader_lease_seconds": 200.0,
     "heartbeat_seconds": 10.0,
-    "lost_after_seconds": 90.0,
+    "lost_after_seconds": 300.0,
 }
-# An idle machine takes 3 ms. A busy one may take longer, but not as long as a pause after a failure.
-LATE_SECONDS = 2.0
+# An idle machine takes 3 ms. A busy one may take longer, but not as long as a step that hangs may take.
+LATE_SECONDS = Settings().step_seconds - 1.0
 
 
 def make_scheduler(settings: Settings, said: Said, owner: str = "one") -> Scheduler:
@@ -80,7 +80,7 @@ async def all_fired(conn: AsyncConnection, dag: str, instants: list[datetime]) -
         rows = await fired(conn, dag)
         return rows if len(rows) >= len(instants) else None
 
-    rows = await eventually(found, 15)
+    rows = await eventually(found)
     assert [at for at, _ in rows] == instants
     return [late for _, late in rows]
 
@@ -97,7 +97,7 @@ async def test_it_sleeps_until_the_next_due_instant_and_not_until_the_tick(
         await conn.execute("select pg_notify('evertick_plan', '')")
         late = await all_fired(conn, "pulse", instants)
     print(f"late by {max(late) * 1000:.1f} ms at most")
-    assert max(late) < LONG_TICKS["tick_seconds"] / 2
+    assert max(late) < LATE_SECONDS
     assert len(said.events("fire")) >= 2, "it did not fire them all in one go"
 
 
@@ -113,7 +113,7 @@ async def test_it_sleeps_until_the_next_retry_is_due(database: str, conn: AsyncC
         await runner.finish(claim, "failed", retry_in=0.3)
         assert (await states(conn, run_id))["a"] == "pending"
         await conn.execute("select pg_notify('evertick_plan', '')")
-        await eventually(lambda: value(conn, "select count(*) from task where state = 'available'"), 5)
+        await eventually(lambda: value(conn, "select count(*) from task where state = 'available'"))
 
 
 async def retry_soon(conn: AsyncConnection) -> None:
@@ -346,7 +346,7 @@ async def test_two_hands_drain_a_burst_and_nothing_fires_twice(
         for burst in (1, 2):
             await plant(conn, f"spike{burst}-", 1000, due=await shards.read_clock(conn))
             await conn.execute("select pg_notify('evertick_plan', '')")
-            await eventually(lambda burst=burst: value(conn, "select count(*) = %s from run", burst * 1000), 20)  # type: ignore[misc]
+            await eventually(lambda burst=burst: value(conn, "select count(*) = %s from run", burst * 1000), 60)  # type: ignore[misc]
     assert await value(conn, "select count(distinct schedule_id) from run") == 2000
     assert await value(conn, "select count(distinct pid) from hand") == 2
     assert said.events("tick_failed") == []
@@ -369,9 +369,9 @@ async def test_a_second_hand_that_cannot_work_holds_up_nobody(
     async with hosted(make_scheduler(quick(database, tmp_path, fire_batch=20), said)):
         await said.saw("lead")
         await plant(conn, "first", 1, due=await shards.read_clock(conn))
-        await eventually(lambda: value(conn, "select count(*) = 1 from run"), 20)
+        await eventually(lambda: value(conn, "select count(*) = 1 from run"), 60)
         await plant(conn, "spike", 600, due=await shards.read_clock(conn))
         await conn.execute("select pg_notify('evertick_plan', '')")
-        await eventually(lambda: value(conn, "select count(*) = 601 from run"), 20)
+        await eventually(lambda: value(conn, "select count(*) = 601 from run"), 60)
     assert await value(conn, "select count(distinct schedule_id) from run") == 601
     assert said.events("unreachable", loop="second_hand") or said.events("tick_failed", loop="second_hand")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import Counter
@@ -29,6 +30,8 @@ from tests.services.test_scheduler import LATE_SECONDS, all_fired, make_schedule
 from tests.waiting import eventually
 
 CHAIN: dict[str, list[str]] = {"a": [], "b": ["a"]}
+# What hangs in a leader's own session is broken off after half of its lease.
+SHORT: dict[str, Any] = {"leader_lease_seconds": 1.0}
 
 
 class Counted:
@@ -77,7 +80,7 @@ async def test_a_table_that_somebody_holds_delays_no_fire(
 ) -> None:
     await Runner.join(conn)
     said = Said()
-    async with hosted(make_scheduler(quick(database, tmp_path), said)):
+    async with hosted(make_scheduler(quick(database, tmp_path, **SHORT), said)):
         await said.saw("lead")
         async with held(database, table):
             instants = await publish_every(conn, "pulse", seconds=0.2, times=5)
@@ -101,7 +104,7 @@ async def test_a_look_that_takes_for_ever_is_broken_off_and_costs_no_fire_and_no
         " $$ select 1::bigint from pg_sleep(60) $$"
     )
     said = Said()
-    settings = quick(database, tmp_path, lost_after_seconds=0.5)
+    settings = quick(database, tmp_path, lost_after_seconds=0.5, **SHORT)
     async with hosted(make_scheduler(settings, said)):
         await said.saw("step_failed", step="look")
         instants = await publish_every(conn, "pulse", seconds=0.2, times=8)
@@ -138,7 +141,7 @@ async def test_a_step_that_takes_for_ever_is_broken_off_and_the_others_go_on(
         await runner.finish(claim, "failed", retry_in=0.1)
         await eventually(lambda: value(conn, "select state = 'available' from task where run_id = %s", run))
         await said.saw("agent_lost", session=lost.session)
-        await said.saw("quarantine", kind="run", verb="reconcile", within_seconds=20)
+        await said.saw("quarantine", kind="run", verb="reconcile", within_seconds=60)
     assert counted["step_failures{reconcile}"] >= 1
     assert counted["quarantined{run}"] == 1
 
@@ -189,7 +192,7 @@ async def test_where_every_candidate_hangs_the_step_rests_and_the_others_go_on(
     )
     said = Said()
     async with hosted(make_scheduler(quick(database, tmp_path, step_seconds=0.2), said)):
-        await said.saw("step_failed", step="reap", within_seconds=20)
+        await said.saw("step_failed", step="reap", within_seconds=60)
         await runner.finish(claim, "failed", retry_in=0.1)
         await eventually(lambda: value(conn, "select state = 'available' from task where run_id = %s", run))
     assert counted["step_failures{reap}"] <= contained.MOST_FAILURES_IN_A_ROW + 1
@@ -322,7 +325,7 @@ async def test_a_leader_stops_planning_before_its_lease_ends_by_its_own_clock(
     """Counted from when the renewal was sent, not from when its answer came."""
     now = [1000.0]
     monkeypatch.setattr(leading, "boot_seconds", lambda: now[0])
-    lead = Lead(quick(database, tmp_path), url=database, owner="me", log=Said().log)
+    lead = Lead(quick(database, tmp_path, **SHORT), url=database, owner="me", log=Said().log)
     line = await lead.connection()
     sent_at = now[0]
 
@@ -333,7 +336,7 @@ async def test_a_leader_stops_planning_before_its_lease_ends_by_its_own_clock(
     answer = shards.stand_by
     monkeypatch.setattr(shards, "stand_by", slowly)
     await lead.stand_by(line)
-    lease = quick(database, tmp_path).leader_lease_seconds
+    lease = SHORT["leader_lease_seconds"]
     for at, may_plan in ((sent_at + 0.5, True), (sent_at + 0.89 * lease, True), (sent_at + 0.91 * lease, False)):
         now[0] = at
         assert lead.may_plan is may_plan
@@ -351,7 +354,7 @@ async def test_a_leaders_look_makes_marks_once_there_is_one_of_its_server(
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr(leading, "boot_seconds", lambda: now[0])
-    lead, guard = Lead(quick(database, tmp_path), url=database, owner="me", log=Said().log), guard_of(database)
+    lead, guard = Lead(quick(database, tmp_path, **SHORT), url=database, owner="me", log=Said().log), guard_of(database)
     line = await lead.connection()
     await lead.stand_by(line)
     for _ in range(2):

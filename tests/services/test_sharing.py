@@ -61,17 +61,17 @@ async def test_the_number_of_shards_is_changed_under_load_and_every_fire_happens
         await notify(conn, Channel.PLAN)
         await said["a"].saw("fire")
         await set_shards(conn, shards=4, actor="test")
-        await eventually(lambda: is_shared(conn, "a"), 10)
+        await eventually(lambda: is_shared(conn, "a"))
         await eventually(lambda: value(conn, "select count(distinct shard) > 1 from schedule_state"))
         await stack.enter_async_context(hosted(make_scheduler(settings, said["b"], "b")))
-        await eventually(lambda: is_shared(conn, "ab"), 10)
+        await eventually(lambda: is_shared(conn, "ab"))
         await said["b"].saw("fire")
         await set_shards(conn, shards=2, actor="test")
         await eventually(lambda: value(conn, "select max(shard) = 1 from schedule_state"))
         await conn.execute("update shard set moves_since = moves_since - interval '2 minutes'")
         await eventually(lambda: value(conn, "select count(*) = 2 from shard where state = 'closed'"))
         await first.aclose()
-        await eventually(lambda: is_shared(conn, "b"), 10)
+        await eventually(lambda: is_shared(conn, "b"))
         for dag, due in instants.items():
             await all_fired(conn, dag, due)
     assert await value(conn, "select sum(misplaced(shard, 1000)) from shard") == 0
@@ -113,12 +113,12 @@ async def test_dags_of_different_shards_run_after_each_other_and_start_each_othe
     async with AsyncExitStack() as stack:
         for name in "ab":
             await stack.enter_async_context(hosted(make_scheduler(quick(database, tmp_path), said[name], name)))
-        await eventually(lambda: is_shared(conn, "ab"), 10)
+        await eventually(lambda: is_shared(conn, "ab"))
         for count, shards in ((1, 2), (2, 3)):
             await set_shards(conn, shards=shards, actor="test")
             await start(conn, first)
             await start(conn, parent)
-            await eventually(partial(have_run, conn, runner, dags, count), 10)
+            await eventually(partial(have_run, conn, runner, dags, count))
         await eventually(lambda: value(conn, "select sum(misplaced(shard, 1000)) = 0 from shard"))
     assert await value(conn, "select count(*) from run") == 2 * len(dags)
     for each in said.values():
@@ -132,7 +132,7 @@ async def test_shares_stay_as_they_are_once_they_are_even(database: str, conn: A
     async with AsyncExitStack() as stack:
         for name in "abc":
             await stack.enter_async_context(hosted(make_scheduler(settings, Said(), name)))
-        await eventually(lambda: is_shared(conn, "abc"), 10)
+        await eventually(lambda: is_shared(conn, "abc"))
         epochs = await value(conn, "select sum(epoch) from shard")
         seen = "select min(seen_until) > %s from scheduler"
         for _ in range(3):

@@ -204,7 +204,7 @@ async def test_the_leader_prunes_by_itself_and_says_what_went(
     before, said = value_of(counted), Said()
     settings = quick(database, tmp_path, retention_days=1)
     async with hosted(Scheduler(settings, url=database, owner="one", log=said.log)):
-        told = await said.saw("prune", within_seconds=20)
+        told = await said.saw("prune", within_seconds=60)
     assert (told["runs"], value_of(counted) - before) == (120, 120)
     assert await value(conn, "select array_agg(run_id order by run_id) from run") == kept
     assert await value(conn, "select count(*) from task") == 2
