@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 def bench(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("EVERTICK_")}
     command = [sys.executable, "-m", "bench.run", "--quick", "--out", str(out), *arguments]
-    return subprocess.run(command, cwd=ROOT, env=inherited, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=ROOT, env=inherited, capture_output=True, text=True, timeout=1200)
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ from psycopg import AsyncConnection
 
 from tests.databases import Cluster, own_cluster
 from tests.engine import invariants
-from tests.system.processes import Installation, Service
+from tests.system.processes import PATIENCE_SECONDS, Installation, Service
 from tests.system.work import (
     SMALL,
     Published,
@@ -94,16 +94,16 @@ class Play:
         instants = await schedule_now(there.conn, self._stage.work, "pulse", every=0.3, times=FIRES)
         for kind in SERVICES:
             self._launch(kind, record)
-        await eventually(self._has_ended, 30, pause_seconds=0.03)
+        await eventually(self._has_ended, PATIENCE_SECONDS, pause_seconds=0.03)
         if self._site is not None and self._site.number == 1 and not self.was_hit():
             # What is done now and then, as sending what is in the outbox, may come after the end of a short play.
             with suppress(AssertionError):
-                await eventually(self._was_hit, 20, pause_seconds=0.03)
+                await eventually(self._was_hit, PATIENCE_SECONDS, pause_seconds=0.03)
         for kind, service in self._services.items():
             code = await service.terminate()
             # One that was started again a moment ago may not have come to say how it wants to be stopped.
             assert code in (0, -signal.SIGKILL, -signal.SIGTERM), f"the {kind} ended with {code}"
-        await eventually(lambda: not there.strays(), 5)
+        await eventually(lambda: not there.strays())
         fired = await there.rows("select fire_at from run where fire_at is not null order by 1")
         assert [row[0] for row in fired] == instants, "a fire is missing or was made up"
         broken = await invariants.violations(there.conn)
@@ -128,7 +128,7 @@ class Play:
             if not service.is_alive:
                 assert service.exit_code == -signal.SIGKILL, f"the {kind} ended by itself: {service.exit_code}"
                 if kind == "runner":
-                    await eventually(lambda: not self._installation.strays(), 5)
+                    await eventually(lambda: not self._installation.strays())
                     if self._is_certified:
                         await self._installation.certify_deaths()
                 self._launch(kind)

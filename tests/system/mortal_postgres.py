@@ -53,7 +53,7 @@ def mortal_postgres(home: Path) -> Iterator[MortalPostgres]:
             yield MortalPostgres(owner, owner.stdout.readline().strip(), home)
             owner.send_signal(signal.SIGCONT)
             owner.stdin.close()
-            owner.wait(timeout=20)
+            owner.wait(timeout=60)
         finally:
             owner.kill()
 

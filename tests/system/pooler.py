@@ -49,7 +49,7 @@ class Pooler:
                 stdout=log,
                 stderr=log,
             )
-        eventually_sync(self._answers, 10)
+        eventually_sync(self._answers)
 
     def point_to(self, server_url: str) -> None:
         """As an operator after a failover: another server behind the same address, and nobody is told."""

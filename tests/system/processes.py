@@ -38,6 +38,9 @@ QUICK: dict[str, Any] = {
     "runner_slots": 4,
 }
 
+# Until a process has said or done something: on a busy machine its start alone takes many seconds.
+PATIENCE_SECONDS = 60.0
+
 _ELSEWHERE = """
 create function elsewhere() returns trigger language plpgsql as $$ begin new.host := 'elsewhere'; return new; end $$;
 create trigger elsewhere before insert on runner for each row execute function elsewhere();
@@ -86,7 +89,7 @@ class Service:
             with suppress(ValueError):
                 self._told.append(json.loads(line))
 
-    async def saw(self, name: str, *, within_seconds: float = 15.0, **fields: object) -> Event:
+    async def saw(self, name: str, *, within_seconds: float = PATIENCE_SECONDS, **fields: object) -> Event:
         """Wait until it has said so; returns what it said first."""
 
         def found() -> Event | None:
@@ -97,7 +100,7 @@ class Service:
         first: Event = await eventually(found, within_seconds)
         return first
 
-    async def ended(self, within_seconds: float = 15.0) -> int:
+    async def ended(self, within_seconds: float = PATIENCE_SECONDS) -> int:
         """Wait until it is gone; returns its exit code, negative for a signal."""
         await eventually(lambda: not self.is_alive, within_seconds)
         assert self.exit_code is not None
@@ -112,7 +115,7 @@ class Service:
         self.signal(signal.SIGKILL)
         await self.ended()
 
-    async def terminate(self, within_seconds: float = 15.0) -> int:
+    async def terminate(self, within_seconds: float = PATIENCE_SECONDS) -> int:
         self.signal(signal.SIGTERM)
         return await self.ended(within_seconds)
 
@@ -149,7 +152,7 @@ class Installation:
                 service.signal(signal.SIGKILL)
                 await service.ended()
         with suppress(AssertionError):
-            await eventually(lambda: not self.strays(), within_seconds=5)
+            await eventually(lambda: not self.strays())
         strays = self.strays()
         for pid in strays:
             kill_tree(pid)
@@ -166,7 +169,7 @@ class Installation:
                 return False
             return True
 
-        await eventually(try_to, 30, pause_seconds=0.05)
+        await eventually(try_to, PATIENCE_SECONDS, pause_seconds=0.05)
 
     def settings(self, **changes: Any) -> Settings:
         chosen = {"database_url": self.url, **self._settings, **changes}
@@ -238,7 +241,7 @@ class Installation:
         cursor = await self.conn.execute(query, params)  # type: ignore[arg-type]
         return await cursor.fetchall()
 
-    async def begun(self, task: str, *, epoch: int = 1, within_seconds: float = 15.0) -> Effect:
+    async def begun(self, task: str, *, epoch: int = 1, within_seconds: float = PATIENCE_SECONDS) -> Effect:
         """Wait until the body of that attempt has begun."""
 
         def found() -> Effect | None:
@@ -254,7 +257,7 @@ class Installation:
             self._effects_bytes, self._effects = size, effects(self.effects_file)
         return list(self._effects)
 
-    async def ended(self, run_id: int, within_seconds: float = 30.0) -> str:
+    async def ended(self, run_id: int, within_seconds: float = PATIENCE_SECONDS) -> str:
         """Wait until the run is over; returns how it ended."""
 
         async def state() -> str | None:

@@ -26,7 +26,7 @@ class Served:
         self.process, self.url = process, url
 
     async def get(self, path: str) -> Got:
-        return await get(f"{self.url}{path}", seconds=10)
+        return await get(f"{self.url}{path}", seconds=30)
 
     async def health(self) -> dict[str, Any]:
         return (await self.get("/monitor/health")).document()

@@ -54,7 +54,7 @@ async def test_it_runs_to_its_end_a_few_at_a_time(there: Installation) -> None:
     await there.start("scheduler")
     await there.start("runner")
     await make(there, count=12, parallel=2, newest_first=True)
-    await eventually(lambda: there.value("select state = 'done' from backfill"), 20)
+    await eventually(lambda: there.value("select state = 'done' from backfill"), 60)
     found = await instants(there)
     assert len(found) == 12 and found == sorted(found, reverse=True)
     row = await backfills.find(there.conn, 1)

@@ -43,7 +43,7 @@ async def begun(there: Installation, count: int) -> set[tuple[int, int]]:
         bodies = {(each.run_id, each.pid) for each in there.effects() if each.what == "begin"}
         return bodies if len(bodies) == count else None
 
-    bodies: set[tuple[int, int]] = await eventually(found, 20)
+    bodies: set[tuple[int, int]] = await eventually(found, 60)
     return bodies
 
 
@@ -110,7 +110,7 @@ async def test_a_table_that_somebody_locks_for_long_delays_and_kills_nothing(
         await eventually(
             lambda: there.value("select count(*) = %s from run where fire_at is not null", len(instants)), 20
         )
-        await eventually(lambda: there.value(f"select ({UNFINISHED}) = 0"), 20)
+        await eventually(lambda: there.value(f"select ({UNFINISHED}) = 0"), 60)
         assert [row[0] for row in await there.rows(FIRES)] == instants
         assert await there.value(GONE) == 0
         assert await there.value("select count(*) from attempt") == 0
@@ -130,7 +130,7 @@ async def test_connections_that_are_broken_again_and_again_cost_no_fire_and_no_t
             admin.execute(BREAK, [database])
             await elapse(0.25)
     await there.reconnect()
-    await eventually(lambda: there.value(f"select ({UNFINISHED}) = 0"), 20)
+    await eventually(lambda: there.value(f"select ({UNFINISHED}) = 0"), 60)
     assert [row[0] for row in await there.rows(FIRES)] == instants
     assert await there.value(GONE) == 0
     assert all(service.is_alive for service in services)

@@ -160,7 +160,7 @@ async def test_a_full_log_volume_stops_writing_kills_nothing_and_is_over_when_th
         shutil.move(log_files, volume)
         log_files.symlink_to(volume / "pg_wal")
         mortal.let_up()
-        await eventually(lambda: _answers(url), 20)
+        await eventually(lambda: _answers(url), 60)
         async with installed(url, long, tmp_path / "there", lost_after_seconds=1.0) as there:
             services = [await there.start("scheduler"), await there.start("runner", runner_id="r1")]
             held = await start_run(there.conn, "holding")
@@ -168,7 +168,7 @@ async def test_a_full_log_volume_stops_writing_kills_nothing_and_is_over_when_th
             filler = volume / "filler"
             acknowledged = await _trigger_until_full(there, filler)
             for service in services:
-                await service.saw("unreachable", within_seconds=20)
+                await service.saw("unreachable", within_seconds=60)
             await elapse(1.5)
             let_go(there.effects_file)
             filler.unlink()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import run_program
 from tests.system.mortal_postgres import MortalPostgres, mortal_postgres
-from tests.system.served import SERVICES, environment, served
+from tests.system.served import SERVICES, Served, environment, served
 from tests.waiting import eventually
 
 
@@ -35,15 +35,22 @@ async def test_the_database_goes_and_comes_back_and_every_service_says_so(
     async with AsyncExitStack() as stack:
         all_of_them = [await stack.enter_async_context(served(name, env, tmp_path)) for name in SERVICES]
         for service in all_of_them:
-            await eventually(service.is_ready, 20)
+            await eventually(service.is_ready, 60)
         for name, value in env.items():
             monkeypatch.setenv(name, value)
-        assert (await run_program("health")).status == 0
 
+        async def is_told_to_be_well() -> bool:
+            """On a busy machine a service may be late with an answer, and is not well for that moment."""
+            return (await run_program("health")).status == 0
+
+        await eventually(is_told_to_be_well, 60)
         await mortal.take_down()
         for name, service in zip(SERVICES, all_of_them, strict=True):
-            reasons = await eventually(service.reasons, 20)
-            assert [reason for reason in reasons if "database unreachable" in reason], reasons
+
+            async def is_away(service: Served = service) -> list[str]:
+                return [reason for reason in await service.reasons() if "database unreachable" in reason]
+
+            await eventually(is_away, 60)
             assert (await service.get("/healthz")).status == 200
             document = await service.health()
             database = document["metadatabase"]
@@ -55,10 +62,10 @@ async def test_the_database_goes_and_comes_back_and_every_service_says_so(
 
         mortal.let_up()
         for service in all_of_them:
-            await eventually(service.is_ready, 30)
-            await eventually(service.has_database, 30)
+            await eventually(service.is_ready, 60)
+            await eventually(service.has_database, 60)
             assert await service.metric("evertick_reconnects_total") > 0
-        assert (await run_program("health")).status == 0
+        await eventually(is_told_to_be_well, 60)
 
 
 async def test_a_database_that_never_answers_keeps_the_port_from_nothing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import takewhile
 
 import pytest
 
@@ -64,8 +65,9 @@ async def test_a_leader_that_was_frozen_writes_nothing_after_its_successor(
     await first.saw("deposed")
     await eventually(lambda: there.value("select count(*) >= %s from run", len(instants)))
     assert await fires(there) == instants
-    said = [event["event"] for event in first.events()[before:] if event["event"] in ("fire", "deposed")]
-    # What it had committed when it froze it may still tell of.
+    until_led = takewhile(lambda event: event["event"] != "lead", first.events()[before:])
+    said = [event["event"] for event in until_led if event["event"] in ("fire", "deposed")]
+    # What it had committed when it froze it may still tell of. On a busy machine it may lead again later, and only then fire again.
     assert said in (["deposed"], ["fire", "deposed"])
 
 
@@ -89,7 +91,7 @@ async def test_a_scheduler_that_is_killed_while_it_fires_a_hundred_schedules_mis
         await scheduler.saw("fire")
         await scheduler.kill()
     await there.start("scheduler")
-    await eventually(lambda: there.value("select count(*) >= 800 from run"), 20)
+    await eventually(lambda: there.value("select count(*) >= 800 from run"), 60)
     counts = await there.rows("select schedule_id, count(*), count(distinct fire_at) from run group by 1")
     assert len(counts) == 100
     assert {row[1:] for row in counts} == {(8, 8)}

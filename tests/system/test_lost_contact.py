@@ -46,7 +46,7 @@ async def test_a_careful_attempt_is_stopped_while_its_runner_is_cut_off_and_runs
     run_id = await start_run(there.conn, "careful")
     first = await there.begun("hold")
     async with no_heartbeat_is_answered(there):
-        await eventually(lambda: not is_running(first.pid), 15)
+        await eventually(lambda: not is_running(first.pid), 60)
         assert await there.value("select state::text from task where run_id = %s and idx = 0", run_id) == "running"
     let_go(there.effects_file, "go2")
     assert await there.ended(run_id) == "success"
@@ -71,7 +71,7 @@ async def test_a_careful_attempt_of_a_frozen_runner_is_dead_before_its_lease_pas
 
     frozen.signal(signal.SIGSTOP)
     await there.start("runner", runner_id="r2")
-    await eventually(is_dead, 15)
+    await eventually(is_dead, 60)
     assert (await there.begun("hold", epoch=2)).runner == "r2"
     frozen.signal(signal.SIGCONT)
     await frozen.saw("buried")
@@ -89,7 +89,7 @@ async def test_a_careful_attempt_goes_on_as_long_as_heartbeats_are_answered(ther
     first = await there.begun("hold")
     before = await there.value("select beat from runner")
     # Longer than what one answer is good for.
-    await eventually(lambda: there.value("select beat > %s from runner", before + 12), 20)
+    await eventually(lambda: there.value("select beat > %s from runner", before + 12), 60)
     assert is_running(first.pid)
     let_go(there.effects_file)
     assert await there.ended(run_id) == "success"

@@ -47,7 +47,7 @@ async def test_a_leader_killed_between_sending_and_recording_sends_again_under_t
         await there.start("scheduler", webhook_networks=("127.0.0.1",))
         # Nobody waits for the end of the time for which it was taken.
         await there.conn.execute("update outbox set due_at = clock()")
-        await eventually(lambda: there.value("select count(*) = 1 from outbox where state = 'sent'"), 20)
+        await eventually(lambda: there.value("select count(*) = 1 from outbox where state = 'sent'"), 60)
         assert hook.ids() == ["1", "1"]
 
 
@@ -60,7 +60,7 @@ async def test_a_leader_that_loses_the_database_while_it_sends_still_records_it(
             [f"webhook:{hook.url}/"],
         )
         await there.start("scheduler", webhook_networks=("127.0.0.1",), failpoint="outbox.record:error")
-        await eventually(lambda: there.value("select count(*) = 1 from outbox where state = 'sent'"), 20)
+        await eventually(lambda: there.value("select count(*) = 1 from outbox where state = 'sent'"), 60)
         assert hook.ids() == ["1"]
 
 
@@ -77,5 +77,5 @@ async def test_who_fails_by_kill_9_is_told_of_and_the_callback_runs_elsewhere(
         told = Path(f"{there.effects_file}-told")
         await eventually(lambda: told.exists() and told.read_text(), 30)
         assert told.read_text().startswith("dying work ")
-        await eventually(lambda: hook.told, 20)
+        await eventually(lambda: hook.told, 60)
         assert (hook.told[0].json["event"], hook.told[0].json["task"]) == ("failure", "work")

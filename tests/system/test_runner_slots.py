@@ -39,17 +39,23 @@ async def test_eight_runners_whose_replies_are_lost_and_of_whom_some_die_never_e
         for n in range(8)
     ]
     # By the time that the last is there the others may have done it all.
-    await eventually(lambda: there.value("select count(*) = 8 from runner"), 30)
+    await eventually(lambda: there.value("select count(*) = 8 from runner"), 60)
     runs += [await start_run(there.conn, "many") for _ in range(2)]
     for number in range(2):
         wanted = 60 * (number + 1)
-        await eventually(lambda wanted=wanted: len(there.effects()) > wanted, 30)  # type: ignore[misc]
+        await eventually(lambda wanted=wanted: len(there.effects()) > wanted, 60)  # type: ignore[misc]
         await services[number].kill()
         services.append(there.launch("runner", runner_id=f"again{number}", runner_slots=SLOTS))
     assert [await there.ended(run_id, 60) for run_id in runs] == ["success"] * len(runs)
+    # Until each of the living has had a part: on a busy machine the last to come may find that all is done.
+    living = {f"r{n}" for n in range(2, 8)} | {"again0", "again1"}
+    for _ in range(20):
+        if living <= {each.runner for each in there.effects()}:
+            break
+        assert await there.ended(await start_run(there.conn, "many"), 60) == "success"
     found = there.effects()
     names = {each.runner for each in found}
-    assert len(names) >= 8
+    assert living <= names
     assert max(most_at_once(each for each in found if each.runner == name) for name in names) == SLOTS
     assert await there.value("select max(leases) from most_leases") == SLOTS
     assert sum(len(service.events("claim_reply_lost")) for service in services) >= 1

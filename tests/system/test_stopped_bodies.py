@@ -79,5 +79,5 @@ async def test_without_wake_ups_the_heartbeat_brings_the_request(there: Installa
     run_id = await start_run(there.conn, "holding")
     first = await there.begun("hold")
     await cancel(there.conn, run_id=run_id, actor="test")
-    await eventually(lambda: not is_running(first.pid), 5)
+    await eventually(lambda: not is_running(first.pid))
     assert await there.ended(run_id) == "canceled"

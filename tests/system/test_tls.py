@@ -144,7 +144,7 @@ async def test_a_server_whose_certificate_has_expired_is_not_spoken_to(far: Clus
                 return True
             return False
 
-        await eventually(refuses, 15)
+        await eventually(refuses, 60)
     finally:
         _use(far, ssl_cert_file="server.crt", ssl_key_file="server.key")
 

@@ -55,7 +55,7 @@ class Up:
     def output(self) -> str:
         return (self.folder / "output.txt").read_text()
 
-    def wait_for(self, pattern: str, times: int = 1, within_seconds: float = 30.0) -> None:
+    def wait_for(self, pattern: str, times: int = 1, within_seconds: float = 90.0) -> None:
         def seen() -> bool:
             assert self.process.poll() is None, self.output
             return len(re.findall(pattern, self.output)) >= times
@@ -82,7 +82,7 @@ class Up:
                 before[0] = now
             return now >= before[0] + 2
 
-        eventually_sync(grown, within_seconds=40.0)
+        eventually_sync(grown, within_seconds=90.0)
 
     def child(self, command: str) -> int:
         """A process that `up` or its nursery started."""
@@ -153,8 +153,8 @@ def test_up_fires_runs_survives_every_death_and_stops_clean(up: Up) -> None:
     up.wait_for(" died ", times=7)
     up.wait_for_more_runs()
     up.process.send_signal(signal.SIGINT)
-    assert up.process.wait(timeout=30) == 0
-    eventually_sync(lambda: not up.leftovers(), within_seconds=10.0)
+    assert up.process.wait(timeout=60) == 0
+    eventually_sync(lambda: not up.leftovers(), within_seconds=60.0)
     assert "Traceback" not in up.output
 
 
@@ -163,7 +163,7 @@ def test_a_killed_up_takes_everything_with_it_and_the_next_one_goes_on(up: Up, f
     up.wait_for_more_runs()
     up.process.kill()
     up.process.wait()
-    eventually_sync(lambda: not up.leftovers(), within_seconds=20.0)
+    eventually_sync(lambda: not up.leftovers(), within_seconds=60.0)
     again = Up(folder)
     try:
         again.wait_for("Evertick is up")
@@ -186,5 +186,5 @@ def test_a_runner_that_was_dismissed_is_not_started_again_and_a_killed_one_is_pr
     up.wait_for("drained and told to stop")
     assert up.output.count(" died ") == 1
     up.process.send_signal(signal.SIGTERM)
-    assert up.process.wait(timeout=30) == 0
+    assert up.process.wait(timeout=60) == 0
     assert "Traceback" not in up.output
