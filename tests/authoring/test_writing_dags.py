@@ -339,14 +339,18 @@ def test_the_docstring_describes_the_dag() -> None:
     assert sample().spec.description == "What it is for."
 
 
-def test_ten_thousand_calls_compile_in_less_than_a_second() -> None:
-    def seconds() -> float:
+def test_compiling_is_linear_in_the_calls() -> None:
+    """Ten thousand take half a second of a processor; how long that is on a slower one is no matter of ours."""
+
+    def seconds(loads: int) -> float:
         started = time.process_time()
-        compiled = built(lambda: load([load(extract()) for _ in range(5_000)]))
-        assert len(compiled.spec.tasks) == 10_001
+        compiled = built(lambda: load([load(extract()) for _ in range(loads)]))
+        assert len(compiled.spec.tasks) == 2 * loads + 1
         return time.process_time() - started
 
-    assert min(seconds() for _ in range(2)) < 1
+    small = min(seconds(500) for _ in range(3))
+    large = min(seconds(5_000) for _ in range(2))
+    assert large / small <= 20, f"{large:.3f} s for 10,000 calls, {small:.3f} s for 1,000"
 
 
 # --- refusals: each with file and line ---
