@@ -107,9 +107,11 @@ async def ui(bench: Bench) -> list[Figure]:
         page = await context.new_page()
         facts: Facts = {"dags": bench.size.ui_dags, "runs": bench.size.ui_runs, "log_bytes": bench.size.ui_log_bytes}
         figures = []
-        for name, path in _pages(run_id, wide).items():
+        pages = _pages(run_id, wide)
+        for place, (name, path) in enumerate(pages.items(), 1):
+            bench.say(f"page {place} of {len(pages)}: {name}")
             await page.goto(url + path)
-            times = [await _interactive(page, url + path) for _ in bench.rounds()]
+            times = [await _interactive(page, url + path) for _ in range(bench.size.rounds)]
             figures.append(median(f"ui.{name}", f"{path} interactive", "ms", times, at_most(300), facts))
         figures.append(await _graph(bench, page, f"{url}/runs/{wide}?tab=graph"))
         figures += await _log(bench, page, f"{url}/runs/{run_id}/tasks/task_0")
@@ -175,7 +177,6 @@ async def _prepared(bench: Bench, conn: AsyncConnection) -> tuple[int, int, str]
     )
     model = await publish(conn, spec=chain, file="bench.py", bundle_hash="b", actor="bench")
     wide = await publish(conn, spec=_wide(), file="bench.py", bundle_hash="b", actor="bench")
-    bench.say(f"{bench.size.ui_dags:,} DAGs, {bench.size.ui_runs:,} runs")
     # Ours gives up on what takes long, and joins nothing by hashes: neither is for filling.
     async with await AsyncConnection.connect(bench.server.url_of(_DATABASE), autocommit=True) as plain:
         await plain.execute(
@@ -185,6 +186,7 @@ async def _prepared(bench: Bench, conn: AsyncConnection) -> tuple[int, int, str]
         await plain.execute("analyze")
         sizes = {"runs": bench.size.ui_runs, "count": bench.size.ui_dags, "last": _TASKS - 1, "batch": _BATCH}
         for first in range(1, bench.size.ui_runs + 1, _BATCH):
+            bench.say(f"{bench.size.ui_dags:,} DAGs, {first - 1:,} of {bench.size.ui_runs:,} runs")
             await plain.execute(_FILL, {**sizes, "first": first})
     started = await runs.trigger(conn, dag_id=wide.out_dag_id, params={}, key=None, actor="bench")
     newest = (await runs.list_newest(conn, state="success", limit=1))[0].run_id

@@ -40,6 +40,7 @@ from bench.house import ROOT, House, postgres, working_folder
 from bench.raw import DATABASE, raw_loop
 from bench.work import warm_up
 from rich.console import Console
+from rich.status import Status
 
 InHouse = Callable[[Bench, House], Awaitable[list[Figure]]]
 Alone = Callable[[Bench], Awaitable[list[Figure]]]
@@ -124,7 +125,7 @@ async def _measure(
                 size=size,
                 slots=options.slots,
                 raw=raw,
-                say=lambda text: status.update(f"{case}: {text}"),
+                say=lambda text: _tell(console, status, f"{case}: {text}"),
             )
             shared = [name for name in wanted if name in IN_ONE_HOUSE]
             case = shared[0] if shared else wanted[0]
@@ -139,6 +140,13 @@ async def _measure(
         for name in _databases():
             await on.drop(name)
     return [replace(figure, settings=facts | figure.settings) for figure in figures]
+
+
+def _tell(console: Console, status: Status, text: str) -> None:
+    """How far it is: in the line that changes, or, where there is none, in lines."""
+    status.update(text)
+    if not console.is_terminal:
+        console.print(text, style="dim")
 
 
 async def _attempt(name: str, measuring: Awaitable[list[Figure]], console: Console) -> list[Figure]:
@@ -176,7 +184,7 @@ def _warn_if_busy(console: Console) -> None:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument(
-        "--only", default="", help="names, separated by commas; all but soak and retention_10m if left out"
+        "--only", default="", help="names, separated by commas; all but soak, retention_10m and ui if left out"
     )
     parser.add_argument("--rounds", type=int, help="interleaved rounds; the median is shown")
     parser.add_argument("--slots", type=int, help="slots per runner; the product's default if left out")

@@ -50,7 +50,12 @@ def test_notes_are_written_changed_and_taken_away(site: Site, people: dict[str, 
         assert viewer.press(f"{path}/note", content="mine").status_code == 403
     assert operator.press(f"/runs/{2**50}/note", content="x").status_code == 404
     assert operator.press(f"/runs/{run_id}/tasks/none/note", content="x").status_code == 404
-    assert "note" in viewer.get(f"/runs/{run_id}?tab=history").text
+    history = viewer.get(f"/runs/{run_id}?tab=history").text
+    # The newest first, also of what one transaction did: that the run was created stands last of all.
+    order = ["note taken away", "run ended", "attempt 1 ended", "attempt 1 began", "run began", "run created"]
+    assert sorted(order, key=history.index) == order
+    of_load = viewer.get(f"/runs/{run_id}/tasks/load?tab=attempts").text
+    assert of_load.count("note written") == 1, "that of the run is told on the run's page"
 
 
 def test_secrets_are_set_and_never_shown(people: dict[str, HttpVisitor]) -> None:

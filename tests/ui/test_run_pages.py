@@ -325,10 +325,16 @@ def test_variables_and_connections_are_set_and_secrets_stay_hidden(site: Site, s
 def test_the_audit_log_is_searched(site: Site, sign: Sign) -> None:
     client = sign("admin")
     site.do(
-        lambda conn: access.note(conn, verb="refuse", actor="user:<b>mallory</b>", detail={"why": "<script>1</script>"})
+        lambda conn: access.note(
+            conn,
+            verb="refuse",
+            actor="user:<b>mallory</b>",
+            detail={"why": "<script>1</script>", "is_new": True, "tags": ["a", "b"], "role": None},
+        )
     )
     text = shown(client.get("/audit", params={"verb": "refuse"}))
     assert "&lt;b&gt;mallory" in text and "<script>1" not in text
+    assert "why &lt;script&gt;1&lt;/script&gt;; tags a, b; is new</bdi>" in text
     assert "Nothing fits" in shown(client.get("/audit", params={"actor": "user:nobody-at-all"}))
 
 

@@ -28,7 +28,7 @@ from evertick.domain.errors import EvertickError, Refused, UserError
 from evertick.domain.time_words import length
 from evertick.ui.assets import Assets, read_assets
 from evertick.ui.nav import entries_for
-from evertick.ui.words import STATE_WORDS, instant, json_text
+from evertick.ui.words import MISFIRE_WORDS, OVERLAP_WORDS, STATE_WORDS, detail_words, instant, json_text
 
 # No inline script or style anywhere, and nothing from another place: what a name or a log line smuggles in stays text.
 HEADERS = {
@@ -59,7 +59,9 @@ class Frame:
             auto_reload=False,
         )
         self.environment.filters |= {"lasting": length, "instant": instant, "json_text": json_text, "segment": segment}
-        self.environment.globals |= {"static": self.assets.url, "STATE_WORDS": STATE_WORDS, "P": Permission}
+        self.environment.filters["detail_words"] = detail_words
+        words = {"STATE_WORDS": STATE_WORDS, "MISFIRE_WORDS": MISFIRE_WORDS, "OVERLAP_WORDS": OVERLAP_WORDS}
+        self.environment.globals |= {"static": self.assets.url, "P": Permission, **words}
 
     def render(self, request: Request, template: str, values: dict[str, Any]) -> str:
         """Every template also knows `caller`, `may(permission)`, the menu and where it is."""
@@ -115,6 +117,8 @@ def refusal(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         error = UserError("This address or form is not complete: " + _first_problem(error))
     status, _, detail = status_of(error)
+    if detail == HTTPStatus.NOT_FOUND.phrase:
+        detail = "There is no page at this address."
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         log_fault(request, error)
     is_button = request.headers.get("hx-request") == "true" or request.method not in SAFE_METHODS

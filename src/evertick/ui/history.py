@@ -36,14 +36,24 @@ def of_run(
     for each in attempts:
         found += _of_attempt(each, task=each.task, map_index=each.map_index)
     found += [_of_entry(entry, names) for entry in journal]
-    return sorted(found, key=lambda event: event.at, reverse=True)
+    return _newest_first(found)
 
 
 def of_task(attempts: Iterable[AttemptRow], journal: Iterable[JournalEntry]) -> list[Event]:
     """The newest first; `journal` with what concerns this task, or the run as a whole."""
     found = [event for each in attempts for event in _of_attempt(each, task=None, map_index=-1)]
     found += [_of_entry(entry, {}) for entry in journal]
-    return sorted(found, key=lambda event: event.at, reverse=True)
+    return _newest_first(found)
+
+
+def _newest_first(found: list[Event]) -> list[Event]:
+    """Of one instant, as what one transaction does: a task ends and lets the next begin; a run is created first and ends last."""
+    steps = {"run created": 0, "run began": 1, "run ended": 4}
+
+    def place(event: Event) -> tuple[datetime, int]:
+        return event.at, steps.get(event.what, 3 if event.state == "running" else 2)
+
+    return sorted(found, key=place, reverse=True)
 
 
 def _of_attempt(each: RunAttempt | AttemptRow, *, task: str | None, map_index: int) -> list[Event]:
@@ -67,7 +77,9 @@ def _of_attempt(each: RunAttempt | AttemptRow, *, task: str | None, map_index: i
 
 
 def concerns(entry: JournalEntry, *, task: str, idx: int, map_index: int) -> bool:
-    """Whether it is of this task, of a group around it, or of the whole run."""
+    """Whether it is of this task, of a group around it, or of the whole run. A note on the run is on its own page."""
+    if entry.verb == "note" and entry.idx is None:
+        return False
     group = entry.detail.get("group")
     if group is not None and not task.startswith(f"{group}."):
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from evertick.domain.cron_words import cron_in_words
@@ -26,6 +27,22 @@ STATE_WORDS = {
 }
 
 
+# What a schedule does when it fell behind, and when a run is still open.
+MISFIRE_WORDS = {
+    "skip": "skip what was missed",
+    "latest": "run the last one that was missed",
+    "all": "run all that were missed",
+}
+OVERLAP_WORDS = {
+    "allow": "start beside it",
+    "skip": "skip the new one",
+    "queue_one": "let one wait",
+    "queue_all": "let all wait",
+    "cancel": "cancel the open one first",
+}
+_LONGEST_VALUE = 32
+
+
 def instant(at: datetime) -> str:
     """The exact instant, without doubt about the zone."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -33,6 +50,20 @@ def instant(at: datetime) -> str:
 
 def json_text(value: object) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def detail_words(detail: Mapping[str, object]) -> str:
+    """What is on record of a deed, in a line: without what is empty or not so."""
+    told = []
+    for key, value in detail.items():
+        name = key.replace("_", " ")
+        if value is True:
+            told.append(name)
+        elif value not in (None, False, "", [], {}):
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            longest = 12 if key == "hash" else _LONGEST_VALUE
+            told.append(f"{name} {text[:longest]}{'…' if len(text) > longest else ''}")
+    return "; ".join(told)
 
 
 def schedule_words(raw: dict[str, object]) -> str:

@@ -15,8 +15,8 @@ with open as materialized (
      order by s.next_due limit %(cap)s
 ), lag as materialized (
     select extract(epoch from r.created_at - r.fire_at)::double precision - c.delay_seconds as seconds
-      from (select n.run_id from run n order by n.run_id desc limit 300) w
-      join run r on r.run_id = w.run_id join schedule c on c.schedule_id = r.schedule_id
+      from (select n.kind, n.schedule_id, n.created_at, n.fire_at from run n order by n.run_id desc limit 300) r
+     cross join lateral (select x.delay_seconds from schedule x where x.schedule_id = r.schedule_id offset 0) c
      where r.kind = 'scheduled'
 )
 select clock() as read_at,
@@ -40,13 +40,14 @@ select o.run_id, d.name as dag, o.state, o.started_at, o.open_tasks, v.task_coun
  order by o.started_at, o.run_id limit %(limit)s
 
 -- name: failing
--- DAGs of which one of the newest runs failed, the latest failure first, each with how its newest runs ended.
+-- DAGs of which one of the newest runs failed, the latest failure first, each with how its newest runs ended. The newest by their key and
+-- nothing else: joined to them, the planner would read every failure there ever was.
 with recent as materialized (
-    select n.run_id, n.dag_id from run n order by n.run_id desc limit %(window)s
+    select n.run_id, n.dag_id, n.state from run_status n order by n.run_id desc limit %(window)s
 ), bad as materialized (
     select r.dag_id, count(*) as failures, max(r.run_id) as run_id
-      from recent r join run_status s on s.run_id = r.run_id
-     where s.state = 'failed' and (%(dag_ids)s::int[] is null or r.dag_id = any(%(dag_ids)s))
+      from recent r
+     where r.state = 'failed' and (%(dag_ids)s::int[] is null or r.dag_id = any(%(dag_ids)s))
      group by r.dag_id order by max(r.run_id) desc limit %(limit)s
 )
 select d.name as dag, b.failures, b.run_id, s.finished_at, s.reason,

@@ -162,7 +162,12 @@ def _ticked(leader: Leader, pulse: Pulse, settings: Settings) -> str:
 def _on_time(pulse: Pulse) -> Sign:
     if pulse.late:
         since = length((pulse.read_at - pulse.late_since).total_seconds()) if pulse.late_since else ""
-        return Sign("On time", False, f"{pulse.late} schedules are due and have not fired, the first for {since}")
+        who = (
+            f"{pulse.late} schedules are due and have not fired, the first"
+            if pulse.late > 1
+            else "one is due and has not fired,"
+        )
+        return Sign("On time", False, f"{who} for {since}")
     if pulse.lag_median is None or pulse.lag_most is None:
         return Sign("On time", True, "nothing has fired yet")
     lag = f"{length(max(pulse.lag_median, 0))} after the instant, 95 of 100 within {length(max(pulse.lag_most, 0))}"

@@ -50,9 +50,11 @@ document.addEventListener("htmx:afterSettle", (event) => {
   }
 });
 
-// On a phone the menu is a line that scrolls: where one is shall be seen.
-const menu = document.querySelector(".menu"), here = menu?.querySelector("[aria-current]");
-if (here && menu.scrollWidth > menu.clientWidth) menu.scrollLeft = here.offsetLeft - menu.offsetLeft - (menu.clientWidth - here.offsetWidth) / 2;
+// On a phone the menu and the views of a page are lines that scroll: where one is shall be seen.
+for (const line of document.querySelectorAll(".menu, .tabs")) {
+  const here = line.querySelector("[aria-current]");
+  if (here && line.scrollWidth > line.clientWidth) line.scrollLeft = here.offsetLeft - line.offsetLeft - (line.clientWidth - here.offsetWidth) / 2;
+}
 
 const stored = sessionStorage.getItem(STORED);
 if (stored) {
