@@ -152,6 +152,7 @@ def _pages(run_id: int, wide: int) -> dict[str, str]:
         "approvals": "/approvals",
         "backfills": "/backfills",
         "backfill_form": "/backfills/new?dag=dag_00001",
+        "assets": "/assets",
         "pools": "/pools",
         "keys": "/keys",
         "queues": "/queues",

@@ -62,6 +62,7 @@ ACTIONS = {
     "/backfills/{backfill_id}/pause": "test_run_pages.test_a_backfill_is_looked_at_made_paused_and_canceled",
     "/backfills/{backfill_id}/resume": "test_run_pages.test_a_backfill_is_looked_at_made_paused_and_canceled",
     "/backfills/{backfill_id}/cancel": "test_run_pages.test_a_backfill_is_looked_at_made_paused_and_canceled",
+    "/assets/{name:path}/update": "test_new_pages.test_an_asset_shows_who_updates_it_and_who_waits_and_is_told_of",
     "/pools": "test_run_pages.test_pools_are_set_and_show_who_holds_them",
     "/pools/{name}/delete": "test_run_pages.test_pools_are_set_and_show_who_holds_them",
     "/runners/{which}/drain": "test_run_pages.test_a_runner_is_drained_and_takes_work_again",
@@ -168,6 +169,7 @@ def furnish(site: Site) -> dict[str, str | None]:
         "/backfills": None,
         "/backfills/new?dag=billing": None,
         backfill: "backfill",
+        "/assets": None,
         "/pools": "pools",
         "/pools/warehouse": None,
         "/keys": None,
@@ -199,7 +201,10 @@ async def _furnish(conn: AsyncConnection) -> tuple[int, int]:
     await put(conn, pipeline("orders", "*/20 * * * *", description="Orders of the shops.", tags=("finance", "hourly")))
     await set_pool(conn, name="warehouse", slots=1, actor="test")
     gates = (GateSpec(kind=GateKind.POOL, name="warehouse"), GateSpec(kind=GateKind.MUTEX, name="invoices"))
-    await put(conn, make_dag("invoices", {"book": [], "print": []}, task_gates=gates, tags=("finance",)))
+    per_task = {"book": {"outlets": ("invoices", "s3://books/2026")}}
+    await put(
+        conn, make_dag("invoices", {"book": [], "print": []}, task_gates=gates, per_task=per_task, tags=("finance",))
+    )
     await start(conn, "invoices")
     form = declare_params(
         {"version": Param(type=str, required=True, description="As 1.4.2."), "size": Param(1, type=int)}

@@ -8,15 +8,17 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
 
 import httpx
 import pytest
 from psycopg import AsyncConnection
 
+from evertick import Asset, after
 from evertick.domain.dag import GroupSpec, NamedSchedule
 from evertick.domain.schedule import parse_schedule
 from evertick.store import dags, runners, schedules, sharing
-from tests.engine.world import Runner, make_dag, put, run_state, start
+from tests.engine.world import Runner, make_dag, put, run_state, start, value
 from tests.ui.page_table import write_log
 from tests.ui.site import HttpVisitor, Site
 
@@ -56,6 +58,40 @@ def test_notes_are_written_changed_and_taken_away(site: Site, people: dict[str, 
     assert sorted(order, key=history.index) == order
     of_load = viewer.get(f"/runs/{run_id}/tasks/load?tab=attempts").text
     assert of_load.count("note written") == 1, "that of the run is told on the run's page"
+
+
+def test_an_asset_shows_who_updates_it_and_who_waits_and_is_told_of(site: Site, people: dict[str, HttpVisitor]) -> None:
+    name, run_id = "s3://data/1 & more", site.runs["web_logs"][5]
+
+    async def prepare(conn: AsyncConnection) -> None:
+        await put(conn, make_dag("makes", {"t": []}, per_task={"t": {"outlets": (name,)}}))
+        waits = NamedSchedule(name="main", spec=parse_schedule(after(Asset(name), Asset("never"))))
+        await put(conn, make_dag("takes", {"t": []}, schedules=(waits,)))
+
+    site.do(prepare)
+    viewer, operator = people["viewer"], people["operator"]
+    shown = viewer.get("/assets", params={"q": "DATA/1 &"}).raise_for_status().text
+    assert rows_of(shown) == [name] and "It was updated" not in shown
+    assert 'href="/dags/makes"' in shown and 'href="/dags/takes"' in shown
+    assert "It was updated" in operator.get("/assets").text
+    assert rows_of(viewer.get("/assets", params={"after": name}).text) == [], "by name, and this is the last one"
+    assert "No asset has this" in viewer.get("/assets", params={"q": "nothing like it"}).text
+    path = f"/assets/{quote(name, safe='')}/update"
+    assert said(operator.press(path)) == f"Whoever waits for {name} is told that it was updated."
+    assert viewer.press(path).status_code == 403 and operator.press("/assets/none/update").status_code == 404
+    told = "select count(*) from asset_update where asset = %s and updated_by = 'user:operator'"
+    assert site.do(lambda conn: value(conn, told, name)) == 1
+
+    async def start_after_it(conn: AsyncConnection) -> None:
+        await conn.execute(
+            "insert into cause (schedule_id, fire_at, kind, name, run_id, occurred_at)"
+            " select schedule_id, fire_at, 'asset', %s, 1, fire_at from run where run_id = %s",
+            [name, run_id],
+        )
+
+    site.do(start_after_it)
+    page = html.unescape(viewer.get(f"/runs/{run_id}").raise_for_status().text)
+    assert f'{name}</bdi>: <a href="/runs/1">run 1</a>' in page
 
 
 def test_secrets_are_set_and_never_shown(people: dict[str, HttpVisitor]) -> None:

@@ -165,13 +165,23 @@ async def is_known(conn: AsyncConnection, asset: str) -> bool:
 
 async def list_whole(conn: AsyncConnection) -> list[Asset]:
     """Each with what updates it and what waits for it, by name."""
+    return await _whole(conn, await list_assets(conn), None)
+
+
+async def page(conn: AsyncConnection, *, like: str | None, after: str, limit: int) -> list[Asset]:
+    """Some, from after a name, with what updates them and what waits for them."""
+    params = {"like": like, "after": after, "limit": limit}
+    found = await all_rows(conn, sql("assets", "page"), params, AssetRow)
+    return await _whole(conn, found, [row.name for row in found])
+
+
+async def _whole(conn: AsyncConnection, found: list[AssetRow], names: list[str] | None) -> list[Asset]:
     makers: dict[str, list[Producer]] = {}
     takers: dict[str, list[Consumer]] = {}
-    for maker in await producers(conn):
+    for maker in await producers(conn, names):
         makers.setdefault(maker.asset, []).append(maker)
-    for taker in await consumers(conn):
+    for taker in await consumers(conn, names):
         takers.setdefault(taker.asset, []).append(taker)
-    found = await list_assets(conn)
     return [Asset(row.name, row.since, makers.get(row.name, []), takers.get(row.name, [])) for row in found]
 
 
@@ -179,12 +189,12 @@ async def list_assets(conn: AsyncConnection) -> list[AssetRow]:
     return await all_rows(conn, sql("assets", "list"), {"limit": MOST_ASSETS}, AssetRow)
 
 
-async def producers(conn: AsyncConnection) -> list[Producer]:
-    return await all_rows(conn, sql("assets", "producers"), {}, Producer)
+async def producers(conn: AsyncConnection, names: list[str] | None = None) -> list[Producer]:
+    return await all_rows(conn, sql("assets", "producers"), {"names": names}, Producer)
 
 
-async def consumers(conn: AsyncConnection) -> list[Consumer]:
-    return await all_rows(conn, sql("assets", "consumers"), {}, Consumer)
+async def consumers(conn: AsyncConnection, names: list[str] | None = None) -> list[Consumer]:
+    return await all_rows(conn, sql("assets", "consumers"), {"names": names}, Consumer)
 
 
 async def causes(conn: AsyncConnection, run_id: int) -> list[Cause]:

@@ -17,6 +17,7 @@ from evertick.ui.pages import (
     dag_pictures,
     dag_schedules,
     dags,
+    data_assets,
     fleet,
     gates,
     home,
@@ -36,7 +37,7 @@ from evertick.ui.pages import (
 
 # Each has a `router`. What an address means is decided in this order.
 DAG_PAGES = (dags, dag, dag_schedules, dag_pictures, rollback, trigger)
-RUN_PAGES = (runs, run, task, run_actions, notes, approvals, backfills)
+RUN_PAGES = (runs, run, task, run_actions, notes, approvals, backfills, data_assets)
 OTHER_PAGES = (gates, fleet, values, users, tokens, audit)
 PAGES = (static, login, home, *DAG_PAGES, *RUN_PAGES, *OTHER_PAGES)
 

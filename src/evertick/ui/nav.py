@@ -27,6 +27,7 @@ ENTRIES = (
     Entry("runs", "Runs", "/runs", Permission.READ_RUNS, "runs", "r"),
     Entry("approvals", "Approvals", "/approvals", Permission.READ_RUNS, "ok", "y"),
     Entry("backfills", "Backfills", "/backfills", Permission.READ_BACKFILLS, "backfills", "b"),
+    Entry("assets", "Assets", "/assets", Permission.READ_GATES, "assets", "e"),
     Entry("pools", "Pools", "/pools", Permission.READ_GATES, "pools", "p", "Capacity"),
     Entry("keys", "Keys", "/keys", Permission.READ_GATES, "keys", "k", "Capacity"),
     Entry("queues", "Queues", "/queues", Permission.READ_RUNNERS, "queues", "q", "Capacity"),

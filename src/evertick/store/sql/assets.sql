@@ -3,6 +3,11 @@
 -- name: list
 select name, since from listed_asset order by name limit %(limit)s
 
+-- name: page
+-- Some, from after a name.
+select name, since from listed_asset
+ where name > %(after)s and (%(like)s::text is null or name ilike %(like)s) order by name limit %(limit)s
+
 -- name: is_known
 -- Whether a task of a current version updates it, or a schedule waits for it.
 select exists (select 1 from awaited w where w.kind = 'asset' and w.name = %(asset)s)
@@ -10,18 +15,20 @@ select exists (select 1 from awaited w where w.kind = 'asset' and w.name = %(ass
                 where d.deleted_at is null and s.outlets @> array[%(asset)s::text])
 
 -- name: producers
--- Which task updates which asset, of current versions.
+-- Which task updates which asset, of current versions; of some assets, or of all.
 select o.name as asset, d.name as dag, s.name as task, v.created_at as since
   from dag d join dag_version v on v.version_id = d.version_id join task_spec s on s.version_id = d.version_id
   cross join lateral unnest(s.outlets) o(name)
- where d.deleted_at is null and s.outlets is not null order by o.name, d.name, s.name limit 100000
+ where d.deleted_at is null and s.outlets is not null and (%(names)s::text[] is null or o.name = any(%(names)s))
+ order by o.name, d.name, s.name limit 100000
 
 -- name: consumers
 -- Which DAG has a schedule that waits for which asset, and what of it has been heard since its last run.
 select w.name as asset, d.name as dag, c.changed_at as since, h.occurred_at as heard_at
   from awaited w join schedule c on c.schedule_id = w.schedule_id and c.deleted_at is null join dag d on d.dag_id = c.dag_id
   left join heard h on h.schedule_id = w.schedule_id and h.kind = w.kind and h.name = w.name
- where w.kind = 'asset' and d.deleted_at is null order by w.name, d.name limit 100000
+ where w.kind = 'asset' and d.deleted_at is null and (%(names)s::text[] is null or w.name = any(%(names)s))
+ order by w.name, d.name limit 100000
 
 -- name: causes
 -- The updates of assets that a run was started after.

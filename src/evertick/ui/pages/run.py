@@ -15,9 +15,10 @@ from evertick.api.guard import needs
 from evertick.api.native.runs import RunId, find_run
 from evertick.api.paging import Cursor, cursor, read_cursor
 from evertick.domain.access import Permission
+from evertick.domain.after import Source, in_words
 from evertick.domain.states import TERMINAL_RUN_STATES, TaskState
 from evertick.engine.write_note import of_run as of_whole_run
-from evertick.store import charts, dags, listing, runs, shards, tasks
+from evertick.store import charts, dags, listing, runs, schedules, shards, tasks
 from evertick.store.runs import RunRow
 from evertick.ui import gantt
 from evertick.ui.frame import PageRoute, page
@@ -52,6 +53,7 @@ async def show_run(
         run = await find_run(caller, conn, run_id)
         counts = await tasks.count_by_state(conn, run_id=run_id)
         note = await listing.note(conn, **of_whole_run(run_id)._asdict())
+        causes = await schedules.causes(conn, run_id) if run.kind == "scheduled" else []
         shown = await _tab(conn, run, tab, state, cursor_text)
     return page(
         request,
@@ -59,6 +61,7 @@ async def show_run(
         here="runs",
         run=run,
         note=note,
+        causes=[(in_words(Source(each.kind, each.name)), each) for each in causes],
         is_open=run.state not in TERMINAL_RUN_STATES,
         counts=[(each, counts[each]) for each in reversed(WORST_FIRST) if counts.get(each)],
         total=sum(counts.values()),
