@@ -70,6 +70,17 @@ select m.run_id, m.dag_id, m.version_id,
   from made m cross join lateral (select m.created_at + make_interval(mins => (m.run_id * 7 %% 11)::int) as at) s
 """
 
+# Of what is over one task each, two in each twelfth, and one of a run that was deleted.
+TASKS = """
+insert into task (run_id, idx, map_index, version_id, state, epoch, attempt, session, started_at, finished_at)
+select s.run_id, 0, m, s.version_id, ('{success,failed,skipped,upstream_failed,canceled}'::task_state[])[1 + s.run_id % 5], 1, 1, 1,
+       s.started_at, s.finished_at
+  from run_status s cross join lateral generate_series(-1, case when s.run_id % 12 = 0 then 0 else -1 end) m
+ where s.finished_at is not null
+union all
+select max(s.run_id) + 1, 0, -1, max(s.version_id), 'failed', 1, 1, 1, clock(), clock() from run_status s
+"""
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def reader(cluster: Cluster, template: str) -> AsyncIterator[AsyncConnection]:
@@ -86,7 +97,8 @@ async def reader(cluster: Cluster, template: str) -> AsyncIterator[AsyncConnecti
             "insert into journal (occurred_at, verb, actor, detail)"
             " select clock() - make_interval(mins => i * 7 % 41), 'v' || i % 5, 'test', '{}' from generate_series(1, 40) i"
         )
-        for table in ("run", "run_status", "journal"):
+        await conn.execute(TASKS)
+        for table in ("run", "run_status", "task", "journal"):
             await conn.execute(f"analyze {table}")
     async with await connect(cluster.database_url(name), purpose=Purpose.API_READ) as conn:
         yield conn
@@ -227,3 +239,42 @@ async def test_runs_are_meant_by_their_texts_in_all_dags(reader: AsyncConnection
     found, total = await listing.list_tasks(reader, TaskFilter(text_ids=[*texts, "none"]), Asked(limit=10))
     assert (sorted(each.run_id for each in found), total) == (sorted(run.run_id for run in some), 4)
     assert await listing.list_tasks(reader, TaskFilter(text_ids=["none"]), Asked(limit=10)) == ([], 0)
+
+
+@pytest.mark.requirement("H4")
+async def test_tasks_that_have_a_row_are_listed_from_their_rows(
+    reader: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the joins of all that is known of tasks would list them."""
+    etl = await dags.find(reader, "etl")
+    some, _ = await run_lists.list_runs(reader, RunFilter(), Asked(limit=1000))
+    middle = sorted(run.started_at for run in some if run.started_at is not None)[150]
+    assert etl is not None
+    names = {state: state for state in ("success", "failed", "skipped", "upstream_failed")} | {"canceled": "failed"}
+    failed = TaskFilter(names=names, states=["failed"], plain_states=["canceled", "failed"])
+    wanted = [
+        failed,
+        replace(failed, dag_id=etl.dag_id, tasks=["a"]),
+        replace(failed, is_mapped=True, map_indexes=[0]),
+        replace(failed, dag_like=["%oa%"], queues=["default"]),
+        replace(failed, dags=["load", "etl"], after=[some[50].run_id, 0, -1]),
+        replace(failed, dag_ids=[etl.dag_id, 10**6], versions=[1], before=[some[350].run_id, 0, -1]),
+        TaskFilter(started=Range(middle, None, "[)"), heads=["a"]),
+        TaskFilter(finished=Range(None, middle, "[)")),
+    ]
+    pages_asked = [
+        Asked(limit=1000),
+        Asked(limit=7, offset=3, order=[("run_id", True), ("idx", True), ("map_index", True)]),
+        Asked(limit=3, is_counted=False),
+    ]
+    by_rows = [await listing.list_tasks(reader, each, asked) for each in wanted for asked in pages_asked]
+    monkeypatch.setattr(listing, "_is_of_rows", lambda _: False)
+    assert by_rows == [await listing.list_tasks(reader, each, asked) for each in wanted for asked in pages_asked]
+    assert all(total == len(found) > 0 for found, total in by_rows[::3]) and by_rows[0][1] > 20
+
+
+async def test_a_list_of_what_no_dag_has_is_empty_at_once(reader: AsyncConnection) -> None:
+    for nothing in (TaskFilter(queues=["none"]), TaskFilter(tasks=["none"]), TaskFilter(dags=["etl"], versions=[9])):
+        assert await listing.list_tasks(reader, nothing, Asked(limit=5)) == ([], 0)
+    for absent in (EventFilter(dag="none"), EventFilter(dag_like=["none"]), EventFilter(text_id="none")):
+        assert await event_log.list_events(reader, absent, Asked(limit=5)) == ([], 0)

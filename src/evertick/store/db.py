@@ -58,6 +58,10 @@ _EVERY_SESSION = {
     "tcp_user_timeout": "10000",
 }
 
+# What is read is in memory, or on a disk without an arm. With the server's own value, which is for disks with one, ten thousand
+# failed runs are found by reading a million: 170 ms instead of 70.
+_READING = {"default_transaction_read_only": "on", "random_page_cost": "1.1"}
+
 # The queue tables look empty to the planner half of the time; a plan made then must not read all of a table once it has
 # grown. Every join of these connections is a few keys against an index, so the other kinds of join are never right.
 _STEADY_PLANS = {
@@ -86,7 +90,7 @@ _SESSION: dict[Purpose, dict[str, str]] = {
         "statement_timeout": "15s",
         "lock_timeout": "2s",
         "idle_in_transaction_session_timeout": "10s",
-        "default_transaction_read_only": "on",
+        **_READING,
     },
     Purpose.LISTEN: {
         "statement_timeout": "15s",
@@ -98,7 +102,7 @@ _SESSION: dict[Purpose, dict[str, str]] = {
         "statement_timeout": "5s",
         "lock_timeout": "1s",
         "idle_in_transaction_session_timeout": "5s",
-        "default_transaction_read_only": "on",
+        **_READING,
         "max_parallel_workers_per_gather": "0",
     },
     Purpose.API_WRITE: {

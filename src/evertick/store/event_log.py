@@ -9,6 +9,7 @@ from psycopg import AsyncConnection
 from psycopg.types.range import Range
 
 from evertick.store.pages import Asked, read_page
+from evertick.store.run_lists import RunFilter, dags_of, numbers_of
 from evertick.store.statements import sql
 
 
@@ -53,8 +54,17 @@ class EventFilter:
 
 
 async def list_events(conn: AsyncConnection, wanted: EventFilter, asked: Asked) -> tuple[list[ListedEvent], int]:
-    """Oldest first unless asked otherwise."""
+    """Oldest first unless asked otherwise. DAGs and runs are asked for by their numbers, which entries have: their names would be
+    looked up, and made, for each entry."""
+    named = None if wanted.dag is None else [wanted.dag]
+    among = RunFilter(dags=named, dag_like=wanted.dag_like, dag_heads=wanted.dag_heads)
+    is_of_dags = any(each is not None for each in (wanted.dag, wanted.dag_like, wanted.dag_heads))
+    dag_ids = await dags_of(conn, asdict(among)) if is_of_dags else None
+    run_ids = None if wanted.text_id is None else await numbers_of(conn, [wanted.text_id], asdict(among))
+    if [] in (dag_ids, run_ids):
+        return [], 0
+    params = {**asdict(wanted), "dag_ids": dag_ids, "run_ids": run_ids}
     never_null = frozenset({"entry_id", "occurred_at"})
     return await read_page(
-        conn, sql("event_log", "list"), asdict(wanted), asked, ListedEvent, never_null=never_null, is_small=False
+        conn, sql("event_log", "list"), params, asked, ListedEvent, never_null=never_null, is_small=False
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from decimal import Decimal
 from typing import cast
@@ -13,12 +13,19 @@ from psycopg import AsyncConnection
 from psycopg.types.json import Jsonb
 from psycopg.types.range import Range
 
-from evertick.store.pages import Asked, read_page
+from evertick.store.pages import Asked, is_by_key, read_page
 from evertick.store.rows import all_rows, one_row, one_value
-from evertick.store.run_lists import ListedRun, dags_of
+from evertick.store.run_lists import ListedRun, numbers_of
 from evertick.store.statements import sql
 
 _NUMBERED = re.compile(r"__(\d{1,18})$")
+# What a filter of tasks asks of versions, of the tasks in them, and of rows.
+_OF_VERSIONS = frozenset({"dag_id", "dag_ids", "dags", "dag_like", "dag_heads", "versions"})
+_OF_SPECS = frozenset({"tasks", "queues", "groups", "like", "heads"})
+_OF_ROWS = _OF_VERSIONS | _OF_SPECS | {"states", "plain_states", "started", "finished", "is_mapped", "map_indexes"}
+_OF_ROWS |= {"after", "before", "names", "kinds", "no_pool"}
+_OVER = frozenset({"success", "failed", "skipped", "canceled", "upstream_failed"})
+_MOST_SPECS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,21 +142,41 @@ class ListedDagFilter:
     asset_like: list[str] | None = None
 
 
-async def _numbers_of(conn: AsyncConnection, wanted: TaskFilter) -> list[int] | None:
-    """Of the runs that are meant by their texts; None for all."""
-    if wanted.text_ids is None:
-        return None
-    params = {"within": await dags_of(conn, asdict(wanted)), "text_ids": wanted.text_ids}
-    cursor = await conn.execute(sql("listing", "runs_of_texts"), params)
-    return [cast(int, row[0]) for row in await cursor.fetchall()]
-
-
 async def list_tasks(conn: AsyncConnection, wanted: TaskFilter, asked: Asked) -> tuple[list[ListedTask], int]:
     """In the order of runs, and of tasks in them, unless asked otherwise."""
+    if wanted.run_id is None:
+        specs = await _specs_of(conn, wanted)
+        if specs is not None and [] in specs.values():
+            return [], 0
+        if specs is not None and _is_of_rows(wanted) and is_by_key(asked.order):
+            return await read_page(conn, sql("listing", "task_rows"), {**asdict(wanted), **specs}, asked, ListedTask)
     words = {"names": Jsonb(wanted.names), "kinds": Jsonb(wanted.kinds)}
-    params = {**asdict(wanted), **words, "run_ids": await _numbers_of(conn, wanted)}
+    run_ids = None if wanted.text_ids is None else await numbers_of(conn, wanted.text_ids, asdict(wanted))
+    params = {**asdict(wanted), **words, "run_ids": run_ids}
     is_small = wanted.run_id is not None
     return await read_page(conn, sql("listing", "tasks"), params, asked, ListedTask, is_small=is_small)
+
+
+def _is_of_rows(wanted: TaskFilter) -> bool:
+    """Whether all that is asked is known by a task's own row, or by its place in its version. What is over has a row, and
+    its state no second name; what has begun has a row, too."""
+    is_over = wanted.plain_states is not None and _OVER.issuperset(wanted.plain_states)
+    is_begun = wanted.states is None and (wanted.started or wanted.finished) is not None
+    others = (each.name for each in fields(wanted) if each.name not in _OF_ROWS)
+    return (is_over or is_begun) and not any(getattr(wanted, name) for name in others)
+
+
+async def _specs_of(conn: AsyncConnection, wanted: TaskFilter) -> dict[str, list[int] | None] | None:
+    """Which versions, or places in them, a filter leaves; None if they are too many to name."""
+    if not any(getattr(wanted, name) is not None for name in _OF_VERSIONS | _OF_SPECS):
+        return {"version_ids": None, "places": None}
+    is_of_tasks = any(getattr(wanted, name) is not None for name in _OF_SPECS)
+    params = {**asdict(wanted), "is_of_tasks": is_of_tasks, "limit": _MOST_SPECS + 1}
+    cursor = await conn.execute(sql("listing", "specs_of_tasks"), params, prepare=False)
+    found = [cast(int, row[0]) for row in await cursor.fetchall()]
+    if len(found) > _MOST_SPECS:
+        return None
+    return {"version_ids": None if is_of_tasks else found, "places": found if is_of_tasks else None}
 
 
 async def list_dags(conn: AsyncConnection, wanted: ListedDagFilter, asked: Asked) -> tuple[list[str], int]:

@@ -185,3 +185,10 @@ async def dags_of(conn: AsyncConnection, asked: Mapping[str, object]) -> list[in
     params = {name: asked[name] for name in ("dag_ids", "dags", "dag_like", "dag_heads")}
     cursor = await conn.execute(sql("listing", "dags_of_runs"), params)
     return [cast(int, row[0]) for row in await cursor.fetchall()]
+
+
+async def numbers_of(conn: AsyncConnection, text_ids: Sequence[str], asked: Mapping[str, object]) -> list[int]:
+    """Of the runs with these texts, in the DAGs that a filter leaves."""
+    params = {"within": await dags_of(conn, asked), "text_ids": list(text_ids)}
+    cursor = await conn.execute(sql("listing", "runs_of_texts"), params)
+    return [cast(int, row[0]) for row in await cursor.fetchall()]

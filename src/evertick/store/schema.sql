@@ -7643,7 +7643,11 @@ CREATE VIEW evertick.listed_event AS
     r.fire_at,
     s.name AS task,
     j.map_index,
-    j.detail
+    j.detail,
+    j.run_id,
+    COALESCE(j.dag_id, ( SELECT x.dag_id
+           FROM evertick.run x
+          WHERE (x.run_id = j.run_id))) AS dag_id
    FROM ((((evertick.journal j
      LEFT JOIN evertick.run r ON ((r.run_id = j.run_id)))
      LEFT JOIN evertick.run_status b ON ((b.run_id = j.run_id)))
@@ -7756,7 +7760,8 @@ CREATE VIEW evertick.listed_task AS
          LIMIT 1) AS slots,
     COALESCE((((v.spec -> 'tasks'::text) -> s.idx) ->> 'kind'::text), 'python'::text) AS kind,
     b.state AS run_status,
-    k.state AS task_status
+    k.state AS task_status,
+    k.map_index AS row_map_index
    FROM (((((((evertick.run r
      JOIN evertick.run_status b ON ((b.run_id = r.run_id)))
      JOIN evertick.dag d ON ((d.dag_id = r.dag_id)))
@@ -7806,6 +7811,7 @@ CREATE VIEW evertick.listed_output AS
     t.kind,
     t.run_status,
     t.task_status,
+    t.row_map_index,
     e.key
    FROM ((evertick.result v
      JOIN evertick.listed_task t ON (((t.run_id = v.run_id) AND (t.idx = v.idx) AND (t.map_index = v.map_index))))

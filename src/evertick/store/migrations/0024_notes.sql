@@ -99,7 +99,7 @@ select r.run_id, r.dag_id, d.name as dag, b.version_id, v.number as version, v.c
        (select g.weight from task_gate g where g.version_id = s.version_id and g.idx = s.idx and g.kind = 'pool' and s.is_gated
          order by g.place limit 1) as slots,
        coalesce(v.spec->'tasks'->s.idx->>'kind', 'python') as kind, b.state as run_status,
-       k.state as task_status
+       k.state as task_status, k.map_index as row_map_index
   from run r join run_status b on b.run_id = r.run_id join dag d on d.dag_id = r.dag_id join dag_version v on v.version_id = b.version_id
   join task_spec s on s.version_id = b.version_id
   left join task k on k.run_id = r.run_id and k.idx = s.idx
@@ -181,11 +181,12 @@ begin
     return 'done';
 end $$;
 
--- The journal, each entry with the DAG, run and task that it is about.
+-- The journal, each entry with the DAG, run and task that it is about. `dag_id` asks the run only where the entry does not say.
 create view listed_event as
 select j.entry_id, j.occurred_at, j.verb, j.actor, d.name as dag,
        case when r.run_id is not null then run_text(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) end as text_id,
-       r.fire_at, s.name as task, j.map_index, j.detail
+       r.fire_at, s.name as task, j.map_index, j.detail, j.run_id,
+       coalesce(j.dag_id, (select x.dag_id from run x where x.run_id = j.run_id)) as dag_id
   from journal j left join run r on r.run_id = j.run_id left join run_status b on b.run_id = j.run_id
   left join dag d on d.dag_id = coalesce(j.dag_id, r.dag_id)
   left join task_spec s on s.version_id = b.version_id and s.idx = j.idx;

@@ -228,6 +228,47 @@ select t.total, f.*
            max_attempts, phase, attempt, tries, started_at, finished_at, seconds, reason, host, note, pool, slots
       from found order by /* order */ run_id, idx, map_index limit %(limit)s offset %(offset)s) f on true
 
+-- name: specs_of_tasks
+-- The versions that a filter of tasks leaves; with `is_of_tasks` each with a place in it.
+select case when %(is_of_tasks)s then (v.version_id::bigint << 32) + s.idx else v.version_id end as spec
+  from dag_version v join dag d on d.dag_id = v.dag_id
+  left join task_spec s on %(is_of_tasks)s and s.version_id = v.version_id
+ where (%(dag_id)s::int is null or v.dag_id = %(dag_id)s) and (%(dag_ids)s::int[] is null or v.dag_id = any(%(dag_ids)s))
+   and (%(dags)s::text[] is null or d.name = any(%(dags)s))
+   and (%(dag_like)s::text[] is null or d.name ilike any(%(dag_like)s)) and (%(dag_heads)s::text[] is null or d.name ^@ any(%(dag_heads)s))
+   and (%(versions)s::int[] is null or v.number = any(%(versions)s))
+   and (%(tasks)s::text[] is null or s.name = any(%(tasks)s)) and (%(queues)s::text[] is null or s.queue = any(%(queues)s))
+   and (%(groups)s::text[] is null or s.name ^@ any(%(groups)s))
+   and (%(like)s::text[] is null or s.name ilike any(%(like)s)) and (%(heads)s::text[] is null or s.name ^@ any(%(heads)s))
+ limit %(limit)s
+
+-- name: task_rows
+-- As `tasks`, of those that have a row, by what the row itself knows: what they are is looked up for one page. With the joins in between
+-- the planner put a million runs in a hash to count ten thousand tasks. The row of a run that was deleted stays for a while.
+with found as not materialized (
+    select k.run_id, k.idx, k.map_index
+      from task k cross join lateral (select from run_status b where b.run_id = k.run_id offset 0) b
+     where (%(plain_states)s::task_state[] is null or k.state = any(%(plain_states)s))
+       and (%(version_ids)s::int[] is null or k.version_id = any(%(version_ids)s))
+       and (%(places)s::bigint[] is null or (k.version_id::bigint << 32) + k.idx = any(%(places)s))
+       and (%(started)s::tstzrange is null or k.started_at <@ %(started)s) and (%(finished)s::tstzrange is null or k.finished_at <@ %(finished)s)
+       and (%(is_mapped)s::boolean is null or (k.map_index >= 0) = %(is_mapped)s)
+       and (%(map_indexes)s::int[] is null or k.map_index = any(%(map_indexes)s))
+       and (%(after)s::bigint[] is null or (k.run_id, k.idx, k.map_index) > ((%(after)s)[1], (%(after)s)[2], (%(after)s)[3]))
+       and (%(before)s::bigint[] is null or (k.run_id, k.idx, k.map_index) < ((%(before)s)[1], (%(before)s)[2], (%(before)s)[3]))
+)
+select t.total, f.*
+  from (select count(*) as total from (select from found limit %(most)s) x) t
+  left join lateral (
+    select l.run_id, l.dag_id, l.dag, l.version_id, l.version, l.version_created_at, l.text_id, l.fire_at, l.due_at, l.idx, l.map_index, l.task,
+           l.queue, l.priority, l.max_attempts, l.phase, l.attempt, l.tries, l.started_at, l.finished_at, l.seconds, l.reason, l.host, l.note,
+           l.pool, l.slots
+      from (select p.*, row_number() over () as place
+              from (select * from found where t.total > 0 or %(most)s = 0
+                     order by /* order */ run_id, idx, map_index limit %(limit)s offset %(offset)s) p) k
+      cross join lateral (select * from listed_task x where x.run_id = k.run_id and x.idx = k.idx and x.row_map_index = k.map_index offset 0) l
+     order by k.place) f on true
+
 -- name: dags
 with found as not materialized (
     select * from listed_dag
