@@ -36,7 +36,9 @@ async def all_fired(there: Installation, instants: list[object]) -> None:
 
 async def stand_by(there: Installation, schedulers: int) -> None:
     """Wait until all of them have asked once, and all but one found that somebody else leads."""
-    listening = "select count(*) >= %s from pg_stat_activity where query like 'listen%%' and datname = current_database()"
+    listening = (
+        "select count(*) >= %s from pg_stat_activity where query like 'listen%%' and datname = current_database()"
+    )
     await eventually(lambda: there.value(listening, schedulers), 60)
 
 
