@@ -6,6 +6,7 @@ Measured as processor time of the server's process, because the machine is share
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,19 @@ async def _spend(conn: AsyncConnection, name: str, runner: Runner, times: int, r
     return spent / times
 
 
+async def _proportion(
+    small: Callable[[], Awaitable[float]], large: Callable[[], Awaitable[float]], most: float
+) -> str | None:
+    """None when the large one costs at most so many times the small one, each at its best: a neighbour that shares the
+    processor's caches makes either dearer for a while, and what does not grow in proportion is too dear each time."""
+    cheap, dear = await small(), await large()
+    for _ in range(4):
+        if dear / cheap <= most:
+            return None
+        cheap, dear = min(cheap, await small()), min(dear, await large())
+    return None if dear / cheap <= most else f"{dear:.2f} s for 10,000, {cheap:.2f} s for 1,000"
+
+
 @pytest.mark.serial
 async def test_fan_out_and_fan_in_cost_in_proportion_to_their_edges(database: str) -> None:
     async with await connect(database, purpose=Purpose.HOT) as conn:
@@ -47,9 +61,9 @@ async def test_fan_out_and_fan_in_cost_in_proportion_to_their_edges(database: st
             middle = {f"m{i}": ["first"] for i in range(size)}
             await put(conn, make_dag(f"fan{size}", {"first": [], **middle, "last": list(middle)}))
         await _spend(conn, "fan1000", runner, 1)
-        small = await _spend(conn, "fan1000", runner, 8)
-        large = await _spend(conn, "fan10000", runner, 2)
-    assert large / small <= 12, f"{large:.2f} s for 10,000 tasks, {small:.2f} s for 1,000"
+        assert not await _proportion(
+            lambda: _spend(conn, "fan1000", runner, 8), lambda: _spend(conn, "fan10000", runner, 2), 12
+        )
 
 
 @pytest.mark.serial
@@ -61,9 +75,9 @@ async def test_a_mapped_task_costs_in_proportion_to_its_instances(database: str)
         await put(conn, make_dag("mapped", {"first": [], "work": ["first"], "last": ["work"]}, per_task=options))
         rows = [{"id": number, "name": f"row {number}"} for number in range(10_000)]
         await _spend(conn, "mapped", runner, 1, rows[:1000])
-        small = await _spend(conn, "mapped", runner, 8, rows[:1000])
-        large = await _spend(conn, "mapped", runner, 2, rows)
-    assert large / small <= 13, f"{large:.2f} s for 10,000 instances, {small:.2f} s for 1,000"
+        assert not await _proportion(
+            lambda: _spend(conn, "mapped", runner, 8, rows[:1000]), lambda: _spend(conn, "mapped", runner, 2, rows), 13
+        )
 
 
 async def test_a_cascade_over_ten_thousand_tasks_is_one_step(conn: AsyncConnection) -> None:
