@@ -128,7 +128,7 @@ def sign_in_once(up: Up) -> None:
     link = re.findall(r"http://127\.0\.0\.1:\d+/auth/link/evl_\S+", up.output)[0]
     address = link.split("/auth/")[0]
     assert f"Sign in   {link}" in up.output
-    with httpx.Client(base_url=address, timeout=30) as client:
+    with httpx.Client(base_url=address, timeout=120) as client:
         assert client.get("/api/v1/dags").status_code == 401
         assert client.get("/").headers["location"] == "/login"
         assert client.post(link.removeprefix(address)).status_code == 303
