@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from psycopg import AsyncConnection
+from psycopg.errors import LockNotAvailable
 
 from evertick import Asset, after, all_of, any_of, finished
 from evertick.domain.dag import DagSpec, NamedSchedule
@@ -22,7 +23,7 @@ from evertick.engine.prune import Kind, prune_kind
 from evertick.engine.put_schedule import put_schedule
 from evertick.engine.step import step
 from evertick.engine.update_asset import update_asset
-from evertick.store import schedules
+from evertick.store import assets, schedules
 from evertick.store.db import Purpose, connect
 from evertick.store.prune import Mandate
 from tests.engine import invariants
@@ -122,7 +123,7 @@ async def test_an_asset_is_updated_by_the_task_not_by_the_run(conn: AsyncConnect
 
 
 async def test_only_what_somebody_waits_for_is_noted_and_whoever_ends_it_tells_so(conn: AsyncConnection) -> None:
-    scene, told = await Scene.of(conn, after(finished("a"))), []
+    scene, told = await Scene.of(conn, after(finished("a"), Asset("b"))), []
     for dag in ("b", "a"):
         await start(conn, dag)
         (claim,) = await scene.runner.claim()
@@ -146,6 +147,35 @@ async def test_a_name_is_heard_of_as_what_it_was(conn: AsyncConnection) -> None:
     await scene.run("a")
     assert await scene.tend(1) == 0
     assert await value(conn, "select count(*) from heard") == 0, "a DAG of the name of an asset"
+    await update_asset(conn, asset="b", extra={}, actor="ann")
+    assert await value(conn, "select count(*) from arrival") == 0, "an asset of the name of a DAG"
+
+
+async def test_updates_that_count_no_more_are_those_that_were_named(conn: AsyncConnection, database: str) -> None:
+    scene = await Scene.of(conn, after(Asset("x"), Asset("y"), "a", Asset("never")))
+    await put(conn, waiting("v", after(Asset("x"), Asset("never"))))
+    await scene.run("a")
+    for second, asset in enumerate(("x", "y"), 1):
+        await set_clock(conn, later(second))
+        await update_asset(conn, asset=asset, extra={}, actor="ann")
+    await scene.tend(3)
+    w, v = [await value(conn, "select dag_id from dag where name = %s", name) for name in ("w", "v")]
+
+    async def left(**given: object) -> list[str]:
+        every = {"dag_ids": None, "asset": None, "before": None, "actor": "ann", **given}
+        await assets.unhear(conn, **every)  # type: ignore[arg-type]
+        found = "select array_agg(d.name || ':' || h.name order by d.name, h.name) from heard h"
+        return await value(conn, found + " join schedule using (schedule_id) join dag d using (dag_id)") or []  # type: ignore[return-value]
+
+    assert await left(before=later(1)) == ["v:x", "w:a", "w:x", "w:y"]
+    assert await left(dag_ids=[w], asset="x") == ["v:x", "w:a", "w:y"]
+    async with await connect(database, purpose=Purpose.PLANNING) as other, other.transaction():
+        await other.execute("select from schedule_state for no key update")
+        await conn.execute("set lock_timeout = '100ms'")
+        with pytest.raises(LockNotAvailable):
+            await left(dag_ids=[v])
+    assert await left(dag_ids=[v]) == ["w:a", "w:y"]
+    assert await left() == ["w:a"], "the end of a run is no update"
 
 
 async def test_arrivals_are_heard_of_in_batches_and_those_in_somebodys_hands_later(

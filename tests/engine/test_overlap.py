@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import LiteralString
 
 import pytest
 from psycopg import AsyncConnection
@@ -12,9 +13,10 @@ from evertick.domain.overlap import OverlapPolicy
 from evertick.engine.clear import clear
 from evertick.engine.fire import Fired, fire
 from evertick.engine.reconcile import admit
-from evertick.store import tasks
+from evertick.store import schedules, tasks
 from evertick.store.db import Purpose, connect
 from tests.engine import invariants
+from tests.engine.plans import fire_plan, plan
 from tests.engine.world import T0, Runner, later, lead, make_dag, put, set_clock, start, value
 
 ONE: dict[str, list[str]] = {"a": []}
@@ -98,6 +100,35 @@ async def test_cancel_ends_the_open_run_and_starts_when_it_has_ended(conn: Async
     await fire_at(conn, epoch, 30)
     assert (await in_state(conn, "canceled"), await in_state(conn, "running")) == ([10, 20], [30])
     assert await invariants.violations(conn) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "version = version + 1",
+        "next_due = next_due + interval '1 second'",
+        "paused = true",
+        "error = 'cannot be planned'",
+        None,
+    ],
+)
+async def test_a_plan_that_is_stale_or_fires_nothing_cancels_nothing(
+    rollback_conn: AsyncConnection, change: LiteralString | None
+) -> None:
+    conn = rollback_conn
+    epoch = await world(conn, "cancel")
+    await fire_at(conn, epoch, 10)
+    (schedule,) = await schedules.of_dag(conn, dag="one")
+    if change:
+        await conn.execute(f"update schedule_state set {change}")
+    skipped = {"first_at": later(20), "last_at": later(20), "count": 1, "reason": "test"}
+    fields = {"next_due": later(30), "overlap": "cancel"}
+    if change:
+        fields |= {"fires": [later(20)], "last_fire": later(20), "skipped": None}
+    else:
+        fields |= {"fires": [], "last_fire": None, "skipped": skipped}
+    assert await fire_plan(conn, epoch, plan(schedule, **fields)) == (0 if change else 1)
+    assert await in_state(conn, "running") == [10]
 
 
 @pytest.mark.parametrize(

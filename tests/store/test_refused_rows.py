@@ -64,6 +64,7 @@ TWICE = {
     "task_deadline": "insert into task_deadline values (1, 0, 5)",
     "alert": alert("not_fired"),
     "remains": "insert into remains values (0, 'run', 1)",
+    "pool_text": "insert into pool_text values ('p', 'what it is for')",
     "cluster": "insert into cluster values (1, 1, clock(), clock(), '0/0', false)",
 }
 
