@@ -106,7 +106,7 @@ async def test_cancel_ends_the_open_run_and_starts_when_it_has_ended(conn: Async
     "change",
     [
         "version = version + 1",
-        "next_due = next_due + interval '1 second'",
+        "next_due = next_due - interval '1 second'",
         "paused = true",
         "error = 'cannot be planned'",
         None,
