@@ -262,15 +262,17 @@ async def test_tasks_that_have_a_row_are_listed_from_their_rows(
         TaskFilter(started=Range(middle, None, "[)"), heads=["a"]),
         TaskFilter(finished=Range(None, middle, "[)")),
     ]
+    assert await listing.list_tasks(reader, replace(failed, text_ids=[]), Asked(limit=5)) == ([], 0)
     pages_asked = [
         Asked(limit=1000),
         Asked(limit=7, offset=3, order=[("run_id", True), ("idx", True), ("map_index", True)]),
         Asked(limit=3, is_counted=False),
+        Asked(limit=2, order=[("run_id", True), ("task", True)]),
     ]
     by_rows = [await listing.list_tasks(reader, each, asked) for each in wanted for asked in pages_asked]
     monkeypatch.setattr(listing, "_is_of_rows", lambda _: False)
     assert by_rows == [await listing.list_tasks(reader, each, asked) for each in wanted for asked in pages_asked]
-    assert all(total == len(found) > 0 for found, total in by_rows[::3]) and by_rows[0][1] > 20
+    assert all(total == len(found) > 0 for found, total in by_rows[::4]) and by_rows[0][1] > 20
 
 
 async def test_a_list_of_what_no_dag_has_is_empty_at_once(reader: AsyncConnection) -> None:

@@ -24,6 +24,7 @@ _OF_VERSIONS = frozenset({"dag_id", "dag_ids", "dags", "dag_like", "dag_heads", 
 _OF_SPECS = frozenset({"tasks", "queues", "groups", "like", "heads"})
 _OF_ROWS = _OF_VERSIONS | _OF_SPECS | {"states", "plain_states", "started", "finished", "is_mapped", "map_indexes"}
 _OF_ROWS |= {"after", "before", "names", "kinds", "no_pool"}
+_PLACE = frozenset({"run_id", "idx", "map_index"})
 _OVER = frozenset({"success", "failed", "skipped", "canceled", "upstream_failed"})
 _MOST_SPECS = 20_000
 
@@ -148,7 +149,8 @@ async def list_tasks(conn: AsyncConnection, wanted: TaskFilter, asked: Asked) ->
         specs = await _specs_of(conn, wanted)
         if specs is not None and [] in specs.values():
             return [], 0
-        if specs is not None and _is_of_rows(wanted) and is_by_key(asked.order):
+        is_by_place = is_by_key(asked.order) and _PLACE.issuperset(column for column, _ in asked.order)
+        if specs is not None and _is_of_rows(wanted) and is_by_place:
             return await read_page(conn, sql("listing", "task_rows"), {**asdict(wanted), **specs}, asked, ListedTask)
     words = {"names": Jsonb(wanted.names), "kinds": Jsonb(wanted.kinds)}
     run_ids = None if wanted.text_ids is None else await numbers_of(conn, wanted.text_ids, asdict(wanted))
@@ -163,7 +165,7 @@ def _is_of_rows(wanted: TaskFilter) -> bool:
     is_over = wanted.plain_states is not None and _OVER.issuperset(wanted.plain_states)
     is_begun = wanted.states is None and (wanted.started or wanted.finished) is not None
     others = (each.name for each in fields(wanted) if each.name not in _OF_ROWS)
-    return (is_over or is_begun) and not any(getattr(wanted, name) for name in others)
+    return (is_over or is_begun) and all(getattr(wanted, name) in (None, False) for name in others)
 
 
 async def _specs_of(conn: AsyncConnection, wanted: TaskFilter) -> dict[str, list[int] | None] | None:
