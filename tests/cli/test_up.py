@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from evertick.cli.up import banner, put_examples
@@ -63,3 +65,23 @@ def test_children_get_the_settings_of_the_command_line() -> None:
     environment = environment_for(settings, {"PATH": "/bin", "EVERTICK_RUNNER_SLOTS": "99"})
     assert environment["PATH"] == "/bin"
     assert read_settings(environment) == settings
+
+
+_NEVER_ENDING = """
+import asyncio, threading
+from evertick.cli import up
+from evertick.config import Settings
+
+class Supervisor:
+    async def run(self):
+        asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
+
+up.LONGEST_END_SECONDS = 0.2
+asyncio.run(up._supervise(Supervisor(), Settings()))
+"""
+
+
+def test_one_that_has_stopped_everything_ends_whatever_it_waits_for_and_says_so() -> None:
+    ended = subprocess.run([sys.executable, "-c", _NEVER_ENDING], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "Timeout" in ended.stderr and "in wait" in ended.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import shutil
 import signal
 import sys
@@ -31,6 +32,7 @@ app = typer.Typer(add_completion=False)
 _EXAMPLES = Path(__file__).parents[1] / "examples"
 # What cannot be published before somebody has made what it needs.
 _NOT_AT_ONCE = {"pools.py"}
+LONGEST_END_SECONDS = 30.0
 
 HomeOption = Annotated[Path | None, typer.Option("--home", help="Where the embedded database and the logs live.")]
 UrlOption = Annotated[
@@ -147,6 +149,8 @@ async def _supervise(supervisor: Supervisor, settings: Settings) -> None:
             loop.add_signal_handler(number, _stop, supervisor)
     with telling(settings.database_url or Home(settings.home).url):
         await supervisor.run()
+    # Everything has ended but this process. If it waits for something of its own all the same, it says for what, and ends.
+    faulthandler.dump_traceback_later(LONGEST_END_SECONDS, exit=True)
 
 
 def _stop(supervisor: Supervisor) -> None:
