@@ -4,6 +4,7 @@ the attempt, with a text that names the thing and says what to do. The commands 
 from __future__ import annotations
 
 import threading
+from contextvars import copy_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -419,7 +420,9 @@ def attempted(bound: BoundTask, files: ResultFiles) -> tuple[Report, list[str]]:
     said: list[str] = []
     start = Start("start", 1, 1, 0, -1, 1, 1, 1, "sample", bound.name, "key", None, '{"rows": 1}', "{}", True, None, "")
     desk = Desk(say=lambda stream, text: said.append(text), files=files)
-    return run_body(start, bound, context_of(start, bound, threading.Event()), desk), said
+    # In a context of its own, as an attempt has: nobody else shall take its task for a running one.
+    context = context_of(start, bound, threading.Event())
+    return copy_context().run(run_body, start, bound, context, desk), said
 
 
 @pytest.mark.parametrize("text", BODIES)
