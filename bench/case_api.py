@@ -92,7 +92,7 @@ async def api_pollers(bench: Bench) -> list[Figure]:
             taken = {}
             for is_polled in (True, False) if number % 2 else (False, True):
                 async with _polled(port, token, POLLERS if is_polled else 0):
-                    taken[is_polled] = (await run(house, _LOAD, bench.size.singles["warm"])).per_second
+                    taken[is_polled] = (await run(house, _LOAD, 2 * bench.size.singles["warm"])).per_second
             ratios.append(taken[True] / taken[False])
     about = f"singles.warm with {POLLERS} clients that poll ÷ without"
     return [median("api_pollers", about, "ratio", ratios, at_least(0.95))]
@@ -168,15 +168,22 @@ async def _read(
 
 @asynccontextmanager
 async def _polled(port: int, token: str, count: int) -> AsyncIterator[None]:
+    """While they poll: each has its connection and an answer before the block begins."""
+    have_come = asyncio.Barrier(count + 1)
+
     async def poll(number: int) -> None:
         async with Asker(port, token) as asker:
-            await asyncio.sleep(POLL_SECONDS * number / max(count, 1))
+            await asker.seconds("/api/v1/runs?limit=20")
+            await have_come.wait()
+            await asyncio.sleep(POLL_SECONDS * number / count)
             while True:
                 await asker.seconds("/api/v1/runs?limit=20")
                 await asyncio.sleep(POLL_SECONDS)
 
     polling = [asyncio.create_task(poll(number)) for number in range(count)]
+    polling.append(asyncio.create_task(have_come.wait()))  # type: ignore[arg-type]
     try:
+        await asyncio.wait(polling, return_when=asyncio.FIRST_COMPLETED)
         yield
     finally:
         for each in polling:
