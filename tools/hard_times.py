@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _HOG = "while True: sum(range(10_000))"
+# As tests/hard_times.py reads it.
 _SEED = "EVERTICK_TEST_ORDER"
 
 

@@ -1,4 +1,4 @@
-"""Whether the whole of a text matches a regular expression: what `re.fullmatch` says, in bounded time (decision 0034).
+"""Whether the whole of a text matches a regular expression: what `re.fullmatch` says, in bounded time (decision 0033).
 
 `re` tries one way after another, nothing else in the process runs meanwhile, and it cannot be stopped. `regex` can.
 """
