@@ -7,9 +7,10 @@ from importlib.metadata import version
 import psycopg
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import ClientDisconnect
 
 from evertick.api import sessions
 from evertick.api.agent import PREFIX as AGENT_PREFIX
@@ -83,6 +84,7 @@ def _part(desk: Desk, *, title: str, description: str) -> FastAPI:
     for kind in (EvertickError, psycopg.Error, HTTPException, OSError):
         app.add_exception_handler(kind, _tell)
     app.add_exception_handler(RequestValidationError, _tell_invalid)
+    app.add_exception_handler(ClientDisconnect, _tell_nobody)
     app.add_exception_handler(Exception, _tell_fault)
     return app
 
@@ -91,6 +93,11 @@ async def _tell(request: Request, error: Exception) -> JSONResponse:
     if status_of(error)[0] >= 500:
         log_fault(request, error)
     return problem(request, error)
+
+
+async def _tell_nobody(request: Request, error: Exception) -> Response:
+    """Whoever hung up in the middle of a body hears no answer, and it is nobody's fault."""
+    return Response(status_code=400)
 
 
 async def _tell_invalid(request: Request, error: Exception) -> JSONResponse:

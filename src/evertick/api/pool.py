@@ -31,21 +31,29 @@ class Pool:
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[AsyncConnection]:
+        if self._free.locked():
+            await self._wait_in_line()
+        else:
+            await self._free.acquire()
+        link = self._idle.pop()[1] if self._idle else Link(self._url, self._purpose)
+        try:
+            # Whoever hung up was canceled wherever they stood, and may have left a statement under way: this one would be refused.
+            await link.settle()
+            yield await link.get()
+        except BaseException:
+            await link.settle()
+            raise
+        finally:
+            self._idle.append((time.monotonic(), link))
+            self._is_idle.set()
+            self._free.release()
+
+    async def _wait_in_line(self) -> None:
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._free.acquire()
         except TimeoutError:
             raise PostgresUnavailable(f"All {self._size} database connections of the API are busy.") from None
-        link = self._idle.pop()[1] if self._idle else Link(self._url, self._purpose)
-        try:
-            await link.settle()
-            yield await link.get()
-        finally:
-            # Whoever hangs up is canceled wherever they stand, and may leave a statement under way: the next one would be refused.
-            await link.settle()
-            self._idle.append((time.monotonic(), link))
-            self._is_idle.set()
-            self._free.release()
 
     async def tend(self) -> None:
         """Close what nobody has used for a while, until canceled. Sleeps while there is nothing open."""

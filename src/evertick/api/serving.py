@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from evertick.api.desk import Desk
+from evertick.api.http_door import BoundedHttp
 from evertick.api.service import IDLE_SECONDS, STOP_SECONDS
 from evertick.config import Settings
 from evertick.services.events import Log
@@ -40,7 +41,7 @@ async def serve(
     config = uvicorn.Config(
         make_app(desk),
         loop="asyncio",
-        http="h11",
+        http=BoundedHttp,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -52,7 +53,6 @@ async def serve(
         limit_concurrency=settings.api_connections,
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=STOP_SECONDS,
-        h11_max_incomplete_event_size=64 * 1024,
     )
     server = _Server(config)
 

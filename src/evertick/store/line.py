@@ -28,6 +28,7 @@ class Line(AsyncConnection[Any]):
     server: Server | None = None
     untold: str | None = None
     is_shared: bool = False
+    _said: select.poll | None = None
 
     async def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
         if self.longest_seconds is None:
@@ -48,11 +49,12 @@ class Line(AsyncConnection[Any]):
     def is_at_rest(self) -> bool:
         """Whether nothing is under way: no statement whose caller was canceled, no transaction, nothing that the server has said
         unasked. That is how it hangs up, and the next statement would be the one to find out."""
-        if self.closed or self.info.transaction_status is not TransactionStatus.IDLE:
+        if self.closed or self.pgconn.transaction_status != TransactionStatus.IDLE:
             return False
-        said = select.poll()
-        said.register(self.fileno(), select.POLLIN)
-        return not said.poll(0)
+        if self._said is None:
+            self._said = select.poll()
+            self._said.register(self.fileno(), select.POLLIN)
+        return not self._said.poll(0)
 
     def cut(self) -> None:
         """Break the line now, so that whoever waits for an answer on it stops waiting."""

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, LiteralString, TypeVar
 
-from psycopg import AsyncConnection
-from psycopg.rows import class_row
+from psycopg import AsyncConnection, AsyncCursor
+from psycopg.rows import AsyncRowFactory, RowMaker, class_row
 
 T = TypeVar("T")
 Params = Mapping[str, object]
 
 
+def record_row(record: type[T]) -> AsyncRowFactory[T]:
+    """As psycopg's `class_row`, in half the time where the columns come in the order of the fields: no dictionary for each row."""
+    named: AsyncRowFactory[T] = class_row(record)
+    expected = [name.encode() for name in getattr(record, "__match_args__", ())]
+
+    def make(cursor: AsyncCursor[Any]) -> RowMaker[T]:
+        result = cursor.pgresult
+        if result is None or [result.fname(number) for number in range(result.nfields)] != expected:
+            return named(cursor)
+
+        def in_order(values: Sequence[Any]) -> T:
+            return record(*values)
+
+        return in_order
+
+    return make
+
+
 async def all_rows(conn: AsyncConnection, statement: LiteralString, params: Params, record: type[T]) -> list[T]:
-    async with conn.cursor(row_factory=class_row(record)) as cursor:
+    async with conn.cursor(row_factory=record_row(record)) as cursor:
         await cursor.execute(statement, params)
         return await cursor.fetchall()
 
 
 async def one_row(conn: AsyncConnection, statement: LiteralString, params: Params, record: type[T]) -> T | None:
-    async with conn.cursor(row_factory=class_row(record)) as cursor:
+    async with conn.cursor(row_factory=record_row(record)) as cursor:
         await cursor.execute(statement, params)
         return await cursor.fetchone()
 
