@@ -135,8 +135,8 @@ async def test_a_revoked_token_ends_its_streams(
     async with watching(http, "/events") as stream:
         await stream.until("hello")
         found = await accounts.who(conn, secret)
-        assert found is not None and found[0].credential_id is not None
-        await accounts.revoke(conn, credential_id=found[0].credential_id, actor="test")
+        assert found is not None and found.principal.credential_id is not None
+        await accounts.revoke(conn, credential_id=found.principal.credential_id, actor="test")
         await stream.until("end")
         with pytest.raises(EOFError):
             await stream.next()

@@ -128,7 +128,7 @@ async def test_airflow_2023_40273_2025_57735_2026_82311_2026_86473_no_credential
             case "logout":
                 await client.ok("POST", "/auth/logout", status=204)
             case "revoke":
-                await admin.ok("DELETE", f"{V1}/tokens/{found[0].credential_id}", status=204)
+                await admin.ok("DELETE", f"{V1}/tokens/{found.principal.credential_id}", status=204)
             case "disable":
                 await accounts.change_user(conn, name=f"user{number}", disabled=True, actor="test")
             case _:

@@ -47,7 +47,7 @@ async def test_a_token_is_shown_once_listed_and_revoked(cli: Cli, conn: AsyncCon
     assert "No valid token" in (await cli("tokens", "list")).out
     made = await cli.json("tokens", "create", "ci", "deploys", "--role", "viewer", "--days", "1")
     found = await accounts.who(conn, made["token"])
-    assert found is not None and found[0].name == "ci"
+    assert found is not None and found.principal.name == "ci"
     (listed,) = (await cli.json("tokens", "list", "ci"))["tokens"]
     assert (listed["credential_id"], listed["name"], listed["role"]) == (made["id"], "deploys", "viewer")
     assert made["token"] not in (await cli("tokens", "list")).out

@@ -373,7 +373,7 @@ async def test_users_and_tokens_are_kept_and_the_audit_log_is_read_from_afar(
     assert (await accounts.find_user(conn, "bob")).password_hash != before
     made = await boss.far("tokens", "create", "bob", "ci", "--role", "viewer", "--days", 3, "--json")
     known = await accounts.who(conn, made.json["token"])
-    assert known is not None and known[0].name == "bob"
+    assert known is not None and known.principal.name == "bob"
     for arguments in (("tokens", "list"), ("tokens", "list", "bob"), ("tokens", "list", "--limit", 1)):
         assert (await boss.same(*arguments))["tokens"], arguments
     assert beginnings(await boss.far("tokens", "list")) == beginnings(await boss.near("tokens", "list"))

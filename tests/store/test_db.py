@@ -133,7 +133,8 @@ async def test_the_victim_of_a_deadlock_runs_again_and_both_finish(empty_databas
         async with asyncio.TaskGroup() as group:
             group.create_task(retry_on_deadlock(lambda: cross(first, 1, 2)))
             group.create_task(retry_on_deadlock(lambda: cross(second, 2, 1)))
-        assert sorted(meetings.values()) == [1, 2]
+        # Once more at least: who comes back sooner than the other one wakes meets it again.
+        assert min(meetings.values()) >= 1 and sum(meetings.values()) >= 3
         assert await (await first.execute("select array_agg(hits) from public.pair")).fetchone() == ([2, 2],)
 
 

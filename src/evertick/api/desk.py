@@ -14,6 +14,7 @@ from psycopg import AsyncConnection
 from evertick.api.event_stream import Seats
 from evertick.api.hub import Hub
 from evertick.api.pool import Pool
+from evertick.api.remembered import Remembered
 from evertick.api.stop_watch import StopWatch
 from evertick.config import Settings
 from evertick.domain.access import Permission, Principal, Role
@@ -50,6 +51,7 @@ class Desk:
     log: Log
     readers: Pool = field(init=False)
     writers: Pool = field(init=False)
+    remembered: Remembered = field(init=False)
     hub: Hub = field(init=False)
     log_seats: Seats = field(init=False)
     agents: Pool = field(init=False)
@@ -63,6 +65,7 @@ class Desk:
     def __post_init__(self) -> None:
         self.readers = Pool(self.url, Purpose.API_READ, READERS)
         self.writers = Pool(self.url, Purpose.API_WRITE, WRITERS)
+        self.remembered = Remembered(self.url, is_enabled=self.settings.notify)
         self.hub = Hub(self.url, self.log)
         self.log_seats = Seats(most=MOST_LOG_STREAMS, most_of_user=MOST_LOG_STREAMS_OF_USER)
         self.agents = Pool(self.url, Purpose.API_WRITE, AGENTS)
@@ -135,6 +138,8 @@ class Caller:
                 if conn.closed or conn.broken:
                     raise AnswerLost("The answer was lost: whether this was done is not known.") from None
                 raise
+            finally:
+                self.desk.remembered.forget()
             # A wake-up only shortens a wait: the change is done, whether it arrives or not.
             with suppress(psycopg.Error):
                 for channel in {*wake, *self.also} if self.desk.settings.notify else ():

@@ -21,7 +21,6 @@ from fastapi.routing import APIRoute
 from evertick.api.desk import NOBODY, Caller, Desk
 from evertick.domain.access import MATRIX, Permission, Principal
 from evertick.domain.errors import EvertickError, Forbidden, PostgresUnavailable, Refused
-from evertick.engine import accounts
 from evertick.store import access
 
 # A browser keeps a __Host- cookie to itself and to this host; it takes one only over TLS.
@@ -77,11 +76,10 @@ async def admit(request: Request, permission: Permission) -> Caller:
         return caller
     try:
         secret, is_cookie = secret_of(request)
-        async with desk.readers.lent() as conn:
-            found = await accounts.who(conn, secret)
+        found = await desk.remembered.who(desk.readers, secret)
         if found is None:
             raise Refused("This token or session is not valid: it is wrong, expired or revoked. Sign in again.")
-        caller.principal, is_use_old = found
+        caller.principal = found.principal
         if is_cookie:
             caller.csrf = csrf_of(secret)
             _refuse_forgery(request, caller.csrf)
@@ -89,7 +87,7 @@ async def admit(request: Request, permission: Permission) -> Caller:
     except (Refused, Forbidden) as refusal:
         await _note_refusal(request, caller, refusal)
         raise
-    if is_use_old and caller.principal.credential_id is not None:
+    if found.is_use_old and caller.principal.credential_id is not None:
         # That a token was used is no reason to fail the request.
         with suppress(psycopg.Error, PostgresUnavailable, OSError):
             async with desk.writers.lent() as conn:

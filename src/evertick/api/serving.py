@@ -67,7 +67,7 @@ async def serve(
         pools = [desk.readers, desk.writers, desk.agents]
         # Large results of agents lie where the API runs.
         cleaning = keep_results(settings, link=Link(url, Purpose.API_READ), log=log, is_own=True)
-        works = (end(), desk.hub.run(), cleaning, *(pool.tend() for pool in pools))
+        works = (end(), desk.hub.run(), desk.remembered.run(), cleaning, *(pool.tend() for pool in pools))
         beside = [group.create_task(each) for each in works]
         await server.serve(sockets=[at])
         for each in beside:

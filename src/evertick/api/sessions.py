@@ -158,7 +158,7 @@ async def _session(caller: Caller, secret: str, csrf: str) -> Session:
         found = await accounts.who(conn, secret)
     if found is None:
         raise Refused("The session has ended already. Sign in again.")
-    caller.principal = found[0]
+    caller.principal = found.principal
     return _described(caller, csrf)
 
 

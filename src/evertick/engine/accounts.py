@@ -43,6 +43,15 @@ class Issued:
     expires_at: datetime | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visitor:
+    """Somebody with a secret that is good, whether its use is to be noted, and how long it is good; None for ever."""
+
+    principal: Principal
+    is_use_old: bool
+    seconds_left: float | None
+
+
 async def add_user(
     conn: AsyncConnection,
     *,
@@ -170,14 +179,14 @@ async def revoke(conn: AsyncConnection, *, credential_id: int, actor: str, accou
         raise NotFound(f"There is no token {credential_id}. `evertick tokens list` shows what there is.")
 
 
-async def who(conn: AsyncConnection, secret: str) -> tuple[Principal, bool] | None:
-    """Whom a secret belongs to, and whether its use is to be noted. Nothing for one that is wrong, revoked or over."""
+async def who(conn: AsyncConnection, secret: str) -> Visitor | None:
+    """Whom a secret belongs to. Nothing for one that is wrong, revoked or over."""
     if len(secret) > _LONGEST_SECRET or not secret.startswith(("evt_", "evs_")):
         return None
     known = await access.authenticate(conn, hash_of(secret))
     if known is None:
         return None
-    return _principal(known), known.is_use_old
+    return Visitor(principal=_principal(known), is_use_old=known.is_use_old, seconds_left=known.seconds_left)
 
 
 async def still_valid(conn: AsyncConnection, credential_ids: list[int]) -> list[Principal]:

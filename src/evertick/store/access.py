@@ -81,6 +81,8 @@ class Known:
     role: str
     tags: list[str] | None
     is_use_old: bool
+    # None: it does not expire.
+    seconds_left: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6087,6 +6087,14 @@ begin
     order by w.run_id, w.idx < 0, w.idx, w.task, w.sink;
 end $$;
 
+CREATE FUNCTION evertick.tell_access() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+begin
+    perform pg_notify('evertick_access', '');
+    return null;
+end $$;
+
 CREATE FUNCTION evertick.tell_alerts(p_late evertick.late[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -8669,3 +8677,7 @@ UNION ALL
     jsonb_build_object('verb', q.verb, 'reason', q.reason) AS detail
    FROM evertick.quarantine q
   WHERE ((q.retry_at IS NULL) OR (q.retry_at > evertick.clock()));
+
+CREATE TRIGGER account_changed AFTER DELETE OR UPDATE OF name, role, tags, password_hash, is_disabled ON evertick.account FOR EACH ROW EXECUTE FUNCTION evertick.tell_access();
+
+CREATE TRIGGER credential_changed AFTER DELETE OR UPDATE OF secret_hash, account_id, kind, role, tags, expires_at, revoked_at ON evertick.credential FOR EACH ROW EXECUTE FUNCTION evertick.tell_access();

@@ -16,13 +16,15 @@ LOOK_UP_SECONDS = 5.0
 
 class Channel(StrEnum):
     """Who is woken: runners with free slots, runners that must stop something, the scheduler, everybody on the machine of a
-    runner that has joined, schedulers that could lead."""
+    runner that has joined, schedulers that could lead, and APIs that remember who somebody is."""
 
     READY = "evertick_ready"
     STOP = "evertick_stop"
     PLAN = "evertick_plan"
     JOIN = "evertick_join"
     LEAD = "evertick_lead"
+    # Sent by the database itself, where accounts and credentials are changed.
+    ACCESS = "evertick_access"
 
 
 async def notify(conn: AsyncConnection, channel: Channel) -> None:

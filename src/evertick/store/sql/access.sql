@@ -69,7 +69,8 @@ select a.account_id, a.name, a.role, a.tags, a.password_hash, a.is_disabled, a.c
 -- name: authenticate
 -- By the unique hash. What was revoked, has expired or belongs to a disabled account is not found.
 select c.credential_id, c.kind, c.name as credential, c.role as role_cap, c.tags as tag_cap, a.account_id, a.name, a.role, a.tags,
-       coalesce(c.used_at < clock() - interval '1 minute', true) as is_use_old
+       coalesce(c.used_at < clock() - interval '1 minute', true) as is_use_old,
+       extract(epoch from c.expires_at - clock())::float8 as seconds_left
   from credential c join account a on a.account_id = c.account_id
  where c.secret_hash = %(secret_hash)s and c.kind <> 'link' and c.revoked_at is null
    and (c.expires_at is null or c.expires_at > clock()) and not a.is_disabled
@@ -77,7 +78,7 @@ select c.credential_id, c.kind, c.name as credential, c.role as role_cap, c.tags
 -- name: still_valid
 -- Of those that somebody came with a while ago.
 select c.credential_id, c.kind, c.name as credential, c.role as role_cap, c.tags as tag_cap, a.account_id, a.name, a.role, a.tags,
-       false as is_use_old
+       false as is_use_old, extract(epoch from c.expires_at - clock())::float8 as seconds_left
   from unnest(%(credential_ids)s::bigint[]) w
   join credential c on c.credential_id = w join account a on a.account_id = c.account_id
  where c.revoked_at is null and (c.expires_at is null or c.expires_at > clock()) and not a.is_disabled
