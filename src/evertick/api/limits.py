@@ -12,7 +12,7 @@ from collections import OrderedDict
 from http import HTTPStatus
 from typing import Protocol
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,6 +33,9 @@ SAFETY = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; form-action 'self'; base-uri 'none'",
 }
+
+# As they are sent: an answer has other things to do than to encode them.
+_SAFETY = [(name.lower().encode(), value.encode()) for name, value in SAFETY.items()]
 
 
 class Bucket:
@@ -87,10 +90,10 @@ class Surroundings:
 
         async def tell(message: Message) -> None:
             if message["type"] == "http.response.start":
-                out = MutableHeaders(scope=message)
-                out["X-Request-Id"] = request_id
-                for name, value in SAFETY.items():
-                    out.setdefault(name, value)
+                own = list(message.get("headers", ()))
+                present = {name for name, _ in own}
+                own += [header for header in _SAFETY if header[0] not in present]
+                message["headers"] = [*own, (b"x-request-id", request_id.encode())]
                 family = f"{message['status'] // 100}xx"
                 metrics.API_REQUESTS.labels(status=family).inc()
                 metrics.API_SECONDS.observe(time.monotonic() - began)
