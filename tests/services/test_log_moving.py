@@ -164,6 +164,11 @@ async def test_a_storage_that_stays_away_gets_no_new_objects_listed(mover: Mover
     assert await listed(mover.conn) == 1 and way.asked == ["PUT", "HEAD", "HEAD", "HEAD"]
 
 
+def test_a_storage_that_is_away_for_days_is_asked_again_every_minute() -> None:
+    assert [log_moving.pause_seconds(failures) for failures in (1, 2, 3)] == [2.0, 4.0, 8.0]
+    assert {log_moving.pause_seconds(failures) for failures in range(6, 5000)} == {60.0}
+
+
 @pytest.mark.requirement("A3", "V9")
 async def test_a_death_at_any_line_loses_nothing_and_doubles_nothing(
     mover: Mover, server: S3Server, monkeypatch: pytest.MonkeyPatch

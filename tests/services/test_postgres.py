@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from evertick.domain.errors import Conflict, PostgresUnavailable
-from evertick.services.postgres import EmbeddedPostgres
+from evertick.services.postgres import EmbeddedPostgres, backoff_seconds
 from evertick.services.postgres_cluster import initialise, programs
 from evertick.services.postgres_home import Home, holder_of
 from tests.databases import run
@@ -333,6 +333,12 @@ async def test_a_directory_with_other_peoples_files_keeps_its_mode(pristine: Pat
     async with started(home):
         assert mode(home) == 0o755
         assert {mode(path) for path in (home / "postgres", Home(home).sockets, home / "logs")} == {0o700}
+
+
+def test_a_server_that_fails_for_days_is_started_again_with_the_same_pause() -> None:
+    assert [backoff_seconds(failures) for failures in (0, 1, 2)] == [0.0, 0.2, 0.4]
+    # A day of them, and more than a float can double.
+    assert {backoff_seconds(failures) for failures in range(6, 20_000)} == {5.0}
 
 
 async def test_a_server_that_cannot_start_says_why_and_gives_the_home_back(home: Path) -> None:

@@ -197,7 +197,7 @@ class LogMoving:
         metrics.LOG_MOVES_FAILING.set(max(seconds, 1.0))
         self.pulse.blocked = f"logs stay in the database, for {seconds / 60:.0f} minutes now: {error}"
         self._log.warning("storage_unavailable", doing="move_logs", error=error)
-        return min(2.0**self._failures, LONGEST_PAUSE_SECONDS)
+        return pause_seconds(self._failures)
 
     def _is_back(self) -> None:
         if self._failing_since is not None:
@@ -209,6 +209,11 @@ class LogMoving:
         self._due.clear()
         self._last_run_id = 0
         self._is_back()
+
+
+def pause_seconds(failures: int) -> float:
+    """After so many in a row: a storage may be away for days."""
+    return min(2.0 ** min(failures, 10), LONGEST_PAUSE_SECONDS)
 
 
 def put_checked(store: ObjectStore, name: str, body: bytes) -> None:

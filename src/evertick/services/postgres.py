@@ -140,7 +140,7 @@ class EmbeddedPostgres:
 
     async def _restart(self, failures: int) -> None:
         while not self._is_stopped:
-            await asyncio.sleep(_backoff_seconds(failures))
+            await asyncio.sleep(backoff_seconds(failures))
             try:
                 await self._bring_up()
             except (PostgresUnavailable, OSError) as error:
@@ -251,5 +251,6 @@ async def _end(process: Process) -> None:
         return
 
 
-def _backoff_seconds(failures: int) -> float:
-    return 0.0 if failures == 0 else min(0.1 * 2**failures, _LONGEST_BACKOFF_SECONDS)
+def backoff_seconds(failures: int) -> float:
+    """Before the next start, after so many failures in a row: a disk may stay full for days."""
+    return 0.0 if failures == 0 else min(0.1 * 2 ** min(failures, 10), _LONGEST_BACKOFF_SECONDS)
