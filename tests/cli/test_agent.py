@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from evertick.cli.main import main
+from evertick.domain.agent_outcome import parse_refusal
 
 # Each would make the start of every attempt slower, and none is of use to one who only speaks HTTP.
 HEAVY = (
@@ -49,6 +50,23 @@ def test_without_a_server_or_a_token_it_says_what_is_missing(
     assert "it is no text" in refused(capsys, "agent", "--token-file", str(tmp_path / "token"))
 
 
+def test_what_keeps_it_from_beginning_is_left_for_whoever_started_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "termination-log"
+    words = ("agent", "--outcome-file", str(left))
+    monkeypatch.setenv("EVERTICK_SERVER", "http://127.0.0.1:1")
+    refused(capsys, *words, "--token-file", str(tmp_path / "none"))
+    assert "No such file" in (parse_refusal(left.read_bytes()) or "")
+    left.write_text("")  # as it is in a pod
+    monkeypatch.setenv("EVERTICK_HEARTBEAT_SECONDS", "often")
+    refused(capsys, *words)
+    assert "EVERTICK_HEARTBEAT_SECONDS" in (parse_refusal(left.read_bytes()) or "")
+    left.write_text("an outcome")
+    refused(capsys, *words)
+    assert left.read_text() == "an outcome"
+
+
 @pytest.mark.parametrize(
     "server", ["evertick.example.com", "ftp://x", "http://", "http://a:99999", "https://me:pw@host"]
 )
@@ -57,7 +75,8 @@ def test_what_is_no_address_is_refused(
 ) -> None:
     monkeypatch.setenv("EVERTICK_AGENT_TOKEN", "eva_x.y")
     monkeypatch.setenv("EVERTICK_SERVER", server)
-    assert "is no address of a server" in refused(capsys, "agent")
+    text = refused(capsys, "agent")
+    assert "is no address of a server" in text and "pw" not in text
 
 
 def test_it_loads_little() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from evertick.domain.agent_outcome import MOST_BYTES, parse, to_bytes
+from evertick.domain.agent_outcome import MOST_BYTES, parse, parse_refusal, refusal_to_bytes, to_bytes
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 
 KEY = TaskKey(5, 1, -1)
@@ -80,3 +80,15 @@ def test_what_nobody_of_ours_wrote_says_nothing(change: dict[str, object]) -> No
 @pytest.mark.parametrize("raw", [b"", b"[]", b"null", b"\xff", b"{}", b"[" * 4000, b" " * 5000, b"OOMKilled"])
 def test_what_is_no_outcome_says_nothing(raw: bytes) -> None:
     assert back(raw) is None
+
+
+def test_why_an_agent_never_began_comes_back_and_is_no_outcome() -> None:
+    raw = refusal_to_bytes("no token\nof an attempt: é")
+    assert parse_refusal(raw) == "no token of an attempt: é" and back(raw) is None
+    long = refusal_to_bytes("é" * MOST_BYTES)
+    assert len(long) <= MOST_BYTES and (parse_refusal(long) or "").endswith("é…")
+
+
+@pytest.mark.parametrize("raw", [None, b"", b"[]", b'{"not_begun": 1}', b"x" * 5000, to_bytes(WHOLE, session=9)])
+def test_what_is_no_refusal_says_nothing(raw: bytes | None) -> None:
+    assert parse_refusal(raw) is None

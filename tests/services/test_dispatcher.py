@@ -6,24 +6,29 @@ import math
 import random
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from psycopg import AsyncConnection
 
+from evertick.domain.agent_outcome import refusal_to_bytes
 from evertick.domain.retry import RetryPolicy
+from evertick.domain.why import tell
 from evertick.engine.cancel import cancel
 from evertick.engine.drain import drain
 from evertick.engine.extend import Request
 from evertick.engine.promote import promote
+from evertick.engine.why import explain
 from evertick.execution.remote import Observed, Phase
-from evertick.services import metrics
+from evertick.services import dispatch_chores, metrics
 from evertick.services.agent_tokens import AgentTokens
 from evertick.services.dispatch_session import DispatchSession
 from evertick.services.health import Health
 from evertick.services.health import Phase as Running
 from evertick.services.runner import Runner
+from evertick.store.dispatch import DispatchRow
 from tests.engine import invariants
 from tests.engine.world import lead, make_dag, put, run_state, start, states, value
 from tests.services.hosting import Said, hosted, quick
@@ -332,6 +337,63 @@ async def test_what_ends_before_it_began_is_dispatched_again(
     assert (
         await value(there, "select reason from attempt") == "dispatch_lost: it ended before it began (ImagePullBackOff)"
     )
+
+
+async def test_why_an_agent_never_began_is_told_with_what_it_left_behind(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    place.lives = "idle"
+    run_id = await trigger(there)
+    async with hosted(dispatcher(database, tmp_path, place, Said())):
+        (name,) = await eventually(lambda: list(place.things))
+        place.lives = "run"
+        place.end(name, Observed(phase=Phase.ENDED, exit_code=5, outcome=refusal_to_bytes("no token of ours")))
+        await ended(there, run_id)
+    told = "dispatch_lost: it ended before it began (exit status 5, its agent: no token of ours)"
+    assert await value(there, "select reason from attempt") == told
+
+
+async def test_an_agent_that_runs_and_does_not_reach_the_api_is_told_where_it_was_sent(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch_chores, "SPEECHLESS_SECONDS", 0.0)
+    place.lives, said = "idle", Said()
+    run_id = await trigger(there)
+
+    async def sentence() -> str | None:
+        (reason,) = (await explain(there, run_id=run_id, task="t0")).reasons
+        return tell(reason) if reason.detail.get("trouble") else None
+
+    async with hosted(dispatcher(database, tmp_path, place, said, agent_api_url="http://elsewhere.example")):
+        (name,) = await eventually(lambda: list(place.things))
+        place.end(name, Observed(phase=Phase.RUNNING))
+        told = await eventually(sentence)
+        assert told.startswith("executor far has it, given ") and "the API at http://elsewhere.example" in told
+    assert len(said.events("not_begun")) == 1, "it is told once"
+
+
+@pytest.mark.parametrize(
+    ("changes", "phase", "running_seconds", "is_told"),
+    [
+        ({}, Phase.RUNNING, 31.0, True),
+        ({}, Phase.RUNNING, 29.0, False),
+        ({}, Phase.ENDED, 31.0, False),
+        ({"state": "running"}, Phase.RUNNING, 31.0, False),
+        # What is yet to be handed over says itself why not.
+        ({"is_submitted": False}, Phase.RUNNING, 31.0, False),
+        ({"is_submitted": False}, Phase.WAITING, 0.0, False),
+        ({}, Phase.WAITING, 0.0, True),
+    ],
+)
+def test_what_keeps_an_attempt_from_beginning_is_told_when_it_is_sure(
+    changes: dict[str, Any], phase: Phase, running_seconds: float, is_told: bool
+) -> None:
+    row = DispatchRow(1, 0, -1, 1, 5, "far", 1, True, 40.0, 40.0, None, None, "queued", None, 1, 1, False)
+    seen = Observed(phase=phase, reason="Unschedulable")
+    told = dispatch_chores.trouble_of(
+        replace(row, **changes), seen, running_seconds=running_seconds, api_url="http://there"
+    )
+    assert (told is not None) is is_told
 
 
 @pytest.mark.parametrize("lives", ["idle", "hold"])

@@ -7,7 +7,9 @@ import pytest
 from evertick.config import Settings
 from evertick.domain.errors import InvalidSettings
 from evertick.execution.local_agents import LocalAgents
-from evertick.services.executors import open_executor
+from evertick.services.dispatcher import make_dispatcher
+from evertick.services.executors import api_url_for_agents, open_executor
+from tests.services.hosting import Said
 
 
 def own(settings: Settings) -> object:
@@ -37,3 +39,33 @@ def test_one_that_cannot_be_used_is_a_setting_to_correct(name: str, message: str
     with pytest.raises(InvalidSettings) as error:
         open_executor(Settings(executor=name))
     assert f"EVERTICK_EXECUTOR={name} {message}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "url"),
+    [
+        (Settings(executor="process"), "http://127.0.0.1:8080"),
+        (Settings(executor="process", api_host="0.0.0.0", api_port=9000), "http://127.0.0.1:9000"),
+        (Settings(executor="process", api_host="::", api_port=9000), "http://[::1]:9000"),
+        (Settings(executor="kubernetes", agent_api_url="https://a.example/evertick"), "https://a.example/evertick"),
+    ],
+)
+def test_agents_are_told_where_the_api_is(settings: Settings, url: str) -> None:
+    assert api_url_for_agents(settings) == url
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            Settings(executor="kubernetes"),
+            "pods need the address of the API as they see it: set EVERTICK_AGENT_API_URL",
+        ),
+        (Settings(executor="process", agent_api_url="https://"), "EVERTICK_AGENT_API_URL cannot be used: 'https://'"),
+        (Settings(executor="process", agent_api_url="http://me:pw@host"), "EVERTICK_AGENT_API_URL cannot be used"),
+    ],
+)
+def test_an_address_that_no_agent_could_use_is_refused_when_the_runner_starts(settings: Settings, message: str) -> None:
+    with pytest.raises(InvalidSettings) as error:
+        make_dispatcher(settings, url="postgresql://", log=Said().log)
+    assert message in str(error.value) and "pw" not in str(error.value)

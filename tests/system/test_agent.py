@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from evertick.config import user_environment
+from evertick.config import Settings, user_environment
+from evertick.domain.agent_outcome import parse_refusal
 from evertick.domain.attempt import TaskKey
 from evertick.domain.sealing import new_key
 from evertick.domain.stored_values import ValueKind
@@ -67,7 +68,7 @@ async def test_an_agent_runs_its_attempt_and_tells_how_it_ended(farm: Farm, far:
     assert outcome is not None and (outcome["kind"], outcome["result"]) == ("success", '{"rows":5}')
     # A second agent with the same token comes too late, and runs nothing.
     late = await farm.start(row)
-    assert await late.ended() == 5 and "not_started" in late.said() and late.outcome() is None
+    assert await late.ended() == 5 and "not_started" in late.said() and "kind" not in (late.outcome() or {})
 
 
 async def test_a_failure_is_told_with_its_exit_code(farm: Farm, far: Published) -> None:
@@ -163,6 +164,16 @@ async def test_an_outcome_is_left_behind_when_the_api_does_not_come_back(farm: F
     outcome = agent.outcome()
     assert outcome is not None and (outcome["kind"], outcome["result"]) == ("success", '"went"')
     assert (await farm.task(row)).state == "running", "whoever finds the outcome tells it"
+
+
+async def test_an_agent_whose_token_was_signed_with_another_key_leaves_what_to_look_at(
+    farm: Farm, far: Published, tmp_path: Path
+) -> None:
+    row = await farm.dispatch(far, "quick")
+    farm.tokens = AgentTokens(Settings(home=tmp_path / "another"))
+    agent = await farm.start(row)
+    assert await agent.ended() == 5, agent.said()
+    assert "EVERTICK_AGENT_KEY" in (parse_refusal(agent.outcome_file.read_bytes()) or "")
 
 
 async def test_an_attempt_that_was_taken_away_is_killed_and_tells_nothing(farm: Farm, far: Published) -> None:

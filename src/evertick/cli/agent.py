@@ -12,6 +12,7 @@ import typer
 from evertick.config import Settings, read_settings, user_environment
 from evertick.domain.errors import InvalidSettings
 from evertick.services.agent import Agent, read_start_token
+from evertick.services.agent_outcome_file import leave_refusal
 from evertick.services.events import configure
 from evertick.services.place import process_name
 
@@ -38,11 +39,17 @@ def agent(token_file: TokenFile = None, outcome_file: OutcomeFile = None) -> Non
     SIGTERM lets the attempt end within the grace and gives it back; the second one does so at once.
     Exit status: 0 done, 1 failed, 3 canceled or given back, 4 the API could not be told, 5 the attempt is not ours.
     """
-    settings = read_settings(agent_token_file=token_file, agent_outcome_file=outcome_file)
-    if not settings.server:
-        raise InvalidSettings("an agent needs the address of the API: set EVERTICK_SERVER.")
-    token = read_start_token(settings)
-    raise typer.Exit(asyncio.run(_run(settings, settings.server, token)))
+    place = outcome_file
+    try:
+        settings = read_settings(agent_token_file=token_file, agent_outcome_file=outcome_file)
+        place = settings.agent_outcome_file
+        if not settings.server:
+            raise InvalidSettings("an agent needs the address of the API: set EVERTICK_SERVER.")
+        status = asyncio.run(_run(settings, settings.server, read_start_token(settings)))
+    except InvalidSettings as error:
+        leave_refusal(place, str(error))
+        raise
+    raise typer.Exit(status)
 
 
 async def _run(settings: Settings, server: str, token: str) -> int:

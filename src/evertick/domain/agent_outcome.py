@@ -44,6 +44,23 @@ def parse(raw: bytes, *, key: TaskKey, epoch: int, session: int) -> Outcome | No
         return None
 
 
+def refusal_to_bytes(why: str) -> bytes:
+    """What an agent leaves that never began its attempt: why not, for people. Nothing is recorded by it."""
+    while len(text := json.dumps({"evertick": _FORMAT, "not_begun": why}, ensure_ascii=False).encode()) > MOST_BYTES:
+        why = f"{why[: len(why) * 3 // 4]}…"
+    return text
+
+
+def parse_refusal(raw: bytes | None) -> str | None:
+    if raw is None or len(raw) > MOST_BYTES:
+        return None
+    try:
+        found = json.loads(raw)["not_begun"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return " ".join(found.split()) if isinstance(found, str) else None
+
+
 def _text(outcome: Outcome, session: int) -> bytes:
     key = outcome.key
     fields: dict[str, Any] = {"evertick": _FORMAT, **key._asdict(), "epoch": outcome.epoch, "session": session}

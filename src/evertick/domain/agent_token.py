@@ -78,7 +78,10 @@ class AgentKeys:
         text, _, signature = token.removeprefix(PREFIX).partition(".")
         is_ours = token.startswith(PREFIX) and len(token) <= LONGEST_TOKEN and token.isascii()
         if not is_ours or not _is_signed(self.keys, text, signature):
-            raise Refused("This is no token of an attempt of this installation.")
+            raise Refused(
+                "This is no token of an attempt of this installation: is EVERTICK_AGENT_KEY of the runner that dispatches the same"
+                " as the API's?"
+            )
         bearer = _bearer(text)
         if bearer.use is not use:
             raise Refused(f"This is a token to {_GOOD_FOR[bearer.use]}, and is good for nothing else.")

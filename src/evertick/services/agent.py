@@ -13,6 +13,7 @@ from evertick.config import Settings
 from evertick.domain.errors import EvertickError, InvalidSettings, Unanswered
 from evertick.execution.linux import boot_seconds
 from evertick.services.agent_line import AgentLine, keep_asking
+from evertick.services.agent_outcome_file import leave_refusal
 from evertick.services.agent_session import AgentExit, AgentSession
 from evertick.services.events import Log
 
@@ -38,13 +39,11 @@ class Agent:
 
         try:
             await keep_asking(start, until=self.stop, seconds=inf, what="start", log=self._log)
-        except Unanswered as error:
-            self._log.error("not_started", error=error)
-            return AgentExit.UNREPORTED
         except EvertickError as error:
-            # Another agent has it, it was canceled, or is no longer the task's: then nothing is to be done here.
             self._log.error("not_started", error=error)
-            return AgentExit.NOT_OURS
+            leave_refusal(self._settings.agent_outcome_file, str(error))
+            # Another agent has it, it was canceled, or is no longer the task's: then nothing is to be done here.
+            return AgentExit.UNREPORTED if isinstance(error, Unanswered) else AgentExit.NOT_OURS
         session = AgentSession(
             self._settings, self._told, line=self._line, heard_at=asked_at, log=self._log, environment=self._environment
         )

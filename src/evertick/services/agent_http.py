@@ -47,7 +47,9 @@ class Address:
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.username:
-            raise InvalidSettings(f"{url!r} is no address of a server: it must look like https://evertick.example.com")
+            # Never quoted with a password in it.
+            shown = "what has a user or a password in it" if "@" in url else repr(url)
+            raise InvalidSettings(f"{shown} is no address of a server: it must look like https://evertick.example.com")
         self._host, self._netloc, self._path = parts.hostname, parts.netloc, parts.path.rstrip("/")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = port or (443 if self._tls else 80)

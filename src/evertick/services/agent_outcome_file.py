@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from evertick.domain.agent_outcome import parse, to_bytes
+from evertick.domain.agent_outcome import parse, refusal_to_bytes, to_bytes
 from evertick.domain.attempt import Outcome, OutcomeKind
 from evertick.services.events import Log
 
@@ -36,6 +36,14 @@ class OutcomeFile:
             return False
         found = parse(raw, key=outcome.key, epoch=outcome.epoch, session=self._session)
         return found is not None and found.kind is outcome.kind
+
+
+def leave_refusal(path: Path | None, why: str) -> None:
+    """Why an agent never began, for whoever started it: what it said itself is gone with its place."""
+    # Whoever cannot write there has said it on its own output already. And an outcome that somebody left counts for more.
+    with suppress(OSError):
+        if path is not None and not (path.exists() and path.stat().st_size):
+            _write(path, refusal_to_bytes(why))
 
 
 def _write(path: Path, raw: bytes) -> None:

@@ -10,6 +10,9 @@ from enum import StrEnum
 from evertick.execution.remote import Observed, Phase
 from evertick.store.dispatch import DispatchRow
 
+# An agent that runs asks the API at once: one that has not begun for so long does not reach it.
+SPEECHLESS_SECONDS = 30.0
+
 
 class Chore(StrEnum):
     """`submit`: hand it over. `clean`: the attempt is over, take away what is left. `see_off`: its agent has told how it ended, and
@@ -50,3 +53,17 @@ def chore_for(
         return Chore.SUBMIT if is_due else None
     is_late = row.tried_seconds is not None and row.tried_seconds > lost_after_seconds
     return Chore.LOSE if seen is None and is_late else None
+
+
+def trouble_of(row: DispatchRow, seen: Observed | None, *, running_seconds: float, api_url: str) -> str | None:
+    """What keeps an attempt from beginning that was handed over, for people. `running_seconds`: for how long it was seen to run."""
+    if row.state != "queued" or not row.is_submitted or seen is None:
+        return None
+    if seen.phase is Phase.WAITING:
+        return seen.reason
+    if seen.phase is not Phase.RUNNING or running_seconds < SPEECHLESS_SECONDS:
+        return None
+    return (
+        f"it runs there and does not reach the API at {api_url}. Is that its address as seen from there (EVERTICK_AGENT_API_URL of"
+        " the runner)? What it writes there says more"
+    )

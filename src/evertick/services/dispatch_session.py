@@ -16,18 +16,18 @@ from evertick.config import Settings
 from evertick.engine.dispatch import NeverBegan, QueuedEnd, end_queued
 from evertick.engine.extend import Held, Request
 from evertick.execution.linux import boot_seconds
-from evertick.execution.remote import Phase, RemoteExecutor
+from evertick.execution.remote import Observed, Phase, RemoteExecutor
 from evertick.services import metrics
 from evertick.services.agent_tokens import AgentTokens
-from evertick.services.dispatch_chores import Chore, chore_for
+from evertick.services.dispatch_chores import Chore, chore_for, trouble_of
 from evertick.services.dispatch_claiming import DispatchClaiming
 from evertick.services.dispatch_pause import Pause
 from evertick.services.dispatch_pool import Pool
 from evertick.services.events import Log
+from evertick.services.executors import api_url_for_agents
 from evertick.services.heartbeat import Beat, Heartbeat
 from evertick.services.leaving import Ending
 from evertick.services.link import keep_listening
-from evertick.services.listening import DEFAULT_PORT
 from evertick.services.loop import run_loop
 from evertick.services.neighbours import Neighbours
 from evertick.services.observing import Observing
@@ -64,7 +64,9 @@ class DispatchSession:
         self._listed: list[DispatchRow] = []
         self._asked: dict[int, float] = {}
         self._done_at: dict[int, int] = {}
+        self._running_since: dict[int, float] = {}
         self._pause = Pause()
+        self._api_url = api_url_for_agents(settings)
         desk = Desk(
             settings=settings,
             executor=executor,
@@ -72,7 +74,7 @@ class DispatchSession:
             link=self._side,
             versions=Versions(),
             tokens=tokens,
-            api_url=settings.agent_api_url or f"http://{settings.api_host}:{settings.api_port or DEFAULT_PORT}",
+            api_url=self._api_url,
             log=self._log,
             end=self._end,
             wake=self._wake_others,
@@ -178,18 +180,28 @@ class DispatchSession:
         elif chore is not None and self._done_at.get(row.session) != looks:
             self._done_at[row.session] = looks
             self._chores.offer(row.session, lambda: self._ends.carry_out(chore, row, seen))
-        elif seen is not None and seen.phase is Phase.WAITING and seen.reason is not None:
-            trouble = {"session": row.session, "trouble": as_trouble(seen.reason), "seconds": None}
-            if trouble["trouble"] != row.trouble:
-                self._chores.offer(row.session, lambda: self._note(trouble))
+        elif chore is None:
+            self._note_trouble(row, seen, now)
 
-    async def _note(self, trouble: dict[str, object]) -> None:
-        await dispatch.note_troubles(await self._side.get(), owner=self.session, troubles=[trouble])
+    def _note_trouble(self, row: DispatchRow, seen: Observed | None, now: float) -> None:
+        is_running = seen is not None and seen.phase is Phase.RUNNING
+        since = self._running_since.setdefault(row.session, now) if is_running else now
+        found = trouble_of(row, seen, running_seconds=now - since, api_url=self._api_url)
+        if found is None or (trouble := as_trouble(found)) == row.trouble:
+            return
+        told = {"session": row.session, "trouble": trouble, "seconds": None}
+
+        async def note() -> None:
+            self._log.warning("not_begun", attempt=name_of(row), error=trouble)
+            await dispatch.note_troubles(await self._side.get(), owner=self.session, troubles=[told])
+
+        self._chores.offer(row.session, note)
 
     def _forget_unlisted(self) -> None:
         listed = {row.session for row in self._listed}
         self._asked = {session: at for session, at in self._asked.items() if session in listed}
         self._done_at = {session: looks for session, looks in self._done_at.items() if session in listed}
+        self._running_since = {session: at for session, at in self._running_since.items() if session in listed}
         self._submitting.forget(listed)
 
     async def _end(self, end: NeverBegan) -> bool:

@@ -7,12 +7,13 @@ from evertick.engine.extend import Request
 from evertick.services.agent_tokens import AgentTokens
 from evertick.services.dispatch_session import DispatchSession
 from evertick.services.events import Log
-from evertick.services.executors import open_executor
+from evertick.services.executors import api_url_for_agents, open_executor
 from evertick.services.runner import Runner
 
 
 def make_dispatcher(settings: Settings, *, url: str, log: Log) -> Runner:
-    """Raises InvalidSettings for an executor or a key that cannot be used: now, and not when the first task comes."""
+    """Raises InvalidSettings for an executor, an address or a key that cannot be used: now, and not when the first task comes."""
+    api_url_for_agents(settings)
     tokens, first = AgentTokens(settings), [open_executor(settings)]
 
     def begin(request: Request | None) -> DispatchSession:

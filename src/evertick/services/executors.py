@@ -9,6 +9,8 @@ from evertick.config import LOCAL, Settings, user_environment
 from evertick.domain.errors import EvertickError, InvalidSettings
 from evertick.execution.local_agents import LocalAgents
 from evertick.execution.remote import RemoteExecutor
+from evertick.services.agent_http import Address
+from evertick.services.listening import DEFAULT_PORT
 
 _OURS = {
     "process": "evertick.services.executors:agents_here",
@@ -38,3 +40,22 @@ def open_executor(settings: Settings) -> RemoteExecutor:
         what = f"{type(error).__name__}: {error}"
         raise InvalidSettings(f"EVERTICK_EXECUTOR={settings.executor} cannot be used: {what}") from error
     return cast("RemoteExecutor", made)
+
+
+def api_url_for_agents(settings: Settings) -> str:
+    """Where agents reach the API. Raises InvalidSettings now for what no agent could use later, where nobody sees it."""
+    url = settings.agent_api_url
+    if url is None:
+        if settings.executor == "kubernetes":
+            raise InvalidSettings(
+                "pods need the address of the API as they see it: set EVERTICK_AGENT_API_URL, as in https://evertick.example.com."
+            )
+        # Agents on this machine: whoever listens to everybody listens to them, too.
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.api_host, settings.api_host)
+        name = f"[{host}]" if ":" in host else host
+        return f"http://{name}:{settings.api_port or DEFAULT_PORT}"
+    try:
+        Address(url)
+    except InvalidSettings as error:
+        raise InvalidSettings(f"EVERTICK_AGENT_API_URL cannot be used: {error}.") from None
+    return url

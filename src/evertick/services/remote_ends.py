@@ -6,7 +6,7 @@ What is provably gone is buried; what is merely not there is left to silence (V5
 
 from __future__ import annotations
 
-from evertick.domain.agent_outcome import parse
+from evertick.domain.agent_outcome import parse, parse_refusal
 from evertick.domain.attempt import Outcome
 from evertick.engine.dispatch import QueuedEnd
 from evertick.engine.reap import bury
@@ -125,6 +125,8 @@ def _told(seen: Observed | None) -> str:
     if seen is None:
         return ""
     said = [seen.reason] if seen.reason else []
-    if seen.exit_code is not None:
+    if seen.exit_code is not None and seen.reason != f"exit code {seen.exit_code}":
         said.append(f"exit status {seen.exit_code}")
+    if refusal := parse_refusal(seen.outcome):
+        said.append(f"its agent: {refusal}")
     return f" ({', '.join(said)})" if said else ""
