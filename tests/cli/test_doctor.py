@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, conninfo
 
 from evertick.config import Settings
 from evertick.domain.access import Role
 from evertick.domain.sealing import new_key
 from evertick.engine import accounts
+from evertick.engine.dispatch import claim_for_dispatch
 from evertick.services import checkup
 from evertick.services.checkup import Finding, Way, judge_clock, judge_server
 from evertick.services.checkup_here import judge_descriptors, judge_space
@@ -22,6 +23,7 @@ from evertick.store import roles
 from evertick.store.checkup import ServerFacts, StoredLogs, server
 from evertick.store.db import Purpose, connect
 from tests.cli.conftest import Cli
+from tests.databases import Cluster
 from tests.engine.world import Runner, lead, make_dag, put, start, value
 
 # How the test's own server is run is not the doctor's fault.
@@ -81,6 +83,43 @@ async def test_an_unserved_queue_a_broken_file_and_what_was_set_aside(
     )
     await conn.execute("select set_aside('run', %s, 'promote', 'it fails', true)", [run])
     assert await codes() == {"unserved_queue", "import_errors", "quarantine"}
+
+
+async def test_work_elsewhere_that_nobody_looks_after_or_that_cannot_begin_is_found(
+    well: None, conn: AsyncConnection, codes: Codes
+) -> None:
+    await put(conn, make_dag("ml", {"train": [], "test": []}, task_queue="gpu"))
+    await start(conn, "ml")
+    there = await Runner.join(conn, executor="far", queues=["gpu"], slots=5)
+    assert len(await claim_for_dispatch(conn, session=there.session, queues=["gpu"], free=2)) == 2
+    assert await codes() == set()
+    await conn.execute("update dispatch set trouble = 'Unschedulable', queued_at = clock() - interval '9 minutes'")
+    assert await codes() == set()
+    await conn.execute("update dispatch set queued_at = clock() - interval '11 minutes'")
+    assert await codes() == {"not_begun"}
+    await conn.execute("update dispatch set started_at = clock()")
+    assert await codes() == set()
+    await conn.execute(
+        "update runner set gone_at = clock(), gone_reason = 'stopped' where session = %s", [there.session]
+    )
+    assert await codes() == {"unserved_executor"}
+
+
+async def test_a_login_with_a_role_is_told_what_it_may_not_look_at_and_one_without_rights_that_it_has_none(
+    well: None, codes: Codes, conn: AsyncConnection, database: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await roles.apply(conn)
+    name = f"berlin_{conninfo.conninfo_to_dict(database)['dbname']}"
+    with cluster.admin() as admin:
+        admin.execute(f"create role {name} login")  # type: ignore[call-overload]
+    monkeypatch.setenv("EVERTICK_DATABASE_URL", conninfo.make_conninfo(database, user=name))
+    try:
+        assert await codes() == {"no_rights"}
+        await conn.execute(f"grant {roles.RUNNER} to {name}")  # type: ignore[call-overload]
+        assert await codes() == {"not_allowed"}
+    finally:
+        with cluster.admin() as admin:
+            admin.execute(f"drop role {name}")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(

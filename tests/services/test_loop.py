@@ -51,6 +51,7 @@ class Looped:
         (psycopg.errors.ReadOnlySqlTransaction("for now"), "unreachable"),
         (ZeroDivisionError("a bug"), "tick_failed"),
         (psycopg.errors.UndefinedTable("poison"), "tick_failed"),
+        (psycopg.errors.InsufficientPrivilege("permission denied"), "not_allowed"),
     ],
 )
 async def test_a_tick_that_raises_is_told_and_tried_again(error: Exception, event: str) -> None:
@@ -140,7 +141,11 @@ def test_no_loop_of_a_process_comes_back_later_than_after_half_a_heartbeat() -> 
 
 
 async def test_what_cannot_be_done_without_is_tried_until_it_works_or_the_service_is_stopped() -> None:
-    answers: list[Exception | str] = [PostgresUnavailable("not yet"), "here"]
+    answers: list[Exception | str] = [
+        PostgresUnavailable("not yet"),
+        psycopg.errors.InsufficientPrivilege("not you"),
+        "here",
+    ]
     stop, said = asyncio.Event(), Said()
 
     async def ask() -> str:
@@ -150,6 +155,8 @@ async def test_what_cannot_be_done_without_is_tried_until_it_works_or_the_servic
         return answer
 
     assert await keep_trying(ask, stop=stop, name="test", log=said.log) == "here"
+    assert [each["event"] for each in said.all] == ["unreachable", "not_allowed"]
+    assert "evertick db roles" in said.all[1]["message"]
     answers = [PostgresUnavailable("never")]
     stop.set()
     with pytest.raises(PostgresUnavailable, match="never"):

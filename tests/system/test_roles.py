@@ -99,3 +99,22 @@ async def test_a_run_from_its_file_to_its_log_with_a_role_for_each_service(
             assert await service.terminate() == 0
             denied = [each for each in service.events() if "permission denied" in str(each)]
             assert denied == []
+
+
+async def test_a_service_without_its_role_says_so_and_goes_on_once_it_has_it(
+    database: str, conn: AsyncConnection, logins: dict[str, str], tmp_path: Path
+) -> None:
+    await roles.apply(conn)
+    user = conninfo.conninfo_to_dict(logins[roles.RUNNER])["user"]
+    await conn.execute(f"grant {roles.SCHEDULER} to {user}")  # type: ignore[call-overload]
+    async with Installation(database, tmp_path / "there") as there:
+        runner = there.launch("runner", database_url=logins[roles.RUNNER])
+        told = await runner.saw("not_allowed", loop="register")
+        assert "evertick db roles" in told["message"] and "permission denied" in told["error"]
+        await conn.execute(f"grant {roles.RUNNER} to {user}")  # type: ignore[call-overload]
+        await runner.saw("started")
+        assert await runner.terminate() == 0
+        await conn.execute(f"revoke {roles.RUNNER} from {user}")  # type: ignore[call-overload]
+        stopped = there.launch("runner", database_url=logins[roles.RUNNER])
+        await stopped.saw("not_allowed", loop="register")
+        assert await stopped.terminate() == 0 and "Traceback" not in stopped.tail(100)

@@ -14,6 +14,7 @@ from evertick.cli.tables import hint, line, show
 from evertick.config import Settings, read_settings
 from evertick.domain.errors import EvertickError, InvalidSettings, PostgresUnavailable
 from evertick.services.checkup import Finding, Grade, error, examine
+from evertick.services.checkup_far import examine_far
 from evertick.services.checkup_here import look_here
 from evertick.services.checkup_storage import examine_logs
 from evertick.store.address import where
@@ -54,14 +55,26 @@ async def _look_at_database(settings: Settings) -> list[Finding]:
         url = own_database_url(settings)
         with telling(url):
             async with await connect(url, purpose=Purpose.READ) as conn:
-                schema = await status(conn)
+                try:
+                    schema = await status(conn)
+                except psycopg.errors.InsufficientPrivilege as denied:
+                    return [_no_rights(denied)]
                 if schema.pending:
                     return [_not_migrated(url, schema.pending[0].label)]
-                return [*await examine(conn, settings), *await examine_logs(conn, settings)]
+                return await examine(conn, settings, examine_far, examine_logs)
     except (PostgresUnavailable, EvertickError, psycopg.Error) as wrong:
         why = "Everything waits for the database: nothing is fired, run or shown."
         advice = "Start it, or correct EVERTICK_DATABASE_URL or EVERTICK_HOME."
         return [error("database", str(wrong), why, advice)]
+
+
+def _no_rights(denied: psycopg.Error) -> Finding:
+    return error(
+        "no_rights",
+        f"The login in EVERTICK_DATABASE_URL has no rights in the database: {str(denied).splitlines()[0]}.",
+        "A service with this login does nothing but wait.",
+        "Give it the role of its service: evertick db roles, and docs/howto/other-machines.md",
+    )
 
 
 def _not_migrated(url: str, first: str) -> Finding:

@@ -6,11 +6,12 @@ Only looks: it changes nothing, and a check that cannot be made is a finding of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
+import psycopg
 from psycopg import AsyncConnection
 
 from evertick.config import Settings
@@ -52,8 +53,30 @@ def warning(code: str, what: str, why: str, next_step: str) -> Finding:
     return Finding(code=code, grade=Grade.WARNING, what=what, why=why, next_step=next_step)
 
 
-async def examine(conn: AsyncConnection, settings: Settings) -> list[Finding]:
-    """What the database shows, once its schema fits."""
+Check = Callable[[AsyncConnection, Settings], Awaitable[list[Finding]]]
+
+
+async def examine(conn: AsyncConnection, settings: Settings, *more: Check) -> list[Finding]:
+    """What the database shows, once its schema fits. What this login may not look at is left out, and that is told."""
+    found, unseen = list[Finding](), list[str]()
+    for check in (_judge_database, _judge_stored, _judge_people, _judge_work, _judge_snapshots, *more):
+        try:
+            found += await check(conn, settings)
+        except psycopg.errors.InsufficientPrivilege as denied:
+            unseen.append(str(denied).splitlines()[0])
+    if unseen:
+        found.append(
+            warning(
+                "not_allowed",
+                f"This login may not look at everything: {'; '.join(unseen)}.",
+                "What is wrong there is not found from here.",
+                "Run it with the owner's login, too. A service whose log says not_allowed lacks its role: evertick db roles",
+            )
+        )
+    return found
+
+
+async def _judge_database(conn: AsyncConnection, settings: Settings) -> list[Finding]:
     before = datetime.now(UTC)
     facts = await checkup.server(conn)
     skew_seconds = _skew_seconds(before, facts.at, datetime.now(UTC))
@@ -67,10 +90,15 @@ async def examine(conn: AsyncConnection, settings: Settings) -> list[Finding]:
                 "Give Evertick the server's own address, or read 'Behind a pooler' in docs/howto/operate.md.",
             )
         )
-    found += judge_way(way_of(conn))
-    found += judge_keys(settings, await checkup.sealed_by(conn))
-    found += await _judge_people(conn, settings)
-    found += await _judge_work(conn)
+    return [*found, *judge_way(way_of(conn))]
+
+
+async def _judge_stored(conn: AsyncConnection, settings: Settings) -> list[Finding]:
+    return list(judge_keys(settings, await checkup.sealed_by(conn)))
+
+
+async def _judge_snapshots(conn: AsyncConnection, settings: Settings) -> list[Finding]:
+    found = []
     for holder in await upkeep.snapshot_holders(conn):
         if (holder.held_seconds or 0.0) >= LONGEST_SNAPSHOT_SECONDS:
             found.append(
@@ -244,7 +272,7 @@ async def _judge_people(conn: AsyncConnection, settings: Settings) -> list[Findi
     ]
 
 
-async def _judge_work(conn: AsyncConnection) -> list[Finding]:
+async def _judge_work(conn: AsyncConnection, settings: Settings) -> list[Finding]:
     leader = await shards.leader(conn, shard=0)
     alive = await runners.list_busy(conn, limit=1)
     found = list(judge_queues(await queues.list_all(conn, cap=_MOST_COUNTED)))

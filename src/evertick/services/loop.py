@@ -27,6 +27,9 @@ UNREACHABLE = (
     psycopg.errors.ReadOnlySqlTransaction,
     PostgresUnavailable,
 )
+# A login without the rights of its service: somebody has to give them, and then it goes on by itself.
+NOT_ALLOWED = psycopg.errors.InsufficientPrivilege
+_GIVE_RIGHTS = "This login lacks a right: give it the role of its service, see `evertick db roles`."
 
 T = TypeVar("T")
 
@@ -67,6 +70,8 @@ async def run_loop(
                 pulse.fail(error, is_unreachable=is_unreachable, delay=delay)
                 if isinstance(error, (*UNREACHABLE, OSError)):
                     log.warning("unreachable", loop=name, error=error, retry_in=delay)
+                elif isinstance(error, NOT_ALLOWED):
+                    log.error("not_allowed", message=_GIVE_RIGHTS, loop=name, error=error, retry_in=delay)
                 else:
                     took = time.monotonic() - started
                     log.error("tick_failed", loop=name, error=error, seconds=took, retry_in=delay)
@@ -75,20 +80,24 @@ async def run_loop(
 
 
 async def keep_trying(work: Callable[[], Awaitable[T]], *, stop: asyncio.Event, name: str, log: Log) -> T:
-    """What `work` gives once the database can be reached; for what a service cannot go on without. Raises at `stop`."""
+    """What `work` gives once the database can be reached and lets us; for what a service cannot go on without. Raises at `stop`."""
     failures = 0
     with shown(Pulse(name)) as pulse:
         while True:
             pulse.begin()
             try:
                 return await work()
-            except UNREACHABLE as error:
+            except (*UNREACHABLE, NOT_ALLOWED) as error:
                 if stop.is_set():
                     raise
                 failures += 1
                 delay = back_off(failures)
-                pulse.fail(error, is_unreachable=True, delay=delay)
-                log.warning("unreachable", loop=name, error=error, retry_in=delay)
+                is_unreachable = not isinstance(error, NOT_ALLOWED)
+                pulse.fail(error, is_unreachable=is_unreachable, delay=delay)
+                if is_unreachable:
+                    log.warning("unreachable", loop=name, error=error, retry_in=delay)
+                else:
+                    log.error("not_allowed", message=_GIVE_RIGHTS, loop=name, error=error, retry_in=delay)
             await _wait(stop, stop, delay)
 
 

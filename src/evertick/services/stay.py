@@ -23,7 +23,7 @@ from evertick.services.events import Log
 from evertick.services.joining import join
 from evertick.services.leaving import Ending
 from evertick.services.link import Link, Waker
-from evertick.services.loop import UNREACHABLE, keep_trying
+from evertick.services.loop import NOT_ALLOWED, UNREACHABLE, keep_trying
 from evertick.services.watch import SELDOM_SECONDS
 from evertick.services.whoami import new_runner
 from evertick.store import runners
@@ -72,7 +72,7 @@ class Stay:
 
         try:
             await keep_trying(register, stop=self.over, name="register", log=self.log)
-        except UNREACHABLE as error:
+        except (*UNREACHABLE, NOT_ALLOWED) as error:
             self.log.warning("left_without_goodbye", error=error)
             return False
         self.log.info("started", slots=self.me.slots, queues=",".join(self.me.queues), **served, pid=self.me.pid)

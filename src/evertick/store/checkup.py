@@ -44,6 +44,18 @@ class StoredLogs:
     waiting_seconds: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class FarRow:
+    """What one executor has of one queue. `stuck`: how much was kept from beginning for long, `trouble` what was said of one."""
+
+    executor: str
+    queue: str
+    attempts: int
+    has_runner: bool
+    stuck: int
+    trouble: str | None
+
+
 async def server(conn: AsyncConnection) -> ServerFacts:
     return cast(ServerFacts, await one_row(conn, sql("checkup", "server"), {}, ServerFacts))
 
@@ -54,3 +66,7 @@ async def sealed_by(conn: AsyncConnection) -> list[SealedBy]:
 
 async def stored_logs(conn: AsyncConnection) -> StoredLogs:
     return cast(StoredLogs, await one_row(conn, sql("checkup", "stored_logs"), {}, StoredLogs))
+
+
+async def far(conn: AsyncConnection) -> list[FarRow]:
+    return await all_rows(conn, sql("checkup", "far"), {}, FarRow)

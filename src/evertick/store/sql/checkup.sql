@@ -23,3 +23,13 @@ select exists (select 1 from log_object) as are_there,
        (select extract(epoch from clock() - min(s.finished_at))::float8
           from (select w.run_id from log_watch w order by w.run_id limit 1000) x
           join run_status s on s.run_id = x.run_id and s.state in ('success', 'failed', 'canceled')) as waiting_seconds
+
+-- name: far
+-- What was handed to executors elsewhere, by executor and queue: how much, whether a live runner looks after it, and how much of it has
+-- been kept from beginning for ten minutes, with what was said of one of them.
+select d.executor, d.queue, count(*)::int as attempts,
+       exists (select 1 from runner r where r.gone_at is null and r.executor = d.executor and d.queue = any(r.queues)) as has_runner,
+       count(*) filter (where x.is_stuck)::int as stuck, max(d.trouble) filter (where x.is_stuck) as trouble
+  from dispatch d cross join lateral (
+      select d.started_at is null and d.trouble is not null and d.queued_at < clock() - interval '10 minutes' as is_stuck) x
+ group by d.executor, d.queue order by d.executor, d.queue limit 100
