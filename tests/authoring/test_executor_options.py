@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
@@ -99,3 +100,39 @@ def test_what_is_wrong_is_refused_where_it_is_written(options: Mapping[str, obje
     with pytest.raises(InvalidDag, match="executor_options") as of_dag:
         built(lambda: shell("a", "true"), executor_options=options)
     assert says in str(of_dag.value)
+
+
+def test_lists_of_a_task_are_added_to_those_of_its_dag_and_replace_what_has_the_same_name() -> None:
+    claim = {"persistentVolumeClaim": {"claimName": "reference"}}
+    below: Any = {
+        "tolerations": [{"key": "batch"}],
+        "env_secrets": ["warehouse"],
+        "image_pull_secrets": ["registry"],
+        "volumes": [{"name": "data", "emptyDir": {}}, {"name": "reference", **claim}],
+        "volume_mounts": [{"name": "data", "mountPath": "/data"}],
+        "node_selector": {"pool": "batch"},
+        "pod": {"spec": {"hostNetwork": False, "tolerations": [{"key": "a"}]}},
+        "image": "etl:7",
+    }
+    above: Any = {
+        "tolerations": [{"key": "gpu"}, {"key": "batch"}],
+        "env_secrets": ["lake"],
+        "image_pull_secrets": ["registry"],
+        "volumes": [{"name": "data", "hostPath": {"path": "/x"}}],
+        "volume_mounts": [{"name": "reference", "mountPath": "/reference"}],
+        "node_selector": {"disk": "ssd"},
+        "pod": {"spec": {"tolerations": [{"key": "b"}]}},
+        "image": "ml:3",
+    }
+    assert place_of({"kubernetes": below}, {"kubernetes": above})["kubernetes"] == {
+        "tolerations": [{"key": "batch"}, {"key": "gpu"}],
+        "env_secrets": ["warehouse", "lake"],
+        "image_pull_secrets": ["registry"],
+        "volumes": [{"name": "data", "hostPath": {"path": "/x"}}, {"name": "reference", **claim}],
+        "volume_mounts": [{"name": "data", "mountPath": "/data"}, {"name": "reference", "mountPath": "/reference"}],
+        "node_selector": {"pool": "batch", "disk": "ssd"},
+        "pod": {"spec": {"hostNetwork": False, "tolerations": [{"key": "a"}, {"key": "b"}]}},
+        "image": "ml:3",
+    }
+    # What an executor of somebody else's means by a list is not known here.
+    assert place_of({"own": {"zones": ["a"]}}, {"own": {"zones": ["b"]}}) == {"own": {"zones": ["b"]}}

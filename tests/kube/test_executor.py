@@ -452,6 +452,41 @@ async def test_ended_pods_are_cleaned_up_by_policy(
         assert await executor.find(names["failed"]) is None
 
 
+@pytest.mark.parametrize(("policy", "kept"), [("always", []), ("on_success", [1]), ("never", [0, 1])])
+async def test_what_stands_beside_a_task_neither_decides_about_its_pod_nor_goes_on_in_one_that_is_kept(
+    server: ApiServer, make_executor: MakeExecutor, policy: str, kept: list[int]
+) -> None:
+    async with make_executor(pod_cleanup=policy) as executor:
+        for code in (0, 1):
+            await executor.submit(order(code))
+            ended = container(terminated={"exitCode": code, "reason": "Error" if code else "Completed"})
+            beside = {"name": "proxy", "state": {"running": {}}}
+            status(server, order(code).name, phase="Running", containerStatuses=[*ended, beside])
+            await executor.cancel(order(code).name, 1)
+        left = {pod["metadata"]["name"]: pod["spec"].get("activeDeadlineSeconds") for pod in pods(server)}
+        assert left == {order(code).name: 1 for code in kept}
+        assert await executor.observe() == {}
+
+
+async def test_a_look_does_not_wait_until_all_are_deleted_whose_time_is_up(
+    server: ApiServer, make_executor: MakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evertick.execution.kubernetes.executor._MOST_SWEPT", 2)
+    async with make_executor(pod_keep_seconds=0.01) as executor:
+        for run_id in range(5):
+            await executor.submit(order(run_id))
+            status(server, order(run_id).name, phase="Succeeded")
+            await executor.cancel(order(run_id).name, 1)
+
+        async def are_swept() -> bool:
+            before = server.requests["delete pods"]
+            await executor.observe()
+            assert server.requests["delete pods"] - before <= 2
+            return pods(server) == []
+
+        await eventually(are_swept)
+
+
 async def test_kept_pods_go_when_their_time_is_up(server: ApiServer, make_executor: MakeExecutor) -> None:
     async with make_executor(pod_keep_seconds=0.01) as executor:
         await executor.submit(order())

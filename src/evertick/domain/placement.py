@@ -11,9 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from evertick.domain.params import JsonValue
-from evertick.domain.pod_options import check_pod_options
+from evertick.domain.pod_options import check_pod_options, join_pod_options
 
 MOST_BYTES = 16_384
+_JOINS: dict[str, Callable[[Mapping[str, object], Mapping[str, object]], dict[str, JsonValue]]] = {
+    "kubernetes": join_pod_options
+}
 _CHECKS: dict[str, Callable[[Mapping[str, object]], None]] = {"kubernetes": check_pod_options}
 
 Options = Mapping[str, JsonValue]
@@ -38,8 +41,14 @@ def read_executor_options(value: object) -> Options:
 
 
 def place_of(dag: Options, task: Options) -> dict[str, JsonValue]:
-    """What holds for a task: the DAG's options, with the task's before them. Dicts are joined, everything else is replaced."""
-    return _joined(dag, task)
+    """What holds for a task: the DAG's options, with the task's before them. Those of an executor that we know are joined as it
+    joins its own; of others dicts are joined, and everything else is replaced."""
+    found = _joined(dag, task)
+    for name, join in _JOINS.items():
+        below, above = dag.get(name), task.get(name)
+        if isinstance(below, dict) and isinstance(above, dict):
+            found[name] = join(below, above)
+    return found
 
 
 def _joined(below: Options, above: Options) -> dict[str, JsonValue]:

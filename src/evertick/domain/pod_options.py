@@ -42,6 +42,20 @@ def pod_patch(options: Mapping[str, object]) -> Patch:
     return patch
 
 
+def join_pod_options(below: Mapping[str, Any], above: Mapping[str, Any]) -> Patch:
+    """The options of a DAG with its task's before them, joined as those of a manifest are."""
+    found = dict(below)
+    for name, value in above.items():
+        under = found.get(name)
+        if isinstance(under, list) and isinstance(value, list) and name in _MARKS:
+            found[name] = _merge_lists(under, value, _MARKS[name], is_joined=False)
+        elif isinstance(under, list) and isinstance(value, list):
+            found[name] = under + [each for each in value if each not in under]
+        else:
+            found |= merge({name: under}, {name: value})
+    return found
+
+
 def merge(below: Patch, above: Mapping[str, Any]) -> Patch:
     """`above` goes before. Dicts are joined; of lists those whose items Kubernetes tells apart are joined, too."""
     found = dict(below)
@@ -66,6 +80,8 @@ _TOLD_APART_BY = {
     "imagePullSecrets": "name",
     "volumeMounts": "mountPath",
 }
+# By what those of a DAG and a task are told apart.
+_MARKS = {"volumes": "name", "volume_mounts": "mountPath"}
 # The same container, changed. A volume or variable of the same name is another one instead.
 _JOINED = ("containers", "initContainers")
 _ADDED_TO = ("tolerations", "envFrom")

@@ -31,10 +31,12 @@ from evertick.execution.kubernetes.manifest import (
     pod_manifest,
     secret_manifest,
 )
-from evertick.execution.kubernetes.status import cannot_start, has_succeeded, observed
+from evertick.execution.kubernetes.status import cannot_start, goes_on, has_succeeded, observed
 from evertick.execution.remote import ExecutorUnavailable, Observed, Phase, RemoteOrder, SubmissionRefused
 
 _SWEEP_SECONDS = 30.0
+# A look waits for it, and must not take long; the rest is for the next sweep.
+_MOST_SWEPT = 100
 _WATCH_SECONDS = 240
 # A server or proxy that ends every watch at once is not asked again and again without a pause.
 _SHORTEST_WATCH_SECONDS = 1.0
@@ -121,7 +123,11 @@ class KubernetesExecutor:
                 return
             if observed(pod).phase is Phase.ENDED and (until := self._kept_until(pod)) is not None:
                 labels, annotations = {KEPT_LABEL: "true"}, {UNTIL_ANNOTATION: until}
-                await self._api.patch_pod(name, {"metadata": {"labels": labels, "annotations": annotations}})
+                patch: Json = {"metadata": {"labels": labels, "annotations": annotations}}
+                if goes_on(pod):
+                    # What stands beside the task would run for ever: this ends it, and keeps the pod.
+                    patch["spec"] = {"activeDeadlineSeconds": 1}
+                await self._api.patch_pod(name, patch)
             else:
                 # Never 0: that would take the pod off the books while its processes may still run.
                 grace = max(1, math.ceil(grace_seconds))
@@ -211,15 +217,20 @@ class KubernetesExecutor:
             return
         self._swept_at = time.monotonic()
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        for pod in (await self._api.list_pods(self._kept_selector))[0]:
-            until = (pod["metadata"].get("annotations") or {}).get(UNTIL_ANNOTATION, "")
-            if until and until <= now:
-                with suppress(Refusal):
-                    await self._api.delete_pod(pod["metadata"]["name"], uid=pod["metadata"]["uid"], grace_seconds=0)
+        kept = (await self._api.list_pods(self._kept_selector))[0]
+        over = [pod for pod in kept if (until := _kept_until(pod)) and until <= now]
+        for pod in over[:_MOST_SWEPT]:
+            with suppress(Refusal):
+                await self._api.delete_pod(pod["metadata"]["name"], uid=pod["metadata"]["uid"], grace_seconds=0)
 
 
 def _may_still_begin(pod: Json) -> bool:
     return observed(pod).phase is Phase.WAITING and not pod["metadata"].get("deletionTimestamp")
+
+
+def _kept_until(pod: Json) -> str:
+    """When it may be deleted; empty for never."""
+    return str((pod["metadata"].get("annotations") or {}).get(UNTIL_ANNOTATION, ""))
 
 
 def _owner_uid(secret: Json) -> Any:

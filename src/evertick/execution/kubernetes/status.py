@@ -63,7 +63,15 @@ def cannot_start(reason: str | None) -> bool:
 
 
 def has_succeeded(pod: Pod) -> bool:
-    return bool((pod.get("status") or {}).get("phase") == "Succeeded")
+    """Its task's container, whatever the others do."""
+    status = pod.get("status") or {}
+    ended = _task_state(status, "containerStatuses").get("terminated")
+    return bool(ended.get("exitCode") == 0 if ended else status.get("phase") == "Succeeded")
+
+
+def goes_on(pod: Pod) -> bool:
+    """Whether something in it still runs, beside a task's container that has ended."""
+    return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
 
 
 def _ended(status: Mapping[str, Any], ended: Mapping[str, Any]) -> Observed:
