@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from evertick.execution.kubernetes.manifest import OWNER_LABEL
+from evertick.execution.kubernetes.template import read_template
 from tests.deploy.names import strange_names, why_no_command
 from tests.source_tree import ROOT
 
@@ -59,7 +60,14 @@ SETS: dict[str, Values] = {
             "logs": True,
             "port": 9000,
         },
-        "settings": {"EVERTICK_RETENTION_DAYS": 30, "EVERTICK_NOTIFY": True},
+        "settings": {
+            "EVERTICK_RETENTION_DAYS": 30,
+            "EVERTICK_NOTIFY": True,
+            "EVERTICK_TICK_SECONDS": 0.5,
+            "EVERTICK_RESULT_SPILL_BYTES": 10485760,
+            "EVERTICK_STOP_GRACE_SECONDS": 7,
+            "EVERTICK_LOG": "text",
+        },
         "env": [{"name": "TZ", "value": "UTC"}],
         "publisher": {"enabled": True, "volume": {"persistentVolumeClaim": {"claimName": "dags"}}},
         "api": {"proxies": ["10.0.0.0/8"], "nodeSelector": {"zone": "a"}, "affinity": {"podAntiAffinity": {}}},
@@ -84,7 +92,17 @@ SETS: dict[str, Values] = {
         "podLabels": {"team": "data"},
     },
     "pods": {
-        "runners": {"default": {}, "pods": {"executor": "kubernetes", "queues": ["pods"]}},
+        "runners": {
+            "default": {},
+            "pods": {
+                "executor": "kubernetes",
+                "queues": ["pods"],
+                "podTemplate": {
+                    "metadata": {"labels": {"team": "data"}},
+                    "spec": {"nodeSelector": {"pool": "batch"}, "containers": [{"name": "task", "image": "etl:7"}]},
+                },
+            },
+        },
         "kubernetes": {"namespace": "work", "agentKeys": {"secret": "evertick-agents"}},
         "networkPolicy": {
             "runnersMayGoAnywhere": False,
@@ -275,6 +293,46 @@ def test_agents_reach_the_api_and_nobody_reaches_them() -> None:
     assert {"namespaceSelector": there, "podSelector": marked} in allowed and len(allowed) == 2
 
 
+def test_settings_are_written_as_they_were_given_and_once() -> None:
+    told = {"30", "true", "0.5", "10485760", "text"}
+    for each in containers("large"):
+        env = {variable["name"]: variable.get("value") for variable in each["env"]}
+        assert len(env) == len(each["env"]), "of two, it would be left to chance which one holds"
+        assert told <= set(env.values())
+        assert env["EVERTICK_STOP_GRACE_SECONDS"] == ("60" if each["name"] == "runner" else "7")
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_every_setting_that_the_chart_sets_is_known_as_its_own(name: str) -> None:
+    parts = (CHART / "templates" / "_parts.tpl").read_text()
+    own = parts.partition('define "evertick.ownSettings"')[2].partition("{{- end }}")[0]
+    # Of these the one in the settings holds, or only some services have their own, or the schema refuses them.
+    free = {"EVERTICK_LOG", "EVERTICK_STOP_GRACE_SECONDS", "EVERTICK_DATABASE_URL", "EVERTICK_SECRET_KEYS"}
+    free |= {"EVERTICK_ADMIN_PASSWORD", "EVERTICK_AGENT_KEY", "EVERTICK_STORAGE_SECRET_KEY"}
+    given = set(SETS[name].get("settings", {})) | {variable["name"] for variable in SETS[name].get("env", [])}
+    for each in containers(name):
+        for variable in each["env"]:
+            if variable["name"] not in free | given:
+                assert f"\n{variable['name']}: " in own, variable["name"]
+
+
+def test_a_template_of_pods_reaches_its_runner_and_is_one_that_evertick_takes(tmp_path: Path) -> None:
+    (held,) = of_kind("pods", "ConfigMap").values()
+    file = tmp_path / "template.yaml"
+    file.write_text(held["data"]["template.yaml"])
+    spec = read_template(file, image="evertick:1")["spec"]
+    assert (spec["nodeSelector"], spec["containers"][0]["image"]) == ({"pool": "batch"}, "etl:7")
+    _, pod = next(each for each in pods("pods") if each[0]["metadata"]["name"].endswith("runner-pods"))
+    (runner,) = pod["spec"]["containers"]
+    named = next(each["value"] for each in runner["env"] if each["name"] == "EVERTICK_POD_TEMPLATE")
+    mount = next(each for each in runner["volumeMounts"] if each["name"] == "pod-template")
+    volume = next(each for each in pod["spec"]["volumes"] if each["name"] == "pod-template")
+    assert named == f"{mount['mountPath']}/template.yaml"
+    assert volume["configMap"]["name"] == held["metadata"]["name"]
+    assert "evertick.io/pod-template" in pod["metadata"]["annotations"], "a change of it replaces the runner"
+    assert of_kind("large", "ConfigMap") == {}
+
+
 def test_who_uses_the_storage_knows_it_and_may_go_there() -> None:
     knows = {
         each["name"]: {variable["name"] for variable in each["env"] if "STORAGE" in variable["name"]}
@@ -304,6 +362,18 @@ def test_who_uses_the_storage_knows_it_and_may_go_there() -> None:
         ({"image": {"digest": "latest"}}, "digest"),
         ({"storage": {"url": "s3://attic"}}, "storage.url needs storage.secret"),
         ({"runners": {"a": {"executor": "kubernetes"}}}, "executor: kubernetes needs kubernetes.agentKeys.secret"),
+        ({"storage": {"logs": True}}, "storage.logs needs storage.url"),
+        ({"settings": {"EVERTICK_HEALTH_PORT": 9}}, "settings.EVERTICK_HEALTH_PORT is what the chart sets itself"),
+        ({"settings": {"EVERTICK_STORAGE": "s3://attic"}}, "the chart sets itself: use storage.url"),
+        ({"runners": {"a": {"podTemplate": {"spec": {"a": 1}}}}}, "runners.a.podTemplate needs executor: kubernetes"),
+        ({"runners": {"a": {"podTemplate": {"kind": "Pod"}}}}, "podTemplate"),
+        (
+            {
+                **SETS["pods"],
+                "kubernetes": {"apiUrl": "https://a.example", "agentKeys": {"secret": "evertick-agents"}},
+            },
+            "kubernetes.apiUrl with networkPolicy.podsMayGoAnywhere: false needs networkPolicy.extraEgress",
+        ),
     ],
 )
 def test_a_value_that_is_wrong_is_refused_by_its_name(values: Values, told: str) -> None:

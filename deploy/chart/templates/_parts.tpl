@@ -28,9 +28,13 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 labels:
   {{- include "evertick.labels" . | nindent 2 }}
   {{- with .root.Values.podLabels }}{{ toYaml . | nindent 2 }}{{ end }}
-{{- with .root.Values.podAnnotations }}
+{{- if or .root.Values.podAnnotations .template }}
 annotations:
-  {{- toYaml . | nindent 2 }}
+  {{- with .root.Values.podAnnotations }}{{ toYaml . | nindent 2 }}{{ end }}
+  {{- with .template }}
+  # A runner reads its template when it starts.
+  evertick.io/pod-template: {{ toYaml . | sha256sum }}
+  {{- end }}
 {{- end }}
 {{- end }}
 
@@ -81,7 +85,38 @@ securityContext:
   {{- toYaml .root.Values.securityContext | nindent 2 }}
 {{- end }}
 
-{{/* Settings of a service. Given: root, service, healthPort (or none). */}}
+{{/* Settings that the chart makes of other values: two that contradict each other would leave it to chance which one holds. */}}
+{{- define "evertick.ownSettings" -}}
+EVERTICK_HOME: ""
+EVERTICK_HEALTH_HOST: ""
+EVERTICK_HEALTH_PORT: ""
+EVERTICK_API_HOST: ""
+EVERTICK_API_PORT: api.service.port
+EVERTICK_API_PROXIES: api.proxies
+EVERTICK_RUNNER_QUEUES: queues of a runner
+EVERTICK_RUNNER_MATCH: match of a runner
+EVERTICK_RUNNER_SLOTS: slots of a runner
+EVERTICK_EXECUTOR: executor of a runner
+EVERTICK_RESULTS_FOLDER: resultsVolume of a runner
+EVERTICK_POD_TEMPLATE: podTemplate of a runner
+EVERTICK_POD_IMAGE: kubernetes.image
+EVERTICK_POD_OWNER: ""
+EVERTICK_KUBE_NAMESPACE: kubernetes.namespace
+EVERTICK_AGENT_API_URL: kubernetes.apiUrl
+EVERTICK_STORAGE: storage.url
+EVERTICK_STORAGE_ENDPOINT: storage.endpoint
+EVERTICK_STORAGE_REGION: storage.region
+EVERTICK_STORAGE_KEY_ID: storage.secret
+EVERTICK_STORAGE_LOGS: storage.logs
+EVERTICK_STORAGE_LOGS_AFTER_SECONDS: storage.logsAfterSeconds
+{{- end }}
+
+{{/* A number as it was written: helm reads it as a float, and would write ten million as 1e+07. */}}
+{{- define "evertick.text" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- end }}
+
+{{/* Settings of a service. Given: root, service, healthPort (or none), own (a setting that the service has of its own, or none). */}}
 {{- define "evertick.env" -}}
 - name: EVERTICK_DATABASE_URL
   valueFrom:
@@ -90,8 +125,10 @@ securityContext:
       key: {{ get .root.Values.database.keys .service }}
 - name: EVERTICK_HOME
   value: /var/lib/evertick
+{{- if not (hasKey .root.Values.settings "EVERTICK_LOG") }}
 - name: EVERTICK_LOG
   value: json
+{{- end }}
 {{- if .healthPort }}
 - name: EVERTICK_HEALTH_HOST
   value: 0.0.0.0
@@ -105,9 +142,15 @@ securityContext:
       name: {{ . }}
       key: {{ $.root.Values.secretKeys.key }}
 {{- end }}
+{{- $ours := include "evertick.ownSettings" . | fromYaml }}
 {{- range $name, $value := .root.Values.settings }}
+{{- if hasKey $ours $name }}
+{{- fail (printf "settings.%s is what the chart sets itself%s" $name (get $ours $name | empty | ternary "" (printf ": use %s" (get $ours $name)))) }}
+{{- end }}
+{{- if ne $name ($.own | default "") }}
 - name: {{ $name }}
-  value: {{ $value | toString | quote }}
+  value: {{ include "evertick.text" $value | quote }}
+{{- end }}
 {{- end }}
 {{- with .root.Values.env }}
 {{ toYaml . }}
