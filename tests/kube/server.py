@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from kubernetes_asyncio.client import V1Container, V1PodSpec
 
 from tests.kube.objects import SINGULAR, Change, Failure, Json, Objects, Selector, field_selector, label_selector
 from tests.waiting import elapse
@@ -172,6 +173,8 @@ class ApiServer:
             self.bodies.append((verb, kind, body))
         match verb:
             case "create":
+                if request.query.get("fieldValidation") == "Strict":
+                    _refuse_unknown(kind, body)
                 return self.objects.create(kind, namespace, body)
             case "get":
                 return self.objects.get(kind, namespace, name)
@@ -267,6 +270,19 @@ def _verb(request: web.Request) -> str:
     if request.method == "GET" and "name" not in request.match_info:
         return "watch" if request.query.get("watch") in _TRUE else "list"
     return {"POST": "create", "GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}[request.method]
+
+
+def _refuse_unknown(kind: str, body: Json) -> None:
+    """Without `fieldValidation=Strict` a server drops what it does not know, and only warns."""
+    spec = body.get("spec") or {}
+    parts = [("spec", spec, V1PodSpec)] if kind == "pods" else []
+    parts += [
+        (f"spec.containers[{n}]", each, V1Container) for n, each in enumerate(spec.get("containers") or []) if parts
+    ]
+    for place, given, model in parts:
+        for name in given.keys() - set(model.attribute_map.values()):
+            said = f'strict decoding error: unknown field "{place}.{name}"'
+            raise Failure(400, "BadRequest", f'Pod in version "v1" cannot be handled as a Pod: {said}')
 
 
 def _selector(request: web.Request) -> Selector:

@@ -580,6 +580,20 @@ spec:
     assert spec["automountServiceAccountToken"] is False
 
 
+async def test_a_misspelled_field_of_a_template_or_an_option_is_refused_with_its_name(
+    server: ApiServer, make_executor: MakeExecutor, tmp_path: Path
+) -> None:
+    template = tmp_path / "pod.yaml"
+    template.write_text("spec: {nodeSelecter: {pool: batch}}")
+    async with make_executor(pod_template=template) as executor:
+        with pytest.raises(SubmissionRefused, match=r'unknown field "spec\.nodeSelecter"'):
+            await executor.submit(order())
+    async with make_executor() as executor:
+        with pytest.raises(SubmissionRefused, match=r'unknown field "spec\.containers\[0\]\.workDir"'):
+            await executor.submit(order(pod={"spec": {"containers": [{"name": "task", "workDir": "/x"}]}}))
+    assert pods(server) == []
+
+
 async def test_options_that_dags_may_not_set_here_are_refused(make_executor: MakeExecutor) -> None:
     async with make_executor(pod_options=("image", "resources")) as executor:
         await executor.submit(order(1, image="etl:1"))

@@ -396,6 +396,21 @@ def test_what_keeps_an_attempt_from_beginning_is_told_when_it_is_sure(
     assert (told is not None) is is_told
 
 
+async def test_what_cannot_be_taken_away_now_is_told_by_its_name_and_taken_away_later(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    place.lives = "linger"
+    run_id, said = await trigger(there), Said()
+    async with hosted(dispatcher(database, tmp_path, place, said)):
+        await ended(there, run_id)
+        place.is_down = True
+        place.let_go.set()
+        told = await said.saw("executor_unavailable", doing="clean")
+        assert told["attempt"] in place.things and not said.events("tick_failed")
+        place.is_down = False
+        await all_cleaned_up(there, place)
+
+
 @pytest.mark.parametrize("lives", ["idle", "hold"])
 async def test_a_canceled_attempt_is_ended_over_there_and_only_then_confirmed(
     there: AsyncConnection, database: str, tmp_path: Path, place: Place, lives: str

@@ -68,6 +68,13 @@ def test_an_error_is_its_type_and_message() -> None:
     assert lines(stream)[0]["error"] == "ZeroDivisionError: by zero"
 
 
+def test_people_see_the_end_of_what_a_cluster_says() -> None:
+    said = f"Forbidden: {'x' * 200} cannot get pods"
+    assert "cannot get pods" in render_line({"event": "executor_unavailable", "error": said}, is_colored=False)
+    assert "cannot get pods" not in render_line({"event": "finish", "task": said}, is_colored=False)
+    assert len(render_line({"event": "e", "error": "x" * 9000}, is_colored=False)) < 600
+
+
 def test_people_see_what_repeats_once() -> None:
     event = {"service": "runner", "owner": "h-1", "runner": "gpu-1", "session": "abc", "level": "info", "timestamp": ""}
     assert "gpu-1" in render_line({**event, "event": "started"}, is_colored=False)

@@ -233,6 +233,7 @@ def test_files_are_found_wherever_a_value_names_them() -> None:
     [
         ({"storage": "http://bucket"}, "EVERTICK_STORAGE='http://bucket' is no place"),
         ({"storage": "s3://B"}, "is no place"),
+        ({"storage": "s3://bucket/../other"}, "is no place"),
         ({"storage_key_id": None}, "EVERTICK_STORAGE needs EVERTICK_STORAGE_KEY_ID"),
         ({"storage_secret_key": None}, "EVERTICK_STORAGE_SECRET_KEY"),
         ({"storage_endpoint": "minio:9000"}, "EVERTICK_STORAGE_ENDPOINT='minio:9000' is no address"),

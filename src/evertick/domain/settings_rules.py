@@ -43,7 +43,9 @@ def check_notifications(*, sinks: Mapping[str, Iterable[str]], networks: Iterabl
 
 
 def check_storage(storage: str, *, keys: tuple[str | None, str | None], endpoint: str | None) -> None:
-    if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._/-]*)?", storage):
+    is_place = re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._/-]*)?", storage)
+    # Such parts of a path are resolved on the way, and the object is another one.
+    if not is_place or {".", ".."} & set(storage.split("/")):
         raise InvalidSettings(f"EVERTICK_STORAGE={storage!r} is no place, as in s3://bucket/prefix.")
     if not all(keys):
         raise InvalidSettings("EVERTICK_STORAGE needs EVERTICK_STORAGE_KEY_ID and EVERTICK_STORAGE_SECRET_KEY.")

@@ -86,6 +86,10 @@ _HIDDEN = {"timestamp", "level", "event", "service", "owner", "message"}
 _REPEATED = {"runner": {"runner", "name", "session"}}
 
 
+# What somebody else said, a cluster or a server, often comes to the point at its end.
+_WIDTHS = {"error": 500, "reason": 500}
+
+
 def render_for_people(_: WrappedLogger, __: str, event: EventDict) -> str:
     """12:00:01 scheduler  fire  dag=etl run=12"""
     return render_line(dict(event), is_colored=sys.stdout.isatty())
@@ -96,7 +100,9 @@ def render_line(event: dict[str, object], *, is_colored: bool) -> str:
     level, name = str(event.get("level", "info")), str(event.get("event", ""))
     clock = _local_clock(str(event.get("timestamp", "")))
     hidden = _HIDDEN | (_REPEATED.get(str(event.get("service")), set()) if name != "started" else set())
-    fields = " ".join(f"{key}={_short(value)}" for key, value in event.items() if key not in hidden)
+    fields = " ".join(
+        f"{key}={_short(value, _WIDTHS.get(key, 120))}" for key, value in event.items() if key not in hidden
+    )
     text = f"{event['message']} {fields}".strip() if "message" in event else fields
     tone = {"error": _RED, "critical": _RED, "warning": _YELLOW}.get(level, "")
     if not is_colored:
@@ -116,9 +122,9 @@ def _local_clock(stamp: str) -> str:
         return stamp[:8]
 
 
-def _short(value: object) -> str:
+def _short(value: object, most: int) -> str:
     text = f"{value:.3g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 120 else text[:117] + "..."
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _error_text(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

@@ -97,7 +97,7 @@ DISPATCH_AT_CAPACITY = _counter(
 DISPATCH_LATENCY = _histogram("dispatch_latency", "From the claim of a task until its executor has it.", buckets=_LATE)
 DISPATCH_FAILED = _counter(
     "dispatch_failed",
-    "Calls of an executor that failed: busy, unavailable, refused, observe (a look at it), or stray (taking one away).",
+    "Calls of an executor that failed: busy, unavailable, refused, observe (a look at it), end (of an attempt), or stray.",
     "reason",
 )
 

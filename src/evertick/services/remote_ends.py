@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from evertick.domain.agent_outcome import parse, parse_refusal
 from evertick.domain.attempt import Outcome
+from evertick.domain.errors import ExecutorBusy, ExecutorUnavailable
 from evertick.engine.dispatch import QueuedEnd
 from evertick.engine.reap import bury
 from evertick.execution.remote import Observed, Phase
@@ -26,6 +27,14 @@ class RemoteEnds:
         self._desk = desk
 
     async def carry_out(self, chore: Chore, row: DispatchRow, seen: Observed | None) -> None:
+        try:
+            await self._carry_out(chore, row, seen)
+        except (ExecutorBusy, ExecutorUnavailable) as error:
+            # It is done again after the next look.
+            metrics.DISPATCH_FAILED.labels(reason="end").inc()
+            self._desk.log.warning("executor_unavailable", attempt=name_of(row), doing=chore.value, error=error)
+
+    async def _carry_out(self, chore: Chore, row: DispatchRow, seen: Observed | None) -> None:
         match chore:
             case Chore.CLEAN:
                 await self._clean(row)

@@ -46,7 +46,9 @@ class KubeApi:
         self._on_stranger = on_stranger
 
     async def create_pod(self, pod: Any) -> Json:
-        return await self._ask(self._core.create_namespaced_pod(self._namespace, pod, **self._plain()))
+        """A misspelled field is refused with its name; otherwise the server would leave it out without a word."""
+        call = self._core.create_namespaced_pod(self._namespace, pod, field_validation="Strict", **self._plain())
+        return await self._ask(call)
 
     async def create_secret(self, secret: Any) -> Json:
         return await self._ask(self._core.create_namespaced_secret(self._namespace, secret, **self._plain()))
