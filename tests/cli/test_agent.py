@@ -68,7 +68,16 @@ def test_what_keeps_it_from_beginning_is_left_for_whoever_started_it(
 
 
 @pytest.mark.parametrize(
-    "server", ["evertick.example.com", "ftp://x", "http://", "http://a:99999", "https://me:pw@host"]
+    "server",
+    [
+        "evertick.example.com",
+        "ftp://x",
+        "http://",
+        "http://a:99999",
+        "https://me:pw@host",
+        "http://a/b c",
+        "http://a/b?c",
+    ],
 )
 def test_what_is_no_address_is_refused(
     capsys: pytest.CaptureFixture[str], server: str, monkeypatch: pytest.MonkeyPatch

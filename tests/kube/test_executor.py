@@ -627,6 +627,9 @@ def test_a_template_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path, 
 async def test_a_cluster_that_cannot_be_made_out_is_told_with_the_next_step(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match="cannot be read: No such file"):
         kubernetes_executor(Settings(pod_template=tmp_path / "none.yaml"))
+    with pytest.raises(InvalidSettings, match=f"there is no file {tmp_path / 'none'}"):
+        async with kubernetes_executor(Settings(kubeconfig=tmp_path / "none")):
+            pass
     for file, text in (("none", None), ("empty", ""), ("broken", "a: ["), ("other", "a: b")):
         if text is not None:
             (tmp_path / file).write_text(text)

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
-from evertick.domain.errors import Unanswered
+from evertick.domain.errors import EvertickError, Unanswered
 from evertick.services.agent_line import AgentLine
 from tests.services.hosting import Said
 
 
 @asynccontextmanager
-async def stranger(body: bytes) -> AsyncIterator[str]:
-    """A server that answers everything with that: a proxy's own page, or another program at the address."""
+async def stranger(body: bytes, *, head: bytes = b"200 OK", asked: list[bytes] | None = None) -> AsyncIterator[str]:
+    """A server that answers everything with that: a proxy's own page, or another program at the address. `asked`: what it was."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        request = await reader.readuntil(b"\r\n\r\n")
+        if asked is not None:
+            asked.append(request.partition(b"\r\n")[0])
+        writer.write(b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (head, len(body), body))
         await writer.drain()
         writer.close()
 
@@ -40,3 +43,22 @@ async def test_a_heartbeat_that_somebody_else_answers_is_one_that_nobody_did(bod
             await line.heartbeat(0.0)
         with pytest.raises(Unanswered, match="no API of this release"):
             await line.start()
+
+
+async def test_an_address_below_a_path_is_asked_there_and_one_that_moved_is_told_and_not_followed() -> None:
+    asked: list[bytes] = []
+    moved = b"308 Permanent Redirect\r\nLocation: https://evertick.example.com/api"
+    async with stranger(b"", head=moved, asked=asked) as url:
+        line = AgentLine(f"{url}/evertick/", "start-token", log=Said().log)
+        with pytest.raises(Unanswered, match=r"308, it is at https://evertick\.example\.com/api: give"):
+            await line.start()
+    assert asked == [b"POST /evertick/api/agent/v1/start HTTP/1.1"]
+
+
+async def test_a_file_that_shrank_on_its_way_is_no_line_that_broke(tmp_path: Path) -> None:
+    (tmp_path / "result").write_text("short")
+    async with stranger(b"") as url:
+        line = AgentLine(url, "start-token", log=Said().log)
+        with pytest.raises(EvertickError, match="it cannot be sent") as error:
+            await line.put("/results/x", tmp_path / "result", 100)
+    assert not isinstance(error.value, Unanswered)

@@ -89,6 +89,17 @@ async def test_large_results_and_inputs_travel_as_files(farm: Farm, far: Publish
     assert await value(farm.conn, "select value->>'$evertick' from result where idx = 0") == "file"
 
 
+async def test_an_agent_without_room_for_its_inputs_says_so_and_the_task_runs_again(farm: Farm, far: Published) -> None:
+    row = await farm.dispatch(far, "large")
+    assert await (await farm.start(row)).ended() == 0
+    row = await farm.claim()
+    agent = await farm.start(row, EVERTICK_RESULTS_FOLDER="/proc/nowhere")
+    assert await agent.ended() == 1, agent.said()
+    reason = await value(farm.conn, "select reason from attempt where idx = 1")
+    assert str(reason).startswith("its large inputs could not be stored where it runs: ")
+    assert (await farm.task(row)).state == "available"
+
+
 async def test_the_api_clears_large_results_away_whose_runs_are_gone(database: str, tmp_path: Path) -> None:
     left = tmp_path / "api" / "results" / "4711"
     left.mkdir(parents=True)

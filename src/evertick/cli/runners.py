@@ -57,12 +57,12 @@ def list_runners(limit: Limit = 1000, as_json: Json = False) -> None:
     rows: list[list[Cell]] = []
     for each in found:
         name, how = each.name, state(_state_of(each))
-        place: list[Cell] = [f"{each.busy}/{each.slots}", ", ".join(each.queues)]
+        place: list[Cell] = [f"{each.busy}/{each.slots}", ", ".join(each.queues), each.executor]
         place += [", ".join(each.match) or None, each.host, each.pid]
         times: list[Cell] = [relative(each.started_at, now), relative(each.beat_at, now)]
         rows.append([each.runner_id, name, how, *place, *times, each.version, session_text(each.session)])
-    titles = ("STATE", "#BUSY", "QUEUES", "MATCH", "HOST", "#PID", "STARTED", "HEARTBEAT", "VERSION", "SESSION")
-    show(table(("RUNNER", "NAME", *titles), rows))
+    titles = ("STATE", "#BUSY", "QUEUES", "EXECUTOR", "MATCH", "HOST", "#PID")
+    show(table(("RUNNER", "NAME", *titles, "STARTED", "HEARTBEAT", "VERSION", "SESSION"), rows))
 
 
 @app.command("drain", epilog="Example: evertick runners drain gpu-1 --wait")

@@ -6,6 +6,7 @@ Follows no redirect: the token goes to the address that was named, and to nobody
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -13,9 +14,10 @@ from urllib.parse import urlsplit
 
 import h11
 
-from evertick.domain.errors import InvalidSettings
+from evertick.domain.errors import EvertickError, InvalidSettings
 
 _PART_BYTES = 64 * 1024
+_PATH = re.compile(r"[A-Za-z0-9/._~%-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,9 @@ class Address:
             port = parts.port
         except ValueError:
             port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1 or parts.username:
+        is_plain_path = _PATH.fullmatch(parts.path) and not parts.query and not parts.fragment
+        is_place = parts.scheme in ("http", "https") and parts.hostname and port != -1 and not parts.username
+        if not is_place or not is_plain_path:
             # Never quoted with a password in it.
             shown = "what has a user or a password in it" if "@" in url else repr(url)
             raise InvalidSettings(f"{shown} is no address of a server: it must look like https://evertick.example.com")
@@ -63,6 +67,9 @@ class Address:
                 return await self._exchange(request, reader, writer, most_bytes)
             except h11.RemoteProtocolError as error:
                 raise OSError(f"what answers there is no HTTP server: {error}") from None
+            except h11.LocalProtocolError as error:
+                # A file that was changed while it was sent: no fault of the line's, and asking again would not help.
+                raise EvertickError(f"it cannot be sent: {error}") from None
             finally:
                 writer.close()
 

@@ -140,6 +140,9 @@ class AgentLine:
 def _problem(answer: Answer) -> EvertickError:
     """What an answer other than yes means. Only a document of ours is taken at its word: proxies have their own 4xx."""
     code, detail = "", f"the API answered {answer.status}"
+    if 300 <= answer.status < 400:
+        # Not followed: the token goes to the address that was named, and to nobody else.
+        detail = f"{detail}, it is at {answer.headers.get('location', 'another address')}: give that to agents"
     with suppress(ValueError, KeyError, TypeError):
         told = json.loads(answer.body)
         code, detail = str(told["code"]), str(told["detail"])

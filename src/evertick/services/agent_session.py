@@ -120,6 +120,9 @@ class AgentSession:
             self._end(OutcomeKind.GIVEN_BACK, _STOPPED)
         except EvertickError as error:
             self._end(OutcomeKind.FAILED, f"{type(error).__name__}: {error}")
+        except OSError as error:
+            # A full disk, say: no fault of the task's, and another place may have room.
+            self._end(OutcomeKind.LOST, f"its large inputs could not be stored where it runs: {error}")
 
     async def _fetch_inputs(self) -> None:
         """Large results of those above it: they are files where the API is, and must be files here."""

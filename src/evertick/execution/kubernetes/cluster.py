@@ -82,6 +82,8 @@ async def _load(cluster: Cluster, configuration: Configuration) -> str:
 async def _load_kubeconfig(cluster: Cluster, configuration: Configuration) -> str:
     file = None if cluster.kubeconfig is None else str(cluster.kubeconfig.expanduser())
     try:
+        if file is not None and not await asyncio.to_thread(Path(file).is_file):
+            raise FileNotFoundError(f"there is no file {file}")
         loader = await load_kube_config(
             config_file=file, context=cluster.context, client_configuration=configuration, persist_config=False
         )
