@@ -385,7 +385,7 @@ async def test_why_tells_who_looks_after_a_queued_task_and_what_was_wrong(conn: 
     trouble = {"session": rows[1].session, "trouble": "quota exceeded", "seconds": 60}
     await dispatch.note_troubles(conn, owner=runner.session, troubles=[trouble])
     told = await _why(conn, run_id, 1)
-    assert "handed over 1 times" in told and "tried again" in told and told.endswith(": quota exceeded")
+    assert "handing it over was tried once " in told and "tried again" in told and told.endswith(": quota exceeded")
     await dispatch.note_submitted(conn, owner=runner.session, sessions=sessions)
     assert "executor far has it" in await _why(conn, run_id, 1)
     await Runner.join(conn, executor="other")

@@ -77,9 +77,8 @@ def _queued(it: Detail, when: When) -> str:
     if it["submitted_at"]:
         return f"executor {it['executor']} has it, given {when(it['submitted_at'])}; its agent has not begun yet{trouble}{asked}"
     again = f", tried again {when(it['retry_at'])}" if it["retry_at"] else ""
-    tried = (
-        f"handed over {it['tries']} times, last {when(it['tried_at'])}{again}" if it["tries"] else "not handed over yet"
-    )
+    often = "once" if it["tries"] == 1 else f"{it['tries']} times, last"
+    tried = f"handing it over was tried {often} {when(it['tried_at'])}{again}" if it["tries"] else "not handed over yet"
     who = f"runner {it['runner']}" if it["runner"] else "a runner that is silent"
     return f"queued {when(it['since'])} for executor {it['executor']} by {who}, {it['ahead']} before it; {tried}{trouble}{asked}"
 

@@ -65,5 +65,5 @@ def trouble_of(row: DispatchRow, seen: Observed | None, *, running_seconds: floa
         return None
     return (
         f"it runs there and does not reach the API at {api_url}. Is that its address as seen from there (EVERTICK_AGENT_API_URL of"
-        " the runner)? What it writes there says more"
+        " the runner)? Its own output says more. Once that is right, clear the task, and it begins anew"
     )
