@@ -8,6 +8,7 @@ import pytest
 import structlog
 from fastapi import FastAPI
 from psycopg import AsyncConnection
+from psycopg.sql import SQL, Identifier
 
 from evertick.api.app import make_app
 from evertick.api.desk import READERS, Desk
@@ -79,6 +80,14 @@ async def test_without_a_database_the_answer_is_503_with_a_time_and_nothing_of_t
         assert answer.status_code == 503 and int(answer.headers["retry-after"]) > 0
         assert "hunter22secret" not in answer.text and "127.0.0.1" not in answer.text
     assert (await client.get("/healthz")).status_code == 200
+
+
+async def test_a_login_without_rights_is_told_as_that(admin: Client, conn: AsyncConnection) -> None:
+    # Sessions that begin from now on have the rights of a role that has none here.
+    await conn.execute(SQL("alter database {} set role to pg_monitor").format(Identifier(conn.info.dbname)))
+    told = await admin.refused("GET", "/auth/session", 503)
+    assert "evertick db roles" in told["detail"] and "credential" not in told["detail"]
+    await conn.execute(SQL("alter database {} reset role").format(Identifier(conn.info.dbname)))
 
 
 async def test_a_fault_of_ours_is_told_without_a_traceback(app: FastAPI, admin: Client, conn: AsyncConnection) -> None:

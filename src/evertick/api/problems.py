@@ -66,6 +66,11 @@ def status_of(error: Exception) -> tuple[HTTPStatus, str, str]:
         case psycopg.errors.LockNotAvailable():
             detail = "Something else is changing this just now, and it takes long. Try again in a moment."
             return HTTPStatus.SERVICE_UNAVAILABLE, "postgres_unavailable", detail
+        case psycopg.errors.InsufficientPrivilege():
+            detail = (
+                "The API's own login lacks a right in the database. Its log says which; `evertick db roles` gives it."
+            )
+            return HTTPStatus.SERVICE_UNAVAILABLE, "postgres_unavailable", detail
         case psycopg.OperationalError() | psycopg.InterfaceError():
             return HTTPStatus.SERVICE_UNAVAILABLE, "postgres_unavailable", "The database cannot be reached now."
         case psycopg.DataError():
