@@ -83,7 +83,8 @@ async def test_without_a_database_the_answer_is_503_with_a_time_and_nothing_of_t
 
 
 async def test_a_login_without_rights_is_told_as_that(admin: Client, conn: AsyncConnection) -> None:
-    # Sessions that begin from now on have the rights of a role that has none here.
+    # Sessions that begin from now on have the rights of a role that may read nothing here.
+    await conn.execute("grant usage on schema evertick to pg_monitor")
     await conn.execute(SQL("alter database {} set role to pg_monitor").format(Identifier(conn.info.dbname)))
     told = await admin.refused("GET", "/auth/session", 503)
     assert "evertick db roles" in told["detail"] and "credential" not in told["detail"]

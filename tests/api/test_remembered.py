@@ -85,13 +85,8 @@ async def revoke(conn: AsyncConnection, secret: str) -> None:
     await accounts.revoke(conn, credential_id=found.principal.credential_id, actor="test")
 
 
-async def remove(conn: AsyncConnection, secret: str) -> None:
-    await conn.execute("delete from credential where secret_hash = %s", [accounts.hash_of(secret)])
-
-
 CHANGES: dict[str, Callable[[AsyncConnection, str], Awaitable[None]]] = {
     "revoked": revoke,
-    "removed": remove,
     "disabled": lambda conn, _: accounts.change_user(conn, name="ann", actor="test", disabled=True),
     "another role": lambda conn, _: accounts.change_user(conn, name="ann", actor="test", role=Role.VIEWER),
     "other tags": lambda conn, _: accounts.change_user(conn, name="ann", actor="test", tags=["other"]),

@@ -536,6 +536,8 @@ begin
             'after', (select jsonb_build_object('role', a.role, 'tags', a.tags, 'is_disabled', a.is_disabled)
                       from account a where a.account_id = before.account_id),
             'password', case when p_password_hash is null then 'kept' else 'changed' end));
+    -- API processes remember for some seconds whom they have let in.
+    perform pg_notify('evertick_access', '');
     return 'changed';
 end $$;
 
@@ -6087,14 +6089,6 @@ begin
     order by w.run_id, w.idx < 0, w.idx, w.task, w.sink;
 end $$;
 
-CREATE FUNCTION evertick.tell_access() RETURNS trigger
-    LANGUAGE plpgsql
-    AS $$
-begin
-    perform pg_notify('evertick_access', '');
-    return null;
-end $$;
-
 CREATE FUNCTION evertick.tell_alerts(p_late evertick.late[]) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -8677,7 +8671,3 @@ UNION ALL
     jsonb_build_object('verb', q.verb, 'reason', q.reason) AS detail
    FROM evertick.quarantine q
   WHERE ((q.retry_at IS NULL) OR (q.retry_at > evertick.clock()));
-
-CREATE TRIGGER account_changed AFTER DELETE OR UPDATE OF name, role, tags, password_hash, is_disabled ON evertick.account FOR EACH ROW EXECUTE FUNCTION evertick.tell_access();
-
-CREATE TRIGGER credential_changed AFTER DELETE OR UPDATE OF secret_hash, account_id, kind, role, tags, expires_at, revoked_at ON evertick.credential FOR EACH ROW EXECUTE FUNCTION evertick.tell_access();

@@ -23,7 +23,7 @@ class Channel(StrEnum):
     PLAN = "evertick_plan"
     JOIN = "evertick_join"
     LEAD = "evertick_lead"
-    # Sent by the database itself, where accounts and credentials are changed.
+    # Sent with the change itself, which is rare: nobody may be let in by what was revoked because a word came late.
     ACCESS = "evertick_access"
 
 

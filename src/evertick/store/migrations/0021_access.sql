@@ -34,17 +34,6 @@ create table credential (
 );
 create index credential_of_account on credential (account_id, credential_id);
 
--- An API process remembers for some seconds whom it has let in, and forgets it at this word. Not told: who came, which is noted in the same row.
-create function tell_access() returns trigger language plpgsql as $$
-begin
-    perform pg_notify('evertick_access', '');
-    return null;
-end $$;
-create trigger account_changed after delete or update of name, role, tags, password_hash, is_disabled on account
-    for each row execute function tell_access();
-create trigger credential_changed after delete or update of secret_hash, account_id, kind, role, tags, expires_at, revoked_at on credential
-    for each row execute function tell_access();
-
 -- Failed logins in a row, by user and by address.
 create table login_try (
     subject  text primary key,
@@ -92,6 +81,8 @@ begin
             'after', (select jsonb_build_object('role', a.role, 'tags', a.tags, 'is_disabled', a.is_disabled)
                       from account a where a.account_id = before.account_id),
             'password', case when p_password_hash is null then 'kept' else 'changed' end));
+    -- API processes remember for some seconds whom they have let in.
+    perform pg_notify('evertick_access', '');
     return 'changed';
 end $$;
 

@@ -97,7 +97,7 @@ select c.credential_id, a.name as account, c.kind, c.name, c.role, c.tags, c.cre
  order by c.credential_id limit %(limit)s
 
 -- name: revoke
--- No row: there is none, or it was revoked before. With an account only that one's.
+-- No row: there is none, or it was revoked before. With an account only that one's. API processes remember it for some seconds.
 with ended as (
     update credential c set revoked_at = clock() from account a
      where c.credential_id = %(credential_id)s and c.revoked_at is null and a.account_id = c.account_id
@@ -108,7 +108,7 @@ with ended as (
     select clock(), case kind when 'session' then 'sign_out' else 'revoke_token' end, %(actor)s,
            jsonb_build_object('user', account, kind, name, 'id', credential_id) from ended
 )
-select account from ended
+select account, pg_notify('evertick_access', '') from ended
 
 -- name: note
 -- What was refused, or done without a verb of its own.
