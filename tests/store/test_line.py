@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import nullcontext
 
 import psycopg
 import pytest
 
+from evertick.services.link import Link
 from evertick.store.db import Purpose, connect
 from evertick.store.line import Line, keeps_session, take_your_time
 from evertick.store.wake import Channel, listen
@@ -48,6 +50,33 @@ async def test_an_error_of_the_server_stays_what_it_is(shared_database: str) -> 
             # In one transaction, whose end takes the limit back: what comes next may take its time.
             await line.execute("set statement_timeout = '20ms'; select pg_sleep(60)")
         assert (await (await line.execute("select 1")).fetchone()) == (1,)
+
+
+@pytest.mark.requirement("N33")
+@pytest.mark.parametrize("is_in_transaction", [False, True])
+async def test_what_was_prepared_before_a_migration_changed_its_type_costs_one_connection(
+    empty_database: str, is_in_transaction: bool
+) -> None:
+    link = Link(empty_database, Purpose.HOT)
+    async with await line_to(empty_database) as owner:
+        await owner.execute("create schema evertick; create table thing (id int); insert into thing values (7)")
+        conn = await link.get()
+        assert await (await conn.execute("select id from thing")).fetchone() == (7,)
+        await owner.execute("alter table thing alter column id type bigint")
+        with pytest.raises(psycopg.OperationalError, match=r"must not change result type.*out of date"):
+            async with conn.transaction() if is_in_transaction else nullcontext():
+                await conn.execute("select id from thing")
+        assert conn.closed
+        again = await (await link.get()).execute("select id from thing")
+        assert await again.fetchone() == (7,)
+    await link.close()
+
+
+async def test_what_the_server_cannot_do_at_all_costs_no_connection(shared_database: str) -> None:
+    async with await line_to(shared_database) as line:
+        with pytest.raises(psycopg.errors.FeatureNotSupported):
+            await line.execute("create table x (y int references pg_catalog.pg_class (nothing) match partial)")
+        assert not line.closed
 
 
 async def test_who_waits_to_be_called_and_who_migrates_may_take_their_time(shared_database: str) -> None:
