@@ -98,9 +98,31 @@ async def test_the_status_shows_a_failover_and_what_it_cost(cli: Cli, conn: Asyn
 
 
 async def test_a_newer_schema_is_refused_by_every_command(cli: Cli, conn: AsyncConnection) -> None:
-    await conn.execute("insert into migration (number, name, checksum) values (9999, 'future', 'x')")
+    await be_migrated_further(conn, oldest_program=len(migrations()) + 1)
     for command in (["runs", "list"], ["dags", "pause", "x"], ["db", "status"], ["db", "migrate"]):
         assert "newer than this program" in await cli.refused(*command, status=4)
+
+
+async def be_migrated_further(conn: AsyncConnection, *, oldest_program: int) -> None:
+    """As a later release would leave it."""
+    await conn.execute(
+        "insert into migration (number, name, checksum, oldest_program) values (%s, 'future', 'x', %s)",
+        [len(migrations()) + 1, oldest_program],
+    )
+
+
+@pytest.mark.requirement("N33")
+async def test_the_schema_of_the_next_release_is_used_and_shown_as_that(cli: Cli, conn: AsyncConnection) -> None:
+    await be_migrated_further(conn, oldest_program=len(migrations()))
+    for command in (["runs", "list"], ["db", "migrate"], ["db", "roles"], ["db", "roles", "--keep"]):
+        ran = await cli(*command)
+        assert ran.status == (4 if command == ["db", "roles"] else 0), ran.err
+    shown = await cli("db", "status")
+    assert shown.status == 0
+    assert "of a later release" in shown.out and "with which this one works" in shown.out
+    found = await cli.json("db", "status")
+    assert (found["is_current"], found["pending"]) == (True, [])
+    assert found["newer"] == [f"{len(migrations()) + 1:04}_future"]
 
 
 async def test_a_statement_that_postgres_refuses_is_one_line(cli: Cli, conn: AsyncConnection) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import socket
 from collections.abc import Awaitable, Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,9 @@ from evertick.services.checkup_storage import judge_logs
 from evertick.store import roles
 from evertick.store.checkup import ServerFacts, StoredLogs, server
 from evertick.store.db import Purpose, connect
+from evertick.store.migrate import migrations
 from tests.cli.conftest import Cli
+from tests.cli.test_connection import be_migrated_further
 from tests.databases import Cluster
 from tests.engine.world import Runner, lead, make_dag, put, start, value
 
@@ -274,6 +277,19 @@ def _way(host: str, *, is_encrypted: bool, sslmode: str | None = None) -> Way:
 )
 def test_a_way_over_the_network_on_which_others_can_listen_is_warned_of(way: Way, codes: list[str]) -> None:
     assert [each.code for each in checkup.judge_way(way)] == codes
+
+
+@pytest.mark.requirement("N33")
+async def test_an_upgrade_under_way_is_told(well: None, cli: Cli, conn: AsyncConnection, codes: Codes) -> None:
+    await be_migrated_further(conn, oldest_program=len(migrations()))
+    assert await codes() == {"later_schema"}
+    await conn.execute("update runner set version = '99.0', name = 'berlin'")
+    assert await codes() == {"later_schema", "other_release"}
+    said = (await cli("doctor")).out
+    assert f"{len(migrations()) + 1:04}_future of a later release" in said
+    assert f"berlin is 99.0. This is {version('evertick')}." in said
+    await conn.execute("update runner set version = %s", [version("evertick")])
+    assert await codes() == {"later_schema"}
 
 
 async def test_the_rights_of_services_are_printed_or_given(cli: Cli, conn: AsyncConnection) -> None:

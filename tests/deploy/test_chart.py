@@ -246,7 +246,7 @@ def test_migrations_run_before_the_services_and_roles_after_them() -> None:
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
     spec = job["spec"]["template"]["spec"]
     assert [each["args"] for each in spec["initContainers"]] == [["db", "migrate"]]
-    assert [each["args"] for each in spec["containers"]] == [["db", "roles", "--apply"]]
+    assert [each["args"] for each in spec["containers"]] == [["db", "roles", "--apply", "--keep"]]
     assert [
         each["spec"]["template"]["spec"]["containers"][0]["args"] for each in of_kind("as it is", "Job").values()
     ] == [["db", "migrate"]]

@@ -12,9 +12,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from evertick.domain.errors import SchemaMismatch
+from evertick.domain.errors import MigrationBlocked, SchemaMismatch
 from evertick.store.db import Purpose, connect
-from evertick.store.migrate import LOCK_KEY, MIGRATIONS_DIRECTORY, migrate, migrations, status
+from evertick.store.migrate import LOCK_KEY, MIGRATIONS_DIRECTORY, USUAL, Patience, migrate, migrations, status
 from evertick.store.statements import sql
 from tests.waiting import eventually
 
@@ -114,6 +114,102 @@ async def has_waited(observer: psycopg.AsyncConnection, backend: int) -> bool:
     condition = "wait_event_type = 'Lock' and clock_timestamp() - query_start > '80ms'"
     query = f"select {condition} from pg_stat_activity where pid = %s"
     return await (await observer.execute(query, [backend])).fetchone() == (True,)
+
+
+@pytest.mark.requirement("N33")
+async def test_a_program_works_with_the_migrations_of_the_release_after_it(empty_database: str, three: Path) -> None:
+    write(three, _0003_third="-- oldest program: 0002\ncreate table later ();")
+    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+        await migrate(conn, three)
+        (three / "0003_third.sql").unlink()
+        found = await status(conn, three)
+        assert (found.is_current, [each.label for each in found.newer]) == (True, ["0003_third"])
+        assert await migrate(conn, three) == []
+        (three / "0002_second.sql").unlink()
+        with pytest.raises(SchemaMismatch, match=r"newer.*0003_third.*ends at 0001_first"):
+            await status(conn, three)
+
+
+@pytest.mark.requirement("N33")
+async def test_one_of_several_later_migrations_that_needs_a_newer_program_is_enough_to_refuse(
+    empty_database: str, three: Path
+) -> None:
+    write(
+        three,
+        _0003_third="-- oldest program: 0003\ncreate table later ();",
+        _0004_fourth="-- oldest program: 0002\ncreate table still_later ();",
+    )
+    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+        await migrate(conn, three)
+        for name in ("0003_third", "0004_fourth"):
+            (three / f"{name}.sql").unlink()
+        with pytest.raises(SchemaMismatch, match=r"newer.*0004_fourth"):
+            await status(conn, three)
+
+
+@pytest.mark.parametrize("line", ["-- oldest program: 4", "--oldest program: 0002", "create table x ();"])
+def test_a_migration_that_does_not_say_who_may_work_beside_it_is_for_nobody_older(tmp_path: Path, line: str) -> None:
+    write(tmp_path, _0001_first="create table a ();", _0002_second=f"{line}\n-- oldest program: 0001\n")
+    assert [each.oldest_program for each in migrations(tmp_path)] == [1, 2]
+
+
+@pytest.mark.requirement("N33")
+async def test_whoever_uses_a_table_is_not_held_up_by_a_migration_that_waits_for_another(
+    empty_database: str, three: Path
+) -> None:
+    """A reader has the table for long. The migration asks, gives way to those who came after it, and asks again."""
+    given_up: list[str] = []
+    async with (
+        await connect(empty_database, purpose=Purpose.PLANNING) as reader,
+        await connect(empty_database, purpose=Purpose.PLANNING) as user,
+        await connect(empty_database, purpose=Purpose.PLANNING) as migrating,
+        asyncio.TaskGroup() as group,
+    ):
+        await migrate(migrating, three)
+        write(three, _0004_fourth="alter table thing add column later int not null default 7;")
+        reader_pid = reader.info.backend_pid
+        async with reader.transaction():
+            await reader.execute("select count(*) from thing")
+            patience = Patience(lock_seconds=0.2, pause_seconds=0.02)
+            done = group.create_task(migrate(migrating, three, patience=patience, tell=given_up.append))
+            await eventually(lambda: stands_before_a_lock(user, migrating.info.backend_pid))
+            # Behind the migration in line, and past it as soon as that gives way.
+            await user.execute("set lock_timeout = 0")
+            await user.execute("insert into thing values (2, 'not held up')")
+            await eventually(lambda: len(given_up) > 1)
+            assert not done.done()
+        assert await done == ["0004_fourth"]
+        assert await (await user.execute("select later from thing where id = 2")).fetchone() == (7,)
+    told = f"0004_fourth waits for a table that is in use, by evertick-planning (pid {reader_pid}) for "
+    assert given_up[0].startswith(told)
+
+
+async def stands_before_a_lock(observer: psycopg.AsyncConnection, backend: int) -> bool:
+    query = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
+    return await (await observer.execute(query, [backend])).fetchone() == (True,)
+
+
+async def test_a_migration_that_never_gets_its_table_says_so_and_has_changed_nothing(
+    empty_database: str, three: Path
+) -> None:
+    async with (
+        await connect(empty_database, purpose=Purpose.PLANNING) as reader,
+        await connect(empty_database, purpose=Purpose.PLANNING) as migrating,
+    ):
+        await migrate(migrating, three)
+        write(three, _0004_fourth="create table half (); alter table thing add column later int;")
+        async with reader.transaction():
+            await reader.execute("select count(*) from thing")
+            patience = Patience(lock_seconds=0.02, pause_seconds=0.0, give_up_seconds=0.1)
+            with pytest.raises(MigrationBlocked, match=r"0004_fourth waits .* tried for 0\.1 s and changed nothing"):
+                await migrate(migrating, three, patience=patience)
+        assert [each.label for each in (await status(migrating, three)).pending] == ["0004_fourth"]
+        assert await (await reader.execute("select to_regclass('evertick.half')")).fetchone() == (None,)
+
+
+def test_a_table_is_asked_for_longer_than_an_autovacuum_is_spared_and_shorter_than_a_claim_waits() -> None:
+    server_spares_seconds, claim_waits_seconds = 1.0, 5.0
+    assert server_spares_seconds < USUAL.lock_seconds < claim_waits_seconds
 
 
 async def test_a_schema_newer_than_the_program_is_refused(empty_database: str, three: Path) -> None:

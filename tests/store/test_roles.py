@@ -11,7 +11,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from evertick.store import roles
-from evertick.store.migrate import MIGRATIONS_DIRECTORY, migrate, migrations
+from evertick.store.migrate import MIGRATIONS_DIRECTORY, migrate, migrations, status
 from evertick.store.roles import API, MAY, PUBLISHER, RUNNER, SCHEDULER, statements_of
 from evertick.store.statements import sql
 from tests.test_sql import ALL, numbered
@@ -101,7 +101,7 @@ async def test_a_runner_may_do_nothing_but_run(shared: AsyncConnection) -> None:
 def test_every_statement_is_somebodys_or_the_owners() -> None:
     known = {f"{noun}.{name}" for noun, name in ALL}
     anybodys = {name for role in MAY for name in statements_of(role)}
-    assert known - anybodys == {"migration.lock", "migration.record"}
+    assert known - anybodys == {f"migration.{name}" for name in ("lock", "set_lock_timeout", "in_the_way", "record")}
 
 
 @pytest.mark.parametrize("role", MAY)
@@ -140,6 +140,39 @@ async def test_a_migration_renews_the_rights_where_the_roles_are_used(shared: As
     assert await migrate(shared, folder) == [f"{number:04}_later"]
     await shared.execute(f"set role {RUNNER}")
     assert await explained(shared, "tasks.step") is None
+
+
+@pytest.mark.requirement("N33")
+async def test_a_migration_takes_no_right_away_that_the_release_before_needs(
+    shared: AsyncConnection, tmp_path: Path
+) -> None:
+    """The new release asks for less than the old one did; whose services are at work."""
+    folder = tmp_path / "migrations"
+    shutil.copytree(MIGRATIONS_DIRECTORY, folder)
+    (folder / f"{len(migrations()) + 1:04}_later.sql").write_text("create table later ();")
+    await shared.execute(f"grant select on journal to {RUNNER}")
+    query = f"select has_table_privilege('{RUNNER}', 'evertick.journal', 'select')"
+    await migrate(shared, folder)
+    assert await (await shared.execute(query)).fetchone() == (True,)
+    await roles.apply(shared)
+    assert await (await shared.execute(query)).fetchone() == (False,)
+
+
+@pytest.mark.requirement("N33")
+async def test_a_migration_and_the_rights_to_what_it_made_come_together(
+    shared: AsyncConnection, tmp_path: Path
+) -> None:
+    """Where the rights cannot be given, the migration has not happened: nobody sees a verb without them."""
+    folder = tmp_path / "migrations"
+    shutil.copytree(MIGRATIONS_DIRECTORY, folder)
+    name = f"{len(migrations()) + 1:04}_later"
+    (folder / f"{name}.sql").write_text(
+        "create function refuse() returns event_trigger language plpgsql as $$ begin raise 'no rights today'; end $$;"
+        "create event trigger refuse on ddl_command_start when tag in ('GRANT') execute function refuse()"
+    )
+    with pytest.raises(psycopg.errors.RaiseException, match="no rights today"):
+        await migrate(shared, folder)
+    assert [each.label for each in (await status(shared, folder)).pending] == [name]
 
 
 async def test_a_database_without_them_is_left_as_it_is(conn: AsyncConnection) -> None:

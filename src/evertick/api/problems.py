@@ -46,6 +46,7 @@ STATUS: Mapping[str, HTTPStatus] = {
     "storage_unavailable": HTTPStatus.BAD_GATEWAY,
     "not_leader": HTTPStatus.SERVICE_UNAVAILABLE,
     "schema_mismatch": HTTPStatus.SERVICE_UNAVAILABLE,
+    "migration_blocked": HTTPStatus.SERVICE_UNAVAILABLE,
     "postgres_unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
     "wrong_server": HTTPStatus.SERVICE_UNAVAILABLE,
     "answer_lost": HTTPStatus.SERVICE_UNAVAILABLE,

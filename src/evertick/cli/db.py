@@ -17,6 +17,7 @@ from evertick.cli.prune import prune_database
 from evertick.cli.tables import Cell, facts, hint, line, show, state
 from evertick.cli.times import relative
 from evertick.config import read_settings
+from evertick.domain.errors import SchemaMismatch
 from evertick.domain.retention import Dated
 from evertick.store import cluster, prune, roles, runners, shards, upkeep
 from evertick.store.address import where
@@ -36,13 +37,16 @@ app.command("prune", epilog="Example: evertick db prune --older-than 30d --dry-r
 
 @app.command("migrate", epilog="Example: evertick db migrate")
 def migrate_database() -> None:
-    """Apply every migration that the database lacks. Safe to run at any time, by several at once."""
+    """Apply every migration that the database lacks. Safe to run at any time, by several at once, while services work.
+
+    A table that somebody uses for long is left to them and asked for again, for ten minutes.
+    """
     url = database_url(read_settings())
 
     async def apply() -> list[str]:
         with telling(url):
             async with await connect(url, purpose=Purpose.PLANNING) as conn:
-                return await migrate(conn)
+                return await migrate(conn, tell=lambda text: typer.echo(text, err=True))
 
     applied = asyncio.run(apply())
     for label in applied:
@@ -53,6 +57,9 @@ def migrate_database() -> None:
 @app.command("roles", epilog="Example: evertick db roles > roles.sql")
 def make_roles(
     is_applied: Annotated[bool, typer.Option("--apply", help="Do it, as the owner of the schema.")] = False,
+    keeps_older: Annotated[
+        bool, typer.Option("--keep", help="Take nothing away: services of another release are at work.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Print the SQL that makes a role for each kind of service, with the right to what it needs and nothing else.
@@ -64,9 +71,15 @@ def make_roles(
 
     async def make() -> list[str]:
         async with opened(url, Purpose.PLANNING) as conn:
-            lines = await roles.script(conn)
+            newer = (await status(conn)).newer
+            if newer and not keeps_older:
+                raise SchemaMismatch(
+                    f"The database at {where(url)} has {newer[-1].label} of a later release, whose services need rights that"
+                    " this program does not know of. Run this with that release, or with --keep."
+                )
+            lines = await roles.script(conn, keeps_older=keeps_older)
             if is_applied:
-                await roles.apply(conn)
+                await roles.apply(conn, keeps_older=keeps_older)
             return lines
 
     lines = asyncio.run(make())
@@ -141,6 +154,7 @@ def _document(found: Standing) -> dict[str, object]:
         "is_current": found.schema.is_current,
         "applied": [{"migration": each.label, "applied_at": each.applied_at} for each in found.schema.applied],
         "pending": [each.label for each in found.schema.pending],
+        "newer": [each.label for each in found.schema.newer],
         "leader": found.leader,
         "runners": found.runners,
         "bytes": found.bytes,
@@ -155,6 +169,8 @@ def _show(found: Standing) -> None:
     applied, pending = found.schema.applied, found.schema.pending
     newest = applied[-1].label if applied else "none"
     schema = state("failed", f"behind ({newest})") if pending else state("success", f"current ({newest})")
+    if found.schema.newer:
+        schema = state("running", f"of a later release ({newest}), with which this one works")
     values: dict[str, Cell] = {"Database": found.place, "PostgreSQL": found.server_version, "Schema": schema}
     if not pending:
         values |= {"Scheduler": found.leader or "nobody leads", "Runners": noun(found.runners, "runner") + " alive"}

@@ -16,6 +16,7 @@ from evertick.domain.errors import EvertickError, InvalidSettings, PostgresUnava
 from evertick.services.checkup import Finding, Grade, error, examine
 from evertick.services.checkup_far import examine_far
 from evertick.services.checkup_here import look_here
+from evertick.services.checkup_releases import examine_releases
 from evertick.services.checkup_storage import examine_logs
 from evertick.store.address import where
 from evertick.store.db import Purpose, connect
@@ -61,7 +62,9 @@ async def _look_at_database(settings: Settings) -> list[Finding]:
                     return [_no_rights(denied)]
                 if schema.pending:
                     return [_not_migrated(url, schema.pending[0].label)]
-                return await examine(conn, settings, examine_far, examine_logs)
+                return await examine(
+                    conn, settings, lambda its, _: examine_releases(its, schema), examine_far, examine_logs
+                )
     except (PostgresUnavailable, EvertickError, psycopg.Error) as wrong:
         why = "Everything waits for the database: nothing is fired, run or shown."
         advice = "Start it, or correct EVERTICK_DATABASE_URL or EVERTICK_HOME."

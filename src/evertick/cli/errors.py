@@ -43,6 +43,7 @@ EXIT_STATUS: Mapping[str, int] = {
     "executor_busy": 1,
     "postgres_unavailable": 4,
     "schema_mismatch": 4,
+    "migration_blocked": 4,
     "wrong_server": 4,
     "answer_lost": 4,
 }

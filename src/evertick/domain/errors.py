@@ -29,6 +29,7 @@ EvertickError
 ├── LeaseLost                an attempt's owner was replaced: drop the work and say so
 ├── NotLeader                a planning write by a scheduler that no longer leads
 ├── SchemaMismatch           the database's schema and this program do not fit each other
+├── MigrationBlocked         a migration could not have a table that somebody else keeps
 ├── Unanswered               an agent's question that the API did not answer: ask again
 └── PostgresUnavailable      the database cannot be reached or could not be started
     ├── WrongServer          a server answers that was replaced by another: nothing may be written to it
@@ -234,6 +235,12 @@ class SchemaMismatch(EvertickError):
     """The database's schema and this program do not fit each other."""
 
     code = "schema_mismatch"
+
+
+class MigrationBlocked(EvertickError):
+    """A migration could not have a table that somebody else keeps. It changed nothing."""
+
+    code = "migration_blocked"
 
 
 class PostgresUnavailable(EvertickError):

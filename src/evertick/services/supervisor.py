@@ -93,7 +93,7 @@ class Supervisor:
         self.port.leave_note()
         try:
             async with await connect(self.url, purpose=Purpose.PLANNING) as conn:
-                for name in await migrate(conn):
+                for name in await migrate(conn, tell=self._tell_wait):
                     self._event("postgres", "migrate", migration=name)
                 await self._open_door(conn)
             async with asyncio.TaskGroup() as group:
@@ -114,6 +114,9 @@ class Supervisor:
             if self._postgres is not None:
                 await self._postgres.stop()
                 self._event("postgres", "stopped")
+
+    def _tell_wait(self, why: str) -> None:
+        self._event("postgres", "migrate_waits", why=why)
 
     async def _open_door(self, conn: AsyncConnection) -> None:
         """The first user, before anybody can ask."""

@@ -1,27 +1,35 @@
 """Brings a database's schema up to this program, forward only, one transaction per migration.
 
-Safe when many processes start at once. Must never change an applied migration, nor write to a schema newer than itself.
+Safe when many processes start at once, and while the release before is at work. Must never change an applied migration, nor
+keep those waiting for long who use a table that it wants.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import random
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import LiteralString
 
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, errors
 
-from evertick.domain.errors import SchemaMismatch
+from evertick.domain.errors import MigrationBlocked, SchemaMismatch
 from evertick.store import roles
 from evertick.store.line import take_your_time
+from evertick.store.rows import all_rows
 from evertick.store.statements import sql
 
 MIGRATIONS_DIRECTORY = Path(__file__).with_name("migrations")
 
 _FILE_NAME = re.compile(r"^(\d{4})_([a-z0-9_]+)\.sql$")
+# The first line of a migration beside which older programs may work: the last migration that these must know.
+_OLDEST_PROGRAM = re.compile(r"^-- oldest program: (\d{4})$", re.MULTILINE)
 LOCK_KEY = 0x65766572746963  # "evertic" in ASCII: any number would do, as long as it never changes
 
 
@@ -33,6 +41,7 @@ class Migration:
     name: str
     script: LiteralString
     checksum: str
+    oldest_program: int
 
     @property
     def label(self) -> str:
@@ -41,12 +50,13 @@ class Migration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """One migration as the database remembers it."""
+    """One migration as the database remembers it. `oldest_program`: whose own migrations end there or later may work on."""
 
     number: int
     name: str
     applied_at: datetime
     checksum: str
+    oldest_program: int
 
     @property
     def label(self) -> str:
@@ -55,26 +65,70 @@ class Applied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaStatus:
-    """Which migrations a database has, and which it still needs."""
+    """Which migrations a database has, and which it still needs. `newer`: those of a later release, beside which this program may
+    work."""
 
     applied: tuple[Applied, ...]
     pending: tuple[Migration, ...]
+    newer: tuple[Applied, ...] = ()
 
     @property
     def is_current(self) -> bool:
         return not self.pending
 
 
-async def migrate(conn: AsyncConnection, directory: Path = MIGRATIONS_DIRECTORY) -> list[str]:
-    """Apply every pending migration and return their labels; the empty list means that nothing was to do."""
+@dataclass(frozen=True, slots=True)
+class _InTheWay:
+    """A session that has one of our tables."""
+
+    pid: int
+    application: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long to ask for a table that somebody uses, how long to leave it to the others before asking again, and when to give up.
+
+    Whoever asks for a table stops everybody who comes later. But the server ends an autovacuum that is in the way only for who has
+    asked for longer than its `deadlock_timeout`, which is a second.
+    """
+
+    lock_seconds: float = 2.0
+    pause_seconds: float = 3.0
+    give_up_seconds: float = 600.0
+
+
+USUAL = Patience()
+
+
+async def migrate(
+    conn: AsyncConnection,
+    directory: Path = MIGRATIONS_DIRECTORY,
+    *,
+    patience: Patience = USUAL,
+    tell: Callable[[str], None] = lambda text: None,
+) -> list[str]:
+    """Apply every pending migration and return their labels; the empty list means that nothing was to do.
+
+    `tell` hears of each try that was given up because a table was in use.
+    """
     done: list[str] = []
-    current = await status(conn, directory)
-    while current.pending:
-        if label := await _apply_next(conn, directory):
-            done.append(label)
-        current = await status(conn, directory)
-    if done and await roles.are_used(conn):
-        await roles.apply(conn)  # what is new has no rights yet, and what was replaced has lost them
+    give_up_at = time.monotonic() + patience.give_up_seconds
+    while (current := await status(conn, directory)).pending:
+        try:
+            if label := await _apply_next(conn, directory, patience):
+                done.append(label)
+                give_up_at = time.monotonic() + patience.give_up_seconds
+        except (errors.LockNotAvailable, errors.DeadlockDetected):
+            blocked = f"{current.pending[0].label} waits for a table that is in use{await _whose(conn)}."
+            if time.monotonic() > give_up_at:
+                raise MigrationBlocked(
+                    f"Migration {blocked} It has tried for {patience.give_up_seconds:g} s and changed nothing. End what is"
+                    " in its way and run `evertick db migrate` again."
+                ) from None
+            tell(blocked)
+            await asyncio.sleep(patience.pause_seconds * random.uniform(0.5, 1.0))
     return done
 
 
@@ -83,7 +137,9 @@ async def status(conn: AsyncConnection, directory: Path = MIGRATIONS_DIRECTORY) 
     known = migrations(directory)
     applied = await _applied(conn)
     _refuse_contradiction(known, applied)
-    return SchemaStatus(applied=tuple(applied), pending=tuple(known[len(applied) :]))
+    return SchemaStatus(
+        applied=tuple(applied), pending=tuple(known[len(applied) :]), newer=tuple(applied[len(known) :])
+    )
 
 
 def migrations(directory: Path = MIGRATIONS_DIRECTORY) -> list[Migration]:
@@ -98,7 +154,7 @@ def migrations(directory: Path = MIGRATIONS_DIRECTORY) -> list[Migration]:
     return found
 
 
-async def _apply_next(conn: AsyncConnection, directory: Path) -> str | None:
+async def _apply_next(conn: AsyncConnection, directory: Path, patience: Patience) -> str | None:
     """Apply the first pending migration, if another process did not do so while this one waited for the lock."""
     take_your_time(conn)
     async with conn.transaction():
@@ -106,8 +162,7 @@ async def _apply_next(conn: AsyncConnection, directory: Path) -> str | None:
         await conn.execute("set local statement_timeout = 0")
         await conn.execute("set local lock_timeout = 0")
         await conn.execute(sql("migration", "lock"), {"key": LOCK_KEY})
-        # A table lock that is asked for stops everybody who comes later: give up before work piles up behind it.
-        await conn.execute("set local lock_timeout = '10s'")
+        await conn.execute(sql("migration", "set_lock_timeout"), {"timeout": f"{patience.lock_seconds * 1000:.0f}ms"})
         await _create_record(conn)
         pending = (await status(conn, directory)).pending
         if not pending:
@@ -116,9 +171,23 @@ async def _apply_next(conn: AsyncConnection, directory: Path) -> str | None:
         await conn.execute(migration.script, prepare=False)
         await conn.execute(
             sql("migration", "record"),
-            {"number": migration.number, "name": migration.name, "checksum": migration.checksum},
+            {
+                "number": migration.number,
+                "name": migration.name,
+                "checksum": migration.checksum,
+                "oldest_program": migration.oldest_program,
+            },
         )
+        # What is new has no rights yet, and what was replaced has lost them: nobody may see it so.
+        if await roles.are_used(conn):
+            await roles.apply(conn, keeps_older=True)
     return migration.label
+
+
+async def _whose(conn: AsyncConnection) -> str:
+    """Who has had our tables for longest, for people."""
+    found = await all_rows(conn, sql("migration", "in_the_way"), {}, _InTheWay)
+    return "".join(f", by {each.application} (pid {each.pid}) for {each.seconds:.0f} s" for each in found)
 
 
 async def _create_record(conn: AsyncConnection) -> None:
@@ -130,7 +199,8 @@ async def _create_record(conn: AsyncConnection) -> None:
         " number int primary key,"
         " name text not null,"
         " applied_at timestamptz not null default clock_timestamp(),"
-        " checksum text not null)"
+        " checksum text not null,"
+        " oldest_program int not null)"
     )
 
 
@@ -140,13 +210,13 @@ async def _applied(conn: AsyncConnection) -> list[Applied]:
         return []
     rows = await conn.execute(sql("migration", "applied"))
     return [
-        Applied(number=number, name=name, applied_at=applied_at, checksum=checksum)
-        async for number, name, applied_at, checksum in rows
+        Applied(number=number, name=name, applied_at=applied_at, checksum=checksum, oldest_program=oldest_program)
+        async for number, name, applied_at, checksum, oldest_program in rows
     ]
 
 
 def _refuse_contradiction(known: list[Migration], applied: list[Applied]) -> None:
-    if len(applied) > len(known):
+    if any(record.oldest_program > len(known) for record in applied[len(known) :]):
         raise SchemaMismatch(
             f"The database's schema is newer than this program: it has {applied[-1].label}, and this Evertick ends at"
             f" {known[-1].label if known else 'none'}. Upgrade Evertick on this host, or use another database."
@@ -166,4 +236,13 @@ def _read(path: Path) -> Migration:
         raise SchemaMismatch(f"{path.name} is not a migration's name: it must look like 0001_tables.sql.")
     text = path.read_text(encoding="utf-8")
     checksum = hashlib.sha256(text.encode()).hexdigest()
-    return Migration(number=int(match[1]), name=match[2], script=text, checksum=checksum)
+    number = int(match[1])
+    oldest = _OLDEST_PROGRAM.match(text)
+    return Migration(
+        number=number,
+        name=match[2],
+        script=text,
+        checksum=checksum,
+        # Without a word about it nobody who does not know it may work with it.
+        oldest_program=int(oldest[1]) if oldest else number,
+    )

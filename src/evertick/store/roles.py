@@ -81,6 +81,8 @@ _MAY_NOT: dict[str, tuple[str, ...]] = {
     API: (
         *(
             "migration.lock",
+            "migration.set_lock_timeout",
+            "migration.in_the_way",
             "migration.record",
             "prune.prune_*",
             "prune.sweep",
@@ -132,8 +134,11 @@ def statements_of(role: str) -> list[str]:
     return [each for each in known if _fits(each, wanted) and not _fits(each, unwanted)]
 
 
-async def script(conn: AsyncConnection) -> list[str]:
-    """The statements that make the roles and give them their rights, for the database of this connection. Again is harmless."""
+async def script(conn: AsyncConnection, *, keeps_older: bool = False) -> list[str]:
+    """The statements that make the roles and give them their rights, for the database of this connection. Again is harmless.
+
+    `keeps_older`: nothing is taken away, because services of the release before may be at work.
+    """
     things = await all_rows(conn, sql("roles", "things"), {}, _Thing)
     database = str(await one_value(conn, sql("roles", "database"), {}))
     lines = [_CREATE.format(role=role) for role in MAY]
@@ -143,7 +148,7 @@ async def script(conn: AsyncConnection) -> list[str]:
     ]
     everybody = ", ".join(MAY)
     lines += [f"grant connect on database {database} to {everybody}", f"grant usage on schema evertick to {everybody}"]
-    for role in MAY:
+    for role in () if keeps_older else MAY:
         # What an older release gave and this one does not need goes.
         lines += [f"revoke all on all {kind} in schema evertick from {role}" for kind in ("tables", "functions")]
     named = {name for role in MAY for name in _functions(role, things)}
@@ -164,9 +169,9 @@ async def are_used(conn: AsyncConnection) -> bool:
     return bool(await one_value(conn, sql("roles", "are_used"), {"role": RUNNER}))
 
 
-async def apply(conn: AsyncConnection) -> None:
+async def apply(conn: AsyncConnection, *, keeps_older: bool = False) -> None:
     """In one transaction: nobody ever has half of his rights."""
-    lines = await script(conn)
+    lines = await script(conn, keeps_older=keeps_older)
     async with conn.transaction():
         await conn.execute(";\n".join(lines), prepare=False)
 

@@ -7944,7 +7944,8 @@ CREATE TABLE evertick.migration (
     number integer NOT NULL,
     name text NOT NULL,
     applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    checksum text NOT NULL
+    checksum text NOT NULL,
+    oldest_program integer NOT NULL
 );
 
 CREATE TABLE evertick.moved_run (

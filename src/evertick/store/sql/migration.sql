@@ -4,18 +4,32 @@
 -- Transaction-level, so that it also works through a pooler and ends with a process that dies halfway.
 select pg_advisory_xact_lock(%(key)s)
 
+-- name: set_lock_timeout
+-- For the rest of the transaction.
+select set_config('lock_timeout', %(timeout)s, true)
+
+-- name: in_the_way
+-- The session that has had a table of ours for longest in one transaction: a migration waits for that one, or for those behind it.
+select a.pid, coalesce(nullif(a.application_name, ''), 'a session') as application,
+       extract(epoch from clock_timestamp() - a.xact_start)::float8 as seconds
+  from pg_stat_activity a
+ where a.pid <> pg_backend_pid() and a.datname = current_database() and a.xact_start is not null
+   and exists (select 1 from pg_locks l join pg_class c on c.oid = l.relation
+                where l.pid = a.pid and l.granted and c.relnamespace = 'evertick'::regnamespace)
+ order by a.xact_start limit 1
+
 -- name: has_record
 -- A database that was never migrated has no table to ask.
 select to_regclass('evertick.migration') is not null
 
 -- name: applied
 -- In order, because a migration builds on all before it. The limit is far above any number of migrations.
-select number, name, applied_at, checksum
+select number, name, applied_at, checksum, oldest_program
   from evertick.migration
  order by number
  limit 10000
 
 -- name: record
 -- In the migration's own transaction: either both are there or neither is.
-insert into evertick.migration (number, name, checksum)
-values (%(number)s, %(name)s, %(checksum)s)
+insert into evertick.migration (number, name, checksum, oldest_program)
+values (%(number)s, %(name)s, %(checksum)s, %(oldest_program)s)
