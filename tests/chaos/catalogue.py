@@ -20,9 +20,8 @@ from tests.chaos.scenarios import (
     poison,
     remote,
     runners,
+    upgrades,
 )
-
-NOT_YET = (Scenario(name="N33", title="rolling upgrade", missing="there is no released version to upgrade from yet"),)
 
 _MODULES = (
     leaders,
@@ -40,11 +39,12 @@ _MODULES = (
     remote,
     dispatches,
     agents,
+    upgrades,
     composite,
 )
 
 SCENARIOS: tuple[Scenario, ...] = tuple(
-    sorted((*NOT_YET, *(each for module in _MODULES for each in module.SCENARIOS)), key=lambda each: each.name)
+    sorted((each for module in _MODULES for each in module.SCENARIOS), key=lambda each: each.name)
 )
 
 

@@ -49,6 +49,7 @@ class Fault(StrEnum):
     LOCK = "lock"
     CROWD = "crowd"
     STOP = "stop"
+    UPGRADE = "upgrade"
     OVERLAP = "overlap"
     OUT_OF_MEMORY = "out_of_memory"
     BODY = "body"

@@ -1,4 +1,4 @@
-"""The fault suite's short form: six scenarios at a size that every test run can afford. `make chaos` plays all of them.
+"""The fault suite's short form: seven scenarios at a size that every test run can afford. `make chaos` plays all of them.
 
 What is promised in seconds is measured by `make chaos` on a machine of its own; here it matters that it happens at all.
 """
@@ -27,8 +27,8 @@ def prepared() -> Iterator[Prepared]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["N05", "N06", "N08", "N15", "N17", "N27"])
-@pytest.mark.requirement("N05", "N06", "N08", "N15", "N17", "N27")
+@pytest.mark.parametrize("name", ["N05", "N06", "N08", "N15", "N17", "N27", "N33"])
+@pytest.mark.requirement("N05", "N06", "N08", "N15", "N17", "N27", "N33")
 async def test_it_survives(name: str, prepared: Prepared) -> None:
     scenario = next(each for each in find(name) if each.name == name)
     async with ground(prepared) as (base, folder):

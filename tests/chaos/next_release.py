@@ -1,0 +1,120 @@
+"""The release that follows this one, made from this one: a copy of the program with a higher version, migrations of the kinds
+that real upgrades have, and statements that need them. Nothing of it is ever released.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import evertick
+from evertick.store.migrate import migrations
+
+PROGRAM = Path(evertick.__file__).parent
+SCHEMA = PROGRAM / "store" / "schema.sql"
+
+# Columns with a default on the tables that every task passes through, each in a migration of its own: whoever has one of them and
+# waits for the other would be in the way of those who take them in the other order.
+_TASKS = "alter table task add column note text not null default 'none';"
+_RUNS = "alter table run_status add column cost int not null default 0;"
+# A column and an index on a small hot table, and a new table.
+_RUNNERS = """
+alter table runner add column zone text;
+create index runner_by_zone on runner (zone);
+create table claimed_by (session bigint primary key, release text not null default 'old', claims bigint not null default 0);
+"""
+
+# A verb with one more argument, beside the one that the release before calls.
+_STEP = """
+create function step(p_session bigint, p_reports jsonb, p_infra_retries int, p_queues text[], p_free int, p_low bigint[],
+                     p_aging double precision, p_release text)
+returns setof step_row language plpgsql as $$
+begin
+    insert into claimed_by (session, release) values (p_session, p_release) on conflict do nothing;
+    return query select * from step(p_session, p_reports, p_infra_retries, p_queues, p_free, p_low, p_aging);
+end $$;
+"""
+# What `claim` does more: it counts.
+_COUNTED = """
+    insert into claimed_by as c (session, claims) select p_session, p_free - wanted where wanted < p_free
+    on conflict (session) do update set claims = c.claims + excluded.claims;
+end $$;"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextRelease:
+    """`folder` comes first on the path of whoever shall be of that release."""
+
+    folder: Path
+    version: str
+    migrations: tuple[str, ...]
+
+    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
+        before = given.get("PYTHONPATH")
+        return {**given, "PYTHONPATH": f"{self.folder}{os.pathsep}{before}" if before else str(self.folder)}
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "evertick.cli.main", *words]
+
+
+def make_next_release(folder: Path) -> NextRelease:
+    """Write it into the folder."""
+    shutil.copytree(PROGRAM, folder / "evertick")
+    scripts = {
+        "next_tasks": _TASKS,
+        "next_runs": _RUNS,
+        "next_runners": _RUNNERS,
+        "next_verbs": _STEP + _claim_that_counts() + _promote_in_bigint(),
+    }
+    last = len(migrations())
+    for number, (name, script) in enumerate(scripts.items(), last + 1):
+        file = folder / "evertick" / "store" / "migrations" / f"{number:04}_{name}.sql"
+        file.write_text(f"-- oldest program: {last:04}\n{script}")
+    _change(folder / "evertick" / "store" / "sql" / "tasks.sql", "%(aging_seconds)s::double precision)", ", 'new')")
+    number = _next(version("evertick"))
+    metadata = folder / f"evertick-{number}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: evertick\nVersion: {number}\n")
+    return NextRelease(folder=folder, version=number, migrations=tuple(scripts))
+
+
+def _claim_that_counts() -> str:
+    """The function as it is, with one more statement at its end."""
+    body = _definition("claim").replace("CREATE FUNCTION", "create or replace function")
+    assert body.endswith("end $$;"), "claim must end as it did"
+    return body.removesuffix("end $$;") + _COUNTED
+
+
+def _promote_in_bigint() -> str:
+    """The same function with a wider type in its answer: whoever has prepared a statement with it must prepare it anew."""
+    body = _definition("promote")
+    assert body.count("OUT promoted integer") == 1, "promote must answer as it did"
+    arguments = "smallint, bigint, integer, integer"
+    return f"\ndrop function promote({arguments});\n" + body.replace("OUT promoted integer", "OUT promoted bigint")
+
+
+def _definition(name: str) -> str:
+    """A function's text, as people read it."""
+    found = re.findall(
+        rf"^CREATE FUNCTION evertick\.{name}\(.*?^end \$\$;", SCHEMA.read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert len(found) == 1, f"there are {len(found)} functions {name}"
+    return str(found[0])
+
+
+def _change(file: Path, behind: str, added: str) -> None:
+    """Add something to the first statement that has it, before its last bracket."""
+    text = file.read_text()
+    assert behind in text, f"{file.name} has no {behind} any more"
+    file.write_text(text.replace(behind, behind.removesuffix(")") + added, 1))
+
+
+def _next(number: str) -> str:
+    major, minor, _ = number.split(".", 2)
+    return f"{major}.{int(minor) + 1}.0"
