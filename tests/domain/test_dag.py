@@ -6,7 +6,7 @@ import json
 import random
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 
@@ -131,8 +131,19 @@ def test_a_thousand_shuffled_declarations_have_one_hash() -> None:
     "text", ["", "[]", "{}", "null", '{"name":1}', '{"name":"x","tasks":[{}]}', '{"name":"x","odd":1}']
 )
 def test_text_that_is_no_dag_is_refused(text: str) -> None:
-    with pytest.raises(InvalidDag, match="not a published DAG"):
+    with pytest.raises(InvalidDag, match="not a DAG that this release can read"):
         from_json(text)
+
+
+@pytest.mark.requirement("N33")
+def test_a_dag_that_uses_nothing_new_is_written_as_older_releases_can_read_it() -> None:
+    """What a later release adds has a default, and a default is not written. What it uses of it, an older one refuses to guess."""
+    written = to_json(dag_of("a"))
+    needed = {field.name for field in fields(DagSpec) if field.default is field.default_factory is MISSING}
+    assert set(json.loads(written)) == needed
+    later = json.dumps({**json.loads(written), "later": True})
+    with pytest.raises(InvalidDag, match=r"'later'.*If a later one published it, upgrade Evertick here"):
+        from_json(later)
 
 
 # --- order ---

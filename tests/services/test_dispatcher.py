@@ -194,7 +194,7 @@ async def test_a_version_that_cannot_be_read_fails_its_own_tasks_and_delays_no_o
         await ended(there, poison, "failed")
         await ended(there, run_id)
     reason = await value(there, "select reason from task where run_id = %s", poison)
-    assert str(reason).startswith("InvalidDag: this is not a published DAG")
+    assert str(reason).startswith("InvalidDag: this is not a DAG that this release can read")
     assert not said.events("dispatch_failed", reason="unavailable"), "nobody paused for it"
 
 

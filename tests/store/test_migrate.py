@@ -189,6 +189,21 @@ async def stands_before_a_lock(observer: psycopg.AsyncConnection, backend: int) 
     return await (await observer.execute(query, [backend])).fetchone() == (True,)
 
 
+async def test_a_migration_that_a_deadlock_ended_is_tried_again(empty_database: str, three: Path) -> None:
+    """Whoever has the tables in the other order may have to give way, or the migration has to."""
+    write(
+        three,
+        _0004_fourth="create sequence tries;",
+        # What a sequence has given stays given: the first try ends as the victim of a deadlock does.
+        _0005_fifth="do $$ begin if nextval('tries') = 1 then raise sqlstate '40P01'; end if; end $$;",
+    )
+    given_up: list[str] = []
+    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+        applied = await migrate(conn, three, patience=Patience(pause_seconds=0.0), tell=given_up.append)
+    assert applied[-1] == "0005_fifth"
+    assert len(given_up) == 1
+
+
 async def test_a_migration_that_never_gets_its_table_says_so_and_has_changed_nothing(
     empty_database: str, three: Path
 ) -> None:

@@ -189,7 +189,10 @@ def from_json(text: str) -> DagSpec:
     try:
         return _read(DagSpec, json.loads(text), _DAG)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError, InvalidSchedule) as error:
-        raise InvalidDag(f"this is not a published DAG: {error!r}. Publish the DAG file again.") from None
+        raise InvalidDag(
+            f"this is not a DAG that this release can read: {error!r}. If a later one published it, upgrade Evertick here;"
+            " otherwise publish the DAG file again."
+        ) from None
 
 
 def _given(record: object) -> object:

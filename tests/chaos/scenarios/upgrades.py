@@ -147,10 +147,10 @@ class Upgrade:
 
     def _is_newer(self, owner: str) -> bool | None:
         """By the pid with which a scheduler signs."""
-        for name in SCHEDULERS:
-            for number, life in enumerate(self.stage.cluster.members[name].lives):
+        for member in self.stage.cluster.of_kind("scheduler"):
+            for number, life in enumerate(member.lives):
                 if str(life.pid) in owner.replace(":", "-").split("-"):
-                    return self.lives.get((name, number), False)
+                    return self.lives.get((member.name, number), False)
         return None
 
 
