@@ -30,6 +30,9 @@ create index runner_by_zone on runner (zone);
 create table claimed_by (session bigint primary key, release text not null default 'old', claims bigint not null default 0);
 """
 
+# What may take long, on a table that everybody uses: beside the work.
+_INDEX = "create index concurrently task_by_note on task (note) where note <> 'none';"
+
 # A verb with one more argument, beside the one that the release before calls.
 _STEP = """
 create function step(p_session bigint, p_reports jsonb, p_infra_retries int, p_queues text[], p_free int, p_low bigint[],
@@ -70,6 +73,7 @@ def make_next_release(folder: Path) -> NextRelease:
         "next_tasks": _TASKS,
         "next_runs": _RUNS,
         "next_runners": _RUNNERS,
+        "next_index": _INDEX,
         "next_verbs": _STEP + _claim_that_counts() + _promote_in_bigint(),
     }
     last = len(migrations())

@@ -14,6 +14,7 @@ import pytest
 
 from evertick.domain.errors import MigrationBlocked, SchemaMismatch
 from evertick.store.db import Purpose, connect
+from evertick.store.line import Line
 from evertick.store.migrate import LOCK_KEY, MIGRATIONS_DIRECTORY, USUAL, Patience, migrate, migrations, status
 from evertick.store.statements import sql
 from tests.waiting import eventually
@@ -99,21 +100,24 @@ async def test_a_starter_waits_for_a_migration_that_takes_longer_than_its_lock_t
     async with (
         await connect(empty_database, purpose=Purpose.PLANNING) as busy,
         await connect(empty_database, purpose=Purpose.PLANNING) as starter,
+        await connect(empty_database, purpose=Purpose.READ) as observer,
         asyncio.TaskGroup() as group,
     ):
         await starter.execute("set lock_timeout = '20ms'")
+        seen: set[object] = set()
         async with busy.transaction():
             await busy.execute(sql("migration", "lock"), {"key": LOCK_KEY})
             waiting = group.create_task(migrate(starter, three))
-            await eventually(lambda: has_waited(busy, starter.info.backend_pid))
+            await eventually(lambda: has_asked(observer, starter.info.backend_pid, times=3, seen=seen))
+            assert not waiting.done()
         assert await waiting == ["0001_first", "0002_second", "0003_third"]
 
 
-async def has_waited(observer: psycopg.AsyncConnection, backend: int) -> bool:
-    """Whether a session has stood before a lock for much longer than its time limit for that."""
-    condition = "wait_event_type = 'Lock' and clock_timestamp() - query_start > '80ms'"
-    query = f"select {condition} from pg_stat_activity where pid = %s"
-    return await (await observer.execute(query, [backend])).fetchone() == (True,)
+async def has_asked(observer: psycopg.AsyncConnection, backend: int, *, times: int, seen: set[object]) -> bool:
+    """Whether a session has been seen at rest after that many questions: it has no snapshot between them."""
+    query = "select state_change from pg_stat_activity where pid = %s and state = 'idle' and xact_start is null"
+    seen.update(await (await observer.execute(query, [backend])).fetchall())
+    return len(seen) >= times
 
 
 @pytest.mark.requirement("N33")
@@ -204,6 +208,90 @@ async def test_a_migration_that_a_deadlock_ended_is_tried_again(empty_database: 
     assert len(given_up) == 1
 
 
+INDEX = "-- oldest program: 0003\n-- Why.\ncreate unique index concurrently thing_by_name on thing (name);"
+
+
+async def is_valid(conn: psycopg.AsyncConnection) -> bool | None:
+    query = "select indisvalid from pg_index where indexrelid = to_regclass('evertick.thing_by_name')"
+    row = await (await conn.execute(query)).fetchone()
+    return row[0] if row else None
+
+
+@pytest.mark.requirement("N33")
+async def test_an_index_is_made_while_everybody_writes_and_several_ask_for_it(empty_database: str, three: Path) -> None:
+    """It waits for who has written and not committed; nobody waits for it. The other starter has no part in that."""
+    async with (
+        await connect(empty_database, purpose=Purpose.PLANNING) as writer,
+        await connect(empty_database, purpose=Purpose.PLANNING) as user,
+        await connect(empty_database, purpose=Purpose.PLANNING) as one,
+        await connect(empty_database, purpose=Purpose.PLANNING) as other,
+        asyncio.TaskGroup() as group,
+    ):
+        await migrate(one, three)
+        write(three, _0004_index=INDEX, _0005_fifth="create table later ();")
+        limits = "select current_setting('statement_timeout'), current_setting('lock_timeout')"
+        before = await (await one.execute(limits)).fetchone()
+        async with writer.transaction():
+            await writer.execute("insert into thing values (2, 'open')")
+            given_up: list[str] = []
+            done = [group.create_task(migrate(each, three, tell=given_up.append)) for each in (one, other)]
+            pids = [each.info.backend_pid for each in (one, other)]
+            await eventually(lambda: any_stands_before_a_lock(user, pids))
+            await user.execute("insert into thing values (3, 'not held up')")
+            assert not any(each.done() for each in done)
+        applied = [label for each in done for label in await each]
+        assert sorted(applied) == ["0004_index", "0005_fifth"]
+        assert await is_valid(user)
+        assert given_up == []
+        assert [await (await each.execute(limits)).fetchone() for each in (one, other)] == [before, before]
+        held = (
+            "select count(*) from pg_locks join pg_database d on d.oid = database"
+            " where locktype = 'advisory' and d.datname = current_database()"
+        )
+        assert await (await user.execute(held)).fetchone() == (0,)
+
+
+async def any_stands_before_a_lock(observer: psycopg.AsyncConnection, backends: list[int]) -> bool:
+    query = "select count(*) > 0 from pg_stat_activity where pid = any(%s) and wait_event_type = 'Lock'"
+    return await (await observer.execute(query, [backends])).fetchone() == (True,)
+
+
+async def test_half_an_index_that_a_try_left_behind_is_made_anew(empty_database: str, three: Path) -> None:
+    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+        await migrate(conn, three)
+        await conn.execute("insert into thing values (2)")
+        write(three, _0004_index=INDEX)
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            await migrate(conn, three)
+        assert await is_valid(conn) is False
+        await conn.execute("delete from thing where id = 2")
+        assert await migrate(conn, three) == ["0004_index"]
+        assert await is_valid(conn)
+
+
+async def test_an_index_beside_the_work_needs_a_session_of_its_own(empty_database: str, three: Path) -> None:
+    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+        await migrate(conn, three)
+        write(three, _0004_index=INDEX)
+        assert isinstance(conn, Line)
+        conn.is_shared = True
+        with pytest.raises(MigrationBlocked, match=r"An index .* needs a session of its own.*server's own address"):
+            await migrate(conn, three)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "create table x (y int); create index concurrently z on x (y);",
+        "create index concurrently z on x (y); create index concurrently w on x (y);",
+        "drop index concurrently z;",
+    ],
+)
+def test_what_is_made_beside_the_work_is_alone_in_its_migration(tmp_path: Path, script: str) -> None:
+    with pytest.raises(SchemaMismatch, match=r"0001_first\.sql does something concurrently"):
+        migrations(write(tmp_path / "migrations", _0001_first=script))
+
+
 async def test_a_migration_that_never_gets_its_table_says_so_and_has_changed_nothing(
     empty_database: str, three: Path
 ) -> None:
@@ -216,7 +304,7 @@ async def test_a_migration_that_never_gets_its_table_says_so_and_has_changed_not
         async with reader.transaction():
             await reader.execute("select count(*) from thing")
             patience = Patience(lock_seconds=0.02, pause_seconds=0.0, give_up_seconds=0.1)
-            with pytest.raises(MigrationBlocked, match=r"0004_fourth waits .* tried for 0\.1 s and changed nothing"):
+            with pytest.raises(MigrationBlocked, match=r"0004_fourth waits .* tried for 0\.1 s and is not applied"):
                 await migrate(migrating, three, patience=patience)
         assert [each.label for each in (await status(migrating, three)).pending] == ["0004_fourth"]
         assert await (await reader.execute("select to_regclass('evertick.half')")).fetchone() == (None,)

@@ -101,7 +101,10 @@ async def test_a_runner_may_do_nothing_but_run(shared: AsyncConnection) -> None:
 def test_every_statement_is_somebodys_or_the_owners() -> None:
     known = {f"{noun}.{name}" for noun, name in ALL}
     anybodys = {name for role in MAY for name in statements_of(role)}
-    assert known - anybodys == {f"migration.{name}" for name in ("lock", "set_lock_timeout", "in_the_way", "record")}
+    assert known - anybodys == {
+        f"migration.{name}"
+        for name in ("lock", "lock_session", "unlock_session", "set_lock_timeout", "in_the_way", "record")
+    }
 
 
 @pytest.mark.parametrize("role", MAY)

@@ -1,4 +1,4 @@
-"""Brings a database's schema up to this program, forward only, one transaction per migration.
+"""Brings a database's schema up to this program, forward only, one transaction per migration; an index may be made beside the work.
 
 Safe when many processes start at once, and while the release before is at work. Must never change an applied migration, nor
 keep those waiting for long who use a table that it wants.
@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import LiteralString
 
 from psycopg import AsyncConnection, errors
+from psycopg.sql import SQL, Identifier
 
 from evertick.domain.errors import MigrationBlocked, SchemaMismatch
 from evertick.store import roles
-from evertick.store.line import take_your_time
-from evertick.store.rows import all_rows
+from evertick.store.line import keeps_session, take_your_time
+from evertick.store.rows import all_rows, one_value
 from evertick.store.statements import sql
 
 MIGRATIONS_DIRECTORY = Path(__file__).with_name("migrations")
@@ -30,18 +31,23 @@ MIGRATIONS_DIRECTORY = Path(__file__).with_name("migrations")
 _FILE_NAME = re.compile(r"^(\d{4})_([a-z0-9_]+)\.sql$")
 # The first line of a migration beside which older programs may work: the last migration that these must know.
 _OLDEST_PROGRAM = re.compile(r"^-- oldest program: (\d{4})$", re.MULTILINE)
+# What is the whole of a migration that makes an index while everybody uses the table. It cannot be part of a transaction.
+_INDEX = re.compile(r"create (?:unique )?index concurrently (\w+) on [^;]+;?", re.IGNORECASE)
+_TURN_SECONDS = 0.1
 LOCK_KEY = 0x65766572746963  # "evertic" in ASCII: any number would do, as long as it never changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """One numbered file, and what it did to the database if it was applied."""
+    """One numbered file. `oldest_program`: whose own migrations end there or later may work with it. `index`: what it makes beside
+    the work, if it does that and nothing else."""
 
     number: int
     name: str
     script: LiteralString
     checksum: str
     oldest_program: int
+    index: str | None
 
     @property
     def label(self) -> str:
@@ -117,14 +123,17 @@ async def migrate(
     give_up_at = time.monotonic() + patience.give_up_seconds
     while (current := await status(conn, directory)).pending:
         try:
-            if label := await _apply_next(conn, directory, patience):
+            label = await _apply_next(conn, directory, patience)
+            if label is None:
+                await asyncio.sleep(_TURN_SECONDS)
+            else:
                 done.append(label)
                 give_up_at = time.monotonic() + patience.give_up_seconds
         except (errors.LockNotAvailable, errors.DeadlockDetected):
             blocked = f"{current.pending[0].label} waits for a table that is in use{await _whose(conn)}."
             if time.monotonic() > give_up_at:
                 raise MigrationBlocked(
-                    f"Migration {blocked} It has tried for {patience.give_up_seconds:g} s and changed nothing. End what is"
+                    f"Migration {blocked} It has tried for {patience.give_up_seconds:g} s and is not applied. End what is"
                     " in its way and run `evertick db migrate` again."
                 ) from None
             tell(blocked)
@@ -155,33 +164,75 @@ def migrations(directory: Path = MIGRATIONS_DIRECTORY) -> list[Migration]:
 
 
 async def _apply_next(conn: AsyncConnection, directory: Path, patience: Patience) -> str | None:
-    """Apply the first pending migration, if another process did not do so while this one waited for the lock."""
+    """Apply the first pending migration, unless another process is at it or did so a moment ago."""
     take_your_time(conn)
     async with conn.transaction():
-        # A migration may rewrite a large table, and nine other starters may be waiting for it.
+        if not await one_value(conn, sql("migration", "lock"), {"key": LOCK_KEY}):
+            return None
+        # What it does to a table of its own may take long.
         await conn.execute("set local statement_timeout = 0")
-        await conn.execute("set local lock_timeout = 0")
-        await conn.execute(sql("migration", "lock"), {"key": LOCK_KEY})
-        await conn.execute(sql("migration", "set_lock_timeout"), {"timeout": f"{patience.lock_seconds * 1000:.0f}ms"})
+        await _limit_waits(conn, patience.lock_seconds, is_local=True)
         await _create_record(conn)
         pending = (await status(conn, directory)).pending
         if not pending:
             return None
         migration = pending[0]
-        await conn.execute(migration.script, prepare=False)
-        await conn.execute(
-            sql("migration", "record"),
-            {
-                "number": migration.number,
-                "name": migration.name,
-                "checksum": migration.checksum,
-                "oldest_program": migration.oldest_program,
-            },
+        if migration.index is None:
+            await _apply(conn, migration)
+            return migration.label
+    return await _make_index(conn, directory, patience)
+
+
+async def _apply(conn: AsyncConnection, migration: Migration) -> None:
+    await conn.execute(migration.script, prepare=False)
+    await _record(conn, migration)
+    # What is new has no rights yet, and what was replaced has lost them: nobody may see it so.
+    if await roles.are_used(conn):
+        await roles.apply(conn, keeps_older=True)
+
+
+async def _make_index(conn: AsyncConnection, directory: Path, patience: Patience) -> str | None:
+    """Nobody waits for it: it waits for those whose transactions are older. A try that failed has left half an index behind."""
+    if not keeps_session(conn):
+        raise MigrationBlocked(
+            "An index that is made beside the work needs a session of its own, and a pooler stands before the server. Run"
+            " `evertick db migrate` with the server's own address."
         )
-        # What is new has no rights yet, and what was replaced has lost them: nobody may see it so.
-        if await roles.are_used(conn):
-            await roles.apply(conn, keeps_older=True)
-    return migration.label
+    if not await one_value(conn, sql("migration", "lock_session"), {"key": LOCK_KEY}):
+        return None
+    try:
+        pending = (await status(conn, directory)).pending
+        index = pending[0].index if pending else None
+        if index is None:
+            return None
+        await conn.execute("set statement_timeout = 0")
+        await _limit_waits(conn, patience.give_up_seconds, is_local=False)
+        await conn.execute(SQL("drop index concurrently if exists {}").format(Identifier("evertick", index)))
+        await conn.execute(pending[0].script, prepare=False)
+        await _record(conn, pending[0])
+        return pending[0].label
+    finally:
+        if not conn.closed:
+            await conn.execute("reset statement_timeout")
+            await conn.execute("reset lock_timeout")
+            await conn.execute(sql("migration", "unlock_session"), {"key": LOCK_KEY})
+
+
+async def _limit_waits(conn: AsyncConnection, seconds: float, *, is_local: bool) -> None:
+    params = {"timeout": f"{seconds * 1000:.0f}ms", "is_local": is_local}
+    await conn.execute(sql("migration", "set_lock_timeout"), params)
+
+
+async def _record(conn: AsyncConnection, migration: Migration) -> None:
+    await conn.execute(
+        sql("migration", "record"),
+        {
+            "number": migration.number,
+            "name": migration.name,
+            "checksum": migration.checksum,
+            "oldest_program": migration.oldest_program,
+        },
+    )
 
 
 async def _whose(conn: AsyncConnection) -> str:
@@ -245,4 +296,16 @@ def _read(path: Path) -> Migration:
         checksum=checksum,
         # Without a word about it nobody who does not know it may work with it.
         oldest_program=int(oldest[1]) if oldest else number,
+        index=_index_of(text, path),
     )
+
+
+def _index_of(text: str, path: Path) -> str | None:
+    """The index that a script makes beside the work. It must do that alone: what cannot be undone must not be half of something."""
+    bare = re.sub(r"--[^\n]*", "", text).strip()
+    found = _INDEX.fullmatch(bare)
+    if found is None and re.search(r"\bconcurrently\b", bare, re.IGNORECASE):
+        raise SchemaMismatch(
+            f"{path.name} does something concurrently: it must be one `create index concurrently NAME on ...`."
+        )
+    return found[1] if found else None

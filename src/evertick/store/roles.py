@@ -80,8 +80,7 @@ MAY: dict[str, tuple[str, ...]] = {
 _MAY_NOT: dict[str, tuple[str, ...]] = {
     API: (
         *(
-            "migration.lock",
-            "migration.set_lock_timeout",
+            "migration.*lock*",
             "migration.in_the_way",
             "migration.record",
             "prune.prune_*",

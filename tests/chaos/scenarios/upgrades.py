@@ -168,9 +168,7 @@ async def upgrade(stage: Stage) -> None:
     """Schedulers before runners the first time, as the documentation has it, and in the other order after some went back."""
     release = await asyncio.to_thread(make_next_release, stage.cluster.folder / "next")
     going = Upgrade(stage=stage, release=release)
-    load = await stage.begin_load(
-        seconds=LONGEST_SECONDS, quick=8, steady=int(stage.scaled(40, 8)), per_second=2, paces=(2, 3, 5)
-    )
+    load = await stage.begin_load(seconds=LONGEST_SECONDS, quick=8, steady=8, per_second=2, paces=(2, 3, 5))
     await elapse(FIRST_FIRES_SECONDS)
     began_ns = boot_ns()
     await going.migrate()

@@ -1,12 +1,20 @@
 -- What the database remembers of its migrations.
 
 -- name: lock
--- Transaction-level, so that it also works through a pooler and ends with a process that dies halfway.
-select pg_advisory_xact_lock(%(key)s)
+-- Transaction-level, so that it also works through a pooler and ends with a process that dies halfway. Tried and never waited for:
+-- who waits has a snapshot, and whoever makes an index beside the work waits for everybody that has one.
+select pg_try_advisory_xact_lock(%(key)s)
+
+-- name: lock_session
+-- The same lock for what cannot be done in a transaction. It ends with the session, too.
+select pg_try_advisory_lock(%(key)s)
+
+-- name: unlock_session
+select pg_advisory_unlock(%(key)s)
 
 -- name: set_lock_timeout
--- For the rest of the transaction.
-select set_config('lock_timeout', %(timeout)s, true)
+-- For the rest of the transaction; for the session where there is none.
+select set_config('lock_timeout', %(timeout)s, %(is_local)s)
 
 -- name: in_the_way
 -- The session that has had a table of ours for longest in one transaction: a migration waits for that one, or for those behind it.
@@ -15,7 +23,7 @@ select a.pid, coalesce(nullif(a.application_name, ''), 'a session') as applicati
   from pg_stat_activity a
  where a.pid <> pg_backend_pid() and a.datname = current_database() and a.xact_start is not null
    and exists (select 1 from pg_locks l join pg_class c on c.oid = l.relation
-                where l.pid = a.pid and l.granted and c.relnamespace = 'evertick'::regnamespace)
+                where l.pid = a.pid and c.relnamespace = 'evertick'::regnamespace)
  order by a.xact_start limit 1
 
 -- name: has_record
