@@ -20,7 +20,8 @@ from psycopg.pq import TransactionStatus
 
 from evertick.domain.failover import Server
 
-_OTHER_TYPE = "cached plan must not change result type"
+# Where PostgreSQL says that a cached plan must not change its result type: the words depend on the server's language.
+_REFUSES_OTHER_TYPE = "RevalidateCachedQuery"
 
 
 class Line(AsyncConnection[Any]):
@@ -33,21 +34,17 @@ class Line(AsyncConnection[Any]):
     _said: select.poll | None = None
 
     async def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
-        try:
-            return await self._wait(gen, *args, **options)
-        except psycopg.errors.FeatureNotSupported as error:
-            # What was prepared before a migration changed the type of a column fails for ever; a new session prepares it anew.
-            if _OTHER_TYPE in str(error):
-                self.pgconn.finish()
-                raise psycopg.OperationalError(f"{error}; what this connection had prepared is out of date") from error
-            raise
-
-    async def _wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
         if self.longest_seconds is None:
             return await super().wait(gen, *args, **options)
         timer = asyncio.get_running_loop().call_later(self.longest_seconds, self.cut)
         try:
             return await super().wait(gen, *args, **options)
+        except psycopg.errors.FeatureNotSupported as error:
+            if error.diag.source_function != _REFUSES_OTHER_TYPE:
+                raise
+            # What was prepared before a migration changed the type of a column fails for ever; a new session prepares it anew.
+            self.pgconn.finish()
+            raise psycopg.OperationalError(f"{error}; what this connection had prepared is out of date") from error
         except psycopg.OperationalError as error:
             if asyncio.get_running_loop().time() < timer.when():
                 raise
