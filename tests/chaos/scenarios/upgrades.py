@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
-from contextlib import suppress
+from asyncio.subprocess import Process
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -25,6 +25,7 @@ from tests.waiting import elapse, eventually
 
 DOWNTIME_SECONDS = 6.0
 MIGRATE_SECONDS = 60.0
+GAVE_WAY = "waits for a table"
 # The load ends when the play does; this is only how long it may be.
 LONGEST_SECONDS = 1800.0
 FIRST_FIRES_SECONDS = 3.0
@@ -58,33 +59,32 @@ class Upgrade:
 
     async def migrate(self) -> None:
         """As people do, with the next release, while somebody has read a hot table for longer than anybody may be held up."""
-        stage = self.stage
-        reader = Watcher(stage.cluster.server.url)
+        stage, folder = self.stage, self.stage.cluster.folder
+        reader, said = Watcher(stage.cluster.server.url), folder / "migrate.log"
         async with stage.nemesis.fault(Fault.UPGRADE, "postgres", part="schema", until=stage.nemesis.works_again()):
             try:
                 await reader.must("begin")
                 await reader.must("select count(*) from task")
-                migrating = await asyncio.create_subprocess_exec(
-                    *self.release.command("db", "migrate"),
-                    cwd=stage.cluster.folder,
-                    env=self.release.environment(stage.cluster.members[SCHEDULERS[0]].environment),
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
-                )
-                try:
-                    await elapse(stage.scaled(30, DOWNTIME_SECONDS + 2, 4))
-                    await reader.must("rollback")
-                    await _within(MIGRATE_SECONDS, migrating.wait())
-                finally:
-                    if migrating.returncode is None:
-                        migrating.kill()
-                    out, complaints = await migrating.communicate()
+                with said.open("wb") as log:
+                    migrating = await asyncio.create_subprocess_exec(
+                        *self.release.command("db", "migrate"),
+                        cwd=folder,
+                        env=self.release.environment(stage.cluster.members[SCHEDULERS[0]].environment),
+                        stdout=log,
+                        stderr=log,
+                    )
+                await elapse(stage.scaled(30, DOWNTIME_SECONDS + 2, 0))
+                # However long it took to start: it has met the reader, and given way.
+                await eventually(lambda: GAVE_WAY in said.read_text() or migrating.returncode is not None, 60)
+                await reader.must("rollback")
+                await _ended(migrating)
             finally:
                 await reader.close()
-        stage.note(f"tries given up because of a reader: {complaints.count(b'waits for a table')}")
-        stage.expect(migrating.returncode == 0, f"migrate ended with {migrating.returncode}: {complaints.decode()}")
-        stage.expect(b"waits for a table" in complaints, "the migration did not meet the reader")
-        stage.expect(all(name.encode() in out for name in self.release.migrations), f"migrate did: {out.decode()}")
+        told = said.read_text()
+        stage.note(f"tries given up because of a reader: {told.count(GAVE_WAY)}")
+        stage.expect(migrating.returncode == 0, f"migrate ended with {migrating.returncode}: {told}")
+        stage.expect(GAVE_WAY in told, "the migration did not meet the reader")
+        stage.expect(all(name in told for name in self.release.migrations), f"migrate did: {told}")
 
     async def go_on(self) -> None:
         """Everybody is as before, and runs that must be retried come to their end: planned and claimed by the old release."""
@@ -154,21 +154,31 @@ class Upgrade:
         return None
 
 
-async def _within(seconds: float, ending: Awaitable[int]) -> None:
+async def _ended(process: Process) -> None:
     """Whoever has not ended by then is killed, and told by that."""
-    with suppress(TimeoutError):
-        await asyncio.wait_for(ending, seconds)
+    try:
+        await asyncio.wait_for(process.wait(), MIGRATE_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
 
 
 async def add_api(stage: Stage) -> None:
-    await stage.cluster.add("api", API, api_port=own_port())
+    if stage.size is not Size.SHORT:
+        await stage.cluster.add("api", API, api_port=own_port())
 
 
 async def upgrade(stage: Stage) -> None:
     """Schedulers before runners the first time, as the documentation has it, and in the other order after some went back."""
     release = await asyncio.to_thread(make_next_release, stage.cluster.folder / "next")
     going = Upgrade(stage=stage, release=release)
-    load = await stage.begin_load(seconds=LONGEST_SECONDS, quick=8, steady=8, per_second=2, paces=(2, 3, 5))
+    load = await stage.begin_load(
+        seconds=LONGEST_SECONDS,
+        quick=int(stage.scaled(8, 8, 4)),
+        steady=int(stage.scaled(8, 8, 3)),
+        per_second=stage.scaled(2, 2, 1),
+        paces=(2, 3, 5),
+    )
     await elapse(FIRST_FIRES_SECONDS)
     began_ns = boot_ns()
     await going.migrate()
@@ -199,7 +209,8 @@ async def _forward(going: Upgrade, stage: Stage) -> None:
     await going.replace(first, Way.KILL, is_newer=False)
     await going.replace(first, Way.DRAIN, is_newer=True)
     await going.replace(second, Way.STOP, is_newer=True)
-    await going.replace(API, Way.STOP, is_newer=True)
+    if API in stage.cluster.members:
+        await going.replace(API, Way.STOP, is_newer=True)
 
 
 async def _back(going: Upgrade, stage: Stage) -> None:
