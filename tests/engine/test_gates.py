@@ -450,7 +450,7 @@ async def test_after_a_minute_the_oldest_that_needs_many_slots_reserves_them(db:
     await set_clock(db, later(61))
     assert (await runner.step([(second, "success", {})], free=5))[0] == []
     reason = (await gates.why(db, TaskKey(late, 0, -1)))[0]
-    assert "pool db is reserved for t of run" in tell(reason) and reason.detail["reserved_for"]["run_id"] == heavy
+    assert "pool db is reserved for heavy.t of run" in tell(reason) and reason.detail["reserved_for"]["run_id"] == heavy
     ((claim,), _) = await runner.step([(third, "success", {})], free=5)
     assert claim.run_id == heavy
     ((claim,), _) = await runner.step([(claim, "success", {})], free=5)

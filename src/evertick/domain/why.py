@@ -4,7 +4,7 @@ only told, and must never be weighed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -12,6 +12,10 @@ from typing import Any
 from evertick.domain.gates import EXCLUSIVE
 
 Detail = Mapping[str, Any]
+
+# Where a reason's detail names tasks, also of other DAGs.
+_IN_THE_WAY = {"holders", "smaller", "reserved_for"}
+_NAMELESS = {"dag": None, "task": None, "run_id": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,31 @@ class Explained:
     state: str
     reasons: Sequence[Reason]
     upstream: Explained | None = None
+
+
+def dags_named(reasons: Sequence[Reason]) -> set[str]:
+    """The DAGs, the task's own or others, of which tasks are named because they are in the way."""
+    return {
+        str(each["dag"]) for reason in reasons for name in _IN_THE_WAY for each in _several(reason.detail.get(name))
+    }
+
+
+def told_to(reason: Reason, known: Collection[str]) -> Reason:
+    """The same for somebody who may know of some DAGs alone: that a task of another one is in the way, and not which."""
+    detail = dict(reason.detail)
+    for name in _IN_THE_WAY & detail.keys():
+        told = [each if each["dag"] in known else {**each, **_NAMELESS} for each in _several(detail[name])]
+        detail[name] = told if isinstance(detail[name], list) else next(iter(told), None)
+    return Reason(reason.kind, detail)
+
+
+def _several(found: Any) -> Sequence[Detail]:
+    return found if isinstance(found, list) else [found] if found else []
+
+
+def _task(it: Detail) -> str:
+    """One that is in the way, or only that there is one: see `told_to`."""
+    return f"{it['dag']}.{it['task']} of run {it['run_id']}" if it["dag"] else "a task of another DAG"
 
 
 # An instant of a reason's detail, for people.
@@ -118,7 +147,7 @@ def _retry_line(it: Detail, when: When) -> str:
 def _gate(it: Detail, when: When) -> str:
     held = _holders(it["holders"])
     if kept := it["reserved_for"]:
-        who = f"{kept['task']} of run {kept['run_id']}, which needs {kept['need']} and has waited for over a minute"
+        who = f"{_task(kept)}, which needs {kept['need']} and has waited for over a minute"
         return f"{it['gate']} {it['name']} is reserved for {who}"
     place = f"; {it['ahead']} before it in line" if it["ahead"] is not None else ""
     if it["gate"] in _CHECKS:
@@ -143,7 +172,7 @@ def _order(it: Detail, when: When) -> str:
     if not smaller:
         return f"version {it['need']} on key {it['name']} is about to have its turn"
     first, more = smaller[0], f" and {it['ahead'] - 1} more" if it["ahead"] > 1 else ""
-    who = f"{first['dag']}.{first['task']} of run {first['run_id']} ({first['state']})"
+    who = f"{_task(first)} ({first['state']})"
     return f"version {it['need']} on key {it['name']} waits for version {first['version']}: {who}{more}"
 
 
@@ -166,7 +195,7 @@ _CHECKS = {"order": _order, "rate": _rate, "past": _past}
 def _holders(holders: Sequence[Detail]) -> str:
     if not holders:
         return "nobody"
-    shown = ", ".join(f"{each['dag']}.{each['task']} of run {each['run_id']} ({each['state']})" for each in holders[:3])
+    shown = ", ".join(f"{_task(each)} ({each['state']})" for each in holders[:3])
     return f"{shown} and others" if len(holders) > 3 else shown
 
 

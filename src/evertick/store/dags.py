@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
@@ -124,6 +125,12 @@ async def put_bundle(
 
 async def bundle(conn: AsyncConnection, bundle_hash: str) -> BundleRow | None:
     return await one_row(conn, sql("dags", "bundle"), {"hash": bundle_hash}, BundleRow)
+
+
+async def of_bundles(conn: AsyncConnection, hashes: Collection[str]) -> list[str]:
+    """The names of all DAGs that were ever published from this code."""
+    cursor = await conn.execute(sql("dags", "of_bundles"), {"hashes": list(hashes)})
+    return [cast(str, row[0]) for row in await cursor.fetchall()]
 
 
 async def pause(

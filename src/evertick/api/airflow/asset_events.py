@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from evertick.api.airflow.other_shapes import (
 from evertick.api.airflow.runs import R, find_run
 from evertick.api.airflow.words import RUN_STATES, run_document
 from evertick.api.desk import Who
+from evertick.api.discretion import known_dags
 from evertick.api.guard import GuardedRoute, needs
 from evertick.domain.access import Permission
 from evertick.domain.errors import NotFound, UserError
@@ -174,7 +176,9 @@ async def get_upstream_asset_events(dag_id: str, dag_run_id: str, caller: Who) -
     async with caller.reading() as conn:
         run = await find_run(caller, conn, dag_id, dag_run_id)
         found = await assets.causes(conn, run.run_id)
-    return {"asset_events": [_event(each, run) for each in found], "total_entries": len(found)}
+        known = await known_dags(caller, conn, {each.source_dag for each in found if each.source_dag is not None})
+    told = [each if each.source_dag in known else replace(each, source_dag=None, source_text_id=None) for each in found]
+    return {"asset_events": [_event(each, run) for each in told], "total_entries": len(told)}
 
 
 async def _name_of(conn: AsyncConnection, asset_id: int) -> str:

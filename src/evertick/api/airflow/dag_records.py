@@ -33,6 +33,7 @@ from evertick.api.airflow.dag_shapes import (
 from evertick.api.airflow.dags import seen_tags
 from evertick.api.airflow.words import BUNDLE, RUN_STATES, version_of
 from evertick.api.desk import Who
+from evertick.api.discretion import refuse_unless_code_is_theirs
 from evertick.api.guard import GuardedRoute, needs
 from evertick.domain.access import Permission
 from evertick.domain.errors import NotFound
@@ -118,6 +119,7 @@ async def get_dag_source(
         row = await caller.dag(conn, dag_id)
         number = row.number if version_number is None else version_number
         version = await _find_version(conn, row, number or 0)
+        await refuse_unless_code_is_theirs(caller, conn, version.bundle_hash)
         bundle = await dags.bundle(conn, version.bundle_hash)
     text = None
     if bundle is not None:

@@ -35,6 +35,7 @@ from evertick.api.airflow.run_shapes import (
 from evertick.api.airflow.runs import R, find_run, whose
 from evertick.api.airflow.words import NO_POOL, OPERATORS, TASK_STATES, instance_document, states_asked
 from evertick.api.desk import Caller, Who
+from evertick.api.discretion import told_reasons
 from evertick.api.guard import GuardedRoute, needs
 from evertick.api.paging import cursor, read_cursor
 from evertick.domain.access import Permission
@@ -317,10 +318,9 @@ async def _by_cursor(
 async def _dependencies(caller: Caller, names: tuple[str, str, str], map_index: int) -> dict[str, Any]:
     async with caller.reading() as conn:
         row = await find_instance(caller, conn, names, map_index)
-        found = await gates.why(conn, TaskKey(row.run_id, row.idx, row.map_index))
-    is_held = row.phase in ("waiting", "pending", "retrying")
-    told = [{"name": each.kind, "reason": tell(each)} for each in found] if is_held else []
-    return {"dependencies": sorted(told, key=lambda each: each["name"])}
+        found = await told_reasons(caller, conn, await gates.why(conn, TaskKey(row.run_id, row.idx, row.map_index)))
+    told = sorted(found, key=lambda each: each.kind) if row.phase in ("waiting", "pending", "retrying") else []
+    return {"dependencies": [{"name": each.kind, "reason": tell(each)} for each in told]}
 
 
 async def _try(caller: Caller, names: tuple[str, str, str], map_index: int, number: int) -> dict[str, Any]:

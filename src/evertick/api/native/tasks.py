@@ -13,6 +13,7 @@ from psycopg import AsyncConnection
 from pydantic import BaseModel, ConfigDict
 
 from evertick.api.desk import Caller, Who
+from evertick.api.discretion import discreetly
 from evertick.api.event_stream import EventStream
 from evertick.api.guard import GuardedRoute, needs, refuse_foreign_reader
 from evertick.api.log_follow import Places
@@ -115,7 +116,7 @@ async def why_task(run_id: RunId, task: TaskName, caller: Who) -> Why:
     """Why it does not run."""
     async with caller.reading() as conn:
         await _find(caller, conn, run_id, task, None)
-        return _why(await explain(conn, run_id=run_id, task=task))
+        return _why(await discreetly(caller, conn, await explain(conn, run_id=run_id, task=task)))
 
 
 @router.post("/runs/{run_id}/tasks/{task}/mark")

@@ -9,13 +9,14 @@ from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from evertick.api.desk import Who
+from evertick.api.discretion import told_code_changes
 from evertick.api.guard import GuardedRoute, needs
 from evertick.api.native.dags import DagName
 from evertick.api.paging import USUAL_ITEMS, Cursor, Limit, Page, cursor, read_cursor
 from evertick.domain.access import Permission
 from evertick.domain.errors import NotFound
 from evertick.engine.roll_back import RolledBack, find_version, roll_back
-from evertick.execution.version_diff import code_changes, plan_changes
+from evertick.execution.version_diff import plan_changes
 from evertick.services.rules import load_routing
 from evertick.store import dags
 from evertick.store.dags import ListedVersion
@@ -91,7 +92,8 @@ async def diff_versions(dag: DagName, caller: Who, old: Number = None, new: Numb
         row = await caller.dag(conn, dag)
         before = await find_version(conn, dag, old)
         after = await find_version(conn, dag, new if new is not None else row.number)
-        plan, code = await plan_changes(conn, before, after), await code_changes(conn, before, after)
+        plan = await plan_changes(conn, before, after)
+        code = await told_code_changes(caller, conn, before, after)
     return VersionDiff(old=_version(before), new=_version(after), plan=plan, code=code)
 
 

@@ -366,9 +366,10 @@ begin
         'gate', g.kind, 'name', g.name, 'used', g.used, 'capacity', g.capacity, 'need', n.need, 'since', wait.since,
         'holders', case when n.is_held then holders_of(g.gate_id, 5) else '[]' end,
         'reserved_for', case when n.is_held and g.capacity - g.used >= n.need then (
-            select jsonb_build_object('run_id', w.run_id, 'task', s.name, 'need', l.need)
+            select jsonb_build_object('run_id', w.run_id, 'dag', y.name, 'task', s.name, 'need', l.need)
             from gate_line l join gate_wait w on w.line_id = l.line_id and w.rank = l.rank and w.seq = l.seq
             join task_spec s on s.version_id = w.version_id and s.idx = w.idx
+            join run r on r.run_id = w.run_id join dag y on y.dag_id = r.dag_id
             where l.line_id = reserved_for(g.gate_id)) end,
         'ahead', a.ahead) || case when n.is_held then '{}' else check_facts(g.gate_id, n.need, coalesce(a.ahead, 0)) end
     from (select x.gate_id, x.weight::bigint, true from unnest(line.gate_ids, line.weights) as x(gate_id, weight)

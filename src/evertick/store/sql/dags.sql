@@ -14,6 +14,11 @@ on conflict (hash) do update set created_at = excluded.created_at
 -- name: bundle
 select file, archive, uses_threads from bundle where hash = %(hash)s
 
+-- name: of_bundles
+-- Which DAGs have a version of this code: a file may define several. Deleted ones, too.
+select distinct d.name from dag_version v join dag d on d.dag_id = v.dag_id
+ where v.bundle_hash = any(%(hashes)s::text[]) order by d.name limit 100000
+
 -- name: pause
 select pause_dag(%(dag_id)s::int, %(paused)s::boolean, %(seen)s::jsonb, %(settle)s::jsonb, %(actor)s::text)
 

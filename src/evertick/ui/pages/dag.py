@@ -8,13 +8,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from evertick.api.desk import Who
+from evertick.api.discretion import WITHHELD, may_read_code, told_code_changes
 from evertick.api.guard import needs
 from evertick.api.native.dags import DagName
 from evertick.api.paging import LARGEST
 from evertick.domain.access import Permission
 from evertick.domain.errors import NotFound
 from evertick.execution.bundle import contents
-from evertick.execution.version_diff import code_changes, plan_changes
+from evertick.execution.version_diff import plan_changes
 from evertick.store import catalogue, dags
 from evertick.store.catalogue import GridRun, NewestRun
 from evertick.store.dags import ListedVersion
@@ -93,7 +94,7 @@ async def show_versions(
         after = _numbered(listed, new if new is not None else view.row.number, dag)
         before = _numbered(listed, old, dag) if old is not None else _before(listed, after)
         plan = await plan_changes(conn, before, after) if before else []
-        code = await code_changes(conn, before, after) if before else []
+        code = await told_code_changes(caller, conn, before, after) if before else []
     return page(
         request,
         "dag_versions.html",
@@ -115,7 +116,8 @@ async def show_code(
     async with caller.reading() as conn:
         view = await dag_view(caller, conn, dag)
         version = await dags.version(conn, view.row.version_id) if view.row.version_id else None
-        bundle = await dags.bundle(conn, version.bundle_hash) if version else None
+        is_withheld = version is not None and not await may_read_code(caller, conn, version.bundle_hash)
+        bundle = await dags.bundle(conn, version.bundle_hash) if version and not is_withheld else None
     files = contents(bundle.archive, version.bundle_hash) if bundle and bundle.archive and version else {}
     chosen = file or (version.file if version else "")
     if file and file not in files:
@@ -131,6 +133,7 @@ async def show_code(
         text=raw[:_MOST_CODE_BYTES].decode(errors="replace") if is_text else None,
         size=len(raw),
         is_cut=len(raw) > _MOST_CODE_BYTES,
+        absence=WITHHELD if is_withheld else "The code of this version is not stored.",
     )
 
 

@@ -7,11 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 
 from evertick.api.desk import Who
+from evertick.api.discretion import told_code_changes
 from evertick.api.guard import needs
 from evertick.api.native.dags import DagName
 from evertick.domain.access import Permission
 from evertick.engine.roll_back import find_version, roll_back
-from evertick.execution.version_diff import code_changes, plan_changes
+from evertick.execution.version_diff import plan_changes
 from evertick.services.publisher import DEPLOYED
 from evertick.services.rules import load_routing
 from evertick.store.wake import Channel
@@ -32,7 +33,7 @@ async def preview_rollback(dag: DagName, number: Number, request: Request, calle
         wanted = await find_version(conn, dag, number)
         current = await find_version(conn, dag, row.number)
         plan = await plan_changes(conn, current, wanted)
-        code = await code_changes(conn, current, wanted)
+        code = await told_code_changes(caller, conn, current, wanted)
     return page(
         request,
         "rollback_preview.html",

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from psycopg import AsyncConnection
 
 from evertick.api.desk import Caller, Who
+from evertick.api.discretion import discreetly
 from evertick.api.guard import needs
 from evertick.api.native.runs import RunId, find_run
 from evertick.domain.access import Permission
@@ -59,7 +60,9 @@ async def show_task(
             raise _missing(run, task)
         key = TaskKey(run_id, row.idx, row.map_index)
         attempts = await tasks.attempts(conn, key)
-        why = _sentences(await explain_row(conn, row, run_id=run_id)) if _is_held(row) else []
+        why = None
+        if _is_held(row):
+            why = await discreetly(caller, conn, await explain_row(conn, row, run_id=run_id))
         shown = await _tab(conn, run, row, key, tab)
         note = await listing.note(conn, **key._asdict())
         asked = []
@@ -75,7 +78,7 @@ async def show_task(
         row=row,
         name=full_name(row),
         attempts=attempts,
-        why=why,
+        why=_sentences(why),
         note=note,
         is_asking=any(each.is_open for each in asked),
         is_over=row.state in TERMINAL_TASK_STATES,
