@@ -26,7 +26,7 @@ async def etl(conn: AsyncConnection) -> int:
         "etl",
         {"extract": [], "load": ["extract"]},
         every="@every 1h",
-        tags=("finance",),
+        tags=("finance", "daily"),
         description="Loads orders.",
         params=(ParamSpec(name="rows", type=ParamType.INTEGER, default=10),),
     )
@@ -51,7 +51,7 @@ async def test_dags_are_listed_shown_paused_and_deleted(admin: Client, conn: Asy
     listed = await everything(admin, f"{V1}/dags", limit=1)
     assert [dag["name"] for dag in listed] == ["alone", "etl"]
     shown = await admin.ok("GET", f"{V1}/dags/etl")
-    assert (shown["description"], shown["tags"], shown["task_count"]) == ("Loads orders.", ["finance"], 2)
+    assert (shown["description"], shown["tags"], shown["task_count"]) == ("Loads orders.", ["finance", "daily"], 2)
     assert [(task["name"], task["upstream"], task["downstream"]) for task in shown["tasks"]] == [
         ("extract", [], ["load"]),
         ("load", ["extract"], []),
@@ -272,10 +272,15 @@ async def test_who_is_limited_to_tags_sees_nothing_else_anywhere(
 ) -> None:
     await put(conn, make_dag("secret", {"t": []}, every="@every 1h", tags=("hr",)))
     await put(conn, make_dag("untagged", {"t": []}))
+    await put(conn, make_dag("unseen_dag", {"t": []}, tags=("daily",)))
     mine, other = await start(conn, "etl"), await start(conn, "secret")
     limited = await signed(Role.ADMIN, ["finance"])
     assert [dag["name"] for dag in await everything(limited, f"{V1}/dags")] == ["etl"]
     assert await everything(limited, f"{V1}/dags", tag="hr") == []
+    assert [dag["name"] for dag in await everything(limited, f"{V1}/dags", tag="daily")] == ["etl"]
+    for sort in ("", "newest"):
+        shown = (await limited.get("/dags", params={"tag": "daily", "sort": sort})).text
+        assert '"/dags/etl"' in shown and "unseen_dag" not in shown
     assert [run["run_id"] for run in await everything(limited, f"{V1}/runs")] == [mine]
     missing = await limited.refused("GET", f"{V1}/runs/{other + 100}", 404)
     for method, path in (

@@ -16,9 +16,10 @@ JsonObject = dict[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """`tags`: one of them. `like`: a pattern of LIKE. `newest`: how the newest run stands."""
+    """`tags`: one of them, and `tag`, too. `like`: a pattern of LIKE. `newest`: how the newest run stands."""
 
     tags: list[str] | None = None
+    tag: str | None = None
     like: str | None = None
     paused: bool | None = None
     newest: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import cast
 
@@ -70,9 +70,10 @@ class VersionOfDag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DagFilter:
-    """`tags`: one of them. `like`: a pattern of LIKE, without regard to capitals."""
+    """`tags`: one of them, and `tag`, too. `like`: a pattern of LIKE, without regard to capitals."""
 
     tags: list[str] | None = None
+    tag: str | None = None
     like: str | None = None
     paused: bool | None = None
 
@@ -219,7 +220,7 @@ async def ids_with_tags(conn: AsyncConnection, *, tags: list[str]) -> list[int]:
 
 
 async def page(conn: AsyncConnection, wanted: DagFilter, *, after: str, limit: int) -> list[DagRow]:
-    params = {"tags": wanted.tags, "like": wanted.like, "paused": wanted.paused, "after": after, "limit": limit}
+    params = {**asdict(wanted), "after": after, "limit": limit}
     return await all_rows(conn, sql("dags", "page"), params, DagRow)
 
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Response
 from psycopg import AsyncConnection
 from pydantic import BaseModel, ConfigDict, Field
 
-from evertick.api.desk import Caller, Who
+from evertick.api.desk import Caller, Who, tags_of
 from evertick.api.guard import GuardedRoute, needs
 from evertick.api.paging import (
     USUAL_ITEMS,
@@ -107,12 +107,8 @@ async def list_dags(
 ) -> Page[Dag]:
     """DAGs in the order of their names."""
     (after,) = read_cursor(cursor_text, "")
-    limits = caller.principal.tags
-    tags = sorted(limits) if limits is not None else None
-    if tag is not None:
-        tags = [tag] if tags is None or tag in tags else []
     async with caller.reading() as conn:
-        wanted = DagFilter(tags=tags, like=like(contains), paused=is_paused)
+        wanted = DagFilter(tags=tags_of(caller.principal.tags), tag=tag, like=like(contains), paused=is_paused)
         found = await dags.page(conn, wanted, after=after, limit=limit)
     return Page(items=[_dag(row) for row in found], next_cursor=cursor(found[-1].name) if len(found) == limit else None)
 

@@ -6,6 +6,7 @@ select d.dag_id, d.name, d.paused, v.number as version, v.task_count, coalesce(v
        left(v.spec->>'description', 300) as description, d.file
   from dag d join dag_version v on v.version_id = d.version_id
  where d.deleted_at is null and d.name > %(after)s and (%(tags)s::text[] is null or v.spec->'tags' ?| %(tags)s)
+   and (%(tag)s::text is null or v.spec->'tags' ? %(tag)s)
    and (%(like)s::text is null or d.name ilike %(like)s) and (%(paused)s::boolean is null or d.paused = %(paused)s)
    and (%(newest)s::run_state is null or %(newest)s = (
        select s.state from run_status s
@@ -27,6 +28,7 @@ select d.dag_id, d.name, d.paused, v.number as version, v.task_count, coalesce(v
                 end as weight
               from dag g join dag_version x on x.version_id = g.version_id
              where g.deleted_at is null and (%(tags)s::text[] is null or x.spec->'tags' ?| %(tags)s)
+               and (%(tag)s::text is null or x.spec->'tags' ? %(tag)s)
                and (%(like)s::text is null or g.name ilike %(like)s) and (%(paused)s::boolean is null or g.paused = %(paused)s)
                and (%(newest)s::run_state is null or %(newest)s = (
                    select s.state from run_status s

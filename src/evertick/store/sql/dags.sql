@@ -86,11 +86,12 @@ select d.dag_id from dag d join dag_version v on v.version_id = d.version_id
  where v.spec->'tags' ?| %(tags)s::text[] order by d.dag_id limit 100000
 
 -- name: page
--- In order of the name, from after one; only DAGs with one of some tags, or some words in the name, if that is asked.
+-- In order of the name, from after one; only DAGs with one of some tags, with a tag, or with some words in the name, if that is asked.
 select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec, v.created_at,
        null as uses_threads
   from dag d join dag_version v on v.version_id = d.version_id
  where d.deleted_at is null and d.name > %(after)s and (%(tags)s::text[] is null or v.spec->'tags' ?| %(tags)s)
+   and (%(tag)s::text is null or v.spec->'tags' ? %(tag)s)
    and (%(like)s::text is null or d.name ilike %(like)s) and (%(paused)s::boolean is null or d.paused = %(paused)s)
  order by d.name limit %(limit)s
 

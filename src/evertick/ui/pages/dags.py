@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 
-from evertick.api.desk import Who
+from evertick.api.desk import Who, tags_of
 from evertick.api.guard import needs
 from evertick.api.native.dags import DagName
 from evertick.api.paging import like
@@ -86,13 +86,13 @@ async def list_dags(
     by, is_down = sort.removeprefix("-"), sort.startswith("-")
     if by not in SORTS or sort == "name":
         sort, by, is_down = "", "", False
-    limits = caller.principal.tags
-    tags = sorted(limits) if limits is not None else None
-    if tag:
-        tags = [tag] if tags is None or tag in tags else []
     paused, newest = STATES.get(state, (None, None))
     wanted = Wanted(
-        tags=tags, like=like(q.strip().replace("\x00", "")) if q.strip() else None, paused=paused, newest=newest
+        tags=tags_of(caller.principal.tags),
+        tag=tag or None,
+        like=like(q.strip().replace("\x00", "")) if q.strip() else None,
+        paused=paused,
+        newest=newest,
     )
     async with caller.reading() as conn:
         if by:
