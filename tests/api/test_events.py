@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
@@ -14,6 +14,7 @@ import structlog
 from psycopg import AsyncConnection
 
 from evertick.api.app import make_app
+from evertick.api.desk import MOST_LOG_STREAMS_OF_USER
 from evertick.api.serving import serve
 from evertick.config import Settings
 from evertick.domain.access import Role
@@ -141,6 +142,64 @@ async def test_a_revoked_token_ends_its_streams(
         with pytest.raises(EOFError):
             await stream.next()
     assert (await http.get("/events")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/v1/runs/{run}/tasks/t/logs.txt?follow=true", "/api/v2/dags/etl/dagRuns/r1/wait?interval=0.1"]
+)
+async def test_a_revoked_token_ends_what_is_told_line_by_line(
+    http: httpx.AsyncClient,
+    address: str,
+    conn: AsyncConnection,
+    secret: str,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+) -> None:
+    monkeypatch.setattr("evertick.api.log_follow.CHECK_SECONDS", 0.1)
+    await put(conn, make_dag("etl", {"t": []}, tags=("finance",)))
+    run = await start(conn, "etl", "r1")
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim()
+    await logs.append(conn, session=runner.session, chunks=[chunk(key_of(claim), claim.epoch, 0, "one")])
+    async with asyncio.timeout(LONGEST_SECONDS), http.stream("GET", address + path.format(run=run)) as answer:
+        lines = answer.aiter_lines()
+        assert "one" in (first := await anext(lines)) or json.loads(first) == {"state": "running"}
+        found = await accounts.who(conn, secret)
+        assert found is not None and found[0].credential_id is not None
+        await accounts.revoke(conn, credential_id=found[0].credential_id, actor="test")
+        rest = [line async for line in lines]
+    assert (
+        "sign in again" in rest[-1] if "logs" in path else {json.loads(line)["state"] for line in rest} <= {"running"}
+    )
+    assert await value(conn, "select state from task") == "running", "nothing else has ended it"
+
+
+async def test_a_log_is_followed_as_text_without_a_gap_and_by_few_at_once(
+    http: httpx.AsyncClient, conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evertick.api.log_follow.QUIET_SECONDS", 0.2)
+    monkeypatch.setattr("evertick.api.log_follow.LOOK_SECONDS", 0.05)
+    await put(conn, make_dag("etl", {"t": []}, tags=("finance",)))
+    run = await start(conn, "etl")
+    runner = await Runner.join(conn)
+    (claim,) = await runner.claim()
+    one = chunk(key_of(claim), claim.epoch, 0, "one")
+    two = chunk(key_of(claim), claim.epoch, one.until, "two")
+    three = chunk(key_of(claim), claim.epoch, two.until, "three")
+    await logs.append(conn, session=runner.session, chunks=[one])
+    path = f"/runs/{run}/tasks/t/logs.txt?follow=true"
+    async with asyncio.timeout(LONGEST_SECONDS), http.stream("GET", path) as answer:
+        lines = answer.aiter_lines()
+        assert (await anext(lines)).endswith("INFO one")
+        async with AsyncExitStack() as others:
+            for _ in range(MOST_LOG_STREAMS_OF_USER - 1):
+                assert (await others.enter_async_context(http.stream("GET", path))).status_code == 200
+            assert (await http.get(path)).status_code == 429
+        # What comes first need not have been said first.
+        await logs.append(conn, session=runner.session, chunks=[three])
+        await logs.append(conn, session=runner.session, chunks=[two])
+        await runner.finish(claim)
+        assert [line.split()[-1] async for line in lines] == ["two", "three"]
 
 
 def chunk(key: TaskKey, epoch: int, seq: int, *lines: str) -> NewChunk:

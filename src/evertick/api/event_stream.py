@@ -72,3 +72,9 @@ class EventStream(StreamingResponse):
 
         with suppress(TimeoutError):
             await super().stream_response(patiently)
+
+
+class TextStream(EventStream):
+    """Lines for people, as they come."""
+
+    media_type = "text/plain; charset=utf-8"

@@ -11,6 +11,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from psycopg import AsyncConnection
@@ -19,7 +20,7 @@ from evertick.api.desk import Caller
 from evertick.api.event_stream import HEARTBEAT_SECONDS, event, heartbeat
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import StorageUnavailable, UserError
-from evertick.domain.log_lines import lines_of
+from evertick.domain.log_lines import Line, lines_of
 from evertick.domain.states import TERMINAL_TASK_STATES
 from evertick.engine.accounts import still_valid
 from evertick.services.log_reading import Chunk
@@ -80,42 +81,95 @@ class Places:
         return self._hole_since is not None
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """Why nothing more comes: the task has ended, with its state (None: it is gone), or something else is in the way."""
+
+    state: str | None = None
+    reason: str | None = None
+
+
 async def follow(caller: Caller, key: TaskKey, places: Places) -> AsyncGenerator[str, None]:
-    """Until the task has ended and all that it wrote was told. No connection is held while the reader reads."""
+    """As events."""
+    async with aclosing(_news(caller, key, places)) as news:
+        async for each in news:
+            match each:
+                case End(reason=None):
+                    yield event("end", {"state": each.state}, id=str(places))
+                case End():
+                    yield event("end", {"reason": each.reason}, id=str(places))
+                case None:
+                    yield heartbeat(id=str(places))
+                case _:
+                    yield event("lines", _lines(each), id=str(places))
+
+
+async def follow_text(caller: Caller, key: TaskKey) -> AsyncGenerator[str, None]:
+    """As plain text, from the beginning."""
+    async with aclosing(_news(caller, key, Places())) as news:
+        async for each in news:
+            match each:
+                case None | End(reason=None):
+                    pass
+                case End():
+                    yield mark_text(f"The rest is not shown: {each.reason}")
+                case _:
+                    yield chunk_text(each)
+
+
+def chunk_text(chunk: Chunk) -> str:
+    lines = lines_of(chunk.content, epoch=chunk.epoch, is_late=chunk.is_late)
+    return "".join(map(_line_text, lines))
+
+
+def mark_text(text: str) -> str:
+    return _line_text(Line(0, None, "MARK", text, False))
+
+
+def _line_text(line: Line) -> str:
+    at = line.at.isoformat(timespec="milliseconds").replace("+00:00", "Z") if line.at else "-"
+    return f"{at} {line.level} {line.text}{' (late)' if line.is_late else ''}\n"
+
+
+async def _news(caller: Caller, key: TaskKey, places: Places) -> AsyncGenerator[Chunk | End | None, None]:
+    """Until the task has ended and all that it wrote was told; nothing, now and then, while there is nothing to tell. No connection
+    is held while the reader reads."""
     moved_at = checked_at = spoke_at = time.monotonic()
     while not caller.desk.hub.is_over:
         is_due = time.monotonic() - checked_at >= CHECK_SECONDS
         async with caller.reading() as conn:
-            if is_due and not await _is_still_valid(caller, conn):
-                yield event("end", {"reason": "signed out, or other rights: sign in again"}, id=str(places))
-                return
+            is_refused = is_due and not await is_still_valid(caller, conn)
             row = await tasks.find(conn, key)
             found = await places.next_chunks(conn, key)
+        if is_refused:
+            yield End(reason="signed out, or other rights: sign in again")
+            return
         now = time.monotonic()
         checked_at = now if is_due else checked_at
         try:
             chunks = await caller.desk.log_archive.filled(key.run_id, found)
         except StorageUnavailable as error:
-            yield event("end", {"reason": str(error)}, id=str(places))
+            yield End(reason=str(error))
             return
         for chunk in chunks:
             places.take(chunk)
-            yield event("lines", _lines(chunk), id=str(places))
+            yield chunk
         if found:
             moved_at = spoke_at = now
             if len(found) == _CHUNKS:
                 continue
         is_over = row is None or row.state in TERMINAL_TASK_STATES
         if is_over and not places.is_waiting and now - moved_at >= QUIET_SECONDS:
-            yield event("end", {"state": row.state if row else None}, id=str(places))
+            yield End(state=row.state if row else None)
             return
         if now - spoke_at >= HEARTBEAT_SECONDS:
             spoke_at = now
-            yield heartbeat(id=str(places))
+            yield None
         await asyncio.sleep(LOOK_SECONDS)
 
 
-async def _is_still_valid(caller: Caller, conn: AsyncConnection) -> bool:
+async def is_still_valid(caller: Caller, conn: AsyncConnection) -> bool:
+    """Whether whoever is being served may still be: signed in, with the rights that they came with."""
     credential_id = caller.principal.credential_id
     return credential_id is None or await still_valid(conn, [credential_id]) == [caller.principal]
 

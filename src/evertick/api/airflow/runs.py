@@ -32,6 +32,7 @@ from evertick.api.airflow.run_shapes import DAGRunCollectionResponse, DAGRunResp
 from evertick.api.airflow.words import RUN_KINDS, RUN_STATES, ours, run_document
 from evertick.api.desk import Caller, Who
 from evertick.api.guard import GuardedRoute, needs
+from evertick.api.log_follow import is_still_valid
 from evertick.api.paging import cursor, read_cursor
 from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
@@ -154,9 +155,11 @@ async def wait_dag_run_until_finished(
 async def _watch(
     caller: Caller, names: tuple[str, str], interval_seconds: float, result: list[str]
 ) -> AsyncIterator[str]:
-    """No connection is held between two looks."""
+    """No connection is held between two looks. At each it is asked anew whether the caller may know of the run."""
     for _ in range(max(1, int(LONGEST_WATCH_SECONDS / interval_seconds))):
         async with caller.reading() as conn:
+            if not await is_still_valid(caller, conn):
+                return
             run = await find_run(caller, conn, *names)
             told: dict[str, Any] = {"state": RUN_STATES[run.state]}
             is_over = run.state in TERMINAL_RUN_STATES

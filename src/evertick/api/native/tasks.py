@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -14,17 +13,17 @@ from pydantic import BaseModel, ConfigDict
 
 from evertick.api.desk import Caller, Who
 from evertick.api.discretion import discreetly
-from evertick.api.event_stream import EventStream
+from evertick.api.event_stream import EventStream, TextStream
 from evertick.api.guard import GuardedRoute, needs, refuse_foreign_reader
-from evertick.api.log_follow import Places
+from evertick.api.log_follow import Places, chunk_text, follow_text, mark_text
 from evertick.api.log_follow import follow as follow_log
 from evertick.api.native.runs import RunId, find_run
 from evertick.api.paging import USUAL_ITEMS, Cursor, Limit, Page, cursor, read_cursor
 from evertick.domain.access import Permission
 from evertick.domain.attempt import TaskKey
 from evertick.domain.errors import NotFound, StorageUnavailable, UserError
-from evertick.domain.log_lines import Line, lines_of
-from evertick.domain.states import TERMINAL_TASK_STATES, TaskState
+from evertick.domain.log_lines import lines_of
+from evertick.domain.states import TaskState
 from evertick.domain.why import Explained, tell
 from evertick.engine.mark import MARKABLE, mark
 from evertick.engine.why import explain
@@ -42,8 +41,6 @@ PlaceInLog = Annotated[
 LastPlaceInLog = Annotated[str | None, Header(alias="Last-Event-ID", max_length=2000)]
 EVENTS = EventStream.media_type
 _CHUNKS = 50
-_FOLLOW_SECONDS = 0.25
-_LONGEST_FOLLOW_LOOKS = 4 * 3600
 
 
 class TaskPage(BaseModel):
@@ -155,60 +152,48 @@ async def read_log(
     async with caller.reading() as conn:
         _, key = await _find(caller, conn, run_id, task, map_index)
         if follow:
-            return _followed(caller, key, Places.read(last_event_id or after))
+            return _seated(caller, follow_log(caller, key, Places.read(last_event_id or after)), EventStream)
     found = await caller.log_reader.read(key, after=(_small(epoch), seq), limit=_CHUNKS)
     lines = [line for chunk in found for line in lines_of(chunk.content, epoch=chunk.epoch, is_late=chunk.is_late)]
     next_cursor = cursor(found[-1].epoch, found[-1].seq) if len(found) == _CHUNKS else None
     return Page(items=[LogLine(**line._asdict()) for line in lines], next_cursor=next_cursor)
 
 
-def _followed(caller: Caller, key: TaskKey, places: Places) -> EventStream:
-    seats, user = caller.desk.log_seats, caller.principal.name
-    seats.take(user)
-    return EventStream(follow_log(caller, key, places), on_close=lambda: seats.leave(user))
-
-
 @router.get("/runs/{run_id}/tasks/{task}/logs.txt", response_class=PlainTextResponse)
 @needs(Permission.READ_LOGS)
 async def stream_log(
-    run_id: RunId, task: TaskName, caller: Who, map_index: MapIndex = -1, follow: bool = False
+    request: Request, run_id: RunId, task: TaskName, caller: Who, map_index: MapIndex = -1, follow: bool = False
 ) -> StreamingResponse:
     """All of it as text; with `follow` until the task has ended."""
+    if follow:
+        refuse_foreign_reader(request, caller)
     async with caller.reading() as conn:
         _, key = await _find(caller, conn, run_id, task, map_index)
-    # Packed, lines would wait until there are enough of them.
-    headers = {"Content-Encoding": "identity"} if follow else {}
-    text = _text(caller, key, is_followed=follow)
-    return StreamingResponse(text, media_type="text/plain; charset=utf-8", headers=headers)
+    if follow:
+        return _seated(caller, follow_text(caller, key), TextStream)
+    return StreamingResponse(_text(caller, key), media_type=TextStream.media_type)
 
 
-async def _text(caller: Caller, key: TaskKey, *, is_followed: bool) -> AsyncIterator[str]:
+def _seated(caller: Caller, told: AsyncGenerator[str, None], kind: type[EventStream]) -> EventStream:
+    seats, user = caller.desk.log_seats, caller.principal.name
+    seats.take(user)
+    return kind(told, on_close=lambda: seats.leave(user))
+
+
+async def _text(caller: Caller, key: TaskKey) -> AsyncIterator[str]:
     """No connection is held while the reader reads: a slow one slows nobody."""
-    after = (0, -1)
-    for _ in range(_LONGEST_FOLLOW_LOOKS):
-        async with caller.reading() as conn:
-            row = await tasks.find(conn, key)
+    after, is_more = (0, -1), True
+    while is_more:
         try:
             found = await caller.log_reader.read(key, after=after, limit=_CHUNKS)
         except StorageUnavailable as error:
             # The answer has begun: whoever reads it must see that this is not all.
-            yield _line_text(Line(after[0], None, "MARK", f"The rest cannot be read now: {error}", False))
+            yield mark_text(f"The rest cannot be read now: {error}")
             return
         for chunk in found:
             after = (chunk.epoch, chunk.seq)
-            lines = lines_of(chunk.content, epoch=chunk.epoch, is_late=chunk.is_late)
-            yield "".join(_line_text(line) for line in lines)
-        if len(found) == _CHUNKS:
-            continue
-        # Whether it has ended was read first: what it wrote is there by then.
-        if not is_followed or row is None or row.state in TERMINAL_TASK_STATES:
-            return
-        await asyncio.sleep(_FOLLOW_SECONDS)
-
-
-def _line_text(line: Line) -> str:
-    at = line.at.isoformat(timespec="milliseconds").replace("+00:00", "Z") if line.at else "-"
-    return f"{at} {line.level} {line.text}{' (late)' if line.is_late else ''}\n"
+            yield chunk_text(chunk)
+        is_more = len(found) == _CHUNKS
 
 
 async def _find(
