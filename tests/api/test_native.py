@@ -88,6 +88,10 @@ async def test_a_run_is_triggered_once_per_key_followed_and_canceled(
     )
     again = await admin.ok("POST", f"{V1}/dags/etl/runs", json={}, headers={"Idempotency-Key": "k1"})
     assert again == {"run_id": made["run_id"], "is_new": False}
+    told = await admin.refused(
+        "POST", f"{V1}/dags/etl/runs", 409, json={"params": {"rows": 6}}, headers={"Idempotency-Key": "k1"}
+    )
+    assert told["detail"] == f"Key 'k1' is that of run {made['run_id']}, which has another 'rows': choose another key."
     row = await runs.find(conn, made["run_id"])
     assert row is not None and (row.params, row.triggered_by) == ({"rows": 5}, "user:root")
     await admin.refused("POST", f"{V1}/dags/etl/runs", 400, json={"params": {"rows": "many"}})

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from psycopg import AsyncConnection
 
+from evertick.api.paging import cursor
 from evertick.domain.dag import TaskKind
 from evertick.domain.params import declare_params
 from tests.api.conftest import Client
@@ -47,7 +48,7 @@ WRONG = [
     Asked("POST", f"{V1}/dags/elt/runs", 404, ("'elt'", "no DAG"), {"params": {}}),
     Asked("POST", f"{V1}/dags/etl/runs", 422, ("parms",), {"parms": {}}),
     Asked("POST", f"{V1}/dags/etl/runs", 422, (), None, b"{"),
-    Asked("POST", f"{V1}/dags/etl/runs", 422, (), None, b"[" * 100_000),
+    Asked("POST", f"{V1}/dags/etl/runs", 400, ("parsing the body",), None, b"[" * 100_000),
     Asked("POST", f"{V2}/dags/etl/dagRuns", 400, ("'rows'",), {"conf": {"rows": 0}, "logical_date": None}),
     Asked("POST", f"{V2}/dags/etl/dagRuns", 400, ("'row'",), {"conf": {"row": 1}, "logical_date": None}),
     Asked("POST", f"{V2}/dags/etl/dagRuns", 422, ("conf",), {"conf": [1], "logical_date": None}),
@@ -85,6 +86,12 @@ WRONG = [
     Asked("POST", f"{V1}/runs/RUN/clear", 404, ("'zz'",), {"tasks": ["zz"]}),
     Asked("POST", f"{V1}/runs/999/clear", 404, ("999",), {}),
     Asked("POST", f"{V1}/runs/RUN/clear", 422, ("task",), {"task": ["a"]}),
+    # cursors: what is no text of ours, too
+    Asked("GET", f"{V1}/dags?cursor={cursor(chr(0xD800))}", 400, ("not one of ours",)),
+    Asked("GET", f"{V1}/dags?cursor={cursor(chr(0))}", 400, ("not one of ours",)),
+    Asked("GET", f"{V1}/dags?cursor={cursor(1)}", 400, ("not one of ours",)),
+    Asked("GET", f"{V1}/runs?cursor={cursor(10**30)}", 400, ("not one of ours",)),
+    Asked("GET", f"{V1}/runs?cursor={cursor(True)}", 400, ("not one of ours",)),
     # values
     Asked("PUT", f"{V1}/secrets/a%20b", 400, ("'a b'", "cannot name a secret"), {"value": "x"}),
     Asked("PUT", f"{V1}/secrets/token", 422, ("value",), {"text": "x"}),
@@ -96,6 +103,7 @@ WRONG = [
     Asked("PUT", f"{V1}/pools/a%20b", 400, ("a b",), {"slots": 1}),
     Asked("DELETE", f"{V1}/pools/warehouse", 404, ("warehouse",)),
     Asked("GET", f"{V1}/notifications/99", 404, ("99",)),
+    Asked("POST", f"{V1}/notifications/retry", 400, ("no text",), None, rb'{"sink": "\ud800"}'),
     Asked("POST", f"{V1}/runs/RUN/tasks/a/mark", 422, ("state",), {"state": "finished"}),
     Asked("GET", f"{V1}/runs/RUN/tasks/zz/why", 404, ("'zz'",)),
     Asked("GET", f"{V1}/runs/RUN/tasks/a[5]", 404, ("a[5]",)),
@@ -114,7 +122,8 @@ async def test_whatever_is_asked_wrong_is_answered_by_a_problem(admin: Client, c
     for number, asked in enumerate(WRONG):
         path = asked.path.replace("RUN", str(run)).replace("ASK", str(ask))
         given = {"content": asked.content} if asked.content is not None else {"json": asked.json}
-        answer = await admin.request(asked.method, path, **given)  # type: ignore[arg-type]
+        headers = {"Content-Type": "application/json"}
+        answer = await admin.request(asked.method, path, headers=headers, **given)  # type: ignore[arg-type]
         text = answer.text
         kind = answer.headers.get("Content-Type", "")
         if (

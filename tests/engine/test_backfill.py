@@ -13,6 +13,7 @@ from psycopg import AsyncConnection
 from evertick.domain.backfill import Reprocess
 from evertick.domain.dag import NamedSchedule
 from evertick.domain.errors import Conflict, NotFound, NotLeader, UserError
+from evertick.domain.params import ParamSpec, ParamType
 from evertick.domain.preview import fires_between
 from evertick.domain.retention import Pace
 from evertick.domain.schedule import parse_schedule
@@ -22,6 +23,7 @@ from evertick.engine.cancel import cancel as cancel_run
 from evertick.engine.fire import fire
 from evertick.engine.pause import delete, pause, unpause
 from evertick.engine.prune import Kind, prune_kind, prune_runs
+from evertick.engine.put_schedule import put_schedule
 from evertick.store import backfills, runs
 from evertick.store.backfills import BackfillRow
 from evertick.store.db import Purpose, connect
@@ -339,6 +341,34 @@ async def test_one_whose_last_runs_end_later_stays_as_it_was_left(scene: Scene, 
 async def test_the_same_request_twice_is_one_backfill(scene: Scene) -> None:
     made = [await create(scene.conn, wish(), request=request, actor="test") for request in ("other", "key", "key")]
     assert [(each.id, each.is_new) for each, _ in made] == [(1, True), (2, True), (2, False)]
+
+
+async def test_the_same_request_for_something_else_is_refused(scene: Scene) -> None:
+    """Where the answer was lost it would seem that this was made, too."""
+    await put(scene.conn, make_dag("other", {"a": []}, every=HOURLY))
+    number = ParamSpec(name="n", type=ParamType.INTEGER, default=1)
+    await put(scene.conn, make_dag("d", {"a": []}, every=HOURLY, params=(number,)))
+    beside = NamedSchedule(name="other", spec=parse_schedule(HOURLY))
+    await put_schedule(scene.conn, dag="d", schedule=beside, actor="test")
+    for request, asked in (("key", wish(schedule="main", params={"n": 2})), ("open", wish(schedule="main", last=None))):
+        await create(scene.conn, asked, request=request, actor="test")
+        assert not (await create(scene.conn, asked, request=request, actor="test"))[0].is_new
+    for other in (
+        {"dag": "other"},
+        {"first": BEGIN - timedelta(hours=1)},
+        {"last": T0 - timedelta(hours=1)},
+        {"reprocess": Reprocess.ALL},
+        {"newest_first": True},
+        {"schedule": None, "spec": parse_schedule("@every 2h")},
+        {"schedule": "other"},
+        {"params": {"n": 3}},
+    ):
+        asked = wish(**{"schedule": "main", "params": {"n": 2} if other.get("dag") is None else None, **other})
+        with pytest.raises(Conflict, match="that of another backfill"):
+            await create(scene.conn, asked, request="key", actor="test")
+    await set_clock(scene.conn, T0 + timedelta(hours=5))
+    again, _ = await create(scene.conn, wish(schedule="main", last=None), request="open", actor="test")
+    assert not again.is_new, "its end was left open"
 
 
 @pytest.mark.parametrize("verb", ["pause", "cancel", "fail", "delete"])

@@ -57,7 +57,7 @@ def make_app(desk: Desk) -> FastAPI:
     _add_document(native)
     app.mount("/api/v1", native)
     airflow = _part(desk, title="Airflow API", description="As the client of Airflow 3.3 calls it.")
-    for kind in (EvertickError, psycopg.Error, HTTPException, OSError, Exception):
+    for kind in (EvertickError, psycopg.Error, UnicodeEncodeError, HTTPException, OSError, Exception):
         airflow.add_exception_handler(kind, _tell_airflow)
     airflow.add_exception_handler(RequestValidationError, tell_invalid)
     for router in airflow_routers():
@@ -93,7 +93,7 @@ def _part(desk: Desk, *, title: str, description: str) -> FastAPI:
     app.router.route_class = GuardedRoute
     app.state.desk = desk
     app.state.strangers = {}
-    for kind in (EvertickError, psycopg.Error, HTTPException, OSError):
+    for kind in (EvertickError, psycopg.Error, UnicodeEncodeError, HTTPException, OSError):
         app.add_exception_handler(kind, _tell)
     app.add_exception_handler(RequestValidationError, _tell_invalid)
     app.add_exception_handler(ClientDisconnect, _tell_nobody)

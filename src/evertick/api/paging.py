@@ -53,7 +53,7 @@ def read_cursor(text: str | None, *first: T) -> tuple[T, ...]:
         and len(found) == len(first)
         and all(type(one) is type(other) for one, other in zip(found, first, strict=True))
         and all(abs(one) <= LARGEST for one in found if isinstance(one, int))
-        and all("\x00" not in one for one in found if isinstance(one, str))
+        and all("\x00" not in one and one.encode(errors="replace").decode() == one for one in found if type(one) is str)
     )
     if not is_right:
         raise UserError("This cursor is not one of ours: begin without one.")

@@ -74,7 +74,8 @@ def status_of(error: Exception) -> tuple[HTTPStatus, str, str]:
             return HTTPStatus.SERVICE_UNAVAILABLE, "postgres_unavailable", detail
         case psycopg.OperationalError() | psycopg.InterfaceError():
             return HTTPStatus.SERVICE_UNAVAILABLE, "postgres_unavailable", "The database cannot be reached now."
-        case psycopg.DataError():
+        # JSON can write half a character, which no database takes.
+        case psycopg.DataError() | UnicodeEncodeError():
             return HTTPStatus.BAD_REQUEST, "invalid", "A value cannot be stored: it is out of range or no text."
         case HTTPException():
             status = HTTPStatus(error.status_code)

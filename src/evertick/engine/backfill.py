@@ -135,7 +135,7 @@ async def instants_of(conn: AsyncConnection, wish: Wish, *, limit: int) -> tuple
 
 
 async def create(conn: AsyncConnection, wish: Wish, *, request: str, actor: str) -> tuple[Created, Outlook]:
-    """Make the backfill; the leader starts it. The same request twice is one backfill."""
+    """Make the backfill; the leader starts it. The same request twice is one backfill, and with another wish a mistake."""
     outlook = await foresee(conn, wish)
     plan: dict[str, object] = {
         "dag_id": outlook.dag_id,
@@ -152,7 +152,21 @@ async def create(conn: AsyncConnection, wish: Wish, *, request: str, actor: str)
     made = await retry_on_deadlock(lambda: backfills.create(conn, plan=plan, request=request, actor=actor))
     if made is None:
         raise NotFound(f"DAG {wish.dag!r} was removed while its backfill was being made. Publish it again first.")
+    row = None if made.is_new else await backfills.find(conn, made.id)
+    if row is not None and not _is_same(row, wish, outlook):
+        raise Conflict(f"Key {request!r} is that of another backfill: choose another key.")
     return made, outlook
+
+
+def _is_same(row: BackfillRow, wish: Wish, outlook: Outlook) -> bool:
+    """Whether what was asked for then is what is asked for now. What was left open, as the end, may have moved since."""
+    said = {"dag": wish.dag, "first_at": wish.first, "reprocess": wish.reprocess, "newest_first": wish.newest_first}
+    said |= {"last_at": wish.last} if wish.last is not None else {}
+    said |= {"schedule": wish.schedule} if wish.schedule is not None else {}
+    said |= {"spec": spec_json(wish.spec)} if wish.spec is not None else {}
+    given = {name: outlook.params[name] for name in wish.params or ()}
+    is_told = all(getattr(row, name) == value for name, value in said.items())
+    return is_told and all(row.params.get(name) == value for name, value in given.items())
 
 
 async def move_on(conn: AsyncConnection, *, shard: int, epoch: int, backfill_id: int) -> Stepped:

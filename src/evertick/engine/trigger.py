@@ -1,4 +1,4 @@
-"""trigger: somebody starts a run now. The same key twice is the same run."""
+"""trigger: somebody starts a run now. The same key twice is the same run, and with other parameters a mistake."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 
 from evertick.domain.dag import DagSpec, from_json
 from evertick.domain.dag_rules import check_run_params
-from evertick.domain.errors import NotFound
+from evertick.domain.errors import Conflict, NotFound
 from evertick.store import dags, runs
 from evertick.store.dags import DagRow
 from evertick.store.db import retry_on_deadlock
@@ -34,7 +34,16 @@ async def trigger(
     )
     if made is None:
         raise NotFound(f"DAG {dag!r} was removed while it was being triggered. Publish it again first.")
+    if key is not None and not made.is_new:
+        await _refuse_other_params(conn, made.run_id, key, {name: checked[name] for name in params})
     return made
+
+
+async def _refuse_other_params(conn: AsyncConnection, run_id: int, key: str, given: Mapping[str, object]) -> None:
+    """Whoever repeats a call asks for the same. What was not given then or now is as the DAG says, which may have changed."""
+    run = await runs.find(conn, run_id)
+    if run is not None and (other := [name for name in given if run.params.get(name) != given[name]]):
+        raise Conflict(f"Key {key!r} is that of run {run_id}, which has another {other[0]!r}: choose another key.")
 
 
 async def find_dag(conn: AsyncConnection, name: str) -> tuple[DagRow, DagSpec]:
