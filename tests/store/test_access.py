@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 from psycopg.errors import CheckViolation, LockNotAvailable, UniqueViolation
 
 from evertick.store import access
-from evertick.store.access import AccountChange, NewCredential
+from evertick.store.access import AccountChange, NewCredential, Tried
 from evertick.store.db import Purpose, connect
 from tests.engine.world import T0, later, set_clock, value
 from tests.waiting import eventually
@@ -142,24 +142,53 @@ async def test_whoever_changes_a_viewer_waits_for_admins_and_not_for_other_viewe
 
 async def test_failures_are_counted_by_subject_and_forgotten_by_subject(db: AsyncConnection) -> None:
     for _ in range(3):
-        assert await access.try_login(db, [("ann", 3)]) == 0
-    assert await access.try_login(db, [("bob", 3)]) == 0
-    assert await access.try_login(db, [("ann", 3)]) == 1
-    await access.forgive(db, ["ann"])
+        assert await access.try_login(db, [Tried("ann", 3)]) == 0
+    assert await access.try_login(db, [Tried("bob", 3)]) == 0
+    assert await access.try_login(db, [Tried("ann", 3)]) == 1
+    await access.forgive(db, [Tried("ann", 3)])
     assert await value(db, "select array_agg(subject) from login_try") == ["bob"]
 
 
 async def test_tries_of_long_ago_go_but_not_those_of_who_tries_again(db: AsyncConnection) -> None:
     for _ in range(3):
-        await access.try_login(db, [("ann", 3)])
-    await access.try_login(db, [("bob", 3)])
+        await access.try_login(db, [Tried("ann", 3)])
+    await access.try_login(db, [Tried("bob", 3)])
     await set_clock(db, later(DAY - 10))
-    await access.try_login(db, [("cid", 3)])
+    await access.try_login(db, [Tried("cid", 3)])
     assert await value(db, "select count(*) from login_try") == 3
     await set_clock(db, later(DAY + 10))
-    assert await access.try_login(db, [("ann", 3)]) == 0
-    assert await access.try_login(db, [("ann", 3)]) == 2, "four in a row, however long ago the first was"
+    assert await access.try_login(db, [Tried("ann", 3)]) == 0
+    assert await access.try_login(db, [Tried("ann", 3)]) == 2, "four in a row, however long ago the first was"
     assert await value(db, "select array_agg(subject order by subject) from login_try") == ["ann", "cid"]
+
+
+async def test_an_address_forgets_a_failure_a_minute_and_one_for_a_password_that_was_right(db: AsyncConnection) -> None:
+    """Whoever has a password of their own must not be able to try those of all others from there."""
+    there, elsewhere = Tried("from a", 10, is_fading=True), Tried("from b", 10, is_fading=True)
+    counted = "select array_agg(failures order by subject) from login_try"
+    await set_clock(db, T0)
+    for _ in range(8):
+        assert await access.try_login(db, [there]) == 0
+    await access.try_login(db, [Tried("ann", 3), there])
+    await access.try_login(db, [Tried("bob", 3), elsewhere])
+    assert await value(db, counted) == [1, 1, 9, 1]
+    await access.forgive(db, [Tried("ann", 3), there])
+    assert await value(db, counted) == [1, 8, 1], "of ann nothing is left, and of the address the others' failures"
+    for _ in range(2):
+        await access.forgive(db, [Tried("bob", 3), elsewhere])
+    assert await value(db, counted) == [8, 0]
+    await set_clock(db, later(59))
+    await access.try_login(db, [there])
+    assert await value(db, counted) == [9, 0]
+    await set_clock(db, later(59 + 60 * 3 + 30))
+    await access.try_login(db, [there, Tried("cid", 3)])
+    assert await value(db, counted) == [1, 7, 0], "three minutes, and this try"
+    await set_clock(db, later(60 * 60))
+    await access.try_login(db, [there, Tried("cid", 3)])
+    assert await value(db, counted) == [2, 1, 0], "of a user nothing fades"
+    await set_clock(db, later(0))
+    await access.try_login(db, [there, Tried("cid", 3)])
+    assert await value(db, counted) == [3, 2, 0], "a clock that goes back neither forgets nor adds"
 
 
 # Credentials --------------------------------------------------------------------------------------------------------------

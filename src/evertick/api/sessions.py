@@ -17,7 +17,7 @@ from evertick.api.guard import PLAIN_COOKIE, SECURE_COOKIE, GuardedRoute, csrf_o
 from evertick.domain.access import LONGEST_NAME, LONGEST_PASSWORD, MATRIX, Permission
 from evertick.domain.errors import Refused
 from evertick.engine import accounts
-from evertick.engine.accounts import Issued
+from evertick.engine.accounts import Issued, Proof
 
 router = APIRouter(prefix="/auth", route_class=GuardedRoute, tags=["auth"])
 
@@ -113,13 +113,8 @@ async def change_password(wanted: NewPassword, caller: Who) -> None:
     # A token that was given less than its user may not set the password that gives everything.
     if not caller.principal.is_session:
         raise Refused("To change a password sign in with a session.")
-    await accounts.change_own_password(
-        caller.changing,
-        name=caller.principal.name,
-        current=wanted.current_password,
-        password=wanted.password,
-        actor=caller.actor,
-    )
+    proof = Proof(name=caller.principal.name, password=wanted.current_password or "", origin=caller.origin)
+    await accounts.change_own_password(caller.changing, proof, password=wanted.password, actor=caller.actor)
 
 
 async def _login(request: Request) -> Login:

@@ -18,7 +18,7 @@ from evertick.domain.access import Principal, Role, check_name, check_password, 
 from evertick.domain.errors import Conflict, NotFound, Refused, TooMany, UserError
 from evertick.engine.passwords import hashed, is_right
 from evertick.store import access
-from evertick.store.access import AccountChange, AccountRow, Known, NewCredential
+from evertick.store.access import AccountChange, AccountRow, Known, NewCredential, Tried
 from evertick.store.db import retry_on_deadlock
 
 SESSION_SECONDS = 12 * 3600.0
@@ -50,6 +50,15 @@ class Visitor:
     principal: Principal
     is_use_old: bool
     seconds_left: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """Somebody says that this is their password."""
+
+    name: str
+    password: str
+    origin: str
 
 
 async def add_user(
@@ -100,37 +109,45 @@ async def find_user(conn: AsyncConnection, name: str) -> AccountRow:
 
 
 async def sign_in(lend: Lend, *, name: str, password: str, origin: str, means: str) -> Issued:
-    """A session for whoever knows the password. Each failure in a row makes the next try wait longer.
-
-    No connection is held while the password is hashed, which is slow on purpose.
-    """
-    subjects = [(f"user {name.strip().lower()[:100]}", FREE_FAILURES), (f"from {origin}", FREE_FAILURES_OF_ADDRESS)]
+    """A session for whoever knows the password. Each failure in a row makes the next try wait longer."""
+    proof = Proof(name=name, password=password, origin=origin)
+    row = await _proved(lend, proof, "The user's name or the password is wrong.")
     async with lend() as conn:
-        wait_seconds = await access.try_login(conn, subjects)
+        return await issue(conn, row, kind="session", name=means, actor=f"user:{row.name}", seconds=SESSION_SECONDS)
+
+
+async def change_own_password(lend: Lend, proof: Proof, *, password: str, actor: str) -> None:
+    """For somebody who knows the current one, or has none yet. Whoever got hold of a session cannot guess it either."""
+    async with lend() as conn:
+        row = await find_user(conn, proof.name)
+    if row.password_hash is not None:
+        await _proved(lend, proof, "The current password is wrong.")
+    password_hash = await hashed(check_password(password))
+    async with lend() as conn:
+        await _change(conn, proof.name, AccountChange(password_hash=password_hash), actor)
+
+
+async def _proved(lend: Lend, proof: Proof, refusal: str) -> AccountRow:
+    """The user whose password this is. No connection is held while it is hashed, which is slow on purpose."""
+    name = proof.name.strip()
+    tried = [
+        Tried(f"user {name.lower()[:100]}", FREE_FAILURES),
+        Tried(f"from {proof.origin}", FREE_FAILURES_OF_ADDRESS, is_fading=True),
+    ]
+    async with lend() as conn:
+        wait_seconds = await access.try_login(conn, tried)
         if wait_seconds > 0:
             raise TooMany(f"Too many failed logins: wait {wait_seconds:.0f} s.", retry_after_seconds=wait_seconds)
-        row = await access.find_account(conn, name.strip())
+        row = await access.find_account(conn, name)
     usable = row if row is not None and not row.is_disabled else None
-    is_known = await is_right(usable.password_hash if usable else None, password)
+    is_known = await is_right(usable.password_hash if usable else None, proof.password)
     async with lend() as conn:
         if not is_known or usable is None:
             detail: dict[str, object] = {"login": "wrong name or password"}
-            await access.note(conn, verb="refuse", actor=f"user:{name[:100]}", detail=detail)
-            raise Refused("The user's name or the password is wrong.")
-        await access.forgive(conn, [each for each, _ in subjects])
-        actor = f"user:{usable.name}"
-        return await issue(conn, usable, kind="session", name=means, actor=actor, seconds=SESSION_SECONDS)
-
-
-async def change_own_password(lend: Lend, *, name: str, current: str | None, password: str, actor: str) -> None:
-    """For somebody who knows the current one, or has none yet."""
-    async with lend() as conn:
-        row = await find_user(conn, name)
-    if row.password_hash is not None and not await is_right(row.password_hash, current or ""):
-        raise Refused("The current password is wrong.")
-    password_hash = await hashed(check_password(password))
-    async with lend() as conn:
-        await _change(conn, name, AccountChange(password_hash=password_hash), actor)
+            await access.note(conn, verb="refuse", actor=f"user:{proof.name[:100]}", detail=detail)
+            raise Refused(refusal)
+        await access.forgive(conn, tried)
+    return usable
 
 
 async def sign_in_by_link(conn: AsyncConnection, *, secret: str, origin: str) -> Issued:

@@ -18,6 +18,16 @@ NEWEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
+class Tried:
+    """Whose wrong passwords are counted, and how many of them in a row cost nothing. Those that fade are forgotten one by one, with
+    time and not with one that was right."""
+
+    subject: str
+    free: int
+    is_fading: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AccountRow:
     account_id: int
     name: str
@@ -158,14 +168,18 @@ async def count_accounts(conn: AsyncConnection) -> Accounts:
     return cast(Accounts, await one_row(conn, sql("access", "count_accounts"), {}, Accounts))
 
 
-async def try_login(conn: AsyncConnection, subjects: Sequence[tuple[str, int]]) -> float:
-    """Counts one more try of each subject; how many seconds to wait first, 0 if none. Each with its free failures."""
-    params = {"subjects": [each for each, _ in subjects], "free": [free for _, free in subjects]}
+async def try_login(conn: AsyncConnection, tried: Sequence[Tried]) -> float:
+    """Counts one more try of each; how many seconds to wait first, 0 if none."""
+    params = {"subjects": [each.subject for each in tried], "free": [each.free for each in tried]}
+    params["fading"] = [each.subject for each in tried if each.is_fading]
     return cast(float, await one_value(conn, sql("access", "try_login"), params))
 
 
-async def forgive(conn: AsyncConnection, subjects: Sequence[str]) -> None:
-    await conn.execute(sql("access", "forgive"), {"subjects": list(subjects)})
+async def forgive(conn: AsyncConnection, tried: Sequence[Tried]) -> None:
+    """After a try that was right."""
+    params = {"subjects": [each.subject for each in tried if not each.is_fading]}
+    params["fading"] = [each.subject for each in tried if each.is_fading]
+    await conn.execute(sql("access", "forgive"), params)
 
 
 async def add_credential(conn: AsyncConnection, new: NewCredential) -> Made:

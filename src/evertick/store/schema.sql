@@ -6312,7 +6312,7 @@ begin
     return query select made, true, coalesce(current_setting('evertick.arrived', true) = 'yes', false);
 end $$;
 
-CREATE FUNCTION evertick.try_login(p_subjects text[], p_free integer[]) RETURNS double precision
+CREATE FUNCTION evertick.try_login(p_subjects text[], p_free integer[], p_fading text[]) RETURNS double precision
     LANGUAGE plpgsql
     AS $$
 declare
@@ -6320,6 +6320,10 @@ declare
     wait double precision;
 begin
     delete from login_try l where l.tried_at < t - interval '1 day' and l.subject <> all(p_subjects);
+    update login_try l
+    set failures = greatest(l.failures - floor(extract(epoch from t - l.tried_at) / 60)::int, 0),
+        tried_at = l.tried_at + floor(extract(epoch from t - l.tried_at) / 60) * interval '1 minute'
+    where l.subject = any(p_fading) and l.tried_at <= t - interval '1 minute';
     select max(extract(epoch from l.tried_at - t) + least(2 ^ least(l.failures - s.free, 20), 900)) into wait
     from unnest(p_subjects, p_free) as s(subject, free) join login_try l on l.subject = s.subject and l.failures >= s.free;
     if wait > 0 then

@@ -87,13 +87,18 @@ begin
 end $$;
 
 -- Counts one more try of each subject before its password is looked at, so that many at once cannot pass together, and says how
--- long to wait: 0 if this try may go on. After p_free failures each one doubles the wait, up to a quarter of an hour.
-create function try_login(p_subjects text[], p_free int[]) returns double precision language plpgsql as $$
+-- long to wait: 0 if this try may go on. After p_free failures each one doubles the wait, up to a quarter of an hour. Of those in
+-- p_fading one failure a minute is forgotten: an address has many people behind it, and some of them always mistype.
+create function try_login(p_subjects text[], p_free int[], p_fading text[]) returns double precision language plpgsql as $$
 declare
     t timestamptz := clock();
     wait double precision;
 begin
     delete from login_try l where l.tried_at < t - interval '1 day' and l.subject <> all(p_subjects);
+    update login_try l
+    set failures = greatest(l.failures - floor(extract(epoch from t - l.tried_at) / 60)::int, 0),
+        tried_at = l.tried_at + floor(extract(epoch from t - l.tried_at) / 60) * interval '1 minute'
+    where l.subject = any(p_fading) and l.tried_at <= t - interval '1 minute';
     select max(extract(epoch from l.tried_at - t) + least(2 ^ least(l.failures - s.free, 20), 900)) into wait
     from unnest(p_subjects, p_free) as s(subject, free) join login_try l on l.subject = s.subject and l.failures >= s.free;
     if wait > 0 then

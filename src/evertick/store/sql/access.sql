@@ -31,10 +31,13 @@ select account_id, name, role, tags, password_hash, is_disabled, created_by, cre
 select count(*) as accounts, count(password_hash) filter (where not is_disabled) as with_password from account
 
 -- name: try_login
-select try_login(%(subjects)s::text[], %(free)s::int[])
+select try_login(%(subjects)s::text[], %(free)s::int[], %(fading)s::text[])
 
 -- name: forgive
-delete from login_try where subject = any(%(subjects)s::text[])
+-- For whoever came in at last. Behind their address there are others, who did not: of its tries only this one is taken back. If it
+-- were forgotten, whoever has a password could try those of all others from there.
+with gone as (delete from login_try where subject = any(%(subjects)s::text[]))
+update login_try set failures = greatest(failures - 1, 0) where subject = any(%(fading)s::text[])
 
 -- name: add_credential
 -- Sessions and links that ended long ago go with it.
