@@ -134,8 +134,11 @@ async def op_patch_dag(world: World) -> None:
     assert (await world.client("patch_dag", name, airflow.DAGPatchBody(is_paused=True))).is_paused
     row = await dags.find(world.conn, name)
     assert row is not None and row.paused
-    kept = await world.client("patch_dag", name, airflow.DAGPatchBody(is_paused=False), update_mask=["other"])
-    assert kept.is_paused, "what is not in the mask stays"
+    for mask in (["other"], ["is_paused", "other"]):
+        wish = airflow.DAGPatchBody(is_paused=False)
+        assert await world.client.status_of("patch_dag", name, wish, update_mask=mask) == 400
+    assert (await world.client("get_dag", name)).is_paused, "what is refused changes nothing"
+    assert not (await world.client("patch_dag", name, wish, update_mask=["is_paused"])).is_paused
 
 
 async def op_patch_dags(world: World) -> None:
@@ -778,6 +781,10 @@ async def op_patch_pool(world: World) -> None:
     changed = await world.client("patch_pool", "q1", patch, update_mask=["slots"])
     assert (changed.slots, changed.description) == (5, "old")
     assert (await world.client("patch_pool", "q1", patch)).description == "new"
+    other = airflow.PoolPatchBody(pool="q2", slots=6, include_deferred=True)
+    assert (await world.client("patch_pool", "q1", other, update_mask=["slots"])).slots == 6
+    for named in (["pool"], ["include_deferred"], None):
+        assert await world.client.status_of("patch_pool", "q1", other, update_mask=named) == 400
 
 
 async def op_delete_pool(world: World) -> None:
@@ -1090,6 +1097,11 @@ async def op_create_backfill(world: World) -> None:
     )
     assert await value(world.conn, "select total from backfill where backfill_id = %s", made.id) == 4
     assert await world.client.status_of("create_backfill", stretch("none")) == 404
+    swapped = stretch("filled")
+    swapped.from_date, swapped.to_date = swapped.to_date, swapped.from_date
+    for operation in ("create_backfill", "create_backfill_dry_run"):
+        answer = await world.client.raw(operation, swapped)
+        assert answer.status == 422 and "swap them" in json.loads(answer.data)["detail"]
 
 
 async def op_create_backfill_dry_run(world: World) -> None:

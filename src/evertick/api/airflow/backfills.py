@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
 from pydantic import Field
+from starlette.exceptions import HTTPException
 
 from evertick.api.airflow.asking import USUAL_ITEMS, Body, Limit, Offset, OrderBy, ordered, page_size
 from evertick.api.airflow.run_shapes import (
@@ -124,6 +125,9 @@ async def cancel_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any
 
 
 def _wish(body: BackfillBody) -> Wish:
+    if _aware(body.to_date) < _aware(body.from_date):
+        # With the status that it has there.
+        raise HTTPException(422, f"to_date {body.to_date} is before from_date {body.from_date}: swap them.")
     return Wish(
         dag=body.dag_id,
         first=_aware(body.from_date),

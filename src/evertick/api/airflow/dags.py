@@ -38,7 +38,7 @@ from evertick.api.guard import GuardedRoute, needs
 from evertick.api.native.dags import spec_of
 from evertick.domain.access import Permission
 from evertick.domain.dag import DagSpec, TaskSpec
-from evertick.domain.errors import NotFound
+from evertick.domain.errors import NotFound, UserError
 from evertick.domain.gates import GateKind, awaits_past
 from evertick.domain.retry import Backoff
 from evertick.engine import pause as verbs
@@ -231,12 +231,11 @@ async def _documents(conn: AsyncConnection, rows: Sequence[DagRow]) -> list[dict
     return [_document(row, plans.get(row.name, []), row.file in broken) for row in rows]
 
 
-async def _pause(
-    caller: Caller, conn: AsyncConnection, dag: str, body: DagPatch, update_mask: list[str] | None
-) -> None:
-    if not update_mask or "is_paused" in update_mask:
-        verb = verbs.pause if body.is_paused else verbs.unpause
-        await verb(conn, dag=dag, actor=caller.actor)
+async def _pause(caller: Caller, conn: AsyncConnection, dag: str, body: DagPatch, mask: list[str] | None) -> None:
+    if mask and mask != ["is_paused"]:
+        raise UserError("Only `is_paused` field can be updated through the REST API")
+    verb = verbs.pause if body.is_paused else verbs.unpause
+    await verb(conn, dag=dag, actor=caller.actor)
 
 
 def seen_tags(caller: Caller) -> list[str] | None:

@@ -140,11 +140,15 @@ async def _create(caller: Caller, conn: AsyncConnection, body: PoolBody, *, is_n
 async def _change(
     caller: Caller, conn: AsyncConnection, name: str, patch: PoolPatch, update_mask: list[str] | None
 ) -> None:
-    if patch.pool not in (None, name):
-        raise UserError("A pool cannot be given another name: make a new one.")
-    _refuse(patch.team_name, patch.include_deferred)
-    await _find(conn, name)
+    # A client must send all of it, whatever the mask says: what is not in it is not meant.
     fields = patch.model_fields_set if not update_mask else patch.model_fields_set.intersection(update_mask)
+    if "pool" in fields and patch.pool not in (None, name):
+        raise UserError("A pool cannot be given another name: make a new one.")
+    _refuse(
+        patch.team_name if "team_name" in fields else None,
+        patch.include_deferred if "include_deferred" in fields else None,
+    )
+    await _find(conn, name)
     if "slots" in fields and patch.slots is not None:
         await verbs.set_pool(conn, name=name, slots=_slots(patch.slots), actor=caller.actor)
     if "description" in fields:
