@@ -72,6 +72,11 @@ def test_a_bucket_fills_up_with_time_and_made_up_tokens_are_no_way_round() -> No
     assert Bucket(0).take("a", 0.0) == 0.0
 
 
+async def test_health_is_told_to_who_asks_for_no_body(nobody: Client) -> None:
+    for path in ("/healthz", "/readyz"):
+        assert (await nobody.head(path)).status_code == (await nobody.get(path)).status_code == 200, path
+
+
 async def test_without_a_database_the_answer_is_503_with_a_time_and_nothing_of_the_inside() -> None:
     url = "postgresql://user:hunter22secret@127.0.0.1:1/x"
     client = Client(make_app(Desk(Settings(api_rate=0), url, structlog.get_logger())), "evt_any")

@@ -136,12 +136,15 @@ def log_fault(request: Request, error: Exception) -> None:
 
 
 def _add_front(app: FastAPI) -> None:
+    # Some who watch from outside send HEAD.
+    @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", response_class=PlainTextResponse)
     @needs(Permission.OPEN)
     async def alive(caller: Who) -> str:
         """Whether this process answers."""
         return "alive\n"
 
+    @app.head("/readyz", include_in_schema=False)
     @app.get("/readyz", responses={503: {"description": "The database does not answer."}})
     @needs(Permission.OPEN)
     async def ready(caller: Who) -> dict[str, bool]:
