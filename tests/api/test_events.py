@@ -165,13 +165,25 @@ async def test_a_revoked_token_ends_what_is_told_line_by_line(
         lines = answer.aiter_lines()
         assert "one" in (first := await anext(lines)) or json.loads(first) == {"state": "running"}
         found = await accounts.who(conn, secret)
-        assert found is not None and found[0].credential_id is not None
-        await accounts.revoke(conn, credential_id=found[0].credential_id, actor="test")
+        assert found is not None and found.principal.credential_id is not None
+        await accounts.revoke(conn, credential_id=found.principal.credential_id, actor="test")
         rest = [line async for line in lines]
     assert (
         "sign in again" in rest[-1] if "logs" in path else {json.loads(line)["state"] for line in rest} <= {"running"}
     )
     assert await value(conn, "select state from task") == "running", "nothing else has ended it"
+
+
+async def test_a_revoked_token_ends_a_wait(http: httpx.AsyncClient, conn: AsyncConnection, secret: str) -> None:
+    await put(conn, make_dag("etl", {"t": []}, tags=("finance",)))
+    run = await start(conn, "etl")
+    waiting = asyncio.create_task(http.get(f"/runs/{run}/wait?seconds=60"))
+    found = await accounts.who(conn, secret)
+    assert found is not None and found.principal.credential_id is not None
+    await eventually(lambda: value(conn, "select used_at is not null from credential"))
+    await accounts.revoke(conn, credential_id=found.principal.credential_id, actor="test")
+    assert (await waiting).status_code == 401
+    assert await value(conn, "select state from run_status") == "running", "nothing else has ended it"
 
 
 async def test_a_log_is_followed_as_text_without_a_gap_and_by_few_at_once(

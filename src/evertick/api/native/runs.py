@@ -12,10 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from evertick.api.desk import Caller, Who
 from evertick.api.guard import GuardedRoute, needs
+from evertick.api.log_follow import is_still_valid
 from evertick.api.native.documents import Run, run_of
 from evertick.api.paging import LARGEST, USUAL_ITEMS, Cursor, Limit, Page, cursor, read_cursor
 from evertick.domain.access import Permission
-from evertick.domain.errors import NotFound
+from evertick.domain.errors import NotFound, Refused
 from evertick.domain.states import TERMINAL_RUN_STATES, TERMINAL_TASK_STATES, RunState, TaskState
 from evertick.engine.cancel import cancel
 from evertick.engine.clear import clear, newest_version, select_cleared
@@ -128,6 +129,8 @@ async def wait_for_run(
     while True:
         # The connection is given back between two looks: who waits must not keep others from asking.
         async with caller.reading() as conn:
+            if not await is_still_valid(caller, conn):
+                raise Refused("This token or session is not valid any more. Sign in again.")
             row = await find_run(caller, conn, run_id)
         if row.state in TERMINAL_RUN_STATES or time.monotonic() >= until:
             return run_of(row)
