@@ -324,6 +324,19 @@ async def test_a_schema_newer_than_the_program_is_refused(empty_database: str, t
                 await verb(conn, three)
 
 
+async def test_a_database_of_before_the_first_release_is_refused_as_what_it_is(
+    empty_database: str, three: Path
+) -> None:
+    async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
+        await migrate(conn, three)
+        await conn.execute("alter table evertick.migration drop column oldest_program")
+        assert not (await status(conn, three)).pending
+        path = next(three.glob("0002*"))
+        path.write_text(path.read_text() + "-- changed\n")
+        with pytest.raises(SchemaMismatch, match="differs from"):
+            await status(conn, three)
+
+
 async def test_a_changed_migration_that_was_applied_is_refused(empty_database: str, three: Path) -> None:
     async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
         await migrate(conn, three)

@@ -31,10 +31,11 @@ select a.pid, coalesce(nullif(a.application_name, ''), 'a session') as applicati
 select to_regclass('evertick.migration') is not null
 
 -- name: applied
--- In order, because a migration builds on all before it. The limit is far above any number of migrations.
-select number, name, applied_at, checksum, oldest_program
-  from evertick.migration
- order by number
+-- In order, because a migration builds on all before it. The limit is far above any number of migrations. A database from before the
+-- first release may have no oldest_program: what else contradicts is told.
+select m.number, m.name, m.applied_at, m.checksum, coalesce((to_jsonb(m) ->> 'oldest_program')::int, m.number)
+  from evertick.migration m
+ order by m.number
  limit 10000
 
 -- name: record
