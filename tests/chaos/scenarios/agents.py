@@ -178,7 +178,7 @@ async def _kill_and_freeze(stage: Stage) -> None:
     stage.cluster.tell("go")
     await stage.runs_over(held, within_seconds=RUN_SECONDS)
     await _expect_reasons(
-        stage, {killed.run_id: "exit status 137", starved.run_id: "OOMKilled"}, [deaf.run_id, frozen.run_id]
+        stage, {killed.run_id: "exit code 137", starved.run_id: "OOMKilled"}, [deaf.run_id, frozen.run_id]
     )
 
 
