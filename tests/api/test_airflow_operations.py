@@ -1099,9 +1099,15 @@ async def op_create_backfill(world: World) -> None:
     assert await world.client.status_of("create_backfill", stretch("none")) == 404
     swapped = stretch("filled")
     swapped.from_date, swapped.to_date = swapped.to_date, swapped.from_date
+    # While one goes on there is no other, and that is said first.
+    for wanted in (stretch("filled"), swapped):
+        answer = await world.client.raw("create_backfill", wanted)
+        assert answer.status == 409 and "another running backfill" in json.loads(answer.data)["detail"]
+    await world.client("cancel_backfill", made.id)
     for operation in ("create_backfill", "create_backfill_dry_run"):
         answer = await world.client.raw(operation, swapped)
         assert answer.status == 422 and "swap them" in json.loads(answer.data)["detail"]
+    assert (await world.client("create_backfill", stretch("filled"))).id > made.id
 
 
 async def op_create_backfill_dry_run(world: World) -> None:
