@@ -94,7 +94,14 @@ class Official:
     async def raw(self, operation: str, *arguments: Any, **options: Any) -> Any:
         """The answer as it came: for what the client cannot read itself."""
         method = getattr(getattr(airflow, self._apis[operation])(self.client), f"{operation}_without_preload_content")
-        return await asyncio.to_thread(method, *arguments, **options)
+
+        def whole() -> Any:
+            answer = method(*arguments, **options)
+            # Here and not later: who reads in the loop that serves waits for itself.
+            _ = answer.data
+            return answer
+
+        return await asyncio.to_thread(whole)
 
     async def request(self, method: str, path: str) -> int:
         """The status of a plain request with the client's token."""

@@ -34,7 +34,7 @@ def test_statements_are_found_by_name_without_their_comments(tmp_path: Path) -> 
 
 def test_the_program_has_its_statements_with_it() -> None:
     assert "migration" in nouns()
-    assert "pg_advisory_xact_lock" in sql("migration", "lock")
+    assert "pg_try_advisory_xact_lock" in sql("migration", "lock")
 
 
 def test_an_unknown_statement_is_answered_with_the_known_ones() -> None:
