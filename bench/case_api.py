@@ -24,7 +24,7 @@ from evertick.engine import accounts
 POLLERS = 50
 # Once a second; and as Airflow's own pages do, every three seconds.
 POLL_SECONDS = (1.0, 3.0)
-_READERS, _TURNS = 4, 6
+_READERS = 4
 _LOAD = "single_warm"
 
 
@@ -92,7 +92,7 @@ async def api_pollers(bench: Bench) -> list[Figure]:
         await warm_up(house)
         for _ in bench.rounds():
             seconds: Counter[float | None] = Counter()
-            for turn in range(_TURNS):
+            for turn in range(bench.size.rounds + 1):
                 # Another one begins each time: what one leaves behind for the next is shared out.
                 for pause in _rotated((None, *POLL_SECONDS), turn):
                     async with _polled(port, token, pause):
