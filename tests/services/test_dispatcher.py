@@ -324,33 +324,28 @@ async def test_an_agent_that_told_its_end_may_leave_by_itself_within_the_grace(
     assert place.taken_away == {name: Phase.ENDED if grace > 1 else Phase.RUNNING}
 
 
-async def test_what_ends_before_it_began_is_dispatched_again(
-    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        (Observed(phase=Phase.ENDED, reason="ImagePullBackOff"), "ImagePullBackOff"),
+        (
+            Observed(phase=Phase.ENDED, exit_code=5, outcome=refusal_to_bytes("no token of ours")),
+            "exit status 5, its agent: no token of ours",
+        ),
+    ],
+    ids=["with a reason of its place", "with what its agent left behind"],
+)
+async def test_what_ends_before_it_began_says_why_and_is_dispatched_again(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place, seen: Observed, told: str
 ) -> None:
     place.lives = "idle"
     run_id = await trigger(there)
     async with hosted(dispatcher(database, tmp_path, place, Said())):
         (name,) = await eventually(lambda: list(place.things))
         place.lives = "run"
-        place.end(name, Observed(phase=Phase.ENDED, reason="ImagePullBackOff"))
+        place.end(name, seen)
         await ended(there, run_id)
-    assert (
-        await value(there, "select reason from attempt") == "dispatch_lost: it ended before it began (ImagePullBackOff)"
-    )
-
-
-async def test_why_an_agent_never_began_is_told_with_what_it_left_behind(
-    there: AsyncConnection, database: str, tmp_path: Path, place: Place
-) -> None:
-    place.lives = "idle"
-    run_id = await trigger(there)
-    async with hosted(dispatcher(database, tmp_path, place, Said())):
-        (name,) = await eventually(lambda: list(place.things))
-        place.lives = "run"
-        place.end(name, Observed(phase=Phase.ENDED, exit_code=5, outcome=refusal_to_bytes("no token of ours")))
-        await ended(there, run_id)
-    told = "dispatch_lost: it ended before it began (exit status 5, its agent: no token of ours)"
-    assert await value(there, "select reason from attempt") == told
+    assert await value(there, "select reason from attempt") == f"dispatch_lost: it ended before it began ({told})"
 
 
 async def test_an_agent_that_runs_and_does_not_reach_the_api_is_told_where_it_was_sent(
