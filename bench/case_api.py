@@ -1,4 +1,4 @@
-"""Those who look: how long reading takes while the engine works beside a million runs, and what fifty who poll cost it (H4)."""
+"""Those who look: how long reading takes while the engine works beside a million runs (H4)."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ import itertools
 import json
 import socket
 import time
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 from bench.case import Bench
 from bench.case_history import OLD, fill
-from bench.figures import Figure, at_least, at_most, median
+from bench.figures import Figure, at_most, median
 from bench.house import House, NotMeasured
 from bench.work import percentile, run, warm_up
 
 from evertick.domain.access import Role
 from evertick.engine import accounts
 
-POLLERS = 50
-# Once a second; and as Airflow's own pages do, every three seconds.
-POLL_SECONDS = (1.0, 3.0)
 _READERS = 4
-_LOAD = "single_warm"
+LOAD = "single_warm"
 
 
 class Asker:
@@ -56,7 +53,7 @@ class Asker:
 async def api_reads(bench: Bench) -> list[Figure]:
     """Reading of each kind, four at a time, while one-task runs go through without a pause."""
     await bench.server.make(OLD)
-    async with bench.house(OLD) as house, _api(house) as (port, token):
+    async with bench.house(OLD) as house, served_api(house) as (port, token):
         await fill(bench, house, bench.size.history)
         await warm_up(house)
         taken: dict[str, list[float]] = defaultdict(list)
@@ -67,7 +64,7 @@ async def api_reads(bench: Bench) -> list[Figure]:
                 group.create_task(_ask_each(port, token, await _paths(house)))
         for _ in bench.rounds():
             paths = await _paths(house)
-            load = asyncio.create_task(run(house, _LOAD, bench.size.singles["warm"]))
+            load = asyncio.create_task(run(house, LOAD, bench.size.singles["warm"]))
             async with asyncio.TaskGroup() as group:
                 for _ in range(_READERS):
                     group.create_task(_read(port, token, itertools.cycle(paths.items()), taken, load))
@@ -83,41 +80,8 @@ async def api_reads(bench: Bench) -> list[Figure]:
     ]
 
 
-async def api_pollers(bench: Bench) -> list[Figure]:
-    """One-task runs without anybody who polls, and with fifty who ask for the newest runs: in many short turns, because a machine
-    like this changes its speed by more, and for longer, than those who poll could."""
-    await bench.server.make(OLD)
-    found: dict[float, list[float]] = defaultdict(list)
-    async with bench.house(OLD) as house, _api(house) as (port, token):
-        await warm_up(house)
-        for _ in bench.rounds():
-            seconds: Counter[float | None] = Counter()
-            for turn in range(bench.size.rounds + 1):
-                # Another one begins each time: what one leaves behind for the next is shared out.
-                for pause in _rotated((None, *POLL_SECONDS), turn):
-                    async with _polled(port, token, pause):
-                        seconds[pause] += (await run(house, _LOAD, bench.size.singles["warm"])).wall
-            for pause in POLL_SECONDS:
-                found[pause].append(seconds[None] / seconds[pause])
-    return [
-        median(
-            f"api_pollers.{pause:g}s",
-            f"singles.warm with {POLLERS} clients that ask every {pause:g} s ÷ without",
-            "ratio",
-            ratios,
-            at_least(0.95),
-        )
-        for pause, ratios in found.items()
-    ]
-
-
-def _rotated(these: Sequence[float | None], by: int) -> Sequence[float | None]:
-    start = by % len(these)
-    return [*these[start:], *these[:start]]
-
-
 @asynccontextmanager
-async def _api(house: House) -> AsyncIterator[tuple[int, str]]:
+async def served_api(house: House) -> AsyncIterator[tuple[int, str]]:
     """The API as a service of the house: its port, and a token."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
@@ -145,7 +109,7 @@ async def _paths(house: House) -> dict[str, str]:
     middle = (oldest + newest) // 2
     return {
         "newest runs": "/api/v1/runs?limit=50",
-        "runs of a DAG": f"/api/v1/runs?dag={_LOAD}&state=success&limit=50",
+        "runs of a DAG": f"/api/v1/runs?dag={LOAD}&state=success&limit=50",
         "an old page": "/api/v1/runs?limit=50&cursor=" + _cursor(middle),
         "a run": f"/api/v1/runs/{newest}",
         "its tasks": f"/api/v1/runs/{middle}/tasks",
@@ -154,8 +118,8 @@ async def _paths(house: House) -> dict[str, str]:
         "runners": "/api/v1/runners",
         "queues": "/api/v1/queues",
         "health": "/api/v1/health",
-        "runs for Airflow's client": f"/api/v2/dags/{_LOAD}/dagRuns?limit=25&order_by=-run_id",
-        "failed ones for it": f"/api/v2/dags/{_LOAD}/dagRuns?limit=25&state=failed",
+        "runs for Airflow's client": f"/api/v2/dags/{LOAD}/dagRuns?limit=25&order_by=-run_id",
+        "failed ones for it": f"/api/v2/dags/{LOAD}/dagRuns?limit=25&state=failed",
     }
 
 
@@ -182,35 +146,6 @@ async def _read(
             name, path = next(paths)
             taken[name].append(await asker.seconds(path))
             await asyncio.sleep(0.02)
-
-
-@asynccontextmanager
-async def _polled(port: int, token: str, seconds: float | None) -> AsyncIterator[None]:
-    """While they poll, so many seconds after each answer: each has its connection and an answer before the block begins."""
-    count = 0 if seconds is None else POLLERS
-    have_come = asyncio.Barrier(count + 1)
-
-    async def poll(number: int, pause_seconds: float) -> None:
-        async with Asker(port, token) as asker:
-            await asker.seconds("/api/v1/runs?limit=20")
-            await have_come.wait()
-            await asyncio.sleep(pause_seconds * number / count)
-            while True:
-                await asker.seconds("/api/v1/runs?limit=20")
-                await asyncio.sleep(pause_seconds)
-
-    polling = [asyncio.create_task(poll(number, seconds or 0.0)) for number in range(count)]
-    polling.append(asyncio.create_task(have_come.wait()))  # type: ignore[arg-type]
-    try:
-        await asyncio.wait(polling, return_when=asyncio.FIRST_COMPLETED)
-        yield
-    finally:
-        for each in polling:
-            each.cancel()
-        done = await asyncio.gather(*polling, return_exceptions=True)
-    for each in done:
-        if isinstance(each, Exception):
-            raise NotMeasured(f"one who polls failed: {each}")
 
 
 async def _count_runs(house: House) -> int:

@@ -26,6 +26,7 @@ from evertick.api.guard import GuardedRoute, needs
 from evertick.api.limits import Surroundings
 from evertick.api.native import native_routers
 from evertick.api.problems import invalid, problem, status_of
+from evertick.api.short_way import ShortWay
 from evertick.domain.access import Permission
 from evertick.domain.errors import EvertickError
 from evertick.services.health import metrics_text
@@ -52,7 +53,8 @@ def make_app(desk: Desk) -> FastAPI:
     app.include_router(sessions.router)
     _add_front(app)
     native = _part(desk, title="Evertick API", description="Everything that Evertick does. See docs/howto/api.md.")
-    for router in native_routers():
+    natives = native_routers()
+    for router in natives:
         native.include_router(router)
     _add_document(native)
     app.mount("/api/v1", native)
@@ -60,7 +62,8 @@ def make_app(desk: Desk) -> FastAPI:
     for kind in (EvertickError, psycopg.Error, UnicodeEncodeError, HTTPException, OSError, Exception):
         airflow.add_exception_handler(kind, _tell_airflow)
     airflow.add_exception_handler(RequestValidationError, tell_invalid)
-    for router in airflow_routers():
+    airflows = airflow_routers()
+    for router in airflows:
         airflow.include_router(router)
     _add_document(airflow)
     app.mount("/api/v2", airflow)
@@ -69,6 +72,7 @@ def make_app(desk: Desk) -> FastAPI:
         agent.include_router(router)
     agent.router.route_class = AgentRoute
     app.mount(AGENT_PREFIX, agent)
+    app.add_middleware(ShortWay, parts={"/api/v1": (native, natives), "/api/v2": (airflow, airflows)})
     app.add_middleware(_Packing, minimum_size=_GZIP_BYTES, compresslevel=_GZIP_LEVEL)
     app.add_middleware(Surroundings, rate=desk.settings.api_rate, agents=Agents(desk))
     return app

@@ -19,6 +19,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from evertick.api.desk import NOBODY, Caller, Desk
+from evertick.api.plain import plain_answer
 from evertick.domain.access import MATRIX, Permission, Principal
 from evertick.domain.errors import EvertickError, Forbidden, PostgresUnavailable, Refused
 from evertick.store import access
@@ -27,6 +28,8 @@ from evertick.store import access
 SECURE_COOKIE, PLAIN_COOKIE = "__Host-evertick", "evertick_session"
 CSRF_HEADER = "x-csrf-token"
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
+# In a request that has been tried already: what went wrong.
+ERROR = "evertick.error"
 # Strangers who knock are noted once a minute each: the audit log must not be theirs to fill.
 _NOTE_SECONDS = 60.0
 _MOST_NOTED = 1000
@@ -54,12 +57,17 @@ class GuardedRoute(APIRoute):
             raise TypeError(f"{path} names no permission: mark {endpoint.__name__} with @needs(...)")
         self.permission = permission
         super().__init__(path, endpoint, **options)
+        self.answer_plainly = plain_answer(self)
 
     def get_route_handler(self) -> Handler:
         answer = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
+            if (error := request.scope.get(ERROR)) is not None:
+                raise error
             request.state.caller = await admit(request, self.permission)
+            if self.answer_plainly is not None and (response := await self.answer_plainly(request)) is not None:
+                return response
             return await answer(request)
 
         return guarded

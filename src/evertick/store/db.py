@@ -20,6 +20,7 @@ from evertick.store import cluster, failpoints
 from evertick.store.address import Parts, each_host, parse, place_of, without_password
 from evertick.store.guard import Guard, guard_of
 from evertick.store.line import Line
+from evertick.store.rows import VALUES
 
 OLDEST_SERVER_VERSION = 150000
 
@@ -220,7 +221,11 @@ async def _open(parts: Parts, purpose: Purpose, guard: Guard) -> Line:
     place = place_of(parts)
     try:
         line = await Line.connect(
-            _conninfo(parts, purpose), autocommit=True, prepare_threshold=None, cursor_factory=failpoints.cursor_class()
+            _conninfo(parts, purpose),
+            autocommit=True,
+            prepare_threshold=None,
+            context=VALUES,
+            cursor_factory=failpoints.cursor_class(),
         )
     except (psycopg.Error, OSError) as error:
         raise PostgresUnavailable(_cannot(place, error, parts)) from None

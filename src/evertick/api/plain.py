@@ -1,0 +1,108 @@
+"""Reads with plain parameters, without the framework's machinery: most of what is asked, and nearly all of what is polled.
+
+The framework describes a route and says what is wrong with a request; for one with which nothing is wrong it takes a third of the
+time. So such a one is answered here, and whatever is not plain is left to the framework: the answer is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi._compat import ModelField, field_annotation_is_scalar, field_annotation_is_scalar_sequence
+from fastapi.datastructures import DefaultPlaceholder
+from fastapi.routing import APIRoute
+
+from evertick.api.desk import caller_of
+
+Answer = Callable[[Request], Awaitable[Response | None]]
+Validate = Callable[[Any], tuple[Any, list[Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Param:
+    name: str
+    alias: str
+    is_list: bool
+    validate: Validate
+    # None for one that must be given.
+    default: Callable[[], Any] | None
+
+
+def plain_answer(route: APIRoute) -> Answer | None:
+    """Answers a request for this route whose caller is known; or not, if something about it is for the framework to say.
+    None for a route that is not plain."""
+    dependant, response_field = route.dependant, route.response_field
+    call = dependant.call
+    if call is None or response_field is None or not _is_plain(route):
+        return None
+    callers = [dependency.name for dependency in dependant.dependencies if dependency.name]
+    asked = [_param(field) for field in dependant.query_params]
+    named = [_param(field) for field in dependant.path_params]
+
+    async def answer(request: Request) -> Response | None:
+        values: dict[str, Any] = dict.fromkeys(callers, request.state.caller)
+        query = request.query_params if asked else None
+        for param in asked:
+            assert query is not None
+            given = (query.getlist(param.alias) or None) if param.is_list else query.get(param.alias)
+            if not _read(param, given, values):
+                return None
+        for param in named:
+            if not _read(param, request.path_params.get(param.alias), values):
+                return None
+        made = await call(**values)
+        if isinstance(made, Response):
+            return made
+        value, errors = response_field.validate(made, {}, loc=("response",))
+        if errors:
+            raise TypeError(f"{route.path} answers with something else than it promises: {errors}")
+        return Response(response_field.serialize_json(value), media_type="application/json")
+
+    return answer
+
+
+def _read(param: _Param, given: Any, values: dict[str, Any]) -> bool:
+    """Whether it is what it should be."""
+    if given is None:
+        if param.default is None:
+            return False
+        values[param.name] = param.default()
+        return True
+    values[param.name], errors = param.validate(given)
+    return not errors
+
+
+def _param(field: ModelField) -> _Param:
+    return _Param(
+        name=field.name,
+        alias=field.validation_alias or field.alias,
+        is_list=field_annotation_is_scalar_sequence(field.field_info.annotation),
+        validate=field.validate,
+        default=None if field.field_info.is_required() else field.get_default,
+    )
+
+
+def _is_plain(route: APIRoute) -> bool:
+    """Whether it only reads, takes nothing but its caller and single values from the address, and answers as all do."""
+    needs = route.dependant
+    others = (needs.header_params, needs.cookie_params, needs.body_params, needs.request_param_name)
+    more = (needs.response_param_name, needs.http_connection_param_name, needs.background_tasks_param_name)
+    left_out = (route.response_model_include, route.response_model_exclude, route.response_model_exclude_none)
+    as_usual = (route.response_model_exclude_unset, route.response_model_exclude_defaults, route.status_code)
+    return (
+        route.methods == {"GET"}
+        and not any((*others, *more, *left_out, *as_usual))
+        and isinstance(route.response_class, DefaultPlaceholder)
+        and all(dependency.call is caller_of for dependency in needs.dependencies)
+        and all(_is_single(field) for field in (*needs.query_params, *needs.path_params))
+    )
+
+
+def _is_single(field: ModelField) -> bool:
+    info = field.field_info
+    kind = info.annotation
+    is_known = field_annotation_is_scalar(kind) or field_annotation_is_scalar_sequence(kind)
+    return is_known and not info.validate_default and isinstance(info.validation_alias, str | None)
