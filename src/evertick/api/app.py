@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
 
 import psycopg
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from evertick.api import sessions
 from evertick.api.agent import PREFIX as AGENT_PREFIX
@@ -41,10 +41,21 @@ class _Packing(GZipMiddleware):
     """Out of the way of those who do not take packed answers: programs that poll, mostly."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and "gzip" not in Headers(scope=scope).get("accept-encoding", ""):
+        if not any(name == b"accept-encoding" and b"gzip" in value for name, value in scope.get("headers", ())):
             await self.app(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
+
+
+class _Part(FastAPI):
+    """What surrounds it stands before all layers of the framework: its own answers to faults come through there, too, and a short
+    way passes them by."""
+
+    surround: Callable[[ASGIApp], ASGIApp] | None = None
+
+    def build_middleware_stack(self) -> ASGIApp:
+        inner = super().build_middleware_stack()
+        return inner if self.surround is None else self.surround(inner)
 
 
 def make_app(desk: Desk) -> FastAPI:
@@ -72,9 +83,13 @@ def make_app(desk: Desk) -> FastAPI:
         agent.include_router(router)
     agent.router.route_class = AgentRoute
     app.mount(AGENT_PREFIX, agent)
-    app.add_middleware(ShortWay, parts={"/api/v1": (native, natives), "/api/v2": (airflow, airflows)})
-    app.add_middleware(_Packing, minimum_size=_GZIP_BYTES, compresslevel=_GZIP_LEVEL)
-    app.add_middleware(Surroundings, rate=desk.settings.api_rate, agents=Agents(desk))
+
+    def surround(inner: ASGIApp) -> ASGIApp:
+        short = ShortWay(inner, parts={"/api/v1": (native, natives), "/api/v2": (airflow, airflows)})
+        packed = _Packing(short, minimum_size=_GZIP_BYTES, compresslevel=_GZIP_LEVEL)
+        return Surroundings(packed, rate=desk.settings.api_rate, agents=Agents(desk))
+
+    app.surround = surround
     return app
 
 
@@ -84,9 +99,9 @@ def parts_of(app: FastAPI) -> dict[str, FastAPI]:
     return {"": app, **mounted}
 
 
-def _part(desk: Desk, *, title: str, description: str) -> FastAPI:
+def _part(desk: Desk, *, title: str, description: str) -> _Part:
     """No page and no document of FastAPI's own: those would pass by the door."""
-    app = FastAPI(
+    app = _Part(
         title=title,
         description=description,
         version=version("evertick"),

@@ -5,14 +5,13 @@ Streams pass through untouched: nothing here waits for a whole answer.
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 import time
 from collections import OrderedDict
 from http import HTTPStatus
 from typing import Protocol
 
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -36,6 +35,8 @@ SAFETY = {
 
 # As they are sent: an answer has other things to do than to encode them.
 _SAFETY = [(name.lower().encode(), value.encode()) for name, value in SAFETY.items()]
+_LOOKED_AT = {b"x-request-id", b"authorization", b"content-length"}
+_ANSWERED = {family: metrics.API_REQUESTS.labels(status=f"{family}xx") for family in range(1, 6)}
 
 
 class Bucket:
@@ -82,9 +83,10 @@ class Surroundings:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        asked = headers.get("x-request-id", "")
-        request_id = asked if _REQUEST_ID.fullmatch(asked) else secrets.token_hex(8)
+        # Of two of one name the first counts, as it does for the door.
+        headers = {name: value for name, value in reversed(scope["headers"]) if name in _LOOKED_AT}
+        asked = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = asked if _REQUEST_ID.fullmatch(asked) else os.urandom(8).hex()
         scope.setdefault("state", {})["request_id"] = request_id
         began = time.monotonic()
 
@@ -94,13 +96,12 @@ class Surroundings:
                 present = {name for name, _ in own}
                 own += [header for header in _SAFETY if header[0] not in present]
                 message["headers"] = [*own, (b"x-request-id", request_id.encode())]
-                family = f"{message['status'] // 100}xx"
-                metrics.API_REQUESTS.labels(status=family).inc()
+                _ANSWERED[message["status"] // 100].inc()
                 metrics.API_SECONDS.observe(time.monotonic() - began)
             await send(message)
 
         client = scope["client"][0] if scope.get("client") else "unknown"
-        path, authorization = scope["path"], headers.get("authorization", "")
+        path, authorization = scope["path"], headers.get(b"authorization", b"").decode("latin-1")
         token = authorization[-40:] or client
         wait_seconds = self._of_token.take(token, began)
         if not self._agents.are_known(path, authorization):
@@ -109,7 +110,7 @@ class Surroundings:
         if wait_seconds > 0:
             error = TooMany("Too many requests from here.", retry_after_seconds=wait_seconds)
             await problem(Request(scope), error)(scope, receive, tell)
-        elif int(headers.get("content-length") or 0) > most:
+        elif int(headers.get(b"content-length") or 0) > most:
             await problem(Request(scope), TooLarge(_too_large(most)))(scope, receive, tell)
         else:
             await self._app(scope, _bounded(receive, most), tell)

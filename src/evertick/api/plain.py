@@ -6,7 +6,7 @@ time. So such a one is answered here, and whatever is not plain is left to the f
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +26,10 @@ class _Param:
     name: str
     alias: str
     is_list: bool
+    is_required: bool
+    # Nothing that could be changed: all requests share it.
+    default: Any
     validate: Validate
-    # None for one that must be given.
-    default: Callable[[], Any] | None
 
 
 def plain_answer(route: APIRoute) -> Answer | None:
@@ -67,10 +68,8 @@ def plain_answer(route: APIRoute) -> Answer | None:
 def _read(param: _Param, given: Any, values: dict[str, Any]) -> bool:
     """Whether it is what it should be."""
     if given is None:
-        if param.default is None:
-            return False
-        values[param.name] = param.default()
-        return True
+        values[param.name] = param.default
+        return not param.is_required
     values[param.name], errors = param.validate(given)
     return not errors
 
@@ -80,8 +79,9 @@ def _param(field: ModelField) -> _Param:
         name=field.name,
         alias=field.validation_alias or field.alias,
         is_list=field_annotation_is_scalar_sequence(field.field_info.annotation),
+        is_required=field.field_info.is_required(),
+        default=field.get_default(),
         validate=field.validate,
-        default=None if field.field_info.is_required() else field.get_default,
     )
 
 
@@ -105,4 +105,5 @@ def _is_single(field: ModelField) -> bool:
     info = field.field_info
     kind = info.annotation
     is_known = field_annotation_is_scalar(kind) or field_annotation_is_scalar_sequence(kind)
-    return is_known and not info.validate_default and isinstance(info.validation_alias, str | None)
+    is_steady = info.is_required() or isinstance(field.get_default(), Hashable)
+    return is_known and is_steady and not info.validate_default and isinstance(info.validation_alias, str | None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -38,6 +39,7 @@ AFFECTED = TERMINAL_TASK_STATES | {TaskState.QUEUED, TaskState.RUNNING}
 RunId = Annotated[int, Path(ge=1, le=LARGEST, description="The run's number.")]
 
 
+@dataclass(slots=True, kw_only=True)
 class RunPage(Run):
     """With how many tasks are in each state, what people and repairs did to it, which runs and assets it came after, and
     why it was set aside, if it was."""
@@ -115,8 +117,7 @@ async def show_run(run_id: RunId, caller: Who) -> RunPage:
         journal = await runs.journal(conn, run_id=run_id)
         causes = await schedules.causes(conn, run_id)
         aside = await quarantine.find(conn, kind="run", subject_id=run_id)
-    facts = run_of(row).model_dump()
-    return RunPage(**facts, tasks_by_state=states, journal=journal, causes=causes, quarantine=aside)
+    return RunPage(**asdict(run_of(row)), tasks_by_state=states, journal=journal, causes=causes, quarantine=aside)
 
 
 @router.get("/runs/{run_id}/wait")
