@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.metadata import version
 
 import psycopg
@@ -51,11 +50,14 @@ class _Part(FastAPI):
     """What surrounds it stands before all layers of the framework: its own answers to faults come through there, too, and a short
     way passes them by."""
 
-    surround: Callable[[ASGIApp], ASGIApp] | None = None
+    surroundings: ASGIApp | None = None
 
-    def build_middleware_stack(self) -> ASGIApp:
-        inner = super().build_middleware_stack()
-        return inner if self.surround is None else self.surround(inner)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self.surroundings or super().__call__)(scope, receive, send)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Within what surrounds it."""
+        await super().__call__(scope, receive, send)
 
 
 def make_app(desk: Desk) -> FastAPI:
@@ -83,13 +85,9 @@ def make_app(desk: Desk) -> FastAPI:
         agent.include_router(router)
     agent.router.route_class = AgentRoute
     app.mount(AGENT_PREFIX, agent)
-
-    def surround(inner: ASGIApp) -> ASGIApp:
-        short = ShortWay(inner, parts={"/api/v1": (native, natives), "/api/v2": (airflow, airflows)})
-        packed = _Packing(short, minimum_size=_GZIP_BYTES, compresslevel=_GZIP_LEVEL)
-        return Surroundings(packed, rate=desk.settings.api_rate, agents=Agents(desk))
-
-    app.surround = surround
+    short = ShortWay(app.answer, parts={"/api/v1": (native, natives), "/api/v2": (airflow, airflows)})
+    packed = _Packing(short, minimum_size=_GZIP_BYTES, compresslevel=_GZIP_LEVEL)
+    app.surroundings = Surroundings(packed, rate=desk.settings.api_rate, agents=Agents(desk))
     return app
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
@@ -117,10 +117,8 @@ class Caller:
     def actor(self) -> str:
         return f"user:{self.principal.name}"
 
-    @asynccontextmanager
-    async def reading(self) -> AsyncIterator[AsyncConnection]:
-        async with self.desk.readers.lent() as conn:
-            yield conn
+    def reading(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        return self.desk.readers.lent()
 
     @property
     def log_reader(self) -> LogReader:

@@ -26,7 +26,10 @@ class Role(StrEnum):
 
     @property
     def rank(self) -> int:
-        return tuple(Role).index(self)
+        return _RANKS[self]
+
+
+_RANKS = {role: rank for rank, role in enumerate(Role)}
 
 
 class Permission(StrEnum):
