@@ -6,6 +6,7 @@ A machine like this changes its speed by more, and for longer, than those who po
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -27,70 +28,86 @@ _TURNS = (None, *POLL_SECONDS)
 _QUESTION = "/api/v1/runs?limit=20"
 # What was asked in the turn before is answered by then.
 _SETTLE_SECONDS = 0.1
+_MOST_PASSED = 0.02
 
 Turn = tuple[float | None, float, float]
 
 
-class Client(asyncio.Protocol):
-    """One connection that is kept, as little work as possible: in life clients are elsewhere, here they take part of the machine."""
+class Client:
+    """One connection that is kept, and as little work as possible: clients are elsewhere in life, here they share the machine.
+    So it looks at an answer when it asks again; until then the system keeps it."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, port: int, token: str) -> None:
         self._question = f"GET {_QUESTION} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
-        self._answer, self._transport = bytearray(), asyncio.Transport()
-        self.is_waiting, self.answers, self.fault = False, 0, ""
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setblocking(False)
+        self._answer, self._is_answered = b"", True
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+    def ask(self) -> bool:
+        """Again; False if it still waits for the last answer."""
+        is_free = self.is_answered()
+        if is_free:
+            self._answer, self._is_answered = b"", False
+            self._socket.send(self._question)
+        return is_free
 
-    def ask(self) -> None:
-        self.is_waiting = True
-        self._transport.write(self._question)
+    def is_answered(self) -> bool:
+        if not self._is_answered:
+            self._answer += self._received()
+            head, end, body = self._answer.partition(b"\r\n\r\n")
+            if end and b" 200 " not in head[:20]:
+                raise NotMeasured(f"{_QUESTION} was answered with {head[:100]!r}")
+            length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+            self._is_answered = bool(end) and len(body) >= int(length)
+        return self._is_answered
 
-    def data_received(self, data: bytes) -> None:
-        self._answer += data
-        head, _, body = self._answer.partition(b"\r\n\r\n")
-        _, _, length = bytes(head).lower().partition(b"content-length: ")
-        if not length or len(body) < int(length.partition(b"\r\n")[0]):
-            return
-        if b" 200 " not in head[:20]:
-            self.fault = f"{_QUESTION} was answered with {head[:100].decode(errors='replace')}"
-        self._answer.clear()
-        self.is_waiting, self.answers = False, self.answers + 1
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.fault = self.fault or f"a connection was lost: {exc}"
+    def _received(self) -> bytes:
+        try:
+            data = self._socket.recv(1_000_000)
+        except BlockingIOError:
+            return b""
+        if not data:
+            raise NotMeasured("the API closed the connection of one who polls")
+        return data
 
     def close(self) -> None:
-        self._transport.close()
+        self._socket.close()
 
 
 class Crowd:
-    """All of them, evenly spread over the time after which each asks again. Who still waits for an answer lets its turn pass."""
+    """All of them, evenly spread over the time after which each asks again."""
 
     def __init__(self, clients: Sequence[Client]) -> None:
-        self._clients, self._next = clients, cycle(clients)
+        self._pause, self._next = 1 / len(clients), cycle(clients)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._turns, self._passed = 0, 0
+        self._fault: Exception | None = None
 
     def poll(self, seconds: float | None) -> None:
         """From now on, or no more."""
+        if self._fault is not None:
+            raise self._fault
         if self._timer is not None:
             self._timer.cancel()
         if seconds is not None:
-            self._ask(self._loop.time(), seconds / len(self._clients))
+            self._ask(self._loop.time(), seconds * self._pause)
 
     def _ask(self, now: float, pause_seconds: float) -> None:
-        client = next(self._next)
-        if not client.is_waiting:
-            client.ask()
         after = now + pause_seconds
         self._timer = self._loop.call_at(after, self._ask, after, pause_seconds)
+        self._turns += 1
+        try:
+            self._passed += not next(self._next).ask()
+        except (OSError, NotMeasured) as error:
+            self._timer.cancel()
+            self._fault = error
 
     def check(self) -> None:
-        for client in self._clients:
-            if client.fault:
-                raise NotMeasured(client.fault)
+        if self._passed > _MOST_PASSED * self._turns:
+            raise NotMeasured(
+                f"{self._passed} of {self._turns} questions were not asked: the answer before had not come"
+            )
 
 
 async def api_pollers(bench: Bench) -> list[Figure]:
@@ -101,7 +118,7 @@ async def api_pollers(bench: Bench) -> list[Figure]:
     async with (
         bench.house(OLD) as house,
         served_api(house) as (port, token),
-        _crowd(port, token) as crowd,
+        _crowd(house, port, token) as crowd,
     ):
         await warm_up(house)
         for _ in bench.rounds():
@@ -132,7 +149,6 @@ async def _beside_a_load(bench: Bench, house: House, crowd: Crowd) -> list[tuple
     over = asyncio.create_task(until_over(house, LOAD))
     cycles = await _turns(crowd, over, bench.size.poll_turn_seconds)
     await over
-    crowd.check()
     ends = sorted(span.end for span in await spans(house, run_ids))
     return [
         (pause, bisect_left(ends, end) - bisect_left(ends, start), end - start)
@@ -163,19 +179,20 @@ async def _turns(crowd: Crowd, over: asyncio.Task[None], seconds: float) -> list
 
 
 @asynccontextmanager
-async def _crowd(port: int, token: str) -> AsyncIterator[Crowd]:
+async def _crowd(house: House, port: int, token: str) -> AsyncIterator[Crowd]:
     """Each has its connection, and has been answered once: connections to the database are open, statements planned."""
-    loop = asyncio.get_running_loop()
-    clients = [(await loop.create_connection(lambda: Client(token), "127.0.0.1", port))[1] for _ in range(POLLERS)]
-    crowd = Crowd(clients)
+    clients = [Client(port, token) for _ in range(POLLERS)]
     try:
         for client in clients:
             client.ask()
-        while any(client.is_waiting for client in clients):
-            crowd.check()
-            await asyncio.sleep(0.01)
+
+        async def are_answered() -> bool:
+            return all(client.is_answered() for client in clients)
+
+        await house.until(are_answered, "all who poll are answered")
+        crowd = Crowd(clients)
         yield crowd
+        crowd.check()
     finally:
-        crowd.poll(None)
         for client in clients:
             client.close()
