@@ -18,8 +18,8 @@ class ShortWay:
 
     def __init__(self, app: ASGIApp, *, parts: Mapping[str, tuple[FastAPI, Iterable[APIRouter]]]) -> None:
         self._app = app
-        self._ways = {
-            prefix + route.path: (part, route)
+        self.ways = {
+            prefix + route.path: (part, route.permission, route.answer_plainly)
             for prefix, (part, routers) in parts.items()
             for router in routers
             for route in router.routes
@@ -27,14 +27,13 @@ class ShortWay:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        way = self._ways.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "GET" else None
+        way = self.ways.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "GET" else None
         if way is not None:
-            part, route = way
-            assert route.answer_plainly is not None
+            part, permission, answer = way
             request = Request({**scope, "app": part, "path_params": {}}, receive, send)
             try:
-                request.state.caller = await admit(request, route.permission)
-                response = await route.answer_plainly(request)
+                request.state.caller = await admit(request, permission)
+                response = await answer(request)
             except Exception as error:
                 scope[ERROR] = error
             else:
