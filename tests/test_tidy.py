@@ -51,6 +51,7 @@ CATCH_ALL = {
     "services/notifying.Notifying._deliver": "one notification that cannot be prepared must not stop the others",
     "services/contained.Step.attempt": "one step that fails must not stop the others (A12)",
     "services/http_port.HttpPort._answer": "the outermost of an HTTP port: whoever asks gets a 500, the port stays open",
+    "api/short_way.ShortWay.__call__": "whatever goes wrong on the short way is raised again on the long one, which tells it",
     "authoring/rehearse._Stage._try": "the attempt: whatever the task raises is its outcome",
     "execution/body.run_body": "the attempt: whatever the task raises is its outcome",
     "execution/body.await_body": "the attempt: whatever the task raises is its outcome",

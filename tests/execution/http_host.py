@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -45,8 +45,10 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in given.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(raw)))
-        self.end_headers()
-        self.wfile.write(raw)
+        # Whoever has waited long enough has hung up.
+        with suppress(ConnectionError):
+            self.end_headers()
+            self.wfile.write(raw)
 
     def log_message(self, *_: object) -> None: ...
 
