@@ -108,9 +108,9 @@ class Crowd:
             self._fault = error
 
     def check(self) -> None:
-        if self._passed > _MOST_PASSED * self._turns:
+        if self._passed > _MOST_PASSED * self.questions:
             raise NotMeasured(
-                f"{self._passed} of {self._turns} questions were not asked: the answer before had not come"
+                f"{self._passed} questions beside {self.questions} were not asked: no answer had come yet"
             )
 
 
@@ -128,7 +128,7 @@ async def api_pollers(bench: Bench) -> list[Figure]:
         await warm_up(house)
         api = psutil.Process(house.services["api"].pid)
         for _ in bench.rounds():
-            bodies, seconds, turns = Counter[float | None](), Counter[float | None](), 0
+            bodies, seconds, turns = Counter[float | None](), defaultdict[float | None, float](float), 0
             spent, asked = own_seconds(api), crowd.questions
             while turns < bench.size.poll_turns:
                 for pause, count, lasted in await _beside_a_load(bench, house, crowd):
