@@ -87,24 +87,29 @@ select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key
 
 -- name: page
 -- Newest first, before one. Looks at a window of the newest runs by their key and no further: a rare state must not read a
--- million runs. Whoever gets fewer than asked goes on from the window's end.
+-- million runs. Whoever gets fewer than asked goes on from the window's end. Of those that do not fit only the state is read: the newest
+-- of a busy DAG are all in line while who asks for those that are over looks past them.
 select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
        s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count, s.retried
-  from (select n.run_id from run n where n.run_id < %(before)s::bigint order by n.run_id desc limit %(window)s) w
-  join run r on r.run_id = w.run_id join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
+  from (select w.run_id from (select n.run_id from run n where n.run_id < %(before)s::bigint order by n.run_id desc limit %(window)s) w
+          join run_status o on o.run_id = w.run_id
+         where (%(state)s::run_state is null or o.state = %(state)s) and (%(dag_ids)s::int[] is null or o.dag_id = any(%(dag_ids)s))
+         order by w.run_id desc limit %(limit)s) f
+  join run r on r.run_id = f.run_id join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
   join dag_version v on v.version_id = s.version_id
- where (%(state)s::run_state is null or s.state = %(state)s) and (%(dag_ids)s::int[] is null or r.dag_id = any(%(dag_ids)s))
- order by r.run_id desc limit %(limit)s
+ order by r.run_id desc
 
 -- name: page_of_dag
 select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
        s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count, s.retried
-  from (select n.run_id from run n where n.dag_id = any(%(dag_ids)s::int[]) and n.run_id < %(before)s::bigint
-         order by n.run_id desc limit %(window)s) w
-  join run r on r.run_id = w.run_id join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
+  from (select w.run_id from (select n.run_id from run n where n.dag_id = any(%(dag_ids)s::int[]) and n.run_id < %(before)s::bigint
+                               order by n.run_id desc limit %(window)s) w
+          join run_status o on o.run_id = w.run_id
+         where %(state)s::run_state is null or o.state = %(state)s
+         order by w.run_id desc limit %(limit)s) f
+  join run r on r.run_id = f.run_id join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
   join dag_version v on v.version_id = s.version_id
- where %(state)s::run_state is null or s.state = %(state)s
- order by r.run_id desc limit %(limit)s
+ order by r.run_id desc
 
 -- name: end_of_window
 -- Where the window of a page ended: the oldest run that it looked at.
