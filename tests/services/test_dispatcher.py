@@ -30,9 +30,10 @@ from evertick.services.health import Phase as Running
 from evertick.services.runner import Runner
 from evertick.store.dispatch import DispatchRow
 from tests.engine import invariants
+from tests.engine.far_agents import begin
 from tests.engine.world import lead, make_dag, put, run_state, start, states, value
 from tests.services.hosting import Said, hosted, quick
-from tests.services.unruly import Place, UnrulyExecutor
+from tests.services.unruly import Place, UnrulyExecutor, finish, outcome_of
 from tests.waiting import elapse, eventually
 
 LISTED = "select count(*) from dispatch"
@@ -348,6 +349,61 @@ async def test_what_ends_before_it_began_says_why_and_is_dispatched_again(
     assert await value(there, "select reason from attempt") == f"dispatch_lost: it ended before it began ({told})"
 
 
+async def test_what_an_old_look_took_for_ended_may_still_begin(
+    there: AsyncConnection, database: str, tmp_path: Path, place: Place
+) -> None:
+    place.lives = "idle"
+    run_id = await trigger(there)
+    async with hosted(dispatcher(database, tmp_path, place, Said())):
+        (name,) = await eventually(lambda: list(place.things))
+        place.stale[name] = Observed(phase=Phase.ENDED, reason="ImagePullBackOff")
+        before = place.looks
+        place.changed.set()
+        await eventually(lambda: place.looks >= before + 3)
+        assert list(place.things) == [name] and await states(there, run_id) == {"t0": "queued"}
+        order = place.things[name].order
+        assert await begin(there, session=order.session, epoch=order.epoch)
+        await finish(there, order)
+        await ended(there, run_id)
+    assert await value(there, "select max(epoch) from task") == 1
+
+
+@pytest.mark.parametrize("is_outcome_left", [False, True])
+async def test_what_begins_while_it_is_taken_away_is_not_left_to_silence(
+    there: AsyncConnection,
+    database: str,
+    tmp_path: Path,
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    is_outcome_left: bool,
+) -> None:
+    cancel_there = UnrulyExecutor.cancel
+    begun: list[str] = []
+
+    async def cancel_late(executor: UnrulyExecutor, name: str, grace_seconds: float) -> None:
+        if not begun:
+            begun.append(name)
+            order = place.things[name].order
+            assert await begin(there, session=order.session, epoch=order.epoch)
+        await cancel_there(executor, name, grace_seconds)
+
+    monkeypatch.setattr(UnrulyExecutor, "cancel", cancel_late)
+    place.lives = "idle"
+    run_id = await trigger(there)
+    async with hosted(dispatcher(database, tmp_path, place, Said())):
+        (name,) = await eventually(lambda: list(place.things))
+        place.lives = "run"
+        left = outcome_of(place.things[name].order) if is_outcome_left else None
+        place.end(name, Observed(phase=Phase.ENDED, reason="ImagePullBackOff", outcome=left))
+        await ended(there, run_id)
+    assert begun == [name]
+    reasons = await value(there, "select array_agg(reason order by epoch) from attempt where reason is not null")
+    if is_outcome_left:
+        assert reasons is None and await value(there, "select max(epoch) from task") == 1
+    else:
+        assert reasons == ["agent_lost: it was taken away as one that could not begin, and had just begun"]
+
+
 async def test_an_agent_that_runs_and_does_not_reach_the_api_is_told_where_it_was_sent(
     there: AsyncConnection, database: str, tmp_path: Path, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,7 +456,11 @@ async def test_what_cannot_be_taken_away_now_is_told_by_its_name_and_taken_away_
         await ended(there, run_id)
         place.is_down = True
         place.let_go.set()
-        told = await said.saw("executor_unavailable", doing="clean")
+        # As what is left over, or, if no look has shown it yet, as what may be leaving by itself: either way it is named.
+        ends = {"clean", "see_off"}
+        (told, *_) = await eventually(
+            lambda: [e for e in said.events("executor_unavailable") if e.get("doing") in ends]
+        )
         assert told["attempt"] in place.things and not said.events("tick_failed")
         place.is_down = False
         await all_cleaned_up(there, place)

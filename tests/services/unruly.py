@@ -64,7 +64,8 @@ class Place:
     def take(self, order: RemoteOrder) -> None:
         if order.name not in self.things:
             thing = self.things[order.name] = Thing(order, Observed(phase=Phase.WAITING))
-            thing.life = asyncio.get_running_loop().create_task(self._live(thing))
+            # How it lives is settled when it is taken: by the time it begins, a test may have asked for something else.
+            thing.life = asyncio.get_running_loop().create_task(self._live(thing, self.lives))
             self.changed.set()
 
     def end(self, name: str, seen: Observed) -> None:
@@ -72,8 +73,8 @@ class Place:
         self.things[name].seen = seen
         self.changed.set()
 
-    async def _live(self, thing: Thing) -> None:
-        if self.lives == "idle":
+    async def _live(self, thing: Thing, lives: str) -> None:
+        if lives == "idle":
             return
         async with await connect(self.url, purpose=Purpose.PLANNING) as conn:
             if not await begin(conn, session=thing.order.session, epoch=thing.order.epoch):
@@ -81,15 +82,15 @@ class Place:
                 return
             self.begun[thing.order.name] += 1
             thing.seen = Observed(phase=Phase.RUNNING)
-            if self.lives == "die":
+            if lives == "die":
                 self.end(thing.order.name, Observed(phase=Phase.ENDED, reason="OOMKilled", exit_code=137))
                 return
-            if self.lives == "hold":
+            if lives == "hold":
                 await self.let_go.wait()
             left = outcome_of(thing.order)
-            if self.lives != "leave":
+            if lives != "leave":
                 await finish(conn, thing.order)
-            if self.lives == "linger":
+            if lives == "linger":
                 await self.let_go.wait()
             self.end(thing.order.name, Observed(phase=Phase.ENDED, exit_code=0, outcome=left))
 

@@ -69,8 +69,18 @@ class RemoteEnds:
             await self._desk.end(never_began(row, QueuedEnd.STOPPED, "stopped before it began"))
 
     async def _end_early(self, row: DispatchRow, seen: Observed | None) -> None:
+        """What could not start for long counts as ended, and may start after all: if it did since the look, it is let be. If it
+        does while it is being taken away, it is not left to silence: we have just ended it ourselves.
+        """
+        now = await in_time(self._desk.executor.find(name_of(row)))
+        if now is not None and now.phase is not Phase.ENDED:
+            return
         if await self._take_away(row):
-            await self._lost(row, f"dispatch_lost: it ended before it began{_told(seen)}")
+            left = now or seen
+            if not await self._lost(row, f"dispatch_lost: it ended before it began{_told(left)}"):
+                await self._conclude(
+                    row, left, "agent_lost: it was taken away as one that could not begin, and had just begun"
+                )
 
     async def _lose(self, row: DispatchRow) -> None:
         if await in_time(self._desk.executor.find(name_of(row))) is None:
@@ -79,10 +89,13 @@ class RemoteEnds:
                 row, f"dispatch_lost: its executor knows nothing of it, {after} s after it was handed over"
             )
 
-    async def _lost(self, row: DispatchRow, reason: str) -> None:
-        if await self._desk.end(never_began(row, QueuedEnd.LOST, reason)):
+    async def _lost(self, row: DispatchRow, reason: str) -> bool:
+        """Whether it was still to begin."""
+        is_lost = await self._desk.end(never_began(row, QueuedEnd.LOST, reason))
+        if is_lost:
             metrics.DISPATCH_LOST.inc()
             self._desk.log.warning("dispatch_lost", attempt=name_of(row), reason=reason)
+        return is_lost
 
     async def _report(self, row: DispatchRow, seen: Observed | None) -> None:
         """What its agent left behind counts before any guess. And a look may be older than its beginning: one that could not start
@@ -93,10 +106,14 @@ class RemoteEnds:
             seen = now
         if seen is None or seen.phase is not Phase.ENDED:
             return
-        left = seen.outcome
+        await self._conclude(row, seen, f"agent_lost: its agent ended without a word{_told(seen)}")
+
+    async def _conclude(self, row: DispatchRow, seen: Observed | None, reason: str) -> None:
+        """With what its agent left behind, or with this reason."""
+        left = None if seen is None else seen.outcome
         outcome = None if left is None else parse(left, key=row.key, epoch=row.epoch, session=row.session)
         if outcome is None:
-            await self._bury(row, f"agent_lost: its agent ended without a word{_told(seen)}")
+            await self._bury(row, reason)
         else:
             await self._finish(row, outcome)
 
