@@ -17,11 +17,18 @@ from evertick.api.app import make_app
 from evertick.api.serving import serve
 from evertick.config import Settings
 from evertick.domain.access import Role
+from evertick.domain.after import Asset, after
 from evertick.domain.gates import GateKind, GateSpec
 from evertick.engine import accounts
+from evertick.engine.fire import fire
+from evertick.engine.hear import hear as hear_arrivals
+from evertick.engine.update_asset import update_asset
+from evertick.engine.wake import wake
 from evertick.services.listening import address_of, bound
 from evertick.store import dags
-from tests.engine.world import lead, make_dag, put, start
+from tests.engine.test_after import waiting
+from tests.engine.test_children import parent
+from tests.engine.world import Runner, lead, make_dag, put, start
 
 Call = Callable[..., Any]
 
@@ -104,3 +111,47 @@ async def test_health_version_and_import_errors(client: Official, conn: AsyncCon
     one = await client("ImportErrorApi", "get_import_error", found.import_errors[0].import_error_id)
     assert one.filename == "a.py"
     await anonymous.refused(401, "DAGApi", "get_dags")
+
+
+async def test_a_run_says_what_kind_of_start_it_had(client: Official, conn: AsyncConnection) -> None:
+    for spec in (make_dag("child", {"work": []}), parent(), waiting("taker", after(Asset("orders")))):
+        await put(conn, spec)
+    for spec in (waiting("follower", after("child")), waiting("cron", "* * * * *")):
+        await put(conn, spec)
+    epoch, runner = await lead(conn), await Runner.join(conn)
+    await start(conn, "parent")
+    await update_asset(conn, asset="orders", extra={}, actor="user:ann")
+    await conn.execute("update schedule_state set next_due = next_due - interval '1 minute' where next_due is not null")
+    for _ in range(3):
+        await runner.drain()
+        await wake(conn, shard=0, epoch=epoch, batch=100)
+        await hear_arrivals(conn, shard=0, epoch=epoch, batch=100)
+        await fire(conn, shard=0, epoch=epoch, batch=100)
+    runs = (await client("DagRunApi", "get_dag_runs", "~")).dag_runs
+    told = {run.dag_id: (run.run_type.value, run.triggered_by.value) for run in runs}
+    assert told == {
+        "parent": ("manual", "timetable"),
+        "child": ("operator_triggered", "operator"),
+        "taker": ("asset_triggered", "asset"),
+        "follower": ("scheduled", "timetable"),
+        "cron": ("scheduled", "timetable"),
+    }
+    for run in runs:
+        alone = await client("DagRunApi", "get_dag_run", run.dag_id, run.dag_run_id)
+        assert (alone.run_type, alone.triggered_by) == (run.run_type, run.triggered_by)
+    for types, dags_found in (
+        (["asset_triggered"], {"taker"}),
+        (["operator_triggered"], {"child"}),
+        (["manual"], {"parent"}),
+        (["scheduled"], {"follower", "cron"}),
+        (["scheduled", "asset_triggered"], {"follower", "cron", "taker"}),
+        (["asset_triggered", "operator_triggered"], {"taker", "child"}),
+        (["backfill"], set()),
+        (["asset_materialization"], set()),
+    ):
+        for order in ("id", "-run_after", "dag_run_id"):
+            found = await client("DagRunApi", "get_dag_runs", "~", run_type=types, order_by=[order])
+            assert ({run.dag_id for run in found.dag_runs}, found.total_entries) == (dags_found, len(dags_found)), types
+    for pattern, dags_found in (("rder", {"taker"}), ("rates", set())):
+        found = await client("DagRunApi", "get_dag_runs", "~", consuming_asset_pattern=pattern)
+        assert {run.dag_id for run in found.dag_runs} == dags_found

@@ -46,7 +46,7 @@ class ListedRun:
     version: int
     version_created_at: datetime
     text_id: str
-    kind: str
+    run_type: str
     fire_at: datetime | None
     due_at: datetime
     created_at: datetime
@@ -62,8 +62,9 @@ class ListedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFilter:
-    """What is None is not asked. `like`: patterns of ILIKE, `heads`: beginnings; one of them must fit. `names`: what a state is
-    called where it is ordered by name."""
+    """What is None is not asked. `types` are finer than `kinds`, and no index knows them: with types come their kinds.
+    `like`: patterns of ILIKE, `heads`: beginnings; one of them must fit. `names`: what a state is called where it is
+    ordered by name."""
 
     dag_id: int | None = None
     dag_ids: list[int] | None = None
@@ -72,6 +73,7 @@ class RunFilter:
     before: int | None = None
     states: list[str] | None = None
     kinds: list[str] | None = None
+    types: list[str] | None = None
     versions: list[int] | None = None
     due: Range[datetime] | None = None
     fire: Range[datetime] | None = None
@@ -91,10 +93,12 @@ class RunFilter:
 
 
 class Meant(NamedTuple):
-    """The DAGs that are meant, and their schedules where instants matter. Indexes know times within each."""
+    """The DAGs that are meant, and their schedules where instants matter. Indexes know times within each. `caused_ids`: if only
+    runs are asked for that came after an asset, the schedules that have such."""
 
     dag_ids: list[int]
     schedule_ids: Sequence[int] = ()
+    caused_ids: list[int] | None = None
 
 
 async def list_runs(conn: AsyncConnection, wanted: RunFilter, asked: Asked) -> tuple[list[ListedRun], int]:
@@ -121,15 +125,15 @@ def _may_be_rare(wanted: RunFilter, order: Order) -> bool:
 async def _meant(conn: AsyncConnection, wanted: RunFilter, order: Order) -> Meant:
     dag_ids = await dags_of(conn, asdict(wanted))
     is_asked = bool(wanted.due or wanted.fire) or bool(order and order[0][0] in ("due_at", "fire_at"))
-    if not is_asked:
-        return Meant(dag_ids)
-    cursor = await conn.execute(sql("listing", "schedules_of"), {"within": dag_ids})
-    return Meant(dag_ids, [cast(int, row[0]) for row in await cursor.fetchall()])
+    schedule_ids = await _numbers(conn, sql("listing", "schedules_of"), {"within": dag_ids}) if is_asked else []
+    is_after_asset = wanted.types is not None and set(wanted.types) == {"asset_triggered"}
+    caused_ids = await _numbers(conn, sql("listing", "schedules_with_causes"), {}) if is_after_asset else None
+    return Meant(dag_ids, schedule_ids, caused_ids)
 
 
 def question_of_runs(wanted: RunFilter, asked: Asked, within: Meant, *, is_few: bool = False) -> Question:
     """`is_few`: all that fits is fetched before it is sorted."""
-    meant = {"within": within.dag_ids, "schedules": list(within.schedule_ids)}
+    meant = {"within": within.dag_ids, "schedules": list(within.schedule_ids), "causes": within.caused_ids}
     params = {**asdict(wanted), **_bounds_of(wanted), **meant, "names": Jsonb(wanted.names)}
     statement = sql("listing", "runs")
     page = sql("listing", "page_of_few") if is_few else served_page(asked.order)
@@ -183,12 +187,15 @@ async def dags_of(conn: AsyncConnection, asked: Mapping[str, object]) -> list[in
     if asked["dag_id"] is not None:
         return [cast(int, asked["dag_id"])]
     params = {name: asked[name] for name in ("dag_ids", "dags", "dag_like", "dag_heads")}
-    cursor = await conn.execute(sql("listing", "dags_of_runs"), params)
-    return [cast(int, row[0]) for row in await cursor.fetchall()]
+    return await _numbers(conn, sql("listing", "dags_of_runs"), params)
 
 
 async def numbers_of(conn: AsyncConnection, text_ids: Sequence[str], asked: Mapping[str, object]) -> list[int]:
     """Of the runs with these texts, in the DAGs that a filter leaves."""
     params = {"within": await dags_of(conn, asked), "text_ids": list(text_ids)}
-    cursor = await conn.execute(sql("listing", "runs_of_texts"), params)
+    return await _numbers(conn, sql("listing", "runs_of_texts"), params)
+
+
+async def _numbers(conn: AsyncConnection, statement: LiteralString, params: Mapping[str, object]) -> list[int]:
+    cursor = await conn.execute(statement, params)
     return [cast(int, row[0]) for row in await cursor.fetchall()]

@@ -7840,7 +7840,13 @@ CREATE VIEW evertick.listed_run AS
     v.number AS version,
     v.created_at AS version_created_at,
     evertick.run_text(r.key, r.kind, COALESCE(r.fire_at, r.created_at), r.run_id) AS text_id,
-    (r.kind)::text AS kind,
+        CASE
+            WHEN ((r.kind = 'manual'::evertick.run_kind) AND (r.triggered_by ^@ 'run '::text)) THEN 'operator_triggered'::text
+            WHEN ((r.kind = 'scheduled'::evertick.run_kind) AND (EXISTS ( SELECT 1
+               FROM evertick.cause c
+              WHERE ((c.schedule_id = r.schedule_id) AND (c.fire_at = r.fire_at) AND (c.kind = 'asset'::text))))) THEN 'asset_triggered'::text
+            ELSE (r.kind)::text
+        END AS run_type,
     r.schedule_id,
     r.fire_at,
         CASE

@@ -27,9 +27,9 @@ from evertick.api.airflow.asking import (
     plainly_contains,
     spans_of,
 )
-from evertick.api.airflow.dag_shapes import DagRunState
+from evertick.api.airflow.dag_shapes import DagRunState, DagRunType
 from evertick.api.airflow.run_shapes import DAGRunCollectionResponse, DAGRunResponse
-from evertick.api.airflow.words import RUN_KINDS, RUN_STATES, ours, run_document
+from evertick.api.airflow.words import RUN_STATES, RUN_TYPES, ours, run_document
 from evertick.api.desk import Caller, Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.api.log_follow import is_still_valid
@@ -84,7 +84,7 @@ async def get_dag_runs(dag_id: str, caller: Who, asked: Annotated[RunQuery, Quer
         wanted = RunFilter(
             **await whose(caller, conn, dag_id),
             states=ours(list(asked.state or ())),
-            kinds=[kind for kind in asked.run_type if kind in RUN_KINDS] if asked.run_type else None,
+            **_types(asked.run_type),
             versions=asked.dag_version or None,
             like=contains(asked.run_id_pattern),
             heads=begins(asked.run_id_prefix_pattern),
@@ -209,6 +209,11 @@ async def _by_cursor(
     page = found[:size]
     more = cursor(page[-1].run_id) if len(found) > size else None
     return {"dag_runs": [run_document(row) for row in page], "next_cursor": more}
+
+
+def _types(asked: list[DagRunType] | None) -> dict[str, Any]:
+    types = [each for each in asked if each in RUN_TYPES] if asked else None
+    return {"types": types, "kinds": None if types is None else sorted({RUN_TYPES[each] for each in types})}
 
 
 def _asks_for_what_is_not_here(asked: RunQuery) -> bool:

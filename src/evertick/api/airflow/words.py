@@ -28,8 +28,16 @@ RUN_STATES: Mapping[str, str | None] = {
     "failed": "failed",
     "canceled": "failed",
 }
-# The other kinds that there are there do not occur.
-RUN_KINDS = frozenset({"manual", "scheduled", "backfill"})
+# The types of runs that occur here, and what kind each is. What was asked for as a materialization is manual.
+RUN_TYPES = {
+    "manual": "manual",
+    "operator_triggered": "manual",
+    "scheduled": "scheduled",
+    "asset_triggered": "scheduled",
+    "backfill": "backfill",
+}
+# By whom a run of that type was started, where no person did.
+_STARTED_BY = {"backfill": "backfill", "operator_triggered": "operator", "asset_triggered": "asset"}
 TASK_STATES: Mapping[str, str | None] = {
     "waiting": None,
     "pending": "scheduled",
@@ -103,9 +111,7 @@ def version_of(dag: str, version_id: int, number: int, created_at: datetime) -> 
 
 def run_document(row: ListedRun) -> dict[str, Any]:
     who, _, name = row.triggered_by.partition(":")
-    by = {"cli": "cli", "user": "rest_api"}.get(who, "backfill" if row.kind == "backfill" else "timetable")
-    if row.triggered_by.startswith("run "):
-        by = "operator"
+    by = {"cli": "cli", "user": "rest_api"}.get(who) or _STARTED_BY.get(row.run_type, "timetable")
     return {
         "dag_run_id": row.text_id,
         "dag_id": row.dag,
@@ -118,7 +124,7 @@ def run_document(row: ListedRun) -> dict[str, Any]:
         "data_interval_start": row.fire_at,
         "data_interval_end": row.fire_at,
         "run_after": row.due_at,
-        "run_type": row.kind,
+        "run_type": row.run_type,
         "state": RUN_STATES[row.state],
         "triggered_by": by,
         "triggering_user_name": name if who in ("user", "cli") else None,

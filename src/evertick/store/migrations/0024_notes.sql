@@ -69,7 +69,12 @@ create index journal_in_time on journal (occurred_at);
 create view listed_run as
 select r.run_id, r.dag_id, d.name as dag, s.version_id, v.number as version, v.created_at as version_created_at,
        run_text(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) as text_id,
-       r.kind::text as kind, r.schedule_id, r.fire_at,
+       -- As other schedulers call it. What came after an asset is told by what it came after.
+       case when r.kind = 'manual' and r.triggered_by ^@ 'run ' then 'operator_triggered'
+            when r.kind = 'scheduled' and exists (
+                 select 1 from cause c where c.schedule_id = r.schedule_id and c.fire_at = r.fire_at and c.kind = 'asset') then 'asset_triggered'
+            else r.kind::text end as run_type,
+       r.schedule_id, r.fire_at,
        case when r.kind = 'manual' then r.created_at else coalesce(r.fire_at, r.created_at) end as due_at,
        r.created_at, s.started_at, s.finished_at, coalesce(s.finished_at, s.started_at, r.created_at) as changed_at,
        extract(epoch from s.finished_at - s.started_at)::double precision as seconds, s.state::text as state, s.reason, r.params,

@@ -11,6 +11,7 @@ with found as not materialized (
        and (%(dags)s::text[] is null or dag = any(%(dags)s))
        and (%(after)s::bigint is null or run_id > %(after)s) and (%(before)s::bigint is null or run_id < %(before)s)
        and (%(states)s::run_state[] is null or status = any(%(states)s)) and (%(kinds)s::run_kind[] is null or fact_kind = any(%(kinds)s))
+       and (%(types)s::text[] is null or run_type = any(%(types)s)) and (%(causes)s::int[] is null or schedule_id = any(%(causes)s))
        and (%(is_of_run)s::boolean is not true or dag_id = any(%(within)s::int[]))
        and (%(is_of_status)s::boolean is not true or status_dag_id = any(%(within)s::int[]))
        and (%(versions)s::int[] is null or version = any(%(versions)s))
@@ -44,7 +45,7 @@ with found as not materialized (
 select t.total, f.*
   from (select count(*) as total from (select from found limit %(most)s) x) t
   left join lateral (
-    select l.run_id, l.dag_id, l.dag, l.version_id, l.version, l.version_created_at, l.text_id, l.kind, l.fire_at, l.due_at, l.created_at,
+    select l.run_id, l.dag_id, l.dag, l.version_id, l.version, l.version_created_at, l.text_id, l.run_type, l.fire_at, l.due_at, l.created_at,
            l.started_at, l.finished_at, l.seconds, l.state, l.reason, l.params, l.triggered_by, l.note
       from (select p.run_id, row_number() over () as place
               from (
@@ -66,6 +67,15 @@ select dag_id from dag
 -- name: schedules_of
 -- Of these DAGs, also those that were deleted: their runs are there.
 select c.schedule_id from schedule c where c.dag_id = any(%(within)s::int[]) order by c.schedule_id limit 1000000
+
+-- name: schedules_with_causes
+-- Each once: from one to the next in the index, however many causes there are of each.
+with recursive found(schedule_id) as (
+    select min(schedule_id) from cause
+    union all
+    select (select min(c.schedule_id) from cause c where c.schedule_id > f.schedule_id) from found f where f.schedule_id is not null
+)
+select schedule_id from found where schedule_id is not null limit 1000000
 
 -- name: runs_of_texts
 -- Their numbers, each looked for in each DAG: an index knows texts within a DAG.
@@ -288,7 +298,7 @@ select t.total, f.*
   left join lateral (select dag from found order by /* order */ dag limit %(limit)s offset %(offset)s) f on true
 
 -- name: find_run
-select run_id, dag_id, dag, version_id, version, version_created_at, text_id, kind, fire_at, due_at, created_at, started_at, finished_at, seconds,
+select run_id, dag_id, dag, version_id, version, version_created_at, text_id, run_type, fire_at, due_at, created_at, started_at, finished_at, seconds,
        state, reason, params, triggered_by, note
   from listed_run where dag_id = %(dag_id)s and run_id = %(run_id)s::bigint
 
