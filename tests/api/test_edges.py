@@ -77,6 +77,14 @@ async def test_health_is_told_to_who_asks_for_no_body(nobody: Client) -> None:
         assert (await nobody.head(path)).status_code == (await nobody.get(path)).status_code == 200, path
 
 
+@pytest.mark.parametrize("path", ["/api/v1/runs", "/api/v2/dags", "/api/v2/dags/~/dagRuns"])
+async def test_nobody_is_led_elsewhere_by_what_stands_in_host(admin: Client, path: str) -> None:
+    """A redirect to an address made of it would carry a token there, or into the clear behind a proxy."""
+    for at in (f"{path}/", path.rpartition("/")[0]):
+        answer = await admin.get(at, headers={"Host": "evil.test"})
+        assert answer.status_code in (404, 405) and "location" not in answer.headers, at
+
+
 async def test_without_a_database_the_answer_is_503_with_a_time_and_nothing_of_the_inside() -> None:
     url = "postgresql://user:hunter22secret@127.0.0.1:1/x"
     client = Client(make_app(Desk(Settings(api_rate=0), url, structlog.get_logger())), "evt_any")

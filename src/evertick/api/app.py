@@ -106,6 +106,8 @@ def _part(desk: Desk, *, title: str, description: str) -> _Part:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        # Nobody is led to an address that is made of what stands in Host, with a token in hand.
+        redirect_slashes=False,
     )
     app.router.route_class = GuardedRoute
     app.state.desk = desk
