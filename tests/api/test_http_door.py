@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from evertick.api.http_door import MOST_HEAD_BYTES
+from evertick.api.http_door import MOST_HEAD_BYTES, WholeAnswer
 from tests.api.test_airflow import address as served
 
 address = served
@@ -131,3 +131,60 @@ async def test_a_body_whose_length_two_servers_could_read_differently_is_refused
         said = await reader.read()
         assert said.startswith(b"HTTP/1.1 400 "), said
         assert b"alive" not in said
+
+
+class Sent:
+    """A transport that only notes what is sent."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.pieces.append(data)
+
+    def close(self) -> None:
+        self.pieces.append(b"closed")
+
+    def is_closing(self) -> bool:
+        return False
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"
+STREAM = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        ([HEAD, b"whole"], [HEAD + b"whole"]),
+        ([HEAD, b"wh", b"ole"], [HEAD + b"wh", b"ole"]),
+        # A body may look like a head.
+        ([HEAD, b"", HEAD], [HEAD, HEAD]),
+        ([STREAM, b"piece"], [STREAM, b"piece"]),
+        ([STREAM, HEAD], [STREAM, HEAD]),
+        # Whoever fails after the head closes the line: what was begun is seen as such.
+        ([HEAD, None], [HEAD, b"closed"]),
+        ([HEAD, b"whole", None], [HEAD + b"whole", b"closed"]),
+    ],
+)
+def test_an_answer_leaves_in_one_piece_and_a_stream_at_once(written: list[bytes | None], sent: list[bytes]) -> None:
+    below = Sent()
+    answering = WholeAnswer(below)  # type: ignore[arg-type]
+    for data in written:
+        if data is None:
+            answering.close()
+        else:
+            answering.write(data)
+    assert below.pieces == sent and not answering.is_closing()
+
+
+@pytest.mark.parametrize("asked", [b"GET", b"HEAD"])
+async def test_several_questions_at_once_are_answered_one_after_the_other(address: str, asked: bytes) -> None:
+    async with line_to(address) as (reader, writer):
+        writer.write(3 * (asked + b" /healthz HTTP/1.1\r\nHost: x\r\n\r\n"))
+        for _ in range(3):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            length = int(head.partition("content-length: ")[2].split("\r\n")[0])
+            assert head.startswith("http/1.1 200 ") and length > 0
+            if asked == b"GET":
+                await reader.readexactly(length)
