@@ -19,12 +19,12 @@ from evertick.store.pages import (
     Asked,
     Order,
     Question,
-    answer,
     count,
     is_by_key,
     question,
     refuse_endless,
 )
+from evertick.store.rows import all_rows
 from evertick.store.statements import sql
 
 _PAGE, _WAY = "/* page */", "/* way */"
@@ -108,11 +108,20 @@ async def list_runs(conn: AsyncConnection, wanted: RunFilter, asked: Asked) -> t
         total = await count(conn, question_of_runs(wanted, COUNT_ONLY, within), MOST_COUNTED + 1)
         if total <= MOST_FEW:
             page = question_of_runs(wanted, replace(asked, is_counted=False), within, is_few=True)
-            found, _ = await answer(conn, page, ListedRun)
+            found, _ = await _read(conn, page)
             return found, total if asked.is_counted else 0
     if served_page(asked.order) is None and not is_by_key(asked.order):
         await refuse_endless(conn, question_of_runs(wanted, COUNT_ONLY, within))
-    return await answer(conn, question_of_runs(wanted, asked, within), ListedRun)
+    return await _read(conn, question_of_runs(wanted, asked, within))
+
+
+async def _read(conn: AsyncConnection, asked: Question) -> tuple[list[ListedRun], int]:
+    """What changes between the two reads is shown as it is at the second."""
+    cursor = await conn.execute(*asked, prepare=False)
+    ((total, run_ids),) = await cursor.fetchall()
+    if not run_ids:
+        return [], total
+    return await all_rows(conn, sql("listing", "runs_by_number"), {"run_ids": run_ids}, ListedRun), total
 
 
 def _may_be_rare(wanted: RunFilter, order: Order) -> bool:

@@ -3,7 +3,7 @@
 -- an index and ends early; another order sorts whatever fits, and is refused where that is too much.
 
 -- name: runs
--- What is sorted is only what the order needs; the rest is fetched for one page by its numbers. What is asked of time is asked twice: once as
+-- The numbers of one page: what is sorted is only what the order needs, and the rest is fetched by them (runs_by_number). What is asked of time is asked twice: once as
 -- it is meant, and once as the indexes know it, within `within`, the DAGs that are meant; of starts they know that a run ends after its own.
 with found as not materialized (
     select *, %(names)s::jsonb->>state as shown from listed_run
@@ -42,18 +42,18 @@ with found as not materialized (
             select 1 from cause c where c.schedule_id = listed_run.schedule_id and c.fire_at = listed_run.fire_at and c.kind = 'asset'
                and c.name ilike any(%(asset_like)s)))
 )
-select t.total, f.*
-  from (select count(*) as total from (select from found limit %(most)s) x) t
-  left join lateral (
-    select l.run_id, l.dag_id, l.dag, l.version_id, l.version, l.version_created_at, l.text_id, l.run_type, l.fire_at, l.due_at, l.created_at,
-           l.started_at, l.finished_at, l.seconds, l.state, l.reason, l.params, l.triggered_by, l.note
-      from (select p.run_id, row_number() over () as place
-              from (
+select (select count(*) from (select from found limit %(most)s) x) as total, array(select p.run_id from (
 /* page */
-                select run_id from found order by /* order */ run_id limit %(limit)s offset %(offset)s
+    select run_id from found order by /* order */ run_id limit %(limit)s offset %(offset)s
 /* page */
-              ) p) k
-      join listed_run l on l.run_id = k.run_id order by k.place) f on true
+    ) p) as run_ids
+
+-- name: runs_by_number
+-- In the order of the numbers. Apart from finding them, because this is planned once, and that anew for every question.
+select l.run_id, l.dag_id, l.dag, l.version_id, l.version, l.version_created_at, l.text_id, l.run_type, l.fire_at, l.due_at, l.created_at,
+       l.started_at, l.finished_at, l.seconds, l.state, l.reason, l.params, l.triggered_by, l.note
+  from unnest(%(run_ids)s::bigint[]) with ordinality k(run_id, place) join listed_run l on l.run_id = k.run_id order by k.place
+ limit 100000
 
 -- Pages of `runs` in an order that an index knows: each takes the place of its page, and reads `found` where it says listed_run. An index
 -- knows the order within a DAG, so that much is read of each DAG as is wanted of all: DAGs are few, runs are not.
