@@ -84,6 +84,13 @@ async def all_cleaned_up(conn: AsyncConnection, place: Place) -> None:
     await eventually(is_empty)
 
 
+async def looked_again(place: Place) -> None:
+    """Often enough for whatever follows from a look to have been done."""
+    before = place.looks
+    place.changed.set()
+    await eventually(lambda: place.looks >= before + 3)
+
+
 def counted(metric: Any) -> float:
     return float(
         sum(sample.value for family in metric.collect() for sample in family.samples if "total" in sample.name)
@@ -297,9 +304,7 @@ async def test_what_an_old_look_took_for_ended_is_not_buried_while_it_runs(
         await eventually(lambda: place.begun)
         (name,) = place.things
         place.stale[name] = Observed(phase=Phase.ENDED, reason="ImagePullBackOff")
-        before = place.looks
-        place.changed.set()
-        await eventually(lambda: place.looks >= before + 3)
+        await looked_again(place)
         assert await states(there, run_id) == {"t0": "running"}
         place.let_go.set()
         await ended(there, run_id)
@@ -317,8 +322,7 @@ async def test_an_agent_that_told_its_end_may_leave_by_itself_within_the_grace(
         await ended(there, run_id)
         (name,) = place.begun
         if grace > 1:
-            before = place.looks
-            await eventually(lambda: place.looks >= before + 3)
+            await looked_again(place)
             assert name in place.things
             place.let_go.set()
         await all_cleaned_up(there, place)
@@ -357,9 +361,7 @@ async def test_what_an_old_look_took_for_ended_may_still_begin(
     async with hosted(dispatcher(database, tmp_path, place, Said())):
         (name,) = await eventually(lambda: list(place.things))
         place.stale[name] = Observed(phase=Phase.ENDED, reason="ImagePullBackOff")
-        before = place.looks
-        place.changed.set()
-        await eventually(lambda: place.looks >= before + 3)
+        await looked_again(place)
         assert list(place.things) == [name] and await states(there, run_id) == {"t0": "queued"}
         order = place.things[name].order
         assert await begin(there, session=order.session, epoch=order.epoch)

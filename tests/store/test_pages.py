@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
+from psycopg import AsyncConnection
 
-from evertick.store.pages import only_asked
+from evertick.store import run_lists
+from evertick.store.pages import Asked, only_asked
+from evertick.store.rows import all_rows
+from evertick.store.run_lists import RunFilter
 from evertick.store.statements import sql, statements
+from tests.engine.world import make_dag, put, start
 
 NONE: frozenset[str] = frozenset()
 STATEMENT = """select 1 from t where (%(a)s::int is null or a = %(a)s) and (%(b)s::text[] is null
@@ -50,3 +56,25 @@ def test_each_condition_of_a_list_can_be_left_out(name: str) -> None:
     left = only_asked(statement, frozenset(asked), NONE)
     assert len(asked) > 10 and not set(re.findall(r"%\((\w+)\)s::[\w\[\]]+ is (?:null|not true)", left))
     assert left.count("(") == left.count(")") and name in statements("listing")
+
+
+@pytest.mark.parametrize("deletions", [1, 2])
+async def test_a_run_that_is_deleted_while_its_page_is_read_makes_no_page_shorter(
+    conn: AsyncConnection, monkeypatch: pytest.MonkeyPatch, deletions: int
+) -> None:
+    await put(conn, make_dag("d", {"t": []}))
+    run_ids = [await start(conn, "d") for _ in range(6)]
+    gone = run_ids[:deletions]
+    left = list(gone)
+
+    async def fetch(reader: AsyncConnection, *arguments: Any) -> list[Any]:
+        if left:
+            await conn.execute(
+                "with r as (delete from run where run_id = %(id)s) delete from run_status where run_id = %(id)s",
+                {"id": left.pop(0)},
+            )
+        return await all_rows(reader, *arguments)
+
+    monkeypatch.setattr(run_lists, "all_rows", fetch)
+    found, total = await run_lists.list_runs(conn, RunFilter(), Asked(limit=3))
+    assert [run.run_id for run in found] == run_ids[deletions : deletions + 3] and total == 6 - deletions

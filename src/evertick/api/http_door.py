@@ -15,7 +15,7 @@ MOST_HEAD_BYTES = 64 * 1024
 
 
 class WholeAnswer:
-    """The transport of one answer: keeps a head that says how long its body is until that begins. A stream's head leaves."""
+    """The transport of one answer: keeps a head that says how long its body is until that begins. A stream has no such head."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport

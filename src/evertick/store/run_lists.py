@@ -30,6 +30,8 @@ from evertick.store.statements import sql
 _PAGE, _WAY = "/* page */", "/* way */"
 # So many are sooner fetched and sorted than found one by one among a million that are in order.
 MOST_FEW = 10_000
+# Between finding and fetching is less than a millisecond: that runs are deleted there several times in a row does not happen.
+_MOST_READS = 10
 # What may leave few runs of many.
 _SELECTIVE = (
     *("kinds", "versions", "due", "fire", "started", "finished", "changed", "seconds", "like", "heads"),
@@ -116,12 +118,17 @@ async def list_runs(conn: AsyncConnection, wanted: RunFilter, asked: Asked) -> t
 
 
 async def _read(conn: AsyncConnection, asked: Question) -> tuple[list[ListedRun], int]:
-    """What changes between the two reads is shown as it is at the second."""
-    cursor = await conn.execute(*asked, prepare=False)
-    ((total, run_ids),) = await cursor.fetchall()
-    if not run_ids:
-        return [], total
-    return await all_rows(conn, sql("listing", "runs_by_number"), {"run_ids": run_ids}, ListedRun), total
+    """What changes between the two reads is shown as it is at the second. If one is deleted there, it is read again: whoever gets
+    fewer than a page takes it for the last one."""
+    for _ in range(_MOST_READS):
+        cursor = await conn.execute(*asked, prepare=False)
+        ((total, run_ids),) = await cursor.fetchall()
+        found = (
+            await all_rows(conn, sql("listing", "runs_by_number"), {"run_ids": run_ids}, ListedRun) if run_ids else []
+        )
+        if len(found) == len(run_ids):
+            break
+    return found, total
 
 
 def _may_be_rare(wanted: RunFilter, order: Order) -> bool:

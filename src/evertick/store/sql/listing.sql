@@ -3,8 +3,9 @@
 -- an index and ends early; another order sorts whatever fits, and is refused where that is too much.
 
 -- name: runs
--- The numbers of one page: what is sorted is only what the order needs, and the rest is fetched by them (runs_by_number). What is asked of time is asked twice: once as
--- it is meant, and once as the indexes know it, within `within`, the DAGs that are meant; of starts they know that a run ends after its own.
+-- The numbers of one page: what is sorted is only what the order needs, and the rest is fetched by them (runs_by_number). What is asked of
+-- time is asked twice: once as it is meant, and once as the indexes know it, within `within`, the DAGs that are meant; of starts they know
+-- that a run ends after its own.
 with found as not materialized (
     select *, %(names)s::jsonb->>state as shown from listed_run
      where (%(dag_id)s::int is null or dag_id = %(dag_id)s) and (%(dag_ids)s::int[] is null or dag_id = any(%(dag_ids)s))
