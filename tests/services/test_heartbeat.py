@@ -13,7 +13,7 @@ from psycopg import AsyncConnection
 
 from evertick.execution.linux import boot_seconds
 from evertick.services.heartbeat import Beat, Heartbeat
-from evertick.services.whoami import new_runner
+from evertick.services.stay import new_runner
 from evertick.store import runners
 from tests.engine.world import value
 from tests.services.hosting import Said, quick

@@ -12,7 +12,8 @@ import pytest
 
 from evertick.config import Settings
 from evertick.services.place import here
-from evertick.services.whoami import is_provably_gone, new_runner, pid_started
+from evertick.services.stay import new_runner
+from evertick.services.whoami import is_provably_gone, pid_started
 from evertick.store.runners import LiveRunner, NewRunner
 from tests.waiting import eventually_sync
 

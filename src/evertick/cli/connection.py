@@ -13,7 +13,6 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import psycopg
@@ -22,12 +21,12 @@ from psycopg import AsyncConnection
 from evertick.cli.far import far_server
 from evertick.cli.logins import chosen_server
 from evertick.config import Settings, read_settings
-from evertick.domain.errors import AnswerLost, EvertickError, PostgresUnavailable, SchemaMismatch, UserError
-from evertick.services.postgres_home import holder_of
+from evertick.domain.errors import AnswerLost, PostgresUnavailable, UserError
+from evertick.services.postgres_home import own_database_url
 from evertick.store.access import say_origin
 from evertick.store.address import where
-from evertick.store.db import Purpose, connect
-from evertick.store.migrate import SchemaStatus, status
+from evertick.store.db import Purpose, connect, telling
+from evertick.store.migrate import refuse_pending, status
 from evertick.store.shards import read_clock
 from evertick.store.wake import Channel, notify
 
@@ -139,19 +138,6 @@ def refuse_server() -> None:
         _way_of(None)
 
 
-def own_database_url(settings: Settings) -> str:
-    """Where the database is: as told, or in the home if Evertick runs there."""
-    if settings.database_url:
-        return settings.database_url
-    holder = holder_of(settings.home)
-    if holder is None:
-        raise PostgresUnavailable(
-            f"Evertick is not running in {shown(settings.home)}; start it with `evertick up`, or set"
-            " EVERTICK_HOME or EVERTICK_DATABASE_URL to where it runs."
-        )
-    return holder.url
-
-
 @asynccontextmanager
 async def opened(url: str, purpose: Purpose) -> AsyncIterator[AsyncConnection]:
     """A connection to a database whose schema fits this program."""
@@ -163,27 +149,6 @@ async def opened(url: str, purpose: Purpose) -> AsyncIterator[AsyncConnection]:
         async with conn:
             refuse_pending(await status(conn), url)
             yield conn
-
-
-@contextmanager
-def telling(url: str) -> Iterator[None]:
-    """Whatever PostgreSQL says becomes one of our errors, with its place."""
-    try:
-        yield
-    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-        raise PostgresUnavailable(f"PostgreSQL at {where(url)} gave up: {error}. Try again.") from None
-    except psycopg.Error as error:
-        raise EvertickError(f"PostgreSQL at {where(url)} refused: {error}") from None
-
-
-def refuse_pending(found: SchemaStatus, url: str) -> None:
-    if found.pending:
-        first = "has no Evertick schema yet" if not found.applied else f"lacks migration {found.pending[0].label}"
-        raise SchemaMismatch(f"The database at {where(url)} {first}. Run `evertick db migrate`.")
-
-
-def shown(path: Path) -> str:
-    return str(path) if path.is_absolute() else f"./{path}"
 
 
 def actor() -> str:

@@ -9,7 +9,7 @@ import typer
 from psycopg import AsyncConnection
 
 from evertick.cli import dag_page, dag_versions, far_plans, schedule_edits, trigger, validate
-from evertick.cli.connection import actor, ask, change, shown
+from evertick.cli.connection import actor, ask, change
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import CatchUpOption, DagName, DryRun, Json, Limit, WindowOption, Yes, noun
 from evertick.cli.prompt import confirm
@@ -23,6 +23,7 @@ from evertick.engine import pause as verbs
 from evertick.engine.catch_up import Missed, preview
 from evertick.engine.plan import in_words
 from evertick.engine.trigger import find_dag_row
+from evertick.services.postgres_home import shown
 from evertick.store import dags, runs, schedules
 from evertick.store.dags import DagRow, ImportErrorRow
 from evertick.store.runs import RunRow

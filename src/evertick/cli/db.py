@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from psycopg import AsyncConnection
 
-from evertick.cli.connection import database_url, opened, telling
+from evertick.cli.connection import database_url, opened
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, noun
 from evertick.cli.prune import prune_database
@@ -22,7 +22,7 @@ from evertick.domain.retention import Dated
 from evertick.store import cluster, prune, roles, runners, shards, upkeep
 from evertick.store.address import where
 from evertick.store.cluster import Timeline
-from evertick.store.db import Purpose, connect
+from evertick.store.db import Purpose, connect, telling
 from evertick.store.migrate import SchemaStatus, migrate, status
 from evertick.store.upkeep import TableSize
 

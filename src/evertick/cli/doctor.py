@@ -7,7 +7,6 @@ import asyncio
 import psycopg
 import typer
 
-from evertick.cli.connection import own_database_url, telling
 from evertick.cli.documents import document, print_json
 from evertick.cli.options import Json, noun
 from evertick.cli.tables import hint, line, show
@@ -18,8 +17,9 @@ from evertick.services.checkup_far import examine_far
 from evertick.services.checkup_here import look_here
 from evertick.services.checkup_releases import examine_releases
 from evertick.services.checkup_storage import examine_logs
+from evertick.services.postgres_home import own_database_url
 from evertick.store.address import where
-from evertick.store.db import Purpose, connect
+from evertick.store.db import Purpose, connect, telling
 from evertick.store.migrate import status
 
 app = typer.Typer(add_completion=False)

@@ -9,7 +9,6 @@ from typing import Protocol, runtime_checkable
 
 import typer
 
-from evertick.cli.connection import own_database_url, refuse_pending, telling
 from evertick.config import Settings
 from evertick.domain.errors import SchemaMismatch
 from evertick.services.events import Log, configure
@@ -17,9 +16,10 @@ from evertick.services.health import Health, Phase
 from evertick.services.health_port import HealthPort
 from evertick.services.loop import come_back_within, run_loop
 from evertick.services.place import process_name
+from evertick.services.postgres_home import own_database_url
 from evertick.store import failpoints
-from evertick.store.db import Purpose, connect
-from evertick.store.migrate import status
+from evertick.store.db import Purpose, connect, telling
+from evertick.store.migrate import refuse_pending, status
 
 
 class Service(Protocol):

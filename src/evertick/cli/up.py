@@ -15,17 +15,17 @@ from typing import Annotated
 
 import typer
 
-from evertick.cli.connection import shown, telling
 from evertick.cli.options import noun
 from evertick.config import Settings, environment_for, read_settings
 from evertick.domain.errors import InvalidSettings
 from evertick.services.events import configure
 from evertick.services.nursery_link import Nursery
 from evertick.services.place import process_name
-from evertick.services.postgres_home import Home, holder_of
+from evertick.services.postgres_home import Home, holder_of, shown
 from evertick.services.rules import load_routing
 from evertick.services.supervisor import SERVICES, Supervisor
 from evertick.store.address import where
+from evertick.store.db import telling
 
 app = typer.Typer(add_completion=False)
 

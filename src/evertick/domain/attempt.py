@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
+
+# A variable in the environment of every process that a fork server starts: the prefix of its spool, with the session in it.
+FORK_SERVER_MARK = "EVERTICK_WARM_PARENT"
+# Marks a value that JSON lacks in a stored result; see `attempts/typed_json`.
+RESULT_TAG = "$evertick"
+UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 class TaskKey(NamedTuple):
@@ -90,3 +97,10 @@ class Outcome:
     log: bytes = b""
     log_offset: int = 0
     log_end: int = 0
+
+
+def storable_text(text: str) -> str:
+    """Return the text as PostgreSQL can store it: NUL and lone surrogates become U+FFFD."""
+    if text.isascii() and "\x00" not in text:
+        return text
+    return UNSTORABLE.sub("\ufffd", text)

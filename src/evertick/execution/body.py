@@ -9,18 +9,18 @@ import traceback
 from collections.abc import Callable
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from evertick.authoring.context import TaskContext, current_context, enter
 from evertick.authoring.location import is_own
 from evertick.authoring.resolve import BoundTask, HttpCall
 from evertick.authoring.signals import Done, Fail, RetryAfter, Skip, Until
-from evertick.domain.attempt import OutcomeKind
+from evertick.domain.attempt import RESULT_TAG, OutcomeKind, storable_text
 from evertick.domain.retry import RetryPolicy, class_names, may_retry
 from evertick.execution.capture import TASK_LOGGER
 from evertick.execution.exits import OUT_OF_MEMORY, explain_exit
-from evertick.execution.protocol import Report, Start
-from evertick.execution.result import TAG, decode_inputs, encode_outputs, encode_result, storable_text
+from evertick.execution.protocol import Desk, Report, Say, Start
+from evertick.execution.result import decode_inputs, encode_outputs, encode_result
 from evertick.execution.result_files import ResultFiles
 
 if TYPE_CHECKING:
@@ -32,19 +32,6 @@ _TASK_LOGGER = logging.getLogger(TASK_LOGGER)
 
 _SUCCESS = OutcomeKind.SUCCESS
 _NO_POLICY = RetryPolicy()
-
-Say = Callable[[str, str], None]
-
-
-class Desk(NamedTuple):
-    """What a body's process has at hand: where its lines go, where large results do, and what it was granted."""
-
-    say: Say
-    files: ResultFiles = ResultFiles()
-    granted: Granted | None = None
-
-    def hide(self, text: str) -> str:
-        return text if self.granted is None else self.granted.masker.hide(text)
 
 
 def context_of(
@@ -78,7 +65,7 @@ def context_of(
 def inputs_of(start: Start, files: ResultFiles) -> dict[str, Any]:
     """What upstream tasks returned, by their names. Raises ResultLost."""
     inputs: dict[str, Any] = _from_json(start.inputs_json)
-    if TAG in start.inputs_json:
+    if RESULT_TAG in start.inputs_json:
         inputs = decode_inputs(inputs, lambda digest, size: files.get(start.run_id, digest, size))
     return inputs
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from evertick.authoring.context import enter
 from evertick.authoring.resolve import BoundTask
 from evertick.execution import lines
-from evertick.execution.body import Desk, context_of, report_of_error, run_body
+from evertick.execution.body import context_of, report_of_error, run_body
 from evertick.execution.capture import CapturedStream, SpoolWriter, capture_logging, finish_lines
 from evertick.execution.kill import children_of
 from evertick.execution.linux import signal_mask
 from evertick.execution.loaded import Loaded
-from evertick.execution.protocol import Frames, Report, Start, frame
+from evertick.execution.protocol import Desk, Frames, Report, Start, frame
 from evertick.execution.seat import (
     RECEIVE_BYTES,
     REPORTED_EXIT_CODE,

@@ -12,10 +12,10 @@ from evertick.authoring.context import TaskContext
 from evertick.authoring.resolve import BoundTask
 from evertick.domain.attempt import OutcomeKind
 from evertick.execution import lines
-from evertick.execution.body import Desk, await_body, context_of, report_of_error
+from evertick.execution.body import await_body, context_of, report_of_error
 from evertick.execution.capture import SpoolWriter, finish_lines
 from evertick.execution.loaded import Loaded
-from evertick.execution.protocol import Frames, Report, Start, frame
+from evertick.execution.protocol import Desk, Frames, Report, Start, frame
 from evertick.execution.seat import REPORTED_EXIT_CODE, ChildSeat, Wear, leave_no_process, receive, send
 from evertick.execution.spool import coroutine_spool, open_spool
 

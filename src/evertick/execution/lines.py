@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from evertick.domain.attempt import TaskKey
-from evertick.execution.result import storable_text
+from evertick.domain.attempt import TaskKey, storable_text
 
 LONGEST_LINE_CHARS = 16 * 1024
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evertick.domain.attempt import storable_text
 from evertick.domain.dag import DagSpec, from_json, structural_hash
 from evertick.domain.dag_rules import validate
 from evertick.domain.errors import InvalidDag
 from evertick.execution.kill import kill_tree
-from evertick.execution.result import storable_text
 
 MAX_ANSWER_BYTES = 128 * 1024 * 1024
 _CHUNK_BYTES = 256 * 1024

@@ -36,8 +36,6 @@ _LONGEST_BURIAL_SECONDS = 1.0
 _CONTROL_BYTES = 64 * 1024
 _REHEARSALS = 20
 BATCH = 4
-# A variable in the environment of everything that a warm parent starts. It holds `spool_prefix`: session and token.
-MARK = "EVERTICK_WARM_PARENT"
 # Blocked for good, in the keeper and in the warm parent; each attempt's process lets all in.
 BLOCKED = signal_mask({signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 # User code must be the kernel's first choice when memory runs out, not the runner.

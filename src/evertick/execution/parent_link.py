@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evertick.domain.attempt import OutcomeKind
+from evertick.domain.attempt import FORK_SERVER_MARK, OutcomeKind
 from evertick.execution import lines
 from evertick.execution.child_link import ChildLink
 from evertick.execution.guard import CUT_OFF
 from evertick.execution.kill import find_by_token, kill_tree
-from evertick.execution.parent import BATCH, MARK, ParentPlan
+from evertick.execution.parent import BATCH, ParentPlan
 from evertick.execution.result_files import ResultFiles
 from evertick.execution.seat import ReuseLimits
 from evertick.execution.spool_files import SpoolFolder
@@ -93,7 +93,9 @@ class ParentLink:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 # The loader's seed: a DAG that loops over a set must name its tasks here as it did there.
-                env=None if environment is None else {**environment, "PYTHONHASHSEED": "0", MARK: plan.spool_prefix},
+                env=None
+                if environment is None
+                else {**environment, "PYTHONHASHSEED": "0", FORK_SERVER_MARK: plan.spool_prefix},
             )
         self._control = ours
         ours.setblocking(False)

@@ -17,9 +17,10 @@ from evertick.execution.fork_hooks import HeldBackHooks
 # Before anything that imports `threading` or `logging`.
 _HOOKS = HeldBackHooks()
 
+from evertick.domain.attempt import FORK_SERVER_MARK  # noqa: E402
 from evertick.execution.kill import children_of, kill_tree  # noqa: E402
 from evertick.execution.linux import become_subreaper, block_signals, die_with_parent  # noqa: E402
-from evertick.execution.parent import BLOCKED, MARK, ParentPlan, WarmParent  # noqa: E402
+from evertick.execution.parent import BLOCKED, ParentPlan, WarmParent  # noqa: E402
 
 _LONGEST_CLEANUP_SECONDS = 5.0
 
@@ -30,7 +31,7 @@ def main() -> None:
     block_signals(BLOCKED)
     die_with_parent(signal.SIGTERM, plan.runner_pid)
     become_subreaper()
-    os.putenv(MARK, plan.spool_prefix)
+    os.putenv(FORK_SERVER_MARK, plan.spool_prefix)
     keeper_pid = os.getpid()
     parent_pid = os.fork()
     if parent_pid == 0:

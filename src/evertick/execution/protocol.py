@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evertick.domain.attempt import AttemptOrder, Isolation, OutcomeKind
 from evertick.execution.fast_json import json_encoder, json_scanner
+from evertick.execution.result_files import ResultFiles
+
+if TYPE_CHECKING:
+    from evertick.execution.granted import Granted
 
 _HEAD_BYTES = 4
 _scan = json_scanner()
@@ -112,3 +117,17 @@ def read_report(message: list[Any]) -> Report:
 
 
 _KINDS = {kind.value: kind for kind in OutcomeKind}
+
+
+Say = Callable[[str, str], None]
+
+
+class Desk(NamedTuple):
+    """What a body's process has at hand: where its lines go, where large results do, and what it was granted."""
+
+    say: Say
+    files: ResultFiles = ResultFiles()
+    granted: Granted | None = None
+
+    def hide(self, text: str) -> str:
+        return text if self.granted is None else self.granted.masker.hide(text)

@@ -10,8 +10,8 @@ from dataclasses import replace
 from evertick.domain.errors import InvalidTemplate
 from evertick.domain.log_lines import RENDERED
 from evertick.domain.stored_values import Connection
-from evertick.execution.body import Desk
 from evertick.execution.masking import HIDDEN
+from evertick.execution.protocol import Desk
 
 _LONGEST = 4000
 

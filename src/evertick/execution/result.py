@@ -7,18 +7,14 @@ NUL characters and lone surrogates, which jsonb refuses, become U+FFFD; the call
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from evertick.domain.attempt import RESULT_TAG, UNSTORABLE, storable_text
 from evertick.execution.fast_json import json_encoder
 
 DEFAULT_RESULT_BYTES = 1024 * 1024
-# Marks what JSON lacks; see `typed_json`.
-TAG = "$evertick"
-
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _to_json = json_encoder(allow_nan=False)
 
 
@@ -35,7 +31,7 @@ def encode_result(value: Any, max_bytes: int = DEFAULT_RESULT_BYTES) -> EncodedR
         return EncodedResult(None)
     try:
         text = _to_json(value)
-        if TAG in text:
+        if RESULT_TAG in text:
             return _encode_typed(value, max_bytes)
         return _within_bounds(text, value, max_bytes)
     except (TypeError, ValueError, RecursionError):
@@ -47,7 +43,7 @@ def encode_outputs(value: Any, pushed: Mapping[str, object], max_bytes: int = DE
     typed = _typed()
     try:
         named = {name: typed.to_plain(item, f"output {name!r}") for name, item in pushed.items()}
-        plain = {TAG: "outputs", "value": typed.to_plain(value), "named": named}
+        plain = {RESULT_TAG: "outputs", "value": typed.to_plain(value), "named": named}
     except (typed.Unstorable, TypeError, ValueError, RecursionError) as error:
         return _refused(error)
     return _within_bounds(_to_json(plain), plain, max_bytes)
@@ -86,16 +82,9 @@ def decode_inputs(inputs: Any, read_file: Callable[[str, int], str]) -> Any:
     return _typed().from_plain(inputs, read_file)
 
 
-def storable_text(text: str) -> str:
-    """Any text as PostgreSQL can hold it: what cannot be stored is shown as U+FFFD."""
-    if text.isascii() and "\x00" not in text:
-        return text
-    return _UNSTORABLE.sub("\ufffd", text)
-
-
 def _within_bounds(text: str, value: Any, max_bytes: int) -> EncodedResult:
     replaced_count = 0
-    if "\\u0000" in text or (not text.isascii() and _UNSTORABLE.search(text)):
+    if "\\u0000" in text or (not text.isascii() and UNSTORABLE.search(text)):
         cleaned, replaced_count = _clean(value)
         text = _to_json(cleaned)
     size = len(text) if text.isascii() else len(text.encode())
@@ -110,7 +99,7 @@ def _within_bounds(text: str, value: Any, max_bytes: int) -> EncodedResult:
 
 def _clean(value: Any) -> tuple[Any, int]:
     if isinstance(value, str):
-        return _UNSTORABLE.subn("\ufffd", value)
+        return UNSTORABLE.subn("\ufffd", value)
     if isinstance(value, dict):
         pairs = [(_clean(key), _clean(item)) for key, item in value.items()]
         return {key[0]: item[0] for key, item in pairs}, sum(key[1] + item[1] for key, item in pairs)

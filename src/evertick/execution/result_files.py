@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from evertick.domain.attempt import RESULT_TAG
 from evertick.domain.errors import ResultLost
-from evertick.execution.result import TAG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class ResultFiles:
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             _write(folder, path, raw)
-        return json.dumps({TAG: "file", "sha256": digest, "bytes": len(raw)})
+        return json.dumps({RESULT_TAG: "file", "sha256": digest, "bytes": len(raw)})
 
     def get(self, run_id: int, digest: str, size: int) -> str:
         path = Path(self.folder) / str(run_id) / digest
@@ -81,7 +81,7 @@ def files_in(value: object) -> dict[str, int]:
             rest += each
         elif isinstance(each, dict):
             digest, size = each.get("sha256"), each.get("bytes")
-            if each.get(TAG) == "file" and isinstance(digest, str) and isinstance(size, int):
+            if each.get(RESULT_TAG) == "file" and isinstance(digest, str) and isinstance(size, int):
                 found[digest] = size
             else:
                 rest += each.values()

@@ -13,8 +13,8 @@ from typing import NoReturn
 
 from evertick.authoring.resolve import BoundTask
 from evertick.authoring.templates import is_template, render_shell
-from evertick.execution.body import Desk, desk_variables, inputs_of, task_variables
-from evertick.execution.protocol import Start
+from evertick.execution.body import desk_variables, inputs_of, task_variables
+from evertick.execution.protocol import Desk, Start
 
 _BASH = "/bin/bash"
 _SHELL = "/bin/sh"

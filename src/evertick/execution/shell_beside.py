@@ -6,9 +6,8 @@ import subprocess
 
 from evertick.authoring.resolve import BoundTask
 from evertick.domain.attempt import OutcomeKind
-from evertick.execution.body import Desk
 from evertick.execution.exits import explain_exit
-from evertick.execution.protocol import Report, Start
+from evertick.execution.protocol import Desk, Report, Start
 from evertick.execution.shell import prepare_shell
 
 

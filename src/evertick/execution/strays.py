@@ -11,9 +11,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from evertick.domain.attempt import FORK_SERVER_MARK, session_text
 from evertick.execution.kill import kill_tree
-from evertick.execution.parent import MARK
-from evertick.execution.spool import session_name
 
 _PAUSE_SECONDS = 0.01
 
@@ -32,10 +31,10 @@ def end_strays(session: int, *, within_seconds: float) -> bool:
 
 def find_strays(session: int) -> list[int]:
     """Processes of that session's attempts. One that ran another program is known by its environment."""
-    name = session_name(session).encode()
+    name = session_text(session).encode()
     marks = (
         ("cmdline", re.compile(rb"evertick\.execution\.parent_main\0.*/" + name + rb"/", re.S)),
-        ("environ", re.compile(rb"(^|\0)" + MARK.encode() + rb"=[^\0]*/" + name + rb"/")),
+        ("environ", re.compile(rb"(^|\0)" + FORK_SERVER_MARK.encode() + rb"=[^\0]*/" + name + rb"/")),
     )
     found = []
     for entry in Path("/proc").iterdir():

@@ -21,8 +21,8 @@ from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from evertick.authoring.outputs import Outputs
+from evertick.domain.attempt import RESULT_TAG
 from evertick.domain.errors import ResultLost
-from evertick.execution.result import TAG
 
 _PLAIN_KEYS = (str, int, float, bool, type(None))
 _TYPED_KEYS = (datetime, date, time, timedelta, Decimal, UUID, bytes, Enum)
@@ -55,10 +55,10 @@ def to_plain(value: object, where: str = "result") -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         given = {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.init}
         plain = {name: to_plain(item, f"{where}.{name}") for name, item in given.items()}
-        return {TAG: "dataclass", "class": _name_of(type(value), where), "value": plain}
+        return {RESULT_TAG: "dataclass", "class": _name_of(type(value), where), "value": plain}
     if _is_model(type(value)):
         dumped = json.loads(cast(Any, value).model_dump_json())
-        return {TAG: "pydantic", "class": _name_of(type(value), where), "value": dumped}
+        return {RESULT_TAG: "pydantic", "class": _name_of(type(value), where), "value": dumped}
     raise Unstorable(where, f"of type {type(value).__name__}")
 
 
@@ -68,7 +68,7 @@ def from_plain(value: Any, read_file: Callable[[str, int], str]) -> Any:
         return [from_plain(item, read_file) for item in value]
     if type(value) is not dict:
         return value
-    tag = value.get(TAG)
+    tag = value.get(RESULT_TAG)
     if tag is None:
         return {key: from_plain(item, read_file) for key, item in value.items()}
     if tag == "file":
@@ -80,7 +80,7 @@ def from_plain(value: Any, read_file: Callable[[str, int], str]) -> Any:
         raise ResultLost(
             f"a result has a part of kind {tag!r}, which this version of Evertick does not know: update it."
         )
-    inner = {key: from_plain(item, read_file) for key, item in value.items() if key not in (TAG, "class")}
+    inner = {key: from_plain(item, read_file) for key, item in value.items() if key not in (RESULT_TAG, "class")}
     try:
         return read({**inner, "class": value.get("class"), "raw": value.get("value")})
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
@@ -92,15 +92,15 @@ def _plain_mapping(value: Mapping[Any, Any], where: str) -> Any:
     for key in value:
         if not isinstance(key, _PLAIN_KEYS + _TYPED_KEYS):
             raise Unstorable(where, f"a dict with a key of type {type(key).__name__}")
-    if TAG not in value and all(isinstance(key, _PLAIN_KEYS) for key in value):
+    if RESULT_TAG not in value and all(isinstance(key, _PLAIN_KEYS) for key in value):
         return {key: to_plain(item, f"{where}[{key!r}]") for key, item in value.items()}
     pairs = [[to_plain(key, where), to_plain(item, f"{where}[{key!r}]")] for key, item in value.items()]
-    return {TAG: "dict", "value": pairs}
+    return {RESULT_TAG: "dict", "value": pairs}
 
 
 def _write_datetime(value: datetime, _where: str) -> Any:
     """With its offset, which tells the two hours apart that a clock shows twice, and the name of its zone if it has one."""
-    plain = {TAG: "datetime", "value": value.replace(fold=0 if value.tzinfo is None else value.fold).isoformat()}
+    plain = {RESULT_TAG: "datetime", "value": value.replace(fold=0 if value.tzinfo is None else value.fold).isoformat()}
     if isinstance(value.tzinfo, ZoneInfo) and value.tzinfo.key:
         plain["zone"] = value.tzinfo.key
     return plain
@@ -117,9 +117,9 @@ def _read_datetime(raw: Mapping[str, Any]) -> datetime:
 
 
 def _write_time(value: time, _where: str) -> Any:
-    plain = {TAG: "time", "value": value.isoformat()}
+    plain = {RESULT_TAG: "time", "value": value.isoformat()}
     if isinstance(value.tzinfo, ZoneInfo) and value.tzinfo.key:
-        plain = {TAG: "time", "value": value.replace(tzinfo=None).isoformat(), "zone": value.tzinfo.key}
+        plain = {RESULT_TAG: "time", "value": value.replace(tzinfo=None).isoformat(), "zone": value.tzinfo.key}
     return plain
 
 
@@ -137,13 +137,13 @@ def _zone(raw: Mapping[str, Any]) -> ZoneInfo | None:
 
 
 def _write_enum(value: Enum, where: str) -> Any:
-    return {TAG: "enum", "class": _name_of(type(value), where), "value": value.name}
+    return {RESULT_TAG: "enum", "class": _name_of(type(value), where), "value": value.name}
 
 
 def _write_set(value: set[Any] | frozenset[Any], where: str) -> Any:
     """In the order of their texts: the same set is the same JSON."""
     members = sorted((to_plain(item, f"an item of {where}") for item in value), key=lambda item: json.dumps(item))
-    return {TAG: "frozenset" if isinstance(value, frozenset) else "set", "value": members}
+    return {RESULT_TAG: "frozenset" if isinstance(value, frozenset) else "set", "value": members}
 
 
 def _name_of(kind: type, where: str) -> str:
@@ -193,12 +193,12 @@ def _read_model(raw: Mapping[str, Any]) -> Any:
 
 _WRITERS: tuple[tuple[Any, Callable[[Any, str], Any]], ...] = (
     (datetime, _write_datetime),
-    (date, lambda value, _: {TAG: "date", "value": value.isoformat()}),
+    (date, lambda value, _: {RESULT_TAG: "date", "value": value.isoformat()}),
     (time, _write_time),
-    (timedelta, lambda value, _: {TAG: "timedelta", "value": [value.days, value.seconds, value.microseconds]}),
-    (Decimal, lambda value, _: {TAG: "decimal", "value": str(value)}),
-    (UUID, lambda value, _: {TAG: "uuid", "value": str(value)}),
-    (bytes | bytearray, lambda value, _: {TAG: "bytes", "value": base64.b64encode(value).decode()}),
+    (timedelta, lambda value, _: {RESULT_TAG: "timedelta", "value": [value.days, value.seconds, value.microseconds]}),
+    (Decimal, lambda value, _: {RESULT_TAG: "decimal", "value": str(value)}),
+    (UUID, lambda value, _: {RESULT_TAG: "uuid", "value": str(value)}),
+    (bytes | bytearray, lambda value, _: {RESULT_TAG: "bytes", "value": base64.b64encode(value).decode()}),
     (Enum, _write_enum),
     (set | frozenset, _write_set),
 )

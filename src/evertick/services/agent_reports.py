@@ -15,8 +15,9 @@ from evertick.engine.finish_attempt import finish_attempt
 from evertick.engine.step import Stepped, report
 from evertick.services import metrics
 from evertick.services.events import Log
-from evertick.services.versions import Opened, Versions
+from evertick.services.versions import Versions
 from evertick.store import agents
+from evertick.store.line import Opened
 from evertick.store.wake import Channel
 
 # The planner learns of what has to wait for a time.

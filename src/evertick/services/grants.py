@@ -20,7 +20,7 @@ from evertick.config import Settings, value_from_environment
 from evertick.domain.dag import TaskSpec
 from evertick.domain.errors import EvertickError, InvalidSettings, NotFound
 from evertick.domain.stored_values import LONGEST_VALUE, ValueKind
-from evertick.services.versions import Opened
+from evertick.store.line import Opened
 from evertick.store.secrets import Holder
 
 ASK_SECONDS = 10.0

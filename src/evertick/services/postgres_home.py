@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
+from evertick.config import Settings
 from evertick.domain.errors import Conflict, PostgresUnavailable
 
 # The shortest limit of a socket's path among the systems that the wheel is built for, its end mark taken off.
@@ -177,3 +178,20 @@ def _refuse_foreign(directory: Path) -> None:
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise PostgresUnavailable(f"{directory} belongs to somebody else: remove it, or set EVERTICK_HOME elsewhere.")
+
+
+def own_database_url(settings: Settings) -> str:
+    """Where the database is: as told, or in the home if Evertick runs there."""
+    if settings.database_url:
+        return settings.database_url
+    holder = holder_of(settings.home)
+    if holder is None:
+        raise PostgresUnavailable(
+            f"Evertick is not running in {shown(settings.home)}; start it with `evertick up`, or set"
+            " EVERTICK_HOME or EVERTICK_DATABASE_URL to where it runs."
+        )
+    return holder.url
+
+
+def shown(path: Path) -> str:
+    return str(path) if path.is_absolute() else f"./{path}"

@@ -6,8 +6,10 @@ The same for those that run tasks and for those that hand them to an executor el
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import Awaitable, Callable
+from importlib.metadata import version
 
 import psycopg
 from psycopg import AsyncConnection
@@ -24,12 +26,36 @@ from evertick.services.joining import join
 from evertick.services.leaving import Ending
 from evertick.services.link import Link, Waker
 from evertick.services.loop import NOT_ALLOWED, UNREACHABLE, keep_trying
+from evertick.services.place import here
 from evertick.services.watch import SELDOM_SECONDS
-from evertick.services.whoami import new_runner
+from evertick.services.whoami import pid_started
 from evertick.store import runners
 from evertick.store.db import Purpose
+from evertick.store.runners import NewRunner
 
 GOODBYE_SECONDS = 5.0
+
+
+def new_runner(session: int, settings: Settings, *, request: str | None = None) -> NewRunner:
+    place, pid = here(), os.getpid()
+    return NewRunner(
+        session=session,
+        runner_id=settings.runner_id or f"{place.host}-{pid}",
+        name=settings.runner_name,
+        version=version("evertick"),
+        host=place.host,
+        boot_id=place.boot_id,
+        pid_namespace=place.pid_namespace,
+        uid=place.uid,
+        pid=pid,
+        pid_started=pid_started(pid),
+        queues=list(settings.runner_queues),
+        match=list(settings.runner_match),
+        slots=settings.runner_slots,
+        request=request,
+        lost_after_seconds=settings.lost_after_seconds,
+        executor=settings.executor,
+    )
 
 
 class Stay:

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from evertick.config import Settings
-from evertick.domain.attempt import Outcome, OutcomeKind
+from evertick.domain.attempt import RESULT_TAG, Outcome, OutcomeKind
 from evertick.domain.errors import StorageUnavailable
-from evertick.execution.result import TAG
 from evertick.execution.result_files import files_in
 from evertick.services.aside import Aside
 from evertick.services.events import Log
@@ -119,7 +118,7 @@ class Storing:
 
 def spilled(text: str) -> Iterator[Spilled]:
     """The files that a result or inputs name. Most name none, and are not even parsed."""
-    if TAG in text and '"file"' in text:
+    if RESULT_TAG in text and '"file"' in text:
         for digest, size in files_in(json.loads(text)).items():
             if _HASH.fullmatch(digest):
                 yield Spilled(digest, size)

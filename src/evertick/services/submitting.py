@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from evertick.config import Settings
-from evertick.domain.attempt import TaskKey
+from evertick.domain.attempt import TaskKey, storable_text
 from evertick.domain.errors import (
     EvertickError,
     ExecutorBusy,
@@ -27,7 +27,6 @@ from evertick.domain.remote import attempt_name
 from evertick.domain.retry import delay_before
 from evertick.engine.dispatch import NeverBegan, QueuedEnd
 from evertick.execution.remote import RemoteExecutor, RemoteOrder
-from evertick.execution.result import storable_text
 from evertick.services import metrics
 from evertick.services.agent_tokens import AgentTokens
 from evertick.services.dispatch_pause import Pause, back_off

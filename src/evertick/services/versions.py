@@ -7,7 +7,6 @@ import json
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from psycopg import AsyncConnection
 
@@ -17,15 +16,10 @@ from evertick.domain.errors import NotFound
 from evertick.execution.bundle import unpack
 from evertick.execution.bundle_folders import keep
 from evertick.store import dags
+from evertick.store.line import Opened
 from evertick.store.tasks import StepRow
 
 MOST_VERSIONS = 256
-
-
-class Opened(Protocol):
-    """Whatever has a connection: a link, or one that was lent."""
-
-    async def get(self) -> AsyncConnection: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

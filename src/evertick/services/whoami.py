@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import version
 from pathlib import Path
+from typing import Protocol
 
-from evertick.config import Settings
 from evertick.execution.proc_stat import START_TICKS, STATE, stat_of
-from evertick.services.place import Place, here
-from evertick.store.runners import LiveRunner, NewRunner
+from evertick.services.place import Place
 
 
 def pid_started(pid: int) -> float:
@@ -17,29 +15,24 @@ def pid_started(pid: int) -> float:
     return float(stat_of(str(pid))[START_TICKS])
 
 
-def new_runner(session: int, settings: Settings, *, request: str | None = None) -> NewRunner:
-    place, pid = here(), os.getpid()
-    return NewRunner(
-        session=session,
-        runner_id=settings.runner_id or f"{place.host}-{pid}",
-        name=settings.runner_name,
-        version=version("evertick"),
-        host=place.host,
-        boot_id=place.boot_id,
-        pid_namespace=place.pid_namespace,
-        uid=place.uid,
-        pid=pid,
-        pid_started=float(stat_of("self")[START_TICKS]),
-        queues=list(settings.runner_queues),
-        match=list(settings.runner_match),
-        slots=settings.runner_slots,
-        request=request,
-        lost_after_seconds=settings.lost_after_seconds,
-        executor=settings.executor,
-    )
+class RecordedProcess(Protocol):
+    """A process as another one recorded it."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def boot_id(self) -> str: ...
+    @property
+    def pid_namespace(self) -> str: ...
+    @property
+    def uid(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def pid_started(self) -> float: ...
 
 
-def is_provably_gone(runner: LiveRunner, place: Place) -> bool:
+def is_provably_gone(runner: RecordedProcess, place: Place) -> bool:
     """True only for a process of this very place whose pid and start time are gone (V5). `place` is where we are.
 
     Host names count, too: a copy of a virtual machine has the same boot id. And where other users' processes are hidden

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, conninfo, errors
 
-from evertick.domain.errors import PostgresUnavailable, WrongServer
+from evertick.domain.errors import EvertickError, PostgresUnavailable, WrongServer
 from evertick.store import cluster, failpoints
-from evertick.store.address import Parts, each_host, parse, place_of, without_password
+from evertick.store.address import Parts, each_host, parse, place_of, where, without_password
 from evertick.store.guard import Guard, guard_of
 from evertick.store.line import Line
 from evertick.store.rows import VALUES
@@ -283,3 +284,14 @@ def _all_refused(refused: list[PostgresUnavailable], parts: Parts) -> PostgresUn
         return refused[0]
     kind = WrongServer if any(isinstance(each, WrongServer) for each in refused) else PostgresUnavailable
     return kind(f"None of the servers {place_of(parts)} can be used. " + " ".join(str(each) for each in refused))
+
+
+@contextmanager
+def telling(url: str) -> Iterator[None]:
+    """Whatever PostgreSQL says becomes one of our errors, with its place."""
+    try:
+        yield
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        raise PostgresUnavailable(f"PostgreSQL at {where(url)} gave up: {error}. Try again.") from None
+    except psycopg.Error as error:
+        raise EvertickError(f"PostgreSQL at {where(url)} refused: {error}") from None

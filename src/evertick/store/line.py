@@ -11,7 +11,7 @@ import os
 import select
 import socket
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 from psycopg import AsyncConnection
@@ -84,3 +84,9 @@ def take_your_time(conn: AsyncConnection) -> None:
     """For work that may take long by its nature: a migration."""
     if isinstance(conn, Line):
         conn.longest_seconds = None
+
+
+class Opened(Protocol):
+    """Whatever has a connection: a link, or one that was lent."""
+
+    async def get(self) -> AsyncConnection: ...

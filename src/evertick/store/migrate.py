@@ -22,6 +22,7 @@ from psycopg.sql import SQL, Identifier
 
 from evertick.domain.errors import MigrationBlocked, SchemaMismatch
 from evertick.store import roles
+from evertick.store.address import where
 from evertick.store.line import keeps_session, take_your_time
 from evertick.store.rows import all_rows, one_value
 from evertick.store.statements import sql
@@ -309,3 +310,9 @@ def _index_of(text: str, path: Path) -> str | None:
             f"{path.name} does something concurrently: it must be one `create index concurrently NAME on ...`."
         )
     return found[1] if found else None
+
+
+def refuse_pending(found: SchemaStatus, url: str) -> None:
+    if found.pending:
+        first = "has no Evertick schema yet" if not found.applied else f"lacks migration {found.pending[0].label}"
+        raise SchemaMismatch(f"The database at {where(url)} {first}. Run `evertick db migrate`.")

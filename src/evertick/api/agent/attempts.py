@@ -23,12 +23,11 @@ from evertick.api.agent.shapes import (
 )
 from evertick.config import Settings
 from evertick.domain.agent_token import TokenUse
-from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind
+from evertick.domain.attempt import AttemptOrder, Outcome, OutcomeKind, storable_text
 from evertick.domain.errors import Conflict, EvertickError, LeaseLost, PostgresUnavailable, UserError
 from evertick.domain.remote import attempt_name
 from evertick.engine.extend import extend
 from evertick.engine.start_attempt import start_attempt
-from evertick.execution.result import storable_text
 from evertick.services.agent_reports import record_outcome, whom_to_wake
 from evertick.services.versions import Version, order
 from evertick.store.agents import NewAgent, StartedRow

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from evertick.api.agent.door import AgentRoute, Who, shows
 from evertick.api.agent.shapes import LogsAnswer, LogsRequest
 from evertick.domain.agent_token import TokenUse
-from evertick.execution.result import storable_text
+from evertick.domain.attempt import storable_text
 from evertick.store import logs
 from evertick.store.logs import NewChunk
 

@@ -27,11 +27,11 @@ from evertick.api.desk import Caller, Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.api.paging import cursor, read_cursor
 from evertick.domain.access import Permission
-from evertick.domain.attempt import TaskKey
+from evertick.domain.attempt import RESULT_TAG, TaskKey
 from evertick.domain.errors import NotFound, StorageUnavailable, UserError
 from evertick.domain.log_lines import Line, lines_of
 from evertick.engine.put_output import put_output
-from evertick.execution.result import TAG, encode_result
+from evertick.execution.result import encode_result
 from evertick.store import outputs as store
 from evertick.store import tasks
 from evertick.store.listing import ListedTask
@@ -274,7 +274,7 @@ async def _read(
     key = TaskKey(row.run_id, row.idx, row.map_index)
     value, is_there = await tasks.result(conn, key), await tasks.has_result(conn, key)
     named: Any = {}
-    if isinstance(value, dict) and value.get(TAG) == "outputs":
+    if isinstance(value, dict) and value.get(RESULT_TAG) == "outputs":
         named, value = value["named"], value["value"]
         is_there = value is not None
     if name is not None:
@@ -287,8 +287,8 @@ async def _read(
 def storable(value: Any) -> Any:
     """What the database can keep, and what is not taken for a value of a kind of its own."""
     text = json.dumps(value)
-    if value is None or TAG in text:
-        raise UserError(f"A value cannot be null, and has no key {TAG!r} in it.")
+    if value is None or RESULT_TAG in text:
+        raise UserError(f"A value cannot be null, and has no key {RESULT_TAG!r} in it.")
     encoded = encode_result(value)
     if encoded.text is None:
         raise UserError(encoded.refusal or "This value cannot be stored.")
