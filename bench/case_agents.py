@@ -19,13 +19,12 @@ from bench.usage import tree_seconds
 from bench.work import percentile, submit
 
 from evertick.config import Settings
-from evertick.domain.agent_token import new_agent_key
 from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 from evertick.domain.errors import EvertickError
 from evertick.engine.dispatch import claim_for_dispatch
 from evertick.execution.spool import LogChunk
 from evertick.services.agent_line import AgentLine
-from evertick.services.agent_tokens import AgentTokens
+from evertick.services.agent_tokens import AgentTokens, new_agent_key
 from evertick.services.whoami import new_runner
 from evertick.store import runners
 from evertick.store.db import Purpose, connect

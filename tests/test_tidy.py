@@ -14,6 +14,8 @@ from tests.source_tree import ROOT, SOURCE, Place, modules, places
 LAYERS = ("domain", "store", "engine", "authoring", "execution", "services", "api", "ui", "cli")
 MAY_READ_SETTINGS = {"services", "api", "ui", "cli"}
 
+# Written by a tool from the models of Airflow's client, so it has their names and their length.
+GENERATED = {"api/airflow/models"}
 LONGEST_MODULE = 350
 LONGEST_FUNCTION = 60
 MOST_PARAMETERS = 7
@@ -229,7 +231,9 @@ def test_every_module_says_what_it_is_for() -> None:
 
 
 def test_modules_and_functions_fit_on_a_screen() -> None:
-    modules_too_long = [m.name for m in PACKAGE if len(m.text.splitlines()) > LONGEST_MODULE]
+    modules_too_long = [
+        m.name for m in PACKAGE if len(m.text.splitlines()) > LONGEST_MODULE and m.name not in GENERATED
+    ]
     assert not modules_too_long
     assert [
         str(place)
@@ -258,6 +262,8 @@ def test_names_say_what_a_thing_is() -> None:
     wrong = [m.name for m in PACKAGE if is_vague(m.path.stem)]
     for place in ALL_PLACES:
         node = place.node
+        if place.module.name in GENERATED:
+            continue
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and is_vague(node.name):
             wrong.append(str(place))
     assert not wrong

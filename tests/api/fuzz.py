@@ -184,7 +184,7 @@ async def agent_tokens_of(url: str, folder: Path) -> dict[TokenUse, str]:
         found = await claim_for_dispatch(conn, session=runner.session, queues=["default"], free=2)
         whose: list[Any] = [{"key": TaskKey(*row[:3]), "epoch": row.epoch, "session": row.session} for row in found]
         queued, running = whose
-        bearer = Bearer(use=TokenUse.START, expires_at=0.0, **running)
+        bearer = Bearer(use=TokenUse.START, expires_at=0, **running)
         agent = NewAgent(
             runner_id="far", version="1", host="h", boot_id="b", pid_namespace="n", uid=0, pid=1, pid_started=1.0
         )

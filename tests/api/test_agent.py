@@ -14,12 +14,13 @@ from psycopg import AsyncConnection
 from evertick.api.desk import Desk
 from evertick.config import Settings
 from evertick.domain.agent_order import read_order
-from evertick.domain.agent_token import AgentKeys, Bearer, TokenUse
+from evertick.domain.agent_token import Bearer, TokenUse
 from evertick.domain.sealing import new_key
 from evertick.domain.stored_values import ValueKind
 from evertick.engine.cancel import cancel
 from evertick.engine.reap import bury
 from evertick.engine.secrets import put_value
+from evertick.services.agent_tokens import AgentKeys
 from evertick.services.keyring import load_keyring
 from evertick.store import logs
 from evertick.ui.app import make_app
@@ -244,7 +245,7 @@ async def test_a_token_speaks_for_its_own_attempt_alone(app: FastAPI, desk: Desk
 async def test_an_expired_token_is_refused_and_the_start_token_gives_a_new_one(one: Dispatched) -> None:
     await one.begin()
     keys = AgentKeys(one.desk.settings.agent_key)
-    past = Bearer(use=TokenUse.ATTEMPT, key=one.key, epoch=one.row.epoch, session=one.row.session, expires_at=1e9)
+    past = Bearer(use=TokenUse.ATTEMPT, key=one.key, epoch=one.row.epoch, session=one.row.session, expires_at=10**9)
     refused = await Client(one.app, keys.sign(past)).refused("POST", f"{AGENT}/heartbeat", 401, json={})
     assert "expired" in refused["detail"]
     again = await one.begin()

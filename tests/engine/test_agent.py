@@ -53,7 +53,7 @@ async def dispatched(conn: AsyncConnection, shape: dict[str, list[str]] | None =
 async def claimed(conn: AsyncConnection, session: int) -> Bearer:
     (row,) = await claim_for_dispatch(conn, session=session, queues=["default"], free=1)
     key = TaskKey(row.run_id, row.idx, row.map_index)
-    return Bearer(use=TokenUse.START, key=key, epoch=row.epoch, session=row.session, expires_at=0.0)
+    return Bearer(use=TokenUse.START, key=key, epoch=row.epoch, session=row.session, expires_at=0)
 
 
 async def begin(conn: AsyncConnection, bearer: Bearer, nonce: str = NONCE) -> StartedRow:

@@ -124,7 +124,7 @@ async def test_what_somebody_works_on_is_adopted_later(conn: AsyncConnection, ot
 
 
 async def begins(conn: AsyncConnection, row: QueuedRow) -> object:
-    bearer = Bearer(use=TokenUse.START, key=key_of(row), epoch=row.epoch, session=row.session, expires_at=0.0)
+    bearer = Bearer(use=TokenUse.START, key=key_of(row), epoch=row.epoch, session=row.session, expires_at=0)
     return await start_attempt(conn, bearer, nonce="n" * 32, agent=AGENT, lost_after=300.0)
 
 

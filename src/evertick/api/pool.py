@@ -1,6 +1,7 @@
-"""A few connections to the database for whoever asks over HTTP. Its own, so that no reader takes one from the scheduler (H4).
+"""A small pool of database connections for HTTP requests, separate so that no reader takes one from the scheduler (H4).
 
-Opened when first needed and closed when nobody has asked for a while: an idle API costs the database nothing.
+Connections open when a request needs one and close after a while without requests: an idle API costs the database nothing.
+Why not psycopg_pool: docs/decisions/0037-libraries.md.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ IDLE_SECONDS = 30.0
 
 
 class Pool:
-    """At most `size` connections of one purpose. Whoever waits too long for one is told to come back."""
+    """At most `size` connections of one purpose. A caller that waits too long for one gets PostgresUnavailable."""
 
     def __init__(self, url: str, purpose: Purpose, size: int) -> None:
         self._url, self._purpose, self._size = url, purpose, size
@@ -32,12 +33,12 @@ class Pool:
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[AsyncConnection]:
         if self._free.locked():
-            await self._wait_in_line()
+            await self._wait_for_connection()
         else:
             await self._free.acquire()
         link = self._idle.pop()[1] if self._idle else Link(self._url, self._purpose)
         try:
-            # Whoever hung up was canceled wherever they stood, and may have left a statement under way: this one would be refused.
+            # A request whose client hung up was canceled at any point and may have left a statement running; the next would fail.
             await link.settle()
             yield await link.get()
         except BaseException:
@@ -48,7 +49,7 @@ class Pool:
             self._is_idle.set()
             self._free.release()
 
-    async def _wait_in_line(self) -> None:
+    async def _wait_for_connection(self) -> None:
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._free.acquire()
@@ -56,7 +57,7 @@ class Pool:
             raise PostgresUnavailable(f"All {self._size} database connections of the API are busy.") from None
 
     async def tend(self) -> None:
-        """Close what nobody has used for a while, until canceled. Sleeps while there is nothing open."""
+        """Close connections that are unused for a while, until canceled. Sleeps while none is open."""
         try:
             while True:
                 await self._is_idle.wait()

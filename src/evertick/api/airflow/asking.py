@@ -11,7 +11,7 @@ from fastapi import Query
 from psycopg.types.range import Range
 from pydantic import BaseModel, ConfigDict, Field
 
-from evertick.api.airflow.dag_shapes import DagRunState, DagRunType, TaskInstanceState
+from evertick.api.airflow.models import DagRunState, DagRunType, TaskInstanceState
 from evertick.api.paging import LARGEST
 from evertick.domain.errors import UserError
 from evertick.store.pages import Asked

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from evertick.api.airflow.asking import Body, Paged, Pattern, Small, begins, columns, contains, paged, span
 from evertick.api.airflow.assets import AssetId, find_asset, number_of
-from evertick.api.airflow.other_shapes import (
+from evertick.api.airflow.models import (
     AssetEventCollectionResponse,
     AssetEventResponse,
     QueuedEventCollectionResponse,

@@ -18,13 +18,13 @@ from evertick.api.airflow.asking import (
     ordered,
     page_size,
 )
-from evertick.api.airflow.other_shapes import (
+from evertick.api.airflow.models import (
     AssetAliasCollectionResponse,
     AssetCollectionResponse,
     AssetResponse,
+    DAGRunResponse,
 )
 from evertick.api.airflow.run_changes import Note
-from evertick.api.airflow.run_shapes import DAGRunResponse
 from evertick.api.airflow.words import run_document
 from evertick.api.desk import Who
 from evertick.api.guard import GuardedRoute, needs

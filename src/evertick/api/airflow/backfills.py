@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from evertick.api.airflow.asking import USUAL_ITEMS, Body, Limit, Offset, OrderBy, ordered, page_size
-from evertick.api.airflow.run_shapes import (
+from evertick.api.airflow.models import (
     BackfillCollectionResponse,
     BackfillResponse,
     DryRunBackfillCollectionResponse,

@@ -25,7 +25,7 @@ from evertick.api.airflow.asking import (
 )
 from evertick.api.airflow.bulk import BulkBody, Means, carry_out
 from evertick.api.airflow.masking import HIDDEN
-from evertick.api.airflow.other_shapes import (
+from evertick.api.airflow.models import (
     BulkResponse,
     ConnectionCollectionResponse,
     ConnectionResponse,

@@ -22,7 +22,8 @@ from evertick.api.airflow.asking import (
     ordered,
     page_size,
 )
-from evertick.api.airflow.dag_shapes import (
+from evertick.api.airflow.dags import seen_tags
+from evertick.api.airflow.models import (
     DAGSourceResponse,
     DagStatsCollectionResponse,
     DAGTagCollectionResponse,
@@ -30,7 +31,6 @@ from evertick.api.airflow.dag_shapes import (
     DagVersionResponse,
     DAGWarningCollectionResponse,
 )
-from evertick.api.airflow.dags import seen_tags
 from evertick.api.airflow.words import BUNDLE, RUN_STATES, version_of
 from evertick.api.desk import Who
 from evertick.api.discretion import refuse_unless_code_is_theirs

@@ -25,7 +25,7 @@ from evertick.api.airflow.asking import (
     plainly_contains,
     span,
 )
-from evertick.api.airflow.dag_shapes import (
+from evertick.api.airflow.models import (
     DAGCollectionResponse,
     DAGDetailsResponse,
     DAGResponse,

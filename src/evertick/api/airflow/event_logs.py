@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 
 from evertick.api.airflow.asking import Paged, Pattern, Small, begins, columns, contains, paged
-from evertick.api.airflow.other_shapes import EventLogCollectionResponse, EventLogResponse
+from evertick.api.airflow.models import EventLogCollectionResponse, EventLogResponse
 from evertick.api.desk import Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.domain.access import Permission

@@ -13,9 +13,8 @@ from pydantic import Field
 from evertick.api.airflow.asking import EVERY, Body, Texts
 from evertick.api.airflow.bulk import BulkBody, Tally
 from evertick.api.airflow.instances import MapIndex, T, find_instance, instance_documents, missing
-from evertick.api.airflow.other_shapes import BulkResponse
+from evertick.api.airflow.models import BulkResponse, TaskInstanceCollectionResponse
 from evertick.api.airflow.run_changes import FAILED, How, Note, clear_chosen, mark_one, whose_run
-from evertick.api.airflow.run_shapes import TaskInstanceCollectionResponse
 from evertick.api.airflow.runs import R, find_run
 from evertick.api.airflow.selecting import Choice, choose, runs_around, runs_between, spec_of_version
 from evertick.api.desk import Caller, Who

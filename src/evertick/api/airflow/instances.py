@@ -24,13 +24,13 @@ from evertick.api.airflow.asking import (
     paged,
     spans_of,
 )
-from evertick.api.airflow.dag_shapes import TaskInstanceState
-from evertick.api.airflow.run_shapes import (
+from evertick.api.airflow.models import (
     TaskDependencyCollectionResponse,
     TaskInstanceCollectionResponse,
     TaskInstanceHistoryCollectionResponse,
     TaskInstanceHistoryResponse,
     TaskInstanceResponse,
+    TaskInstanceState,
 )
 from evertick.api.airflow.runs import R, find_run, whose
 from evertick.api.airflow.words import NO_POOL, OPERATORS, TASK_STATES, instance_document, states_asked

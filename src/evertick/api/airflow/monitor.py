@@ -10,8 +10,12 @@ import psycopg
 from fastapi import APIRouter, Path
 
 from evertick.api.airflow.asking import USUAL_ITEMS, Limit, Offset, OrderBy, Pattern, fits, ordered, page_size
-from evertick.api.airflow.dag_shapes import ImportErrorCollectionResponse, ImportErrorResponse
-from evertick.api.airflow.other_shapes import HealthInfoResponse, VersionResponse
+from evertick.api.airflow.models import (
+    HealthInfoResponse,
+    ImportErrorCollectionResponse,
+    ImportErrorResponse,
+    VersionInfo,
+)
 from evertick.api.airflow.words import BUNDLE
 from evertick.api.desk import Who
 from evertick.api.guard import GuardedRoute, needs
@@ -34,7 +38,7 @@ _KEYS = {
 }
 
 
-@router.get("/version", response_model=VersionResponse)
+@router.get("/version", response_model=VersionInfo)
 @needs(Permission.OPEN)
 async def get_version(caller: Who) -> dict[str, Any]:
     return {"version": SPOKEN, "git_version": f"evertick-{version('evertick')}"}

@@ -9,14 +9,14 @@ from fastapi import APIRouter, Query
 from evertick.api.airflow.asking import Paged
 from evertick.api.airflow.assets import AssetId, find_asset
 from evertick.api.airflow.instances import MapIndexAsked, T, find_instance
-from evertick.api.airflow.other_shapes import (
+from evertick.api.airflow.models import (
     Config,
     ConfigSection,
+    JobCollectionResponse,
     PluginCollectionResponse,
     PluginImportErrorCollectionResponse,
     ProviderCollectionResponse,
 )
-from evertick.api.airflow.run_shapes import JobCollectionResponse
 from evertick.api.desk import Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.domain.access import Permission

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from evertick.api.airflow.asking import EVERY, Body, Paged, Pattern, Small, begins, columns, contains, paged, span
 from evertick.api.airflow.instances import MapIndexAsked, T, TryNumber, find_instance, missing, where
-from evertick.api.airflow.run_shapes import (
+from evertick.api.airflow.models import (
     ExternalLogUrlResponse,
     ExtraLinkCollectionResponse,
     TaskInstancesLogResponse,

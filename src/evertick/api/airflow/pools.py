@@ -22,7 +22,7 @@ from evertick.api.airflow.asking import (
     page_size,
 )
 from evertick.api.airflow.bulk import BulkBody, Means, carry_out
-from evertick.api.airflow.other_shapes import BulkResponse, PoolCollectionResponse, PoolResponse
+from evertick.api.airflow.models import BulkResponse, PoolCollectionResponse, PoolResponse
 from evertick.api.desk import Caller, Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.domain.access import Permission

@@ -22,13 +22,13 @@ from evertick.api.airflow.asking import (
     plainly_contains,
     span,
 )
-from evertick.api.airflow.dag_shapes import TaskInstanceState
 from evertick.api.airflow.instances import MapIndex, T, find_instance, instance_documents
-from evertick.api.airflow.run_shapes import (
+from evertick.api.airflow.models import (
     HITLDetail,
     HITLDetailCollection,
     HITLDetailHistory,
     HITLDetailResponse,
+    TaskInstanceState,
 )
 from evertick.api.airflow.runs import R, find_run, whose
 from evertick.api.airflow.words import OPERATORS, TASK_STATES

@@ -13,8 +13,8 @@ from pydantic import Field
 from evertick.api.airflow.asking import EVERY, Body, Texts
 from evertick.api.airflow.bulk import BulkBody, Tally
 from evertick.api.airflow.instances import instance_documents
-from evertick.api.airflow.other_shapes import BulkResponse
-from evertick.api.airflow.run_shapes import (
+from evertick.api.airflow.models import (
+    BulkResponse,
     ClearTaskInstanceCollectionResponse,
     DAGRunCollectionResponse,
     DAGRunResponse,

@@ -27,8 +27,7 @@ from evertick.api.airflow.asking import (
     plainly_contains,
     spans_of,
 )
-from evertick.api.airflow.dag_shapes import DagRunState, DagRunType
-from evertick.api.airflow.run_shapes import DAGRunCollectionResponse, DAGRunResponse
+from evertick.api.airflow.models import DAGRunCollectionResponse, DAGRunResponse, DagRunState, DagRunType
 from evertick.api.airflow.words import RUN_STATES, RUN_TYPES, ours, run_document
 from evertick.api.desk import Caller, Who
 from evertick.api.guard import GuardedRoute, needs

@@ -23,7 +23,7 @@ from evertick.api.airflow.asking import (
 )
 from evertick.api.airflow.bulk import BulkBody, Means, carry_out
 from evertick.api.airflow.masking import HIDDEN, masked_text
-from evertick.api.airflow.other_shapes import BulkResponse, VariableCollectionResponse, VariableResponse
+from evertick.api.airflow.models import BulkResponse, VariableCollectionResponse, VariableResponse
 from evertick.api.desk import Caller, Who
 from evertick.api.guard import GuardedRoute, needs
 from evertick.domain.access import Permission
