@@ -124,7 +124,9 @@ def directories(tree: Tree) -> tuple[int, Found]:
 
 
 def code(tree: Tree) -> tuple[int, Found]:
-    counts = Counter({name: code_lines(text, tree.trees[name]) for name, text in tree.texts.items() if name != GENERATED})
+    counts = Counter(
+        {name: code_lines(text, tree.trees[name]) for name, text in tree.texts.items() if name != GENERATED}
+    )
     return counts.total(), [f"{count:5} {name}" for name, count in counts.most_common()]
 
 
@@ -156,7 +158,9 @@ def gucs(tree: Tree) -> tuple[int, Found]:
     names = Counter(
         (match, name) for name, text in texts.items() for match in pattern.findall(text) if match != f"{PACKAGE}.now"
     )
-    return len({guc for guc, _ in names}), [f"{count:4} {guc} in {name}" for (guc, name), count in sorted(names.items())]
+    return len({guc for guc, _ in names}), [
+        f"{count:4} {guc} in {name}" for (guc, name), count in sorted(names.items())
+    ]
 
 
 def importers(tree: Tree) -> tuple[int, Found]:
@@ -236,17 +240,23 @@ def source_words(tree: Tree) -> tuple[int, Found]:
     """Lines of Python and SQL with one of these four words."""
     texts = {**{f"{name}.py": text.splitlines() for name, text in tree.texts.items()}}
     texts |= {f"{name}.sql": lines for name, lines in tree.sql.items()}
-    found = Counter({name: sum(bool(plain_words.VAGUE.search(line)) for line in lines) for name, lines in texts.items()})
+    found = Counter(
+        {name: sum(bool(plain_words.VAGUE.search(line)) for line in lines) for name, lines in texts.items()}
+    )
     return found.total(), [f"{count:5} {name}" for name, count in found.most_common() if count]
 
 
 def odd_words(tree: Tree) -> tuple[float, Found]:
     """Everything that plain_words.PATTERNS finds, per 10,000 words of comments, docstrings, messages and templates in src."""
     words, found = 0, []
-    for path in sorted(path for path in tree.source.rglob("*") if path.suffix in (".py", ".sql", ".html", ".jinja", ".md")):
+    for path in sorted(
+        path for path in tree.source.rglob("*") if path.suffix in (".py", ".sql", ".html", ".jinja", ".md")
+    ):
         text = plain_words.prose(path)
         words += plain_words.word_count(text)
-        found += [f"{path.relative_to(tree.source)}: {kind}: …{around}…" for kind, around in plain_words.odd_words(text)]
+        found += [
+            f"{path.relative_to(tree.source)}: {kind}: …{around}…" for kind, around in plain_words.odd_words(text)
+        ]
     return round(10_000 * len(found) / max(words, 1), 1), found
 
 

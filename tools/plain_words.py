@@ -28,13 +28,68 @@ PATTERNS = {
 }
 # The four words that the documentation is measured by.
 VAGUE = re.compile(r"\b(?:whoever|somebody|nobody|beside)\b", re.IGNORECASE)
-OLD_NAMES = (
-    "seat lead led_link tending second_hand roster heir deposed move_out stay duty contact changeover holding storing hearing"
-    " joining leaving neighbours pulse strays leftovers aside whoami nursery stock home spool_shelf shell_beside granted hear"
-    " unhear heard awaited arrival cause bury buried listen_for_silence remains offer pass_gates enter_gates leave_gates"
-    " unadmit desk http_door short_way remembered discretion tail far journey travel clock_words time_words rehearse performing"
-    " draft answering"
-).split()
+OLD_NAMES = [
+    "seat",
+    "lead",
+    "led_link",
+    "tending",
+    "second_hand",
+    "roster",
+    "heir",
+    "deposed",
+    "move_out",
+    "stay",
+    "duty",
+    "contact",
+    "changeover",
+    "holding",
+    "storing",
+    "hearing",
+    "joining",
+    "leaving",
+    "neighbours",
+    "pulse",
+    "strays",
+    "leftovers",
+    "aside",
+    "whoami",
+    "nursery",
+    "stock",
+    "home",
+    "spool_shelf",
+    "shell_beside",
+    "granted",
+    "hear",
+    "unhear",
+    "heard",
+    "awaited",
+    "arrival",
+    "cause",
+    "bury",
+    "buried",
+    "listen_for_silence",
+    "remains",
+    "offer",
+    "pass_gates",
+    "enter_gates",
+    "leave_gates",
+    "unadmit",
+    "desk",
+    "http_door",
+    "short_way",
+    "remembered",
+    "discretion",
+    "tail",
+    "far",
+    "journey",
+    "travel",
+    "clock_words",
+    "time_words",
+    "rehearse",
+    "performing",
+    "draft",
+    "answering",
+]
 # The end of `module: name`: why it may keep such a word.
 KEPT_NAMES = {
     "pages/home": "the start page of the UI",
