@@ -10,7 +10,7 @@ COMPILE := -q --generate-hashes --strip-extras --allow-unsafe --no-emit-index-ur
 # Byte code is compiled once at install; writing it is allowed whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help up test check format requirements mutants clocks hard simulate shapes sweep year boundaries canaries fuzz chaos bench profile bench-peers clean lock
+.PHONY: help up test check figures format requirements mutants clocks hard simulate shapes sweep year boundaries canaries fuzz chaos bench profile bench-peers clean lock
 
 help: ## what each command does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -35,6 +35,10 @@ check: $(STAMP) ## format, lint, types, tidy
 	@$(BIN)/ruff check src tests tools bench
 	@$(BIN)/mypy
 	@$(BIN)/pytest tests/test_tidy.py
+	@$(BIN)/python tools/figures.py
+
+figures: $(STAMP) ## size and plainness of the source, each figure with its goal (WALK=1 also traces one cron task)
+	@$(BIN)/python tools/figures.py $(if $(WALK),--walk)
 
 format: $(STAMP) ## rewrite the code in the house format
 	@$(BIN)/ruff format src tests tools bench

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tools.clocks import as_of
+from tools.figures import Tree, class_names, code, cycles, equal_bodies, importers, modules, wide_sql
 from tools.guards import Guard, find_guards
 from tools.mutants import known_survivors
 from tools.requirements import marked_tests, requirements
@@ -225,3 +226,29 @@ def test_children_of_make_test_keep_their_byte_code_and_are_plain_in_ci(monkeypa
     monkeypatch.setenv("CI", "true")
     assert "PYTHONDONTWRITEBYTECODE" not in child_environment()
     assert child_environment()["NO_COLOR"] == "1"
+
+
+# Figures --------------------------------------------------------------------------------------------------------------
+
+BODY = "    total = [value * 2 for value in values if value]\n    return sum(total)\n"
+
+
+def test_figures_count_a_small_tree(tmp_path: Path) -> None:
+    source = tmp_path / "src" / "evertick"
+    (source / "db").mkdir(parents=True)
+    (source / "__init__.py").write_text('"""Front."""\n')
+    (source / "one.py").write_text(
+        f'"""One."""\n\nfrom evertick import two  # why\n\nclass A: ...\n\ndef f(values):\n{BODY}'
+    )
+    (source / "two.py").write_text(
+        f"class A: ...\ndef g(values):\n    import evertick.one\n{BODY}def h(values):\n{BODY}"
+    )
+    (source / "db" / "x.sql").write_text("select 1\n" + "-" * 121 + "\n")
+    tree = Tree(tmp_path)
+    assert modules(tree) == (2, ["one", "two"])
+    assert code(tree)[0] == 5 + 8
+    assert cycles(tree) == (1, ["one ↔ two"])
+    assert importers(tree)[0] == 2
+    assert equal_bodies(tree) == (1, ["one.f = two.h"])
+    assert class_names(tree) == (1, ["A: one, two"])
+    assert wide_sql(tree)[0] == 1
