@@ -1,6 +1,7 @@
-"""Agents' tokens: the key that signs them, from a setting or a file that only its owner may read, and how long they last.
+"""Agents' tokens: their signing key, from a setting or a file that only its owner may read, and their lifetime.
 
-The key is never in the database, a log or an agent's place. Runners that dispatch and every API process need the same one.
+The key is never in the database, in a log or with an agent. Runners that dispatch and all API processes need the same
+key.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from evertick.domain.errors import InvalidSettings
 
 
 class AgentTokens:
-    """One process's. Keys are read once: a changed file needs a restart."""
+    """The tokens of one process. Keys are read once: a changed file needs a restart."""
 
     def __init__(self, settings: Settings) -> None:
         self._keys = load_agent_keys(settings)
         self._start_seconds, self._attempt_seconds = settings.start_token_seconds, settings.attempt_token_seconds
 
     def make_start_token(self, *, key: TaskKey, epoch: int, session: int) -> str:
-        """What an attempt's agent begins with: good for this one attempt, whoever has it first."""
+        """The token that an attempt's agent starts with: valid for this attempt only, and for the first agent that uses
+        it."""
         return self._make(TokenUse.START, key, epoch, session, self._start_seconds)
 
     def make_attempt_token(self, *, key: TaskKey, epoch: int, session: int) -> str:
@@ -41,7 +43,7 @@ class AgentTokens:
 
 
 def load_agent_keys(settings: Settings) -> AgentKeys:
-    """From the setting, or from the file, which the first who needs it makes."""
+    """The keys from the setting, or from the key file, which the first process that needs it creates."""
     if settings.agent_key:
         return AgentKeys(settings.agent_key)
     place = settings.agent_key_place
@@ -62,7 +64,7 @@ def _read(place: Path) -> list[str]:
 
 
 def _make_file(place: Path) -> None:
-    """Whole or not at all, and once: of two who make it, the second finds the first's."""
+    """Create the file atomically and once: of two processes, the second uses the first's file."""
     draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -78,6 +80,6 @@ def _make_file(place: Path) -> None:
             draft.unlink()
     except OSError as error:
         raise InvalidSettings(
-            f"there is no key for agents' tokens, and none can be made at {place}: {error.strerror}. Set EVERTICK_AGENT_KEY, or"
-            " EVERTICK_AGENT_KEY_FILE to where it is."
+            f"no key for agents' tokens exists, and none can be created at {place}: {error.strerror}. Set EVERTICK_AGENT_KEY, or"
+            " set EVERTICK_AGENT_KEY_FILE to the key's path."
         ) from None
