@@ -117,7 +117,7 @@ def test_a_database_that_is_away_is_told_with_since_when_and_why(loops: Loops, e
 def test_a_bug_in_a_loop_is_no_fault_of_the_database(loops: Loops) -> None:
     health = running("scheduler")
     loops.well("scheduler").fail(ZeroDivisionError("by zero"), is_unreachable=False, delay=0.1)
-    assert reasons(health) == ["loop scheduler fails: by zero"]
+    assert reasons(health) == ["loop scheduler is failing: by zero"]
     assert health.document()["metadatabase"]["status"] == "healthy"
 
 

@@ -1,6 +1,6 @@
-"""What a dead runner left running. Kills it, so that whoever certifies the death can say that no body is left.
+"""Orphaned processes of a dead runner. Kills them, so that the runner can be declared dead with no body left running.
 
-Everything that a warm parent started carries its mark, which names the runner's session. Never touches anything else.
+Everything that a fork server started carries its mark, which names the runner's session. Never touches anything else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PAUSE_SECONDS = 0.01
 
 
 def end_strays(session: int, *, within_seconds: float) -> bool:
-    """Whether nothing of that session is left. Its warm parents end by themselves, and are helped."""
+    """Whether no process of that session is left. Its fork servers exit by themselves; the rest is killed."""
     give_up_at = time.monotonic() + within_seconds
     while strays := find_strays(session):
         if time.monotonic() > give_up_at:
@@ -31,7 +31,7 @@ def end_strays(session: int, *, within_seconds: float) -> bool:
 
 
 def find_strays(session: int) -> list[int]:
-    """Processes of that session's attempts. One that ran another program is known by its environment."""
+    """Processes of that session's attempts. One that runs another program is identified by its environment."""
     name = session_name(session).encode()
     marks = (
         ("cmdline", re.compile(rb"evertick\.execution\.parent_main\0.*/" + name + rb"/", re.S)),

@@ -1,9 +1,7 @@
-"""Archives the logs of ended runs from the database to the object storage, and deletes archived logs that retention has
-removed.
+"""Archives the logs of ended runs to the object storage, and deletes archived logs that retention has removed.
 
 Runs in the leader, in the background, with a small share of the database's time. Lines are deleted from the database
-only after the object was read back and compared. During a storage outage they stay in the database, and nothing waits
-for it.
+only after the object was read back and compared. During a storage outage they stay in the database.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The leader of one shard in this scheduler: acquires leadership, fires due schedules, and runs maintenance
-concurrently.
+"""The leader of one shard in this scheduler: fires due schedules, and runs maintenance concurrently.
 
 Sleeps until the next due instant, a notification or the tick; an idle leader queries the database once per tick. Never
 runs user code, and does nothing between a due instant and its fire. Shards share only the process: one that hangs
