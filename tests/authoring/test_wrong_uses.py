@@ -385,7 +385,7 @@ BODIES: dict[str, tuple[str, ...]] = {
     "return [1, {'a': math.inf}]": ("result[1]['a'] is inf",),
     "return itself()": ("contains itself", "flatter"),
     "return deep(100_000)": ("nested too deeply", "flatter"),
-    "return 'x' * 2_000_000": ("result too large: str of 2,000,002 bytes", "return where it is"),
+    "return 'x' * 2_000_000": ("result too large: str of 2,000,002 bytes", "return its location"),
     "return {(1, 2): 3}": ("a key of type tuple",),
     "return local()": ("Inner", "top level of a module"),
     "return (x for x in [1])": ("of type generator", "return only"),

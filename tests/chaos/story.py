@@ -277,7 +277,7 @@ class Story:
         self.create(run_id, "far", 100.0)
         self._queue(run_id, 100.2, 1, FIRST)
         lost = self.move(next(self._tx), GIVEN_UP, run_id, 0, "queued", "pending", (1, 1), (FIRST, None))
-        self.parts["task_moves"][-1] = lost._replace(reason="dispatch_lost: its executor knows nothing of it")
+        self.parts["task_moves"][-1] = lost._replace(reason="dispatch_lost: its executor does not know it")
         self.add("past_attempts", PastAttempt(run_id, 0, -1, 1, FIRST))
         self._promote(run_id, 0, GIVEN_UP + 0.1, 1)
         self._queue(run_id, GIVEN_UP + 0.2, 2, SECOND)

@@ -45,9 +45,9 @@ def test_without_a_server_or_a_token_it_says_what_is_missing(
     assert "No such file" in refused(capsys, "agent", "--token-file", str(tmp_path / "none"))
     (tmp_path / "token").write_text("eva_secret and more")
     text = refused(capsys, "agent", "--token-file", str(tmp_path / "token"))
-    assert "it is one word" in text and "eva_secret" not in text
+    assert "it must be a single word" in text and "eva_secret" not in text
     (tmp_path / "token").write_bytes(b"\xff")
-    assert "it is no text" in refused(capsys, "agent", "--token-file", str(tmp_path / "token"))
+    assert "the file is not text" in refused(capsys, "agent", "--token-file", str(tmp_path / "token"))
 
 
 def test_what_keeps_it_from_beginning_is_left_for_whoever_started_it(

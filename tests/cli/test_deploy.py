@@ -80,16 +80,16 @@ async def test_nothing_is_published_if_one_file_is_broken(cli: Cli, conn: AsyncC
     (folder / "broken.py").write_text(FILE)
     assert "defined in" in await cli.refused("deploy", folder)
     assert await value(conn, "select count(*) from dag") == 0
-    assert "There is no folder" in await cli.refused("deploy", tmp_path / "nowhere")
+    assert "does not exist" in await cli.refused("deploy", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    assert "holds no DAG file" in await cli.refused("deploy", tmp_path / "empty")
+    assert "contains no DAG file" in await cli.refused("deploy", tmp_path / "empty")
     assert "cannot name a deployment" in await cli.refused("deploy", folder, "--name", "a b")
 
 
 async def test_a_deployment_owns_its_dags(cli: Cli, conn: AsyncConnection, database: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "code", "one")
     await cli("deploy", folder, "--name", "a")
-    assert "is published from deploy:a/shop.py already" in await cli.refused("deploy", folder, "--name", "b", status=1)
+    assert "is already published from deploy:a/shop.py" in await cli.refused("deploy", folder, "--name", "b", status=1)
     # A watched folder that has no such file leaves it alone.
     (tmp_path / "watched").mkdir()
     settings = Settings(database_url=database, home=tmp_path / "home", dags_folder=tmp_path / "watched", notify=False)

@@ -322,5 +322,5 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for _ in range(2):
             tar.addfile(tarfile.TarInfo("x.py"), io.BytesIO())
-    with pytest.raises(InvalidDag, match="two files of one name"):
+    with pytest.raises(InvalidDag, match="two files with the same name"):
         unpack(gzip.compress(packed.getvalue()), "0" * 64, tmp_path / "cache")

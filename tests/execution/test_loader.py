@@ -330,7 +330,7 @@ async def test_an_answer_that_user_code_forged_is_refused(tmp_path: Path, write:
         os._exit(0)
         """,
     )
-    assert "makes no sense" in (await problem(tmp_path)).message
+    assert "returned an invalid answer" in (await problem(tmp_path)).message
 
 
 async def test_a_file_that_is_gone_is_a_problem(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_dict_with_tuple_keys_is_refused_by_name() -> None:
 def test_a_result_over_the_limit_is_refused_with_its_size_and_what_to_do() -> None:
     refusal = encode_result("ä" * 600, max_bytes=1000).refusal or ""
     assert refusal.startswith("result too large: str of 1,202 bytes as JSON, at most 1,000 are kept")
-    assert "return where it is" in refusal
+    assert "return its location" in refusal
 
 
 def test_a_value_that_contains_itself_is_refused() -> None:

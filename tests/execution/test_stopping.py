@@ -172,7 +172,7 @@ async def test_a_warm_parent_that_hangs_is_given_up_with_its_attempts(tmp_path: 
         assert (await it.outcome(order)).reason == "canceled"
         collateral = await it.outcome(neighbour)
         assert collateral.kind is OutcomeKind.KILLED
-        assert "its warm parent ended" in (collateral.reason or "")
+        assert "its fork server ended" in (collateral.reason or "")
         assert not is_alive(pid) and not is_alive(parent)
 
 

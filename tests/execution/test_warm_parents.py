@@ -93,7 +93,7 @@ async def test_a_crashed_warm_parent_is_reported_and_replaced(tmp_path: Path) ->
         await it.chunk_with(waits, "ready")
         os.kill(parent, signal.SIGKILL)
         lost = await it.outcome(waits)
-        assert (lost.kind, lost.reason) == (OutcomeKind.KILLED, "its warm parent ended: killed by SIGKILL")
+        assert (lost.kind, lost.reason) == (OutcomeKind.KILLED, "its fork server ended: killed by SIGKILL")
         assert (await it.result("who"))[1] != parent
         assert not is_alive(pid)
 
@@ -112,7 +112,7 @@ async def test_orphans_of_a_killed_keeper_are_found_and_killed(tmp_path: Path) -
         (keeper,) = set(children_of(os.getpid())) - set(others)
         os.kill(keeper, signal.SIGKILL)
         lost = await it.outcome(order)
-        assert lost.reason == "its warm parent ended: killed by SIGKILL"
+        assert lost.reason == "its fork server ended: killed by SIGKILL"
         await dead(kid)
         await eventually(lambda: children_of(os.getpid()) == others)
 

@@ -91,7 +91,7 @@ async def test_a_secret_of_a_pod_that_is_gone_is_replaced(server: ApiServer, exe
 async def test_a_pod_of_somebody_else_is_not_taken_for_ours(server: ApiServer, executor: RemoteExecutor) -> None:
     theirs = {"metadata": {"name": order().name}, "spec": {"containers": [{"name": "a", "image": "b"}]}}
     server.objects.create("pods", "default", theirs)
-    with pytest.raises(SubmissionRefused, match="not this attempt's"):
+    with pytest.raises(SubmissionRefused, match="does not belong to this attempt"):
         await executor.submit(order())
     assert await executor.find(order().name) is None
     assert await executor.observe() == {}
@@ -627,7 +627,7 @@ def test_a_template_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path, 
 async def test_a_cluster_that_cannot_be_made_out_is_told_with_the_next_step(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match="cannot be read: No such file"):
         kubernetes_executor(Settings(pod_template=tmp_path / "none.yaml"))
-    with pytest.raises(InvalidSettings, match=f"there is no file {tmp_path / 'none'}"):
+    with pytest.raises(InvalidSettings, match=f"the file {tmp_path / 'none'} does not exist"):
         async with kubernetes_executor(Settings(kubeconfig=tmp_path / "none")):
             pass
     for file, text in (("none", None), ("empty", ""), ("broken", "a: ["), ("other", "a: b")):

@@ -241,7 +241,7 @@ async def test_a_pod_that_was_killed_for_its_memory_says_so_and_runs_again(world
         assert await world.ended(run_id) == "success"
         assert sorted(await world.kept()) == ["Failed", "Succeeded"]
     reason = await value(world.conn, "select reason from attempt where run_id = %s and epoch = 1", run_id)
-    assert reason == "agent_lost: its agent ended without a word (OOMKilled, exit status 137)"
+    assert reason == "agent_lost: its agent ended without reporting an outcome (OOMKilled, exit status 137)"
 
 
 async def test_a_pod_without_an_image_is_given_up_with_the_cluster_s_words(world: World) -> None:
@@ -250,7 +250,7 @@ async def test_a_pod_without_an_image_is_given_up_with_the_cluster_s_words(world
         assert await world.ended(run_id) == "failed"
         await world.nothing_is_left()
     reason = await value(world.conn, "select reason from task where run_id = %s", run_id)
-    assert reason == "dispatch_lost: it ended before it began (ImagePullBackOff: Back-off pulling image absent:1)"
+    assert reason == "dispatch_lost: it ended before it started (ImagePullBackOff: Back-off pulling image absent:1)"
     assert world.node.started == []
 
 

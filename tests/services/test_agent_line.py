@@ -39,9 +39,9 @@ async def test_a_heartbeat_that_somebody_else_answers_is_one_that_nobody_did(bod
     async with stranger(body) as url:
         line = AgentLine(url, "start-token", log=Said().log)
         line._token = "attempt-token"
-        with pytest.raises(Unanswered, match="no API of this release"):
+        with pytest.raises(Unanswered, match="not an Evertick API of this release"):
             await line.heartbeat(0.0)
-        with pytest.raises(Unanswered, match="no API of this release"):
+        with pytest.raises(Unanswered, match="not an Evertick API of this release"):
             await line.start()
 
 
@@ -50,7 +50,7 @@ async def test_an_address_below_a_path_is_asked_there_and_one_that_moved_is_told
     moved = b"308 Permanent Redirect\r\nLocation: https://evertick.example.com/api"
     async with stranger(b"", head=moved, asked=asked) as url:
         line = AgentLine(f"{url}/evertick/", "start-token", log=Said().log)
-        with pytest.raises(Unanswered, match=r"308, it is at https://evertick\.example\.com/api: give"):
+        with pytest.raises(Unanswered, match=r"308, redirecting to https://evertick\.example\.com/api: configure"):
             await line.start()
     assert asked == [b"POST /evertick/api/agent/v1/start HTTP/1.1"]
 

@@ -238,7 +238,7 @@ async def test_a_submission_that_was_lost_is_noticed_and_runs_again(
         await ended(there, run_id)
     assert counted(metrics.DISPATCH_LOST) == before + 1
     reason = await value(there, "select reason from attempt")
-    assert str(reason).startswith("dispatch_lost: its executor knows nothing of it, ")
+    assert str(reason).startswith("dispatch_lost: its executor does not know it, ")
 
 
 @pytest.mark.requirement("B11", "N28")
@@ -279,7 +279,7 @@ async def test_what_ends_without_a_word_is_lost_with_the_reason_of_the_place(
         await ended(there, run_id, "failed")
         await all_cleaned_up(there, place)
     reason = await value(there, "select reason from task")
-    assert reason == "agent_lost: its agent ended without a word (OOMKilled, exit status 137)"
+    assert reason == "agent_lost: its agent ended without reporting an outcome (OOMKilled, exit status 137)"
 
 
 async def test_what_an_agent_left_behind_counts_before_any_guess(
@@ -350,7 +350,7 @@ async def test_what_ends_before_it_began_says_why_and_is_dispatched_again(
         place.lives = "run"
         place.end(name, seen)
         await ended(there, run_id)
-    assert await value(there, "select reason from attempt") == f"dispatch_lost: it ended before it began ({told})"
+    assert await value(there, "select reason from attempt") == f"dispatch_lost: it ended before it started ({told})"
 
 
 async def test_what_an_old_look_took_for_ended_may_still_begin(
@@ -403,7 +403,7 @@ async def test_what_begins_while_it_is_taken_away_is_not_left_to_silence(
     if is_outcome_left:
         assert reasons is None and await value(there, "select max(epoch) from task") == 1
     else:
-        assert reasons == ["agent_lost: it was taken away as one that could not begin, and had just begun"]
+        assert reasons == ["agent_lost: it was deleted because it could not start, and had just started"]
 
 
 async def test_an_agent_that_runs_and_does_not_reach_the_api_is_told_where_it_was_sent(

@@ -124,7 +124,7 @@ async def test_only_who_leads_moves_and_only_where_somebody_asked_for_it(mover: 
         (Fault.SILENT, ("PUT",), "timed out"),
         (Fault.LOST, ("PUT",), "cannot be reached"),
         (Fault.CUT, ("GET",), "broke off"),
-        (Fault.WRONG, ("GET",), "something else than was put"),
+        (Fault.WRONG, ("GET",), "different content than was written"),
         (Fault.BUSY, ("GET", "HEAD"), "503"),
     ],
 )
@@ -288,7 +288,7 @@ async def test_what_is_gone_or_was_changed_in_the_storage_is_told_in_its_place_a
     assert store is not None
     store.remove(f"logs/{key.run_id}/{second.name}")
     told = await mover.read(key)
-    assert "MARK" in told and "bytes of this log are gone from the storage, or were changed there" in told
+    assert "MARK" in told and "bytes of this log are missing from the storage, or were changed there" in told
     assert "1.0.0 " not in told and "1.1.0 " in told, "a chunk beside the one that was changed is as it was"
     assert (told.count("MARK"), told.count("INFO")) == (6, 200)
 
@@ -308,7 +308,7 @@ async def test_a_reader_is_told_that_the_storage_is_away_slow_or_unknown(
             await mover.read(key)
     way.fault = Fault.SILENT
     monkeypatch.setattr(log_reading, "READ_SECONDS", 0.1)
-    with pytest.raises(StorageUnavailable, match=r"gave no lines within 0\.1 s"):
+    with pytest.raises(StorageUnavailable, match=r"returned no lines within 0\.1 s"):
         await mover.read(key)
     mover.settings = Settings()
     with pytest.raises(StorageUnavailable, match="set EVERTICK_STORAGE"):

@@ -318,7 +318,7 @@ async def test_a_socket_place_that_belongs_to_somebody_else_is_refused(tmp_path:
     sockets.mkdir()
     try:
         os.chown(sockets, NOBODY, NOBODY)
-        with pytest.raises(PostgresUnavailable, match="belongs to somebody else"):
+        with pytest.raises(PostgresUnavailable, match="belongs to another user"):
             await EmbeddedPostgres(home).start()
     finally:
         sockets.rmdir()

@@ -98,7 +98,7 @@ async def test_broken_rules_never_replace_good_ones_and_are_told_once(
         await publisher.tick()
     assert set((await queues(conn)).values()) == {"good", "mine"}
     (told,) = [line for line in (tmp_path / "log").read_text().splitlines() if "routing_error" in line]
-    assert "rule 1: pattern 'etl::?'" in told and "The rules before it hold." in told
+    assert "rule 1: pattern 'etl::?'" in told and "The previous rules stay in effect." in told
     write(rules, "**", "better")
     await publisher.tick()
     assert set((await queues(conn)).values()) == {"better", "mine"}

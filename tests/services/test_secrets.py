@@ -55,7 +55,7 @@ async def test_a_value_under_another_key_or_name_cannot_be_read(conn: AsyncConne
 
 async def test_rotation_brings_everything_under_the_new_key(conn: AsyncConnection, tmp_path: Path) -> None:
     settings = Settings(home=tmp_path)
-    with pytest.raises(InvalidSettings, match="there is no key for stored values"):
+    with pytest.raises(InvalidSettings, match="no key for stored values exists"):
         load_keyring(settings)
     assert make_key(settings)
     assert not make_key(settings)

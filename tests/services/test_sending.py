@@ -171,7 +171,7 @@ def test_addresses_of_the_internet_are_public(address: str) -> None:
     "host", ["127.0.0.1", "localhost", "2130706433", "0x7f000001", "017700000001", "127.1", "::ffff:7f00:1", "0"]
 )
 def test_every_spelling_of_this_machine_is_refused_unless_allowed(host: str) -> None:
-    with pytest.raises(DeliveryFailed, match="no public address; EVERTICK_WEBHOOK_NETWORKS can allow it") as caught:
+    with pytest.raises(DeliveryFailed, match="not a public address; EVERTICK_WEBHOOK_NETWORKS can allow it") as caught:
         resolve(host, 80, allowed=())
     assert caught.value.is_final
     assert resolve(host, 80, allowed=("0.0.0.0/0", "::/0"))
@@ -181,14 +181,14 @@ def test_a_name_that_also_leads_inside_is_refused(monkeypatch: pytest.MonkeyPatc
     """A name server that gives one public and one private address, or changes its answer: what was checked is used."""
     answers = [(2, 1, 6, "", (address, 80)) for address in ("8.8.8.8", "10.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
-    with pytest.raises(DeliveryFailed, match=r"is at 10\.0\.0\.1"):
+    with pytest.raises(DeliveryFailed, match=r"resolves to 10\.0\.0\.1"):
         resolve("rebind.example", 80, allowed=())
 
 
 async def test_without_the_setting_no_private_address_is_reached(conn: AsyncConnection, tmp_path: Path) -> None:
     sending = _sending(Settings(home=tmp_path), conn)
     with web_sink() as hook:
-        assert "no public address" in str(await refusal(sending, f"webhook:{hook.url}/"))
+        assert "not a public address" in str(await refusal(sending, f"webhook:{hook.url}/"))
         assert hook.told == []
     sending.close()
 

@@ -183,7 +183,7 @@ async def test_a_collector_that_is_away_delays_traces_and_loses_none(
     for _ in range(3):
         await start(conn, "dag")
         await runner.drain()
-        with pytest.raises(ConnectionError, match="did not take"):
+        with pytest.raises(ConnectionError, match="did not accept"):
             await traced.tick()
     assert collector.refused == 3
     collector.is_refusing = False

@@ -102,7 +102,7 @@ async def test_a_mark_that_was_acknowledged_and_is_gone_is_told_once(watched: Wa
 @pytest.mark.requirement("N14")
 @pytest.mark.parametrize(
     ("is_synchronous", "writes", "words"),
-    [(True, "safe", "Every acknowledged write is there"), (False, "unproven", "asynchronous.*may be lost")],
+    [(True, "safe", "No acknowledged write is lost"), (False, "unproven", "asynchronous.*may be lost")],
 )
 async def test_after_a_failover_it_says_what_is_known_of_acknowledged_writes(
     watched: Watched, conn: AsyncConnection, is_synchronous: bool, writes: str, words: str

@@ -96,7 +96,7 @@ async def test_an_agent_without_room_for_its_inputs_says_so_and_the_task_runs_ag
     agent = await farm.start(row, EVERTICK_RESULTS_FOLDER="/proc/nowhere")
     assert await agent.ended() == 1, agent.said()
     reason = await value(farm.conn, "select reason from attempt where idx = 1")
-    assert str(reason).startswith("its large inputs could not be stored where it runs: ")
+    assert str(reason).startswith("its large inputs could not be stored on the agent's machine: ")
     assert (await farm.task(row)).state == "available"
 
 

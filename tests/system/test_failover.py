@@ -104,7 +104,7 @@ async def test_with_a_synchronous_standby_nothing_is_lost_and_the_old_primary_is
         pair.crash_first()
         acknowledged += [await trigger_until_acknowledged(there, f"b{number:02}") for number in range(15)]
         told = await every_one_said(services, "failover")
-        assert set(told) == {"Every acknowledged write is there."}
+        assert set(told) == {"No acknowledged write is lost."}
 
         # The old primary is back, can be written to, and is the first in everybody's list.
         pair.first.start(synchronous_standby_names="")
@@ -226,7 +226,7 @@ async def test_a_lead_that_was_lost_with_its_server_is_not_taken_for_that_of_its
     await eventually(lambda: answers(old))
     assert old.epoch is None and new.epoch == lost
     (told,) = said.events("deposed")
-    assert "was of another server" in str(told["error"])
+    assert "belongs to another server" in str(told["error"])
     assert await new.resign()
     await old.resign()
 
@@ -278,7 +278,7 @@ async def test_a_commit_that_waits_on_the_old_primary_is_given_up_once_the_new_o
     with pytest.raises(psycopg.OperationalError):
         await writing
     (told,) = said.events("failover")
-    assert told["message"] == "Every acknowledged write is there."
+    assert told["message"] == "No acknowledged write is lost."
     found = await (await work.get()).execute("select count(*) from import_error")
     assert await found.fetchone() == (0,)
     for link in (work, line):

@@ -38,7 +38,7 @@ async def test_a_runner_whose_patterns_match_nothing_says_so_and_why(there: Inst
         "runner", runner_id="r1", runner_queues=("gpu",), runner_match=("nobody::*", "single::*")
     )
     nothing = await runner.saw("matches_nothing", pattern="nobody::*")
-    assert "No published task has such a name" in nothing["message"]
+    assert "No published task matches it" in nothing["message"]
     elsewhere = await runner.saw("matches_nothing", pattern="single::*")
-    assert "wait in default, and this runner serves only gpu" in elsewhere["message"]
+    assert "wait in default, but this runner serves only gpu" in elsewhere["message"]
     await eventually(lambda: there.value("select match = '{nobody::*,single::*}' from runner where gone_at is null"))

@@ -183,7 +183,7 @@ def test_a_runner_that_was_dismissed_is_not_started_again_and_a_killed_one_is_pr
     environment = {key: value for key, value in os.environ.items() if not key.startswith("EVERTICK_")}
     drained = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
     assert "Nothing runs there any more" in drained.stdout
-    up.wait_for("drained and told to stop")
+    up.wait_for("drained and stopped on request")
     assert up.output.count(" died ") == 1
     up.process.send_signal(signal.SIGTERM)
     assert up.process.wait(timeout=60) == 0

@@ -1,1 +1,1 @@
-"""Running user code: the warm parent, its children, logs and results."""
+"""Running user code: the fork server, its child processes, logs and results."""

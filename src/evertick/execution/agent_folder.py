@@ -1,6 +1,5 @@
-"""What is kept of one agent that was started on this machine: its process, its token, its outcome. Enough to find it again after
-whoever started it is gone, and to tell it from another process with its number.
-"""
+"""The state of one agent that was started on this machine: its process, its token, its outcome. Enough to find the
+agent again after the runner that started it is gone, and to distinguish it from a later process with the same pid."""
 
 from __future__ import annotations
 
@@ -16,15 +15,15 @@ from evertick.domain.agent_outcome import MOST_BYTES
 from evertick.execution.kill import find_by_token
 from evertick.execution.proc_stat import SESSION, START_TICKS, STATE, boot_id, stat_of
 
-# Tells an agent where its token is; and by it the agent itself is known.
+# Tells an agent where its token is; it also identifies the agent's process.
 TOKEN_VARIABLE = "EVERTICK_AGENT_TOKEN_FILE"
-# What a folder is called while it is removed, beside those of living ones.
+# Prefix of a directory that is being removed.
 GONE = ".gone-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentFolder:
-    """One attempt's. Nobody but the owner can look into it."""
+    """The directory of one attempt's agent. Only the owner can read it."""
 
     path: Path
 
@@ -42,7 +41,7 @@ class AgentFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone with it, also among other processes. Makes it if it is not there."""
+        """Lock the directory, also against other processes. Creates it if it does not exist."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self.path / "lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -61,7 +60,7 @@ class AgentFolder:
         self._keep("pid", f"{pid} {stat_of(str(pid))[START_TICKS]} {boot_id()}")
 
     def find_again(self) -> bool:
-        """Whether it was started by somebody who was ended before its process could be noted; then that is done now."""
+        """Whether a runner that was killed started the agent before it could record the process; if so, record it now."""
         if not self.token_file.exists():
             return False
         found: list[tuple[int, int]] = []
@@ -71,12 +70,12 @@ class AgentFolder:
                 if stat[SESSION] == str(pid) and stat[STATE] not in ("Z", "X"):
                     found.append((int(stat[START_TICKS]), pid))
         if found:
-            # What it has started itself is younger.
+            # Processes that the agent started itself are younger.
             self.keep_pid(min(found)[1])
         return bool(found)
 
     def living_pid(self) -> int | None:
-        """Its process, if that very one still lives. A zombie has ended."""
+        """The pid of its process, if that very process still lives. A zombie has ended."""
         try:
             pid, started, boot = (self.path / "pid").read_text(encoding="ascii").split()
             stat = stat_of(pid)
@@ -90,7 +89,7 @@ class AgentFolder:
         self._keep("exit", str(code))
 
     def exit_code(self) -> int | None:
-        """None if nobody was there to see it."""
+        """None if no process observed it."""
         try:
             return int((self.path / "exit").read_text(encoding="ascii"))
         except (OSError, ValueError):
@@ -104,7 +103,7 @@ class AgentFolder:
             return None
 
     def note_asked(self, now: float) -> float:
-        """Since when it has been asked to end: by the seconds since boot."""
+        """When it was first asked to stop, in seconds since boot."""
         file = self.path / "asked"
         with suppress(OSError, ValueError):
             return float(file.read_text(encoding="ascii"))
@@ -112,7 +111,7 @@ class AgentFolder:
         return now
 
     def remove(self) -> None:
-        """In one step for whoever looks or writes: what is half removed could be taken for gone, or be written into again."""
+        """Removed in one step: another process could take a half-removed directory for missing, or write into it again."""
         gone = self.path.parent.parent / f"{GONE}{self.path.name}"
         shutil.rmtree(gone, ignore_errors=True)
         with suppress(FileNotFoundError):
@@ -120,7 +119,7 @@ class AgentFolder:
         shutil.rmtree(gone, ignore_errors=True)
 
     def _keep(self, name: str, text: str) -> None:
-        """Whole or not at all."""
+        """Write atomically."""
         draft = self.path / f".{name}"
         with suppress(FileNotFoundError):
             draft.write_text(text, encoding="ascii")

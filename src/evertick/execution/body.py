@@ -1,4 +1,4 @@
-"""Calls a task's function and turns whatever happens into a report. Never lets an exception of user code out."""
+"""Calls a task's function and turns the result or the error into a report. Never lets an exception of user code escape."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NO_POLICY = RetryPolicy()
 def context_of(
     start: Start, bound: BoundTask, cancelled: threading.Event, granted: Granted | None = None
 ) -> TaskContext:
-    """What the task can ask about itself."""
+    """The context that the task can read."""
     given: dict[str, Any] = {}
     if granted is not None:
         given = {
@@ -63,7 +63,7 @@ def context_of(
 
 
 def inputs_of(start: Start, files: ResultFiles) -> dict[str, Any]:
-    """What upstream tasks returned, by their names. Raises ResultLost."""
+    """The results of upstream tasks, by task name. Raises ResultLost."""
     inputs: dict[str, Any] = _from_json(start.inputs_json)
     if RESULT_TAG in start.inputs_json:
         inputs = decode_inputs(inputs, lambda digest, size: files.get(start.run_id, digest, size))
@@ -71,7 +71,7 @@ def inputs_of(start: Start, files: ResultFiles) -> dict[str, Any]:
 
 
 def run_body(start: Start, bound: BoundTask, context: TaskContext, desk: Desk) -> Report:
-    """A plain function, from its arguments to its report."""
+    """Run a plain function, from its arguments to its report."""
     try:
         enter(context)
         value = _call(bound, start, desk)
@@ -108,7 +108,10 @@ def report_of_value(start: Start, bound: BoundTask, context: TaskContext, value:
         return Report(number, OutcomeKind.FAILED, refusal)
     if encoded.replaced_count:
         count = encoded.replaced_count
-        say("WARNING", f"{count} characters of the result (NUL or lone surrogates) cannot be stored: now U+FFFD")
+        say(
+            "WARNING",
+            f"{count} characters of the result (NUL or lone surrogates) cannot be stored and were replaced by U+FFFD",
+        )
     text = encoded.text
     if text is not None and desk.granted is not None:
         text = desk.granted.masker.hide_json(text)
@@ -123,7 +126,7 @@ def report_of_value(start: Start, bound: BoundTask, context: TaskContext, value:
 
 
 def _still_waiting(number: int, value: object, say: Say) -> Report | None:
-    """What a poll says that has not found what it looks for; None when it has."""
+    """The report of a poll that has not found its condition met; None when it has."""
     if value is True or isinstance(value, Done):
         return None
     if value is False:
@@ -175,7 +178,7 @@ def described(error: BaseException, hide: Callable[[str], str] = str) -> str:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback as the task's author reads it: Evertick's own frames at its top left out."""
+    """The traceback for the task's author, without Evertick's own frames at the top."""
     frames: TracebackType | None = error.__traceback__
     while frames is not None and is_own(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
@@ -199,7 +202,7 @@ def _call(bound: BoundTask, start: Start, desk: Desk) -> Any:
 
 
 def _perform(bound: BoundTask, start: Start, inputs: dict[str, Any], desk: Desk) -> object:
-    """A task that is no function: a request, or a program."""
+    """Run a task that is not a function: an HTTP request, or a program."""
     if isinstance(bound.call, HttpCall):
         from evertick.authoring.http_request import raw_fields, rendered_fields, send
         from evertick.execution.rendered import tell_rendered
@@ -225,7 +228,7 @@ def desk_variables(desk: Desk) -> dict[str, str]:
 
 
 def task_variables(start: Start) -> dict[str, str]:
-    """What a shell or another program is told about its task."""
+    """The environment variables that describe the task to a shell or another program."""
     return {
         "EVERTICK_RUN_ID": str(start.run_id),
         "EVERTICK_DAG": start.dag,
@@ -241,7 +244,7 @@ def task_variables(start: Start) -> dict[str, str]:
 
 
 def _report_of_exit(number: int, error: SystemExit, desk: Desk) -> Report:
-    """`sys.exit()` and `sys.exit(0)` end a task well, as they end a program well."""
+    """`sys.exit()` and `sys.exit(0)` end a task successfully, as they end a program."""
     code = error.code
     if code is None or code == 0:
         return Report(number, OutcomeKind.SUCCESS)

@@ -1,6 +1,6 @@
 """A bundle: the code and data that one DAG file needs, packed once and named by its content.
 
-The same content gives the same hash on every machine. Unpacking trusts nothing: neither paths, sizes nor the hash.
+The same content has the same hash on every machine. Unpacking trusts nothing: neither paths, sizes nor the hash.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from evertick.execution.bundle_folders import MAKING, keep
 MAX_FILE_BYTES = 1_000_000
 MAX_TOTAL_BYTES = 20_000_000
 MAX_FILES = 10_000
-# Hidden, so that no file of the DAGs folder can have this name. Its content makes bundles of two DAG files differ.
+# Hidden, so that no file of the DAGs folder can have this name. Its content makes the bundles of two DAG files differ.
 _MAIN_FILE = ".evertick-main"
 _PYTHON = frozenset({".py", ".pyc", ".pyo"})
 _HEADER_BYTES = 4_096
@@ -36,7 +36,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """`archive` holds exactly what `hash` names."""
+    """`archive` contains exactly the content that `hash` identifies."""
 
     hash: str
     archive: bytes
@@ -50,7 +50,7 @@ class _Member:
 
 
 def pack(folder: Path, file: str, closure: Iterable[str]) -> Bundle:
-    """The bundle of `folder/file`: the Python files of its closure, and every other plain file of the folder."""
+    """The bundle of `folder/file`: the Python files of its module closure, and every other plain file of the folder."""
     members = [_Member(path=_MAIN_FILE, content=file.encode())]
     total = 0
     for path in sorted({file, *closure, *_data_files(folder)}):
@@ -58,7 +58,7 @@ def pack(folder: Path, file: str, closure: Iterable[str]) -> Bundle:
         total += len(member.content)
         if total > MAX_TOTAL_BYTES or len(members) > MAX_FILES:
             raise InvalidDag(
-                f"the files that {file} comes with exceed {MAX_TOTAL_BYTES:,} bytes or {MAX_FILES:,} files, at {path}. "
+                f"the files that belong to {file} exceed {MAX_TOTAL_BYTES:,} bytes or {MAX_FILES:,} files, at {path}."
                 "Move data out of the DAGs folder, or hide it in a folder whose name starts with a dot."
             )
         members.append(member)
@@ -71,7 +71,7 @@ def contents(archive: bytes, hash: str) -> dict[str, bytes]:
 
 
 def unpack(archive: bytes, hash: str, into: Path) -> Path:
-    """The folder `into/hash` with the bundle's files, made if it is not there yet. Safe from many processes at once."""
+    """The folder `into/hash` with the bundle's files, created if it does not exist. Safe for concurrent processes."""
     if not _HASH.fullmatch(hash):
         raise InvalidDag(f"{hash[:80]!r} is not the hash of a bundle.")
     target = into / hash
@@ -95,7 +95,7 @@ def unpack(archive: bytes, hash: str, into: Path) -> Path:
 
 def _data_files(folder: Path) -> Iterator[str]:
     """Every regular file that is neither hidden nor Python. A link to a file counts by its content; a link to a folder
-    is left out, because it can lead anywhere or in a circle."""
+    is skipped, because it can lead anywhere or form a cycle."""
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
         for name in names:
@@ -121,7 +121,7 @@ def _read(folder: Path, path: str) -> _Member:
 
 
 def _hash(members: Iterable[_Member]) -> str:
-    """Over the content, not over the archive: two releases of a compressor give different bytes."""
+    """Over the content, not the archive: two releases of a compressor produce different bytes."""
     digest = hashlib.sha256()
     for member in members:
         mode = "x" if member.is_executable else "-"
@@ -142,7 +142,7 @@ def _archive(members: Iterable[_Member]) -> bytes:
 
 
 def _open(archive: bytes, hash: str) -> list[_Member]:
-    """The files in an archive, once their hash is the expected one and no path leads out of the folder."""
+    """The files in an archive, after checking its hash and that no path leads out of the folder."""
     limit = MAX_TOTAL_BYTES + MAX_FILES * _HEADER_BYTES
     try:
         inflate = zlib.decompressobj(wbits=31)
@@ -152,22 +152,22 @@ def _open(archive: bytes, hash: str) -> list[_Member]:
     except (tarfile.TarError, zlib.error, ValueError, EOFError) as error:
         raise _damaged(hash, str(error)) from None
     if len({member.path for member in members}) != len(members):
-        raise _damaged(hash, "it holds two files of one name")
+        raise _damaged(hash, "it contains two files with the same name")
     if not inflate.eof or _hash(members) != hash:
-        raise _damaged(hash, "its content has another hash")
+        raise _damaged(hash, "its content has a different hash")
     return members
 
 
 def _member(tar: tarfile.TarFile, header: tarfile.TarInfo) -> _Member:
-    # A sparse file counts as a plain one there, and a kilobyte of it can be read as terabytes.
+    # A sparse file counts as a plain one, and a kilobyte of it can be read as terabytes.
     opened = tar.extractfile(header) if header.isreg() and not header.issparse() else None
     if opened is None or not _is_inside(header.name):
-        raise ValueError(f"it holds {header.name!r}, which is not a plain file within the folder")
+        raise ValueError(f"it contains {header.name!r}, which is not a plain file within the folder")
     return _Member(path=header.name, content=opened.read(), is_executable=bool(header.mode & 0o100))
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a path leads to something within the folder, written in the one plain way."""
+    """Whether a normalized path stays within the folder."""
     path = PurePosixPath(name)
     return str(path) == name and name != "." and not path.is_absolute() and ".." not in path.parts
 
@@ -183,11 +183,11 @@ def _write(making: Path, member: _Member) -> None:
     with os.fdopen(os.open(path, flags, 0o700 if member.is_executable else 0o600), "wb") as opened:
         opened.write(member.content)
         opened.flush()
-        os.fsync(opened.fileno())  # else a power cut could leave empty files under a complete-looking name
+        os.fsync(opened.fileno())  # otherwise a power failure could leave empty files in a folder that looks complete
 
 
 def _compile(making: Path, target: Path) -> None:
-    """Byte code that names the final place and is never checked against the source, which cannot change."""
+    """Byte code that contains the final path and is never checked against the source, which cannot change."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compileall.compile_dir(

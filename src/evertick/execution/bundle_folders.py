@@ -1,6 +1,7 @@
-"""Unpacked bundles on this machine: kept while somebody uses them, removed when nobody has for long.
+"""The cache of unpacked bundles on this machine: kept while in use, removed after a long time without use.
 
-Never removes one in use: whoever looks one up dates it anew, and a warm parent's keeper holds a lock on it while it lives.
+Never removes one in use: each lookup updates its timestamp, and a fork server's reaper holds a lock on it while it
+lives.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MAKING, REMOVING = ".making-", ".removing-"
-# Code that nobody has used for a week is fetched again when it is needed. How often somebody looks for that.
+# Code that was not used for a week is fetched again when needed. And the interval of the check.
 UNUSED_SECONDS, LOOK_SECONDS = 7 * 86_400.0, 3600.0
-# Unpacking takes seconds. What is that old was left by a process that died over it.
+# Unpacking takes seconds. A half-made folder this old was left by a process that died.
 ABANDONED_SECONDS = 86_400.0
 
 
 def keep(place: Path) -> bool:
-    """Whether the folder is there; then nobody removes it for as long as unused ones are kept."""
+    """Whether the folder exists; then it is kept for as long as unused ones are."""
     try:
         with _locked(place.parent, fcntl.LOCK_SH):
             os.utime(place)
     except FileNotFoundError:
         return False
     except OSError:
-        return place.is_dir()  # not ours to date: then not ours to remove, either
+        return place.is_dir()  # another user's folder: its timestamp cannot be updated, and it cannot be removed
     return True
 
 
@@ -39,7 +40,7 @@ def hold(place: str) -> None:
 
 
 def remove_unused(folder: Path, *, in_use: Iterable[str], unused_seconds: float) -> list[str]:
-    """Remove the bundles that nobody has used for so long, and what was left half made. The names of what is gone."""
+    """Remove bundles without use for this long, and half-made folders. Returns the names of the removed ones."""
     if not folder.is_dir():
         return []
     for name in in_use:
@@ -56,7 +57,7 @@ def remove_unused(folder: Path, *, in_use: Iterable[str], unused_seconds: float)
 
 
 def _remove(place: Path, unused_seconds: float) -> bool:
-    """First out of the way, at once and under a lock, so that nobody ever finds half of it."""
+    """Rename it first, in one step and under a lock, so that no process ever finds half of it."""
     away = place.with_name(REMOVING + place.name)
     try:
         with _locked(place.parent, fcntl.LOCK_EX), _locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -64,7 +65,7 @@ def _remove(place: Path, unused_seconds: float) -> bool:
                 return False
             place.rename(away)
     except OSError:
-        return False  # somebody holds it, or was faster
+        return False  # it is in use, or another process removed it first
     shutil.rmtree(away, ignore_errors=True)
     return True
 

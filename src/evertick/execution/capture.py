@@ -1,6 +1,7 @@
-"""Inside an attempt's process: print, stderr and logging become lines of the spool, each with its time and level.
+"""Inside an attempt's process: print, stderr and logging become spool lines, each with its time and level.
 
-A full disk never fails the task: what cannot be written is counted, and a mark says so as soon as there is room.
+A full disk never fails the task: bytes that cannot be written are counted, and a mark reports them as soon as there is
+room.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from evertick.execution import lines
 
 TASK_LOGGER = "evertick.task"
-# A line without an end is held back so long where secrets are hidden: a cut could go through one.
+# With secrets to mask, an unfinished line is held back up to this length: a cut could split a secret.
 _LONGEST_HELD_CHARS = 1024 * 1024
 
 
@@ -31,7 +32,7 @@ class SpoolWriter:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.dropped_bytes = 0
-        # Hides secrets; most attempts have none.
+        # Masks secrets; most attempts have none.
         self.mask: Callable[[str], str] | None = None
 
     def write_text(self, level: str, text: str) -> None:
@@ -47,7 +48,7 @@ class SpoolWriter:
         self.dropped_bytes += len(spooled) - self._try(spooled)
 
     def trouble(self) -> str | None:
-        """What is missing from the file so far, in words."""
+        """A description of what is missing from the file so far."""
         return f"{self.dropped_bytes:,} bytes dropped (spool disk full)" if self.dropped_bytes else None
 
     def _try(self, spooled: bytes) -> int:
@@ -58,7 +59,7 @@ class SpoolWriter:
 
 
 class Captured:
-    """Where this process's lines go: the process's own file, or that of the coroutine which is running."""
+    """Where this process's lines go: the process's own file, or that of the running coroutine."""
 
     def __init__(self, writer: SpoolWriter) -> None:
         self.writer = writer
@@ -73,7 +74,7 @@ class Captured:
 
 
 class CapturedStream(io.TextIOBase):
-    """Stands in for sys.stdout or sys.stderr. Each thread's unfinished line waits for its newline."""
+    """Replaces sys.stdout or sys.stderr. Each thread's unfinished line waits for its newline."""
 
     encoding = "utf-8"
     errors = "replace"
@@ -99,7 +100,7 @@ class CapturedStream(io.TextIOBase):
         return len(text)
 
     def finish_lines(self) -> None:
-        """Write out what never got its newline: the attempt has ended."""
+        """Write the lines that never got their newline: the attempt has ended."""
         while self._unfinished:
             self._captured.write_text(self._level, self._unfinished.popitem()[1])
 
@@ -114,7 +115,7 @@ class CapturedStream(io.TextIOBase):
 
 
 class CapturedLogging(logging.Handler):
-    """Writes log records with their level. Takes the place of handlers that would print to the console."""
+    """Writes log records with their level. Replaces handlers that would print to the console."""
 
     def __init__(self, captured: Captured) -> None:
         super().__init__()
@@ -134,13 +135,13 @@ _LEVELS = frozenset({"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"})
 
 
 def capture_streams(captured: Captured) -> None:
-    """Done before user code is imported, so that a handler it makes holds our streams."""
+    """Called before user code is imported, so that a handler it creates holds these streams."""
     sys.stdout = CapturedStream(captured, "OUT", 1)
     sys.stderr = CapturedStream(captured, "ERR", 2)
 
 
 def capture_logging(captured: Captured) -> None:
-    """Done after user code is imported: our handler replaces the root's console handlers and keeps their format."""
+    """Called after user code is imported: this handler replaces the root's console handlers and keeps their format."""
     root = logging.getLogger()
     ours = CapturedLogging(captured)
     for handler in root.handlers[:]:
@@ -163,7 +164,7 @@ def finish_lines() -> None:
 
 
 def _flush(stream: Any) -> None:
-    """User code may have put its own stream here, or what it takes for one, and may have closed it."""
+    """User code may have replaced the stream by its own object, and may have closed it."""
     with suppress(Exception):
         stream.flush()
 

@@ -1,6 +1,6 @@
 """Inside an attempt's process: wait for an order, run it, report. Never outlives its parent.
 
-A single-use child runs one order and exits; a warm one goes on until the runner hangs up.
+A single-use child runs one order and exits; a reused one continues until the runner closes the connection.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Find = Callable[[str, str], BoundTask]
 _NO_SIGNALS = signal_mask(set())
-# An order fits, as a rule; so few bytes Python takes from memory that it holds already.
+# Most orders fit; for so few bytes Python uses memory that it already has.
 _ORDER_BYTES = 448
 
 
@@ -54,7 +54,8 @@ class Child:
         self._granted: Granted | None = None
 
     def live(self, code: Loaded | Callable[[], Loaded], unwanted: list[tuple[int, int]]) -> NoReturn:
-        """Until the runner hangs up or the one attempt is over. Does not return into the parent's code."""
+        """Run until the runner closes the connection or the one attempt is over. Does not return into the parent's
+        code."""
         seat = self._seat
         try:
             settle_in(seat.parent_pid, seat.log_fd, _NO_SIGNALS)
@@ -65,14 +66,14 @@ class Child:
             while received := os.read(seat.fd, RECEIVE_BYTES if self._frames.is_cut else _ORDER_BYTES):
                 self._take(received, loaded)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the runner is gone, and with it everybody who would want to hear of it
+            pass  # the runner is gone, and no process is left to report to
         finally:
             if (error := sys.exception()) is not None:
                 self._writer.write_text("ERROR", "".join(traceback.format_exception(error)))
             os._exit(REPORTED_EXIT_CODE)
 
     def rehearse(self) -> None:
-        """Walk the way of an attempt once: the memory it touches is then this process's own before an order comes."""
+        """Run through an attempt once: the memory pages it writes are then copied before an order arrives."""
         self._seat.captured.writer = self._writer
         for message in self._frames.feed(_REHEARSAL):
             self._attempt(tuple.__new__(Start, message), _find_rehearsal)
@@ -88,7 +89,7 @@ class Child:
                 os._exit(REPORTED_EXIT_CODE)
 
     def _load(self, load: Callable[[], Loaded]) -> Loaded:
-        """Import here what cannot be forked. The runner uses this child only when it knows how that went."""
+        """Import here what cannot be forked. The runner uses this child only after it knows the result."""
         loaded = load()
         capture_logging(self._seat.captured)
         self._spared = frozenset(children_of(os.getpid()))
@@ -97,14 +98,14 @@ class Child:
         return loaded
 
     def _attempt(self, start: Start, find: Find) -> bytes:
-        """Run it and give the frame of its report."""
+        """Run it and return the frame of its report."""
         pid = os.getpid()
         writer = self._writer
         writer.append(lines.header(start.run_id, start.idx, start.map_index, start.epoch, start.session))
         hidden = self._hide(start) if start.granted_json else None
         report = self._run(start, find)
         if os.getpid() != pid:
-            os._exit(0)  # a copy that the body forked and let run on: only the original reports
+            os._exit(0)  # a copy that the body forked: only the original process reports
         finish_lines()
         leave_no_process(self._spared)
         if hidden is not None:
@@ -114,7 +115,7 @@ class Child:
         return frame((*report[:7], os.lseek(writer.fd, 0, os.SEEK_END), trouble, should_retire))
 
     def _hide(self, start: Start) -> Any:
-        """What the attempt was granted is its process's own, which runs no other: nothing of it is left for the next."""
+        """The process with injected secrets runs only this attempt: nothing is left for the next."""
         from evertick.execution.granted import Granted, HiddenOutput
 
         self._granted = Granted(start.granted_json)
@@ -139,7 +140,7 @@ class Child:
 
 
 def _rehearsed_body() -> list[float]:
-    """What most tasks do. User code may have put a stream of its own in place of ours: that must not see it."""
+    """Does what most tasks do. User code may have replaced our stream: its stream must not receive this."""
     if isinstance(sys.stdout, CapturedStream):
         _PRINT("a line")
     return [0.5]
@@ -154,7 +155,7 @@ _REHEARSED_TASK = BoundTask(name="", function=_rehearsed_body)
 _REHEARSAL = frame(Start("start", 0, 0, 0, -1, 0, 0, 0, "", "", "", None, "{}", "{}", True, None, ""))
 
 
-# asyncio is imported only where it is needed: it doubles the memory that each fork has to copy (1.1 ms against 0.5 ms).
+# asyncio is imported only when needed: it doubles the memory that each fork has to copy (1.1 ms against 0.5 ms).
 
 
 def _serve_coroutines(*everything: Any) -> None:

@@ -1,4 +1,5 @@
-"""The runner's end of one attempt's process: its socket, its spool file and what runs in it. Never blocks the loop."""
+"""The runner's end of one attempt's process: its socket, its spool file and its running attempts. Never blocks the
+loop."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from evertick.execution.seat import RECEIVE_BYTES
 from evertick.execution.spool import AttemptLog
 from evertick.execution.spool_files import SpoolFile
 
-# Most bodies begin within 2 ms of their order. What is not worth telling is not stored.
+# Most bodies start within 2 ms of their order. Shorter start times are not stored.
 _TOLD_START_SECONDS = 0.1
 
 
 class Attempt:
-    """One order on its way from `start_many` to its outcome, and on until its log is stored."""
+    """One order on its way from `start_many` to its outcome, and until its log is stored."""
 
     __slots__ = (
         "is_drained",
@@ -45,19 +46,20 @@ class Attempt:
         self.verdict: tuple[OutcomeKind, str] | None = None
         self.log: AttemptLog | None = None
         self.spool: SpoolFile | None = None
-        # What is wrong with the log, told at its end.
+        # Problems with the log, reported at its end.
         self.last_words = b""
         self.is_drained = False
         self.is_settled = False
 
     def told_start_seconds(self) -> float | None:
-        """How long its code had to be fetched, imported or waited for, where that is worth a place in its row."""
+        """How long its code was fetched, imported or waited for, if that is worth storing."""
         seconds = self.started_at - self.ordered_at
         return seconds if seconds >= _TOLD_START_SECONDS else None
 
 
 class Parent(Protocol):
-    """Who forked a child, and alone can kill it safely: its pid cannot be reused before its parent has buried it."""
+    """The fork server of a child, which alone can kill it safely: the pid cannot be reused before its parent has reaped
+    it."""
 
     is_retiring: bool
 
@@ -69,7 +71,7 @@ class Parent(Protocol):
 
 
 class ChildLink:
-    """A child that waits for an order, runs some, or has been hung up on."""
+    """A child that waits for an order, runs some, or is disconnected."""
 
     __slots__ = (
         "_frames",
@@ -137,22 +139,22 @@ class ChildLink:
         except BlockingIOError:
             sent = 0
         except OSError:
-            return  # the child is gone: its warm parent tells how
+            return  # the child is gone: its fork server reports how
         if sent < len(frames):
             self._unsent = frames[sent:]
             self._loop.add_writer(self.sock.fileno(), self._send_rest)
 
     def condemn(self, kind: OutcomeKind, reason: str) -> None:
-        """What runs here is being killed: that, and not how it dies, is how it ended."""
+        """The attempt is being killed: record this verdict as its outcome, not the way it dies."""
         for attempt in self.running.values():
             attempt.verdict = attempt.verdict or (kind, reason)
 
     def cancel(self, number: int) -> None:
-        """Tell one of several coroutines to stop."""
+        """Ask one of several coroutines to stop."""
         self.send(frame(("cancel", number)))
 
     def receive(self) -> None:
-        """Hand on every message that has arrived. A hang-up is only noted: the warm parent knows the reason."""
+        """Process every message that has arrived. A disconnect is only noted: the fork server reports the reason."""
         while self._is_open:
             try:
                 received = self.sock.recv(RECEIVE_BYTES)
@@ -166,7 +168,7 @@ class ChildLink:
             try:
                 messages = self._frames.feed(received)
             except (ValueError, StopIteration):
-                # User code wrote into our socket: nothing from there can be trusted any more.
+                # User code wrote into our socket: nothing from it can be trusted any more.
                 self._close()
                 self.parent.kill(self)
                 return
@@ -176,7 +178,7 @@ class ChildLink:
                 return
 
     def hang_up(self) -> None:
-        """A child that is hung up on exits by itself."""
+        """Close the connection; the child then exits by itself."""
         if self.hung_up_at is None:
             self.hung_up_at = self._loop.time()
             self._close()

@@ -1,6 +1,7 @@
-"""Which files of the DAGs folder a DAG file needs: what it imports, wherever in the code, and what those import.
+"""The module closure of a DAG file: the files of the DAGs folder that it imports, anywhere in the code, and their
+imports.
 
-Reads source text; never imports it. Names that lead outside the folder are somebody else's packages.
+Reads source text; never imports it. Names that lead outside the folder are third-party packages.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _imported_names(folder: Path, path: str) -> Iterator[tuple[str, ...]]:
 
 
 def _from_names(node: ast.ImportFrom, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """`from a.b import c` may name the module a.b.c, or something in a.b: both are looked for."""
+    """`from a.b import c` may name the module a.b.c, or something in a.b: both are searched."""
     if node.level > len(package) + 1:
         return
     start = package[: len(package) - node.level + 1] if node.level else ()
@@ -56,7 +57,7 @@ def _from_names(node: ast.ImportFrom, package: tuple[str, ...]) -> Iterator[tupl
 
 
 def _files_of(folder: Path, name: tuple[str, ...]) -> Iterator[str]:
-    """The files that importing a dotted name executes: each package's `__init__.py` on the way, and the module."""
+    """The files that importing a dotted name executes: the `__init__.py` of each package on the path, and the module."""
     for depth in range(1, len(name) + 1):
         stem = "/".join(name[:depth])
         for candidate in (f"{stem}/__init__.py", f"{stem}.py"):

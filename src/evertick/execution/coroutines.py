@@ -1,4 +1,5 @@
-"""Async functions inside an attempt's process: one alone, or many at once in a warm child. The only asyncio there."""
+"""Async functions inside an attempt's process: one alone, or many at once in a reused child. The only user of asyncio
+there."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from evertick.execution.spool import coroutine_spool, open_spool
 
 
 def run_alone(start: Start, bound: BoundTask, context: TaskContext, desk: Desk) -> Report:
-    """An async function in a process of its own. SIGTERM cancels it."""
+    """Run an async function in a process of its own. SIGTERM cancels it."""
 
     async def main() -> Report:
         async with asyncio.TaskGroup() as group:
@@ -38,12 +39,12 @@ def run_alone(start: Start, bound: BoundTask, context: TaskContext, desk: Desk) 
 def serve_coroutines(
     seat: ChildSeat, loaded: Loaded, spared: frozenset[int], messages: list[list[Any]], frames: Frames
 ) -> None:
-    """Run every order that arrives as a coroutine beside the others, until the runner hangs up."""
+    """Run every order that arrives as a coroutine concurrently with the others, until the runner closes the connection."""
     asyncio.run(_Server(seat, loaded, spared, frames).serve(messages))
 
 
 class _Spool(SpoolWriter):
-    """One coroutine's own file, made when it writes its first line: most small tasks write none."""
+    """One coroutine's own file, created for its first line: most small tasks write none."""
 
     __slots__ = ("_header", "path")
 
@@ -63,7 +64,7 @@ class _Spool(SpoolWriter):
         super().append(spooled)
 
     def close(self) -> int:
-        """The file's size; 0 if it was never made."""
+        """The file's size; 0 if it was never created."""
         if self.fd < 0:
             return 0
         size = os.fstat(self.fd).st_size
@@ -122,7 +123,7 @@ class _Server:
         self._seat.captured.of_coroutine.set(spool)
         report = await await_body(start, bound, context, Desk(spool.write_text, self._seat.files))
         if os.getpid() != self._pid:
-            os._exit(0)  # a copy that the body forked and let run on: only the original reports
+            os._exit(0)  # a copy that the body forked: only the original process reports
         finish_lines()
         self._take_raw_output(spool)
         del self._running[start.number]
@@ -132,12 +133,12 @@ class _Server:
         self._send(report._replace(log_end=size, log_trouble=spool.trouble()))
 
     def _ended_unstarted(self, number: int) -> None:
-        """A coroutine that is cancelled before its first step never reports by itself."""
+        """A coroutine that is canceled before its first step never reports by itself."""
         if self._running.pop(number, None) is not None:
-            self._send(Report(number, OutcomeKind.FAILED, "cancelled before it started"))
+            self._send(Report(number, OutcomeKind.FAILED, "canceled before it started"))
 
     def _take_raw_output(self, spool: _Spool) -> None:
-        """What C code and subprocesses wrote belongs to nobody for certain: the next attempt to end takes it."""
+        """Output of C code and subprocesses cannot be attributed: the next attempt that ends takes it."""
         size = os.fstat(self._seat.log_fd).st_size
         if size > self._raw_seen:
             raw = os.pread(self._seat.log_fd, size - self._raw_seen, self._raw_seen)

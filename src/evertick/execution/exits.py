@@ -1,4 +1,4 @@
-"""Says why a process ended that could not say so itself: exit code, signal and out of memory told apart."""
+"""Explains why a process ended that could not report it: distinguishes exit code, signal and out of memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OomEvidence:
         self._seen = self._count()
 
     def has_new(self) -> bool:
-        """Whether the killer ran since the last time this was asked."""
+        """Whether the killer ran since the previous call."""
         seen, self._seen = self._seen, self._count()
         return self._seen > seen
 
@@ -59,7 +59,7 @@ class OomEvidence:
 
 
 def oom_counters() -> list[Path]:
-    """Where the kernel counts such kills: for our cgroup, of either version; without one, for the machine."""
+    """The files in which the kernel counts such kills: for our cgroup, of either version; without one, for the machine."""
     sources = []
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():

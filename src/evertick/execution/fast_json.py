@@ -1,6 +1,6 @@
-"""JSON text for processes that have just been forked, which pay 2 µs for every page of memory that they touch.
+"""JSON for freshly forked processes, which pay 2 µs for every memory page that they touch.
 
-Falls back to the library's own ways where its parts in C are missing or other than expected.
+Falls back to the library's own functions where its C parts are missing or different.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 
 
 def json_encoder(*, allow_nan: bool) -> Callable[[Any], str]:
-    """As `json.JSONEncoder.encode`, with its part in C made once and not for every call. A value in itself is too deep."""
+    """Like `json.JSONEncoder.encode`, with its C encoder created once instead of for every call. A value that contains
+    itself raises RecursionError."""
     plain = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=allow_nan, separators=(",", ":"))
     make = getattr(json.encoder, "c_make_encoder", None)
     quote = getattr(json.encoder, "encode_basestring", None)
@@ -23,6 +24,6 @@ def json_encoder(*, allow_nan: bool) -> Callable[[Any], str]:
 
 
 def json_scanner() -> Callable[[str, int], tuple[Any, int]]:
-    """`json.loads` looks for white space by regular expression: twice the time, and 40 pages more."""
+    """`json.loads` searches for white space by regular expression: twice the time, and 40 pages more."""
     scan: Callable[[str, int], tuple[Any, int]] = vars(json.JSONDecoder())["scan_once"]
     return scan

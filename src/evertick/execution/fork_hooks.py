@@ -1,8 +1,8 @@
-"""Keeps the fork hooks of `threading` and `logging` out of the forks of a warm parent.
+"""Keeps the fork hooks of `threading` and `logging` out of the forks of a fork server.
 
-They free locks that another thread may hold at the moment of a fork. A warm parent has one thread, and in a fresh process
-they touch 90 pages: 0.2 ms for nothing. A child that forks itself gets them back before it does. The hooks of all other
-modules, such as the one that seeds `random` anew, are never held back.
+They reset locks that another thread may hold during a fork. A fork server has one thread, and in a fresh process they
+touch 90 pages: 0.2 ms for nothing. A child that forks gets them back before it does. The hooks of all other modules,
+such as the one that reseeds `random`, are never deferred.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Hooks = dict[str, Callable[[], Any]]
 
 
 class HeldBackHooks:
-    """To be made before these modules are imported; if one already is, its hooks stay where they are."""
+    """Must be created before these modules are imported; if one already is, its hooks stay in place."""
 
     def __init__(self) -> None:
         self._hooks: list[Hooks] = []
@@ -27,7 +27,7 @@ class HeldBackHooks:
         os.register_at_fork = self._hold_or_register
 
     def let_through(self) -> None:
-        """In the warm parent, before it imports user code: what is registered from now on is none of our business."""
+        """In the fork server, before it imports user code: hooks registered from now on run as usual."""
         self._warm_parent = os.getpid()
         os.register_at_fork = self._register
         self._register(before=self._give_back)
@@ -39,7 +39,7 @@ class HeldBackHooks:
             self._register(**hooks)
 
     def _give_back(self) -> None:
-        """Called before any fork. What is registered here is asked only after it, so its first part is called here."""
+        """Called before any fork. Hooks registered here run only in later forks, so the first part is called directly."""
         if os.getpid() == self._warm_parent or not self._hooks:
             return
         given, self._hooks = self._hooks, []

@@ -1,6 +1,8 @@
-"""What an attempt was granted: variables, connections and secrets, in its own process alone, and hidden in all that it says.
+"""The variables, connections and secrets injected into an attempt: only in its own process, and masked in all of its
+output.
 
-Its standard output and error go through a pipe of this process, so that what commands print is hidden before it reaches a disk.
+Its standard output and error pass through a pipe of this process, so that the output of commands is masked before it
+reaches a disk.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _LONGEST_DRAIN_SECONDS = 2.0
 
 
 class Granted:
-    """Made from what the runner sent for this one attempt."""
+    """Created from the values that the runner sent for this attempt."""
 
     def __init__(self, text: str) -> None:
         raw: dict[str, dict[str, str]] = json.loads(text)
@@ -33,12 +35,12 @@ class Granted:
         self.masker = Masker(parts)
 
     def environment(self) -> dict[str, str]:
-        """For a shell or a program, whose environment is its own."""
+        """For a shell or a program, which has its own environment."""
         return as_environment(self.variables, self.connections, self.secrets)
 
 
 class HiddenOutput:
-    """Stands between descriptors 1 and 2 and the spool while the attempt runs."""
+    """Reads descriptors 1 and 2 and writes to the spool while the attempt runs."""
 
     def __init__(self, writer: SpoolWriter, masker: Masker) -> None:
         self._writer, self._masker = writer, masker
@@ -51,7 +53,7 @@ class HiddenOutput:
         self._thread.start()
 
     def close(self) -> None:
-        """After what the body left running was killed, so that nobody holds the other end."""
+        """Called after the body's leftover processes were killed, so that no process holds the other end."""
         for fd, kept in zip((1, 2), self._kept, strict=True):
             os.dup2(kept, fd)
             os.close(kept)

@@ -1,6 +1,6 @@
-"""Where one bundle's attempts run: which child gets which order, and how each is stopped.
+"""Runs one bundle's attempts: assigns orders to children, and stops them.
 
-What became of an attempt is told to its `Host`. Never starts two bodies for one order.
+Reports the fate of each attempt to its `Host`. Never starts two bodies for one order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evertick.execution.stock import BundlePlace, LoadFailure, Stock, StockEvent
 
 
 class Host(Protocol):
-    """Who is told how attempts go, and knows how long the contact with the database is good for."""
+    """Receives the results of attempts, and knows until when the lease is valid."""
 
     contact_until: float
 
@@ -62,7 +62,7 @@ class BundleHome:
             self.stock.missed(len(self._waiting))
 
     def stop(self, attempt: Attempt, grace_seconds: float) -> None:
-        """End an attempt whose verdict is set. The host hears of it when nothing of it is left."""
+        """End an attempt whose verdict is set. The host is notified when nothing of it is left."""
         link = attempt.link
         if link is None:
             self._waiting.remove(attempt)
@@ -77,13 +77,13 @@ class BundleHome:
             self._kill(attempt)
 
     def tick(self, now: float) -> None:
-        """Warm children that nobody has used for long leave, one at a time."""
+        """Idle children that were not used for long exit, one at a time."""
         self.stock.tick(now)
         if self._warm and now - self.last_used_at > self._limits.warm_idle_seconds:
             self._warm.pop(0).hang_up()
 
     def withdraw(self) -> list[Attempt]:
-        """The orders that have not started, which now never will."""
+        """The orders that have not started, and now never will."""
         waiting, self._waiting = list(self._waiting), deque()
         return waiting
 
@@ -137,12 +137,12 @@ class BundleHome:
         self._host.started(attempt)
 
     def _may_start(self, link: ChildLink, attempt: Attempt) -> bool:
-        """Whether an attempt that must not outlive the contact is guarded now; if not, it has ended."""
+        """Whether an attempt that must not outlive the lease is guarded now; if not, it has ended."""
         if boot_seconds() >= self._host.contact_until:
             self._host.lost(attempt, OutcomeKind.LOST, CUT_OFF)
             return False
         if not link.parent.guard(link, self._host.contact_until):
-            self._host.lost(attempt, OutcomeKind.GIVEN_BACK, "its warm parent does not listen")
+            self._host.lost(attempt, OutcomeKind.GIVEN_BACK, "its fork server does not respond")
             return False
         return True
 
@@ -152,7 +152,7 @@ class BundleHome:
         if attempt is None:
             return
         if attempt.verdict is not None and not link.is_shared:
-            link.hang_up()  # it was told to stop: only its death counts, which this hastens
+            link.hang_up()  # it was asked to stop: only its death counts, which this speeds up
             return
         del link.running[report.number]
         link.is_worn = link.is_worn or report.should_retire
@@ -164,7 +164,7 @@ class BundleHome:
             self._serve_waiting()
 
     def _release(self, link: ChildLink, attempt: Attempt) -> None:
-        """What a child does after an attempt: wait for the next, or leave."""
+        """After an attempt, a child waits for the next order or exits."""
         is_leaving = link.is_worn or link.parent.is_retiring
         if link.is_shared:
             if is_leaving and self._shared is link:
@@ -212,12 +212,12 @@ class BundleHome:
             return
         if link.is_shared:
             self._forget(link)
-            link.fate = f"the warm process it shared was killed, because {attempt.order.task} did not stop when asked"
+            link.fate = f"the process it shared was killed, because {attempt.order.task} did not stop when asked"
         link.parent.kill(link)
         attempt.timer = self._loop.call_later(self._limits.kill_confirm_seconds, self._escalate, attempt, link)
 
     def _escalate(self, attempt: Attempt, link: ChildLink) -> None:
-        """The warm parent did not do it, so it goes too; then by force."""
+        """The fork server did not respond, so it is ended, too; then by SIGKILL."""
         if attempt.number in link.running:
             link.parent.terminate()
             attempt.timer = self._loop.call_later(self._limits.kill_confirm_seconds, link.parent.destroy)

@@ -1,4 +1,5 @@
-"""Kills a whole process tree: frozen first, so that nothing forks away. Never signals a pid it has not verified."""
+"""Kills a whole process tree: frozen first, so that no process escapes by forking. Never signals a pid it has not
+verified."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def kill_tree(root: int) -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    """The direct children of a process, by all its threads. Empty when it is gone."""
+    """The direct children of a process, of all its threads. Empty when it is gone."""
     found: list[int] = []
     try:
         with os.scandir(f"/proc/{pid}/task") as threads:
@@ -34,7 +35,8 @@ def children_of(pid: int) -> list[int]:
 
 
 def find_by_token(token: str) -> list[int]:
-    """Every process whose command line or first environment carries the token: what a killed warm parent left."""
+    """Every process whose command line or initial environment contains the token: what a killed fork server left
+    behind."""
     wanted = token.encode()
     found = []
     for pid in _all_pids():
@@ -45,7 +47,7 @@ def find_by_token(token: str) -> list[int]:
 
 
 def _freeze(root: int) -> dict[int, int]:
-    """Stop the tree from the root down until a whole pass finds nobody new. Gives pid → pidfd, parents first."""
+    """Stop the tree from the root down until a whole pass finds no new process. Returns pid → pidfd, parents first."""
     members: dict[int, int] = {}
     _adopt(root, members)
     before = -1
@@ -59,7 +61,7 @@ def _freeze(root: int) -> dict[int, int]:
 
 
 def _adopt(pid: int, members: dict[int, int]) -> None:
-    """Pin a process by pidfd before looking at it: the pid may have been reused since it was listed. Then stop it."""
+    """Pin a process by pidfd before checking it: the pid may have been reused since it was listed. Then stop it."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
@@ -90,7 +92,7 @@ def _all_pids() -> list[int]:
 
 
 def _read(path: str) -> bytes:
-    """Plain descriptors: 7 µs against 19 µs for a buffered file object, and a warm parent reads one per ended child."""
+    """Plain descriptors: 7 µs against 19 µs for a buffered file object, and a fork server reads one per ended child."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []

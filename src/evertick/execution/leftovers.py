@@ -1,4 +1,4 @@
-"""Logs that a dead runner left in its spool, for whoever ships them late. Never touches the spool of a live session."""
+"""Orphaned logs that a dead runner left in its spool, to be shipped late. Never touches the spool of a live session."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Leftover:
     end: int
 
     def chunks(self, shipped_until: int = 0, cap: LogCap | None = None) -> Iterator[LogChunk]:
-        """What was not stored yet; `shipped_until` is the largest `end` that was."""
+        """The chunks that are not stored yet; `shipped_until` is the largest `end` that is."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             log = AttemptLog(fd, self.start, cap or LogCap(), shipped_until=shipped_until)
@@ -41,7 +41,7 @@ class Leftover:
 
 
 def leftovers(spool_dir: Path, live_sessions: set[int]) -> Iterator[Leftover]:
-    """The logs that sessions which are no longer alive left behind. Ship each, then `discard` its file."""
+    """The logs of sessions that are no longer alive. Ship each, then `discard` its file."""
     live = {session_name(session) for session in live_sessions}
     if not spool_dir.is_dir():
         return
@@ -56,7 +56,7 @@ def leftovers(spool_dir: Path, live_sessions: set[int]) -> Iterator[Leftover]:
 
 
 def discard(path: Path) -> None:
-    """Remove a leftover's file, and its session's folder when that was the last."""
+    """Remove an orphaned log's file, and its session's folder when that was the last."""
     path.unlink(missing_ok=True)
     with suppress(OSError):
         path.parent.rmdir()
@@ -75,7 +75,7 @@ def _attempts_in(path: Path) -> Iterator[Leftover]:
 
 
 def _headers_in(fd: int) -> Iterator[tuple[int, lines.Header]]:
-    """Every header of a file, skipping what was punched out of it. Windows overlap, lest a header is cut in two."""
+    """Every header of a file, skipping punched holes. Windows overlap, so that no header is cut in two."""
     at, searched_to, end = 0, 0, os.fstat(fd).st_size
     while searched_to < end:
         try:

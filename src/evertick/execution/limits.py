@@ -1,4 +1,4 @@
-"""Every number of the local executor, each with its default."""
+"""The limits of the local executor, each with its default."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evertick.execution.spool import LogCap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorLimits:
-    """`min_stock` and `max_stock` bound the children that wait ready-made, per bundle."""
+    """`min_stock` and `max_stock` bound the idle children of the process pool, per bundle."""
 
     max_parents: int = 8
     parent_age_seconds: float = 3600.0

@@ -1,8 +1,8 @@
 """The format of log lines, in the spool and as shipped. Pure: bytes in, bytes out.
 
-Shipped: `<unix microseconds> <level> <text>\\n`, valid UTF-8 without NUL. Levels: DEBUG INFO WARNING ERROR CRITICAL of logging, OUT
-and ERR of print, RAW of subprocesses and C code, MARK for notes of ours, RENDER for what templates became (rendered.py).
-In the spool a framed line has 0x1e before it; a header line starts with 0x1f and names the attempt that follows.
+Shipped: `<unix microseconds> <level> <text>\\n`, valid UTF-8 without NUL. Levels: DEBUG INFO WARNING ERROR CRITICAL of
+logging, OUT and ERR of print, RAW of subprocesses and C code, MARK for Evertick's notes, RENDER for templates. In the
+spool a framed line has 0x1e before it; a header line starts with 0x1f and names the attempt that follows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HEADER_LINE = re.compile(rb"^\x1f(\d+) (\d+) (-?\d+) (\d+) (-?\d+)\n", re.MULTI
 
 
 class Header(NamedTuple):
-    """Whose lines follow in a spool file."""
+    """The attempt whose lines follow in a spool file."""
 
     key: TaskKey
     epoch: int
@@ -32,7 +32,7 @@ class Header(NamedTuple):
 
 
 def framed(micros: int, level: str, text: str) -> bytes:
-    """One text as the lines of a spool: split at newlines and where a line is too long."""
+    """One text as spool lines: split at newlines and where a line is too long."""
     clean = storable_text(text).replace(_FRAME, "\ufffd").removesuffix("\n")
     prefix = f"{_FRAME}{str(micros).zfill(16)} {level} "
     if "\n" not in clean and len(clean) <= LONGEST_LINE_CHARS:
@@ -41,7 +41,7 @@ def framed(micros: int, level: str, text: str) -> bytes:
 
 
 def mark(micros: int, text: str) -> bytes:
-    """A note of Evertick's own, as it is shipped."""
+    """A note of Evertick's own, in shipped form."""
     return f"{micros:016d} MARK {text}\n".encode()
 
 
@@ -50,14 +50,14 @@ def header(run_id: int, idx: int, map_index: int, epoch: int, session: int) -> b
 
 
 def find_headers(spooled: bytes) -> Iterator[tuple[int, Header]]:
-    """Where the headers stand in a part of a spool."""
+    """The positions of the headers in a part of a spool."""
     for found in _HEADER_LINE.finditer(spooled):
         run_id, idx, map_index, epoch, session = map(int, found.groups())
         yield found.start(), Header(TaskKey(run_id, idx, map_index), epoch, session)
 
 
 def shipped(spooled: bytes, now_micros: int) -> bytes:
-    """Whole lines of a spool as they are shipped. Unframed ones are stamped now; a header is left out."""
+    """Whole spool lines in shipped form. Unframed ones are stamped now; a header is skipped."""
     if spooled.startswith(_HEADER) and (found := _HEADER_LINE.match(spooled)):
         spooled = spooled[found.end() :]
     if not spooled:

@@ -13,8 +13,9 @@ _SIG_SETMASK = 2
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
 
-# Called by every fresh process, where each page that a call touches is copied (2 µs). So: found once, without declared types
-# (plain ints and pointers need none), and without letting go of the interpreter's lock, which only slow calls must.
+# Called by every fresh process, where each page that a call touches is copied (2 µs). So: resolved once, without
+# declared types (plain ints and pointers need none), and without releasing the interpreter lock, which only slow calls
+# must.
 _libc = ctypes.PyDLL(None)
 _prctl, _setsid, _sigprocmask, _waitpid = _libc.prctl, _libc.setsid, _libc.sigprocmask, _libc.waitpid
 _fallocate = ctypes.CDLL(None).fallocate
@@ -23,17 +24,17 @@ _WNOHANG = os.WNOHANG
 
 
 def lead_session() -> None:
-    """Lead a session and a process group of one's own; nothing happens if that is so already."""
+    """Become the leader of a session and a process group; a no-op if it is one already."""
     _setsid()
 
 
 def boot_seconds() -> float:
-    """Seconds since the machine was started, those that it slept included; the same in every process."""
+    """Seconds since the machine was started, including suspend; the same in every process."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def die_with_parent(death_signal: int, parent_pid: int) -> None:
-    """Be sent `death_signal` when the parent dies. Ends this process now if the parent is already gone."""
+    """Have `death_signal` sent when the parent dies. Ends this process now if the parent is already gone."""
     _prctl(_PR_SET_PDEATHSIG, death_signal)
     if os.getppid() != parent_pid:
         os._exit(0)
@@ -45,7 +46,7 @@ def become_subreaper() -> None:
 
 
 def reap_any() -> int:
-    """Bury a child that has ended: its pid, 0 if none has, -1 if there is no child. Python's call would raise for that."""
+    """Reap a child that has ended: its pid, 0 if none has, -1 if there is no child. Python's call would raise for that."""
     return int(_waitpid(-1, None, _WNOHANG))
 
 
@@ -56,7 +57,7 @@ def signal_fd(signums: set[signal.Signals]) -> int:
 
 
 def block_signals(mask: SignalMask) -> None:
-    """Block these signals and no others. Python's own call would make enums of them: 30 µs in a process just forked."""
+    """Block these signals and no others. Python's own call would create enums: 30 µs in a freshly forked process."""
     _sigprocmask(_SIG_SETMASK, mask, None)
 
 
@@ -69,12 +70,13 @@ SignalMask = ctypes.Array[ctypes.c_uint64]
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
-    """Give the blocks of a file's range back to the disk. The file keeps its size; not every file system can."""
+    """Free the disk blocks of a file's range. The file keeps its size; not every file system supports this."""
     _fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, length)
 
 
 def fd_ranges(fds: list[int]) -> list[tuple[int, int]]:
-    """Descriptors as ranges, each from its first to after its last: closing many at once costs a child no more than one."""
+    """Descriptors as ranges, each from its first to after its last: closing many at once costs a child as much as
+    closing one."""
     ranges: list[tuple[int, int]] = []
     for fd in sorted(fds):
         if ranges and ranges[-1][1] == fd:

@@ -1,7 +1,7 @@
-"""The process that imports one DAG file and says what is in it. Exists for one file; nothing here outlives the answer.
+"""The process that imports one DAG file and reports its DAGs. It exists for one file and ends with the answer.
 
-`python -m evertick.execution.load_main FOLDER FILE ANSWER_FD PARENT_PID`: the answer goes to the descriptor, as one
-line of JSON, so that whatever user code prints cannot disturb it.
+`python -m evertick.execution.load_main FOLDER FILE ANSWER_FD PARENT_PID`: the answer goes to the descriptor as one line
+of JSON, so that output of user code cannot disturb it.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ def main(folder: Path, file: str, answer_fd: int, parent_pid: int) -> None:
     die_with_parent(signal.SIGKILL, parent_pid)
     become_subreaper()
     faulthandler.enable()
-    os.set_inheritable(answer_fd, False)  # what user code starts must not hold the answer open
+    os.set_inheritable(answer_fd, False)  # processes that user code starts must not hold the answer open
     remaining = memoryview(json.dumps(load(folder.absolute(), file)).encode() + b"\n")
     while remaining:
         remaining = remaining[os.write(answer_fd, remaining) :]
-    os._exit(0)  # user code's exit handlers and threads have no say
+    os._exit(0)  # skip user code's exit handlers and threads
 
 
 def load(folder: Path, file: str) -> dict[str, object]:
-    """Everything about the file: its DAGs or what is wrong with it, what it needs, and the threads it started."""
+    """The report about the file: its DAGs or its error, the modules it needs, and the threads it started."""
     dags: list[dict[str, str]] = []
     problem: Mapping[str, object] | None = None
     try:
         dags = [_described(dag) for dag in load_dags(folder, file).values()]
-    except BaseException as error:  # SystemExit too: nothing that a file does may end this process without an answer
+    except BaseException as error:  # SystemExit too: a file must not end this process without an answer
         problem = _problem(error, folder, file)
     return {
         "dags": dags,
@@ -101,7 +101,7 @@ def _is_within(folder: Path, file: str) -> bool:
 
 
 def _threads() -> list[str]:
-    """The threads that importing left running, which make a later fork unsafe; native ones by the name they have."""
+    """The threads that importing left running, which make a later fork unsafe; native ones by their name."""
     known = {thread.native_id: thread.name for thread in threading.enumerate()}
     own = os.getpid()
     return sorted(

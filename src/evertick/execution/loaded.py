@@ -1,4 +1,4 @@
-"""A bundle's DAGs as one process holds them, or the reason why their file cannot be imported."""
+"""A bundle's DAGs in one process, or the reason why their file cannot be imported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Loaded:
 
 
 def load(folder: str, file: str) -> Loaded:
-    """Import the file. Whatever it raises, even SystemExit, becomes the failure."""
+    """Import the file. Any exception, even SystemExit, becomes the failure."""
     try:
         return Loaded(dags=load_dags(Path(folder), file))
     except BaseException as error:
@@ -37,7 +37,7 @@ def load(folder: str, file: str) -> Loaded:
 
 
 def obstacle_to_forking(spared_fd: int) -> str | None:
-    """What the import left in this process that a fork would break."""
+    """A state that the import left in this process and that a fork would break."""
     names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         return f"its import starts threads ({', '.join(names) or 'of an extension'})"

@@ -1,6 +1,6 @@
-"""Loads a DAG file in a process of its own, with a time limit. User code never runs in the calling process.
+"""Loads a DAG file in a separate process, with a timeout. User code never runs in the calling process.
 
-Whatever the file does (crash, hang, print, exit, start processes) becomes a LoadedFile with a problem in words.
+Whatever the file does (crash, hang, print, exit, start processes) becomes a LoadedFile with a described problem.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REAP_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedDag:
-    """One DAG of a file: its spec, and the canonical text and hash of it."""
+    """One DAG of a file: its spec, with its canonical text and hash."""
 
     name: str
     spec: DagSpec
@@ -42,7 +42,7 @@ class LoadedDag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportProblem:
-    """Why a file gives no DAGs. `traceback` has the user's frames, or the last words of a process that died."""
+    """Why a file has no DAGs. `traceback` has the user's frames, or the last output of a process that died."""
 
     file: str
     line: int | None
@@ -55,7 +55,8 @@ class ImportProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedFile:
-    """What is in a file. `closure` are the Python files it needs; `uses_threads` are threads that importing started."""
+    """The content of a file. `closure` are the Python files it needs; `uses_threads` are threads that importing
+    started."""
 
     file: str
     dags: tuple[LoadedDag, ...] = ()
@@ -67,9 +68,9 @@ class LoadedFile:
 async def load_file(
     folder: Path, file: str, *, timeout_seconds: float = 30, environment: Mapping[str, str] | None = None
 ) -> LoadedFile:
-    """Import `folder/file` elsewhere and tell what is in it. Never raises for what the file does.
+    """Import `folder/file` in another process and return its content. Never raises because of the file.
 
-    `environment` is what the file can see of the environment; leave secrets out of it.
+    `environment` is the environment that the file sees; leave secrets out of it.
     """
     importing = _Importing(folder, file, environment)
     try:
@@ -88,7 +89,7 @@ async def load_file(
 
 
 def find_duplicates(files: Iterable[LoadedFile]) -> dict[str, tuple[str, ...]]:
-    """DAG names that more than one file has, with these files. The caller decides who may publish it."""
+    """DAG names that more than one file defines, with these files. The caller decides which file may publish it."""
     owners: defaultdict[str, list[str]] = defaultdict(list)
     for loaded in files:
         for dag in loaded.dags:
@@ -97,7 +98,7 @@ def find_duplicates(files: Iterable[LoadedFile]) -> dict[str, tuple[str, ...]]:
 
 
 def _read_answer(file: str, body: bytes) -> LoadedFile:
-    """The answer, checked: the process that wrote it had user code in it."""
+    """The validated answer: the process that wrote it ran user code."""
     try:
         raw = json.loads(body)
         return LoadedFile(
@@ -108,7 +109,7 @@ def _read_answer(file: str, body: bytes) -> LoadedFile:
             uses_threads=tuple(storable_text(str(name)) for name in raw["uses_threads"]),
         )
     except (KeyError, TypeError, ValueError, RecursionError, InvalidDag) as error:
-        message = f"importing gave an answer that makes no sense: {error!r}."
+        message = f"importing returned an invalid answer: {error!r}."
         return LoadedFile(file=file, closure=(file,), error=ImportProblem(file=file, line=None, message=message))
 
 
@@ -126,7 +127,7 @@ def _read_dag(raw: Mapping[str, Any]) -> LoadedDag:
 
 
 class _Importing:
-    """One import under way: its process, and what is heard of it."""
+    """One import in progress: its process, and its answer so far."""
 
     def __init__(self, folder: Path, file: str, environment: Mapping[str, str] | None) -> None:
         self.body: bytes | None = None
@@ -146,7 +147,7 @@ class _Importing:
         os.set_blocking(self._errors_fd, False)
 
     async def hear(self, timeout_seconds: float) -> bool:
-        """Listen until the answer is there or the process has ended. False if neither came in time."""
+        """Wait until the answer is there or the process has ended. False on timeout."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._answer_fd, self._hear_answer)
         loop.add_reader(self._errors_fd, self._hear_errors)
@@ -159,12 +160,12 @@ class _Importing:
         return True
 
     async def end(self) -> None:
-        """Leave nothing behind. The process is not reaped before, so its pid and its group are certainly its own."""
+        """Kill the process group. The process is not reaped before, so its pid and its group are certainly its own."""
         kill_tree(self._process.pid)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         try:
-            with suppress(TimeoutError):  # a process that hangs in the kernel must not hold up the caller
+            with suppress(TimeoutError):  # a process that hangs in the kernel must not block the caller
                 async with asyncio.timeout(_REAP_SECONDS):
                     await self._has_exited.wait()
         finally:
@@ -178,16 +179,16 @@ class _Importing:
                 self._process.stderr.close()
 
     def why_no_answer(self) -> str:
-        """For a process that ended or spoke too much."""
+        """For a process that ended without an answer or wrote too much."""
         if len(self._answer) > MAX_ANSWER_BYTES:
             return f"its DAGs take more than {MAX_ANSWER_BYTES:,} bytes. Split the file."
         code = self._process.returncode
         how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"exited with code {code}"
-        return f"the process that imported it {how}. Look for native code, os._exit() or a lack of memory."
+        return f"the process that imported it {how}. Check for native code, os._exit() or a lack of memory."
 
     @property
     def said_last(self) -> str:
-        """The end of what the process wrote to its standard error."""
+        """The end of the process's standard error."""
         return storable_text(self._errors.decode(errors="replace").strip())
 
     def _hear_answer(self) -> None:
@@ -203,7 +204,7 @@ class _Importing:
         del self._errors[:-_ERROR_TAIL_BYTES]
 
     def _read(self, fd: int) -> bytes:
-        """One chunk per turn of the event loop, however fast the other side writes. No more turns after the last."""
+        """One chunk per turn of the event loop, however fast the process writes. No more turns after the last."""
         with suppress(BlockingIOError):
             if chunk := os.read(fd, _CHUNK_BYTES):
                 return chunk
@@ -211,7 +212,7 @@ class _Importing:
         return b""
 
     def _hear_exit(self) -> None:
-        """The process has ended. What it wrote before is still in the pipes, and fits into one chunk."""
+        """The process has ended. Its last output is still in the pipes, and fits into one chunk."""
         asyncio.get_running_loop().remove_reader(self._pidfd)
         self._hear_answer()
         self._hear_errors()
@@ -220,9 +221,10 @@ class _Importing:
 
 
 def _start(folder: Path, file: str, writer_fd: int, environment: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
-    """`-P` keeps the folder's files from standing in for the library's; `-B` writes no byte code beside them.
+    """`-P` keeps the folder's files from shadowing the library's; `-B` writes no byte code next to them.
 
-    One hash seed for all processes: a file that calls tasks in a loop over a set names them alike wherever it is loaded.
+    One hash seed for all processes: a file that calls tasks in a loop over a set names them the same wherever it is
+    loaded.
     """
     command = ["/usr/bin/env", "PYTHONHASHSEED=0", sys.executable, "-P", "-B", "-m", "evertick.execution.load_main"]
     return subprocess.Popen(

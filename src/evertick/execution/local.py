@@ -1,6 +1,6 @@
-"""The local executor: runs attempts in processes on this machine and reports how each ended. Knows no database.
+"""The local executor: runs attempts in processes on this machine and reports how each ended. Does not use the database.
 
-An outcome is reported once, and only when nothing of the attempt's process tree is left that could still act.
+An outcome is reported once, and only when no process of the attempt's tree is left.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Address = tuple[str, str]
 
 
 class LocalExecutor:
-    """`async with LocalExecutor(...) as executor:`; leaving the block kills what still runs."""
+    """`async with LocalExecutor(...) as executor:`; leaving the block kills all running attempts."""
 
     def __init__(
         self,
@@ -86,18 +86,18 @@ class LocalExecutor:
 
     @property
     def bundles(self) -> set[str]:
-        """Those whose code it may use at any moment, without looking it up again."""
+        """The bundles whose code it may use at any moment, without looking it up again."""
         return {bundle for bundle, _ in (*self._homes, *self._arriving)}
 
     def start_many(self, orders: list[AttemptOrder]) -> None:
-        """Start these now. More than there are free slots is the caller's mistake, and none is started."""
+        """Start these now. More orders than free slots is a caller's error, and none is started."""
         if self._is_stopping:
             raise Conflict("the executor is stopping and starts no more attempts")
         if len(orders) > self.free_slots:
             free = f"{self.free_slots} of {self._slots} slots are free"
             raise Conflict(f"cannot start {len(orders)} attempts: {free}; claim no more than there are free slots")
         if any((order.key, order.epoch) in self._attempts for order in orders):
-            raise Conflict("an attempt that runs here cannot be started again")
+            raise Conflict("an attempt that is running here cannot be started again")
         by_address: dict[Address, list[Attempt]] = {}
         for order in orders:
             self._attempts[order.key, order.epoch] = attempt = Attempt(order, self._loop.time())
@@ -111,31 +111,32 @@ class LocalExecutor:
                 self._expect(address, attempts)
 
     def kill(self, key: TaskKey, epoch: int, reason: str, grace_seconds: float = 0.0) -> None:
-        """End an attempt and its whole process tree, which its outcome then confirms. A grace first asks it to stop."""
+        """Kill an attempt and its whole process tree, which its outcome then confirms. A grace period first asks it to
+        stop."""
         if (attempt := self._attempts.get((key, epoch))) is not None:
             self._condemn(attempt, OutcomeKind.KILLED, reason, grace_seconds)
 
     def keep_contact(self, until: float) -> None:
-        """Until then, in seconds since boot, nobody else can be given these attempts: those that must not run beside a
-        successor are stopped at that time, by their warm parent, unless this is called again before.
-        """
+        """Until then, in seconds since boot, these attempts cannot be given to another runner: attempts that must not
+        overlap with a successor are stopped at that time by their fork server, unless this is called again before."""
         self.contact_until = until
         for home in (*self._homes.values(), *self._leaving):
             home.stock.keep_contact(until)
 
     def poll_logs(self) -> list[LogChunk]:
-        """New lines of running attempts, and what was too long for an outcome. To be called every 200 ms.
+        """New lines of running attempts, and lines that did not fit into an outcome. Call it every 200 ms.
 
-        Calling again says that the chunks of the call before are stored; until then they stay in the spool.
+        Calling it again confirms that the previous chunks are stored; until then they stay in the spool.
         """
         return self._shipping.poll(self._attempts.values(), self._loop.time())
 
     def settle(self, ended: Iterable[Name]) -> None:
-        """The outcomes of these attempts are stored: the spool may forget their last lines."""
+        """The outcomes of these attempts are stored: the spool may delete their last lines."""
         self._shipping.settle(ended)
 
     async def stop(self, grace_seconds: float) -> None:
-        """Give back what has not started, let the rest end within the grace, kill what does not; leave no process."""
+        """Return orders that have not started, let the rest end within the grace period, kill the others; leave no
+        process."""
         self._is_stopping = True
         for task in self._moving:
             task.cancel()
@@ -157,11 +158,11 @@ class LocalExecutor:
             attempt.timer = self._loop.call_later(limit, self._condemn, attempt, OutcomeKind.TIMED_OUT, reason, 0)
 
     def reported(self, attempt: Attempt, report: Report) -> None:
-        """The body ended and said how."""
+        """The body ended and reported."""
         self._end(attempt, report)
 
     def died(self, attempt: Attempt, wait_status: int) -> None:
-        """The process is gone without a word. That is how a shell ends, too."""
+        """The process ended without a report. A shell also ends this way."""
         is_shell = attempt.order.command is not None
         if is_shell and wait_status == 0:
             self._end(attempt, Report(attempt.number, OutcomeKind.SUCCESS, exit_code=0, log_end=None))
@@ -172,7 +173,7 @@ class LocalExecutor:
         self._end(attempt, Report(attempt.number, OutcomeKind.FAILED, reason, exit_code=code, log_end=None))
 
     def lost(self, attempt: Attempt, kind: OutcomeKind, reason: str, log_text: str = "") -> None:
-        """It never started, or ended through no doing of its own."""
+        """It never started, or ended through no fault of its own."""
         spooled = lines.framed(time.time_ns() // 1000, "ERROR", log_text) if log_text else b""
         self._end(attempt, Report(attempt.number, kind, reason, log_end=None), lines.shipped(spooled, 0))
 
@@ -213,7 +214,7 @@ class LocalExecutor:
             self._on_outcomes(outcomes)
 
     def _condemn(self, attempt: Attempt, kind: OutcomeKind, reason: str, grace_seconds: float) -> None:
-        """The first verdict stands; a later one can only shorten the grace."""
+        """The first verdict stands; a later one can only shorten the grace period."""
         if attempt.verdict is not None and grace_seconds > 0:
             return
         attempt.verdict = attempt.verdict or (kind, reason)
@@ -231,12 +232,12 @@ class LocalExecutor:
         self._moving.append(self._group.create_task(self._move_in(address)))
 
     async def _move_in(self, address: Address) -> None:
-        """Find the bundle's code and start what waits for it."""
+        """Find the bundle's code and start the attempts that wait for it."""
         try:
             place = await asyncio.wait_for(self._resolve_bundle(*address), self._limits.fetch_seconds)
         except Exception as error:
             why = str(error) or type(error).__name__
-            # Code that does not exist is the version's fault; code that cannot be reached is nobody's.
+            # Code that does not exist is the version's fault; code that cannot be reached is not the task's.
             kind = OutcomeKind.FAILED if isinstance(error, EvertickError) else OutcomeKind.GIVEN_BACK
             for attempt in self._arriving.pop(address):
                 self.lost(attempt, kind, f"bundle {address[0]} could not be fetched: {why}")
@@ -246,7 +247,7 @@ class LocalExecutor:
         home.start(self._arriving.pop(address))
 
     def _make_room(self) -> None:
-        """Warm parents are few: the one that was used longest ago goes, unless it is at work."""
+        """Fork servers are limited: end the least recently used one, unless it is busy."""
         excess = len(self._homes) + 1 - self._limits.max_parents
         idle = sorted((home.last_used_at, address) for address, home in self._homes.items() if home.is_idle)
         for _, address in idle[: max(0, excess)]:

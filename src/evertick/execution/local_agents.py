@@ -1,7 +1,8 @@
-"""Agents as processes of this machine: the simplest remote executor there is, for trying it out and for small fleets.
+"""Agents as processes of this machine: the simplest remote executor, for trying it out and for small installations.
 
-An agent has a session and process group of its own, outlives the runner that started it, and is found again by its folder. It has
-ended when nothing of its process tree is left. Its token is in a file that only its owner can read, never in a command line.
+An agent has its own session and process group, outlives the runner that started it, and is found again by its
+directory. It has ended when no process of its tree is left. Its token is in a file that only its owner can read, never
+in a command line.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ STRAYS_SECONDS = 2.0
 
 
 class LocalAgents:
-    """All that start agents in one folder see the same ones."""
+    """All executors that use the same directory see the same agents."""
 
     def __init__(self, folder: Path, *, environment: Mapping[str, str], command: Sequence[str] = AGENT) -> None:
         self._folder, self._home = folder / "attempts", folder / "home"
@@ -53,7 +54,7 @@ class LocalAgents:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Agents go on."""
+        """Agents keep running."""
         for name in list(self._watched):
             self._unwatch(name)
 
@@ -74,7 +75,7 @@ class LocalAgents:
             "EVERTICK_SERVER": order.api_url,
             TOKEN_VARIABLE: str(folder.token_file),
             "EVERTICK_AGENT_OUTCOME_FILE": str(folder.outcome_file),
-            # All share one, so that code is fetched once. What is large goes with the attempt.
+            # All share one cache, so that code is fetched once. Large files are stored per attempt.
             "EVERTICK_HOME": str(self._home),
             "EVERTICK_RESULTS_FOLDER": str(folder.path / "results"),
         }
@@ -112,7 +113,7 @@ class LocalAgents:
         return Observed(phase=Phase.ENDED, reason=_reason(code), exit_code=_status(code), outcome=folder.outcome())
 
     async def cancel(self, name: str, grace_seconds: float) -> None:
-        """Asks it to end, and ends it by force when it has not within the grace. What has ended is taken away."""
+        """Ask it to stop, and kill it after the grace period. The directory of an ended one is removed."""
         folder = self._of(name)
         if not folder.path.exists():
             return
@@ -139,7 +140,7 @@ class LocalAgents:
             yield None
 
     def _remove(self, name: str, folder: AgentFolder) -> None:
-        """The folder last: as long as it is there, somebody comes again."""
+        """The directory goes last: as long as it exists, the removal is retried."""
         if (attempt := parse_name(name)) is not None:
             shutil.rmtree(self._home / "spool" / session_name(attempt.session), ignore_errors=True)
         folder.remove()
@@ -148,14 +149,14 @@ class LocalAgents:
         return AgentFolder(path=self._folder / name)
 
     async def _is_nothing_left(self, name: str) -> bool:
-        """What an agent that was killed left running dies with it; this waits for that, and helps."""
+        """Processes of a killed agent die with it; this waits for that, and kills what remains."""
         attempt = parse_name(name)
         if attempt is None:
             return True
         return await asyncio.to_thread(end_strays, attempt.session, within_seconds=STRAYS_SECONDS)
 
     def _watch(self, name: str, folder: AgentFolder) -> None:
-        """Be told when it ends, whoever started it."""
+        """Get notified when it ends, whichever process started it."""
         pid = folder.living_pid()
         if name in self._watched or pid is None:
             return
@@ -169,7 +170,7 @@ class LocalAgents:
         self._changed.set()
 
     def _collect(self, name: str) -> None:
-        """How it ended, if it is our child and has."""
+        """How it ended, if it is a child of this process and has ended."""
         child = self._children.get(name)
         if child is not None and (code := child.poll()) is not None:
             del self._children[name]
@@ -183,11 +184,11 @@ class LocalAgents:
 
 
 def _status(code: int | None) -> int | None:
-    """As a shell tells it."""
+    """As a shell reports it."""
     return 128 - code if code is not None and code < 0 else code
 
 
 def _reason(code: int | None) -> str | None:
     if code is None:
-        return "nobody saw how its agent ended"
+        return "its agent's exit was not observed"
     return f"killed by {signal.Signals(-code).name}" if code < 0 else None

@@ -1,6 +1,6 @@
-"""Hides secrets in what an attempt says: as they are, escaped, in base64, in hex, and when they come in parts.
+"""Masks secrets in an attempt's output: plain, escaped, in base64, in hex, and when they arrive in parts.
 
-Everything is hidden before it is cut to a length, so that no half of a secret is left at a cut.
+Masking happens before any truncation, so that no half of a secret is left at a cut.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 HIDDEN = "***"
-# What is shorter is found in many words by accident: hiding it would hide nothing and spoil everything.
+# Shorter values occur in many words by accident: masking them would protect nothing and ruin the text.
 SHORTEST = 4
 
 
@@ -34,7 +34,7 @@ class Masker:
         return text if self.hide(text) == text else json.dumps(self._hidden(json.loads(text)), ensure_ascii=False)
 
     def hide_stream(self, text: str) -> tuple[str, str]:
-        """What can be shown of a text that goes on, and the end of it that may be the beginning of a secret."""
+        """The part of a continuing text that can be shown, and the end of it that may be the start of a secret."""
         hidden = self.hide(text)
         keep = min(len(hidden), max(0, self._longest - 1))
         return hidden[: len(hidden) - keep], hidden[len(hidden) - keep :]
@@ -55,7 +55,7 @@ class Masker:
 
 
 def _parts(secret: str) -> Iterator[str]:
-    """The whole, and each of its lines: a key of many lines is often printed one by one."""
+    """The whole, and each of its lines: a multi-line key is often printed line by line."""
     yield secret
     stripped = secret.strip()
     if stripped != secret:
@@ -79,7 +79,7 @@ def _forms(secret: str) -> Iterator[str]:
     yield repr(raw)[2:-1]
     for escaped in _escaped(secret):
         yield escaped
-        yield from _escaped(escaped)  # a document within a text, as in a log of JSON lines
+        yield from _escaped(escaped)  # a document inside a text, as in a log of JSON lines
     yield html.escape(secret)
     yield quote(secret, safe="")
     yield quote(secret)
@@ -91,7 +91,7 @@ def _forms(secret: str) -> Iterator[str]:
     yield raw.hex(":")
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         for before in range(3):
-            # Wherever it stands in what is encoded: the characters that depend on nothing but the secret.
+            # At any position in the encoded data: the characters that depend only on the secret.
             text = encode(b"\0" * before + raw).decode().rstrip("=")
             first = -(-before * 8 // 6)
             last = (before + len(raw)) * 8 // 6

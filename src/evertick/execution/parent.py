@@ -1,7 +1,7 @@
-"""The warm parent: has a bundle's code loaded and forks attempts' processes from it, ahead of need.
+"""The fork server: has a bundle's code loaded and forks attempts' processes from it, ahead of need.
 
 Single-threaded, with no socket but the one to its runner, because a fork copies neither threads nor the other end of a
-connection. It never runs a task itself, and it kills whatever a dead attempt left behind.
+connection. It never runs a task itself, and it kills the leftover processes of a dead attempt.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _OOM_SCORE = "300"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentPlan:
-    """What a runner tells a warm parent on its command line. `token` marks its processes for whoever must find them."""
+    """A fork server's configuration, from its command line. `token` marks its processes, so that they can be found."""
 
     runner_pid: int
     folder: str
@@ -65,7 +65,7 @@ class ParentPlan:
 
 
 class WarmParent:
-    """Serves one runner over one socket: fork, ask to stop, kill; and tells it of children born and dead."""
+    """Serves one runner over one socket: fork, ask to stop, kill; and reports started and dead children."""
 
     def __init__(self, plan: ParentPlan, control: socket.socket) -> None:
         self._plan = plan
@@ -87,7 +87,7 @@ class WarmParent:
         self._guard = ContactGuard()
 
     def run(self, keeper_pid: int) -> NoReturn:
-        """Exits when the runner hangs up, and the keeper then kills what is left."""
+        """Exits when the runner closes the socket; the reaper then kills what is left."""
         settle_in(keeper_pid, 2, BLOCKED)
         with suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
@@ -97,7 +97,7 @@ class WarmParent:
         os._exit(0)
 
     def _load(self) -> bool:
-        """Import the code and say how that went. False when nothing can be forked from here."""
+        """Import the code and report the result. False when nothing can be forked from here."""
         if not self._plan.imports_in_child:
             self._loaded = load(self._plan.folder, self._plan.file)
             if self._loaded.failure is not None:
@@ -135,14 +135,14 @@ class WarmParent:
                 self._announce()
             if self._control.fileno() in ready and not self._obey():
                 return
-            # After what the runner had to say: it may have had contact just now.
+            # After the runner's messages: they may have extended the lease just now.
             if cut_off := self._guard.take_cut_off():
                 self._stop_cut_off(cut_off)
 
     def _rehearse(self) -> None:
-        """Run the whole way of an attempt here, until Python has specialised its code and filled its caches.
+        """Run through an attempt here, until Python has specialized its code and filled its caches.
 
-        What is left to be written there would be copied by every child, at 2 µs a page.
+        Pages that are still written later would be copied by every child, at 2 µs a page.
         """
         child, keeper_pid = Child(self._seat(0, -1, OpenSpool("", -1, 0)), self._spared), os.getppid()
         for _ in range(_REHEARSALS):
@@ -150,7 +150,8 @@ class WarmParent:
             copy_context().run(child.rehearse)
 
     def _obey(self) -> bool:
-        """Carry out all that the runner asks by now; the busier we are, the larger the batch. False when it hung up."""
+        """Carry out all pending requests of the runner; the busier it is, the larger the batch. False when it closed
+        the socket."""
         to_fork = 0
         with suppress(BlockingIOError):
             while message := self._control.recv(_CONTROL_BYTES, socket.MSG_DONTWAIT):
@@ -175,7 +176,7 @@ class WarmParent:
                 for _ in range(min(BATCH, count - batch)):
                     self._prepare(seats, runner_ends)
                 self._fork_batch(seats, runner_ends)
-            except OSError as error:  # no memory, processes or descriptors left: attempts that run must not suffer
+            except OSError as error:  # no memory, processes or descriptors left: running attempts must not suffer
                 self._tell(["unborn", count - batch, str(error)])
                 return
             finally:
@@ -208,7 +209,7 @@ class WarmParent:
         )
 
     def _fork_batch(self, seats: list[ChildSeat], runner_ends: list[int]) -> None:
-        """Nothing but forks in the loop: after each one, every page that this process touches is copied (3 µs)."""
+        """Only forks in the loop: after each one, every page that this process touches is copied (3 µs)."""
         children = [Child(seat) for seat in seats]
         fds = [self._control.fileno(), self._deaths, *runner_ends]
         fds += [fd for seat in seats for fd in (seat.fd, seat.log_fd)]
@@ -233,7 +234,7 @@ class WarmParent:
         return load(self._plan.folder, self._plan.file)
 
     def _bury(self) -> None:
-        """Reap the dead and kill their orphans, which are now ours."""
+        """Reap dead children and kill their orphans, which are now children of this process."""
         buried = False
         while True:
             try:
@@ -262,21 +263,21 @@ class WarmParent:
         self._has_orphans = bool(orphans)
 
     def _stop_cut_off(self, numbers: list[int]) -> None:
-        """The runner did not say in time that its leases last: it is frozen, or cut off from the database."""
+        """The runner did not extend its leases in time: it is frozen, or disconnected from the database."""
         for number in numbers:
             if (pid := self._pids.get(number)) is not None:
                 kill_tree(pid)
         self._tell(["cut_off", numbers])
 
     def _announce(self) -> None:
-        """An attempt that died without a word is announced when no orphan is left; the others are in no hurry."""
+        """An attempt that died without a report is announced when no orphan is left; the others can wait."""
         if self._dead:
             self._tell(["dead", [(number, status, self._is_log_finished(number)) for number, status in self._dead]])
         self._dead = []
         self._announce_by = None
 
     def _is_log_finished(self, number: int) -> bool:
-        """A child that imports may print before it has an order: its file is not used again."""
+        """A child that imports may print before it has an order: its file is not reused."""
         path = self._logs.pop(number)
         return bool(path) and (self._has_orphans or self._plan.imports_in_child or self._shelf.put_back(path))
 

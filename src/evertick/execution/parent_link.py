@@ -1,4 +1,4 @@
-"""The runner's end of one warm parent: starts its process, asks it to fork and kill, and hears of births and deaths."""
+"""The runner's client of one fork server: starts its process, requests forks and kills, and receives starts and deaths."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REAP_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParentEvents:
-    """Whom a warm parent's news are told."""
+    """Receives the events of a fork server."""
 
     ready: Callable[[ParentLink, list[list[str]]], None]
     broken: Callable[[ParentLink, str, str], None]
@@ -47,7 +47,7 @@ class ParentEvents:
 
 
 class ParentLink:
-    """One warm parent from its start until nothing of its process tree is left."""
+    """One fork server from its start until no process of its tree is left."""
 
     def __init__(self, events: ParentEvents, spool: SpoolFolder) -> None:
         self.events = events
@@ -106,7 +106,8 @@ class ParentLink:
         self._request("fork", count)
 
     def guard(self, link: ChildLink, contact_until: float) -> bool:
-        """Before an attempt starts that must not outlive the contact. False when the warm parent could not be told."""
+        """Called before the start of an attempt that must not outlive the lease. False when the fork server could not
+        be reached."""
         try:
             self._control.send(json.dumps([("contact", contact_until), ("guard", link.number)]).encode())
         except BlockingIOError:
@@ -131,12 +132,12 @@ class ParentLink:
         return any(link.running for link in self.children.values())
 
     def terminate(self) -> None:
-        """Ask the keeper to kill everything; `gone` follows when it has."""
+        """Ask the reaper to kill everything; `gone` follows when it has."""
         if self._keeper.poll() is None:
             self._keeper.send_signal(signal.SIGTERM)
 
     def destroy(self) -> None:
-        """For a keeper that does not answer, or was itself killed: find its processes by their mark."""
+        """For a reaper that does not respond, or was itself killed: find its processes by their mark."""
         found = find_by_token(self._token)
         for pid in found:
             kill_tree(pid)
@@ -144,7 +145,7 @@ class ParentLink:
         self._loop.call_later(_REAP_SECONDS, _reap, adopted)
 
     def _request(self, verb: str, argument: float) -> None:
-        """Requests of one turn of the loop leave together."""
+        """Requests of one turn of the loop are sent together."""
         if not self._requests:
             self._loop.call_soon(self._send_requests)
         self._requests.append((verb, argument))
@@ -209,7 +210,7 @@ class ParentLink:
                 self.events.unborn(self, reason)
 
     def _wait_for_keeper(self) -> None:
-        """The socket closes an instant before the keeper is gone."""
+        """The socket closes an instant before the reaper is gone."""
         if self._keeper.poll() is None:
             self._loop.call_later(_RETRY_SECONDS, self._wait_for_keeper)
             return
@@ -223,14 +224,14 @@ class ParentLink:
         self._spool.abandon(self._token)
 
     def _last_words(self, code: int) -> str:
-        """What it said when it ended by itself and not well: our own mistake, most likely."""
+        """The last output of a fork server that failed by itself: most likely a bug in Evertick."""
         path = self._spool.path / f"{self._token}.err"
         said = lines.shipped(path.read_bytes()[-2000:], 0) if 0 < code < 128 and path.exists() else b""
-        return f"; it said: {said.decode().splitlines()[-1].split(' ', 2)[2]}" if said else ""
+        return f"; its last output: {said.decode().splitlines()[-1].split(' ', 2)[2]}" if said else ""
 
 
 def _ended(code: int) -> str:
-    """How a warm parent ended, from its keeper's exit code."""
+    """How a fork server ended, from its reaper's exit code."""
     number = code - 128 if code > 128 else -code
     if code == 0:
         return "stopped"
@@ -242,7 +243,7 @@ def _ended(code: int) -> str:
 
 
 def _reap(pids: list[int]) -> None:
-    """A runner that adopts orphans must also bury them. Only by pid: other children are none of our business."""
+    """A runner that adopts orphans must also reap them. Only by pid: other children belong to other code."""
     for pid in filter(None, pids):
         with suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)

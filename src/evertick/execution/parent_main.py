@@ -1,7 +1,7 @@
-"""`python -m evertick.execution.parent_main`: a keeper and, below it, the warm parent.
+"""`python -m evertick.execution.parent_main`: a reaper and, below it, the fork server.
 
-The keeper runs no user code. It adopts the orphans of the warm parent's tree and ends only when nothing of that tree is
-left alive: after the warm parent's death, after the runner's death, or when the runner asks with SIGTERM.
+The reaper runs no user code. It adopts the orphans of the fork server's tree and exits only when no process of that
+tree is left: after the fork server's death, after the runner's death, or on SIGTERM from the runner.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 
 from evertick.execution.fork_hooks import HeldBackHooks
 
-# Before anything that imports `threading` or `logging`.
+# Before any import of `threading` or `logging`.
 _HOOKS = HeldBackHooks()
 
 from evertick.domain.attempt import FORK_SERVER_MARK  # noqa: E402
@@ -42,14 +42,14 @@ def main() -> None:
 
 
 def _hold(folder: str) -> None:
-    """Imported only here: what it needs would else be mapped by every attempt's process, too."""
+    """Imported only here: otherwise every attempt's process would map its modules, too."""
     from evertick.execution.bundle_folders import hold
 
     hold(folder)
 
 
 def _keep(parent_pid: int) -> int:
-    """Wait for the end, clean up, and give the exit code that tells the runner how the warm parent ended."""
+    """Wait for the end, clean up, and return the exit code that tells the runner how the fork server ended."""
     while signal.sigwait({signal.SIGCHLD, signal.SIGTERM}) == signal.SIGCHLD:
         status = _reap_until(parent_pid)
         if status is not None:

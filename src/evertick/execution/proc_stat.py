@@ -1,4 +1,4 @@
-"""What the kernel says of a process, so that it can be told from a later one with its number."""
+"""Facts from /proc that distinguish a process from a later one with the same pid."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ STATE, SESSION, START_TICKS = 0, 3, 19
 
 
 def stat_of(which: str) -> list[str]:
-    """Of that number, or of `self`. OSError if there is none."""
+    """The fields for a pid or `self`. OSError if there is no such process."""
     return Path(f"/proc/{which}/stat").read_text().rpartition(")")[2].split()
 
 
 def boot_id() -> str:
-    """A start time is counted from the boot: only within the same one it tells two apart."""
+    """A start time counts from boot: it distinguishes two processes only within the same boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

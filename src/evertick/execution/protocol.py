@@ -1,4 +1,4 @@
-"""How a runner and an attempt's process speak: length-prefixed JSON frames over a socket pair. No I/O here."""
+"""The protocol between a runner and an attempt's process: length-prefixed JSON frames over a socket pair. No I/O here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _to_json = json_encoder(allow_nan=True)
 
 
 class Start(NamedTuple):
-    """An order as a child sees it. A tuple, because a fresh child pays 3 µs for every page that making it touches."""
+    """An order as a child sees it. A tuple, because a fresh child pays 3 µs for every page that creating it touches."""
 
     verb: str
     number: int
@@ -40,7 +40,7 @@ class Start(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a child says when a body has ended. `number` names the attempt within the child."""
+    """A child's report when a body has ended. `number` identifies the attempt within the child."""
 
     number: int
     kind: OutcomeKind
@@ -60,7 +60,7 @@ def frame(message: list[Any] | tuple[Any, ...]) -> bytes:
 
 
 class Frames:
-    """Cuts a byte stream back into messages; many per read when many arrived together."""
+    """Splits a byte stream into messages; many per read when many arrived together."""
 
     __slots__ = ("_pending",)
 
@@ -69,7 +69,7 @@ class Frames:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a message has begun to arrive and is not complete."""
+        """Whether a message has arrived in part."""
         return bool(self._pending)
 
     def feed(self, received: bytes) -> list[list[Any]]:
@@ -87,7 +87,7 @@ class Frames:
 
 
 def start_frame(number: int, order: AttemptOrder, *, is_joining: bool = False) -> bytes:
-    """What a child needs of an order. `is_joining` makes it a coroutine beside others in the same child."""
+    """The part of an order that a child needs. `is_joining` makes it a coroutine next to others in the same child."""
     key = order.key
     start = Start(
         "join" if is_joining else "start",

@@ -1,7 +1,7 @@
-"""What an executor elsewhere has to offer: take an attempt, show what there is, end it. All else is the runner's.
+"""The interface of a remote executor: submit an attempt, list attempts, end one. Everything else is done by the runner.
 
-The name of an attempt is its key there: the same name twice is one thing. An executor decides nothing about tasks, and what it
-shows may be old; `find` must not be.
+An attempt's name is its key at the executor: submitting a name twice is the same as once. An executor decides nothing
+about tasks. Its listing may be stale; `find` must not be.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What there is of an attempt. `outcome` is what its agent left (domain/agent_outcome.py); `reason` is the place's own word."""
+    """The state of an attempt at the executor. `outcome` is the file that its agent left (domain/agent_outcome.py);
+    `reason` is the executor's own description."""
 
     phase: Phase
     reason: str | None = None
@@ -46,8 +47,8 @@ class Observed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteOrder:
-    """What an executor is told. The agent over there fetches the rest with the token. `place`: what DAG and task say about where
-    and in what they want to run."""
+    """The order for an executor. The agent fetches the rest with the token. `place`: the executor options of the DAG
+    and the task."""
 
     name: str
     key: TaskKey
@@ -72,16 +73,16 @@ class RemoteExecutor(Protocol):
     ) -> None: ...
 
     async def submit(self, order: RemoteOrder) -> None:
-        """Idempotent by `order.name`. After an error it may have been taken all the same."""
+        """Idempotent by `order.name`. After an error it may have been accepted nevertheless."""
 
     async def observe(self) -> Mapping[str, Observed]:
-        """Everything of ours that exists, by name."""
+        """Every attempt of this installation, by name."""
 
     async def find(self, name: str) -> Observed | None:
-        """What there is under that name now. None must be certain: it is asked before something is given up."""
+        """The current state under that name. None must be certain: it decides whether an attempt is lost."""
 
     async def cancel(self, name: str, grace_seconds: float) -> None:
-        """End it if it goes on, and take it away. Idempotent; returns before it is gone. Not there is success."""
+        """End it if it is running, and delete it. Idempotent; returns before it is gone. A missing one is a success."""
 
     def hints(self) -> AsyncIterator[None]:
-        """ "Something has changed, look again". Only a hint: whoever listens also looks by itself."""
+        """A signal that something has changed. Only a hint: the runner also lists periodically."""

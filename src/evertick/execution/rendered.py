@@ -1,5 +1,5 @@
-"""Tells in an attempt's log what the templates of its task became, without what is secret in them. For people: what runs is
-rendered by itself, with the secrets."""
+"""Writes the rendered templates of a task to its log, without their secrets. For people only: the task itself is
+rendered separately, with the secrets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST = 4000
 def tell_rendered(
     desk: Desk, names: Mapping[str, object], render: Callable[[Mapping[str, object]], Mapping[str, object]]
 ) -> None:
-    """One line for each field, as JSON. What cannot be rendered without its secrets is not told."""
+    """One line for each field, as JSON. A field that cannot be rendered without its secrets is omitted."""
     try:
         fields = render(_hidden(names))
     except InvalidTemplate:
@@ -30,7 +30,7 @@ def tell_rendered(
 
 
 def _hidden(names: Mapping[str, object]) -> dict[str, object]:
-    """What a template knows, with stars for what nobody may see: also a secret too short to be found in a text."""
+    """The template variables, with stars for secrets: also for a secret too short to be found in a text."""
     secrets, connections = names.get("secrets"), names.get("connections")
     return {
         **names,

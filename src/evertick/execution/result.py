@@ -1,8 +1,7 @@
 """Turns a task's return value into JSON that PostgreSQL can store, or into the reason why it cannot. Never raises.
 
-Plain values are written as they are, by the quick encoder alone; what JSON lacks takes the longer way of `typed_json`.
-
-NUL characters and lone surrogates, which jsonb refuses, become U+FFFD; the caller is told how many and says so.
+Plain values are written by the fast encoder alone; types that JSON lacks use the slower `typed_json`. NUL characters
+and lone surrogates, which jsonb refuses, become U+FFFD; the caller gets their number and reports it.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def encode_result(value: Any, max_bytes: int = DEFAULT_RESULT_BYTES) -> EncodedR
 
 
 def encode_outputs(value: Any, pushed: Mapping[str, object], max_bytes: int = DEFAULT_RESULT_BYTES) -> EncodedResult:
-    """A result with others that were pushed by name."""
+    """A result with the outputs that were pushed by name."""
     typed = _typed()
     try:
         named = {name: typed.to_plain(item, f"output {name!r}") for name, item in pushed.items()}
@@ -71,14 +70,14 @@ def _refused(error: Exception) -> EncodedResult:
 
 
 def _typed() -> ModuleType:
-    """Imported when a value first needs it: what it needs would else be mapped by every attempt's process."""
+    """Imported when a value first needs it: otherwise every attempt's process would map its modules."""
     from evertick.execution import typed_json
 
     return typed_json
 
 
 def decode_inputs(inputs: Any, read_file: Callable[[str, int], str]) -> Any:
-    """Upstream results with what JSON lacks in them, as their tasks returned them. Raises ResultLost."""
+    """Upstream results, with types that JSON lacks restored. Raises ResultLost."""
     return _typed().from_plain(inputs, read_file)
 
 
@@ -92,7 +91,7 @@ def _within_bounds(text: str, value: Any, max_bytes: int) -> EncodedResult:
         return EncodedResult(
             None,
             f"result too large: {type(value).__name__} of {size:,} bytes as JSON, at most {max_bytes:,} are kept; "
-            "write it to a file or a table and return where it is",
+            "write it to a file or a table and return its location",
         )
     return EncodedResult(text, None, replaced_count)
 

@@ -1,7 +1,7 @@
-"""Results too large for the database, as files named by the hash of what is in them, one folder per run.
+"""Results too large for the database, as files named by the hash of their content, one folder per run.
 
-Written whole before the attempt reports, so that what the database names is there; checked whenever it is read. A file that
-no report ever named goes with its run's folder, and that goes when the run is gone from the database.
+Written completely before the attempt reports, so that every file that the database names exists; checked on every read.
+A file that no report named is deleted with its run's folder, when the run is gone from the database.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from evertick.domain.errors import ResultLost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultFiles:
-    """Results of more than `spill_bytes` go to `folder`; more than `max_bytes` are refused. Without a folder, none goes."""
+    """Results larger than `spill_bytes` go to `folder`; results larger than `max_bytes` are refused. Without a folder,
+    none is spilled."""
 
     folder: str = ""
     spill_bytes: int = 1024 * 1024
     max_bytes: int = 1024 * 1024
 
     def put(self, run_id: int, text: str) -> str:
-        """Store it, and give the JSON that stands for it. Raises OSError."""
+        """Store it, and return the JSON that refers to it. Raises OSError."""
         raw = text.encode()
         digest = hashlib.sha256(raw).hexdigest()
         folder = Path(self.folder) / str(run_id)
@@ -51,7 +52,7 @@ class ResultFiles:
 
 
 def _write(folder: Path, path: Path, raw: bytes) -> None:
-    """Under another name first: whoever finds the file finds all of it, after a crash as well."""
+    """Under a temporary name first: the file is complete whenever it exists, even after a crash."""
     draft = folder / f".{os.getpid()}-{os.urandom(4).hex()}"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -72,7 +73,7 @@ def _write(folder: Path, path: Path, raw: bytes) -> None:
 
 
 def files_in(value: object) -> dict[str, int]:
-    """The large results that this JSON stands for: their hashes and sizes."""
+    """The large results that this JSON refers to: their hashes and sizes."""
     found: dict[str, int] = {}
     rest = [value]
     while rest:

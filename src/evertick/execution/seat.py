@@ -1,4 +1,4 @@
-"""What every attempt's process has: its socket, its log, its limits, and the duty to leave no process behind."""
+"""The setup of every attempt's process: its socket, its log, its limits, and the rule to leave no process behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from evertick.execution.protocol import Report
 from evertick.execution.result_files import ResultFiles
 
 RECEIVE_BYTES = 256 * 1024
-# How a child exits that has reported: its warm parent need not hurry to tell the runner.
+# The exit code of a child that has reported: its fork server need not hurry to notify the runner.
 REPORTED_EXIT_CODE = 75
 _WEIGH_EVERY_ATTEMPTS = 20
 _LONGEST_GOODBYE_SECONDS = 0.2
@@ -33,7 +33,7 @@ _SIGKILL = int(signal.SIGKILL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReuseLimits:
-    """When a reused child is replaced by a fresh one, besides after any failure."""
+    """When a reused child is replaced by a fresh one, in addition to after any failure."""
 
     attempts: int = 1000
     growth_bytes: int = 256 * 1024 * 1024
@@ -41,7 +41,7 @@ class ReuseLimits:
 
 
 class Cancellation:
-    """Tells the attempt that is running that SIGTERM asked it to stop."""
+    """Tells the running attempt that SIGTERM asked it to stop."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -58,7 +58,7 @@ class Cancellation:
 
 @dataclass(slots=True, kw_only=True)
 class ChildSeat:
-    """What a warm parent gives a child that it forks. Plain descriptors: objects around them would only be copied."""
+    """What a fork server passes to a child that it forks. Plain descriptors: objects around them would only be copied."""
 
     number: int
     fd: int
@@ -74,7 +74,7 @@ class ChildSeat:
 
 
 def take_fds(seat: ChildSeat, unwanted: list[tuple[int, int]]) -> None:
-    """Move the seat's descriptors to where every child has them, and close what the parent and siblings hold."""
+    """Move the descriptors to their fixed numbers, and close those of the parent and of siblings."""
     fd, log_fd = seat.own_fds
     os.dup2(seat.fd, fd, False)
     os.dup2(seat.log_fd, log_fd, False)
@@ -84,7 +84,7 @@ def take_fds(seat: ChildSeat, unwanted: list[tuple[int, int]]) -> None:
 
 
 def settle_in(parent_pid: int, log_fd: int, blocked: SignalMask) -> None:
-    """Lead a process group, die with the parent, adopt orphans, write to the log. Again and again is as good as once."""
+    """Lead a process group, die with the parent, adopt orphans, write to the log. Idempotent."""
     lead_session()
     die_with_parent(_SIGKILL, parent_pid)
     become_subreaper()
@@ -94,7 +94,7 @@ def settle_in(parent_pid: int, log_fd: int, blocked: SignalMask) -> None:
 
 
 def receive(fd: int) -> bytes:
-    """What the runner sent; empty when it hung up."""
+    """The runner's message; empty when it closed the socket."""
     return os.read(fd, RECEIVE_BYTES)
 
 
@@ -104,7 +104,7 @@ def send(fd: int, frames: bytes) -> None:
 
 
 class Wear:
-    """How used a reused child is."""
+    """How much of its reuse budget a child has used."""
 
     def __init__(self, seat: ChildSeat) -> None:
         self._seat = seat
@@ -112,7 +112,7 @@ class Wear:
         self._first_weight = 0
 
     def should_retire(self, report: Report) -> bool:
-        """Asked once per attempt. Memory and disk are looked at now and then: it costs 5 µs."""
+        """Called once per attempt. Memory and disk are checked only occasionally: that costs 5 µs."""
         limits = self._seat.limits
         self._served += 1
         if report.kind is OutcomeKind.FAILED or self._served >= limits.attempts:
@@ -126,9 +126,10 @@ class Wear:
 
 
 def leave_no_process(spared: frozenset[int]) -> None:
-    """Kill what the body started and left running. Costs 1 µs when there is nothing, and never waits long.
+    """Kill the processes that the body left running. Costs 1 µs when there are none, and never waits long.
 
-    Orphans of orphans become children of this process, so looking again finds them. What the import started is spared.
+    Orphans of orphans become children of this process, so another pass finds them. Processes that the import started
+    are spared.
     """
     give_up_at = 0.0
     while True:

@@ -21,16 +21,17 @@ _SHELL = "/bin/sh"
 
 
 def become_shell(start: Start, bound: BoundTask, desk: Desk) -> NoReturn:
-    """Replace this process, whose context is entered. Its session, log and parent stay, so it is killed and reaped as any."""
+    """Replace this process, whose context is entered. Its session, log and parent stay, so it is killed and reaped like
+    any other."""
     arguments = prepare_shell(start, bound, desk)
-    # Python ignores these two; a command must see them as usual.
+    # Python ignores these two; a command must get the default behaviour.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     os.execv(arguments[0], [Path(arguments[0]).name, *arguments[1:]])
 
 
 def prepare_shell(start: Start, bound: BoundTask, desk: Desk) -> list[str]:
-    """The shell and its arguments; everything else that it needs is in this process's environment by now."""
+    """The shell and its arguments; everything else that it needs is already in this process's environment."""
     inputs, command = inputs_of(start, desk.files), start.command or ""
     values: dict[str, str] = {}
     if bound.is_template:

@@ -1,4 +1,4 @@
-"""Runs a shell task's command beside this process, which hides the secrets in what it prints."""
+"""Runs a shell task's command as a subprocess, while this process masks the secrets in its output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evertick.execution.shell import prepare_shell
 
 
 def run_shell(start: Start, bound: BoundTask, desk: Desk) -> Report:
-    """In our process group: a request to stop reaches it as well."""
+    """In the same process group: a request to stop reaches it as well."""
     code = subprocess.run(prepare_shell(start, bound, desk), stdin=subprocess.DEVNULL, check=False).returncode
     if code == 0:
         return Report(start.number, OutcomeKind.SUCCESS, exit_code=0)

@@ -1,4 +1,4 @@
-"""Ships attempts' logs from the spool: what is new while they run, the rest when they end. Keeps files until stored."""
+"""Ships attempts' logs from the spool: new lines while they run, the rest when they end. Keeps files until stored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WINDOWS_PER_POLL = 16
 
 
 class LastLines(NamedTuple):
-    """The part of a log that rides with the outcome."""
+    """The part of a log that is sent with the outcome."""
 
     content: bytes = b""
     offset: int = 0
@@ -37,9 +37,9 @@ class LogShipping:
         self._handed_out: list[Attempt] = []
 
     def poll(self, running: Iterable[Attempt], now: float) -> list[LogChunk]:
-        """New lines of attempts that have run for a while, and what is left of ended ones.
+        """New lines of attempts that have run for a while, and the rest of ended ones.
 
-        Being called again means that the chunks of the call before are stored.
+        Calling it again confirms that the previous chunks are stored.
         """
         handed_out, self._handed_out = self._handed_out, []
         for attempt in handed_out:
@@ -50,7 +50,7 @@ class LogShipping:
         return [chunk for attempt in due for chunk in self._chunks(attempt, share)]
 
     def ended(self, attempt: Attempt, end: int | None, trouble: str | None) -> LastLines:
-        """The attempt writes no more; `end` is its last byte if it said so. A long rest is left to `poll`."""
+        """The attempt writes no more; `end` is its last byte, if reported. A long rest is left to `poll`."""
         log = self._log_of(attempt) if end != 0 or attempt.log is not None else None
         if log is None or attempt.spool is None:
             attempt.is_drained = attempt.is_settled = True
@@ -60,7 +60,8 @@ class LogShipping:
         self._unstored[name] = attempt
         if log.pending_bytes > self._limits.inline_log_bytes:
             self._unread[name] = attempt
-            # Not with the outcome: the rest begins at the same byte, and of two chunks that do only one is kept.
+            # Not with the outcome: the rest begins at the same byte, and of two chunks at the same offset only one is
+            # kept.
             attempt.last_words = _mark(trouble)
             return LastLines(b"", log.offset, log.offset)
         offset, parts = log.offset, []

@@ -32,7 +32,7 @@ class LogChunk:
     """Whole lines of one attempt's log.
 
     It covers the spool's bytes from `offset` to `end`, counted from the attempt's start. Chunks of one attempt follow
-    each other without overlap, so the largest `end` that was stored tells where to go on after a crash.
+    each other without overlap, so the largest stored `end` is where to continue after a crash.
     """
 
     key: TaskKey
@@ -79,13 +79,13 @@ class AttemptLog:
             if raw or self._end is None or self._cursor >= size:
                 return lines.shipped(raw, now_micros)
             if size - self._cursor <= self._cap.tail_bytes:
-                self._cursor = size  # the file is shorter than was said: somebody truncated it
+                self._cursor = size  # the file is shorter than reported: it was truncated
                 return b""
             note = self._skip_middle(size, now_micros)
         return note + lines.shipped(self._read_lines(size, limit), now_micros)
 
     def trim(self) -> None:
-        """Give back the disk of what the cap drops, while the attempt is still writing."""
+        """Free the disk space of what the cap drops, while the attempt is still writing."""
         first = _round_up(max(self._start + self._cap.head_bytes, self._punched_to))
         last = (self._size() - self._cap.tail_bytes) // _PAGE_BYTES * _PAGE_BYTES
         if last > first:
@@ -115,7 +115,7 @@ class AttemptLog:
         return raw
 
     def _skip_middle(self, size: int, now_micros: int) -> bytes:
-        """Jump to the first line of the tail and say how much is missing."""
+        """Skip to the first line of the tail and report how much is missing."""
         self._is_in_tail = True
         tail_start = size - self._cap.tail_bytes
         window = os.pread(self._fd, min(WINDOW_BYTES, self._cap.tail_bytes), tail_start)
@@ -126,14 +126,14 @@ class AttemptLog:
 
 
 def session_folder(spool_dir: Path, session: int) -> Path:
-    """Where a runner's session spools. Private: a log may show what a task prints to nobody else."""
+    """The spool folder of a runner's session. Private: a log may contain what a task prints."""
     folder = spool_dir / session_name(session)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
 
 
 def session_name(session: int) -> str:
-    """A session as a folder is named after it."""
+    """A session as a folder name."""
     return session_text(session)
 
 
@@ -144,7 +144,7 @@ def open_spool(path: str, *, is_new: bool = True) -> int:
 
 
 def coroutine_spool(process_path: str, child: int, attempt: int) -> str:
-    """The file of one coroutine among the many of a warm process; the runner and the process both know it by name."""
+    """The file of one coroutine among the many of a reused process; both the runner and the process derive its name."""
     return f"{process_path.removesuffix('.log')}-{child}-{attempt}.log"
 
 

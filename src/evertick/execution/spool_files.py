@@ -1,4 +1,4 @@
-"""A session's spool files as the runner holds them: open while they are read, kept until they are stored."""
+"""A session's spool files in the runner: open while they are read, kept until they are stored."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class SpoolFolder:
         self._stored: list[str] = []
 
     def file(self, path: str, fd: int, *, is_finished: bool = False) -> SpoolFile:
-        """One user of a file, which may have others. `is_finished`: it will have no more of them."""
+        """One user of a file, which may have others. `is_finished`: no further users will follow."""
         self._holders[path] = self._holders.get(path, 0) + 1
         if is_finished:
             self._finished.add(path)
         return SpoolFile(self, path, fd)
 
     def release(self, path: str) -> None:
-        """All that one user wrote there is stored."""
+        """All lines of one user are stored."""
         self._holders[path] -= 1
         if self._holders[path] == 0:
             del self._holders[path]
@@ -32,7 +32,7 @@ class SpoolFolder:
                 self.finish(path)
 
     def finish(self, path: str) -> None:
-        """Nobody will write to it any more: it goes when all of it is stored."""
+        """No process will write to it any more: it is deleted when all of it is stored."""
         if path in self._holders:
             self._finished.add(path)
         else:
@@ -44,20 +44,21 @@ class SpoolFolder:
         return stored
 
     def abandon(self, prefix: str) -> None:
-        """A warm parent is gone, and nobody writes to its files."""
+        """A fork server is gone, and no process writes to its files."""
         for path in self.path.glob(f"{prefix}*"):
             self.finish(str(path))
 
 
 def remove_files(paths: list[str]) -> None:
-    """What cannot be removed is found again as a leftover."""
+    """Files that cannot be removed are found again as orphaned logs."""
     for path in paths:
         with suppress(OSError):
             Path(path).unlink()
 
 
 class SpoolFile:
-    """A spool file and who still needs it. Its descriptor goes when nobody reads, the file when all of it is stored."""
+    """A spool file and its users. The descriptor is closed when it has no reader, the file is deleted when all of it is
+    stored."""
 
     __slots__ = ("_folder", "_keepers", "_readers", "fd", "path")
 

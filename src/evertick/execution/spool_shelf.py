@@ -1,7 +1,7 @@
-"""The spool files of a warm parent's children. A small one is used again by a later child, which appends to it.
+"""The spool files of a fork server's children. A small file is reused by a later child, which appends to it.
 
-A file system looks the longer for a place for a new file the more were removed of late: with a file for each attempt that
-was 0.2 ms at 400 attempts per second. Never gives out a file whose process tree is not known to be gone.
+The more files were removed recently, the longer a file system searches for a place for a new one: with a file per
+attempt that took 0.2 ms at 400 attempts per second. Never reuses a file whose process tree is not known to be gone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LONGEST_REUSED_BYTES = 64 * 1024
 
 
 class OpenSpool(NamedTuple):
-    """A file to write to from `start` on; an empty path where none can be had."""
+    """A file to write to from `start` on; an empty path where none could be opened."""
 
     path: str
     fd: int
@@ -34,7 +34,7 @@ class SpoolShelf:
         self._free: list[str] = []
 
     def open(self) -> OpenSpool:
-        """A disk that is full costs the log, not the task."""
+        """A full disk costs the log, not the task."""
         while self._free:
             path = self._free.pop()
             with suppress(OSError):
@@ -51,7 +51,7 @@ class SpoolShelf:
         return OpenSpool(path, fd, 0)
 
     def put_back(self, path: str) -> bool:
-        """Everything that could write to it is gone. Whether the file has served its time."""
+        """Every process that could write to it is gone. Returns whether the file will not be reused."""
         uses = self._uses.pop(path, _MOST_USES) + 1
         if uses >= _MOST_USES or _size(path) > _LONGEST_REUSED_BYTES:
             return True

@@ -1,6 +1,6 @@
-"""One bundle's supply of children: its warm parent, replaced when old or dead, and the children that wait ready-made.
+"""The process pool of one bundle: its fork server, replaced when old or dead, and the idle children.
 
-Never forks without bound: a bundle that cannot be imported is tried again only after a growing pause.
+Never forks without bound: a bundle that cannot be imported is retried only after a growing pause.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _LONGEST_GOODBYE_SECONDS = 1.0
 
 
 class BundlePlace(NamedTuple):
-    """Where a bundle's code lies. One whose import starts threads is imported in each process, never forked.
+    """Where a bundle's code is. If its import starts threads, it is imported in each process and never forked.
 
-    `environment` is what its code sees of the environment; None is all of the runner's.
+    `environment` is the environment that its code sees; None passes on all of the runner's.
     """
 
     path: Path
@@ -37,7 +37,7 @@ class BundlePlace(NamedTuple):
 
 
 class LoadFailure(NamedTuple):
-    """Why no child can be had. `is_ours`: through no fault of the bundle."""
+    """Why no child is available. `is_ours`: not the bundle's fault."""
 
     reason: str
     traceback: str = ""
@@ -46,7 +46,7 @@ class LoadFailure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StockEvents:
-    """Whom the stock tells. `lost` is for a child whose warm parent died."""
+    """Receives the pool's events. `lost` is for a child whose fork server died."""
 
     available: Callable[[], None]
     failed: Callable[[LoadFailure], None]
@@ -88,17 +88,17 @@ class Stock:
         return any(parent.has_work for parent in self._parents)
 
     def take(self) -> ChildLink | None:
-        """A child that waits ready-made, if there is one."""
+        """An idle child, if there is one."""
         return self._idle.popleft() if self._idle else None
 
     def missed(self, count: int) -> None:
-        """So many orders found the shelf empty: keep more on it from now on."""
+        """This many orders found the pool empty: keep more idle children from now on."""
         self._last_miss_at = self._loop.time()
         if self._parent is not None and self._parent.is_ready:
             self._level = min(self._limits.max_stock, self._level + count)
 
     def refill(self, waiting_count: int) -> None:
-        """Order what is missing for those who wait and for the shelf."""
+        """Request the children that waiting orders and the pool lack."""
         parent = self._parent
         if parent is None:
             self._revive(waiting_count)
@@ -108,7 +108,7 @@ class Stock:
                 parent.fork(missing)
 
     def tick(self, now: float) -> None:
-        """What time alone brings about: ageing, shrinking, giving up on what hangs."""
+        """Time-based work: retire old fork servers, shrink the pool, time out what hangs."""
         for parent in list(self._parents):
             self._watch(parent, now)
         current = self._parent
@@ -126,7 +126,7 @@ class Stock:
             parent.keep_contact(until)
 
     def close(self) -> None:
-        """Stop the warm parents and everything below them, for good."""
+        """Stop the fork servers and everything below them."""
         self._is_closed = True
         self._parent = self._successor = None
         self._idle.clear()
@@ -162,7 +162,7 @@ class Stock:
         try:
             self._parent = self._spawn()
         except OSError as error:
-            self._failure = LoadFailure(f"no warm parent could be started: {error}", is_ours=True)
+            self._failure = LoadFailure(f"no fork server could be started: {error}", is_ours=True)
             self._pause()
             self._events.failed(self._failure)
 
@@ -238,13 +238,13 @@ class Stock:
         self._events.failed(failure)
 
     def _drop(self, parent: ParentLink) -> None:
-        """Expect nothing more of it. What still runs in it may end; `tick` sees to the rest."""
+        """Expect nothing more of it. Its running attempts may end; `tick` handles the rest."""
         parent.is_ready = True
         if parent is self._parent:
             self._parent = None
         if parent is self._successor:
             self._successor = None
-            if self._parent is not None:  # it works, and stays in place for as long again
+            if self._parent is not None:  # it works, and stays in place for another period
                 self._parent.started_at = self._loop.time()
         self._retire(parent)
         if not parent.has_work:
@@ -255,7 +255,7 @@ class Stock:
         self._paused_until = self._loop.time() + self._pause_seconds
 
     def _unborn(self, _parent: ParentLink, reason: str) -> None:
-        """No memory, processes or descriptors left: try again, but not for ever."""
+        """No memory, processes or descriptors left: retry, with a limit."""
         now = self._loop.time()
         self._barren_since = self._barren_since or now
         if now - self._barren_since > self._limits.load_seconds:
@@ -307,7 +307,7 @@ class Stock:
             if link in self._idle:
                 self._idle.remove(link)
             link.receive()
-            self._events.lost(link, f"its warm parent ended: {how}")
+            self._events.lost(link, f"its fork server ended: {how}")
         if not self._parents:
             self.all_gone.set()
         if is_load_failure:

@@ -1,6 +1,6 @@
-"""What a dead runner left running. Kills it, so that whoever certifies the death can say that no body is left.
+"""Orphaned processes of a dead runner. Kills them, so that the runner can be declared dead with no body left running.
 
-Everything that a warm parent started carries its mark, which names the runner's session. Never touches anything else.
+Everything that a fork server started carries its mark, which names the runner's session. Never touches anything else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PAUSE_SECONDS = 0.01
 
 
 def end_strays(session: int, *, within_seconds: float) -> bool:
-    """Whether nothing of that session is left. Its warm parents end by themselves, and are helped."""
+    """Whether no process of that session is left. Its fork servers exit by themselves; the rest is killed."""
     give_up_at = time.monotonic() + within_seconds
     while strays := find_strays(session):
         if time.monotonic() > give_up_at:

@@ -1,7 +1,8 @@
-"""Values that JSON lacks, in JSON: `{"$evertick": "decimal", "value": "1.50"}`. Never pickle, never a type by force.
+"""Values that JSON lacks, in JSON: `{"$evertick": "decimal", "value": "1.50"}`. Never pickle, never an arbitrary type.
 
-Reading gives the value back. A dataclass, a pydantic model or an enum is made only of a class that the reader can import and
-that is one; what merely looks like our form in a task's own dicts is wrapped, so that it comes back as it was.
+Reading restores the value. A dataclass, a pydantic model or an enum is created only from a class that the reader can
+import and that is of that kind; a task's own dict that looks like this form is wrapped, so that it is restored
+unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _TYPED_KEYS = (datetime, date, time, timedelta, Decimal, UUID, bytes, Enum)
 
 
 class Unstorable(Exception):
-    """The first part of a value that has no form, by its path."""
+    """The first part of a value that cannot be stored, by its path."""
 
     def __init__(self, where: str, what: str) -> None:
         super().__init__(f"{where} is {what}")
@@ -38,7 +39,7 @@ class Unstorable(Exception):
 
 
 def to_plain(value: object, where: str = "result") -> Any:
-    """The value as JSON can hold it. Raises Unstorable, or RecursionError where it is in itself."""
+    """The value as JSON can hold it. Raises Unstorable, or RecursionError if it contains itself."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -63,7 +64,7 @@ def to_plain(value: object, where: str = "result") -> Any:
 
 
 def from_plain(value: Any, read_file: Callable[[str, int], str]) -> Any:
-    """What `to_plain` was given. `read_file` finds a part that was stored beside the database, by its hash and size."""
+    """The inverse of `to_plain`. `read_file` reads a part that is stored outside the database, by its hash and size."""
     if type(value) is list:
         return [from_plain(item, read_file) for item in value]
     if type(value) is not dict:
@@ -129,7 +130,7 @@ def _read_time(raw: Mapping[str, Any]) -> time:
 
 
 def _zone(raw: Mapping[str, Any]) -> ZoneInfo | None:
-    """A zone that this machine lacks leaves the offset, which is the same instant."""
+    """If this machine lacks the zone, the offset remains, which gives the same instant."""
     try:
         return ZoneInfo(raw["zone"]) if "zone" in raw else None
     except (ZoneInfoNotFoundError, ValueError):
@@ -141,7 +142,7 @@ def _write_enum(value: Enum, where: str) -> Any:
 
 
 def _write_set(value: set[Any] | frozenset[Any], where: str) -> Any:
-    """In the order of their texts: the same set is the same JSON."""
+    """Sorted by their texts: the same set is the same JSON."""
     members = sorted((to_plain(item, f"an item of {where}") for item in value), key=lambda item: json.dumps(item))
     return {RESULT_TAG: "frozenset" if isinstance(value, frozenset) else "set", "value": members}
 
@@ -171,7 +172,8 @@ def _class_of(name: str, is_right: Callable[[type], bool]) -> Any:
 
 
 def _is_model(kind: type) -> bool:
-    """Pydantic's, told by its ancestors: importing it to ask would cost every process that has no models."""
+    """A pydantic model, recognized by its ancestors: importing pydantic to check would cost every process that has no
+    models."""
     return any(each.__module__.startswith("pydantic.") and each.__name__ == "BaseModel" for each in kind.__mro__)
 
 

@@ -1,4 +1,4 @@
-"""What changed from one version of a DAG to another, in the plan and in the code, as lines of a unified diff."""
+"""The changes between two versions of a DAG, in the plan and in the code, as lines of a unified diff."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def code_changes(conn: AsyncConnection, old: ListedVersion, new: ListedVer
 
 
 def _plan_text(spec: dict[str, Any]) -> str:
-    """Tasks by name, with the names of those before them: numbers in the plan move when a task is added."""
+    """Tasks by name, with the names of their upstream tasks: indexes in the plan change when a task is added."""
     tasks = spec.get("tasks", [])
     names = [task["name"] for task in tasks]
     after: dict[str, list[str]] = {name: [] for name in names}

@@ -1,9 +1,9 @@
-"""What runs for long: the loop, the scheduler, the runner, the supervisor, the embedded PostgreSQL."""
+"""Long-running processes: the service loop, the scheduler, the runner, the supervisor and the embedded PostgreSQL."""
 
 import sys
 
-# structlog looks for rich, to colour tracebacks that we never print; loading it takes 40 ms and 3 MB in every service. So
-# while structlog is loaded, rich is not to be found, unless somebody has it already.
+# structlog imports rich to colour tracebacks, which Evertick never prints. Loading rich takes 40 ms and 3 MB in every
+# service, so it is hidden while structlog loads, unless it is loaded already.
 if "rich" not in sys.modules:
     sys.modules["rich"] = None  # type: ignore[assignment]
     try:

@@ -1,6 +1,7 @@
-"""The agent: runs one attempt in a remote place and speaks for it to the API. It has no way to the database.
+"""The agent: runs one attempt on a remote machine and reports it to the API over HTTP. It has no access to the
+database.
 
-Never starts user code without an acknowledged start; never says how it ended before that is written down where it lasts.
+Never starts user code before the API acknowledges the start. Never reports an outcome before it is written to disk.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from evertick.services.events import Log
 
 
 class Agent:
-    """`stop` ends it within the attempt's grace, `hurry` at once; what has not ended is given back."""
+    """`stop` ends the attempt within its grace period, `hurry` ends it at once. An attempt that has not ended is
+    returned to the queue."""
 
     def __init__(
         self, settings: Settings, *, server: str, token: str, log: Log, environment: Mapping[str, str] | None = None
     ) -> None:
-        """`environment` is what user code sees of the environment; None is all of it."""
+        """`environment` is the environment that user code sees; None passes on all of the agent's own."""
         self._settings, self._log, self._environment = settings, log, environment
         self._line = AgentLine(server, token, log=log)
         self.stop, self.hurry = asyncio.Event(), asyncio.Event()
@@ -42,7 +44,8 @@ class Agent:
         except EvertickError as error:
             self._log.error("not_started", error=error)
             leave_refusal(self._settings.agent_outcome_file, str(error))
-            # Another agent has it, it was canceled, or is no longer the task's: then nothing is to be done here.
+            # Another agent runs the attempt, it was canceled, or it no longer belongs to the task: there is nothing to
+            # do here.
             return AgentExit.UNREPORTED if isinstance(error, Unanswered) else AgentExit.NOT_OURS
         session = AgentSession(
             self._settings, self._told, line=self._line, heard_at=asked_at, log=self._log, environment=self._environment
@@ -51,18 +54,18 @@ class Agent:
 
 
 def read_start_token(settings: Settings) -> str:
-    """From the file or the variable that was named. Raises InvalidSettings, which never quotes it."""
+    """Read the start token from the named file or variable. Raises InvalidSettings, which never quotes the token."""
     token = settings.agent_token or ""
     if settings.agent_token_file is not None:
         try:
             token = settings.agent_token_file.read_text(encoding="ascii")
         except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is no text"
+            why = getattr(error, "strerror", None) or "the file is not text"
             raise InvalidSettings(f"the token file {settings.agent_token_file} cannot be read: {why}.") from None
     if not token.strip():
         raise InvalidSettings(
-            "an agent needs its start token: name the file that has it with --token-file or EVERTICK_AGENT_TOKEN_FILE."
+            "an agent needs its start token: name the file that contains it with --token-file or EVERTICK_AGENT_TOKEN_FILE."
         )
     if not token.strip().isascii() or len(token.split()) > 1 or not token.strip().isprintable():
-        raise InvalidSettings("what was given as the start token is none: it is one word.")
+        raise InvalidSettings("the start token is malformed: it must be a single word.")
     return token.strip()

@@ -1,4 +1,5 @@
-"""An agent's heartbeat over HTTP: it keeps the lease, and its answer waits for a word to stop. Never decides what is reported."""
+"""An agent's heartbeat over HTTP: extends the lease, and long-polls for a request to stop. Never decides what is
+reported."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ from evertick.services.agent_line import ANSWER_SECONDS, AgentLine
 from evertick.services.contact import Contact
 from evertick.services.events import Log
 
-# A canceled body is gone soon after the command; this is what it has to tidy up.
+# A canceled body must be gone soon after the command; this is its time to clean up.
 CANCEL_GRACE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 5.0
-# A server that ends answers at once those who wait: not to be asked again and again in its last moments.
+# An API process that shuts down answers all waiting requests at once; do not repeat them in a tight loop.
 SHORTEST_REST_SECONDS = 0.2
 
 
@@ -40,7 +41,7 @@ class AgentHeartbeat:
         executor.keep_contact(contact.stop_at)
 
     async def run(self) -> None:
-        """Until the attempt is lost, or canceled."""
+        """Run until the attempt is lost or canceled."""
         failures = 0
         while True:
             sent_at = boot_seconds()
@@ -49,7 +50,7 @@ class AgentHeartbeat:
             except (LeaseLost, Conflict):
                 word, rest_seconds = "lost", 0.0
             except EvertickError as error:
-                # It may come back; until then the attempt goes on, unless its warm parent was told otherwise.
+                # The API may come back. Until then the attempt continues, unless its fork server has a lease deadline.
                 failures += 1
                 self._log.warning("no_heartbeat", failures=failures, error=error)
                 pause = min(LONGEST_PAUSE_SECONDS, self._seconds, 0.1 * 2 ** min(failures, 10))
@@ -66,7 +67,7 @@ class AgentHeartbeat:
             await asyncio.sleep(max(rest_seconds, SHORTEST_REST_SECONDS if is_early else 0.0))
 
     def _obey(self, word: str) -> bool:
-        """Whether there is nothing more to hear."""
+        """Act on the API's answer. Returns whether the heartbeat can end."""
         key, epoch = self._order.key, self._order.epoch
         if word == "lost":
             self._executor.kill(key, epoch, "lease lost")

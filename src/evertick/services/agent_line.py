@@ -1,6 +1,7 @@
-"""What an agent says to the API, and how it goes on when nobody answers. Never sends a token to anybody else, never shows one.
+"""The agent's requests to the API, and its retries while the API does not answer. Never sends a token to another
+address, never logs one.
 
-Everything that is sent may be sent again: what the API has done already it answers alike.
+Every request may be repeated: the API answers a request that it has already carried out in the same way.
 """
 
 from __future__ import annotations
@@ -32,25 +33,26 @@ MOST_ANSWER_BYTES = 512 * 1024 * 1024
 LONGEST_PAUSE_SECONDS = 15.0
 FIRST_PAUSE_SECONDS = 0.2
 _PART_BYTES = 256 * 1024
-_NO_API = "what answers there is no API of this release"
+_NO_API = "the server at this address is not an Evertick API of this release"
 
 T = TypeVar("T")
 
 
 class AgentLine:
-    """One attempt's. `token` and `renewal` are those that the last answer brought."""
+    """The API client of one attempt. `token` and `renewal` are the values from the latest response."""
 
     def __init__(self, server: str, start_token: str, *, log: Log) -> None:
         self._address = Address(server)
         if self._address.is_plain:
-            log.warning("plain_http", message="Tokens and secrets travel unencrypted: use https.", server=server)
+            log.warning("plain_http", message="Tokens and secrets are sent unencrypted: use https.", server=server)
         self._renewal, self._token, self._log = start_token, "", log
         self._nonce = secrets.token_hex(16)
-        # How long one answer may take; less where heartbeats are quick.
+        # Timeout of one response; shorter when heartbeats are frequent.
         self.answer_seconds = ANSWER_SECONDS
 
     async def start(self) -> AgentOrder:
-        """Raises Conflict or LeaseLost where the attempt must not be run, Refused where the token is no good, Unanswered."""
+        """Acknowledge the start. Raises Conflict or LeaseLost if the attempt must not run, Refused if the token is
+        invalid, or Unanswered."""
         body = {"nonce": self._nonce, "version": version("evertick"), "place": agent_place()}
         try:
             told = read_order(await self._say("/start", body, token=self._renewal))
@@ -60,14 +62,14 @@ class AgentLine:
         return told
 
     async def heartbeat(self, wait_seconds: float) -> tuple[str, float]:
-        """The API's word (continue, stop, lost), and how long to rest."""
+        """The API's answer (continue, stop, lost), and how long to wait before the next heartbeat."""
         seconds = wait_seconds + self.answer_seconds
         answer = await self._with_token("/heartbeat", {"wait_seconds": wait_seconds}, seconds=seconds)
         try:
             token, renewal = str(answer["token"]), str(answer["renewal"])
             word, rest_seconds = str(answer["word"]), float(answer["rest_seconds"])
         except (KeyError, TypeError, ValueError):
-            # Whoever stands between says so, and the attempt goes on as if nobody had answered.
+            # A proxy answered instead of the API. The attempt continues as if there were no answer.
             raise Unanswered(_NO_API) from None
         self._token, self._renewal = token, renewal
         return word, rest_seconds
@@ -89,7 +91,7 @@ class AgentLine:
         await self._with_token("/finish", {**{name: told[name] for name in names}, "log": log})
 
     async def fetch(self, path: str) -> bytes:
-        """A file: the attempt's code, or a large result."""
+        """Download a file: the attempt's code, or a large result."""
         request = Request(method="GET", path=f"{PREFIX}{path}", token=self._token)
         return (await self._renewed(lambda: self._ask(request, FILE_SECONDS))).body
 
@@ -112,7 +114,8 @@ class AgentLine:
         return await self._renewed(lambda: self._say(path, body, token=self._token, seconds=seconds))
 
     async def _renewed(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Once more with a new token where the old one is no longer good: it may have expired while nobody answered."""
+        """Repeat the request once with a new token if the old one is no longer valid: it may have expired while the API
+        was unreachable."""
         try:
             return await ask()
         except Refused:
@@ -138,11 +141,12 @@ class AgentLine:
 
 
 def _problem(answer: Answer) -> EvertickError:
-    """What an answer other than yes means. Only a document of ours is taken at its word: proxies have their own 4xx."""
+    """The error for a response that is not a success. Only an Evertick problem document is trusted: proxies send 4xx of
+    their own."""
     code, detail = "", f"the API answered {answer.status}"
     if 300 <= answer.status < 400:
-        # Not followed: the token goes to the address that was named, and to nobody else.
-        detail = f"{detail}, it is at {answer.headers.get('location', 'another address')}: give that to agents"
+        # Redirects are not followed: the token goes only to the configured address.
+        detail = f"{detail}, redirecting to {answer.headers.get('location', 'another address')}: configure that address for agents"
     with suppress(ValueError, KeyError, TypeError):
         told = json.loads(answer.body)
         code, detail = str(told["code"]), str(told["detail"])
@@ -166,7 +170,7 @@ async def _parts_of(file: Path) -> AsyncIterator[bytes]:
 async def keep_asking(
     ask: Callable[[], Awaitable[T]], *, until: asyncio.Event, seconds: float, what: str, log: Log
 ) -> T:
-    """Ask until it is answered, with growing, jittered pauses; Unanswered after so many seconds, or when `until` is set."""
+    """Repeat until answered, with growing, jittered pauses. Raises Unanswered after `seconds`, or when `until` is set."""
     failures, give_up_at = 0, time.monotonic() + seconds
     while True:
         try:

@@ -1,6 +1,5 @@
-"""Ships an attempt's lines to the API while it runs. While nobody answers they wait in their spool file; none is sent before
-those before it are stored, so that there is neither a gap nor a double.
-"""
+"""Ships an attempt's log lines to the API while it runs. While the API is unreachable they wait in the spool file. No
+chunk is sent before the previous ones are stored, so there are neither gaps nor duplicates."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from evertick.services.events import Log
 
 LOG_SECONDS = 0.5
 PAUSE_SECONDS = 2.0
-# As JSON a line may be six times as long: what is sent at once must stay below what the API takes.
+# Encoded as JSON, a line can be six times as long; one request must stay below the API's size limit.
 CHUNKS_PER_REQUEST = 8
 
 
@@ -27,14 +26,14 @@ class AgentLog:
         self._sending = asyncio.Lock()
 
     async def run(self) -> None:
-        """Until canceled."""
+        """Run until canceled."""
         while True:
             is_heard = await self._ship() is not None
             await asyncio.sleep(LOG_SECONDS if is_heard else PAUSE_SECONDS)
 
     async def flush(self, seconds: float) -> bool:
-        """All that there is. False if nobody answered, so that lines are left which can be sent later; what takes too long, or
-        is refused, is given up."""
+        """Send all remaining lines. False if the API did not answer, so that lines are left to send later. Lines that
+        take too long or are refused are dropped."""
         give_up_at = time.monotonic() + seconds
         while await self._ship():
             if time.monotonic() > give_up_at:
@@ -43,9 +42,9 @@ class AgentLog:
         return not (self._unsent and self._is_unanswered)
 
     async def _ship(self) -> int | None:
-        """How many chunks were sent; None if nobody took them."""
+        """The number of chunks sent; None if the API did not accept them."""
         async with self._sending:
-            # Polling again tells the executor that the last chunks are stored, so they go first.
+            # Polling again tells the executor that the previous chunks are stored, so send those first.
             if not self._unsent:
                 self._unsent = self._executor.poll_logs()
             sent = 0

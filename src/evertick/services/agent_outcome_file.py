@@ -1,4 +1,5 @@
-"""Where an agent leaves how its attempt ended, for whoever started it to find when the API is not there."""
+"""The file in which an agent leaves its attempt's outcome, so that the runner that started it can read it when the API
+is unreachable."""
 
 from __future__ import annotations
 
@@ -12,17 +13,18 @@ from evertick.domain.agent_outcome import parse, refusal_to_bytes, to_bytes
 from evertick.domain.attempt import Outcome, OutcomeKind
 from evertick.services.events import Log
 
-_UNSENT = "result_lost: its result is too large to be left behind by the agent, and did not reach the API"
+_UNSENT = "result_lost: the result is too large for the agent's outcome file, and did not reach the API"
 
 
 class OutcomeFile:
-    """`path` None: there is nowhere to leave it."""
+    """`path` is None where there is no place to leave a file."""
 
     def __init__(self, path: Path | None, *, session: int, log: Log) -> None:
         self._path, self._session, self._log = path, session, log
 
     async def write(self, outcome: Outcome, *, has_result_elsewhere: bool = False) -> bool:
-        """Whether all of the outcome is safe there. `has_result_elsewhere`: its result is not with the API yet."""
+        """Returns whether the whole outcome is safe in the file. `has_result_elsewhere`: the API does not have its
+        result yet."""
         if self._path is None:
             return False
         left = outcome
@@ -39,15 +41,18 @@ class OutcomeFile:
 
 
 def leave_refusal(path: Path | None, why: str) -> None:
-    """Why an agent never began, for whoever started it: what it said itself is gone with its place."""
-    # Whoever cannot write there has said it on its own output already. And an outcome that somebody left counts for more.
+    """Record why an agent never started, for the runner that started it: the agent's own output disappears with its
+    container."""
+    # An agent that cannot write here has already logged the reason. And an outcome that is there already takes
+    # precedence.
     with suppress(OSError):
         if path is not None and not (path.exists() and path.stat().st_size):
             _write(path, refusal_to_bytes(why))
 
 
 def _write(path: Path, raw: bytes) -> None:
-    """In place: a pod's termination message is a file that was put there, and cannot be replaced. Half of it is none."""
+    """Write in place: a pod's termination message is a mounted file that cannot be replaced. Half of a document counts
+    as none."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, raw)

@@ -1,6 +1,6 @@
 """Records how an agent's attempt ended, as a runner would: judged by its DAG version, retried by its policy.
 
-For the API, which is told by the agent, and for a runner that found what an agent left behind.
+Used by the API, which receives the report from the agent, and by a runner that found the outcome an agent left behind.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from evertick.store import agents
 from evertick.store.line import Opened
 from evertick.store.wake import Channel
 
-# The planner learns of what has to wait for a time.
+# Notify the planner of tasks that have to wait for a time.
 MAY_WAIT = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.KILLED, OutcomeKind.LOST, OutcomeKind.DEFERRED)
 
 
 async def record_outcome(
     link: Opened, versions: Versions, outcome: Outcome, *, session: int, infra_retries: int, log: Log
 ) -> Stepped:
-    """Telling the same outcome again is harmless. What is in `refused` was taken away from that session."""
+    """Record an outcome; repeating it is harmless. Attempts in `refused` no longer belonged to that session."""
     conn = await link.get()
     policy, attempt = RetryPolicy(), 1
     row = await agents.held(conn, outcome.key, epoch=outcome.epoch, session=session)
@@ -48,7 +48,7 @@ async def record_outcome(
 
 
 def whom_to_wake(done: Stepped, outcome: Outcome) -> set[Channel]:
-    """Those who can act now that this is recorded."""
+    """The channels of the processes that can act on this outcome."""
     channels = {Channel.READY} if done.has_more else set()
     if done.has_arrivals or outcome.kind in MAY_WAIT:
         channels.add(Channel.PLAN)
@@ -63,9 +63,9 @@ async def _send(
     except psycopg.Error as error:
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
             raise
-        # What the database refuses as it stands would be refused for ever.
+        # The database would refuse the same report every time.
         log.error("report_refused", run=outcome.key.run_id, task=outcome.key.idx, epoch=outcome.epoch, error=error)
-        reason = f"its outcome could not be stored: {error}".splitlines()[0]
+        reason = f"the outcome could not be stored: {error}".splitlines()[0]
     plain = Outcome(key=outcome.key, epoch=outcome.epoch, kind=OutcomeKind.FAILED, reason=reason)
     text = report(plain, policy=RetryPolicy(), attempt=1)
     return await finish_attempt(conn, session=session, report=text, infra_retries=infra_retries)

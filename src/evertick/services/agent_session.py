@@ -1,6 +1,7 @@
-"""One attempt, from its acknowledged start to its end: runs it, keeps its lease, ships its log, tells how it ended.
+"""One attempt, from its acknowledged start to its end: runs it, extends its lease, ships its log, reports its outcome.
 
-What the API is not there for waits: lines in the spool, the outcome in its file. What was taken away is killed at once.
+While the API is unreachable, lines wait in the spool and the outcome waits in its file. An attempt that was taken away
+is killed at once.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from evertick.services.contact import Contact
 from evertick.services.events import Log
 from evertick.services.leaving import stop_within
 
-# Whoever ends us kills us soon after: that much is left to tell how it ended.
+# A process manager that stops the agent kills it soon after: this is the time left to report the outcome.
 LAST_WORDS_SECONDS = 10.0
-# An attempt that is over waits no longer for its lines than that, before its end is told.
+# An attempt that has ended waits this long for its last lines before its outcome is reported.
 LAST_LINES_SECONDS = 10.0
 T = TypeVar("T")
 _STOPPED = "the agent was stopped before the attempt began"
 
 
 class AgentExit(IntEnum):
-    """How an agent's process ends: what whoever watches it sees first."""
+    """How the agent's process ended: its exit code, the first thing that its executor sees."""
 
     DONE = 0
     FAILED = 1
@@ -62,7 +63,7 @@ class AgentSession:
         log: Log,
         environment: Mapping[str, str] | None,
     ) -> None:
-        """`heard_at`: when the start was sent that was answered, in seconds since boot."""
+        """`heard_at`: when the acknowledged start request was sent, in seconds since boot."""
         self._settings, self._line, self._environment = settings, line, environment
         self._order, self._uses_threads, limits = told.order, told.uses_threads, told.limits
         order = self._order
@@ -80,11 +81,11 @@ class AgentSession:
             session=order.session,
             resolve_bundle=self._place,
             on_outcomes=self._on_outcomes,
-            # One attempt: nothing is kept ready for a second.
+            # There is one attempt: no process is kept ready for a second.
             limits=ExecutorLimits(log_cap=cap, results=self._files, min_stock=1, max_stock=1),
         )
         self._ended: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        # Set when there is nobody any more to whom it could be told.
+        # Set when the outcome can no longer be reported to the API.
         self._give_up = asyncio.Event()
         self._outcome_file = OutcomeFile(settings.agent_outcome_file, session=order.session, log=self._log)
         self._heartbeat = AgentHeartbeat(
@@ -116,16 +117,16 @@ class AgentSession:
             await self._fetch_inputs()
             self._executor.start_many([self._order])
         except (Conflict, Unanswered):
-            # It is stopping by now.
+            # The agent is already stopping.
             self._end(OutcomeKind.GIVEN_BACK, _STOPPED)
         except EvertickError as error:
             self._end(OutcomeKind.FAILED, f"{type(error).__name__}: {error}")
         except OSError as error:
-            # A full disk, say: no fault of the task's, and another place may have room.
-            self._end(OutcomeKind.LOST, f"its large inputs could not be stored where it runs: {error}")
+            # A full disk, for example: not the task's fault, and another machine may have room.
+            self._end(OutcomeKind.LOST, f"its large inputs could not be stored on the agent's machine: {error}")
 
     async def _fetch_inputs(self) -> None:
-        """Large results of those above it: they are files where the API is, and must be files here."""
+        """Download the large results of upstream tasks: they are files at the API, and must be files here."""
         wanted = await asyncio.to_thread(lambda: files_in(json.loads(self._order.inputs_json)))
         run_id = self._order.key.run_id
         for digest, size in wanted.items():
@@ -136,13 +137,13 @@ class AgentSession:
             await asyncio.to_thread(self._files.put, run_id, raw.decode("utf-8", "replace"))
 
     async def _place(self, bundle: str, file: str) -> BundlePlace:
-        """The code, by its hash: kept from before, or fetched and verified."""
+        """The bundle, by its hash: from the local cache, or downloaded and verified."""
         folder = self._settings.bundles_folder
         if not await asyncio.to_thread(keep, folder / bundle):
             try:
                 archive = await self._ask_for(f"/bundles/{bundle}")
             except (Unanswered, LeaseLost) as error:
-                # No fault of the code: it is given back.
+                # Not the code's fault: the attempt is returned to the queue.
                 raise OSError(str(error)) from None
             await asyncio.to_thread(unpack, archive, bundle, folder)
         return BundlePlace(path=folder / bundle, uses_threads=self._uses_threads, environment=self._environment)
@@ -163,7 +164,7 @@ class AgentSession:
         self._on_outcomes([Outcome(key=order.key, epoch=order.epoch, kind=kind, reason=reason)])
 
     def _on_lost(self) -> None:
-        """It was given to somebody else: what runs here is killed, and has nothing to tell."""
+        """The attempt was given to another agent: kill it here and report nothing."""
         self._is_lost = True
         self._log.error("lease_lost")
         self._give_up.set()
@@ -180,7 +181,7 @@ class AgentSession:
         self._give_up.set()
 
     async def _tell(self, outcome: Outcome) -> AgentExit:
-        """First where it lasts, then to the API."""
+        """Write the outcome to disk, then report it to the API."""
         self._log.info("ended", outcome=outcome.kind.value, **({"reason": outcome.reason} if outcome.reason else {}))
         if self._is_lost:
             return AgentExit.NOT_OURS
@@ -206,7 +207,7 @@ class AgentSession:
         return await keep_asking(ask, until=self._give_up, seconds=seconds, what="finish", log=self._log)
 
     def _sent_apart(self, result_json: str) -> dict[str, int]:
-        """The file that the result is in, if it is in one: a reference is short."""
+        """The file of the result, if it is in one; then only a reference is reported."""
         return files_in(json.loads(result_json)) if len(result_json) < 1000 else {}
 
     async def _send_result(self, outcome: Outcome) -> Outcome:
@@ -223,9 +224,9 @@ class AgentSession:
         return outcome
 
     async def _finish(self, outcome: Outcome) -> None:
-        # With the end its lines are complete: those that nobody took while nobody answered go before it.
+        # The outcome marks the log as complete, so lines that were not accepted during an outage go first.
         if not await self._lines.flush(LAST_LINES_SECONDS):
-            raise Unanswered("the API took none of the last lines")
+            raise Unanswered("the API accepted none of the last lines")
         try:
             await self._line.finish(outcome)
         except (Unanswered, LeaseLost):
@@ -235,9 +236,9 @@ class AgentSession:
         except Refused:
             raise
         except EvertickError as error:
-            # What the API does not take as it stands it would not take later, either.
+            # The API would refuse the same report every time.
             self._log.error("report_refused", error=error)
-            reason = f"its outcome could not be stored: {error}"
+            reason = f"the outcome could not be stored: {error}"
             await self._line.finish(
                 Outcome(key=outcome.key, epoch=outcome.epoch, kind=OutcomeKind.FAILED, reason=reason)
             )

@@ -1,4 +1,5 @@
-"""What did not happen in time becomes an alert: every few seconds, by the leader, beside what it tends to."""
+"""Raises an alert for schedules, runs and tasks that miss their deadline: checked by the leader every few seconds, as
+part of maintenance."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from evertick.services.contained import Step, boot_seconds
 from evertick.services.events import Log
 from evertick.services.lead import Lead
 
-# An alert is for people: a few seconds later is in time.
+# Alerts are for people: a delay of a few seconds does not matter.
 EVERY_SECONDS = 5.0
-# A change of leader takes up to 6 s, and a schedule in somebody's hands a few more.
+# A change of leader takes up to 6 s, and a locked schedule can take a few more.
 UNFIRED_SECONDS = 60.0
 BATCH = 1000
 
@@ -25,7 +26,7 @@ class Alerting:
         self.begin()
 
     def begin(self) -> None:
-        """A new lead: not at once, so that what was due meanwhile can fire first."""
+        """Leadership begins: do not check at once, so that schedules that fell due meanwhile can fire first."""
         self._at = boot_seconds() + EVERY_SECONDS
 
     @property
@@ -33,7 +34,7 @@ class Alerting:
         return max(self._at, self._step.rests_until)
 
     async def attempt(self, conn: AsyncConnection) -> None:
-        """One look, if it is time for one."""
+        """Check once, if it is time."""
         if boot_seconds() < self.next_at:
             return
         self._at = boot_seconds() + EVERY_SECONDS
@@ -42,7 +43,7 @@ class Alerting:
     async def _raise(self, conn: AsyncConnection) -> None:
         epoch = self._lead.epoch
         if epoch is None:
-            raise NotLeader(f"shard {self._lead.shard} is led by somebody else")
+            raise NotLeader(f"shard {self._lead.shard} is led by another scheduler")
         changes = await raise_alerts(
             conn, shard=self._lead.shard, epoch=epoch, unfired_seconds=UNFIRED_SECONDS, batch=BATCH
         )

@@ -1,7 +1,7 @@
-"""Blocking work in threads of its own, at most so many at once.
+"""Runs blocking work in dedicated threads, with a limit on their number.
 
-The pools of the standard library wait for their threads when the process ends. What waits for a storage that does not answer must
-hold up nobody's end: these threads do not outlive the process.
+The standard library's pools join their threads when the process exits. A thread that waits for an unresponsive storage
+must not delay the exit: these threads are daemons.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Aside:
         self._name, self._room = name, asyncio.Semaphore(most)
 
     async def do(self, work: Callable[[], T]) -> T:
-        """Whoever is canceled meanwhile leaves the thread at work: its place is free when it has come to an end."""
+        """Run `work` in a thread. If the caller is canceled, the thread continues, and its slot is free when it ends."""
         loop = asyncio.get_running_loop()
         await self._room.acquire()
         answer: asyncio.Future[T] = loop.create_future()
@@ -31,7 +31,7 @@ class Aside:
                 tell = partial(answer.set_result, work())
             except BaseException as error:
                 tell = partial(answer.set_exception, error)
-            # Nobody is there any more.
+            # The event loop is closed.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._over, answer, tell)
 

@@ -1,6 +1,6 @@
-"""What is wrong with an installation, each finding with why it matters and what to do: asked by `evertick doctor`.
+"""The findings of `evertick doctor` about the database, each with its impact and its fix.
 
-Only looks: it changes nothing, and a check that cannot be made is a finding of its own. What this machine shows is in
+Read-only. A check that cannot be made is a finding of its own. The findings about this machine are in
 `checkup_here.py`.
 """
 
@@ -22,7 +22,7 @@ from evertick.store.checkup import SealedBy, ServerFacts
 from evertick.store.line import keeps_session
 from evertick.store.queues import QueueRow
 
-# A scheduler, a runner, a publisher and the API with one more of each in reserve.
+# A scheduler, a runner, a publisher and the API, and a spare of each.
 NEEDED_CONNECTIONS = 30
 MOST_SKEW_SECONDS = 2.0
 LONGEST_SNAPSHOT_SECONDS = 600.0
@@ -36,7 +36,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """`code` stays the same, for programs."""
+    """`code` is stable, for programs."""
 
     code: str
     grade: Grade
@@ -57,7 +57,8 @@ Check = Callable[[AsyncConnection, Settings], Awaitable[list[Finding]]]
 
 
 async def examine(conn: AsyncConnection, settings: Settings, *more: Check) -> list[Finding]:
-    """What the database shows, once its schema fits. What this login may not look at is left out, and that is told."""
+    """Findings about a database whose schema fits. Checks that this login may not make are skipped, and a finding says
+    so."""
     found, unseen = list[Finding](), list[str]()
     for check in (_judge_database, _judge_stored, _judge_people, _judge_work, _judge_snapshots, *more):
         try:
@@ -68,9 +69,9 @@ async def examine(conn: AsyncConnection, settings: Settings, *more: Check) -> li
         found.append(
             warning(
                 "not_allowed",
-                f"This login may not look at everything: {'; '.join(unseen)}.",
-                "What is wrong there is not found from here.",
-                "Run it with the owner's login, too. A service whose log says not_allowed lacks its role: evertick db roles",
+                f"This login lacks the permission for some checks: {'; '.join(unseen)}.",
+                "Problems in those areas are not found.",
+                "Also run doctor with the owner's login. A service whose log shows not_allowed lacks its role: evertick db roles",
             )
         )
     return found
@@ -85,8 +86,8 @@ async def _judge_database(conn: AsyncConnection, settings: Settings) -> list[Fin
         found.append(
             warning(
                 "pooler",
-                "A pooler that shares sessions stands between Evertick and the server.",
-                "Nobody can be woken through it: work waits for the next tick, up to a second.",
+                "A transaction-pooling proxy is between Evertick and the server.",
+                "LISTEN does not work through it: work waits for the next tick, up to a second.",
                 "Give Evertick the server's own address, or read 'Behind a pooler' in docs/howto/operate.md.",
             )
         )
@@ -105,8 +106,8 @@ async def _judge_snapshots(conn: AsyncConnection, settings: Settings) -> list[Fi
                 warning(
                     "old_snapshot",
                     f"{holder.kind} {holder.name} has kept an old snapshot for {holder.held_seconds:.0f} s.",
-                    "What is deleted since then cannot be cleared away, and every table grows.",
-                    "End it; 'Retention' in docs/howto/operate.md says how to find out whose it is.",
+                    "Rows deleted since then cannot be vacuumed, and every table grows.",
+                    "End it. 'Retention' in docs/howto/operate.md explains how to find its owner.",
                 )
             )
     return found
@@ -129,7 +130,7 @@ def way_of(conn: AsyncConnection) -> Way:
 
 
 def judge_way(way: Way) -> Iterator[Finding]:
-    """Whether others on the network could read along, or answer in the server's stead."""
+    """Whether others on the network could read the traffic or impersonate the server."""
     name = way.host or way.address
     if name.startswith("/") or is_loopback(way.address or name):
         return
@@ -137,14 +138,14 @@ def judge_way(way: Way) -> Iterator[Finding]:
         yield warning(
             "no_tls",
             f"The connection to the database at {name} is not encrypted.",
-            "Whoever is on the network in between reads passwords, code and results, and can change them.",
+            "Anyone on the network path can read and change passwords, code and results.",
             "Add ?sslmode=verify-full&sslrootcert=ca.crt to EVERTICK_DATABASE_URL; see docs/howto/other-machines.md.",
         )
     elif way.sslmode not in ("verify-full", "verify-ca"):
         yield warning(
             "unverified_tls",
-            f"The connection to the database at {name} is encrypted, and nobody checks whose certificate it is.",
-            "Somebody in between can answer in the server's stead.",
+            f"The connection to the database at {name} is encrypted, but the server's certificate is not verified.",
+            "An attacker on the network path can impersonate the server.",
             "Use sslmode=verify-full with sslrootcert= in EVERTICK_DATABASE_URL; see docs/howto/other-machines.md.",
         )
 
@@ -153,16 +154,16 @@ def judge_server(facts: ServerFacts) -> Iterator[Finding]:
     if facts.is_standby:
         yield error(
             "standby",
-            "The server is a standby: it can only be read.",
-            "Nothing can be fired, run or recorded there.",
+            "The server is a standby: it is read-only.",
+            "Schedules cannot fire, and tasks cannot run.",
             "Name the primary in EVERTICK_DATABASE_URL, or all hosts with target_session_attrs=read-write.",
         )
     if facts.encoding != "UTF8":
         yield error(
             "encoding",
             f"The database is encoded in {facts.encoding}.",
-            "Names, logs and results with other letters are refused or damaged.",
-            "Make a database with: createdb --encoding=UTF8 --template=template0, and move there.",
+            "Names, logs and results with other characters are refused or damaged.",
+            "Create a database with: createdb --encoding=UTF8 --template=template0, and move the data to it.",
         )
     for name, value in (("fsync", facts.fsync), ("full_page_writes", facts.full_page_writes)):
         if value != "on":
@@ -170,13 +171,13 @@ def judge_server(facts: ServerFacts) -> Iterator[Finding]:
                 name,
                 f"The server runs with {name} = {value}.",
                 "A power failure or a crash of the machine may destroy the whole database.",
-                f"Set {name} = on in postgresql.conf, and reload it.",
+                f"Set {name} = on in postgresql.conf and reload the configuration.",
             )
     if facts.synchronous_commit == "off":
         yield error(
             "synchronous_commit",
             "The server runs with synchronous_commit = off.",
-            "After a crash what was acknowledged may be gone: a task that has run would run again.",
+            "After a crash, acknowledged writes may be lost: a task that has run would run again.",
             "Set synchronous_commit = on, for the role, the database or the server.",
         )
     for name, value in (("autovacuum", facts.autovacuum), ("track_counts", facts.track_counts)):
@@ -185,13 +186,13 @@ def judge_server(facts: ServerFacts) -> Iterator[Finding]:
                 name,
                 f"The server runs with {name} = {value}.",
                 "Tables grow without bound and get slower with every run.",
-                f"Set {name} = on in postgresql.conf, and reload it.",
+                f"Set {name} = on in postgresql.conf and reload the configuration.",
             )
     free = facts.max_connections - facts.kept_connections - facts.connections
     if facts.max_connections - facts.kept_connections < NEEDED_CONNECTIONS:
         yield error(
             "max_connections",
-            f"The server takes {facts.max_connections} connections, of which {facts.kept_connections} are kept for superusers.",
+            f"The server accepts {facts.max_connections} connections, {facts.kept_connections} of them reserved for superusers.",
             f"Evertick needs about {NEEDED_CONNECTIONS} with one service of each kind.",
             f"Set max_connections to {NEEDED_CONNECTIONS + facts.kept_connections} or more, and restart the server.",
         )
@@ -199,7 +200,7 @@ def judge_server(facts: ServerFacts) -> Iterator[Finding]:
         yield warning(
             "connections",
             f"Only {max(free, 0)} of the server's {facts.max_connections} connections are free.",
-            "After a restart everybody wants one at once, and who gets none cannot work.",
+            "After a restart all processes connect at once, and a process without a connection cannot work.",
             "Reserve some for Evertick: see 'Connections' in docs/howto/operate.md.",
         )
     if 0 <= facts.role_limit < max(NEEDED_CONNECTIONS, facts.role_connections + 10):
@@ -207,7 +208,7 @@ def judge_server(facts: ServerFacts) -> Iterator[Finding]:
             "role_limit",
             f"This role may hold {facts.role_limit} connections and has {facts.role_connections}.",
             f"Evertick needs about {NEEDED_CONNECTIONS} with one service of each kind.",
-            "Raise it: alter role ... connection limit -1.",
+            "Raise the limit: alter role ... connection limit -1.",
         )
 
 
@@ -217,14 +218,14 @@ def judge_clock(skew_seconds: float) -> Iterator[Finding]:
         yield warning(
             "clock",
             f"This machine's clock is {abs(skew_seconds):.1f} s {side} the database's.",
-            "The database's clock decides what is due; lines of logs from here have other times than the runs they tell of.",
-            "Let both take their time from the same source (NTP).",
+            "The database's clock decides what is due. Log lines from this machine have times that differ from their runs.",
+            "Synchronize both clocks with the same source (NTP).",
         )
 
 
 def judge_keys(settings: Settings, sealed: list[SealedBy]) -> Iterator[Finding]:
-    """Whether the stored values can be opened here."""
-    # Late: it brings the library of ciphers, which nobody else here needs.
+    """Whether the stored values can be decrypted here."""
+    # Imported late: it loads the cryptography library, which nothing else here needs.
     from evertick.services.keyring import load_keyring
 
     try:
@@ -234,18 +235,18 @@ def judge_keys(settings: Settings, sealed: list[SealedBy]) -> Iterator[Finding]:
             count = sum(each.count for each in sealed)
             yield error(
                 "secret_key",
-                f"{count} stored values cannot be opened here: {wrong}",
+                f"{count} stored values cannot be decrypted here: {wrong}",
                 "Tasks that declare one of them fail before they start.",
-                "Bring back the key, as EVERTICK_SECRET_KEY_FILE or EVERTICK_SECRET_KEYS, wherever a runner works.",
+                "Restore the key, as EVERTICK_SECRET_KEY_FILE or EVERTICK_SECRET_KEYS, on every machine with a runner.",
             )
         return
     for each in sealed:
         if not keyring.knows(each.key_id):
             yield error(
                 "secret_key",
-                f"{each.count} stored values were sealed with the key {each.key_id}, which is not here.",
+                f"{each.count} stored values were encrypted with the key {each.key_id}, which is missing here.",
                 "Tasks that declare one of them fail before they start.",
-                "Add that key to the key file or to EVERTICK_SECRET_KEYS, or set these values anew.",
+                "Add that key to the key file or to EVERTICK_SECRET_KEYS, or set these values again.",
             )
 
 
@@ -257,8 +258,8 @@ async def _judge_people(conn: AsyncConnection, settings: Settings) -> list[Findi
         return [
             error(
                 "open_door",
-                f"The API shall listen on {settings.api_host}, and no user has a password.",
-                "It refuses to start so: the first to find the login link would own it all.",
+                f"The API is configured to listen on {settings.api_host}, but no user has a password.",
+                "It refuses to start: the first person to find the sign-in link would become the administrator.",
                 "Set one with: evertick users password admin",
             )
         ]
@@ -266,7 +267,7 @@ async def _judge_people(conn: AsyncConnection, settings: Settings) -> list[Findi
         warning(
             "no_password",
             "No user has a password yet.",
-            "Only the one-time link leads in, and it lives for an hour.",
+            "The one-time link is the only way to sign in, and it expires after an hour.",
             "Set one with: evertick users password admin (or sign in with: evertick users link admin)",
         )
     ]
@@ -282,8 +283,8 @@ async def _judge_work(conn: AsyncConnection, settings: Settings) -> list[Finding
             error(
                 "no_leader",
                 f"No scheduler leads{_shards(leader.unled) if leader and is_partly_led else ''}.",
-                "Nothing is fired, retried or repaired until one does.",
-                "Start one with: evertick up, or: evertick scheduler. If one runs, its log says why it cannot lead.",
+                "No schedule fires, and nothing is retried or repaired, until one does.",
+                "Start one with: evertick up, or: evertick scheduler. If one is running, its log says why it cannot lead.",
             )
         )
     if not alive:
@@ -291,7 +292,7 @@ async def _judge_work(conn: AsyncConnection, settings: Settings) -> list[Finding
             error(
                 "no_runner",
                 "No runner is alive.",
-                "Nothing can run.",
+                "No task can run.",
                 "Start one with: evertick up, or: evertick runner",
             )
         )
@@ -301,8 +302,8 @@ async def _judge_work(conn: AsyncConnection, settings: Settings) -> list[Finding
             warning(
                 "import_errors",
                 f"{len(broken)} DAG files cannot be loaded, the first is {broken[0].file}: {broken[0].message}",
-                "Their DAGs are missing, or their last good version goes on.",
-                f"Correct it, and look with: evertick dags validate {broken[0].file}",
+                "Their DAGs are missing, or stay at their last valid version.",
+                f"Fix the file, and check it with: evertick dags validate {broken[0].file}",
             )
         )
     aside = await quarantine.list_all(conn)
@@ -310,9 +311,9 @@ async def _judge_work(conn: AsyncConnection, settings: Settings) -> list[Finding
         found.append(
             warning(
                 "quarantine",
-                f"{len(aside)} things are set aside because they fail every time, the first: {aside[0].reason}",
-                "They are tried again only now and then.",
-                "See which and why with: evertick quarantine",
+                f"{len(aside)} items are in quarantine because they fail every time, the first: {aside[0].reason}",
+                "They are retried only occasionally.",
+                "List them with: evertick quarantine",
             )
         )
     return found
@@ -323,14 +324,14 @@ def judge_queues(found: list[QueueRow]) -> Iterator[Finding]:
     for each in unserved:
         yield error(
             "unserved_queue",
-            f"{each.depth} tasks wait in queue {each.queue}, and no live runner takes from it.",
-            "They wait until one does.",
+            f"{each.depth} tasks wait in queue {each.queue}, which no live runner serves.",
+            "They wait until a runner serves it.",
             f"Start one with: evertick runner --queues {each.queue}",
         )
 
 
 def _skew_seconds(before: datetime, there: datetime, after: datetime) -> float:
-    """How far the database is ahead, beyond what the way there and back may explain."""
+    """How far the database's clock is ahead, beyond what the round trip can explain."""
     if before <= there <= after:
         return 0.0
     return (there - after).total_seconds() if there > after else (there - before).total_seconds()

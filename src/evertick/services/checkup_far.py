@@ -1,4 +1,4 @@
-"""Whether what was handed to executors elsewhere is looked after, and gets to begin: a part of `evertick doctor`."""
+"""Whether attempts submitted to remote executors are watched by a runner and get to start: a part of `evertick doctor`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def judge_far(row: FarRow) -> Iterator[Finding]:
     if not row.has_runner:
         yield error(
             "unserved_executor",
-            f"{row.attempts} attempts of queue {row.queue} were handed to executor {row.executor}, and no live runner of it looks"
-            " after them.",
-            "What has not begun waits, and how the others end there is not seen.",
+            f"{row.attempts} attempts of queue {row.queue} were submitted to executor {row.executor}, and no live runner watches"
+            " them.",
+            "Attempts that have not started wait, and the outcome of the others is not recorded.",
             f"Start one with: evertick runner --executor {row.executor} --queues {row.queue}",
         )
     elif row.stuck:
         yield warning(
             "not_begun",
-            f"{row.stuck} attempts of queue {row.queue} have been kept from beginning by executor {row.executor} for more than ten"
+            f"{row.stuck} attempts of queue {row.queue} have been prevented from starting by executor {row.executor} for over ten"
             f" minutes: {row.trouble}",
-            "Their tasks stay queued until it lets them begin, or gives them up.",
-            "See which with: evertick tasks why RUN TASK; docs/howto/remote.md and docs/howto/kubernetes.md say what to do.",
+            "Their tasks stay queued until the executor starts them or reports that it cannot.",
+            "List them with: evertick tasks why RUN TASK; docs/howto/remote.md and docs/howto/kubernetes.md describe the fixes.",
         )

@@ -1,4 +1,4 @@
-"""What is wrong on this machine: folders, files, ports, limits. The part of `evertick doctor` that needs no database."""
+"""The findings of `evertick doctor` about this machine: folders, files, ports, limits. Needs no database."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def judge_folders(settings: Settings) -> Iterator[Finding]:
     if not settings.dags_folder.is_dir():
         yield warning(
             "dags_folder",
-            f"There is no DAGs folder at {settings.dags_folder}.",
+            f"The DAGs folder {settings.dags_folder} does not exist.",
             "A publisher here has nothing to publish.",
-            "Make it, or name it with EVERTICK_DAGS_FOLDER; `evertick up` makes one with examples.",
+            "Create it, or set EVERTICK_DAGS_FOLDER; `evertick up` creates one with examples.",
         )
     elif not os.access(settings.dags_folder, os.R_OK | os.X_OK):
         yield error(
             "dags_folder",
-            f"The DAGs folder {settings.dags_folder} cannot be read by this user.",
+            f"The DAGs folder {settings.dags_folder} is not readable by this user.",
             "No DAG in it is published.",
-            f"Give this user the right to read it: chmod u+rx {settings.dags_folder}",
+            f"Make it readable: chmod u+rx {settings.dags_folder}",
         )
     seen: set[int] = set()
     for place, what in ((settings.home, "home"), (settings.result_place, "results folder")):
@@ -56,9 +56,9 @@ def judge_folders(settings: Settings) -> Iterator[Finding]:
         if not os.access(there, os.W_OK | os.X_OK):
             yield error(
                 "folder",
-                f"The {what} {place} cannot be written by this user.",
-                "Logs, unpacked code and large results have no place.",
-                f"Give this user the right to write to {there}, or choose another with EVERTICK_HOME.",
+                f"The {what} {place} is not writable by this user.",
+                "Logs, unpacked code and large results cannot be stored.",
+                f"Make {there} writable, or choose another with EVERTICK_HOME.",
             )
         if (device := there.stat().st_dev) not in seen:
             seen.add(device)
@@ -71,8 +71,8 @@ def judge_space(place: Path, free_bytes: int) -> Iterator[Finding]:
         yield make(
             "disk",
             f"The disk of {place} has {free_bytes / 1024**2:,.0f} MB left.",
-            "When it is full, logs are cut off, results are lost, and an embedded database stops.",
-            "Make room, or shorten EVERTICK_RETENTION_DAYS; `evertick db status` shows what is large.",
+            "When it is full, logs are truncated, results are lost, and an embedded database stops.",
+            "Free some space, or lower EVERTICK_RETENTION_DAYS; `evertick db status` shows the largest tables.",
         )
 
 
@@ -81,14 +81,14 @@ def judge_files(settings: Settings) -> Iterator[Finding]:
     if place.exists() and stat.S_IMODE(place.stat().st_mode) & 0o077:
         yield error(
             "key_file",
-            f"The key file {place} can be read by others.",
-            "Whoever has it opens every stored secret; Evertick refuses to use it so.",
+            f"The key file {place} is readable by other users.",
+            "Anyone with the key can decrypt every stored secret; Evertick refuses to use it.",
             f"Run: chmod 600 {place}",
         )
     if settings.home.is_dir() and settings.home.stat().st_mode & 0o002:
         yield error(
             "home",
-            f"Everybody on this machine may write to the home {settings.home}.",
+            f"Every user of this machine may write to the home {settings.home}.",
             "Others could put code there that your tasks run.",
             f"Run: chmod go-w {settings.home}",
         )
@@ -99,8 +99,8 @@ def judge_settings(settings: Settings) -> Iterator[Finding]:
         yield warning(
             "retention",
             "Retention is off (EVERTICK_RETENTION_DAYS=0).",
-            "Runs, logs, results and the journal are kept for ever, and the disk fills up.",
-            "Set it to as many days as you need.",
+            "Runs, logs, results and the audit log are kept without limit, and the disk fills up.",
+            "Set it to the number of days that you need.",
         )
     try:
         load_routing(settings.routing_file)
@@ -108,25 +108,25 @@ def judge_settings(settings: Settings) -> Iterator[Finding]:
         yield error(
             "routing_file",
             str(wrong),
-            "A publisher refuses to start so; one that runs goes on with the rules that it has.",
-            "Correct the file, or EVERTICK_ROUTING_FILE; try it with: evertick route list",
+            "A publisher refuses to start; one that is running keeps its current rules.",
+            "Fix the file or EVERTICK_ROUTING_FILE, and check it with: evertick route list",
         )
 
 
 def judge_variables(unknown: Sequence[str]) -> Iterator[Finding]:
-    """Only what resembles a setting: others may have variables of such a name."""
+    """Reports only variables that resemble a setting: other programs may use the prefix, too."""
     for name in unknown:
         for meant in get_close_matches(name.upper(), variables(), n=1, cutoff=0.9):
             yield warning(
                 "misspelled",
-                f"{name} is set, and there is no such setting.",
-                "Nobody reads it: the default holds instead.",
-                f"Perhaps {meant} is meant.",
+                f"{name} is set, but there is no such setting.",
+                "It has no effect: the default applies.",
+                f"Did you mean {meant}?",
             )
 
 
 def judge_storage(settings: Settings) -> Iterator[Finding]:
-    """Whether the object storage answers, and lets us in."""
+    """Whether the object storage answers and grants access."""
     store = open_store(settings)
     if store is None:
         return
@@ -137,12 +137,12 @@ def judge_storage(settings: Settings) -> Iterator[Finding]:
             "storage",
             str(wrong),
             "Large results cannot be stored or read: their tasks wait, and fail after EVERTICK_STORAGE_PATIENCE_SECONDS.",
-            "Correct EVERTICK_STORAGE, EVERTICK_STORAGE_ENDPOINT and the keys, or the rights of that key.",
+            "Fix EVERTICK_STORAGE, EVERTICK_STORAGE_ENDPOINT and the keys, or the permissions of that key.",
         )
 
 
 def judge_port(settings: Settings) -> Iterator[Finding]:
-    """While nothing of ours runs in this home; then the port is ours, and taken."""
+    """Only while no Evertick process runs in this home; otherwise the port is taken by that process."""
     if settings.api_port in (None, 0) or (not settings.database_url and holder_of(settings.home) is not None):
         return
     assert settings.api_port is not None
@@ -152,8 +152,8 @@ def judge_port(settings: Settings) -> Iterator[Finding]:
         yield warning(
             "api_port",
             str(wrong).split(". Choose")[0] + ".",
-            "If it is not Evertick itself that has it, the API cannot start.",
-            "Choose another with EVERTICK_API_PORT, or end what listens there.",
+            "Unless Evertick itself uses it, the API cannot start.",
+            "Choose another with EVERTICK_API_PORT, or stop the process that listens there.",
         )
 
 
@@ -163,13 +163,13 @@ def judge_descriptors(settings: Settings, soft_limit: int) -> Iterator[Finding]:
         yield error(
             "descriptors",
             f"A process here may open {soft_limit} files, and a runner with {settings.runner_slots} slots needs about {needed}.",
-            "Under full load attempts fail because nothing more can be opened.",
+            "Under full load, attempts fail because no more files can be opened.",
             f"Raise it (ulimit -n {needed}, or LimitNOFILE= of the service), or lower EVERTICK_RUNNER_SLOTS.",
         )
 
 
 def _nearest(place: Path) -> Path:
-    """The place itself, or the folder that it would be made in."""
+    """The path itself, or the nearest folder above it that exists."""
     found = place.absolute()
     while not found.exists():
         found = found.parent

@@ -1,4 +1,4 @@
-"""Whether an upgrade is under way: what `evertick doctor` says about a schema and about runners of another release."""
+"""Findings of `evertick doctor` about an upgrade in progress: a schema or runners of another release."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def judge_schema(schema: SchemaStatus) -> Iterator[Finding]:
         yield warning(
             "later_schema",
             f"The database has {schema.newer[-1].label} of a later release; this is Evertick {version('evertick')}.",
-            "This release works beside the one that follows it, and need not work beside those after that.",
+            "This release is compatible with the next one, but not necessarily with later ones.",
             _ADVICE,
         )
 
@@ -39,7 +39,7 @@ def judge_runners(alive: Iterable[BusyRunner]) -> Iterator[Finding]:
         more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
         yield warning(
             "other_release",
-            f"Runners of another release are at work: {shown}{more}. This is {mine}.",
-            "Two releases that follow each other work side by side; but a DAG that uses what is new fails on the older one.",
+            f"Runners of another release are running: {shown}{more}. This is {mine}.",
+            "Two consecutive releases work side by side, but a DAG that uses a new feature fails on the older one.",
             _ADVICE,
         )

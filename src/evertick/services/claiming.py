@@ -1,4 +1,5 @@
-"""How a runner asks for work: all of its queues or only tasks of some names, and now and then by who waited too long."""
+"""How a runner claims: from all of its queues or only tasks that match its patterns, and periodically the longest
+waiting first."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ MOST_PUBLISHED = 200_000
 
 
 class Claiming:
-    """One session's."""
+    """The claims of one session."""
 
     def __init__(self, settings: Settings, *, session: int) -> None:
         self._session, self._infra_retries = session, settings.infra_retries
@@ -28,7 +29,7 @@ class Claiming:
         self._cursor = ClaimCursor(len(self._queues), aging_seconds=settings.aging_seconds)
 
     async def step(self, conn: AsyncConnection, reports: list[str], free: int) -> Stepped:
-        """Report what ended, and claim up to so many."""
+        """Report ended attempts, and claim up to `free` tasks."""
         if self._matching is not None:
             return await step_matching(
                 conn,
@@ -49,7 +50,7 @@ class Claiming:
         )
 
     async def warn_if_idle(self, conn: AsyncConnection, *, log: Log) -> None:
-        """Tell of every pattern that is about nothing which this runner could be given."""
+        """Warn about every pattern that matches no task this runner could claim."""
         if not self._patterns:
             return
         published = await queues.published(conn, limit=MOST_PUBLISHED)
@@ -60,8 +61,8 @@ class Claiming:
     def _problem_of(self, pattern: Pattern, published: list[queues.RoutedTask]) -> str | None:
         found = {each.queue for each in published if matches(pattern, address_of(each.dag, each.task))}
         if not found:
-            return "No published task has such a name, so that this runner gets nothing by it until one is published."
+            return "No published task matches it, so this runner claims nothing by it until one is published."
         if found.isdisjoint(self._queues):
             where, served = ", ".join(sorted(found)), ", ".join(self._queues)
-            return f"Its tasks wait in {where}, and this runner serves only {served}: add that to its --queues."
+            return f"Its tasks wait in {where}, but this runner serves only {served}: add that to its --queues."
         return None

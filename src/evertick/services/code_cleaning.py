@@ -1,4 +1,4 @@
-"""Clears unpacked code away that no attempt on this machine has used for a week. It is fetched again when it is needed."""
+"""Deletes unpacked bundles that no attempt on this machine has used for a week. They are fetched again when needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Executor(Protocol):
 
 
 async def keep_clean(folder: Path, executor: Executor, *, log: Log) -> None:
-    """Until canceled. What the executor may start attempts of at any moment stays, however long ago it was used."""
+    """Run until canceled. Bundles that the executor may start attempts of at any moment are kept, whenever they were
+    last used."""
 
     async def tick() -> float:
         gone = await asyncio.to_thread(remove_unused, folder, in_use=executor.bundles, unused_seconds=UNUSED_SECONDS)

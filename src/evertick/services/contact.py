@@ -1,15 +1,16 @@
-"""How a session stands with the database: when it was last heard, and whether it knows what it has claimed. No I/O.
+"""A session's database liveness: when the database last answered, and whether the session knows what it has claimed. No
+I/O.
 
-Times are seconds since boot, and count from the moment that something which was answered had been sent.
+Times are seconds since boot, and count from the moment an answered request was sent.
 """
 
 from __future__ import annotations
 
-# What must not outlive its contact is stopped when a sixth of the silence that gives a runner up is still to come.
+# Attempts that must not outlive their lease are stopped after 5/6 of the silence that declares a runner dead.
 STOP_AFTER = 5 / 6
-# Others may soon take us for lost: no time to begin something new.
+# Other processes may soon declare this runner dead: do not start new work.
 CLAIM_WITHIN = 1 / 2
-# Waiting for a lock the server gives up after five seconds; hardly anything else makes a step last.
+# The server's lock timeout is five seconds; hardly anything else makes an exchange take long.
 LONGEST_STEP_SECONDS = 6.0
 
 
@@ -21,7 +22,7 @@ class Contact:
         self.stepping_since: float | None = None
 
     def may_claim(self, now: float) -> bool:
-        """Not while it is uncertain what was claimed, or whether others see us alive."""
+        """Not while it is unknown what was claimed, or whether other processes see this runner alive."""
         return self._unsure_since is None and now - self._heard_at <= CLAIM_WITHIN * self._lost_after_seconds
 
     @property
@@ -31,26 +32,26 @@ class Contact:
 
     @property
     def stop_at(self) -> float:
-        """When to stop what must not run beside a successor: nobody can take it from us before."""
+        """When to stop attempts that must not run at the same time as a successor: they cannot be taken away before."""
         return self._heard_at + STOP_AFTER * self._lost_after_seconds
 
     def note_heard(self, sent_at: float) -> bool:
-        """Whether that is the latest that is known."""
+        """Returns whether this is the latest answer so far."""
         is_latest = sent_at >= self._heard_at
         self._heard_at = max(self._heard_at, sent_at)
         return is_latest
 
     def doubt(self, now: float) -> None:
-        """A claim's reply was lost: claiming again could hold more than there are slots (K8)."""
+        """A claim's reply was lost: claiming again could hold more attempts than there are slots (K8)."""
         self._unsure_since = now
 
     def settle_doubt(self, sent_at: float) -> bool:
-        """A heartbeat has told what we hold. Whether there was a doubt that this settles."""
+        """A heartbeat listed the attempts that this session holds. Returns whether that resolved a doubt."""
         if self._unsure_since is None or sent_at <= self._unsure_since:
             return False
         self._unsure_since = None
         return True
 
     def is_step_suspect(self, sent_at: float) -> bool:
-        """Whether a step waits for its reply since long before something later was answered."""
+        """Whether an exchange has waited for its reply since long before a later request was answered."""
         return self.stepping_since is not None and sent_at - self.stepping_since > LONGEST_STEP_SECONDS

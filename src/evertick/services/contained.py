@@ -1,4 +1,5 @@
-"""One step of the leader, contained: what breaks in it is told, counted and tried again later; the others go on (A12)."""
+"""A circuit breaker for one maintenance job of the leader: a failure is logged, counted and retried later; the other
+jobs continue (A12)."""
 
 from __future__ import annotations
 
@@ -15,17 +16,18 @@ from evertick.services.events import Log
 
 T = TypeVar("T")
 SHORTEST_REST_SECONDS = 0.5
-# So many in a row, and the trouble is not theirs.
+# After this many failures in a row the cause is not the candidates.
 MOST_FAILURES_IN_A_ROW = 3
 
 
 def boot_seconds() -> float:
-    """A clock that nobody sets, and that goes on while the machine sleeps."""
+    """A clock that cannot be set, and that advances while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Step:
-    """After a failure it rests, twice as long each time, so that a step which always takes all its time delays no other."""
+    """After a failure it pauses, twice as long each time, so that a job that always times out does not delay the
+    others."""
 
     def __init__(self, name: str, *, log: Log, longest_rest: float = 60.0) -> None:
         self.name, self._log, self._longest_rest = name, log, longest_rest
@@ -37,7 +39,8 @@ class Step:
         return boot_seconds() < self.rests_until
 
     async def attempt(self, conn: AsyncConnection, work: Callable[[], Awaitable[T]]) -> T | None:
-        """What `work` gives, or None. Raises when the lead or the connection is lost: then nothing can go on."""
+        """The result of `work`, or None on failure. Raises when leadership or the connection is lost: then no job can
+        continue."""
         try:
             done = await work()
         except (NotLeader, PostgresUnavailable):
@@ -62,8 +65,9 @@ class Step:
 
 
 class EachStep:
-    """A step that is done for several candidates, each contained on its own: one that hangs or breaks rests alone and keeps no
-    other from its turn (A13). Where several in a row fail, the step rests as a whole, so that it delays no other step."""
+    """A job with several candidates, each with its own circuit breaker: a candidate that hangs or fails pauses alone
+    and does not delay the others (A13). When several in a row fail, the whole job pauses, so that it delays no other
+    job."""
 
     def __init__(self, name: str, *, log: Log) -> None:
         self.whole, self._log = Step(name, log=log), log
@@ -74,7 +78,7 @@ class EachStep:
     ) -> None:
         if not candidates:
             return
-        # Those who are not named any more are over.
+        # Candidates that are no longer listed are done.
         self._own = {candidate: own for candidate, own in self._own.items() if candidate in candidates}
         failures = 0
         for candidate in candidates:

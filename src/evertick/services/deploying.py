@@ -1,6 +1,7 @@
-"""Publishes a folder of DAGs once, from wherever it lies: for a pipeline that has no folder to watch.
+"""Publishes a folder of DAGs once, from any path: for a pipeline that has no folder to watch.
 
-All files are loaded first, and nothing is published if one of them is broken. The same code again changes nothing.
+All files are loaded first, and nothing is published if one of them is broken. Deploying the same code again changes
+nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from evertick.store import dags
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
-    """One DAG of the deployment. `bundle` names its code by its content."""
+    """One DAG of the deployment. `bundle` is the hash of its code."""
 
     dag: str
     file: str
@@ -37,14 +38,14 @@ class Deployed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     published: tuple[Deployed, ...]
-    # Of an earlier deployment by the same name, and not in this one.
+    # DAGs of an earlier deployment with the same name that this one lacks.
     missing: tuple[str, ...]
-    # What its tasks need and nobody has stored.
+    # Variables, connections and secrets that its tasks need and that are not stored.
     warnings: tuple[str, ...] = ()
 
 
 async def load_folder(folder: Path, settings: Settings, environment: Mapping[str, str]) -> list[LoadedFile]:
-    """Every DAG file of the folder. Raises InvalidDag with all that is wrong."""
+    """Load every DAG file of the folder. Raises InvalidDag with all problems."""
     files = await asyncio.to_thread(_files_of, folder)
     loaded: list[LoadedFile] = []
     for first in range(0, len(files), LOADS_AT_ONCE):
@@ -61,10 +62,10 @@ async def load_folder(folder: Path, settings: Settings, environment: Mapping[str
 
 def _files_of(folder: Path) -> list[str]:
     if not folder.is_dir():
-        raise UserError(f"There is no folder {folder}.")
+        raise UserError(f"The folder {folder} does not exist.")
     files = find_dag_files(folder)
     if not files:
-        raise UserError(f"{folder} holds no DAG file: no .py file in it names both `evertick` and `dag`.")
+        raise UserError(f"{folder} contains no DAG file: no .py file in it mentions both `evertick` and `dag`.")
     return files
 
 
@@ -77,7 +78,7 @@ async def deploy(
         for dag in file.dags:
             if not owners.get(dag.name, place).startswith(place):
                 raise Conflict(
-                    f"DAG {dag.name!r} is published from {owners[dag.name]} already: rename one of them, or delete that one"
+                    f"DAG {dag.name!r} is already published from {owners[dag.name]}: rename one, or delete the published one"
                     f" first with `evertick dags delete {dag.name}`. Nothing was published."
                 )
     published, warnings = [], []

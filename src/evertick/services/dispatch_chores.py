@@ -1,6 +1,7 @@
-"""What is to be done about an attempt that was handed over, given what the work list and the executor say. Decides only; no I/O.
+"""Decides the next action for a submitted attempt, from its row in the work list and its status at the executor. No
+I/O.
 
-Nothing is given up because of an old look: what is not there is asked for by name before anything is decided by that.
+Never decides from an old listing: an attempt that is missing there is looked up by name first.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from enum import StrEnum
 from evertick.execution.remote import Observed, Phase
 from evertick.store.dispatch import DispatchRow
 
-# An agent that runs asks the API at once: one that has not begun for so long does not reach it.
+# A running agent calls the API at once: one that has not started for this long cannot reach it.
 SPEECHLESS_SECONDS = 30.0
 
 
 class Chore(StrEnum):
-    """`submit`: hand it over. `clean`: the attempt is over, take away what is left. `see_off`: its agent has told how it ended, and
-    is just leaving. `stop`: somebody asked for it before it began. `end`: it ended over there before it began. `lose`: nothing of
-    it was seen for long. `report`: it ran and ended over there. `force`: it was asked to stop, and has not in time.
-    """
+    """`submit`: give it to the executor. `clean`: the attempt is over, delete what is left of it. `see_off`: its agent
+    has reported the outcome and is exiting. `stop`: a stop was requested before it started. `end`: it ended at the
+    executor before it started. `lose`: it was not seen for too long. `report`: it ran and ended at the executor.
+    `force`: it did not stop in time."""
 
     SUBMIT = "submit"
     CLEAN = "clean"
@@ -33,12 +34,12 @@ class Chore(StrEnum):
 def chore_for(
     row: DispatchRow, seen: Observed | None, *, lost_after_seconds: float, asked_seconds: float, grace_seconds: float
 ) -> Chore | None:
-    """`asked_seconds`: for how long we have known that it shall stop, or is over."""
+    """`asked_seconds`: for how long the stop or the end of the attempt has been known."""
     has_ended = seen is not None and seen.phase is Phase.ENDED
     if row.state is None:
         if not row.has_finished or has_ended or asked_seconds > grace_seconds:
             return Chore.CLEAN
-        # Whatever is taken away before it has ended ends as one that was killed, and is not kept for people.
+        # An object deleted before it has ended counts as killed, and is not kept for inspection.
         return Chore.SEE_OFF if seen is None else None
     if row.state == "running":
         if has_ended:
@@ -56,7 +57,8 @@ def chore_for(
 
 
 def trouble_of(row: DispatchRow, seen: Observed | None, *, running_seconds: float, api_url: str) -> str | None:
-    """What keeps an attempt from beginning that was handed over, for people. `running_seconds`: for how long it was seen to run."""
+    """Why a submitted attempt has not started, for people. `running_seconds`: for how long the executor has reported it
+    as running."""
     if row.state != "queued" or not row.is_submitted or seen is None:
         return None
     if seen.phase is Phase.WAITING:
@@ -64,6 +66,6 @@ def trouble_of(row: DispatchRow, seen: Observed | None, *, running_seconds: floa
     if seen.phase is not Phase.RUNNING or running_seconds < SPEECHLESS_SECONDS:
         return None
     return (
-        f"it runs there and does not reach the API at {api_url}. Is that its address as seen from there (EVERTICK_AGENT_API_URL of"
-        " the runner)? Its own output says more. Once that is right, clear the task, and it begins anew"
+        f"it is running at the executor but does not reach the API at {api_url}. Check that this address is reachable from there"
+        " (EVERTICK_AGENT_API_URL of the runner), and see its own output. Once that is fixed, clear the task to start it again"
     )

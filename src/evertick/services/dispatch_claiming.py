@@ -1,4 +1,4 @@
-"""How a runner of an executor elsewhere asks for work: as any other, but the tasks are queued for it."""
+"""How a runner of a remote executor claims: like any other runner, except that the tasks become queued for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evertick.services.events import Log
 
 
 class DispatchClaiming:
-    """One session's."""
+    """The claims of one session."""
 
     def __init__(self, settings: Settings, *, session: int) -> None:
         self._session, self._queues = session, list(settings.runner_queues)
@@ -26,7 +26,7 @@ class DispatchClaiming:
         self._plain = Claiming(settings, session=session)
 
     async def claim(self, conn: AsyncConnection, free: int) -> int:
-        """How many of up to so many."""
+        """Claim up to `free` tasks. Returns the number claimed."""
         if self._matching is not None:
             rows = await claim_matching_for_dispatch(conn, self._matching, session=self._session, free=free)
         else:
@@ -36,5 +36,5 @@ class DispatchClaiming:
         return len(rows)
 
     async def warn_if_idle(self, conn: AsyncConnection, *, log: Log) -> None:
-        """Tell of every pattern that is about nothing which this runner could be given."""
+        """Warn about every pattern that matches no task this runner could claim."""
         await self._plain.warn_if_idle(conn, log=log)

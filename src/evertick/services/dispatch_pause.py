@@ -1,4 +1,4 @@
-"""How long nobody hands anything to an executor that has no room or cannot be reached. No I/O."""
+"""How long submission to an executor pauses when the executor is full or unreachable. No I/O."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _FIRST_SECONDS = 0.5
 
 
 def back_off(failures: int, longest_seconds: float = LONGEST_SECONDS) -> float:
-    """Seconds to wait after so many failures in a row, spread so that they do not come back together."""
+    """Seconds to wait after this many failures in a row, jittered so that callers do not return together."""
     return min(_FIRST_SECONDS * 2.0 ** min(failures - 1, 10), longest_seconds) * random.uniform(0.5, 1.0)
 
 
 class Pause:
-    """Grows with each failure, and ends with the first success. `now` counts seconds of a clock that only goes forward."""
+    """Grows with each failure, and ends with the first success. `now` is read from a monotonic clock."""
 
     def __init__(self, *, longest_seconds: float = LONGEST_SECONDS, now: Callable[[], float] = time.monotonic) -> None:
         self._longest_seconds, self._now = longest_seconds, now
@@ -34,7 +34,7 @@ class Pause:
         self._failures, self._until = 0, 0.0
 
     def note_failure(self, at_least_seconds: float | None = None) -> float:
-        """How long everybody waits now. Several that fail together are one failure."""
+        """Returns how long all submissions wait now. Several failures at the same time count as one."""
         if self.is_over:
             self._failures += 1
             self._until = self._now() + back_off(self._failures, self._longest_seconds)

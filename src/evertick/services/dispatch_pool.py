@@ -1,6 +1,7 @@
-"""Work for attempts that may take long, beside the loop that decides: so many at once, so many in line, one piece per attempt.
+"""A worker pool for slow work on attempts, apart from the loop that decides: bounded workers, a bounded queue, one job
+per attempt.
 
-In memory only: a crash forfeits it, and the next look at the work list makes it anew (A16). Never drops a piece silently.
+In memory only: after a crash the next read of the work list recreates the jobs (A16). Never drops a job silently.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Work = Callable[[], Awaitable[None]]
 
 
 class Pool:
-    """`name` is told where a piece of work fails; `on_done` is called after each."""
+    """`name` is logged when a job fails; `on_done` is called after each job."""
 
     def __init__(self, *, name: str, workers: int, queue: int, on_done: Callable[[], None], log: Log) -> None:
         self._name, self._workers, self._most = name, workers, workers + queue
@@ -29,7 +30,7 @@ class Pool:
 
     @property
     def room(self) -> int:
-        """How many more it takes."""
+        """The number of jobs it can still accept."""
         return self._most - len(self._known)
 
     @property
@@ -40,11 +41,11 @@ class Pool:
         return session in self._known
 
     def is_busy_with(self, session: int) -> bool:
-        """Whether its piece has been begun."""
+        """Whether this attempt's job has started."""
         return session in self._begun
 
     def offer(self, session: int, work: Work) -> bool:
-        """Whether it was taken: not if something is in hand for this attempt already, nor if there is no room."""
+        """Returns whether the job was accepted: not if the attempt already has one, or if the queue is full."""
         if session in self._known or self.room <= 0:
             return False
         self._known.add(session)
@@ -53,7 +54,7 @@ class Pool:
         return True
 
     def forget_waiting(self) -> None:
-        """Nothing of what waits in line is begun any more."""
+        """Drop all queued jobs."""
         while not self._line.empty():
             self._end(self._line.get_nowait()[0])
 
@@ -61,7 +62,7 @@ class Pool:
         await self._is_idle.wait()
 
     async def run(self) -> None:
-        """Until canceled."""
+        """Run until canceled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(self._workers):
                 group.create_task(self._work())
@@ -75,7 +76,8 @@ class Pool:
             except (*UNREACHABLE, OSError) as error:
                 self._log.warning("unreachable", loop=self._name, error=error)
             except Exception as error:
-                # Whatever it is, it concerns this attempt alone, and is tried again with the next look (V11).
+                # Whatever the error, it concerns this attempt alone, and the next read of the work list retries it
+                # (V11).
                 metrics.STEP_FAILURES.labels(step=self._name).inc()
                 self._log.error("tick_failed", loop=self._name, error=error)
             finally:

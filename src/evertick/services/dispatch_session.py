@@ -1,7 +1,8 @@
-"""One session of a runner that drives an executor elsewhere: claims what it can hand over, looks after it until nothing is left.
+"""One session of a runner that drives a remote executor: claims what it can submit, and watches it until nothing is
+left.
 
-Its tick only reads the work list, decides and claims; whatever talks to the executor is done beside it, in bounded pools, so that a
-slow executor holds up nothing. What it knows is in the database: the next session, or another runner, goes on from there.
+Its tick only reads the work list, decides and claims. All calls to the executor run in bounded worker pools, so that a
+slow executor delays nothing. All state is in the database: the next session or another runner continues from there.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class DispatchSession:
         tokens: AgentTokens,
         request: Request | None,
     ) -> None:
-        """`executor` is entered here. `request` is what was asked of the session before, and still holds."""
+        """`executor` is entered here. `request` is a drain request of the previous session that still applies."""
         stay = self._stay = Stay(settings, url=url, log=log, request=request)
         self.session, self.duty, self._log = stay.session, stay.duty, stay.log
         self._settings, self._url, self._executor = settings, url, executor
@@ -83,18 +84,19 @@ class DispatchSession:
         self._pool = Pool(
             name="dispatch", workers=workers, queue=settings.dispatch_queue, on_done=on_done, log=self._log
         )
-        # As many as are on the list at most: those are bounded by the slots, and adopted ones must not be turned away.
+        # As many as the list can hold: the list is bounded by the slots, and adopted attempts must not be rejected.
         self._chores = Pool(name="chores", workers=workers, queue=dispatch.MOST_LISTED, on_done=on_done, log=self._log)
         self._submitting, self._ends = Submitting(desk, pool=self._pool, pause=self._pause), RemoteEnds(desk)
         self._observing = Observing(desk, on_look=self._wake.set)
         self._neighbours = Neighbours(settings, link=self._side, on_buried=self._wake.set, log=self._log)
 
     def leave(self) -> None:
-        """End it: what is being handed over may be within the grace, and what was not tried yet is given back."""
+        """End the session: submissions in progress may finish within the grace period, attempts not yet tried are
+        returned to the queue."""
         self._stay.leave()
 
     def hurry(self) -> None:
-        """End it without a grace."""
+        """End the session without a grace period."""
         self._stay.leave_at_once()
 
     async def run(self) -> Ending:
@@ -127,7 +129,7 @@ class DispatchSession:
         return self._stay.ending
 
     async def tick(self) -> float:
-        """Read the list, have done what is to be done, and claim as much as there is room for."""
+        """Read the work list, schedule the actions that are due, and claim as much as there is room for."""
         conn = await self._hot.get()
         silent_seconds = self._settings.lost_after_seconds / 3
         if adopted := await dispatch.adopt(
@@ -143,7 +145,7 @@ class DispatchSession:
             return self._settings.tick_seconds
         claimed = await self._claiming.claim(conn, free)
         metrics.CLAIMS.inc(claimed)
-        # What was claimed is on the list now: it is read from there, like everything else.
+        # Claimed attempts are on the list now, and are read from there like all others.
         return 0.0 if claimed else self._settings.tick_seconds
 
     def _free(self) -> int:
@@ -158,8 +160,8 @@ class DispatchSession:
         return free
 
     def _attend(self, row: DispatchRow) -> None:
-        """Have the next chore of this attempt done, unless one is in hand, or was done since the last look at the executor."""
-        # One that waits to be handed over may be stopped: its turn is refused then.
+        """Schedule the next action of this attempt, unless one is in progress or was done since the last listing."""
+        # An attempt that waits for submission may be stopped: its submission is then refused.
         is_in_hand = self._pool.has(row.session) if row.request is None else self._pool.is_busy_with(row.session)
         if is_in_hand or self._chores.has(row.session):
             return
@@ -237,7 +239,8 @@ class DispatchSession:
         self._wake.set()
 
     async def _leave(self) -> None:
-        """What is being handed over may be, what was never tried is given back, and the rest waits for whoever comes next."""
+        """Finish submissions in progress, return attempts that were never tried, and leave the rest to the next
+        session."""
         self._stay.is_leaving = True
         self._log.info("stopping", attempts=len(self._listed), reason=self._stay.ending.value)
         self._pool.forget_waiting()
@@ -262,18 +265,20 @@ class DispatchSession:
             row for row in await dispatch.list_of(conn, owner=self.session) if row.state == "queued" and not row.tries
         ]
         if rows:
-            ends = [never_began(row, QueuedEnd.GIVEN_BACK, "its runner left before it was handed over") for row in rows]
+            ends = [
+                never_began(row, QueuedEnd.GIVEN_BACK, "its runner stopped before it was submitted") for row in rows
+            ]
             await end_queued(conn, ends, infra_retries=self._settings.infra_retries)
             self._wake_others()
 
 
 def chore_is_open(row: DispatchRow) -> bool:
-    """Whether it is yet to be handed over."""
+    """Whether it has yet to be submitted."""
     return row.state == "queued" and not row.is_submitted
 
 
 def _nothing() -> list[Held]:
-    """It runs nothing itself: its attempts have leases of their own, which their agents extend."""
+    """This runner executes nothing itself: its attempts have their own leases, which their agents extend."""
     return []
 
 

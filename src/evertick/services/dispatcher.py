@@ -1,4 +1,4 @@
-"""A runner that drives an executor elsewhere: the same sessions, one after the other, with another way from claimed to running."""
+"""A runner that drives a remote executor: the same sequence of sessions, with another path from claimed to running."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evertick.services.runner import Runner
 
 
 def make_dispatcher(settings: Settings, *, url: str, log: Log) -> Runner:
-    """Raises InvalidSettings for an executor, an address or a key that cannot be used: now, and not when the first task comes."""
+    """Raises InvalidSettings for an unusable executor, address or key: at startup, not when the first task arrives."""
     api_url_for_agents(settings)
     tokens, first = AgentTokens(settings), [open_executor(settings)]
 

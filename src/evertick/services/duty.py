@@ -1,4 +1,4 @@
-"""What people ask of a runner, as it stands: to take no new work, and perhaps to leave. No I/O."""
+"""The drain state of a runner: whether it may claim new work, and whether it should exit when idle. No I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from evertick.services.events import Log
 
 
 class Duty:
-    """Free until asked. Each change is told once."""
+    """Active until a drain is requested. Each change is reported once."""
 
     def __init__(self, request: Request | None, *, log: Log) -> None:
         self.request = request
@@ -16,11 +16,11 @@ class Duty:
 
     @property
     def is_free(self) -> bool:
-        """Whether it may take new work."""
+        """Whether it may claim new work."""
         return self.request is None
 
     def hear(self, request: Request | None) -> bool:
-        """Whether that is new."""
+        """Returns whether the request is new."""
         if request == self.request:
             return False
         self.request, self._was_told = request, False
@@ -31,7 +31,7 @@ class Duty:
         return True
 
     def note_idle(self) -> bool:
-        """It has nothing to do. Whether it should leave now."""
+        """The runner is idle. Returns whether it should exit now."""
         if self.request is not None and not self._was_told:
             self._was_told = True
             self._log.info("drained")

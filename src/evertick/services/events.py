@@ -1,6 +1,7 @@
-"""One line per event: JSON for programs, short coloured text for people. Never a secret, never a payload.
+"""Structured logging, one line per event: JSON for programs, short coloured text for people. Never a secret, never a
+payload.
 
-A line that cannot be written is dropped and counted: logging must never fail or hold up whoever logs.
+A line that cannot be written is dropped and counted: logging must never fail or delay the caller.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Log = structlog.typing.FilteringBoundLogger
 
 
 def configure(*, service: str, as_json: bool, owner: str | None = None, stream: TextIO | None = None) -> Log:
-    """The log of one process. `service` and `owner`, its own name, stand on every line, whoever writes it."""
+    """The logger of one process. `service` and `owner` (its own name) are on every line."""
 
     def sign(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
         return {"service": service, **({"owner": owner} if owner else {}), **event}
@@ -40,7 +41,7 @@ def configure(*, service: str, as_json: bool, owner: str | None = None, stream: 
 
 
 class Lines:
-    """Writes whole lines. A full disk does not fail the caller, and a pipe that nobody reads does not stop it."""
+    """Writes whole lines. A full disk does not fail the caller, and a pipe that is not read does not block it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._lock = stream, threading.Lock()
@@ -63,7 +64,7 @@ class Lines:
     debug = info = warning = error = critical = msg
 
     def _put(self, pipe: int, line: bytes) -> None:
-        """The rest of a line of which the pipe took a part goes first: lines stay whole."""
+        """Write the rest of a partly written line first: lines stay whole."""
         if self._rest:
             self._rest = self._rest[os.write(pipe, self._rest) :]
         if self._rest:
@@ -82,11 +83,11 @@ def _pipe_of(stream: TextIO) -> int | None:
 _DIM, _RED, _YELLOW, _GREEN, _CYAN, _END = "\x1b[2m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[36m", "\x1b[0m"
 _GOOD = {"success", "ready", "started"}
 _HIDDEN = {"timestamp", "level", "event", "service", "owner", "message"}
-# What stands on every line of a service, for programs; people see it once, when the service says that it started.
+# Fields on every line of a service, for programs; people see them once, when the service starts.
 _REPEATED = {"runner": {"runner", "name", "session"}}
 
 
-# What somebody else said, a cluster or a server, often comes to the point at its end.
+# Error texts from a cluster or a server often have their point at the end.
 _WIDTHS = {"error": 500, "reason": 500}
 
 
@@ -115,7 +116,7 @@ def render_line(event: dict[str, object], *, is_colored: bool) -> str:
 
 
 def _local_clock(stamp: str) -> str:
-    """The reader's wall clock, as in every table of the command line."""
+    """The reader's local time, as in every table of the command line."""
     try:
         return datetime.fromisoformat(stamp).astimezone().strftime("%H:%M:%S")
     except ValueError:
@@ -128,7 +129,7 @@ def _short(value: object, most: int) -> str:
 
 
 def _error_text(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """An exception in a field is shown as its type and message."""
+    """Render an exception in a field as its type and message."""
     for key, value in event.items():
         if isinstance(value, BaseException):
             event[key] = f"{type(value).__name__}: {value}"

@@ -1,4 +1,5 @@
-"""Which executor a runner drives, by its name: one of ours, or `module:factory` of somebody else's. Loaded where it is chosen."""
+"""The executor that a runner drives, by name: a built-in one, or `module:factory` of your own. Imported only when
+chosen."""
 
 from __future__ import annotations
 
@@ -24,33 +25,33 @@ def agents_here(settings: Settings) -> LocalAgents:
 
 
 def open_executor(settings: Settings) -> RemoteExecutor:
-    """Not entered yet. Raises InvalidSettings for one that cannot be used."""
+    """The executor, not entered yet. Raises InvalidSettings if it cannot be used."""
     module, _, factory = _OURS.get(settings.executor, settings.executor).partition(":")
     if not factory:
         known = ", ".join((LOCAL, *_OURS))
         raise InvalidSettings(
-            f"EVERTICK_EXECUTOR={settings.executor} is unknown: there are {known}, or your own as module:factory."
+            f"EVERTICK_EXECUTOR={settings.executor} is unknown. Use one of {known}, or your own as module:factory."
         )
     try:
         made = getattr(import_module(module), factory)(settings)
     except EvertickError:
         raise
     except Exception as error:
-        # Somebody else's code: whatever goes wrong in it is a setting to correct, not a crash of ours.
+        # Third-party code: an error in it is a setting to correct, not a crash.
         what = f"{type(error).__name__}: {error}"
         raise InvalidSettings(f"EVERTICK_EXECUTOR={settings.executor} cannot be used: {what}") from error
     return cast("RemoteExecutor", made)
 
 
 def api_url_for_agents(settings: Settings) -> str:
-    """Where agents reach the API. Raises InvalidSettings now for what no agent could use later, where nobody sees it."""
+    """The API's address for agents. Raises InvalidSettings at startup for an address that no agent could use."""
     url = settings.agent_api_url
     if url is None:
         if settings.executor == "kubernetes":
             raise InvalidSettings(
-                "pods need the address of the API as they see it: set EVERTICK_AGENT_API_URL, as in https://evertick.example.com."
+                "pods need the API's address in the cluster: set EVERTICK_AGENT_API_URL, as in https://evertick.example.com."
             )
-        # Agents on this machine: whoever listens to everybody listens to them, too.
+        # Agents on this machine: an API that listens on all interfaces listens on loopback, too.
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.api_host, settings.api_host)
         name = f"[{host}]" if ":" in host else host
         return f"http://{name}:{settings.api_port or DEFAULT_PORT}"

@@ -1,7 +1,7 @@
-"""What tasks are granted: the variables, connections and secrets that they declare, from the first backend that has each.
+"""Provides the variables, connections and secrets that tasks declare, each from the first backend that has it.
 
-A backend is `store` (the database), `env` (EVERTICK_SECRET__NAME of the runner), `files:/folder` (one file per name), or
-`module:factory`, whose object answers `get(kind, name)` with text or None. Nothing is kept here between two attempts.
+A backend is `store` (the database), `env` (EVERTICK_SECRET__NAME of the runner), `files:/folder` (one file per name),
+or `module:factory`, whose object's `get(kind, name)` returns text or None. Values are never cached between attempts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Connect = Callable[[], Awaitable[AsyncConnection]]
 
 
 class Backend(Protocol):
-    """What a module of your own must have: `get("secret", "db")` gives the value, or None where it has none."""
+    """The interface of a backend of your own: `get("secret", "db")` returns the value, or None if it has none."""
 
     def get(self, kind: str, name: str) -> str | None: ...
 
@@ -40,7 +40,7 @@ class _Files:
         self._folder = folder
 
     def get(self, kind: str, name: str) -> str | None:
-        """`folder/secret/db`, or `folder/db` for a secret: what containers mount."""
+        """`folder/secret/db`, or `folder/db` for a secret, which is how containers mount them."""
         places = [self._folder / kind / name, *([self._folder / name] if kind == ValueKind.SECRET else [])]
         for place in places:
             if place.is_file() and place.resolve().stat().st_size <= LONGEST_VALUE:
@@ -54,7 +54,7 @@ class _Environment:
 
 
 def open_backends(names: tuple[str, ...]) -> list[Backend | None]:
-    """In their order; None stands for the database. Raises InvalidSettings for one that cannot be had."""
+    """The backends in order; None is the database. Raises InvalidSettings if one cannot be opened."""
     return [_open(name) for name in names]
 
 
@@ -70,7 +70,7 @@ def _open(name: str) -> Backend | None:
         made: Callable[[], Backend] = getattr(import_module(module), factory)
         backend = made()
         if not callable(getattr(backend, "get", None)):
-            raise TypeError("what it makes has no get(kind, name)")
+            raise TypeError("the factory's object has no get(kind, name)")
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise InvalidSettings(
             f"EVERTICK_SECRETS_BACKENDS: {name!r} is neither store, env, files:FOLDER nor a module:factory that works ({error})."
@@ -83,7 +83,7 @@ def needs_grants(task: TaskSpec) -> bool:
 
 
 class Grants:
-    """One runner's."""
+    """The secret provider of one runner."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -91,7 +91,7 @@ class Grants:
         self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="secrets")
 
     async def of_task(self, link: Opened, task: TaskSpec, holder: Holder | None = None) -> str:
-        """As the attempt's process reads it; empty for a task that declares nothing, which costs nothing."""
+        """The values as the attempt's process reads them. Empty, at no cost, for a task that declares none."""
         if not needs_grants(task):
             return ""
         wanted: list[Wanted] = [(ValueKind.SECRET, name) for name in task.secrets]
@@ -103,8 +103,8 @@ class Grants:
         return json.dumps(given)
 
     async def values(self, connect: Connect, wanted: list[Wanted], holder: Holder | None = None) -> dict[Wanted, str]:
-        """Each that is wanted; NotFound where nobody has one of them. The database gives the holder of an attempt what its task
-        declares."""
+        """All wanted values; NotFound if no backend has one of them. The database returns to the holder of an attempt
+        the values that its task declares."""
         found: dict[Wanted, str] = {}
         for backend in self._backends:
             missing = [each for each in wanted if each not in found]
@@ -122,7 +122,7 @@ class Grants:
         return await read_values(await connect(), load_keyring(self._settings), wanted, holder)
 
     async def _ask(self, backend: Backend, wanted: list[Wanted]) -> dict[Wanted, str]:
-        """In threads of its own, and not for ever: what hangs there must not stop what others do in threads."""
+        """Ask in dedicated threads with a timeout: a backend that hangs must not block the other users of threads."""
 
         def ask() -> dict[Wanted, str]:
             answers = {(kind, name): backend.get(kind, name) for kind, name in wanted}
@@ -135,5 +135,5 @@ class Grants:
         except TimeoutError:
             raise EvertickError(f"the secrets backend {name} did not answer within {ASK_SECONDS:g} s") from None
         except Exception as error:
-            # Its message may quote what it read; its kind is enough to find the cause in its own log.
+            # Its message may quote a secret; the error's type is enough to find the cause in the backend's own log.
             raise EvertickError(f"the secrets backend {name} failed: {type(error).__name__}") from None

@@ -1,7 +1,7 @@
-"""What a service says about itself: whether it is alive, whether it can do its work, and if not, since when and why.
+"""A service's view of its own health: whether it is alive, whether it can work, and if not, since when and why.
 
-Everything here is remembered, with its age, and nothing is asked: an answer must never wait for the database or for the
-service's own loop, least of all when one of them hangs.
+Everything is remembered with its age: answering must never wait for the database or for the service's own loop, least
+of all when one of them hangs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from evertick.services.http_port import Answer, Route
 from evertick.services.pulse import Seen, look_at_all
 
 HEALTHY, UNHEALTHY = "healthy", "unhealthy"
-# Loops that ask the database in every tick. The others may have nothing to ask: a runner whose slots are all taken.
+# Loops that query the database in every tick. The others may have no reason to: a runner whose slots are all taken.
 _CONTACTS = {"start", "watch", "scheduler", "heartbeat"}
 
-# Those that ask the database only when somebody asks them.
+# Services that query the database only to answer a request.
 _QUIET = {"api"}
 
 Document = dict[str, object]
@@ -55,7 +55,7 @@ class Health:
         self._look = look
 
     def complaints(self) -> list[Complaint]:
-        """Empty when it can do its work."""
+        """Empty when the service can work."""
         return self._complaints(self._look())
 
     def _complaints(self, seen: list[Seen]) -> list[Complaint]:
@@ -68,7 +68,7 @@ class Health:
         return found
 
     def document(self) -> Document:
-        """The answer of /monitor/health."""
+        """The response of /monitor/health."""
         seen = self._look()
         complaints = self._complaints(seen)
         main = next((loop for loop in seen if loop.name == self.service), None)
@@ -106,9 +106,9 @@ class Health:
 
 
 def database_document(seen: list[Seen], *, is_quiet: bool = False) -> Document:
-    """What the loops know of the database: when it last answered one of them, or since when it does not.
+    """The database as the loops see it: when it last answered one of them, or since when it does not.
 
-    `is_quiet`: the service asks only when it is asked, so that no contact is no bad news.
+    `is_quiet`: the service queries only on request, so no contact is not a problem.
     """
     latest = max((loop.latest_success_at for loop in _contacts(seen) if loop.latest_success_at), default=None)
     document: Document = {"status": HEALTHY, "latest_contact": iso(latest)}
@@ -132,7 +132,7 @@ def json_answer(document: Document, status: HTTPStatus = HTTPStatus.OK) -> Answe
 
 
 def readiness(service: str, reasons: list[str]) -> Answer:
-    """The answer of /readyz."""
+    """The response of /readyz."""
     status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
     return json_answer({"service": service, "ready": not reasons, "reasons": reasons}, status)
 
@@ -164,14 +164,14 @@ def _complaint(loop: Seen) -> Complaint | None:
     if loop.failing_since and loop.is_unreachable:
         return Complaint(reason=f"database unreachable: {loop.reason}", since=loop.failing_since)
     if loop.failing_since:
-        return Complaint(reason=f"loop {loop.name} fails: {loop.reason}", since=loop.failing_since)
+        return Complaint(reason=f"loop {loop.name} is failing: {loop.reason}", since=loop.failing_since)
     if loop.blocked:
         return Complaint(reason=loop.blocked, since=_now())
     return None
 
 
 def _distinct(complaints: list[Complaint]) -> list[Complaint]:
-    """Each reason once, the oldest: in an outage all loops say the same."""
+    """Each reason once, the oldest: in an outage all loops report the same."""
     found: dict[str, Complaint] = {}
     for each in sorted(complaints, key=lambda complaint: complaint.since):
         found.setdefault(each.reason, each)
@@ -185,7 +185,7 @@ def _troubles(complaints: list[Complaint]) -> Document:
 
 
 def _figures(service: str) -> Document:
-    """What its gauges say and people ask first."""
+    """The gauges that operators need first."""
     match service:
         case "scheduler":
             led = _led_shards()

@@ -1,6 +1,6 @@
-"""Opens a service's health port, and leaves a note in the home that says where it is, for `evertick health`.
+"""Opens a service's health port, and writes an endpoint file in the home for `evertick health`.
 
-Both are a convenience: a port that cannot be had and a note that cannot be written never stop the service.
+Both are optional: a port that is taken and a file that cannot be written never stop the service.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from evertick.services.http_port import HttpPort, Route
 from evertick.services.place import here
 from evertick.services.whoami import pid_started
 
-# Looked up by people and by Prometheus: fixed, so that nobody has to search; the next free one if they are taken.
+# Fixed numbers, for people and Prometheus; if one is taken, the next free port is used.
 DEFAULT_PORTS = {"up": 8790, "scheduler": 8791, "runner": 8792, "publisher": 8793, "api": 8794}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Where one process of this machine answers. `machine` tells containers apart that share a home."""
+    """Where one process of this machine answers. `machine` distinguishes containers that share a home."""
 
     machine: str
     service: str
@@ -33,7 +33,7 @@ class Note:
 
 
 class HealthPort:
-    """Open from `start` to `stop`. `url` is None while it is not."""
+    """Open from `start` to `stop`. `url` is None while it is closed."""
 
     def __init__(self, service: str, routes: dict[str, Route], *, settings: Settings, log: Log) -> None:
         self._service, self._settings = service, settings
@@ -47,7 +47,7 @@ class HealthPort:
             self.url = self._port.start()
 
     def leave_note(self) -> None:
-        """Once the home is there and ours."""
+        """Write the endpoint file once the home exists and is locked by this process."""
         if self.url is None:
             return
         folder = notes_folder(self._settings.home)
@@ -75,7 +75,7 @@ def notes_folder(home: Path) -> Path:
 
 
 def living_notes(home: Path) -> list[Note]:
-    """The processes of this home that live. The note of one that was killed says nothing any more, and is removed."""
+    """The live processes of this home. The file of a killed process is stale, and is removed."""
     found = []
     for path in sorted(notes_folder(home).glob("*.json")):
         try:

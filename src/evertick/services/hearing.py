@@ -1,7 +1,8 @@
-"""What the answer to a heartbeat means to a runner: it ends what it lost or must stop, gives back what it does not know, obeys.
+"""Applies a heartbeat's answer to a runner: stops attempts that it lost or must stop, returns unknown claims, follows
+drain requests.
 
-The answer is two-sided: it names what we hold no more, and what is recorded as ours and was missing from our list. Never
-starts or reports anything itself.
+The answer has two sides: attempts that this session no longer holds, and attempts recorded as its own that its list
+lacked. Never starts or reports anything itself.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from evertick.services.holding import Holding
 from evertick.services.link import Link
 
 ASK_AGAIN_SECONDS = 0.2
-# A canceled body is gone within a second of the command (DESIGN, States); this is what it has to tidy up.
+# A canceled body must be gone within a second of the command (DESIGN, States); this is its time to clean up.
 CANCEL_GRACE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hearing:
-    """One session's. `hot` is the line of its steps, `wake` wakes its loop, `ask_again` sends another heartbeat."""
+    """The heartbeat handler of one session. `hot` is the connection of its exchanges, `wake` wakes its loop,
+    `ask_again` sends another heartbeat."""
 
     holding: Holding
     executor: LocalExecutor
@@ -50,7 +52,7 @@ class Hearing:
         elif self.note_heard(beat.sent_at):
             self._obey(reply.request)
         if beat.by_spare and self.contact.is_step_suspect(beat.sent_at):
-            # A fresh line answers while an old one does not: what was sent there before may be lost.
+            # A new connection answers while the old one does not: requests sent on the old one may be lost.
             self.hot.cut()
         self._end(reply.lost, "lease lost", 0.0)
         self._end(reply.stop, "stop requested", CANCEL_GRACE_SECONDS)
@@ -58,7 +60,7 @@ class Hearing:
         self._give_back(reply.unknown, beat.sent_at)
 
     def note_heard(self, sent_at: float) -> bool:
-        """The database has answered what was sent then. Whether that is the latest that is known."""
+        """The database answered a request sent at that time. Returns whether that is the latest answer so far."""
         if not self.contact.may_claim(sent_at):
             self.wake.set()
         is_latest = self.contact.note_heard(sent_at)
@@ -73,7 +75,7 @@ class Hearing:
     def _give_back(self, unknown: list[Held], sent_at: float) -> None:
         if self.contact.stepping_since is not None:
             if any(not self.holding.holds(*held) for held in unknown):
-                # The reply that is on its way may carry them; ask again once it is here.
+                # The reply in flight may carry them; ask again once it has arrived.
                 asyncio.get_running_loop().call_later(ASK_AGAIN_SECONDS, self.ask_again)
             return
         if (count := self.holding.give_back(unknown, "claim_reply_lost")) > 0:
@@ -84,7 +86,7 @@ class Hearing:
             self.wake.set()
 
     def _obey(self, request: Request | None) -> None:
-        """What people ask of this runner."""
+        """Follow an operator's drain or undrain request."""
         if self.duty.hear(request):
             self.wake.set()
             self.on_idle()

@@ -1,7 +1,8 @@
-"""A runner's heartbeat, on a thread and a connection of its own: whatever the runner's loop is busy with, leases last.
+"""A runner's heartbeat, in its own thread and on its own connection: leases are extended however busy the runner's loop
+is.
 
-Sends what the runner holds and hands the reply back to its loop. A second line stands by, and beats while the first one
-waits for an answer that may never come. Never decides what to do about a reply.
+Sends the list of held attempts and passes the reply to the runner's loop. A spare connection sends heartbeats while the
+first one waits for an answer that may never come. Never decides how to act on a reply.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from evertick.services.pulse import Pulse
 from evertick.store.db import Purpose
 
 _SHORTEST_LIMIT_SECONDS = 1.0
-# On a busy machine an answer may take that long without anything being wrong.
+# On a busy machine an answer may take this long although nothing is wrong.
 _SHORTEST_PATIENCE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """One that was answered. `sent_at` counts seconds since boot; `by_spare`: the usual line did not answer in time."""
+    """An answered heartbeat. `sent_at` is in seconds since boot; `by_spare`: the usual connection did not answer in
+    time."""
 
     reply: Extended
     sent_at: float
@@ -39,9 +41,9 @@ class Beat:
 
 
 class Heartbeat:
-    """Beats every so many seconds, and at once when asked.
+    """Sends a heartbeat at each interval, and at once on request.
 
-    `held` is called from its thread, `on_beat` on the loop of whoever started it.
+    `held` is called in its thread, `on_beat` in the event loop that started it.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class Heartbeat:
         self._thread.start()
 
     def beat_now(self) -> None:
-        """From any thread."""
+        """Safe to call from any thread."""
         self._tell(self._wake.set)
 
     def stop(self) -> None:
@@ -76,7 +78,7 @@ class Heartbeat:
             self._thread.join(timeout=5)
 
     def _tell(self, what: Callable[[], None]) -> bool:
-        """Whether its loop will hear it: before it runs and once it is over nobody does."""
+        """Whether the loop will receive it: not before it runs, and not after it has ended."""
         if self._loop is None:
             return False
         try:
@@ -97,7 +99,7 @@ class Heartbeat:
         usual, spare = Link(self._url, Purpose.PLANNING), Link(self._url, Purpose.PLANNING)
         async with asyncio.TaskGroup() as group:
             standing_by = group.create_task(self._stand_by(spare, usual))
-            # After an outage the first beat must not be later than a beat ever is.
+            # After an outage the first heartbeat must not be later than a regular one.
             await run_loop(
                 lambda: self._beat_as_usual(usual),
                 wake=self._wake,
@@ -116,7 +118,8 @@ class Heartbeat:
         return self._seconds
 
     async def _stand_by(self, spare: Link, usual: Link) -> None:
-        """Beat on a fresh line while the usual one is overdue. Impatient: what a network swallowed never comes."""
+        """Send heartbeats on a new connection while the usual one is overdue. Impatient: a packet that the network
+        dropped never arrives."""
 
         async def beat_if_overdue() -> float:
             on_time = self._answered + max(1.5 * self._seconds, _SHORTEST_PATIENCE_SECONDS) - time.monotonic()
@@ -139,11 +142,11 @@ class Heartbeat:
 
     async def _beat(self, line: Link, limit_seconds: float, *, by_spare: bool) -> None:
         async with line.within(max(limit_seconds, _SHORTEST_LIMIT_SECONDS)) as conn:
-            # Before it leaves: what the database counts from is later than this.
+            # Taken before sending: the database counts from a later moment.
             sent_at, server = boot_seconds(), line.server
             reply = await extend(conn, session=self._session, held=self._held())
         self._answered = time.monotonic()
-        # Whoever started us may be gone by now.
+        # The loop that started this thread may be closed by now.
         with suppress(RuntimeError):
             beat = Beat(reply=reply, sent_at=sent_at, by_spare=by_spare, server=server)
             self._starter.call_soon_threadsafe(self._on_beat, beat)

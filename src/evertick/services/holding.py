@@ -1,4 +1,5 @@
-"""What a runner holds: each attempt from its claim until its report is stored. Never more than there are slots (K8)."""
+"""The attempts that a runner holds, each from its claim until its report is stored. Never more than there are slots
+(K8)."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class Finished:
 
 
 class Holding:
-    """Attempts that run (`active`), and ends that wait to be told."""
+    """Running attempts (`active`), and outcomes that wait to be reported."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -75,20 +76,20 @@ class Holding:
             self.active += 1
 
     def describe(self, key: TaskKey, policy: RetryPolicy, label: str) -> None:
-        """What was learned about a claim since: how it may be retried, and what it is called."""
+        """Add details to a claim: its retry policy and its name."""
         self._attempts[key].policy, self._attempts[key].label = policy, label
 
     def judge_by(self, key: TaskKey, spec: DagSpec) -> None:
-        """Its result will say which tasks are skipped."""
+        """Its result decides which tasks are skipped."""
         self._attempts[key].judge = spec
 
     def end_early(self, key: TaskKey, epoch: int, kind: OutcomeKind, reason: str) -> None:
-        """It was claimed and never started."""
+        """The attempt was claimed but never started."""
         self.active -= 1
         self._ended.append(Outcome(key=key, epoch=epoch, kind=kind, reason=reason))
 
     def end(self, outcomes: Iterable[Outcome]) -> None:
-        """They ran and are over. One that nobody holds is nobody's business."""
+        """These attempts ran and ended. Outcomes of attempts that are not held are ignored."""
         for outcome in outcomes:
             if self.holds(outcome.key, outcome.epoch):
                 self.active -= 1
@@ -97,7 +98,7 @@ class Holding:
                 self._waiting_since = self._waiting_since or time.monotonic()
 
     def give_back(self, unknown: Iterable[Held], reason: str) -> int:
-        """Claims that nobody here heard of. Each is given back once, however often a heartbeat names it."""
+        """Claims that this session does not know. Each is returned once, however often a heartbeat lists it."""
         waiting = {(outcome.key, outcome.epoch) for outcome in self._ended}
         back = [held for held in unknown if held not in waiting and not self.holds(*held)]
         for key, epoch in back:
@@ -105,13 +106,13 @@ class Holding:
         return len(back)
 
     def take_ended(self, most: int) -> tuple[list[Outcome], float | None]:
-        """The oldest ends that wait to be told, and since when the first that ran does."""
+        """The oldest outcomes that wait to be reported, and since when the first one that ran has waited."""
         since, self._waiting_since = self._waiting_since, None
         taken, self._ended = self._ended[:most], self._ended[most:]
         return taken, since
 
     def put_back(self, outcomes: list[Outcome]) -> None:
-        """They could not be told, or not yet."""
+        """They could not be reported, or not yet."""
         self._ended = outcomes + self._ended
 
     def as_report(self, outcome: Outcome) -> str:

@@ -1,7 +1,7 @@
-"""A very small HTTP server for health and metrics, on a thread and an event loop of its own.
+"""A minimal HTTP server for health and metrics, in its own thread and event loop.
 
-It answers whatever the service's loop is busy with. GET and HEAD of known paths only, one request per connection, with
-bounds on size, time and number of connections. Must never take the service down: a port that cannot be had is a warning.
+It answers however busy the service's loop is. GET and HEAD of known paths only, one request per connection, with limits
+on size, time and connections. Must never take the service down: a port that is taken is a warning.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Route = Callable[[], Awaitable[Answer]]
 
 
 class HttpPort:
-    """`routes` are called on this port's own loop, by their path."""
+    """`routes` maps paths to functions that are called in this server's own loop."""
 
     def __init__(self, routes: Mapping[str, Route], *, host: str, port: int, log: Log) -> None:
         self._routes, self._host, self._port, self._log = dict(routes), host, port, log
@@ -49,7 +49,7 @@ class HttpPort:
         self._thread = threading.Thread(target=self._run, name="health", daemon=True)
 
     def start(self) -> str | None:
-        """Where it answers, or None if it cannot: the service does its work without."""
+        """The URL at which it answers, or None if it cannot listen: the service works without it."""
         try:
             self._thread.start()
             return self._bound.result(timeout=BIND_SECONDS)
@@ -85,7 +85,7 @@ class HttpPort:
         try:
             return await self._listen(self._port)
         except OSError as error:
-            # Reserved ports and ports in use are worth another try; a host that is not ours is not.
+            # A reserved or used port is worth another try; a foreign host is not.
             if error.errno not in (errno.EADDRINUSE, errno.EACCES) or self._port == _ANY_PORT:
                 raise
             server = await self._listen(_ANY_PORT)
@@ -100,7 +100,7 @@ class HttpPort:
 
     async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._open) >= MOST_CONNECTIONS:
-            # The oldest goes: somebody who opens connections and says nothing must not lock out those who ask.
+            # Close the oldest connection: a client that opens connections and sends nothing must not block the others.
             oldest = next(iter(self._open))
             del self._open[oldest]
             oldest.transport.abort()
@@ -108,7 +108,7 @@ class HttpPort:
         try:
             await self._converse(reader, writer)
         except (OSError, TimeoutError, asyncio.CancelledError):
-            pass  # the other side is gone, or does not read; or the port closes, which is all that cancels us
+            pass  # the client is gone or does not read; or the port closes, which is the only source of a cancel
         finally:
             self._open.pop(writer, None)
             writer.transport.abort()
@@ -128,7 +128,7 @@ class HttpPort:
             writer.write(_on_the_wire(answer, has_body=method != "HEAD"))
             await writer.drain()
             writer.write_eof()
-            # What is still unread would make the kernel reset the connection, and the answer with it.
+            # Unread input would make the kernel reset the connection, and with it the response.
             with suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_SECONDS):
                     while await reader.read(MOST_REQUEST_BYTES):
@@ -142,7 +142,7 @@ class HttpPort:
         route = self._routes.get(path)
         if route is None:
             known = ", ".join(sorted(self._routes))
-            return Answer(status=HTTPStatus.NOT_FOUND, body=f"Nothing here. Try one of {known}\n".encode())
+            return Answer(status=HTTPStatus.NOT_FOUND, body=f"Not found. Try one of {known}\n".encode())
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await route()
@@ -158,7 +158,7 @@ _REFUSALS = {
 
 
 def _request_line(head: bytes) -> tuple[str, str]:
-    """The method and the path without its query. ValueError if this is no HTTP/1 request."""
+    """The method, and the path without its query. ValueError if this is not an HTTP/1 request."""
     method, target, version = head.split(b"\r\n", 1)[0].decode("ascii").split(" ")
     if not version.startswith("HTTP/1."):
         raise ValueError(version)

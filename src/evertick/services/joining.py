@@ -1,4 +1,4 @@
-"""A runner's session enters itself in the list of those that live."""
+"""Registers a runner's session in the list of live runners."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from evertick.store.wake import Channel, notify
 
 
 async def join(conn: AsyncConnection, me: NewRunner, *, tells: bool, log: Log) -> None:
-    """Joining again after a lost reply is joining once. Two of one readable id are allowed, and told of each other.
+    """Repeating a registration whose reply was lost is harmless. Two runners may have the same readable id; each logs a
+    warning.
 
-    `tells`: others of the machine hear of it before the first claim, so that whoever holds something is known.
+    `tells`: notify other runners of the machine before the first claim, so that the holder of every attempt is known.
     """
     await runners.register(conn, me)
     if tells:
@@ -24,5 +25,5 @@ async def join(conn: AsyncConnection, me: NewRunner, *, tells: bool, log: Log) -
     place = here()
     for other in await runners.namesakes(conn, runner_id=me.runner_id, session=me.session):
         if not is_provably_gone(other, place):
-            message = "Another live runner has this id. They are told apart by their sessions."
+            message = "Another live runner has this id. Their sessions distinguish them."
             log.warning("same_id", message=message, other=session_text(other.session), other_host=other.host)

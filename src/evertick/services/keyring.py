@@ -1,4 +1,5 @@
-"""The keys of stored values: from the environment, or from a file that only its owner may read. Never in the database or a log."""
+"""The encryption keys of stored values: from the environment, or from a file that only its owner may read. Never in the
+database or a log."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ from evertick.domain.sealing import Keyring, new_key
 
 
 def load_keyring(settings: Settings) -> Keyring:
-    """Read anew each time: a key that was added is known at once."""
+    """Read every time, so that an added key is known at once."""
     if settings.secret_keys:
         return Keyring(settings.secret_keys)
     return Keyring(_read(settings.secret_key_place))
 
 
 def make_key(settings: Settings) -> bool:
-    """Make the file with a first key, unless there are keys. Whether it did."""
+    """Create the file with a first key, unless keys exist. Returns whether it did."""
     place = settings.secret_key_place
     if settings.secret_keys or place.exists():
         return False
@@ -29,17 +30,17 @@ def make_key(settings: Settings) -> bool:
 
 
 def add_key(settings: Settings) -> None:
-    """A new key, which seals from now on; the others still open."""
+    """Add a new key, which encrypts from now on; the older keys still decrypt."""
     if settings.secret_keys:
         raise InvalidSettings(
-            "the keys come from EVERTICK_SECRET_KEYS: put a new one first, wherever that is set, and rotate with --same-key."
+            "the keys come from EVERTICK_SECRET_KEYS: add a new one as the first, everywhere it is set, and rotate with --same-key."
         )
     place = settings.secret_key_place
     _write(place, [new_key(), *(_read(place) if place.exists() else [])])
 
 
 def keep_first_key(settings: Settings) -> int:
-    """Forget the keys that seal nothing any more. How many went."""
+    """Remove the keys that no value uses any more. Returns how many were removed."""
     if settings.secret_keys:
         return 0
     keys = _read(settings.secret_key_place)
@@ -53,8 +54,8 @@ def _read(place: Path) -> list[str]:
         text = place.read_text(encoding="ascii")
     except FileNotFoundError:
         raise InvalidSettings(
-            f"there is no key for stored values at {place}: `evertick up` and `evertick secrets rotate` make one there; or set"
-            " EVERTICK_SECRET_KEYS, or EVERTICK_SECRET_KEY_FILE to where it is."
+            f"no key for stored values exists at {place}: `evertick up` and `evertick secrets rotate` create one there; or set"
+            " EVERTICK_SECRET_KEYS, or set EVERTICK_SECRET_KEY_FILE to the key's path."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"the key file {place} cannot be read: {error}") from None
@@ -64,7 +65,7 @@ def _read(place: Path) -> list[str]:
 
 
 def _write(place: Path, keys: list[str]) -> None:
-    """Whole or not at all, and never readable by others, not even for a moment."""
+    """Write atomically, and never readable by other users, not even for a moment."""
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

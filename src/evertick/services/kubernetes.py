@@ -1,4 +1,5 @@
-"""The Kubernetes executor of a runner, from its settings. What it needs is loaded only here, and only where it is wanted."""
+"""Builds a runner's Kubernetes executor from its settings. Its libraries are imported only here, and only when it is
+chosen."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from evertick.execution.remote import RemoteExecutor
 
 
 def kubernetes_executor(settings: Settings) -> RemoteExecutor:
-    """Raises InvalidSettings for a template that cannot be used, or if the extra is not installed."""
+    """Raises InvalidSettings for an unusable template, or if the extra is not installed."""
     loaded: Any
     try:
         cluster, template, loaded = (

@@ -1,7 +1,7 @@
-"""The lead of one shard as this replica knows it: taken, renewed, lost, and given up.
+"""Leadership of one shard from this scheduler's point of view: acquired, renewed, lost and released.
 
-The database decides who leads. What is known here only keeps a replica from asking for what it would be refused: it never
-plans past the end of its lease by its own clock, counted from when it sent the renewal that was acknowledged last.
+The database decides which scheduler leads. The local state only avoids requests that would be refused: a leader never
+plans past the end of its lease by its own clock, counted from when the last acknowledged renewal was sent.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from evertick.store.line import keeps_session
 from evertick.store.shards import Seen
 from evertick.store.wake import Channel, notify
 
-# Of the lease: what is left for a statement that was sent in time, and how long one may take.
+# Shares of the lease: how much of it is used for sending statements, the statement timeout, and the lock timeout.
 GOOD_SHARE, STATEMENT_SHARE, LOCK_SHARE = 0.9, 0.5, 0.05
-# Of a tick: how soon a leader whose end nobody could see asks for the session lock again. Who was frozen before it has it until the
-# server ends that session, which is about when the lease was over: a moment later it is free.
+# Share of a tick: how soon a leader without the session lock asks for it again. A frozen predecessor keeps the lock
+# until the server ends its session, which is about when its lease expires.
 UNWATCHED_SHARE = 0.2
-# How long a mark of ours counts as just made. With the usual tick the next one comes before.
+# How long a failover mark counts as fresh. With the default tick the next one comes earlier.
 MARK_SECONDS = 1.5
 
 
 class Lead:
-    """`epoch` is None while somebody else leads. On its connection the session lock is held, if it can be."""
+    """`epoch` is None while another scheduler leads. Its connection holds the session lock, if possible."""
 
     def __init__(self, settings: Settings, *, url: str, owner: str, log: Log, shard: int = 0) -> None:
         self._settings, self._owner, self._log, self.shard = settings, owner, log, shard
@@ -46,16 +46,16 @@ class Lead:
         self._looking = Step("look", log=log)
         self.epoch: int | None = None
         self.led_on: Server | None = None
-        # How many shards are led by anybody, as far as we have heard.
+        # The number of shards that are led by any scheduler, as far as known.
         self.of_shards = 1
 
     async def connection(self) -> AsyncConnection:
-        """The leader's own, with timeouts that fit the lease."""
+        """The leader's connection, with timeouts that fit the lease."""
         conn = await self._link.get()
         if self.epoch is not None and self._link.server != self.led_on:
-            # A standby took over, and may have lost our lead: the same epoch can be somebody else's there.
+            # A standby took over and may have lost this leadership: there, another scheduler can have the same epoch.
             await self.lose(
-                NotLeader(f"epoch {self.epoch} of shard {self.shard} was of another server ({self.led_on})")
+                NotLeader(f"epoch {self.epoch} of shard {self.shard} belongs to another server ({self.led_on})")
             )
             conn = await self._link.get()
         if conn is not self._bounded:
@@ -81,16 +81,17 @@ class Lead:
         return self.epoch is not None and boot_seconds() < self._renewed_at + lasts
 
     def loop_name(self, name: str) -> str:
-        """Of a loop that there is one of for each shard. Most installations have one shard, and its loops have plain names."""
+        """The name of a loop that exists once per shard. Most installations have one shard, whose loops have plain
+        names."""
         return name if self.shard == 0 else f"{name}_{self.shard}"
 
     def current_epoch(self) -> int | None:
-        """By what right this replica may plan now; None if it may not."""
+        """The epoch with which this scheduler may plan now; None if it may not."""
         return self.epoch if self.may_plan else None
 
     @property
     def tick_seconds(self) -> float:
-        """How long until the next renewal."""
+        """Seconds until the next renewal."""
         tick = self._settings.tick_seconds
         return tick * UNWATCHED_SHARE if self._watched is None and self._could_be_watched else tick
 
@@ -99,7 +100,7 @@ class Lead:
         return boot_seconds() - self._renewed_at >= self.tick_seconds * GOOD_SHARE
 
     async def stand_by(self, conn: AsyncConnection) -> float:
-        """Take the lead if it is free; if it is not, returns when to ask again."""
+        """Acquire leadership if it is free; otherwise return when to try again."""
         settings, sent_at = self._settings, boot_seconds()
         done = await shards.stand_by(
             conn,
@@ -120,7 +121,7 @@ class Lead:
         return 0.0
 
     async def look(self, conn: AsyncConnection) -> Seen:
-        """Renew the lease when it is time to, and see what there is to do. Raises `NotLeader` when it is over."""
+        """Renew the lease when it is time to, and read the pending work. Raises `NotLeader` when leadership is lost."""
         assert self.epoch is not None
         epoch, sent_at, renews = self.epoch, boot_seconds(), self.is_renewal_due
         elapsed = 0.0 if self._listened_at == 0.0 else sent_at - self._listened_at
@@ -140,7 +141,7 @@ class Lead:
 
     @property
     def has_marked(self) -> bool:
-        """Whether a look made a mark just now, so that nobody else in this process need make one."""
+        """Whether a poll wrote a failover mark just now, so that no other part of this process needs to."""
         return boot_seconds() - self._marked_at < MARK_SECONDS
 
     def _note_mark(self, seen: Seen, sent_at: float) -> None:
@@ -170,12 +171,13 @@ class Lead:
 
     @property
     def _mark(self) -> Mark | None:
-        """The newest mark, if it is of the server that we talk to. The first one there is made by who compares them."""
+        """The newest mark, if it belongs to the connected server. The first mark on a server is written by the
+        comparison."""
         known = self._guard.mark
         return known if known is not None and known.server == self._link.server else None
 
     async def _look_plainly(self, conn: AsyncConnection, epoch: int) -> Seen:
-        """When something is wrong with the whole of it: leading and firing go on, and the rest is left to others."""
+        """The fallback when the combined poll fails: leading and firing continue, and the other work is skipped."""
         if not await shards.renew(conn, shard=self.shard, epoch=epoch, seconds=self._settings.leader_lease_seconds):
             raise NotLeader(f"epoch {epoch} of shard {self.shard} is over")
         next_fire, read_at = await schedules.next_due(conn, shard=self.shard)
@@ -204,20 +206,20 @@ class Lead:
         )
 
     def forget_silence(self) -> None:
-        """Whatever silence there was meanwhile, nobody watched it (V8): counting starts anew."""
+        """Silence during that time was not observed (V8): counting starts again."""
         self._listened_at = 0.0
 
     async def lose(self, error: NotLeader) -> None:
-        """Somebody else leads. The session goes, and with it the lock that would make us look alive."""
+        """Another scheduler leads. Close the session, and with it the lock that would make this process look alive."""
         self._log.warning("deposed", shard=self.shard, epoch=self.epoch, error=error)
         metrics.STALE_WRITES_REFUSED.inc()
         self._step_down()
         await self._link.close()
 
     async def resign(self, heir: str | None = None) -> bool:
-        """Hand over at once, and tell whoever stands by. Whether there was something to hand over.
+        """Transfer leadership at once and notify the standbys. Returns whether there was leadership to transfer.
 
-        To an heir it goes before anybody else, for as long as it takes to come and get it.
+        A named successor takes precedence for as long as it needs to acquire the shard.
         """
         led = self.epoch
         try:
@@ -243,11 +245,11 @@ class Lead:
         )
 
     async def rest(self) -> None:
-        """Another leads, and is not waited for here: the server would end the session for being quiet."""
+        """Another scheduler leads. Close the connection instead of waiting: the server would end the idle session."""
         await self._link.close()
 
     async def lay_down(self) -> None:
-        """The shard is closed: nobody leads it, and there is nothing to hand over."""
+        """The shard is closed: no scheduler leads it, and there is nothing to transfer."""
         self._log.info("closed", shard=self.shard)
         self._step_down()
         await self._link.close()

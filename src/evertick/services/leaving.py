@@ -1,4 +1,4 @@
-"""How a runner's attempts come to their end when it leaves. Never leaves one behind."""
+"""Ends a runner's attempts when it shuts down. Never leaves one running."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evertick.execution.local import LocalExecutor
 
 
 class Ending(StrEnum):
-    """Why a session is over."""
+    """Why a session ended."""
 
     STOPPED = "stopped"
     DISMISSED = "dismissed"
@@ -17,7 +17,7 @@ class Ending(StrEnum):
 
 
 async def stop_within(executor: LocalExecutor, grace_seconds: float, hurry: asyncio.Event) -> None:
-    """Let attempts end in peace for so long, unless somebody is in a hurry; what is left is given back."""
+    """Let attempts finish for the grace period, unless `hurry` is set; return the rest to the queue."""
     async with asyncio.TaskGroup() as group:
         in_peace = group.create_task(executor.stop(grace_seconds))
         hurried = group.create_task(hurry.wait())

@@ -1,4 +1,5 @@
-"""A connection of the leader's besides the one that renews its lease: of the same server, and bounded by the lease."""
+"""A further connection of the leader, next to the one that renews its lease: to the same server, with timeouts bounded
+by the lease."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from evertick.store.line import keeps_session
 
 
 class LedLink:
-    """`lock_share`: how much of a step's time one may wait for a lock."""
+    """`lock_share`: the share of a job's time that may be spent waiting for a lock."""
 
     def __init__(self, url: str, lead: Lead, settings: Settings, *, lock_share: float) -> None:
         self._lead, self._settings, self._lock_share = lead, settings, lock_share
@@ -22,7 +23,7 @@ class LedLink:
         self._bounded: AsyncConnection | None = None
 
     async def get(self) -> AsyncConnection:
-        """Raises NotLeader where the lease was taken on another server than this connection reaches."""
+        """Raises NotLeader if the lease was acquired on a server other than the one that this connection reaches."""
         conn = await self._link.get()
         if self._link.server != self._lead.led_on:
             raise NotLeader(f"shard {self._lead.shard} was led on another server ({self._lead.led_on})")

@@ -1,4 +1,4 @@
-"""A connection that is opened when it is needed, and opened again after it broke. And the wake-ups that travel on one."""
+"""A connection that is opened when needed and reopened after it broke, and the notifications sent on one."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from evertick.store.guard import guard_of
 from evertick.store.line import Line, keeps_session
 from evertick.store.wake import Channel, listen, notify
 
-# NOTIFY takes one cluster-wide lock at commit: a busy runner wakes others a hundred times per second, not thousands.
+# NOTIFY takes one cluster-wide lock at commit: a busy runner notifies a hundred times per second, not thousands.
 COALESCE_SECONDS = 0.01
-# Behind a pooler nobody can listen; now and then it is tried whether that has changed.
+# LISTEN does not work behind a transaction pooler; retry from time to time, in case the setup has changed.
 POOLED_PAUSE_SECONDS = 60.0
 
 
 class Link:
     """One connection for one purpose. Not shared between tasks that must not wait for each other.
 
-    It is opened again when it broke, and when this process has learnt that another server is in charge.
+    It is reopened when it broke, and when this process has learned that another server is the primary.
     """
 
     def __init__(self, url: str, purpose: Purpose) -> None:
@@ -43,7 +43,8 @@ class Link:
 
     @property
     def server(self) -> Server | None:
-        """Where it leads. Changes with a failover; None before the first connection, or if the server does not tell."""
+        """The server it is connected to. Changes with a failover; None before the first connection, or if the server
+        does not identify itself."""
         return self._conn.server if isinstance(self._conn, Line) else None
 
     async def get(self) -> AsyncConnection:
@@ -60,21 +61,22 @@ class Link:
             return self._conn
 
     def is_good(self) -> bool:
-        """Whether the connection is open and leads to the server that is in charge."""
+        """Whether the connection is open and leads to the current primary."""
         conn = self._conn
         is_open = conn is not None and not conn.closed and not conn.broken
         return is_open and self._alarms == self._guard.alarms and self._guard.trusts(self.server)
 
     async def settle(self) -> None:
-        """Close it unless it can be used as it is. For who is alone with it, between two uses."""
+        """Close it unless it is idle and usable. For a caller that is its only user, between two uses."""
         if not (isinstance(self._conn, Line) and self._conn.is_at_rest):
             await self.close()
 
     @asynccontextmanager
     async def within(self, seconds: float) -> AsyncIterator[AsyncConnection]:
-        """The connection for work that must be over by then; if it is not, the line is cut and the work ends in an error.
+        """The connection, for work with a deadline. When the deadline passes, the socket is cut and the work ends with
+        an error.
 
-        The server's own timeouts do not help where the network swallows what it answers.
+        The server's own timeouts do not help when the network drops its answers.
         """
         async with asyncio.timeout(seconds):
             await self.get()
@@ -85,7 +87,7 @@ class Link:
             timer.cancel()
 
     def cut(self) -> None:
-        """Break the line now, so that whoever waits for an answer on it stops waiting."""
+        """Cut the socket now, so that callers that wait for an answer stop waiting."""
         if isinstance(self._conn, Line):
             self._conn.cut()
 
@@ -97,7 +99,7 @@ class Link:
 
 
 async def keep_listening(url: str, channels: list[Channel], on_wake: Callable[[Channel], None], *, log: Log) -> None:
-    """Listen for ever. While the line is down nothing is lost: whoever waits polls."""
+    """Listen until canceled. While the connection is down nothing is lost: waiting processes poll."""
     failures = 0
     while True:
         link = Link(url, Purpose.LISTEN)
@@ -108,7 +110,7 @@ async def keep_listening(url: str, channels: list[Channel], on_wake: Callable[[C
             if keeps_session(conn):
                 await listen(conn, channels, on_wake, is_wanted=link.is_good)
             else:
-                # The session that listens would be somebody else's the next moment.
+                # Behind a pooler another client would use the listening session the next moment.
                 pause_seconds = POOLED_PAUSE_SECONDS
         except (psycopg.Error, PostgresUnavailable, OSError) as error:
             failures += 1
@@ -121,9 +123,9 @@ async def keep_listening(url: str, channels: list[Channel], on_wake: Callable[[C
 
 
 class Waker:
-    """Sends wake-ups on a connection of its own, the first at once and then at most one per ten milliseconds.
+    """Sends notifications on its own connection: the first at once, then at most one per ten milliseconds.
 
-    On the same connection it watches over the database.
+    The same connection watches the database server.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class Waker:
             self._has_work.set()
 
     async def run(self) -> None:
-        """Until canceled."""
+        """Run until canceled."""
         never = asyncio.Event()
         pulse = Pulse("watch", is_essential=False)
         async with asyncio.TaskGroup() as group:
@@ -155,7 +157,7 @@ class Waker:
             await run_loop(self._watch.tick, wake=never, stop=never, name="watch", log=self._log, pulse=pulse)
 
     async def _send_for_ever(self) -> None:
-        """A wake-up that cannot be sent is dropped: it only shortens waits."""
+        """A notification that cannot be sent is dropped: it only shortens waits."""
         while True:
             await self._has_work.wait()
             self._has_work.clear()

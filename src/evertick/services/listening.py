@@ -1,6 +1,6 @@
-"""The API's port: bound here, and handed on as standard input to the process that answers there, as inetd did.
+"""Binds the API's port and passes it as standard input to the process that serves it, as inetd did.
 
-So `evertick up` holds the port from the start, and starts that process when the first one knocks.
+`evertick up` holds the port from the start, and starts that process on the first connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BACKLOG = 128
 
 
 def listen(settings: Settings, log: Log) -> socket.socket:
-    """The port that was chosen. Where nobody chose one and the usual one is taken, any: a second `up` must not fail."""
+    """The configured port. If none is configured and the default is taken, any free port: a second `up` must not fail."""
     if settings.api_port is not None:
         return bound(settings.api_host, settings.api_port)
     try:
@@ -31,7 +31,7 @@ def listen(settings: Settings, log: Log) -> socket.socket:
 
 
 def inherited_socket() -> socket.socket | None:
-    """Standard input, if that is a port that somebody has opened for us."""
+    """Standard input, if it is a listening socket that the parent process opened."""
     try:
         found = socket.socket(fileno=os.dup(sys.__stdin__.fileno())) if sys.__stdin__ else None
         if found is not None and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -43,7 +43,7 @@ def inherited_socket() -> socket.socket | None:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A listening socket; a port that was chosen and is taken is an error that says so."""
+    """A listening socket. A configured port that is taken raises an error that says so."""
     try:
         (family, kind, protocol, _, place), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         made = socket.socket(family, kind, protocol)

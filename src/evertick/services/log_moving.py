@@ -1,7 +1,7 @@
-"""Moves the logs of runs that have ended from the database to the object storage, and removes there what retention has deleted.
+"""Archives the logs of ended runs to the object storage, and deletes archived logs that retention has removed.
 
-By the leader, in the background, with a small share of the database's time. Lines go only when the object that holds them was read
-back as it was put. While the storage is away they stay where they are, and nobody waits for it.
+Runs in the leader, in the background, with a small share of the database's time. Lines are deleted from the database
+only after the object was read back and compared. During a storage outage they stay in the database.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from evertick.store.log_moves import BEFORE_ALL, ChunkKey, EndedRun, Leading
 SHARD = 0
 LOOK_SECONDS, ROUND_SECONDS = 1.0, 30.0
 LONGEST_PAUSE_SECONDS = 60.0
-# The longest that a step may take: an object put and read back by a storage that hardly answers.
+# The longest that a step may take: an object written to and read back from a very slow storage.
 STEP_SECONDS = 120.0
-# So many objects are on their way at once; each has at most so many bytes of lines, and so many chunks.
+# The number of objects in transfer at once, and the limits of each: bytes of lines, and chunks.
 AT_ONCE = 4
 OBJECT_BYTES, OBJECT_CHUNKS = 4 * 1024 * 1024, 2000
-# A log as small as this stays where it is: its rows are as large as its lines, and the storage has a price for each object.
+# Smaller logs stay in the database: their rows are as small as their lines, and the storage charges per object.
 SMALLEST_BYTES = 16 * 1024
 _WALKED, _RUNS, _OBJECTS = 1000, 200, 100
 
@@ -52,8 +52,8 @@ class Epoch(Protocol):
 
 @dataclass(slots=True)
 class _Move:
-    """A run on its way, and how far it is. One that the database or the storage refuses alone is left for the next round, so that
-    it holds up no other (V11)."""
+    """A run being archived, and its progress. If the database or the storage refuses this run alone, it waits for the
+    next round, so that it delays no other (V11)."""
 
     run: EndedRun
     after: ChunkKey = BEFORE_ALL
@@ -62,7 +62,7 @@ class _Move:
 
 
 class LogMoving:
-    """`epoch` says whether this process leads now, and by what right."""
+    """`epoch` returns the leader's epoch, or None while this process does not lead."""
 
     def __init__(self, settings: Settings, store: ObjectStore, *, link: Link, epoch: Epoch, log: Log) -> None:
         self._store, self._link, self._epoch, self._log = store, link, epoch, log
@@ -70,7 +70,7 @@ class LogMoving:
         self._aside = Aside("log_moving", most=AT_ONCE)
         self.pulse = Pulse("log_moving", is_essential=False, longest_tick_seconds=STEP_SECONDS)
         self._due: deque[_Move] = deque()
-        # Of the round over all watched runs; 0 where it begins.
+        # Cursor of the round over all queued runs; 0 at its start.
         self._last_run_id = 0
         self._has_walked_all = False
         self._failing_since: float | None = None
@@ -98,9 +98,9 @@ class LogMoving:
         return rest_seconds(self._busy_seconds, is_behind=is_behind)
 
     async def _step(self, leading: Leading) -> bool:
-        """Whether there may be more to do at once."""
+        """Returns whether there may be more to do at once."""
         if self._failing_since is not None:
-            # Nothing is listed for a storage that is still away.
+            # Create no entries for a storage that is still unavailable.
             await self._aside.do(lambda: self._store.has("logs/none"))
         if not self._due:
             if self._last_run_id == 0 and await self._remove_dead(leading):
@@ -120,7 +120,7 @@ class LogMoving:
         return True
 
     async def _find(self, leading: Leading) -> bool:
-        """Fill the list of what is due. False at the end of a round over all that are watched."""
+        """Fill the list of due runs. False at the end of a round over all queued runs."""
         async with self._database() as conn:
             if self._last_run_id == 0:
                 self._has_walked_all = await watch_runs(conn, leading, batch=_WALKED) < _WALKED
@@ -135,7 +135,7 @@ class LogMoving:
         return True
 
     async def _move(self, leading: Leading, moving: _Move) -> None:
-        """One object's worth of a run's lines."""
+        """Archive one object's worth of a run's lines."""
         run_id = moving.run.run_id
         async with self._database() as conn:
             part = await log_moves.part(conn, run_id, after=moving.after, chunks=OBJECT_CHUNKS, bytes_=OBJECT_BYTES)
@@ -154,7 +154,7 @@ class LogMoving:
         moving.after, moving.is_over = keys[-1], not moved
 
     def _judge(self, some: list[_Move], outcomes: list[BaseException | None]) -> None:
-        """What one run alone is guilty of is told, and it is left for later; all else is raised."""
+        """Log an error that concerns one run alone and postpone that run; raise all others."""
         failed = [(each, error) for each, error in zip(some, outcomes, strict=True) if error is not None]
         for _, error in failed:
             is_own_fault = isinstance(error, psycopg.Error) and is_poison(error.sqlstate)
@@ -168,7 +168,7 @@ class LogMoving:
             self._log.error("log_move_refused", run_id=each.run.run_id, error=error)
 
     async def _remove_dead(self, leading: Leading) -> bool:
-        """Whether there may be more of them."""
+        """Returns whether there may be more of them."""
         async with self._database() as conn:
             dead = await dead_objects(conn, leading, batch=_OBJECTS)
         if dead:
@@ -181,7 +181,7 @@ class LogMoving:
 
     @asynccontextmanager
     async def _database(self) -> AsyncIterator[AsyncConnection]:
-        """The connection, for one at a time, and a note of how long it was busy for us."""
+        """The connection, for one user at a time; measures how long it was busy."""
         async with self._turn:
             conn, started = await self._link.get(), time.monotonic()
             try:
@@ -195,7 +195,7 @@ class LogMoving:
         self._failures += 1
         seconds = now - self._failing_since
         metrics.LOG_MOVES_FAILING.set(max(seconds, 1.0))
-        self.pulse.blocked = f"logs stay in the database, for {seconds / 60:.0f} minutes now: {error}"
+        self.pulse.blocked = f"logs have stayed in the database for {seconds / 60:.0f} minutes: {error}"
         self._log.warning("storage_unavailable", doing="move_logs", error=error)
         return pause_seconds(self._failures)
 
@@ -205,23 +205,23 @@ class LogMoving:
             metrics.LOG_MOVES_FAILING.set(0.0)
 
     def _forget(self) -> None:
-        """Somebody else does it."""
+        """Another scheduler archives now."""
         self._due.clear()
         self._last_run_id = 0
         self._is_back()
 
 
 def pause_seconds(failures: int) -> float:
-    """After so many in a row: a storage may be away for days."""
+    """The pause after this many failures in a row: a storage may be unavailable for days."""
     return min(2.0 ** min(failures, 10), LONGEST_PAUSE_SECONDS)
 
 
 def put_checked(store: ObjectStore, name: str, body: bytes) -> None:
-    """It is there afterwards, and is what was put: what it holds will be nowhere else."""
+    """Write the object, read it back and compare: afterwards it is the only copy."""
     store.put_bytes(name, body)
     try:
         there = store.get_part(name, at=0, size=len(body) + 1)
     except ResultLost:
         there = None
     if there != body:
-        raise StorageUnavailable(f"{store.place} gave back something else than was put as {name}.")
+        raise StorageUnavailable(f"{store.place} returned different content than was written as {name}.")

@@ -1,7 +1,7 @@
-"""Reading logs wherever their lines are: in the database, or in the object storage that those of ended runs were moved to.
+"""Reads logs from the database, or from the object storage to which logs of ended runs are archived.
 
-No connection to the database is held while the storage answers, and it is asked by threads of its own: while it is slow or away,
-nobody waits but who wants to read from it. A part that is gone or was changed there is told in its place; the rest is read.
+No database connection is held while the storage answers, and dedicated threads read from it: a slow or unavailable
+storage delays only its own readers. A part that is missing or was changed is reported in its place; the rest is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from evertick.store.logs import FoundChunk
 
 MOST_READS = 4
 READ_SECONDS = 30.0
-# So many chunks are looked through at once, 2 MB of log, and so often for one question.
+# The number of chunks searched at once (2 MB of log), and the number of rounds per request.
 _ROUND, _ROUNDS = 32, 8
 
 Lend = Callable[[], AbstractAsyncContextManager[AsyncConnection]]
@@ -38,7 +38,7 @@ _Texts = dict[tuple[UUID, int], str | None]
 
 
 class Chunk(NamedTuple):
-    """Some whole lines of one attempt."""
+    """Whole lines of one attempt."""
 
     epoch: int
     seq: int
@@ -48,14 +48,14 @@ class Chunk(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """Pieces of an object that follow one another: fetched at once."""
+    """Adjacent pieces of an object, fetched in one request."""
 
     object_id: UUID
     pieces: list[Piece]
 
 
 class LogArchive:
-    """The lines that are in the storage. One for a process."""
+    """The archived lines. One per process."""
 
     def __init__(self, settings: Settings) -> None:
         self._store = open_store(settings)
@@ -70,7 +70,7 @@ class LogArchive:
     async def _fetch(self, run_id: int, spans: Sequence[_Span]) -> _Texts:
         if (store := self._store) is None:
             raise StorageUnavailable(
-                "These lines were moved to an object storage, and none is named here: set EVERTICK_STORAGE and its keys as for the"
+                "These lines are in an object storage, but none is configured here: set EVERTICK_STORAGE and its keys as for the"
                 " scheduler."
             )
         texts = _Texts()
@@ -79,7 +79,7 @@ class LogArchive:
                 for span in spans:
                     texts |= await self._aside.do(partial(_read, store, run_id, span))
         except TimeoutError:
-            raise StorageUnavailable(f"{store.place} gave no lines within {READ_SECONDS:g} s.") from None
+            raise StorageUnavailable(f"{store.place} returned no lines within {READ_SECONDS:g} s.") from None
         return texts
 
 
@@ -91,7 +91,7 @@ class _Look(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogReader:
-    """For one reader. `lend` gives a connection for a moment."""
+    """For one reader. `lend` lends a connection for a moment."""
 
     archive: LogArchive
     lend: Lend
@@ -102,16 +102,16 @@ class LogReader:
         return await self.archive.filled(key.run_id, found)
 
     async def onward(self, key: TaskKey, *, at: tuple[int, int], sought: Sought = ANY, limit: int) -> list[Chunk]:
-        """Chunks from the one that byte `at` (epoch, offset) lies in, in order."""
+        """Chunks from the one that contains byte `at` (epoch, offset), in order."""
         return await self._look(log_windows.onward, key, at, sought, limit)
 
     async def backward(self, key: TaskKey, *, at: tuple[int, int], sought: Sought = ANY, limit: int) -> list[Chunk]:
-        """Chunks from the one that byte `at` lies in, the last first."""
+        """Chunks from the one that contains byte `at`, the last first."""
         return await self._look(log_windows.backward, key, at, sought, limit)
 
     async def _look(self, look: _Look, key: TaskKey, at: tuple[int, int], sought: Sought, limit: int) -> list[Chunk]:
-        """Of lines in the storage only here can be told whether they are sought: on, round by round, until there are enough, or so
-        much was read that whoever waits shall ask again. Fewer than the limit means that there are no more."""
+        """Archived lines can be filtered only here: read round by round until there are enough, or until so much was
+        read that the client has to ask again. Fewer than the limit means that there are no more."""
         batch = limit if sought == ANY else max(_ROUND, limit)
         kept: list[Chunk] = []
         passed: list[Chunk] = []
@@ -127,13 +127,13 @@ class LogReader:
                 return kept[:limit]
             passed = [each for each in filled if not _fits(each.content, sought)]
             last = (fresh[-1].epoch, fresh[-1].seq)
-        # The last that were passed over tell where to go on.
+        # The last skipped chunks tell the client where to continue.
         kept += passed[len(kept) - limit :]
         return sorted(kept, key=lambda each: (each.epoch, each.seq), reverse=look is log_windows.backward)
 
 
 def _fits(content: str, sought: Sought) -> bool:
-    """The twin of what the database does with lines that it has."""
+    """The counterpart of the filter that the database applies to its own lines."""
     is_found = sought.text is None or sought.text.lower() in content.lower()
     return is_found and (sought.pattern is None or re.search(sought.pattern, content) is not None)
 
@@ -175,5 +175,5 @@ def _content(found: FoundChunk, texts: _Texts) -> str:
     text = texts[(found.object_id, found.at)]
     if text is not None:
         return text
-    lost = f"{found.until - found.seq} bytes of this log are gone from the storage, or were changed there."
+    lost = f"{found.until - found.seq} bytes of this log are missing from the storage, or were changed there."
     return f"{time.time_ns() // 1000:016} MARK {lost}\n"

@@ -1,6 +1,6 @@
-"""The only loop. A service is a `tick` that does one bounded batch and returns the seconds to its next.
+"""The loop of every service. A service is a `tick` that does one bounded batch and returns the seconds to its next.
 
-Waits for a wake-up or the delay, catches what a tick raises, backs off, measures. Must never wait for user code.
+Waits for a notification or the delay, catches errors of a tick, backs off, measures. Must never wait for user code.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from evertick.services.events import Log
 from evertick.services.pulse import Pulse, shown
 
 LONGEST_BACK_OFF_SECONDS = 5.0
-# What passes by itself: the database is away, full, crowded or read-only for now, or a connection broke.
+# Errors that pass by themselves: the database is down, full, out of connections or read-only for now, or a connection
+# broke.
 UNREACHABLE = (
     psycopg.OperationalError,
     psycopg.InterfaceError,
     psycopg.errors.ReadOnlySqlTransaction,
     PostgresUnavailable,
 )
-# A login without the rights of its service: somebody has to give them, and then it goes on by itself.
+# The login lacks its service's permissions: once an operator grants them, the service continues by itself.
 NOT_ALLOWED = psycopg.errors.InsufficientPrivilege
-_GIVE_RIGHTS = "This login lacks a right: give it the role of its service, see `evertick db roles`."
+_GIVE_RIGHTS = "This login lacks a permission: grant it the role of its service, see `evertick db roles`."
 
 T = TypeVar("T")
 
@@ -44,9 +45,9 @@ async def run_loop(
     longest_back_off: float = LONGEST_BACK_OFF_SECONDS,
     pulse: Pulse | None = None,
 ) -> None:
-    """Tick until `stop` is set. A failing tick is logged, and tried again after a growing, jittered pause.
+    """Tick until `stop` is set. A failing tick is logged, and retried after a growing, jittered pause.
 
-    `pulse` is where it notes how it is doing, for a loop whose ticks may take long or that others do not depend on.
+    `pulse` records the loop's health, for a loop whose ticks may take long or that others do not depend on.
     """
     failures = 0
     seconds_of_ticks = metrics.TICK_SECONDS.labels(service=name)
@@ -80,7 +81,8 @@ async def run_loop(
 
 
 async def keep_trying(work: Callable[[], Awaitable[T]], *, stop: asyncio.Event, name: str, log: Log) -> T:
-    """What `work` gives once the database can be reached and lets us; for what a service cannot go on without. Raises at `stop`."""
+    """The result of `work` once the database is reachable and grants access; for work that a service cannot start
+    without. Raises at `stop`."""
     failures = 0
     with shown(Pulse(name)) as pulse:
         while True:
@@ -102,17 +104,17 @@ async def keep_trying(work: Callable[[], Awaitable[T]], *, stop: asyncio.Event, 
 
 
 def back_off(failures: int, longest_seconds: float = LONGEST_BACK_OFF_SECONDS) -> float:
-    """Seconds to wait after that many failures in a row, spread so that a fleet does not come back at once."""
+    """Seconds to wait after this many failures in a row, jittered so that many processes do not return at once."""
     longest = min(longest_seconds, *_longest)
     return float(min(0.1 * 2 ** min(failures, 10), longest) * random.uniform(0.5, 1.0))
 
 
-# Of the process, so that no loop of it is forgotten.
+# Per process, so that it applies to every loop.
 _longest = [LONGEST_BACK_OFF_SECONDS]
 
 
 def come_back_within(heartbeat_seconds: float) -> None:
-    """From now on no loop of this process pauses for longer than half a heartbeat: after an outage all is soon as before."""
+    """Limit the back-off of every loop in this process to half a heartbeat, so that work resumes soon after an outage."""
     _longest[:] = [min(heartbeat_seconds / 2, LONGEST_BACK_OFF_SECONDS)]
 
 

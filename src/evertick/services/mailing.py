@@ -1,4 +1,4 @@
-"""Sends one message by SMTP, by the connection that the settings name. By the standard library alone."""
+"""Sends one email by SMTP, over the configured connection. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SUBMISSION_PORT, TLS_PORT = 587, 465
 
 
 def compose(*, sender: str, recipients: list[str], subject: str, text: str, delivery: str) -> EmailMessage:
-    """Headers are set by EmailMessage, which refuses line breaks in them: nobody can add one through a name or a reason."""
+    """EmailMessage refuses line breaks in headers: a name or a reason cannot inject one."""
     message = EmailMessage()
     message["From"] = sender
     message["To"] = ", ".join(recipients)
     message["Subject"] = subject
     message["Date"] = format_datetime(localtime())
-    # The same for every attempt at this delivery, so that a mailbox can know it again.
+    # The same for every attempt at this delivery, so that a mail server can recognize duplicates.
     message["Message-ID"] = f"<evertick-{delivery}@{sender.rpartition('@')[2].strip('>') or 'localhost'}>"
     message["Auto-Submitted"] = "auto-generated"
     message.set_content(text)
@@ -29,9 +29,9 @@ def compose(*, sender: str, recipients: list[str], subject: str, text: str, deli
 
 
 def send(message: EmailMessage, server: Connection, on_open: OnOpen, *, seconds: float) -> str:
-    """What the server said, in short. Blocks; raises DeliveryFailed or OSError.
+    """The server's reply, in short. Blocks; raises DeliveryFailed or OSError.
 
-    `smtp://` asks for encryption after the greeting and goes no further without it, unless `?tls=none`; `smtps://` begins with it.
+    `smtp://` requires STARTTLS, unless `?tls=none`; `smtps://` uses TLS from the start.
     """
     if server.type not in ("smtp", "smtps") or not server.host:
         raise UserError("the SMTP connection must look like smtp://login:PASSWORD@mail.example.com:587")
@@ -53,7 +53,7 @@ def send(message: EmailMessage, server: Connection, on_open: OnOpen, *, seconds:
         raise DeliveryFailed(f"refused: {_refusals(error.recipients)}", is_final=_all_final(error.recipients)) from None
     except smtplib.SMTPResponseException as error:
         said = error.smtp_error.decode("utf-8", "replace") if isinstance(error.smtp_error, bytes) else error.smtp_error
-        # A wrong password and a sender who may not are mended by people, and soon.
+        # A wrong password or a forbidden sender is fixed by an operator, and soon.
         raise DeliveryFailed(f"SMTP {error.smtp_code} {said}") from None
     except smtplib.SMTPException as error:
         raise DeliveryFailed(f"SMTP: {error or type(error).__name__}") from None

@@ -1,7 +1,8 @@
-"""Death certificates for runners of this machine: a second instead of the long silence that proves it elsewhere.
+"""Declares dead the runners of this machine whose processes are gone: in a second, instead of after the long silence
+that other machines need.
 
-Everybody here looks whether the others' processes are still there. Never buries a runner whose process it cannot prove
-to be gone, or one whose attempts may still run (V5).
+Every runner checks the processes of its peers. Never declares a runner dead unless its process is provably gone and
+none of its attempts may still run (V5).
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ from evertick.services.whoami import is_provably_gone
 from evertick.store import runners
 from evertick.store.runners import LiveRunner
 
-# A look at a process costs 20 µs and no statement. Who the others are is asked when one joins, and now and then in case that
-# was not heard; where nobody can hear it, with every tick.
+# Checking a process costs 20 µs and no statement. The list of peers is read when one registers, and periodically in
+# case that notification was lost; without notifications, in every tick.
 LOOK_SECONDS, ASK_TICKS = 0.2, 10
-# What is killed is gone within milliseconds; one that hangs in the kernel is looked at again with the next tick.
+# Killed processes are gone within milliseconds; one that hangs in the kernel is checked again in the next tick.
 END_STRAYS_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buried:
-    """A runner that was proven dead now, and how many attempts it held."""
+    """A runner that was declared dead now, and the number of attempts it held."""
 
     runner: LiveRunner
     attempts: int
 
 
 async def certify_deaths(conn: AsyncConnection, *, infra_retries: int) -> list[Buried]:
-    """Bury the runners of this machine that are provably gone, after what they left running is."""
+    """Declare dead the runners of this machine that are provably gone, after killing their orphaned processes."""
     place = here()
     return await _bury_gone(conn, await _neighbours(conn, place), place, infra_retries)
 
@@ -69,7 +70,7 @@ async def _bury_gone(
 
 
 class Neighbours:
-    """Looks after the other runners of this machine, on a connection that it shares with what may wait."""
+    """Checks the other runners of this machine, on a connection that it shares with other work that can wait."""
 
     def __init__(self, settings: Settings, *, link: Link, on_buried: Callable[[], None], log: Log) -> None:
         self._settings, self._link, self._on_buried, self._log = settings, link, on_buried, log
@@ -79,11 +80,11 @@ class Neighbours:
         self._asked = -inf
 
     def ask(self) -> None:
-        """Somebody has joined: whoever dies young must be known by then."""
+        """A runner has registered: read the list, so that it is known before it can die."""
         self._asked = -inf
 
     async def run(self) -> None:
-        """Until canceled."""
+        """Run until canceled."""
         await run_loop(
             self.tick,
             wake=asyncio.Event(),
@@ -95,7 +96,7 @@ class Neighbours:
 
     async def tick(self) -> float:
         if (began := time.monotonic()) - self._asked >= self._ask_seconds:
-            # Before the question: who joins while it is answered is asked for again.
+            # Set before the query: a runner that registers meanwhile triggers another one.
             self._asked = began
             self._known = await self._ask_for_them()
         if any(is_provably_gone(runner, self._place) for runner in self._known):

@@ -1,7 +1,8 @@
-"""Sends what is in the outbox: by the leader, on a connection of its own, beside everything else.
+"""Sends the notifications in the outbox: in the leader, on its own connection, concurrently with all other work.
 
-A sink that hangs or is down rests alone, longer each time; the others, runs and ticks do not notice. Each delivery is
-taken for a while by one leader. Where that one dies before it could say that it sent, the next sends again, under the same id.
+A destination that hangs or is down backs off alone; other destinations, runs and ticks are unaffected. A leader claims
+each delivery for a limited time. If it dies before it records the delivery, the next leader sends it again, under the
+same id.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from evertick.store.wake import Channel
 if TYPE_CHECKING:
     from evertick.services.sending import Sending
 
-# Of one sink at once, and of all.
+# Concurrent deliveries per destination, and in total.
 EACH, BATCH = 4, 64
-# Longer than any sending takes, so that nobody sends what is on its way; and how long a dead leader's are held up.
+# Longer than any delivery takes, so that none is sent twice at once; also the delay of a dead leader's deliveries.
 TAKEN_SECONDS = 30.0
 RECORD_AGAIN_SECONDS = (0.1, 0.5, 1.0, 2.0, 4.0)
 TEND_SECONDS = 15.0
@@ -42,12 +43,12 @@ FOR_EVER_SECONDS = 1e9
 IDLE_TICKS = 2
 MOST_COUNTED = 100_000
 GIVE_UP_BATCH = 1000
-# People hear of it where health is asked for.
+# Reported as a health problem after this time.
 LATE_SECONDS = 300.0
 
 
 class Resting:
-    """Sinks that did not work lately, and until when they are left alone."""
+    """Destinations that failed recently, and until when each is paused."""
 
     def __init__(self) -> None:
         self._failures: dict[str, tuple[int, float]] = {}
@@ -83,13 +84,13 @@ class Notifying:
         self._group: asyncio.TaskGroup | None = None
 
     def hear(self, seen: Seen) -> None:
-        """What the leader has just seen: whether something waits, so that nobody asks for nothing once per tick."""
+        """The leader's latest poll: whether notifications wait, so that idle ticks need no query."""
         could_wait, self._may_wait = self._may_wait, seen.has_deliveries is not False
         if self._may_wait and not could_wait:
             self._wake.set()
 
     async def run(self) -> None:
-        """Until canceled; what is being sent then is broken off, and sent again by whoever leads next."""
+        """Run until canceled. A delivery in progress is then aborted, and the next leader sends it again."""
         never = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             self._group = group
@@ -123,11 +124,11 @@ class Notifying:
         for each in taken:
             self._busy[each.sink] = self._busy.get(each.sink, 0) + 1
             self._group.create_task(self._deliver(each))
-        # People wait for these, and no task does: an idle leader asks seldom.
+        # People wait for notifications, tasks do not: an idle leader asks seldom.
         return self._settings.tick_seconds * (1 if taken else IDLE_TICKS)
 
     async def _deliver(self, taken: Taken) -> None:
-        """One attempt at one delivery, to its end."""
+        """Attempt one delivery."""
         sink = taken.sink
         try:
             answer = await self._sending.send(sink, taken.fact, delivery=str(taken.delivery_id))
@@ -138,7 +139,7 @@ class Notifying:
                 self._resting.fail(sink)
             await self._fail(taken, error)
         except (*UNREACHABLE, NotLeader) as error:
-            # Of ours, not of the sink: it is taken again when its time is over.
+            # An internal error, not the destination's: the delivery is claimed again when its claim expires.
             self._log.warning("not_sent", delivery=taken.delivery_id, error=error)
         except Exception as error:
             await self._fail(taken, DeliveryFailed(f"{type(error).__name__} while it was prepared", is_final=True))
@@ -146,7 +147,7 @@ class Notifying:
             self._busy[sink] -= 1
             if self._busy[sink] == 0:
                 del self._busy[sink]
-                # More of the same may wait.
+                # More for the same destination may wait.
                 self._wake.set()
 
     async def _fail(self, taken: Taken, error: DeliveryFailed) -> None:
@@ -155,7 +156,8 @@ class Notifying:
         await self._record(taken, "failed" if is_over else "waiting", str(error), 0.0 if is_over else rest)
 
     async def _record(self, taken: Taken, state: str, answer: str, rest: float) -> None:
-        """As soon as the database can be asked. If it cannot for long, the delivery is taken again when its time is over."""
+        """Record the result as soon as the database answers. If it does not for long, the delivery is claimed again
+        when its claim expires."""
         for pause in (*RECORD_AGAIN_SECONDS, None):
             try:
                 conn = await self._link.get()
@@ -188,7 +190,7 @@ class Notifying:
         oldest = found.oldest_seconds or 0.0
         metrics.NOTIFICATIONS_WAITING.set(found.waiting)
         metrics.NOTIFICATIONS_OLDEST.set(oldest)
-        why = f"; not working: {', '.join(self._resting.troubled[:3])}" if self._resting.troubled else ""
+        why = f"; failing: {', '.join(self._resting.troubled[:3])}" if self._resting.troubled else ""
         text = f"{found.waiting} notifications wait, the oldest for {oldest / 60:.0f} minutes{why}"
         self._pulse.blocked = text if oldest > LATE_SECONDS else None
 
@@ -208,7 +210,7 @@ class Notifying:
 
     @property
     def _sending(self) -> Sending:
-        """Made when it is first needed: most installations send nothing, and every scheduler would carry TLS and mail."""
+        """Created on first use: most installations send nothing, and every scheduler would load TLS and mail libraries."""
         if self._made is None:
             from evertick.services.sending import Sending
 

@@ -1,7 +1,7 @@
-"""A process that has imported every service already and forks one when asked, so that they share that memory.
+"""The fork server: a process that has imported every service and forks one on request, so that they share that memory.
 
-Forked by `evertick up` before it has any thread. Never runs a service itself and never outlives `up`: a service that it
-forked ends in peace when it dies, as if `up` had.
+Forked by `evertick up` before it has any thread. Never runs a service itself and never outlives `up`: when it dies, the
+services it forked shut down gracefully, as if `up` had died.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import NoReturn
 
 from evertick.execution.linux import die_with_parent
 
-# A request carries a service's whole environment.
+# A request contains a service's whole environment.
 LONGEST_MESSAGE = 4 * 1024 * 1024
 Main = Callable[[list[str]], int]
 _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def live(requests: socket.socket, main: Main, parent_pid: int) -> NoReturn:
-    """Fork what is asked for and tell how each ended, until the other side hangs up."""
+    """Fork services on request and report how each ended, until the client closes the socket."""
     status = 1
     try:
         die_with_parent(signal.SIGKILL, parent_pid)
-        # A terminal's Ctrl-C is for `up`, which then stops the services in order.
+        # Ctrl-C in a terminal is meant for `up`, which then stops the services in order.
         for number in _DEAF_TO:
             signal.signal(number, signal.SIG_IGN)
         _name("nursery")
@@ -58,7 +58,8 @@ class _Nursery:
                     return
 
     def _take(self) -> bool:
-        """One request, with the end of the pipe that shall be the service's output. False if nobody asks any more."""
+        """Read one request, with the write end of the pipe for the service's output. False when the client has closed
+        the socket."""
         text, fds, _flags, _address = socket.recv_fds(self._requests, LONGEST_MESSAGE, 1)
         if not text:
             return False
@@ -86,12 +87,12 @@ class _Nursery:
         self._say({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _say(self, message: dict[str, object], *fds: int) -> None:
-        # If nobody listens any more, the next request is the hang-up.
+        # If the client is gone, the next read sees the closed socket.
         with suppress(OSError):
             socket.send_fds(self._requests, [json.dumps(message).encode()], fds)
 
     def _become(self, arguments: list[str], environment: dict[str, str], output_fd: int) -> NoReturn:
-        """In the fork: be as a new process of that command would be, and end as it would."""
+        """In the fork: behave like a new process of that command, and exit like it."""
         status = 1
         try:
             nursery_pid = os.getppid()
@@ -120,13 +121,14 @@ def _take_output(output_fd: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(output_fd, 1)
-    # The nursery's socket and the descriptors of siblings are nobody's business here.
+    # Close the fork server's socket and the descriptors of the other services.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _name(name: str) -> None:
-    """What `ps` shows. The module would else write over the environment, by which others find our processes."""
+    """The name that `ps` shows. Without the setting, the module would overwrite the environment that identifies our
+    processes."""
     os.environ["SPT_NOENV"] = "1"
     from setproctitle import setproctitle  # imported here: it reads the line above once
 

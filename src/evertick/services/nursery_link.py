@@ -1,4 +1,5 @@
-"""`evertick up`'s side of the nursery: ask for a service, hear its end. Without a nursery a service is an ordinary child.
+"""The client of the fork server in `evertick up`: request a service, learn how it ended. Without a fork server a
+service is an ordinary child.
 
 Both look the same to the supervisor. Opened once, before there is an event loop or a thread.
 """
@@ -40,7 +41,7 @@ class Served(Protocol):
 
 
 class _Forked:
-    """A service that the nursery forked. The nursery is its parent and says how it ended."""
+    """A service that the fork server forked. The fork server is its parent and reports how it ended."""
 
     def __init__(self, pid: int, pidfd: int, stdout: asyncio.StreamReader) -> None:
         self.pid, self.stdout, self._pidfd = pid, stdout, pidfd
@@ -66,7 +67,7 @@ class _Forked:
             os.close(self._pidfd)
 
     def adopt(self) -> None:
-        """The nursery is gone, and this process has inherited its children."""
+        """The fork server is gone, and this process has inherited its children."""
         if not self._code.done():
             asyncio.get_running_loop().add_reader(self._pidfd, self._bury)
 
@@ -74,7 +75,7 @@ class _Forked:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         try:
             _, status = os.waitpid(self.pid, 0)
-        except ChildProcessError:  # somebody was faster: that it ended is all that can be said
+        except ChildProcessError:  # another thread reaped it first: only the fact that it ended is known
             self.ended(-signal.SIGKILL)
         else:
             self.ended(os.waitstatus_to_exitcode(status))
@@ -86,7 +87,7 @@ class _Asked(NamedTuple):
 
 
 class Nursery:
-    """Asks for services. After a death of the nursery, or if there is none, they are started the slow way."""
+    """Requests services. Without a fork server, or after it died, they are started as ordinary processes."""
 
     def __init__(self, main: nursery.Main | None = None) -> None:
         self._numbers = itertools.count()
@@ -104,7 +105,8 @@ class Nursery:
         for side in (ours, theirs):
             side.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, nursery.LONGEST_MESSAGE)
         ours.setblocking(False)
-        # What is there now is never garbage: a collection would only write to its pages, and each write makes a copy.
+        # Objects that exist now are never garbage: a collection would only write to their pages, and each write copies
+        # a page.
         gc.collect()
         gc.freeze()
         parent_pid = os.getpid()
@@ -118,7 +120,8 @@ class Nursery:
     async def start(self, arguments: list[str], environment: Mapping[str, str], stdin: int | None = None) -> Served:
         """Run `evertick ARGUMENTS` with this environment and its output in a pipe; it dies with this process.
 
-        One that gets a port as its standard input has an interpreter of its own: it imports what nobody else does.
+        A service that gets a port as its standard input has its own interpreter: it imports libraries that no other
+        service needs.
         """
         if self._socket is not None and stdin is None:
             forked = await self._fork(self._socket, arguments, environment)
@@ -134,7 +137,7 @@ class Nursery:
         )
 
     def close(self) -> None:
-        """Let the nursery go, at once: what it forked has ended, or ends by this."""
+        """End the fork server at once: the services it forked have ended, or end because of this."""
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
@@ -159,7 +162,7 @@ class Nursery:
         try:
             socket.send_fds(to, [json.dumps(request).encode()], [writing])
             forked = await asyncio.wait_for(asked.answer, _LONGEST_ANSWER_SECONDS)
-        except (OSError, TimeoutError):  # it is gone or hangs, or the environment is larger than a message may be
+        except (OSError, TimeoutError):  # it is gone or hangs, or the environment exceeds the message size
             forked = None
         finally:
             os.close(writing)
@@ -188,13 +191,13 @@ class Nursery:
 
     def _born(self, asked: _Asked, pid: int, pidfd: int) -> None:
         forked = self._forked[pid] = _Forked(pid, pidfd, asked.stream)
-        if asked.answer.done():  # too late: whoever asked has another one by now, or wants none
+        if asked.answer.done():  # too late: the caller has started another one, or no longer needs one
             forked.kill()
         else:
             asked.answer.set_result(forked)
 
     def _lose(self) -> None:
-        """The nursery died: what it forked got SIGTERM by that, and is ours to bury."""
+        """The fork server died: its services received SIGTERM, and this process reaps them."""
         self.close()
         for asked in self._asked.values():
             if not asked.answer.done():

@@ -1,8 +1,7 @@
-"""Looks at what an executor has of ours, every few seconds and whenever it hints that something changed. The look is the truth, the
-hint only makes it early.
+"""Lists an executor's attempts of this installation, every few seconds and whenever the executor signals a change. Only
+the listing counts; the signal makes it early.
 
-Whatever is there under a name of ours that nobody has on a list is taken away: an attempt that was given up while it was being
-handed over.
+An attempt at the executor that has no row in the work list is deleted: it was abandoned while it was being submitted.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ from evertick.services.submitting import Desk, in_time
 from evertick.store import dispatch
 
 LOOK_TICKS, LONGEST_LOOK_SECONDS = 5, 5.0
-# Every change is a hint, and a look shows everything there is: where much changes, hints are gathered for this share of the time.
+# Every change is a signal, and a listing returns everything: with many changes, signals are collected for this share of
+# the interval.
 GATHER_SHARE = 0.1
 MOST_STRAYS = 100
 
 
 class Observing:
-    """`seen` is the latest look, None until there is one; `looks` counts them, `on_look` is called after each."""
+    """`seen` is the latest listing, None until there is one; `looks` counts them, `on_look` is called after each."""
 
     def __init__(self, desk: Desk, *, on_look: Callable[[], None]) -> None:
         self._desk, self._on_look = desk, on_look
@@ -44,7 +44,7 @@ class Observing:
         self._stubborn: set[str] = set()
 
     async def run(self) -> None:
-        """Until canceled."""
+        """Run until canceled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen())
             never = asyncio.Event()
@@ -61,7 +61,7 @@ class Observing:
             after = error.retry_after_seconds if isinstance(error, ExecutorBusy) else None
             seconds = self._pause.note_failure(after)
             self._desk.log.warning("executor_unavailable", error=error, retry_in=seconds)
-            # Hints must not make an executor that has trouble already answer more often.
+            # Signals must not make an executor that is already in trouble answer more often.
             await asyncio.sleep(seconds)
             return 0.0
         self._pause.note_success()
@@ -80,21 +80,22 @@ class Observing:
                     failures = 0
                     self._wake.set()
             except Exception as error:
-                # Whatever it is, nothing depends on hints.
+                # Whatever the error: nothing depends on signals.
                 self._desk.log.warning("not_listening", error=error)
             failures += 1
             await asyncio.sleep(back_off(failures))
 
     async def _take_away_strays(self, seen: Mapping[str, Observed]) -> None:
-        """Rows are read after the look, and made before anything is handed over: what has none then has lost it."""
+        """Rows are read after the listing and are created before an attempt is submitted: an attempt without a row then
+        is an orphan."""
         named = {name: attempt.session for name in seen if (attempt := parse_name(name)) is not None}
         if not named:
             self._strays, self._tidied, self._stubborn = set(), set(), set()
             return
         known = await dispatch.known(await self._desk.link.get(), list(named.values()))
         strays = {name for name, session in named.items() if session not in known}
-        # Twice in a row, because what is being taken away by its own chore goes on being there for a moment. One that could not be
-        # taken away comes after all others, so that it keeps none of them.
+        # Twice in a row, because an attempt that its own action is deleting stays visible for a moment. One that could
+        # not be deleted is tried after all others, so that it does not block them.
         found = sorted((strays & self._strays) - self._tidied, key=lambda name: (name in self._stubborn, name))
         self._strays, self._tidied, self._stubborn = strays, self._tidied & strays, self._stubborn & strays
         for name in found[:MOST_STRAYS]:
@@ -102,7 +103,7 @@ class Observing:
                 break
 
     async def _take_away(self, name: str, phase: Phase) -> bool:
-        """Whether the executor did it."""
+        """Returns whether the executor deleted it."""
         self._desk.log.warning("stray", attempt=name, phase=phase.value)
         try:
             await in_time(self._desk.executor.cancel(name, self._desk.settings.stop_grace_seconds))
@@ -112,6 +113,6 @@ class Observing:
             self._desk.log.warning("executor_unavailable", attempt=name, error=error)
             return False
         if phase is Phase.ENDED:
-            # It may be kept there for people: asking once is enough.
+            # The executor may keep it for inspection: one request is enough.
             self._tidied.add(name)
         return True

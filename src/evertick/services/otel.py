@@ -1,7 +1,7 @@
 """Ended runs as OpenTelemetry spans, sent to a collector by OTLP over HTTP.
 
-Loaded only where traces are wanted: it needs `pip install evertick[otel]`. Whatever the OTEL_ variables say about headers,
-sampling, certificates and resource attributes holds. Must never hold up the service: sending is on a thread of its own.
+Imported only where traces are enabled: it needs `pip install evertick[otel]`. The OTEL_ variables for headers,
+sampling, certificates and resource attributes apply. Must never delay the service: sending has its own thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Attributes = dict[str, str | int]
 
 
 class _GivenIds(IdGenerator):
-    """The ids that the next span gets: ours are derived, not drawn."""
+    """The ids of the next span: they are derived, not random."""
 
     trace_id = span_id = 0
 
@@ -52,7 +52,7 @@ class _Collected(SpanProcessor):
 
 
 class OtelSpans:
-    """Makes spans of what ended, and sends them."""
+    """Creates spans of ended runs and sends them."""
 
     def __init__(self, endpoint: str, *, installation: str) -> None:
         self._installation = installation
@@ -63,12 +63,12 @@ class OtelSpans:
         )
         provider.add_span_processor(self._collected)
         self._tracer = provider.get_tracer("evertick")
-        # What it would say about a collector that is away, we say ourselves.
+        # Evertick reports an unreachable collector itself.
         logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
         self._exporter = OTLPSpanExporter(endpoint=traces_endpoint(endpoint))
 
     def add(self, run: EndedRun, attempts: Sequence[EndedAttempt]) -> None:
-        """One trace: the run, how it came about, and for each attempt how long it waited and how long it took."""
+        """One trace: the run, its trigger, and for each attempt how long it waited and how long it took."""
         ids = TraceIds(installation=self._installation, run_id=run.run_id)
         began = run.fire_at if run.fire_at is not None and run.fire_at <= run.created_at else run.created_at
         facts: Attributes = {"evertick.run": run.run_id, "evertick.dag": run.dag}
@@ -82,7 +82,7 @@ class OtelSpans:
         whole.end(_nanoseconds(run.finished_at))
 
     async def send(self) -> bool:
-        """Whether the collector took everything that was added; what it did not take is forgotten here."""
+        """Returns whether the collector accepted all added spans; spans that it did not accept are dropped here."""
         spans, self._collected.spans = self._collected.spans, []
         for first in range(0, len(spans), MOST_SPANS_PER_REQUEST):
             if not await self._export(spans[first : first + MOST_SPANS_PER_REQUEST]):
@@ -118,7 +118,7 @@ class OtelSpans:
         return self._tracer.start_span(name, context=context, start_time=_nanoseconds(at), attributes=facts)
 
     async def _export(self, spans: list[ReadableSpan]) -> bool:
-        """On a daemon thread, so that a collector that hangs does not keep the process from ending."""
+        """In a daemon thread, so that a collector that hangs does not keep the process from exiting."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[bool] = loop.create_future()
 
@@ -131,7 +131,7 @@ class OtelSpans:
             try:
                 is_taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
             finally:
-                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                with suppress(RuntimeError):  # the loop is closed: the caller no longer waits
                     loop.call_soon_threadsafe(tell, is_taken)
 
         threading.Thread(target=work, name="traces", daemon=True).start()
@@ -139,18 +139,18 @@ class OtelSpans:
 
 
 def traces_endpoint(endpoint: str) -> str:
-    """The base of a collector, as OTEL_EXPORTER_OTLP_ENDPOINT has it, or the whole path."""
+    """The base URL of a collector, as in OTEL_EXPORTER_OTLP_ENDPOINT, or the full path."""
     return endpoint if endpoint.rstrip("/").endswith("/v1/traces") else f"{endpoint.rstrip('/')}/v1/traces"
 
 
 def _settle(span: Span, outcome: str, reason: str | None) -> None:
     if outcome in _FAILED:
-        # The first line alone: what stands below it may be a user's traceback, with what it quotes.
+        # Only the first line: the rest may be a user's traceback, with the values it quotes.
         span.set_status(Status(StatusCode.ERROR, (reason or outcome).split("\n", 1)[0]))
     else:
         span.set_status(Status(StatusCode.OK))
 
 
 def _nanoseconds(instant: datetime) -> int:
-    """Exact: a float has no room for them."""
+    """Exact: a float is too imprecise."""
     return (instant - _EPOCH) // timedelta(microseconds=1) * 1000

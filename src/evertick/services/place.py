@@ -1,4 +1,5 @@
-"""Where this process is, so that somebody else can prove that it is gone. Knows no database: agents tell it, too."""
+"""Where this process runs, so that another process can prove that it is gone. Does not use the database: agents report
+it, too."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from evertick.execution.proc_stat import START_TICKS, boot_id, stat_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where this process is. Two that are at the same place see each other's pids and start times."""
+    """Where this process runs. Two processes with the same place see each other's pids and start times."""
 
     host: str
     boot_id: str
@@ -21,8 +22,8 @@ class Place:
 
 
 def here() -> Place:
-    # A start time is counted from the boot as the time namespace has it, and a user is somebody else in another user
-    # namespace; so those must be the same, too.
+    # A start time counts from boot as the time namespace shows it, and a user id means another user in another user
+    # namespace; so both must be equal, too.
     namespaces = [Path(f"/proc/self/ns/{kind}") for kind in ("pid", "time", "user")]
     return Place(
         host=socket.gethostname(),
@@ -33,10 +34,10 @@ def here() -> Place:
 
 
 def agent_place() -> dict[str, object]:
-    """As an agent tells it."""
+    """The place, as an agent reports it."""
     return {**asdict(here()), "pid": os.getpid(), "pid_started": float(stat_of("self")[START_TICKS])}
 
 
 def process_name() -> str:
-    """What tells this process from all others that run now."""
+    """A name that no other running process has."""
     return f"{socket.gethostname()}-{os.getpid()}"

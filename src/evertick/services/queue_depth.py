@@ -1,6 +1,6 @@
-"""Counts what is in line, for the metrics: by the leader alone, now and then, on a connection of its own.
+"""Counts queued tasks for the metrics: only in the leader, periodically, on its own connection.
 
-Never on the way of planning: it may be slow, fail or be left out, and nothing else is late.
+Never part of planning: it may be slow, fail or be skipped without delaying anything.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from evertick.store.db import Purpose
 COUNT_SECONDS = 10.0
 # How soon a new leader begins to count.
 LOOK_SECONDS = 1.0
-# Counting a line of 10,000 takes about 5 ms. More than that is "many" to whoever looks.
+# Counting a queue of 10,000 takes about 5 ms. Beyond that the exact number does not matter.
 MOST_COUNTED = 10_000
 MOST_QUEUES = 100
 
@@ -30,7 +30,7 @@ class QueueDepth:
         self._known: set[str] = set()
 
     async def run(self) -> None:
-        """Until canceled."""
+        """Run until canceled."""
         never, pulse = asyncio.Event(), Pulse("queue_depth", is_essential=False)
         try:
             await run_loop(self.tick, wake=never, stop=never, name="queue_depth", log=self._log, pulse=pulse)
@@ -44,7 +44,7 @@ class QueueDepth:
         counted = await queues.depths(await self._link.get(), cap=MOST_COUNTED, most=MOST_QUEUES)
         for each in counted:
             metrics.QUEUE_DEPTH.labels(queue=each.queue).set(each.depth)
-        # A queue that is empty now is told as empty, not left at its last count.
+        # A queue that is empty now is reported as 0, not left at its last count.
         seen = {each.queue for each in counted}
         for queue in self._known - seen:
             metrics.QUEUE_DEPTH.labels(queue=queue).set(0)
@@ -52,7 +52,7 @@ class QueueDepth:
         return COUNT_SECONDS
 
     async def _forget(self) -> None:
-        """Somebody else counts: two that tell the same would be added up."""
+        """Another scheduler counts: two that export the same series would be added up."""
         if self._known:
             metrics.QUEUE_DEPTH.clear()
             self._known = set()

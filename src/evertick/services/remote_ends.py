@@ -1,7 +1,7 @@
-"""How attempts come to their end in a remote place: what is left there is taken away, what it left behind is recorded, and what
-nothing is left of is given up. Each step is harmless if it is done twice.
+"""How remote attempts end: what is left at the executor is deleted, the outcome left behind is recorded, and an attempt
+without any trace is recorded as lost. Each step may be repeated.
 
-What is provably gone is buried; what is merely not there is left to silence (V5).
+An attempt that is provably gone is marked dead; one that is merely not visible is left to the heartbeat timeout (V5).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from evertick.store.dispatch import DispatchRow
 
 
 class RemoteEnds:
-    """One session's."""
+    """The endings of one session."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -30,7 +30,7 @@ class RemoteEnds:
         try:
             await self._carry_out(chore, row, seen)
         except (ExecutorBusy, ExecutorUnavailable) as error:
-            # It is done again after the next look.
+            # It is repeated after the next listing.
             metrics.DISPATCH_FAILED.labels(reason="end").inc()
             self._desk.log.warning("executor_unavailable", attempt=name_of(row), doing=chore.value, error=error)
 
@@ -51,46 +51,44 @@ class RemoteEnds:
             case Chore.FORCE:
                 await self._force(row)
             case Chore.SUBMIT:
-                raise AssertionError("handing over is not an end")
+                raise AssertionError("submitting is not an ending")
 
     async def _clean(self, row: DispatchRow) -> None:
-        """The attempt is over: nothing of it shall be left, and nobody looks after it any more."""
+        """The attempt is over: delete everything that is left of it, and stop watching it."""
         if await self._take_away(row):
             await dispatch.forget(await self._desk.link.get(), [row.session])
 
     async def _see_off(self, row: DispatchRow) -> None:
-        """No look has seen it: it is asked for by name whether it has ended."""
+        """No listing has shown it: ask for it by name, whether it has ended."""
         left = await in_time(self._desk.executor.find(name_of(row)))
         if left is None or left.phase is Phase.ENDED:
             await self._clean(row)
 
     async def _stop(self, row: DispatchRow) -> None:
         if await self._take_away(row):
-            await self._desk.end(never_began(row, QueuedEnd.STOPPED, "stopped before it began"))
+            await self._desk.end(never_began(row, QueuedEnd.STOPPED, "stopped before it started"))
 
     async def _end_early(self, row: DispatchRow, seen: Observed | None) -> None:
-        """What could not start for long counts as ended, and may start after all: if it did since the look, it is let be. If it
-        does while it is being taken away, it is not left to silence: we have just ended it ourselves.
-        """
+        """An attempt that could not start for long counts as ended, but may start after all: if it has since the
+        listing, it is left alone. If it starts while it is being deleted, its loss is recorded at once: this runner has
+        just ended it."""
         now = await in_time(self._desk.executor.find(name_of(row)))
         if now is not None and now.phase is not Phase.ENDED:
             return
         if await self._take_away(row):
             left = now or seen
-            if not await self._lost(row, f"dispatch_lost: it ended before it began{_told(left)}"):
+            if not await self._lost(row, f"dispatch_lost: it ended before it started{_told(left)}"):
                 await self._conclude(
-                    row, left, "agent_lost: it was taken away as one that could not begin, and had just begun"
+                    row, left, "agent_lost: it was deleted because it could not start, and had just started"
                 )
 
     async def _lose(self, row: DispatchRow) -> None:
         if await in_time(self._desk.executor.find(name_of(row))) is None:
             after = round(row.tried_seconds or 0)
-            await self._lost(
-                row, f"dispatch_lost: its executor knows nothing of it, {after} s after it was handed over"
-            )
+            await self._lost(row, f"dispatch_lost: its executor does not know it, {after} s after it was submitted")
 
     async def _lost(self, row: DispatchRow, reason: str) -> bool:
-        """Whether it was still to begin."""
+        """Returns whether it had yet to start."""
         is_lost = await self._desk.end(never_began(row, QueuedEnd.LOST, reason))
         if is_lost:
             metrics.DISPATCH_LOST.inc()
@@ -98,18 +96,17 @@ class RemoteEnds:
         return is_lost
 
     async def _report(self, row: DispatchRow, seen: Observed | None) -> None:
-        """What its agent left behind counts before any guess. And a look may be older than its beginning: one that could not start
-        for long counts as ended, and then it starts after all.
-        """
+        """An outcome that its agent left behind takes precedence. And a listing may be older than the start: an attempt
+        that could not start for long counts as ended, and may start after all."""
         now = await in_time(self._desk.executor.find(name_of(row)))
         if now is not None:
             seen = now
         if seen is None or seen.phase is not Phase.ENDED:
             return
-        await self._conclude(row, seen, f"agent_lost: its agent ended without a word{_told(seen)}")
+        await self._conclude(row, seen, f"agent_lost: its agent ended without reporting an outcome{_told(seen)}")
 
     async def _conclude(self, row: DispatchRow, seen: Observed | None, reason: str) -> None:
-        """With what its agent left behind, or with this reason."""
+        """Record the outcome that its agent left behind, or this reason."""
         left = None if seen is None else seen.outcome
         outcome = None if left is None else parse(left, key=row.key, epoch=row.epoch, session=row.session)
         if outcome is None:
@@ -119,10 +116,10 @@ class RemoteEnds:
 
     async def _force(self, row: DispatchRow) -> None:
         if await self._take_away(row):
-            await self._bury(row, "agent_lost: it did not stop when it was asked to, and was ended by its executor")
+            await self._bury(row, "agent_lost: it did not stop when asked to, and was killed by its executor")
 
     async def _take_away(self, row: DispatchRow) -> bool:
-        """Whether nothing of it goes on. What has ended and is kept there for people is the executor's own business."""
+        """Returns whether no part of it is running. Whether ended ones are kept for inspection is up to the executor."""
         executor, name = self._desk.executor, name_of(row)
         await in_time(executor.cancel(name, self._desk.settings.stop_grace_seconds))
         left = await in_time(executor.find(name))
@@ -147,7 +144,7 @@ class RemoteEnds:
 
 
 def _told(seen: Observed | None) -> str:
-    """What the place itself says, for people."""
+    """The executor's own description, for people."""
     if seen is None:
         return ""
     said = [seen.reason] if seen.reason else []

@@ -1,7 +1,7 @@
-"""The round over the open runs: what has drifted is repaired, and what is beyond repair is reaped.
+"""The reconciliation round over open runs: repairs inconsistencies, and fails runs that cannot be repaired.
 
-At once after a takeover, then every `reconcile_seconds`, in slices with pauses between them, so that a large installation is
-never busy with itself.
+Runs at once after a takeover, then every `reconcile_seconds`, in slices with pauses, so that it stays a small share of
+the load in a large installation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from evertick.store import runs
 from evertick.store.wake import Channel
 
 SLICE_PAUSE_SECONDS = 0.02
-# To count what is in line is dear where the line is long; it is done in the first round and then in every tenth.
+# Counting queued tasks is expensive where the queue is long; it is done in the first round and then in every tenth.
 LINE_ROUNDS = 10
 BEGINNING = (0, 0)
 GATES_AT_ONCE = 5000
@@ -41,7 +41,7 @@ class Repairing:
         self.begin()
 
     def begin(self) -> None:
-        """A new lead: the round starts now. What happened meanwhile nobody watched."""
+        """Leadership begins: start a round now. Changes before it were not observed."""
         self._after, self._slice_at = BEGINNING, 0.0
         self._began_at, self._elapsed, self._rounds = 0.0, 0.0, 0
 
@@ -50,13 +50,13 @@ class Repairing:
         return max(self._slice_at, self._reconciling.rests_until)
 
     async def attempt(self, conn: AsyncConnection) -> None:
-        """One slice, if it is time for one. After the last of a round: orphans."""
+        """One slice, if it is due. After the last slice of a round: orphaned runs."""
         if boot_seconds() < self.next_at:
             return
         self._slice_at = inf
         is_over = await self._reconciling.attempt(conn, lambda: self._reconcile(conn))
         if is_over is None:
-            # What was watched is interrupted: nothing of this round counts as watched.
+            # Observation was interrupted: nothing of this round counts as observed.
             self._began_at, self._elapsed, self._slice_at = 0.0, 0.0, boot_seconds()
         elif is_over:
             self._slice_at = self._began_at + self._settings.reconcile_seconds
@@ -68,10 +68,10 @@ class Repairing:
             self._slice_at = boot_seconds() + SLICE_PAUSE_SECONDS
 
     async def _reconcile(self, conn: AsyncConnection) -> bool:
-        """Whether the round is over."""
+        """Returns whether the round is over."""
         now = boot_seconds()
         if self._after == BEGINNING:
-            # A round may be late, but time in which we did not look does not count.
+            # A round may be late, but time without observation does not count.
             most = 3 * self._settings.reconcile_seconds
             self._elapsed = min(now - self._began_at, most) if self._began_at else 0.0
             self._began_at = now
@@ -86,7 +86,7 @@ class Repairing:
                 counts_line=self._rounds % LINE_ROUNDS == 0,
             )
         except errors.QueryCanceled:
-            # So many at once take longer than a step may: one by one from here. What takes too long alone is passed by.
+            # This many take longer than the timeout: continue one by one. A run that takes too long alone is skipped.
             if self._batch > 1:
                 self._batch = 1
                 raise
@@ -108,7 +108,7 @@ class Repairing:
         return done.last == BEGINNING
 
     async def _count_gates(self, conn: AsyncConnection) -> None:
-        """All gates, a slice after the other; before that, what no runner can take gives its gates back."""
+        """Check all gates, slice by slice; before that, release the admissions of tasks that no runner can claim."""
         grace = self._settings.unadmit_after_seconds
         taken_back = await unadmit(
             conn, shard=self._lead.shard, epoch=self._epoch, grace=grace, batch=self._settings.promote_batch
@@ -164,5 +164,5 @@ class Repairing:
     @property
     def _epoch(self) -> int:
         if self._lead.epoch is None:
-            raise NotLeader(f"shard {self._lead.shard} is led by somebody else")
+            raise NotLeader(f"shard {self._lead.shard} is led by another scheduler")
         return self._lead.epoch

@@ -1,6 +1,8 @@
-"""Stores how attempts ended, in one round trip with the claim of new ones. Never lets one report hold up the others (V11).
+"""Records how attempts ended, in the same round trip that claims new ones. Never lets one report delay the others
+(V11).
 
-What the database refuses as it stands is stored as a failure with the reason; what it refuses even so is tried again later.
+A report that the database refuses is recorded as a failure with the reason; if that is refused, too, it is retried
+later.
 """
 
 from __future__ import annotations
@@ -19,22 +21,22 @@ from evertick.services.holding import Finished
 
 MOST_LINES = 8
 
-# Sends these reports, and claims as much as that is free.
+# Sends these reports, and claims up to the number of free slots.
 Send = Callable[[list[Outcome], int], Awaitable[Stepped]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What the database answered, and which outcomes it would not take."""
+    """The database's answer, and the outcomes that it refused."""
 
     stepped: Stepped
     unstored: list[Outcome]
 
 
 async def tell(send: Send, ended: list[Outcome], free: int, *, log: Log) -> Told:
-    """One round trip; if the database refuses it, halve until what it refuses stands alone.
+    """One round trip; if the database refuses it, halve the batch until the refused report is isolated.
 
-    Raises when the trouble is not in the reports. Sending them again is harmless then.
+    Raises when the reports are not the cause. Sending them again is then harmless.
     """
     try:
         return Told(stepped=await send(ended, free), unstored=[])
@@ -59,7 +61,7 @@ async def tell(send: Send, ended: list[Outcome], free: int, *, log: Log) -> Told
 
 
 async def _tell_plainly(send: Send, outcome: Outcome, free: int, error: str, *, log: Log) -> Told:
-    reason = f"its outcome could not be stored: {error}".splitlines()[0]
+    reason = f"the outcome could not be stored: {error}".splitlines()[0]
     plain = Outcome(key=outcome.key, epoch=outcome.epoch, kind=OutcomeKind.FAILED, reason=reason)
     try:
         return Told(stepped=await send([plain], free), unstored=[])
@@ -67,12 +69,12 @@ async def _tell_plainly(send: Send, outcome: Outcome, free: int, error: str, *, 
         if isinstance(again, psycopg.OperationalError | psycopg.InterfaceError):
             raise
         log.error("report_refused", run=outcome.key.run_id, task=outcome.key.idx, epoch=outcome.epoch, error=again)
-    # If the trouble is not this report, then this fails as well and nothing was decided.
+    # If this report is not the cause, this fails as well, and nothing was decided.
     return replace(await tell(send, [], free, log=log), unstored=[outcome])
 
 
 def show_finished(finished: list[Finished], *, log: Log) -> None:
-    """A line for each attempt that ended, or one for all when they are many."""
+    """Log a line for each ended attempt, or one for all when they are many."""
     timed_out = sum(each.outcome.kind is OutcomeKind.TIMED_OUT for each in finished)
     if timed_out:
         metrics.TIMEOUTS.labels(kind="execution").inc(timed_out)
@@ -86,7 +88,7 @@ def show_finished(finished: list[Finished], *, log: Log) -> None:
 
 
 def show_refused(refused: list[Held], *, log: Log) -> None:
-    """Reports of attempts that were taken away from us, and that changed nothing."""
+    """Log reports of attempts that were taken away; they changed nothing."""
     metrics.STALE_WRITES_REFUSED.inc(len(refused))
     metrics.CLAIMS_LOST.inc(len(refused))
     for key, epoch in refused:

@@ -1,4 +1,4 @@
-"""Clears the files of large results away when their runs are gone from the database: retention decides there, once."""
+"""Deletes the files of large results whose runs are gone from the database: retention is decided there only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUNS_PER_QUESTION = 1000
 
 
 def result_files(settings: Settings) -> ResultFiles:
-    """Where attempts put results that are too large for the database."""
+    """The directory for results that are too large for the database."""
     return ResultFiles(
         folder=str(settings.result_place.absolute()),
         spill_bytes=settings.result_spill_bytes,
@@ -32,7 +32,8 @@ def result_files(settings: Settings) -> ResultFiles:
 
 
 async def keep_results(settings: Settings, *, link: Link, log: Log, is_own: bool = False) -> None:
-    """Until canceled, by every process that keeps such files. `is_own`: nobody else uses the link, and it is closed in between."""
+    """Run until canceled, in every process that keeps such files. `is_own`: this is the link's only user, and closes it
+    between uses."""
     store = open_store(settings)
 
     async def tick() -> float:
@@ -58,7 +59,7 @@ async def keep_results(settings: Settings, *, link: Link, log: Log, is_own: bool
 
 
 async def remove_orphans(settings: Settings, link: Link) -> int:
-    """Remove the files of runs that do not exist any more. An attempt writes only while its run does."""
+    """Remove the files of runs that no longer exist. An attempt writes only while its run exists."""
     folder, count = settings.result_place, 0
     stored = await asyncio.to_thread(stored_runs, folder)
     for first in range(0, len(stored), RUNS_PER_QUESTION):
@@ -94,6 +95,6 @@ def stored_runs(folder: Path) -> list[int]:
 
 
 def remove_runs(folder: Path, run_ids: list[int]) -> None:
-    """Their files go. Another runner may be at it, too."""
+    """Delete their files. Another runner may do so at the same time."""
     for run_id in run_ids:
         shutil.rmtree(folder / str(run_id), ignore_errors=True)

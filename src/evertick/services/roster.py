@@ -1,7 +1,8 @@
-"""Which shards this scheduler takes, and which it hands over, where there are several.
+"""Shard assignment: which shards this scheduler acquires, and which it transfers, when there are several.
 
-With one shard it asks nothing: the first seat stands by on its own. With more it asks once per tick, in one statement, how
-they are shared out, and says that it is there. It decides nothing about safety: the lease and the fence do that for each shard.
+With one shard it queries nothing: the first shard leader stands by on its own. With more, one statement per tick reads
+the assignment and records that this scheduler is alive. It decides nothing about safety: the lease and the fence do
+that for each shard.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from evertick.store import sharing
 from evertick.store.db import Purpose
 from evertick.store.line import keeps_session
 
-# How long a free shard beyond our share is left to the others, of a tick; and how soon we look again while one is free.
+# Shares of a tick: how long a free shard beyond this scheduler's share is left to the others, and how soon to check
+# again while one is free.
 PATIENCE_SHARE, AGAIN_SHARE = 0.25, 0.1
-# A shard that its heir did not take is not offered to the same one again at once: it is counted, and yet it cannot lead.
+# A shard that its successor did not acquire is not offered to the same one again at once: it is counted as alive, yet
+# cannot lead.
 GIVE_AGAIN_TICKS = 10
-# Who leads everything alone has nothing to take, and looks less often whether somebody has come.
+# A scheduler that leads all shards alone has nothing to acquire, and checks less often for new schedulers.
 ALONE_TICKS = 3
 
 
@@ -48,13 +51,14 @@ class Roster:
         return shard in self._wanted if self._of_shards > 1 else shard == 0
 
     def hear(self, of_shards: int) -> None:
-        """How many shards are led by anybody; known from every renewal, so that with one shard nobody has to ask."""
+        """The number of shards with a leader; known from every renewal, so that an installation with one shard needs no
+        query."""
         if of_shards != self._of_shards:
             self._of_shards = of_shards
             self.wake.set()
 
     async def run(self) -> None:
-        """Until canceled."""
+        """Run until canceled."""
         never = asyncio.Event()
         await run_loop(self.tick, wake=self.wake, stop=never, name="roster", log=self._log)
 
@@ -74,7 +78,7 @@ class Roster:
         self._of_shards = len(shares)
         now = boot_seconds()
         for each in shares:
-            # It was taken by whom it was given to.
+            # The successor has acquired it.
             self._given.pop((each.shard, each.owner or ""), None)
         patience = self._settings.tick_seconds * PATIENCE_SHARE
         overdue = {shard for shard, since in self._left_at.items() if now - since >= patience}

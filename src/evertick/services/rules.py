@@ -1,4 +1,4 @@
-"""The routing rules of a publisher, read again when their file changes. Broken rules never replace good ones."""
+"""The routing rules of a publisher, reloaded when their file changes. Invalid rules never replace valid ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from evertick.services.events import Log
 
 
 def load_routing(file: Path | None) -> Routing:
-    """The rules of the routing file; none without one."""
+    """The rules of the routing file; none without a file."""
     if file is None:
         return Routing()
     try:
@@ -18,7 +18,7 @@ def load_routing(file: Path | None) -> Routing:
     except InvalidRouting as error:
         raise InvalidRouting(f"Routing file {file}: {error}") from None
     except UnicodeDecodeError:
-        raise InvalidRouting(f"Routing file {file}: it is not text in UTF-8.") from None
+        raise InvalidRouting(f"Routing file {file} is not UTF-8 text.") from None
     except OSError as error:
         raise InvalidRouting(
             f"Routing file {file} cannot be read: {error.strerror}. Correct EVERTICK_ROUTING_FILE."
@@ -26,7 +26,7 @@ def load_routing(file: Path | None) -> Routing:
 
 
 class Rules:
-    """`current` is None until a file could be read; `problem` says what is wrong with the file as it is now."""
+    """`current` is None until a file was read; `problem` describes the error in the current file."""
 
     def __init__(self, file: Path | None, *, log: Log) -> None:
         self._file, self._log = file, log
@@ -35,7 +35,7 @@ class Rules:
         self.problem: str | None = None
 
     def look(self) -> bool:
-        """Read the file if it changed; whether the rules are others than before."""
+        """Read the file if it changed. Returns whether the rules are different."""
         content = self._content()
         if self.current is not None and self.problem is None and content == self._seen:
             return False
@@ -59,7 +59,9 @@ class Rules:
             return None
 
     def _tell(self, error: str) -> None:
-        going_on = "Nothing is published until it is repaired." if self.current is None else "The rules before it hold."
+        going_on = (
+            "Nothing is published until it is fixed." if self.current is None else "The previous rules stay in effect."
+        )
         if (problem := f"{error} {going_on}") != self.problem:
             self._log.error("routing_error", message=problem)
         self.problem = problem

@@ -1,7 +1,7 @@
-"""The runner: a process that claims tasks and has them executed, one session after the other.
+"""The runner: a process that claims tasks and has them executed, in one session after the other.
 
-A session that was given up ends, with everything that it held, and the next one begins: a host that froze and wakes up goes
-on by itself. Two sessions never overlap.
+A session that was declared dead ends, with everything that it held, and the next one begins: a host that froze and
+resumes recovers by itself. Two sessions never overlap.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from evertick.services.leaving import Ending
 from evertick.services.loop import back_off
 from evertick.services.runner_session import RunnerSession
 
-# A session that lasted this long was no mistake of the runner's own: the next one begins at once.
+# A session that lasted this long did not fail because of the runner itself: the next one begins at once.
 STEADY_SECONDS = 60.0
 
 
 class Session(Protocol):
-    """One stay of a runner among those that live."""
+    """One registration of a runner."""
 
     duty: Duty
 
@@ -37,12 +37,12 @@ class Session(Protocol):
     def hurry(self) -> None: ...
 
 
-# Makes the next session, of which this was asked already.
+# Creates the next session, with the drain request that still applies.
 Begin = Callable[[Request | None], Session]
 
 
 class Runner:
-    """Stops when `stop` and `wake` are set: what runs may finish within the grace, and the rest is given back."""
+    """Stops when `stop` and `wake` are set: running attempts may finish within the grace period, the rest is returned."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class Runner:
         environment: Mapping[str, str] | None = None,
         begin: Begin | None = None,
     ) -> None:
-        """`environment` is what tasks can see of the environment; None is all of it. `begin` makes the sessions, if others than
-        those that run tasks here are wanted."""
+        """`environment` is the environment that tasks see; None passes on all of the runner's own. `begin` creates the
+        sessions, for sessions other than those that run tasks here."""
         self._settings, self._url, self._log, self._environment = settings, url, log, environment
         self._begin = begin or self._begin_here
         self.wake, self.stop = asyncio.Event(), asyncio.Event()
@@ -62,7 +62,7 @@ class Runner:
         metrics.SLOTS.set(settings.runner_slots)
 
     def stop_now(self) -> None:
-        """Stop without a grace."""
+        """Stop without a grace period."""
         self.stop.set()
         self._hurry.set()
         self.wake.set()
@@ -75,7 +75,7 @@ class Runner:
             session = self._begin(request)
             ending = await self._run_session(session)
             if ending is not Ending.BURIED:
-                # It was asked to leave, by whoever set `stop` or through the database.
+                # It was drained with a request to exit, by `stop` or through the database.
                 self.stop.set()
                 return
             request = session.duty.request

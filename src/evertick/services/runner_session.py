@@ -1,7 +1,7 @@
-"""One session of a runner: claims what it can start now, drives the executor, and reports what ended.
+"""One session of a runner: claims tasks that it can start now, drives the executor, and reports outcomes.
 
-One step is in flight at a time; whatever ends meanwhile is the next batch, so batches grow with the load and no timer
-sits between tasks. Never starts what it has not claimed, and never claims more than it has slots for (K8, K11).
+One exchange is in flight at a time; attempts that end meanwhile form the next batch, so batches grow with the load and
+no timer delays a task. Never starts what it has not claimed, and never claims more than it has slots for (K8, K11).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RunnerSession:
         environment: Mapping[str, str] | None = None,
         request: Request | None = None,
     ) -> None:
-        """`request` is what was asked of the session before, and still holds."""
+        """`request` is a drain request of the previous session that still applies."""
         stay = self._stay = Stay(settings, url=url, log=log, request=request)
         self.session, self.duty, self._log = stay.session, stay.duty, stay.log
         self._settings, self._url, self._environment = settings, url, environment
@@ -105,11 +105,11 @@ class RunnerSession:
         self._neighbours = Neighbours(settings, link=self._side, on_buried=self._on_neighbour_buried, log=self._log)
 
     def leave(self) -> None:
-        """End it: what runs may finish within the grace, and the rest is given back."""
+        """End the session: running attempts may finish within the grace period, the rest is returned."""
         self._stay.leave()
 
     def hurry(self) -> None:
-        """End it without a grace."""
+        """End the session without a grace period."""
         self._stay.leave_at_once()
 
     async def run(self) -> Ending:
@@ -143,7 +143,7 @@ class RunnerSession:
         return self._stay.ending
 
     async def tick(self) -> float:
-        """Report what ended and claim as much as there are free slots, in one round trip."""
+        """Report ended attempts and claim as many tasks as there are free slots, in one round trip."""
         self._starting.start_soon()
         may_claim = not self._stay.is_leaving and self.duty.is_free and self._contact.may_claim(boot_seconds())
         free = self._holding.free if may_claim else 0
@@ -155,7 +155,7 @@ class RunnerSession:
         try:
             told = await tell(self._send, ended, free, log=self._log)
         except BaseException:
-            # The outcome of the commit is unknown; sending the same reports again is harmless.
+            # The result of the commit is unknown; sending the same reports again is harmless.
             self._holding.put_back(ended)
             if free > 0:
                 self._contact.doubt(boot_seconds())
@@ -163,7 +163,7 @@ class RunnerSession:
             raise
         finally:
             self._contact.stepping_since = None
-        # Before anything is awaited: a heartbeat that comes between must not take these for claims whose reply was lost.
+        # Before the first await: a heartbeat in between must not mistake these for claims whose reply was lost.
         self._holding.hold(told.stepped.claims)
         self._forget([outcome for outcome in ended if outcome not in told.unstored])
         if told.unstored:
@@ -204,11 +204,11 @@ class RunnerSession:
             self._wake.set()
 
     def _on_outcomes(self, outcomes: list[Outcome]) -> None:
-        """The executor calls this on our loop when attempts have ended and their processes are gone."""
+        """The executor calls this in the session's loop when attempts have ended and their processes are gone."""
         self._on_stored(self._storing.hold_back(outcomes))
 
     def _on_stored(self, outcomes: list[Outcome]) -> None:
-        """What they give can be read by everybody: they are over."""
+        """Their results are stored where every runner can read them: the attempts have ended."""
         self._holding.end(outcomes)
         self._wake.set()
         self._logs.is_busy = self._holding.active > 0
@@ -221,7 +221,7 @@ class RunnerSession:
         show_finished(self._holding.forget(ended), log=self._log)
 
     async def _drop(self, refused: list[Held], ended: list[Outcome]) -> None:
-        """Those attempts were taken away from us: nothing of theirs was stored but, late, their log."""
+        """These attempts were taken away: nothing of theirs is stored except, late, their log."""
         show_refused(refused, log=self._log)
         late = [last_lines(outcome) for outcome in ended if outcome.log and (outcome.key, outcome.epoch) in refused]
         with suppress(psycopg.Error, PostgresUnavailable, OSError):
@@ -255,7 +255,7 @@ class RunnerSession:
         return await keep_trying(find, stop=self._over, name="bundles", log=self._log)
 
     async def _leave(self) -> None:
-        """Let attempts end within the grace, stop the rest, report everything as it ends, and say goodbye."""
+        """Let attempts finish within the grace period, stop the rest, report all outcomes, and deregister."""
         self._stay.is_leaving = True
         self._log.info("stopping", attempts=self._holding.active, reason=self._stay.ending.value)
         is_over = asyncio.Event()
@@ -278,5 +278,5 @@ class RunnerSession:
 
 
 _HEARD = [Channel.READY, Channel.STOP, Channel.JOIN]
-# The planner learns of what has to wait for a time.
+# Notify the planner of tasks that have to wait for a time.
 _MAY_WAIT = (OutcomeKind.FAILED, OutcomeKind.TIMED_OUT, OutcomeKind.KILLED, OutcomeKind.LOST, OutcomeKind.DEFERRED)

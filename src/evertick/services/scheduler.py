@@ -1,7 +1,7 @@
-"""The scheduler: leads its share of the shards, and does beside that what there is one of in an installation.
+"""The scheduler: leads its share of the shards, and runs the singleton jobs of an installation.
 
-Each shard that it leads or could lead has a seat (services/seat.py). With one shard, which is the default, the first seat leads
-or stands by on its own; with more, the roster says which to take and which to hand over.
+Each shard that it leads or could lead has a shard leader (services/seat.py). With one shard, the default, the first one
+leads or stands by on its own; with more, the shard assignment decides which to acquire and which to transfer.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from evertick.store.db import Purpose
 from evertick.store.shards import Seen
 from evertick.store.wake import Channel
 
-# What there is one of is done by whoever leads this one: upkeep, notifications, and what its look alone tells of.
+# The leader of this shard runs the singleton jobs: vacuum, notifications, and what only its poll reports.
 FIRST = 0
 
 
 class Scheduler:
-    """One replica. It plans only while it leads; standing by costs one statement per tick."""
+    """One scheduler process. It plans only while it leads; standby costs one statement per tick."""
 
     def __init__(self, settings: Settings, *, url: str, owner: str, log: Log) -> None:
         self._settings, self._url, self._owner, self._log = settings, url, owner, log
@@ -44,7 +44,7 @@ class Scheduler:
         self.stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Until `stop` is set; then everything that is led is handed over at once."""
+        """Run until `stop` is set; then transfer all leadership at once."""
         async with asyncio.TaskGroup() as seats, asyncio.TaskGroup() as group:
             self._group = seats
             beside = (self._waker, self._neighbours, self._upkeep, self._notifying, self._roster)
@@ -60,7 +60,7 @@ class Scheduler:
         await self.close()
 
     async def close(self) -> None:
-        """Hand over what is led, and leave no connection open."""
+        """Release all leadership, and close every connection."""
         for seat in self._seats.values():
             await seat.close()
         await self._roster.close()
@@ -69,7 +69,7 @@ class Scheduler:
         await self._beside.close()
 
     def _seat(self, shard: int) -> Seat:
-        """Made when it is first needed. One whose shard is led elsewhere or closed costs nothing."""
+        """Created on first use. A shard that is led elsewhere or closed costs nothing."""
         if shard not in self._seats:
             lead = Lead(self._settings, url=self._url, owner=self._owner, log=self._log, shard=shard)
             self._seats[shard] = self._make_seat(lead)

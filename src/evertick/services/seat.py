@@ -1,7 +1,8 @@
-"""One shard as this scheduler sits on it: leads it, fires what is due in it, and has everything else of it tended beside.
+"""The leader of one shard in this scheduler: fires due schedules, and runs maintenance concurrently.
 
-Sleeps until the next due instant, a wake-up or the tick; an idle leader asks the database once per tick. Never runs user
-code, and nothing but a fire is on the way of a fire. Shards share nothing but the process: one that hangs delays no other.
+Sleeps until the next due instant, a notification or the tick; an idle leader queries the database once per tick. Never
+runs user code, and does nothing between a due instant and its fire. Shards share only the process: one that hangs
+delays no other.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from evertick.services.tending import Tending
 from evertick.store.shards import Seen
 from evertick.store.wake import Channel
 
-# What is due but in somebody's hands is not asked for again and again; still less what we have waited for in vain.
+# How soon to retry schedules that are due but locked by another transaction, and schedules whose lock wait timed out.
 PAUSE_SECONDS, PASS_OVER_SECONDS = 0.1, 1.0
-# The event loop's timers go by whole milliseconds, rounded up. So it is asked for one less, and the rest is slept off.
+# The event loop's timers round up to whole milliseconds. So wait one less, and sleep for the rest.
 TIMER_SECONDS = 0.001
-# With less time than that until the next fire, what it does is read when it is due. And what is this late is read anew: the
-# plan was made for the instant itself.
+# With less time than this until the next fire, its schedules are read when they are due. A plan that is this late is
+# made again: it was made for the instant itself.
 AHEAD_SECONDS, LATE_SECONDS = 0.005, 0.05
 
 
 class Seat:
-    """It plans only while it leads. `may_take` says whether to try for the lead, and `hear` is told what each look saw."""
+    """It plans only while it leads. `may_take` returns whether to try to acquire leadership, and `hear` receives the
+    result of each poll."""
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class Seat:
         self._is_closed = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set; then the tick that goes on is finished first."""
+        """Run until `stop` is set; then the current tick finishes first."""
         name = self.lead.loop_name("scheduler")
         async with asyncio.TaskGroup() as group:
             beside = [group.create_task(each.run()) for each in (self._tending, self._second_hand)]
@@ -83,13 +85,13 @@ class Seat:
                 task.cancel()
 
     async def close(self) -> None:
-        """Hand over what is led, and leave no connection open."""
+        """Release leadership, and close every connection."""
         await self.lead.resign()
         await self._tending.close()
         await self._second_hand.close()
 
     def give_to(self, heir: str) -> None:
-        """Hand over to that one, when the tick that goes on is over."""
+        """Transfer leadership to that scheduler, when the current tick is over."""
         self._heir = heir
         self.wake.set()
 
@@ -98,7 +100,7 @@ class Seat:
         self.wake.set()
 
     async def tick(self) -> float:
-        """Lead or stand by. Returns the seconds until the next instant that is known."""
+        """Lead or stand by. Returns the seconds until the next known instant."""
         if self.lead.epoch is None and not self._may_take(self.shard):
             self._heir = None
             await self.lead.rest()
@@ -149,20 +151,20 @@ class Seat:
         return self._settings.tick_seconds
 
     def _sleep_off_the_rest(self) -> bool:
-        """Whether it is time to fire; if that is less than a millisecond away, it is afterwards."""
+        """Returns whether it is time to fire; if that is less than a millisecond away, sleeps until then."""
         rest = self._fire_at - boot_seconds()
         if 0 < rest <= TIMER_SECONDS:
             time.sleep(rest)
         return rest <= TIMER_SECONDS
 
     async def _plan_ahead(self, conn: AsyncConnection, seen: Seen) -> None:
-        """Read and plan what fires next while there is time: at its instant nothing is left to do but to store it."""
+        """Read and plan the next fires while there is time: at their instant only the write is left to do."""
         due_at = seen.next_fire
         if self._ahead is not None and self._ahead.due_at == due_at:
             return
         self._ahead = None
         has_time = AHEAD_SECONDS <= self._fire_at - boot_seconds() <= self._settings.tick_seconds
-        # What is due already and waits for somebody is planned by the time that it is then.
+        # A schedule that is already due and locked is planned for the time of its fire.
         if due_at is None or due_at <= seen.read_at or not has_time or self._planning.is_resting:
             return
         held, batch = self._passed_over, self._fire_batch
@@ -182,7 +184,7 @@ class Seat:
         self._passed_over |= dict.fromkeys(done.lost, now + PAUSE_SECONDS)
         self._passed_over |= dict.fromkeys(done.passed_over, now + PASS_OVER_SECONDS)
         self._call_runners(done)
-        # The wake-up goes out before anything is written down or asked.
+        # The notification is sent before anything is logged or queried.
         await asyncio.sleep(0)
         self._tell(done)
         return done
@@ -194,11 +196,11 @@ class Seat:
                 conn, shard=self.shard, epoch=epoch, batch=self._fire_batch, passed_over=self._passed_over, half=half
             )
         except errors.QueryCanceled:
-            # So many at once take longer than the lease allows: fewer next time, in the end one fire of one schedule.
+            # This many take longer than the lease allows: fewer next time, at last one fire of one schedule.
             self._fire_batch = max(1, self._fire_batch // 4)
             raise
         self._fire_batch = min(self._fire_batch * 2, self._settings.fire_batch)
-        # A half that is nearly done is finished by both.
+        # Both finish a half that is nearly done.
         self._has_half = done.has_more
         return done
 
@@ -226,7 +228,7 @@ class Seat:
             self._log.info("fire", **where, schedules=done.settled, lag_ms=round(done.lag_seconds * 1000, 1))
 
     def _next_fire(self, seen: Seen) -> float:
-        """By the database's clock: a wrong clock on this machine changes nothing."""
+        """By the database's clock: a wrong clock on this machine has no effect."""
         now = boot_seconds()
         if any(trouble.startswith("fire:") for trouble in seen.troubles):
             return now + PAUSE_SECONDS

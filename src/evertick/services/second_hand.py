@@ -1,7 +1,8 @@
-"""A second hand for bursts of due schedules: while the database settles one batch, the next is read and planned.
+"""The burst worker for many due schedules: while the database stores one batch, the next is read and planned.
 
-Called by the leader when more is due than fits into a batch; fires half of the schedules, on a connection of its own. Nothing
-depends on it: where it does not get on, the leader fires all of them. What both take is settled once, by the cursor (V1).
+The leader calls it when more is due than fits into a batch; it fires half of the schedules on its own connection.
+Nothing depends on it: if it makes no progress, the leader fires all of them. A schedule that both take fires once, by
+the cursor (V1).
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from evertick.services.led_link import LedLink
 from evertick.services.loop import run_loop
 from evertick.services.pulse import Pulse
 
-# A batch takes a tenth of that. Whoever is not back by then may hang, and its half is nobody's any more.
+# A batch takes a tenth of that. A worker that has not returned by then may hang, and the leader takes over its half.
 LONGEST_BATCH_SECONDS = 0.5
 LOCK_SHARE = 0.1
-# Where somebody holds what a fire needs, the leader knows whom to pass over: this one would wait for it again and again.
+# When another transaction holds a needed lock, the leader knows which schedule to skip: this worker would wait for it
+# repeatedly.
 REST_SECONDS = 1.0
 
 
 class SecondHand:
-    """`tell` is called with what came of each batch."""
+    """`tell` is called with the result of each batch."""
 
     def __init__(self, settings: Settings, *, url: str, lead: Lead, tell: Callable[[Fired], None], log: Log) -> None:
         self._settings, self._lead, self._tell, self._log = settings, lead, tell, log
@@ -39,7 +41,7 @@ class SecondHand:
 
     @property
     def half(self) -> Half | None:
-        """What is left to the leader: half of the schedules while this one gets on with the others, otherwise all."""
+        """The leader's part: half of the schedules while this worker makes progress with the others, otherwise all."""
         is_busy = self._began_at is not None and boot_seconds() - self._began_at < LONGEST_BATCH_SECONDS
         return Half.EVEN if is_busy else None
 
@@ -49,7 +51,7 @@ class SecondHand:
         self._wake.set()
 
     async def run(self) -> None:
-        """Until canceled."""
+        """Run until canceled."""
         never = asyncio.Event()
         name = self._lead.loop_name("second_hand")
         pulse = Pulse(name, is_essential=False)

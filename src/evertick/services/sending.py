@@ -1,6 +1,7 @@
-"""Sends one notification: finds what its sink needs, hands it to a thread, and breaks that off when its time is over.
+"""Sends one notification: reads the secrets its destination needs, runs the delivery in a thread, and aborts it after a
+timeout.
 
-Threads of its own, and no more than a few: a sink or a name server that hangs must not keep anything else from its work.
+It has a few threads of its own: a destination or a name server that hangs must not block other work.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from evertick.services.grants import Connect, Grants
 from evertick.services.webhook import Post
 
 THREADS = 16
-# Of the whole: the name, the connection, the answer.
+# For the whole delivery: name resolution, connection, response.
 SEND_SECONDS = 10.0
 Job = Callable[[OnOpen], str]
 
 
 class Sending:
-    """`connect` gives the connection by which secrets are read and callbacks are started."""
+    """`connect` returns the connection for reading secrets and starting callbacks."""
 
     def __init__(self, settings: Settings, *, connect: Connect) -> None:
         self._settings, self._connect = settings, connect
@@ -37,7 +38,7 @@ class Sending:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="notify")
 
     async def send(self, sink: str, fact: Fact, *, delivery: str) -> str:
-        """What the sink said. Raises DeliveryFailed, in words that carry no secret."""
+        """The destination's response. Raises DeliveryFailed, whose text contains no secret."""
         chosen = read_sink(sink)
         if chosen.kind is SinkKind.CALL:
             return await self._call(chosen.target, {**fact, "delivery": delivery}, delivery)
@@ -57,7 +58,7 @@ class Sending:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _values(self, sink: Sink) -> dict[tuple[str, str], str]:
-        """The secrets that the sink names, read for this once."""
+        """The secrets that the destination names, read for this delivery only."""
         wanted: list[tuple[str, str]] = [(ValueKind.SECRET, name) for name in (sink.secret, sink.sign_with) if name]
         if sink.kind is SinkKind.EMAIL:
             wanted = [(ValueKind.CONNECTION, self._settings.smtp_connection)]
@@ -93,7 +94,7 @@ class Sending:
         return partial(webhook.send, post)
 
     async def _in_thread(self, job: Job) -> str:
-        """Also where the job hangs in something that cannot be broken off, whoever waits for it goes on in time."""
+        """The caller continues in time, even if the job hangs in a call that cannot be aborted."""
         cuts: list[Callable[[], None]] = []
         running = asyncio.get_running_loop().run_in_executor(self._threads, job, cuts.append)
         try:
@@ -107,7 +108,7 @@ class Sending:
                 running.add_done_callback(_forget)
 
     async def _call(self, dag: str, event: Fact, delivery: str) -> str:
-        """One run for each delivery, by its key, however often this is done."""
+        """One run per delivery, by its key, however often this is repeated."""
         try:
             made = await trigger(
                 await self._connect(),
@@ -117,12 +118,12 @@ class Sending:
                 key=f"notification {delivery}",
             )
         except UserError as error:
-            # It is published with its DAG, a moment later.
+            # The callback is published with its DAG, a moment later.
             raise DeliveryFailed(str(error), is_final=not isinstance(error, NotFound)) from None
         return f"run {made.run_id}"
 
 
 def _forget(job: asyncio.Future[str]) -> None:
-    """Nobody waits for it any more: what it raises is looked at, so that it is not complained about."""
+    """The caller no longer waits: retrieve the exception, so that asyncio does not log it."""
     if not job.cancelled():
         job.exception()

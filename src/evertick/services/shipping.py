@@ -1,6 +1,5 @@
-"""Ships log lines to the database while attempts run, and what dead runners left in the spool. Never holds up a task:
-while the database is away the lines wait in their spool files.
-"""
+"""Ships log lines to the database while attempts run, and orphaned logs of dead runners. Never delays a task: while the
+database is unreachable the lines wait in their spool files."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ IDLE_SECONDS = 60.0
 
 
 class LogService:
-    """A runner's logs, on connections of their own. `is_busy` while attempts run; `wake` when that changes."""
+    """A runner's logs, on their own connections. `is_busy` while attempts run; `wake` when that changes."""
 
     def __init__(self, url: str, *, spool: Path, session: int, poll: Callable[[], list[LogChunk]], log: Log) -> None:
         self._url, self._spool, self._session, self._poll, self._log = url, spool, session, poll, log
@@ -36,7 +35,7 @@ class LogService:
         self.wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Ship what attempts say, until canceled."""
+        """Ship the lines of running attempts, until canceled."""
         link = Link(self._url, Purpose.PLANNING)
         try:
             await run_loop(
@@ -51,7 +50,7 @@ class LogService:
             await link.close()
 
     async def run_late(self) -> None:
-        """Ship what dead runners left, once. Not on the way to the first claim: that may be gigabytes."""
+        """Ship the logs that dead runners left, once. Not before the first claim: they may be gigabytes."""
         link, is_over = Link(self._url, Purpose.PLANNING), asyncio.Event()
 
         async def ship_late() -> float:
@@ -72,7 +71,7 @@ class LogService:
             await link.close()
 
     async def _ship_new(self, link: Link) -> float:
-        # Polling again tells the executor that the last chunks are stored, so they go first.
+        # Polling again tells the executor that the previous chunks are stored, so send those first.
         if not self._unsent:
             self._unsent = self._poll()
         if not self._unsent:
@@ -88,7 +87,7 @@ def stored(chunk: LogChunk) -> NewChunk:
 
 
 def last_lines(outcome: Outcome) -> LogChunk:
-    """What an outcome carries of its attempt's log."""
+    """The last lines of an attempt's log, which its outcome carries."""
     return LogChunk(
         key=outcome.key,
         epoch=outcome.epoch,
@@ -105,7 +104,7 @@ async def ship(conn: AsyncConnection, *, session: int, chunks: list[LogChunk]) -
 
 
 async def ship_leftovers(conn: AsyncConnection, *, spool: Path, session: int, log: Log) -> None:
-    """Lines of sessions that are gone arrive late and are marked so; then their files go."""
+    """Lines of dead sessions are stored late and marked as late; then their files are deleted."""
     live = {runner.session for runner in await runners.live(conn)} | {session}
     shipped: dict[Path, int] = {}
     for left in leftovers(spool, live):

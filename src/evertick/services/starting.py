@@ -1,7 +1,7 @@
-"""From claims to running attempts: what a runner has claimed is looked up in its DAG version, and started.
+"""From claims to running attempts: each claimed task is looked up in its DAG version, and launched.
 
-While there are ends to tell, starting waits until the database has been asked: it starts while that answers, and neither
-waits for the other.
+While there are outcomes to report, launching waits until the exchange is sent: it then runs while the database works,
+and neither waits for the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FAILURES = (psycopg.Error, EvertickError, IndexError, ValueError, OSError)
 
 
 class Starting:
-    """One session's. `on_started` is called after each start."""
+    """The launcher of one session. `on_started` is called after each start."""
 
     def __init__(
         self,
@@ -51,9 +51,8 @@ class Starting:
         self._trouble: Exception | None = None
 
     async def start(self, claims: list[StepRow], since: float | None) -> None:
-        """Start what was claimed after something had ended at `since`. What cannot be ordered has ended in `holding`, with the
-        reason; raises when the database could not be asked, so that the runner pauses.
-        """
+        """Start the tasks claimed after an attempt ended at `since`. A task that cannot be started has ended in
+        `holding`, with the reason. Raises when the database was unreachable, so that the runner pauses."""
         trouble, self._trouble = self._trouble, None
         known: list[Known] = []
         granting: list[tuple[StepRow, Version]] = []
@@ -78,7 +77,8 @@ class Starting:
             raise trouble
 
     async def _start_granted(self, claim: StepRow, version: Version) -> None:
-        """One that needs secrets or large inputs: beside everything else, because whoever keeps them may take long to answer."""
+        """Start a task that needs secrets or large inputs: concurrently, because their backends may take long to
+        answer."""
         known: list[Known] = []
         try:
             if self._storing.needs(claim.inputs):
@@ -88,19 +88,19 @@ class Starting:
             if self._holding.holds(_key(claim), claim.epoch):
                 known.append((claim, version, granted))
         except _FAILURES as error:
-            # Whoever starts something next is told, and pauses.
+            # The next start raises it, and the runner pauses.
             self._trouble = self._give_up(claim, error) or self._trouble
         self._start_known(known, None)
 
     def _give_up(self, claim: StepRow, error: Exception) -> Exception | None:
-        """End a claim that cannot be ordered. What is no fault of the task's goes back, and is given, so that we pause and this
-        does not go round and round."""
+        """End a claim that cannot be started. If the task is not the cause, it is returned to the queue and the error
+        is returned, so that the runner pauses instead of claiming it again at once."""
         is_ours = isinstance(error, psycopg.Error | PostgresUnavailable | OSError)
         self._end(claim, OutcomeKind.GIVEN_BACK if is_ours else OutcomeKind.FAILED, error)
         return error if is_ours else None
 
     def start_soon(self) -> None:
-        """Start what was put off as soon as whoever calls this waits for something."""
+        """Start the postponed tasks as soon as the caller awaits something."""
         put_off, self._put_off = self._put_off, []
         for claims, since in put_off:
             asyncio.get_running_loop().call_soon(self._start_known, claims, since)
@@ -115,7 +115,7 @@ class Starting:
         try:
             self._executor.start_many(orders)
         except Conflict as error:
-            # It is stopping by now.
+            # The executor is already stopping.
             for each in orders:
                 self._holding.end_early(each.key, each.epoch, OutcomeKind.GIVEN_BACK, str(error))
         if since is not None:

@@ -1,6 +1,7 @@
-"""One stay of a runner among those that live: who it is, its lines to the database, and how it comes to its end.
+"""One registration of a runner: its identity, its connections to the database, and how it ends.
 
-The same for those that run tasks and for those that hand them to an executor elsewhere. Decides nothing about tasks.
+The same for runners that execute tasks and for those that submit them to a remote executor. Decides nothing about
+tasks.
 """
 
 from __future__ import annotations
@@ -59,10 +60,11 @@ def new_runner(session: int, settings: Settings, *, request: str | None = None) 
 
 
 class Stay:
-    """`over` is set when it shall end, `hurry` when it shall do so without a grace; `wake` wakes the session's loop."""
+    """`over` is set when the session must end, `hurry` when it must end without a grace period; `wake` wakes the
+    session's loop."""
 
     def __init__(self, settings: Settings, *, url: str, log: Log, request: Request | None) -> None:
-        """`request` is what was asked of the session before, and still holds."""
+        """`request` is a drain request of the previous session that still applies."""
         self.session = secrets.randbits(63)
         self.me = new_runner(self.session, settings, request=request)
         named = {"name": self.me.name} if self.me.name else {}
@@ -86,9 +88,8 @@ class Stay:
     async def begin(
         self, heard: Callable[[float], object], look: Callable[[AsyncConnection], Awaitable[None]], **served: str
     ) -> bool:
-        """Join those that live, then `look` around; `heard` is told when the database was there. False if it was asked to stop
-        before it could: then there is nothing to do.
-        """
+        """Register, then call `look`; `heard` receives the time at which the database answered. False if a stop was
+        requested before: then there is nothing to do."""
 
         async def register() -> None:
             conn = await self.side.get()
@@ -105,21 +106,22 @@ class Stay:
         return True
 
     def note_burial(self, attempts: int) -> None:
-        """Others gave it up: it ends, and what it had is theirs."""
+        """Another process declared this session dead: end it; its attempts no longer belong to it."""
         if self.ending is not Ending.BURIED:
             self.ending = Ending.BURIED
             self.log.error("buried", attempts=attempts)
             self.leave()
 
     def note_idle(self) -> None:
-        """It has nothing left: whoever was asked to leave then does so."""
+        """It is idle: exit if a drain requested that."""
         if self.duty.note_idle() and not self.over.is_set():
             self.ending = Ending.DISMISSED
             self.log.info("dismissed")
             self.leave()
 
     async def say_goodbye(self, last: Callable[[], Awaitable[None]], **left: Callable[[], int]) -> None:
-        """Once `last` is done, but not for long: a database that does not answer is left without. `left` is told then."""
+        """Deregister once `last` is done, with a short timeout: if the database does not answer, exit without. `left`
+        is called then."""
         try:
             async with asyncio.timeout(GOODBYE_SECONDS):
                 await last()

@@ -1,8 +1,8 @@
-"""Large results on their way to object storage and back, beside everything else a runner does.
+"""Transfers large results to object storage and back, concurrently with a runner's other work.
 
-An attempt's process writes its file here, as without storage, and knows no key to the storage: the runner brings the file there
-before it reports, and fetches what a claim's inputs name before it starts. An outage is waited out for as long as the settings
-say, and then fails the attempt with the reason. Costs nothing for results that stand in the database.
+An attempt's process writes its file locally and has no storage key: the runner uploads the file before it reports, and
+downloads the files that a claim's inputs name before it starts. During an outage it retries for as long as the settings
+say, and then fails the attempt with the reason. Results in the database cost nothing extra.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class Spilled(NamedTuple):
 
 
 class Storing:
-    """One session's. `on_stored` gets outcomes whose results are where everybody can read them."""
+    """The transfers of one session. `on_stored` receives outcomes whose results every runner can read."""
 
     def __init__(self, settings: Settings, *, on_stored: Callable[[list[Outcome]], None], log: Log) -> None:
         self._store, self._folder = open_store(settings), settings.result_place.absolute()
         self._patience_seconds, self._on_stored, self._log = settings.storage_patience_seconds, on_stored, log
-        # What hangs there does not hold up the end of the process.
+        # A transfer that hangs does not delay the exit of the process.
         self._aside = Aside("storage", most=MOST_TRANSFERS)
         self._going: dict[asyncio.Task[None], Outcome] = {}
 
     def hold_back(self, outcomes: list[Outcome]) -> list[Outcome]:
-        """Those that can be reported now; the others come by `on_stored`."""
+        """The outcomes that can be reported now; the others arrive by `on_stored`."""
         if self._store is None:
             return outcomes
         large = [each for each in outcomes if each.result_json and next(spilled(each.result_json), None)]
@@ -60,21 +60,21 @@ class Storing:
         return [each for each in outcomes if each not in large] if large else outcomes
 
     def needs(self, inputs_json: str | None) -> bool:
-        """Whether something of a claim's inputs is to be fetched first."""
+        """Whether some of a claim's inputs must be downloaded first."""
         return self._store is not None and bool(inputs_json) and next(spilled(inputs_json or ""), None) is not None
 
     async def fetch(self, run_id: int, inputs_json: str) -> None:
-        """What these inputs name is here afterwards. Raises ResultLost or StorageUnavailable."""
+        """Download the files that these inputs name. Raises ResultLost or StorageUnavailable."""
         for each in set(spilled(inputs_json)):
             file = self._file(run_id, each)
             if not file.exists():
                 await self._insist("fetch", partial(self._get, run_id, each, file))
 
     async def give_up(self) -> None:
-        """The runner leaves: what is not stored by now is run again elsewhere."""
-        reason = "the runner left before the result was in the storage"
+        """The runner shuts down: attempts whose results are not stored by now run again elsewhere."""
+        reason = "the runner stopped before the result was in the storage"
         for task, outcome in list(self._going.items()):
-            # One that is done has told its end already, and is only not struck off yet.
+            # A task that is done has already reported, and is only not removed yet.
             if task.cancel():
                 self._on_stored([replace(outcome, kind=OutcomeKind.GIVEN_BACK, reason=reason, result_json=None)])
 
@@ -84,14 +84,14 @@ class Storing:
             for each in spilled(outcome.result_json or ""):
                 await self._insist("store", partial(self._put, run_id, each))
         except Exception as error:
-            # Whatever it is: an attempt whose end nobody tells would hold its slot for ever.
+            # Whatever the error: an attempt whose end is never reported would hold its slot permanently.
             within = f" within {self._patience_seconds:g} s" if isinstance(error, StorageUnavailable) else ""
             reason = f"the result could not be stored{within}: {error or type(error).__name__}"
             outcome = replace(outcome, kind=OutcomeKind.FAILED, reason=reason, result_json=None)
         self._on_stored([outcome])
 
     async def _insist(self, what: str, work: Callable[[], None]) -> None:
-        """Until it works or patience is over."""
+        """Retry until it succeeds or the time limit is reached."""
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + self._patience_seconds, FIRST_PAUSE_SECONDS
         while True:
@@ -125,5 +125,5 @@ def spilled(text: str) -> Iterator[Spilled]:
 
 
 def stored_name(run_id: int, sha256: str) -> str:
-    """What a result is called in the storage."""
+    """The name of a result in the storage."""
     return f"{FOLDER}/{run_id}/{sha256}"

@@ -1,7 +1,7 @@
-"""Hands attempts to an executor elsewhere, as often as it takes. Each try is stamped before it is made, so that nobody takes an
-attempt for lost while it is being tried (B11).
+"""Submits attempts to a remote executor, with retries. Each try is stamped before it is made, so that an attempt is
+never considered lost during a try (B11).
 
-An executor takes a name once: trying again after an answer that never came makes nothing twice (A11).
+An executor accepts a name once: trying again after a lost response creates no duplicate (A11).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from evertick.services.versions import Versions
 from evertick.store import dispatch
 from evertick.store.dispatch import DispatchRow
 
-# An executor that does not answer for so long does not answer.
+# A call that takes longer counts as unanswered.
 CALL_SECONDS = 60.0
 _LONGEST_TROUBLE = 1000
 T = TypeVar("T")
@@ -45,9 +45,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desk:
-    """What the parts of one session share. `owner` is its session; `end` records what never began, and says whether it moved;
-    `wake` tells whoever can act now that something is recorded.
-    """
+    """Shared by the parts of one session. `owner` is its session; `end` records an attempt that never started, and
+    returns whether it changed; `wake` notifies the processes that can act on a record."""
 
     settings: Settings
     executor: RemoteExecutor
@@ -62,7 +61,7 @@ class Desk:
 
 
 async def in_time(call: Awaitable[T]) -> T:
-    """What the executor answers. A call that takes too long, or a network that fails, is an executor that cannot be reached."""
+    """The executor's response. A call that takes too long, or a network error, counts as an unreachable executor."""
     try:
         async with asyncio.timeout(CALL_SECONDS):
             return await call
@@ -73,7 +72,7 @@ async def in_time(call: Awaitable[T]) -> T:
 
 
 def as_trouble(text: str) -> str:
-    """What an executor said, as it is noted."""
+    """The executor's message, as it is stored."""
     return storable_text(text[:_LONGEST_TROUBLE])
 
 
@@ -82,7 +81,7 @@ def name_of(row: DispatchRow) -> str:
 
 
 class Submitting:
-    """One session's. `pool` bounds how much is in hand; while `pause` lasts nothing is begun."""
+    """The submitter of one session. `pool` bounds the submissions in progress; while `pause` lasts none is started."""
 
     def __init__(self, desk: Desk, *, pool: Pool, pause: Pause) -> None:
         self._desk, self._pool, self._pause = desk, pool, pause
@@ -92,12 +91,12 @@ class Submitting:
         return self._pool.offer(row.session, lambda: self._submit(row))
 
     def forget(self, listed: set[int]) -> None:
-        """What is on the list no more is nobody's trouble."""
+        """Forget the errors of attempts that are no longer on the list."""
         self._failures = {session: count for session, count in self._failures.items() if session in listed}
 
     async def _submit(self, row: DispatchRow) -> None:
         if not self._pause.is_over:
-            # It is offered again when that is over.
+            # It is offered again when the pause is over.
             return
         desk = self._desk
         conn = await desk.link.get()
@@ -109,7 +108,7 @@ class Submitting:
         except PostgresUnavailable:
             raise
         except (EvertickError, IndexError) as error:
-            # Of a version that cannot be read: no executor's fault, and nobody else waits for it (V11).
+            # The version cannot be read: not the executor's fault, and no other attempt waits for it (V11).
             desk.log.warning("dispatch_failed", attempt=name_of(row), reason="refused", error=error)
             await desk.end(never_began(row, QueuedEnd.FAILED, f"{type(error).__name__}: {error}"))
             return
@@ -156,7 +155,7 @@ class Submitting:
         await dispatch.note_troubles(conn, owner=self._desk.owner, troubles=[trouble])
 
     async def _refuse(self, row: DispatchRow, error: SubmissionRefused) -> None:
-        """The executor is well, and has nothing of it."""
+        """The executor works, and has nothing of this attempt."""
         self._pause.note_success()
         metrics.DISPATCH_FAILED.labels(reason="refused").inc()
         self._desk.log.warning("dispatch_failed", attempt=name_of(row), reason="refused", error=error)

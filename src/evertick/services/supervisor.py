@@ -1,7 +1,8 @@
-"""`evertick up`: an embedded PostgreSQL (unless one is named) and the services, each a child that is restarted when it dies.
+"""`evertick up`: an embedded PostgreSQL (unless a database is configured) and the services, each a child that is
+restarted when it dies.
 
-Prints one readable line per event. A dead runner gets its death certificate here, once its processes are gone. Never
-runs user code and never plans.
+Prints one readable line per event. Declares a dead runner dead once its processes are gone. Never runs user code and
+never plans.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ class Child:
 
 
 def first_login(address: str, secret: str) -> str:
-    """As the banner before it, so that nobody overlooks it among the lines of what starts."""
+    """Printed after the banner, so that it stands out among the lines of starting services."""
     return (
         f"\nWeb       {address}\nSign in   {address}/auth/link/{secret}\n"
-        "          as admin, once and within the hour; another one: evertick users link admin\n"
+        "          as admin, once and within an hour; get another link with: evertick users link admin\n"
     )
 
 
@@ -84,7 +85,7 @@ class Supervisor:
         self.url = settings.database_url or ""
 
     async def run(self) -> None:
-        """Bring everything up, keep it up until `stop` is set, and take it down in order."""
+        """Start everything, keep it running until `stop` is set, and stop it in order."""
         started = time.monotonic()
         become_subreaper()
         if self._postgres is not None:
@@ -119,7 +120,7 @@ class Supervisor:
         self._event("postgres", "migrate_waits", why=why)
 
     async def _open_door(self, conn: AsyncConnection) -> None:
-        """The first user, before anybody can ask."""
+        """Create the first user, before the API can receive a request."""
         settings = self._settings
         await refuse_open_door(conn, host=settings.api_host, has_password=settings.admin_password is not None)
         self._api_port = listen(settings, self._log)
@@ -127,17 +128,17 @@ class Supervisor:
         self._event("api", "serve", url=address)
         if (await access.count_accounts(conn)).with_password:
             return
-        # By name: this process lives for ever, and only its first start needs to hash.
+        # Imported by name: this process runs for long, and only its first start needs the hashing library.
         accounts = import_module("evertick.engine.accounts")
         secret = await accounts.first_admin(conn, actor="up", password=settings.admin_password)
         if secret is not None and settings.log == "text":
             self._say(first_login(address, secret))
         elif secret is not None:
-            message = "Sign in as admin, once and within the hour:"
+            message = "Sign in as admin, once and within an hour:"
             self._event("api", "first_login", message=message, url=f"{address}/auth/link/{secret}")
 
     async def _keep(self, child: Child) -> None:
-        """Run one child for ever; a crash loop backs off and is shown."""
+        """Keep one child running; a crash loop backs off and is reported."""
         health = child.health
         while not self.stop.is_set():
             if child.name == "api":
@@ -146,8 +147,10 @@ class Supervisor:
             if self.stop.is_set():
                 return
             if child.is_dismissed and code == 0:
-                health.has_left("drained and told to stop")
-                self._event(child.name, "left", message="It was drained and told to stop; the next `up` starts one.")
+                health.has_left("drained and stopped on request")
+                self._event(
+                    child.name, "left", message="It was drained and stopped on request; the next `up` starts one."
+                )
                 return
             health.has_died(_how_it_ended(code))
             delay = 0.0 if health.quick_deaths == 0 else back_off(health.quick_deaths)
@@ -165,7 +168,7 @@ class Supervisor:
             await asyncio.sleep(delay)
 
     async def _first_knock(self, child: Child) -> None:
-        """Until somebody connects to the API: one that nobody asks takes no memory."""
+        """Wait for the first connection to the API: without requests it uses no memory."""
         assert self._api_port is not None
         child.health.is_asleep = True
         loop, knocked = asyncio.get_running_loop(), asyncio.Event()
@@ -179,7 +182,7 @@ class Supervisor:
         environment = {**self._environment, "EVERTICK_DATABASE_URL": self.url, "EVERTICK_LOG": "json"}
         environment.pop("EVERTICK_ADMIN_PASSWORD", None)
         if self._settings.health_port is not None:
-            # That one is ours.
+            # That port belongs to the supervisor.
             environment["EVERTICK_HEALTH_PORT"] = "0"
         port = self._api_port.fileno() if self._api_port is not None and child.name == "api" else None
         process = await self._nursery.start(child.arguments, environment, port)
@@ -201,21 +204,21 @@ class Supervisor:
         if event.get("event") == READY_EVENTS.get(child.name):
             child.is_ready.set()
         if event.get("event") == "dismissed":
-            # It was drained and told to leave: that is no death, and nobody wants it back.
+            # It was drained with a request to exit: that is not a crash, and it is not restarted.
             child.is_dismissed = True
         if event.get("event") == "health":
-            # For people the address of the whole is enough: the banner has it.
+            # The address of the whole is enough for people: the banner shows it.
             child.health.url = event.get("url")
             if self._settings.log == "text":
                 return
         self._show(event)
 
     def _lost_nursery(self) -> None:
-        how = "All services start again, each on its own. They need more memory until the next `up`."
+        how = "All services are restarted, each on its own. They need more memory until the next `up`."
         self._event("nursery", "died", message=how, level="error")
 
     async def _tick(self) -> None:
-        """Nothing but a sign that this loop turns, for whoever asks our health port."""
+        """Shows the health port that this loop is running."""
 
         async def rest() -> float:
             return 1.0
@@ -227,10 +230,12 @@ class Supervisor:
             if child.name in READY_EVENTS:
                 await child.is_ready.wait()
         self.health.phase = Phase.RUNNING
-        self._event("evertick", "ready", seconds=time.monotonic() - started, message="Evertick is up; Ctrl-C stops it.")
+        self._event(
+            "evertick", "ready", seconds=time.monotonic() - started, message="Evertick is up; press Ctrl-C to stop."
+        )
 
     async def _certify_deaths(self) -> None:
-        """Bury runners of this machine that are provably gone, after their processes are."""
+        """Declare dead the runners of this machine that are provably gone, after their processes have ended."""
         ours = {child.process.pid for child in self.children if child.process} | self._postgres_pids()
         _kill_strays(ours | ({self._nursery.pid} if self._nursery.pid is not None else set()))
         link = Link(self.url, Purpose.PLANNING)
@@ -274,7 +279,7 @@ class Supervisor:
 
 
 async def _next_line(stream: asyncio.StreamReader) -> bytes:
-    """Empty at the end. What is longer than a line may be is dropped: it must not end the supervisor."""
+    """Empty at the end. A line that is too long is dropped: it must not end the supervisor."""
     while True:
         with suppress(ValueError):
             return await stream.readline()
@@ -290,7 +295,7 @@ def _how_it_ended(code: int) -> str:
 
 
 def _kill_strays(known: set[int]) -> None:
-    """Processes that a dead runner left behind come to us, because we are a subreaper. They hold its attempts' bodies."""
+    """Orphaned processes of a dead runner become children of this process, a subreaper. They run its attempts' bodies."""
     for pid in children_of(os.getpid()):
         if pid not in known and not _is_of_the_house(pid):
             kill_tree(pid)
@@ -299,7 +304,7 @@ def _kill_strays(known: set[int]) -> None:
 
 
 def _is_of_the_house(pid: int) -> bool:
-    """A service or a PostgreSQL that is just being started, and that nobody has entered in the list yet."""
+    """A service or a PostgreSQL that is being started, and is not in the list of children yet."""
     with suppress(OSError):
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         named = command.startswith(b"evertick ") or b"evertick.cli" in command or b"evertick\0up" in command

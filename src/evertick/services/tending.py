@@ -1,7 +1,7 @@
-"""What the leader does besides firing: promote, reap, end what takes too long, admit, move backfills on, repair.
+"""The leader's maintenance: promote, reap, time out, admit, advance backfills, reconcile.
 
-On a connection of its own, so that nothing of it can delay a fire. It asks nothing by itself: the leader's look says what there
-is to do, and only the round of repairs has a time of its own.
+On its own connection, so that it cannot delay a fire. It queries nothing to find work: the leader's poll reports what
+is pending, and only the reconciliation round has its own timer.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ from evertick.services.repairing import Repairing
 from evertick.store.shards import Seen
 from evertick.store.wake import Channel
 
-# Retries that wait for room, or whose run somebody works on: soon after progress, later without.
+# Retries that wait for a free slot, or whose run is locked: soon after progress, later without.
 SOON_SECONDS, LATER_SECONDS = 0.02, 0.1
-# How much changes its shard in one transaction, and how often a leader looks for more after it found nothing.
+# How many rows change their shard in one transaction, and how often a leader checks for more after it found none.
 MOVES_AT_ONCE, MOVES_SECONDS = 500, 5.0
-# Of a step's time: how long it may wait for one lock.
+# Share of a job's time: how long it may wait for one lock.
 LOCK_SHARE = 0.5
 
 
 class Tending:
-    """`on_refused` is called when the database says that somebody else leads, `on_closed` when nobody leads this shard any more."""
+    """`on_refused` is called when the database answers that another scheduler leads, `on_closed` when the shard is
+    closed."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Tending:
         self.begin()
 
     def begin(self) -> None:
-        """A new lead: nothing of what was known before counts, and everything is looked at once."""
+        """Leadership begins: discard all earlier knowledge, and run every job once."""
         self._promote_at = self._expire_at = self._opens_at = self._wake_at = inf
         self._sessions: list[int] = []
         self._overdue: list[int] = []
@@ -84,7 +85,7 @@ class Tending:
         self._alerting.begin()
 
     def hear(self, seen: Seen) -> None:
-        """What the leader has just seen."""
+        """The leader's latest poll."""
         now = boot_seconds()
         self._read_at = (seen.read_at, now)
         for trouble in seen.troubles:
@@ -108,12 +109,12 @@ class Tending:
             self._wake.set()
 
     async def run(self) -> None:
-        """Until canceled."""
+        """Run until canceled."""
         never = asyncio.Event()
         await run_loop(self.tick, wake=self._wake, stop=never, name=self._lead.loop_name("tend"), log=self._log)
 
     async def tick(self) -> float:
-        """Everything that there is to do now, each once."""
+        """Run every job that is due, once."""
         if self._lead.may_plan and self._next_at() <= boot_seconds():
             try:
                 await self._tend(await self._link.get())
@@ -209,7 +210,7 @@ class Tending:
         self._promote_at = min(due_at, soonest if done.has_line else inf)
 
     async def _listen(self, conn: AsyncConnection) -> None:
-        """For when the leader's look could not."""
+        """The fallback when the leader's poll could not observe heartbeats."""
         now, before, self._listened_at = boot_seconds(), self._listened_at, 0.0
         heard = await listen(
             conn,
@@ -232,7 +233,7 @@ class Tending:
             infra_retries=settings.infra_retries,
         )
         if done.reaped is None:
-            return  # it has spoken meanwhile
+            return  # a heartbeat arrived meanwhile
         metrics.AGENT_LOST.inc(done.reaped)
         self._count_refused("run", done.refused, verb="reap")
         self._log.error("agent_lost", session=session, attempts=done.reaped)
@@ -270,7 +271,7 @@ class Tending:
         self._count_refused("run", done.refused, verb="wake")
         if done.looked_at:
             self._waker.wake(Channel.READY)
-        # What comes of one wait may be the next. What is due and was passed by is in somebody's hands.
+        # The result of one wait may end the next. A wait that is due and was skipped is locked by another transaction.
         soonest = boot_seconds() + (0.0 if done.looked_at else LATER_SECONDS)
         self._wake_at = max(self._boot_time(done.next_wake), soonest)
 
@@ -287,7 +288,7 @@ class Tending:
             metrics.BACKFILL_RUNS.inc(done.made)
             self._waker.wake(Channel.READY)
             self._wake_at = boot_seconds()
-        # Soon again while it gets on; otherwise the leader's next look says whether there is something to do.
+        # Soon again while there is progress; otherwise the leader's next poll reports whether there is work.
         if (done.moved or done.ended) and not done.is_over:
             self._backfill_at = boot_seconds() + SOON_SECONDS
 
@@ -299,7 +300,8 @@ class Tending:
             self._waker.wake(Channel.READY)
 
     async def _move_out(self, conn: AsyncConnection) -> None:
-        """What belongs to another shard since there are more or fewer of them. Between two batches others get their turn."""
+        """Move rows that belong to another shard since the number of shards changed. Other jobs run between two
+        batches."""
         self._move_at = boot_seconds() + MOVES_SECONDS
         done = await move_out(conn, shard=self._lead.shard, epoch=self._epoch, batch=MOVES_AT_ONCE)
         if done.moved:
@@ -320,11 +322,11 @@ class Tending:
     @property
     def _epoch(self) -> int:
         if self._lead.epoch is None:
-            raise NotLeader(f"shard {self._lead.shard} is led by somebody else")
+            raise NotLeader(f"shard {self._lead.shard} is led by another scheduler")
         return self._lead.epoch
 
     def _next_at(self) -> float:
-        """When there is something to do, by our clock."""
+        """When the next job is due, by the local clock."""
         is_called = self._has_room or self._has_arrivals or self._has_gates or self._listens
         if self._sessions or self._overdue or is_called:
             return 0.0
@@ -335,7 +337,7 @@ class Tending:
         return min(soonest, self._repairing.next_at, self._alerting.next_at)
 
     def _boot_time(self, instant: datetime | None) -> float:
-        """An instant of the database's clock by ours."""
+        """Convert an instant of the database's clock to the local clock."""
         if instant is None or self._read_at is None:
             return inf
         read_at, at = self._read_at

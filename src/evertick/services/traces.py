@@ -1,7 +1,7 @@
-"""Sends a trace of every run that has ended: by the leader alone, read back from the database, on a connection of its own.
+"""Sends a trace of every ended run: only in the leader, read from the database, on its own connection.
 
-So nothing on the way of the work knows of traces, all times are of one clock, and without a collector this is not even
-loaded. A collector that is away delays traces, up to a bound, and nothing else.
+No other part knows about traces, all times come from one clock, and without a collector this module is not imported. An
+unreachable collector delays traces, up to a limit, and nothing else.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ LOOK_SECONDS = 2.0
 MOST_OPEN = 10_000
 RUNS_PER_BATCH = 50
 MOST_ATTEMPTS = 20_000
-# Numbers are drawn before they are committed: a run may turn up below one that was seen already.
+# Ids are assigned before they are committed: a run may appear below one that was already seen.
 OVERLAP = 1_000
-# How many runs may wait for a collector that is away; beyond that the oldest go without a trace, and that is told.
+# How many runs may wait for an unreachable collector; beyond that the oldest get no trace, which is logged.
 MOST_WAITING = 20_000
 
 
@@ -42,19 +42,19 @@ class Spans(Protocol):
 
 
 class Tracing:
-    """`make` gives what sends spans, for the name of this installation."""
+    """`make` returns the span exporter for the name of this installation."""
 
     def __init__(self, url: str, *, make: Callable[[str], Spans], log: Log) -> None:
         self._link, self._make, self._log = Link(url, Purpose.READ), make, log
         self._spans: Spans | None = None
         self._newest: int | None = None
         self._open: set[int] = set()
-        # In the order in which they came.
+        # In order of arrival.
         self._waiting: dict[int, None] = {}
         self._traced: dict[int, None] = {}
 
     async def run(self) -> None:
-        """Until canceled."""
+        """Run until canceled."""
         never, pulse = asyncio.Event(), Pulse("traces", longest_tick_seconds=60.0, is_essential=False)
         try:
             await run_loop(self.tick, wake=never, stop=never, name="traces", log=self._log, pulse=pulse)
@@ -76,9 +76,9 @@ class Tracing:
         return LOOK_SECONDS
 
     async def _look(self, conn: AsyncConnection) -> None:
-        """Find the runs that ended since the last look: those that were open, and those that came and went between."""
+        """Find the runs that ended since the last check: runs that were open, and runs that began and ended in between."""
         if self._newest is None:
-            # A new leader begins with what is open now.
+            # A new leader begins with the runs that are open now.
             self._newest = await traces.newest(conn)
             self._traced |= dict.fromkeys(await self._ended_lately(conn, self._newest))
             self._open = await traces.open_runs(conn, limit=MOST_OPEN)
@@ -105,7 +105,7 @@ class Tracing:
         for run_id, run in found.items():
             spans.add(run, of_run.get(run_id, []))
         if not await spans.send():
-            raise ConnectionError(f"the collector of traces did not take {len(found)} of them; they are tried again")
+            raise ConnectionError(f"the trace collector did not accept {len(found)} of them; they are retried")
         for run_id in run_ids:
             del self._waiting[run_id]
         self._traced |= dict.fromkeys(found)
@@ -121,7 +121,7 @@ class Tracing:
 
 
 def make_spans(endpoint: str, log: Log) -> Callable[[str], Spans] | None:
-    """How spans are made and sent; None, with a word why, if what that takes is not installed."""
+    """A factory of span exporters; None, with a warning, if the extra is not installed."""
     try:
         otel = import_module("evertick.services.otel")
     except ModuleNotFoundError as error:

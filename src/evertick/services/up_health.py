@@ -1,6 +1,7 @@
-"""The health of `evertick up` as a whole: what the supervisor knows of its children, and what each says of itself.
+"""The health of `evertick up` as a whole: the supervisor's view of its children, and each child's own report.
 
-Asks the children's own ports when it is asked, all at once and briefly: one that hangs is told as such, and delays nobody.
+Queries the children's health ports on request, all at once and with a short timeout: one that hangs is reported as
+such, and delays nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Said = Document | str
 
 @dataclass(slots=True)
 class ChildHealth:
-    """One child as its supervisor sees it. Dying within ten seconds of its start is a quick death."""
+    """One child as its supervisor sees it. A death within ten seconds of its start is a quick death."""
 
     name: str
     pid: int | None = None
@@ -55,7 +56,7 @@ class ChildHealth:
     last_exit: str | None = None
     last_exit_at: datetime | None = None
     born: float = 0.0
-    # Not started yet, because nobody has asked for it.
+    # Not started yet: there has been no request for it.
     is_asleep: bool = False
 
     def is_born(self, pid: int) -> None:
@@ -70,7 +71,7 @@ class ChildHealth:
         metrics.RESTARTS.labels(service=self.name).inc()
 
     def has_left(self, reason: str) -> None:
-        """It ended because somebody wanted that, and is not started again."""
+        """It ended on request, and is not restarted."""
         self.pid, self.url = None, None
         self.last_exit, self.last_exit_at = reason, datetime.now(UTC)
 
@@ -134,7 +135,7 @@ class UpHealth:
         return json_answer(await self.document())
 
     async def _metrics(self) -> Answer:
-        """Those of all our processes, told apart by a label: one address to scrape for a whole `up`."""
+        """The metrics of all processes, distinguished by a label: one address to scrape for a whole `up`."""
         asked = [(child.name, child.url) for child in self._children if child.url]
         texts = await asyncio.gather(*(_get_text(f"{url}/metrics") for _, url in asked))
         merged = _Merged()
@@ -146,7 +147,7 @@ class UpHealth:
         return metrics_answer(generate_latest(registry))
 
     async def _ask(self) -> dict[str, Said]:
-        """What each child says of itself, or why it says nothing."""
+        """Each child's own report, or why there is none."""
         answers = await asyncio.gather(*(_ask_child(child) for child in self._children))
         return {child.name: said for child, said in zip(self._children, answers, strict=True)}
 
@@ -181,7 +182,7 @@ async def _ask_child(child: ChildHealth) -> Said:
 
 
 async def _get_text(url: str) -> str:
-    """Empty if there is none to be had: the others are still worth having."""
+    """Empty if unavailable: the others are still worth having."""
     try:
         return (await get(url, seconds=ASK_SECONDS)).body.decode("utf-8", "replace")
     except (OSError, TimeoutError, ValueError):
@@ -210,7 +211,7 @@ def _reasons(component: Document) -> list[str]:
 
 
 def _database(said: dict[str, Said]) -> Document:
-    """The worst that a child has to say about it; nobody's word is no good news."""
+    """The worst state that a child reports; without any report the state is not healthy."""
     known = [each.get("metadatabase") for each in said.values() if isinstance(each, dict)]
     found = [each for each in known if isinstance(each, dict)]
     bad = [each for each in found if each.get("status") != HEALTHY]

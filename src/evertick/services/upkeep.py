@@ -1,8 +1,8 @@
-"""Upkeep of the database by the leader: vacuums what turns over quickly, prunes what is old, moves logs to a storage, tells who is
-in its way.
+"""Database upkeep by the leader: vacuums hot tables, prunes old rows, archives logs, and reports snapshots that block
+vacuum.
 
-On a connection of its own, in the background, at a small share of the time. Nothing waits for it: it may be slow, fail or be
-left out, and only disk space is lost by that.
+On its own connection, in the background, with a small share of the time. Nothing waits for it: it may be slow, fail or
+be skipped, and the only cost is disk space.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from evertick.store import upkeep
 from evertick.store.db import Purpose
 from evertick.store.upkeep import Holder
 
-# Small tables through which every task or fire passes. A server that is not ours may look at them once a minute only.
+# Small tables that every task or fire writes to. An external server's autovacuum may visit them only once a minute.
 QUICK_TABLES = ("ready", "lease", "timer", "retry_line", "retry_slot", "schedule_state", "remains")
 # Vacuuming a thousand dead rows takes about 2 ms; fewer are not worth a transaction.
 MANY_DEAD_ROWS = 1000
 VACUUM_SECONDS = 5.0
-# While nothing happens, asking less often: an idle installation is hardly noticed.
+# While nothing happens, check less often, so that an idle installation causes hardly any load.
 IDLE_VACUUM_SECONDS = 10.0
 
 SNAPSHOT_SECONDS = 60.0
@@ -40,7 +40,7 @@ Epoch = Callable[[], int | None]
 
 
 class Upkeep:
-    """`epoch` says whether this process leads now, and by what right. It works only then."""
+    """`epoch` returns the leader's epoch, or None while this process does not lead. It works only while it leads."""
 
     def __init__(self, settings: Settings, *, url: str, epoch: Epoch, log: Log) -> None:
         self._link, self._log = Link(url, Purpose.PLANNING), log
@@ -51,7 +51,7 @@ class Upkeep:
         self._log_moving = None if store is None else LogMoving(settings, store, link=self._link, epoch=epoch, log=log)
 
     async def run(self) -> None:
-        """Until canceled."""
+        """Run until canceled."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._loop("vacuum", self._vacuuming.tick))
@@ -69,9 +69,9 @@ class Upkeep:
 
 
 class Vacuuming:
-    """Vacuums a table when enough of it has died since the last time.
+    """Vacuums a table when enough rows have died since the last time.
 
-    What somebody's old snapshot keeps is still dead afterwards: that alone is no reason to try again.
+    Rows that an old snapshot keeps are still dead afterwards: they alone are no reason to try again.
     """
 
     def __init__(self, *, link: Link, epoch: Epoch) -> None:
@@ -96,7 +96,7 @@ class Vacuuming:
 
 
 class Snapshots:
-    """Watches for a snapshot so old that vacuum cannot do its work, and says whose it is."""
+    """Watches for a snapshot so old that vacuum is ineffective, and logs its owner."""
 
     def __init__(self, *, link: Link, epoch: Epoch, log: Log) -> None:
         self._link, self._epoch, self._log = link, epoch, log
@@ -123,20 +123,20 @@ class Snapshots:
                     pid=holder.pid,
                     seconds=round(age),
                     transactions=holder.behind,
-                    message="It keeps dead rows from being vacuumed, so that tables grow. End it if it is not needed.",
+                    message="It prevents dead rows from being vacuumed, so tables grow. End it if it is not needed.",
                 )
         self._told = {_key(holder) for holder in old}
         return SNAPSHOT_SECONDS
 
     def _ages(self, holders: list[Holder], now: float) -> dict[Holder, float]:
-        """By the server's word; where it has none, since when we have seen the same one."""
+        """From the server; if it does not report one, since when the same holder was seen."""
         self._since = {_key(each): self._since.get(_key(each), now) for each in holders}
         return {
             each: now - self._since[_key(each)] if each.held_seconds is None else each.held_seconds for each in holders
         }
 
     def _forget(self) -> None:
-        """Somebody else watches."""
+        """Another scheduler watches now."""
         if self._since or self._told or self.pulse.blocked:
             self._since, self._told, self.pulse.blocked = {}, set(), None
             metrics.OLDEST_SNAPSHOT.set(0.0)
@@ -144,7 +144,7 @@ class Snapshots:
 
 def described(holder: Holder, seconds: float) -> str:
     who = f"{holder.kind} {holder.name}" + (f" (pid {holder.pid})" if holder.pid is not None else "")
-    return f"{who} has held a snapshot for {seconds / 60:.0f} minutes: what is dead cannot be vacuumed"
+    return f"{who} has held a snapshot for {seconds / 60:.0f} minutes: dead rows cannot be vacuumed"
 
 
 def _key(holder: Holder) -> tuple[str, str, str]:

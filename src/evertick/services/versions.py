@@ -1,4 +1,4 @@
-"""What a runner must know of a DAG version to run its tasks: read once, kept for a while. Unpacks its code when needed."""
+"""Caches the facts about a DAG version that a runner needs to run its tasks. Unpacks its code when needed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Version:
 
 
 class Versions:
-    """A bounded cache: versions never change, so the least recently used may go at any time."""
+    """A bounded cache: versions never change, so the least recently used can be dropped at any time."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, Version] = OrderedDict()
@@ -57,7 +57,7 @@ class Versions:
 
 
 def order(claim: StepRow, version: Version, session: int, granted_json: str = "") -> AttemptOrder:
-    """What the executor is told about one claim."""
+    """The executor's order for one claim."""
     task = version.spec.tasks[claim.idx]
     stops = task.on_lost_contact is OnLostContact.STOP
     return AttemptOrder(
@@ -74,7 +74,8 @@ def order(claim: StepRow, version: Version, session: int, granted_json: str = ""
         params_json=claim.params,
         inputs_json=claim.inputs or "{}",
         timeout_seconds=task.timeout_seconds,
-        # What may be killed on its own must not share its process, nor what changes its environment or knows a secret.
+        # A task that may be killed on its own must not share its process, nor one that changes its environment or has
+        # secrets.
         isolation=Isolation.PROCESS if stops or granted_json or task.kind is TaskKind.PROGRAM else task.isolation,
         command=task.command,
         stops_on_lost_contact=stops,
@@ -83,7 +84,7 @@ def order(claim: StepRow, version: Version, session: int, granted_json: str = ""
 
 
 async def unpacked(conn: AsyncConnection, bundle_hash: str, folder: Path) -> tuple[Path, bool]:
-    """Where the bundle's code lies on this machine, fetched by its hash and verified, and whether it uses threads."""
+    """The path of the bundle's code on this machine, fetched by its hash and verified, and whether it uses threads."""
     place = folder / bundle_hash
     row = await dags.bundle(conn, bundle_hash)
     if row is None:

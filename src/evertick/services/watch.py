@@ -1,7 +1,7 @@
-"""Watches over the database of this process: which server it is, and whether what that acknowledged is still there.
+"""Watches the database of this process: which server it is, and whether its acknowledged writes are still there.
 
-Now and then, on a connection of its own, so that nothing of this is on the way of the work. Never decides what to do
-about a loss: it says so, in the log, the journal and the metrics.
+Runs periodically, on its own connection, apart from the work itself. Never decides how to react to a loss: it reports
+it in the log, the audit log and the metrics.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from evertick.store.db import Purpose, connect, look_at
 from evertick.store.guard import guard_of
 from evertick.store.line import Line
 
-# A scheduler makes the marks and knows each of them; for the others it is enough to know a recent one.
+# A scheduler writes the marks and knows each of them; for other processes a recent one is enough.
 LOOK_SECONDS, SELDOM_SECONDS = 1.0, 5.0
-# An old primary that nobody has stopped answers as ever. Where there are other hosts, they are asked who is in charge.
+# An old primary that was not stopped still answers. If there are other hosts, ask them which one is the primary.
 LOOK_AROUND_SECONDS = 5.0
 
 
 class Watch:
-    """`get` gives the connection, open and leading to a server that this process may use. `has_marked` says whether a mark was
-    made by other means just now."""
+    """`get` returns an open connection to a server that this process may use. `has_marked` returns whether a mark was
+    just written by other means."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Watch:
         self._said: set[str] = set()
 
     async def tick(self) -> float:
-        """One look. Raises when the server may not be used."""
+        """Check once. Raises when the server may not be used."""
         if self._has_others and time.monotonic() - self._looked_around > LOOK_AROUND_SECONDS:
             self._looked_around = time.monotonic()
             await (await connect(self._url, purpose=Purpose.READ)).close()
@@ -71,7 +71,7 @@ class Watch:
         return LOOK_SECONDS if conn.is_shared else self._look_seconds
 
     async def look_again(self, conn: Line) -> None:
-        """A pooler changes the server behind an open connection without a word."""
+        """A pooler changes the server behind an open connection without notice."""
         before = conn.server
         try:
             await look_at(conn, self._guard, self._place)
@@ -82,7 +82,7 @@ class Watch:
             self._looked_at = None
 
     async def _compare(self, conn: Line, server: Server) -> None:
-        """Whether the newest mark that this process knows to be acknowledged is in the database that it has now."""
+        """Whether the newest acknowledged mark that this process knows is in the current database."""
         remembered = self._guard.mark
         if remembered is None:
             return
@@ -105,32 +105,32 @@ class Watch:
                     **timelines,
                     after=lsn_text(stored),
                     until=lsn_text(remembered),
-                    message="Acknowledged writes are lost: the log of the old timeline between these places, and what came"
+                    message="Acknowledged writes are lost: the log of the old timeline between these positions, and everything"
                     " after. Fires among them happen again; see docs/guarantees.md.",
                 )
             case Verdict.UNPROVEN:
                 self._log.warning(
                     "failover",
                     **timelines,
-                    message="The standby was asynchronous: what was acknowledged in the last seconds before it was"
-                    " promoted may be lost.",
+                    message="The standby was asynchronous: writes acknowledged in the last seconds before its promotion"
+                    " may be lost.",
                 )
             case _:
-                self._log.warning("failover", **timelines, message="Every acknowledged write is there.")
+                self._log.warning("failover", **timelines, message="No acknowledged write is lost.")
 
     def _say_limits(self, conn: Line) -> None:
-        """Once per process: what this connection cannot give."""
+        """Log the limits of this connection, once per process."""
         if conn.is_shared:
             self._say_once(
                 "pooled",
-                "A pooler stands before PostgreSQL. Nothing is kept in sessions: no prepared statements, no wake-ups, no"
-                " instant takeover; leadership rests on its lease alone. Better give Evertick the server's own address.",
+                "A transaction pooler is in front of PostgreSQL. Sessions keep no state: no prepared statements, no notifications,"
+                " no instant takeover; leadership rests on its lease alone. Prefer the server's own address for Evertick.",
             )
         if conn.untold is not None:
             self._say_once(
                 "no_failover_guard",
-                f"The server does not tell its system identifier and timeline ({conn.untold}): an old primary cannot be"
-                " told from the new one. Grant EXECUTE on pg_control_system(), pg_walfile_name(pg_lsn) and"
+                f"The server does not report its system identifier and timeline ({conn.untold}): an old primary cannot be"
+                " distinguished from the new one. Grant EXECUTE on pg_control_system(), pg_walfile_name(pg_lsn) and"
                 " pg_current_wal_lsn() to Evertick's role.",
             )
 

@@ -1,4 +1,4 @@
-"""What identifies this process on this machine, so that somebody else can prove that it is gone."""
+"""The identity of this process on this machine, so that another process can prove that it is gone."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class RecordedProcess(Protocol):
 def is_provably_gone(runner: RecordedProcess, place: Place) -> bool:
     """True only for a process of this very place whose pid and start time are gone (V5). `place` is where we are.
 
-    Host names count, too: a copy of a virtual machine has the same boot id. And where other users' processes are hidden
-    only root and their own user can say that one is not there.
+    Host names count, too: a copy of a virtual machine has the same boot id. And where other users' processes are
+    hidden, only root and their own user can prove that one is gone.
     """
     if (runner.host, runner.boot_id, runner.pid_namespace) != (place.host, place.boot_id, place.pid_namespace):
         return False
@@ -50,5 +50,5 @@ def is_provably_gone(runner: RecordedProcess, place: Place) -> bool:
 
 
 def _sees_its_own_pids() -> bool:
-    """In a new PID namespace /proc may still show that of the parents, in which our pids mean somebody else."""
+    """In a new PID namespace /proc may still show the parent's, in which our pids belong to other processes."""
     return Path("/proc/self").readlink().name == str(os.getpid())

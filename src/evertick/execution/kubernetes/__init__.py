@@ -1,1 +1,1 @@
-"""Tasks as pods. Needs `pip install evertick[kubernetes]`, and is loaded only by runners that have this executor."""
+"""Tasks as pods. Needs `pip install evertick[kubernetes]`, and is imported only by runners with this executor."""

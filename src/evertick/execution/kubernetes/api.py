@@ -1,6 +1,6 @@
-"""The few calls of the Kubernetes API that pods need, as plain JSON, and what its refusals mean for whoever submits.
+"""The few Kubernetes API calls that pods need, as plain JSON, and what its errors mean for the submitter.
 
-Only documented calls, through the maintained client. Every call has a time limit; none is repeated here.
+Only documented calls, through the maintained client. Every call has a timeout; none is retried here.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from evertick.execution.remote import ExecutorBusy, ExecutorUnavailable, Submiss
 Json = dict[str, Any]
 _PAGE = 500
 _LONGEST_MESSAGE = 1000
-# What the authorizer says; admission, which judges the pod itself, uses other words.
+# The authorizer's message; admission, which checks the pod itself, uses a different one.
 _NO_RIGHT = re.compile(r'User ".*" cannot \w+ resource')
 
 
 class Refusal(EvertickError):
-    """An answer that is no 2xx."""
+    """A response that is not 2xx."""
 
     def __init__(self, status: int, body: Json, retry_after_seconds: float | None) -> None:
         self.status, self.body, self.retry_after_seconds = status, body, retry_after_seconds
@@ -36,17 +36,17 @@ class Refusal(EvertickError):
 
 
 class KubeApi:
-    """Pods and Secrets of one namespace. The client takes plain JSON as well as its own classes, which are slow."""
+    """Pods and Secrets of one namespace. The client accepts plain JSON as well as its own classes, which are slow."""
 
     def __init__(
         self, client: ApiClient, *, namespace: str, timeout_seconds: float, on_stranger: Callable[[], None]
     ) -> None:
-        """`on_stranger` is called when we are not known there, or not any more."""
+        """`on_stranger` is called when the API does not accept our credentials, or no longer does."""
         self._core, self._namespace, self._timeout_seconds = CoreV1Api(client), namespace, timeout_seconds
         self._on_stranger = on_stranger
 
     async def create_pod(self, pod: Any) -> Json:
-        """A misspelled field is refused with its name; otherwise the server would leave it out without a word."""
+        """A misspelled field is refused with its name; otherwise the server would silently drop it."""
         call = self._core.create_namespaced_pod(self._namespace, pod, field_validation="Strict", **self._plain())
         return await self._ask(call)
 
@@ -60,7 +60,7 @@ class KubeApi:
         return await self._look(self._core.read_namespaced_secret(name, self._namespace, **self._plain()))
 
     async def read_pod(self, name: str) -> Json | None:
-        """As it is now: without a resource version the API server asks its store, never its cache."""
+        """The current state: without a resource version the API server asks its store, never its cache."""
         return await self._look(self._core.read_namespaced_pod(name, self._namespace, **self._plain()))
 
     async def delete_pod(self, name: str, *, uid: str, grace_seconds: int) -> None:
@@ -73,7 +73,7 @@ class KubeApi:
         await self._ask(call, gone_is_fine=True)
 
     async def list_pods(self, selector: str) -> tuple[list[Json], str]:
-        """All of them, page by page, and the version of the whole. A list that grew too old in the middle begins anew."""
+        """All of them, page by page, and the resource version of the list. A list that expires midway starts over."""
         try:
             return await self._list(selector, _PAGE)
         except Refusal as refusal:
@@ -82,7 +82,7 @@ class KubeApi:
         return await self._list(selector, None)
 
     async def version(self, selector: str) -> str:
-        """Where a watch can begin now."""
+        """The resource version at which a watch can begin now."""
         page = await self._ask(
             self._core.list_namespaced_pod(self._namespace, label_selector=selector, limit=1, **self._plain())
         )
@@ -101,8 +101,8 @@ class KubeApi:
             more["_continue"] = meta["continue"]
 
     async def watch_pods(self, selector: str, version: str, *, seconds: int) -> AsyncIterator[Json]:
-        """Events until the server ends it. Raises Refusal with 410 when the version is too old."""
-        # Bookmarks come about once a minute: a connection that says nothing for longer is dead.
+        """Events until the server ends the watch. Raises Refusal with 410 when the version is too old."""
+        # Bookmarks arrive about once a minute: a connection that is silent for longer is dead.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_seconds, sock_read=seconds + 10)
         call = self._core.list_namespaced_pod(
             self._namespace,
@@ -140,7 +140,7 @@ class KubeApi:
         except Refusal as refusal:
             if refusal.status == 401:
                 self._on_stranger()
-            # A conflict of a delete is about its uid: what is there now is another object.
+            # A conflict of a delete concerns the uid: the object that exists now is another one.
             if gone_is_fine and refusal.status in (404, 409):
                 return {}
             raise
@@ -157,11 +157,12 @@ async def _answer(call: Awaitable[Any]) -> AsyncIterator[aiohttp.ClientResponse]
     except (aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
         raise ExecutorUnavailable(f"the Kubernetes API does not answer: {_words(error)}") from error
     except json.JSONDecodeError:
-        raise ExecutorUnavailable("the Kubernetes API answered something that is no JSON") from None
+        raise ExecutorUnavailable("the Kubernetes API returned a response that is not JSON") from None
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Of any length: the client's own lines are shorter than a pod may be, and one large pod must not end everybody's watch."""
+    """Lines of any length: the client's own limit is shorter than a pod may be, and one large pod must not end the
+    whole watch."""
     begun: list[bytes] = []
     async for part in response.content.iter_any():
         *ended, rest = part.split(b"\n")
@@ -189,7 +190,7 @@ def _retry_after(response: aiohttp.ClientResponse) -> float | None:
 
 
 def meaning(refusal: Refusal, *, of_task: bool = True) -> EvertickError:
-    """Whose fault it is: the cluster is full or busy, it cannot be used now, or the task's pod is wrong."""
+    """The cause of an error: the cluster is full or busy, it is unusable now, or the task's pod is invalid."""
     status, text = refusal.status, str(refusal)
     if status == 429 or status == 409 or (status == 403 and "exceeded quota" in text):
         return ExecutorBusy(text, retry_after_seconds=refusal.retry_after_seconds)

@@ -1,4 +1,4 @@
-"""Which cluster and namespace, and the connection to it: a kubeconfig file, or the cluster that this runs in."""
+"""The cluster, the namespace and the connection: from a kubeconfig file, or from the cluster that this runs in."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Without a kubeconfig: the cluster around us, else the kubeconfig file that kubectl would use."""
+    """Without a kubeconfig: the surrounding cluster, else the kubeconfig file that kubectl would use."""
 
     kubeconfig: Path | None = None
     context: str | None = None
@@ -33,7 +33,7 @@ class Cluster:
 
 @asynccontextmanager
 async def connected(cluster: Cluster) -> AsyncIterator[KubeApi]:
-    """Raises InvalidSettings where no cluster can be made out. Nothing is sent yet."""
+    """Raises InvalidSettings if no cluster can be determined. Sends nothing yet."""
     configuration, renewal = Configuration(), _Renewal(cluster)
     namespace = await _load(cluster, configuration)
     if configuration.refresh_api_key_hook is None:
@@ -48,7 +48,8 @@ async def connected(cluster: Cluster) -> AsyncIterator[KubeApi]:
 
 
 class _Renewal:
-    """Tokens of most clouds last for minutes: one that is refused is read, or asked for, anew. In a cluster the client does so."""
+    """Tokens of most clouds last for minutes: a refused token is read or requested again. Inside a cluster the client
+    does so."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -58,7 +59,7 @@ class _Renewal:
         self._is_wanted = True
 
     async def renew(self, configuration: Configuration) -> None:
-        """Called before each request. Whoever gives tokens that are no good is not asked without a pause."""
+        """Called before each request. A credential plugin that returns invalid tokens is not called without a pause."""
         if not self._is_wanted or time.monotonic() - self._renewed_at < _RENEWAL_SECONDS:
             return
         self._is_wanted, self._renewed_at = False, time.monotonic()
@@ -69,7 +70,7 @@ class _Renewal:
 
 
 async def _load(cluster: Cluster, configuration: Configuration) -> str:
-    """Returns the namespace that goes with it."""
+    """Returns the namespace that belongs to it."""
     if cluster.kubeconfig is None and cluster.context is None:
         try:
             load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
@@ -83,12 +84,12 @@ async def _load_kubeconfig(cluster: Cluster, configuration: Configuration) -> st
     file = None if cluster.kubeconfig is None else str(cluster.kubeconfig.expanduser())
     try:
         if file is not None and not await asyncio.to_thread(Path(file).is_file):
-            raise FileNotFoundError(f"there is no file {file}")
+            raise FileNotFoundError(f"the file {file} does not exist")
         loader = await load_kube_config(
             config_file=file, context=cluster.context, client_configuration=configuration, persist_config=False
         )
         current = loader.current_context or {}
-    # The client trips over files that are no kubeconfig at all.
+    # The client raises odd errors for files that are not a kubeconfig at all.
     except (ConfigException, OSError, yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError) as error:
         said = " ".join(str(error).split()).rstrip(".")
         raise InvalidSettings(

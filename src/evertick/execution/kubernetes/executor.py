@@ -1,7 +1,7 @@
-"""Each attempt as a pod of its own, by its name. Kubernetes is asked what is there; nothing is believed because it was once seen.
+"""Runs each attempt as a pod with the attempt's name. The state is always read from Kubernetes, never from memory.
 
-The pod comes first and then the Secret with its token, which belongs to it: whatever is interrupted, the next try completes, and
-nothing is left behind. The watch only shortens waits.
+The pod is created first and then the Secret with its token, which the pod owns: after any interruption the next try
+completes the pair, and nothing is left behind. The watch only shortens waits.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from evertick.execution.kubernetes.status import cannot_start, goes_on, has_succ
 from evertick.execution.remote import ExecutorUnavailable, Observed, Phase, RemoteOrder, SubmissionRefused
 
 _SWEEP_SECONDS = 30.0
-# A look waits for it, and must not take long; the rest is for the next sweep.
+# A listing waits for the sweep, which must be short; the rest is left to the next one.
 _MOST_SWEPT = 100
 _WATCH_SECONDS = 240
-# A server or proxy that ends every watch at once is not asked again and again without a pause.
+# A server or proxy that ends every watch at once is not called without a pause.
 _SHORTEST_WATCH_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 
@@ -53,7 +53,7 @@ class Cleanup(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesOptions:
-    """`owner` tells the pods of this installation from others' in the same namespace."""
+    """`owner` distinguishes the pods of this installation from others in the same namespace."""
 
     cluster: Cluster
     template: Manifest
@@ -87,7 +87,7 @@ class KubernetesExecutor:
         await self._stack.aclose()
 
     async def submit(self, order: RemoteOrder) -> None:
-        """Twice is once: whoever finds the attempt's own pod there goes on from it."""
+        """Idempotent: if the attempt's own pod exists, continue from there."""
         options = self._options
         manifest = pod_manifest(order, options.template, owner=options.owner, allowed=options.allowed)
         try:
@@ -116,7 +116,8 @@ class KubernetesExecutor:
         return self._judged(pod) if pod is not None and self._is_ours(pod) else None
 
     async def cancel(self, name: str, grace_seconds: float) -> None:
-        """Deleted, or kept aside if it has ended and the policy says so: then it is nobody's attempt any more."""
+        """Delete the pod, or keep it relabeled if it has ended and the policy says so: then it no longer belongs to an
+        attempt."""
         try:
             pod = await self._api.read_pod(name)
             if pod is None or not self._is_ours(pod):
@@ -125,18 +126,18 @@ class KubernetesExecutor:
                 labels, annotations = {KEPT_LABEL: "true"}, {UNTIL_ANNOTATION: until}
                 patch: Json = {"metadata": {"labels": labels, "annotations": annotations}}
                 if goes_on(pod):
-                    # What stands beside the task would run for ever: this ends it, and keeps the pod.
+                    # Sidecars would run without end: this ends them, and keeps the pod.
                     patch["spec"] = {"activeDeadlineSeconds": 1}
                 await self._api.patch_pod(name, patch)
             else:
-                # Never 0: that would take the pod off the books while its processes may still run.
+                # Never 0: that would remove the pod object while its processes may still run.
                 grace = max(1, math.ceil(grace_seconds))
                 await self._api.delete_pod(name, uid=pod["metadata"]["uid"], grace_seconds=grace)
         except Refusal as refusal:
             raise meaning(refusal, of_task=False) from None
 
     async def hints(self) -> AsyncIterator[None]:
-        """One after each change, and after every break, in which changes may have gone unseen."""
+        """One after each change, and after every disconnect, during which changes may have been missed."""
         failures = 0
         while True:
             began = time.monotonic()
@@ -150,7 +151,7 @@ class KubernetesExecutor:
                         yield
                 failures = failures + 1 if time.monotonic() - began < _SHORTEST_WATCH_SECONDS else 0
             except Refusal:
-                # Mostly 410, too old to go on from: begin at what is there now.
+                # Mostly 410, too old to continue from: start at the current state.
                 self._version = None
                 failures += 1
             except ExecutorUnavailable:
@@ -168,10 +169,10 @@ class KubernetesExecutor:
                 raise
         pod = await self._api.read_pod(order.name)
         if pod is None:
-            raise ExecutorUnavailable(f"pod {order.name} was there and is gone: try again")
+            raise ExecutorUnavailable(f"pod {order.name} existed and is gone: try again")
         if pod["metadata"].get("labels", {}).get(SESSION_LABEL) != session_text(order.session):
             raise SubmissionRefused(
-                f"there is a pod {order.name} that is not this attempt's. Delete it, and run the task again."
+                f"a pod {order.name} exists that does not belong to this attempt. Delete it, and run the task again."
             )
         return pod
 
@@ -185,7 +186,7 @@ class KubernetesExecutor:
             there = await self._api.read_secret(order.name)
             if there is not None and _owner_uid(there) == pod_uid:
                 return
-            # Of a pod of the same name that is gone: the garbage collector has not come by yet.
+            # The Secret of a deleted pod with the same name: the garbage collector has not removed it yet.
             await self._api.delete_secret(order.name)
             await self._api.create_secret(secret)
 
@@ -194,7 +195,7 @@ class KubernetesExecutor:
         return labels.get(OWNER_LABEL) == self._options.owner and KEPT_LABEL not in labels
 
     def _judged(self, pod: Json) -> Observed:
-        """As it stands; one that could not start for long is given up, and says why."""
+        """The pod's state; one that could not start for too long counts as ended, with the reason."""
         found, name = observed(pod), pod["metadata"]["name"]
         if found.phase is not Phase.WAITING or not cannot_start(found.reason):
             self._stuck_since.pop(name, None)
@@ -203,7 +204,7 @@ class KubernetesExecutor:
         return replace(found, phase=Phase.ENDED) if stuck_seconds >= self._options.give_up_seconds else found
 
     def _kept_until(self, pod: Json) -> str | None:
-        """When an ended pod may be deleted, empty for never; None for now."""
+        """When an ended pod may be deleted: empty for never, None for now."""
         options = self._options
         if options.cleanup is Cleanup.NEVER or (options.cleanup is Cleanup.ON_SUCCESS and not has_succeeded(pod)):
             return ""
@@ -212,7 +213,8 @@ class KubernetesExecutor:
         return (datetime.now(UTC) + timedelta(seconds=options.keep_seconds)).isoformat(timespec="seconds")
 
     async def _sweep(self) -> None:
-        """Delete what was kept for long enough, whoever kept it. What cannot be deleted now is kept until the next time."""
+        """Delete pods that were kept long enough, by any runner. Pods that cannot be deleted now are retried in the
+        next sweep."""
         if time.monotonic() - self._swept_at < min(_SWEEP_SECONDS, self._options.keep_seconds or _SWEEP_SECONDS):
             return
         self._swept_at = time.monotonic()

@@ -1,7 +1,8 @@
-"""The pod and the Secret of one attempt, made of the template, the options of its DAG and task, and what must be so.
+"""The pod and the Secret of one attempt, from the template, the options of its DAG and task, and fixed fields.
 
-What must be so goes last: no template and no option changes the pod's name, its labels, its command, or that it runs once. The
-start token is in the Secret alone, which is mounted as a file: a pod's manifest and arguments can be read by many.
+The fixed fields are applied last: no template and no option changes the pod's name, its labels, its command, or that it
+runs once. The start token is only in the Secret, which is mounted as a file: many users can read a pod's manifest and
+arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SESSION_LABEL = "evertick.io/session"
 KEPT_LABEL = "evertick.io/kept"
 UNTIL_ANNOTATION = "evertick.io/kept-until"
 
-# The kubelet shows what is in this file in the pod's status, whatever has become of the agent.
+# The kubelet shows the content of this file in the pod's status, whatever happens to the agent.
 OUTCOME_FILE = "/dev/termination-log"
 TOKEN_FOLDER = "/var/run/evertick/start"
 HOME_FOLDER = "/var/run/evertick/home"
@@ -29,7 +30,7 @@ _OUR_KEYS = "evertick.io/"
 
 Manifest = dict[str, Any]
 
-# As little as a task needs: it talks to the API of Evertick alone, and is nobody on its node.
+# Least privilege: a task talks only to Evertick's API, and has no rights on its node.
 DEFAULT_TEMPLATE: Manifest = {
     "metadata": {"labels": {"app.kubernetes.io/part-of": "evertick", "app.kubernetes.io/component": "task"}},
     "spec": {
@@ -52,7 +53,7 @@ DEFAULT_TEMPLATE: Manifest = {
 
 
 def pod_manifest(order: RemoteOrder, template: Manifest, *, owner: str, allowed: Collection[str]) -> Manifest:
-    """Raises SubmissionRefused for options that are no pod's, or that DAGs may not set here."""
+    """Raises SubmissionRefused for options that a pod does not have, or that DAGs may not set here."""
     options = order.place.get("kubernetes") or {}
     if not isinstance(options, dict):
         raise SubmissionRefused(f"the kubernetes options of task {order.task!r} must be a dict.")
@@ -69,12 +70,12 @@ def pod_manifest(order: RemoteOrder, template: Manifest, *, owner: str, allowed:
     for part in ("labels", "annotations"):
         theirs = {key: text for key, text in (written.get(part) or {}).items() if not key.startswith(_OUR_KEYS)}
         ours["metadata"][part] = theirs | ours["metadata"][part]
-    # Nothing else of a template's metadata is a task's: finalizers would keep its pod for ever.
+    # Nothing else of a template's metadata applies to tasks: finalizers would keep a pod permanently.
     return {**ours, "spec": merge(patched["spec"], ours["spec"])}
 
 
 def secret_manifest(order: RemoteOrder, *, owner: str, pod_uid: str) -> Manifest:
-    """It belongs to the pod: when that goes, Kubernetes deletes it, too."""
+    """The pod owns it: Kubernetes deletes it with the pod."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -116,7 +117,7 @@ def _ours(order: RemoteOrder, owner: str) -> Manifest:
             "restartPolicy": "Never",
             "containers": [_container(order)],
             "volumes": [
-                # The group of the pod may read it (fsGroup), so that nobody needs to be root.
+                # The pod's group may read it (fsGroup), so that root is not needed.
                 {"name": "evertick-start", "secret": {"secretName": order.name, "defaultMode": 0o440}},
                 {"name": "evertick-home", "emptyDir": {}},
             ],
@@ -144,5 +145,5 @@ def _container(order: RemoteOrder) -> Manifest:
 
 
 def _label(text: str) -> str:
-    """As much of a name as a label can hold; the whole of it is in the annotation."""
+    """As much of a name as fits into a label; the full name is in the annotation."""
     return _NOT_IN_LABELS.sub("_", text)[:_LONGEST_LABEL].strip("_.-")

@@ -1,6 +1,6 @@
-"""What a pod's status says about its attempt. Pure; claims nothing that the cluster has not seen happen.
+"""What a pod's status means for its attempt. Pure; claims nothing that the cluster has not observed.
 
-A pod whose node cannot be reached is still running as far as anybody knows: only silence, or the cluster itself, ends it.
+A pod whose node is unreachable counts as running: only the heartbeat timeout, or the cluster itself, ends it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from evertick.domain.pod_options import TASK_CONTAINER
 from evertick.execution.remote import Observed, Phase
 
-# Why a container cannot be started now, and without a change to the cluster or the image never will be.
+# Reasons why a container cannot start now, and never will without a change to the cluster or the image.
 CANNOT_START = frozenset(
     {
         "ErrImagePull",
@@ -26,7 +26,7 @@ CANNOT_START = frozenset(
         "RunContainerError",
     }
 )
-# Reasons of a container's end whose message is the container runtime's, and not what the agent left behind.
+# Reasons of a container's end whose message comes from the container runtime, not from the agent.
 _NEVER_BEGAN = ("ContainerCannotRun", "StartError", "ContainerStatusUnknown")
 _LONGEST_REASON = 500
 
@@ -34,7 +34,7 @@ Pod = Mapping[str, Any]
 
 
 def observed(pod: Pod) -> Observed:
-    """How the attempt of this pod stands."""
+    """The state of this pod's attempt."""
     status = pod.get("status") or {}
     ended = _task_state(status, "containerStatuses").get("terminated")
     if ended or status.get("phase") in ("Succeeded", "Failed"):
@@ -46,7 +46,7 @@ def observed(pod: Pod) -> Observed:
 
 
 def waiting_reason(status: Mapping[str, Any]) -> str | None:
-    """Why it has not begun: its container's reason, or that no node has room for it."""
+    """Why it has not started: its container's reason, or that no node has room for it."""
     for kind in ("containerStatuses", "initContainerStatuses"):
         for container in status.get(kind) or []:
             waiting = (container.get("state") or {}).get("waiting") or {}
@@ -63,21 +63,21 @@ def cannot_start(reason: str | None) -> bool:
 
 
 def has_succeeded(pod: Pod) -> bool:
-    """Its task's container, whatever the others do."""
+    """The task's container, whatever the state of the others."""
     status = pod.get("status") or {}
     ended = _task_state(status, "containerStatuses").get("terminated")
     return bool(ended.get("exitCode") == 0 if ended else status.get("phase") == "Succeeded")
 
 
 def goes_on(pod: Pod) -> bool:
-    """Whether something in it still runs, beside a task's container that has ended."""
+    """Whether another container still runs after the task's container has ended."""
     return (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
 
 
 def _ended(status: Mapping[str, Any], ended: Mapping[str, Any]) -> Observed:
     why, message = ended.get("reason"), ended.get("message") or ""
     began = bool(ended) and why not in _NEVER_BEGAN
-    # What the whole pod died of (Evicted, DeadlineExceeded, NodeLost) says more than that its container got a signal.
+    # The pod's own reason (Evicted, DeadlineExceeded, NodeLost) is more precise than its container's signal.
     if status.get("reason"):
         reason: str | None = _said(status["reason"], status.get("message"))
     elif disruption := _disruption(status):
@@ -98,7 +98,7 @@ def _ended(status: Mapping[str, Any], ended: Mapping[str, Any]) -> Observed:
 
 
 def _trouble(pod: Pod) -> str | None:
-    """What may soon end a pod that runs, or may have ended it unseen."""
+    """A condition that may soon end a running pod, or may have ended it unobserved."""
     status = pod.get("status") or {}
     if status.get("reason"):
         return _said(status["reason"], status.get("message"))
@@ -118,7 +118,7 @@ def _disruption(status: Mapping[str, Any]) -> str | None:
     return None
 
 
-# As people call them.
+# Readable names.
 _DISRUPTIONS = {
     "DeletionByTaintManager": "NodeLost",
     "DeletionByPodGC": "NodeLost",

@@ -1,4 +1,5 @@
-"""The pod template of a runner: a YAML file of its operator over what Evertick gives every pod. Read once, when it starts."""
+"""A runner's pod template: an operator's YAML file, merged over Evertick's defaults for every pod. Read once, at
+startup."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from evertick.execution.kubernetes.manifest import DEFAULT_TEMPLATE, Manifest
 
 
 def read_template(file: Path | None, *, image: str) -> Manifest:
-    """Raises InvalidSettings, which names the file and what is wrong with it."""
+    """Raises InvalidSettings, which names the file and the problem."""
     template = merge(DEFAULT_TEMPLATE, {"spec": {"containers": [{"name": TASK_CONTAINER, "image": image}]}})
     if file is None:
         return template
@@ -44,9 +45,7 @@ def _checked(file: Path, found: object) -> Manifest:
     if containers and TASK_CONTAINER not in [each["name"] for each in containers]:
         raise _wrong(file, f"none of its containers is named {TASK_CONTAINER!r}: that is the one in which tasks run")
     if spec.get("restartPolicy", "Never") != "Never":
-        raise _wrong(
-            file, "its restartPolicy must be Never: an attempt is made once, and Evertick decides about the next"
-        )
+        raise _wrong(file, "its restartPolicy must be Never: an attempt runs once, and Evertick decides about the next")
     return found
 
 
