@@ -25,7 +25,7 @@ from evertick.engine.dispatch import claim_for_dispatch
 from evertick.execution.spool import LogChunk
 from evertick.services.agent_line import AgentLine
 from evertick.services.agent_tokens import AgentTokens, new_agent_key
-from evertick.services.whoami import new_runner
+from evertick.services.stay import new_runner
 from evertick.store import runners
 from evertick.store.db import Purpose, connect
 

@@ -22,7 +22,7 @@ from evertick.domain.retry import RetryPolicy
 from evertick.engine.claim_cursor import ClaimCursor
 from evertick.engine.extend import extend
 from evertick.engine.step import report, step
-from evertick.services.whoami import new_runner
+from evertick.services.stay import new_runner
 from evertick.store import logs, runners
 from evertick.store.db import Purpose, connect
 from evertick.store.logs import NewChunk

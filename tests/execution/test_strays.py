@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evertick.execution.parent import MARK
+from evertick.domain.attempt import FORK_SERVER_MARK as MARK
 from evertick.execution.spool import session_name
 from evertick.execution.strays import end_strays, find_strays
 
