@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Mapping
+from time import monotonic, sleep
 
 from evertick.authoring.signals import Done, Fail, Skip, Until
 from evertick.domain.dag import DagSpec
@@ -33,18 +33,18 @@ def answered(name: str, wait: WaitSpec, answers: Mapping[str, object]) -> object
 
 def polled(call: Callable[[], object], wait: WaitSpec) -> object:
     """The value that a sensor found, with its intervals and its time-out as they are."""
-    began, pause = time.monotonic(), wait.seconds or 0.0
+    began, pause = monotonic(), wait.seconds or 0.0
     while True:
         value = call()
         if isinstance(value, Done | Until) or value is True:
             return value.value if isinstance(value, Done) else None
         if value is not False:
             raise Fail(f"a sensor returns True, False or Done(value), not {value!r:.100}")
-        left = float("inf") if wait.timeout_seconds is None else wait.timeout_seconds - (time.monotonic() - began)
+        left = float("inf") if wait.timeout_seconds is None else wait.timeout_seconds - (monotonic() - began)
         if left <= pause:
             reason = f"sensor_timeout: not true within {wait.timeout_seconds:g} s"
             raise Skip(reason) if wait.on_timeout is Otherwise.SKIP else Fail(reason)
-        time.sleep(pause)
+        sleep(pause)
         pause = min(pause * wait.backoff, wait.longest_seconds or pause)
 
 
