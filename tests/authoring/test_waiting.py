@@ -135,7 +135,7 @@ def sensor_after(polls: int, **options: object) -> Dag:
 
 def test_dag_test_polls_and_waits_for_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("evertick.authoring.answering.time.sleep", slept.append)
+    monkeypatch.setattr("evertick.authoring.answering.sleep", slept.append)
     done = sensor_after(3).test()
     assert (done.state, done.results, slept) == ("success", {"there": {"rows": 3}}, [1, 1, 1])
     far = built(lambda: wait_until(datetime.now(UTC) + timedelta(days=1)) >> wait_for("9d"))

@@ -267,7 +267,12 @@ class Rewriter:
                 for each in (*node.bases, *node.keywords):
                     self.walk(each, scopes)
                 for each in node.body:
-                    self.walk(each, scopes)
+                    if isinstance(each, ast.AnnAssign | ast.Assign):  # fields: their names are no references
+                        for part in (getattr(each, "annotation", None), each.value):
+                            if part is not None:
+                                self.walk(part, scopes)
+                    else:
+                        self.walk(each, scopes)
                 return
             arguments = node.args
             for each in (*arguments.defaults, *(d for d in arguments.kw_defaults if d is not None)):
@@ -299,6 +304,10 @@ class Rewriter:
             return
         if isinstance(node, ast.Global):
             return
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "TypeVar":
+            name, text = node.value.args[0], getattr(node.targets[0], "id", "")
+            if text in self.own and not scopes:
+                self.source.edit(*self.source.span(name), json.dumps(self.own[text]))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "cast" and node.args:
             first = node.args[0]
             if isinstance(first, ast.Constant) and isinstance(first.value, str):
