@@ -197,6 +197,13 @@ class Rewriter:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 local = {n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef)}
                 self.inner_names |= bound_names(node) - local
+        self.imported_names = {
+            alias.asname or alias.name
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("evertick")
+            for alias in node.names
+            if target_of(node.module, alias.name)[1] is not None
+        }
         self.own = {name: new for (module, name), new in SYMBOLS.items() if module == self.module}
         self.walk(tree, [])
 
@@ -245,7 +252,8 @@ class Rewriter:
 
     def alias(self, to: str, last: str) -> str:
         """Reads of accounts and the verbs of accounts are both called `accounts`: a file that has both tells them apart."""
-        if (self.new, to) in ALIASED or (last in self.inner_names and last != self.old_local):
+        others = self.inner_names | self.imported_names
+        if (self.new, to) in ALIASED or (last in others and last != self.old_local):
             return f"{last}_queries" if ".queries." in to else "_".join(to.split(".")[-2:])
         return last
 
