@@ -14,7 +14,7 @@ from evertick import dag, task
 from evertick.domain.errors import InvalidSchedule, UserError
 from evertick.engine.fire import fire
 from evertick.engine.pause import pause, unpause
-from evertick.engine.publish import DEFAULT_WINDOW_SECONDS
+from evertick.engine.put_schedule import DEFAULT_WINDOW_SECONDS
 from evertick.testing import travel
 from tests.engine.world import T0, lead, make_dag, put, set_clock
 from tests.source_tree import ROOT

@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI
 from psycopg import AsyncConnection
 from starlette.routing import Mount, Route
 
-from evertick.api.agent import PREFIX as AGENT_PREFIX
+from evertick.api.agent.door import PREFIX as AGENT_PREFIX
 from evertick.api.agent.door import AgentRoute
 from evertick.api.app import parts_of
 from evertick.api.desk import Desk

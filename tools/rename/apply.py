@@ -266,6 +266,11 @@ class Rewriter:
                 start, end = self.source.span(node)
                 self.source.edit(start, end, text)
             return
+        if isinstance(node, ast.Import):
+            names = [new_module(alias.name) + (f" as {alias.asname}" if alias.asname else "") for alias in node.names]
+            if names != [alias.name + (f" as {alias.asname}" if alias.asname else "") for alias in node.names]:
+                self.source.edit(*self.source.span(node), f"import {', '.join(names)}")
+            return
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             for each in node.decorator_list:
                 self.walk(each, scopes)

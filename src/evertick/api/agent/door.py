@@ -24,6 +24,8 @@ from evertick.store import access, agents
 from evertick.store.agents import HeldRow
 from evertick.store.wake import Channel, notify
 
+PREFIX = "/api/agent/v1"
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 

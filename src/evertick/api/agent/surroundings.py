@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from evertick.api.agent import PREFIX
-from evertick.api.agent.door import token_of
+from evertick.api.agent.door import PREFIX, token_of
 from evertick.api.desk import Desk
 from evertick.domain.agent_token import TokenUse
 from evertick.domain.errors import EvertickError, Refused
