@@ -53,28 +53,41 @@ __all__ = [
     "wait_until",
 ]
 
-_PLACES = {
-    "evertick.authoring.context": ("TaskContext", "current_context"),
-    "evertick.authoring.dag": ("dag",),
-    "evertick.authoring.draft": ("task_group",),
-    "evertick.authoring.decorators": ("setup", "task", "teardown"),
-    "evertick.authoring.kinds": ("http", "program"),
-    "evertick.authoring.outputs": ("push",),
-    "evertick.authoring.signals": ("Done", "Fail", "RetryAfter", "Skip"),
-    "evertick.authoring.task": ("shell",),
-    "evertick.authoring.trigger": ("trigger_dag",),
-    "evertick.authoring.waiting": ("approval", "wait_for", "wait_for_event", "wait_until"),
-    "evertick.domain.after": ("Asset", "after", "all_of", "any_of", "finished"),
-    "evertick.domain.params": ("Param",),
+_MODULES = {
+    "after": "evertick.domain.after",
+    "all_of": "evertick.domain.after",
+    "any_of": "evertick.domain.after",
+    "approval": "evertick.authoring.waiting",
+    "Asset": "evertick.domain.after",
+    "current_context": "evertick.authoring.context",
+    "dag": "evertick.authoring.dag",
+    "Done": "evertick.authoring.signals",
+    "Fail": "evertick.authoring.signals",
+    "finished": "evertick.domain.after",
+    "http": "evertick.authoring.kinds",
+    "Param": "evertick.domain.params",
+    "program": "evertick.authoring.kinds",
+    "push": "evertick.authoring.outputs",
+    "RetryAfter": "evertick.authoring.signals",
+    "setup": "evertick.authoring.decorators",
+    "shell": "evertick.authoring.task",
+    "Skip": "evertick.authoring.signals",
+    "task": "evertick.authoring.decorators",
+    "task_group": "evertick.authoring.draft",
+    "TaskContext": "evertick.authoring.context",
+    "teardown": "evertick.authoring.decorators",
+    "trigger_dag": "evertick.authoring.trigger",
+    "wait_for": "evertick.authoring.waiting",
+    "wait_for_event": "evertick.authoring.waiting",
+    "wait_until": "evertick.authoring.waiting",
 }
 
 
 def __getattr__(name: str) -> object:
     if name == "notify":
         return import_module("evertick.authoring.notify")
-    for module, names in _PLACES.items():
-        if name in names:
-            found: object = getattr(import_module(module), name)
-            globals()[name] = found
-            return found
+    if name in _MODULES:
+        found: object = getattr(import_module(_MODULES[name]), name)
+        globals()[name] = found
+        return found
     raise AttributeError(f"module 'evertick' has no attribute {name!r}; it has {', '.join(__all__)}")

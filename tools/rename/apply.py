@@ -103,9 +103,28 @@ for _folder in PACKAGES.values():
         MODULES[dotted(_path)] = _path
 
 
+def origins() -> dict[str, dict[str, tuple[str, str]]]:
+    """Module → name that it imports from another module of ours → where that name is defined."""
+    found: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)
+    for name, path in MODULES.items():
+        if path.name != "__init__.py":
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES and not node.level:
+                    for alias in node.names:
+                        if alias.asname is None and f"{node.module}.{alias.name}" not in MODULES:
+                            found[name][alias.name] = (node.module, alias.name)
+    return found
+
+
+ORIGINS = origins()
+
+
 def target_of(module: str, name: str) -> tuple[str, str | None]:
     """The new (module, symbol) of what `from module import name` brings; symbol None means that it is a module."""
     full = f"{module}.{name}"
+    while full not in MODULES and (origin := ORIGINS.get(module, {}).get(name)):
+        module, name = origin
+        full = f"{module}.{name}"
     if full in MODULES and (module not in MODULES or MODULES[module].name == "__init__.py"):
         return new_module(full), None
     return new_module(module), SYMBOLS.get((module, name), name)

@@ -17,9 +17,9 @@ def kubernetes_executor(settings: Settings) -> RemoteExecutor:
     """Raises InvalidSettings for an unusable template, or if the extra is not installed."""
     loaded: Any
     try:
-        cluster, template, loaded = (
-            import_module(f"evertick.execution.kubernetes.{name}") for name in ("cluster", "template", "executor")
-        )
+        cluster = import_module("evertick.execution.kubernetes.cluster")
+        template = import_module("evertick.execution.kubernetes.template")
+        loaded = import_module("evertick.execution.kubernetes.executor")
     except ModuleNotFoundError as error:
         raise InvalidSettings(
             f"The Kubernetes executor needs {error.name}, which is not installed: pip install 'evertick[kubernetes]'."
