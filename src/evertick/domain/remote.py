@@ -7,11 +7,14 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
 
 from evertick.domain.attempt import TaskKey, session_text
+from evertick.domain.errors import InvalidSettings
 
 # Of a DNS label, which is what most places take as a name.
 LONGEST_NAME = 63
+_PATH = re.compile(r"[A-Za-z0-9/._~%-]*")
 _NAME = re.compile(r"et-(\d+)-(\d+)-(\d+|x)-(\d+)-([0-9a-f]{16})")
 _HASHED = re.compile(r"et-h[0-9a-f]{40}-([0-9a-f]{16})")
 
@@ -43,3 +46,21 @@ def parse_name(name: str) -> NamedAttempt | None:
         return None
     key = TaskKey(int(match[1]), int(match[2]), -1 if match[3] == "x" else int(match[3]))
     return NamedAttempt(session=int(match[5], 16), key=key, epoch=int(match[4]))
+
+
+def read_server_url(url: str) -> SplitResult:
+    """The parts of a server's address. Raises InvalidSettings for anything else."""
+    parts = urlsplit(url)
+    try:
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:
+        has_port = False
+    is_plain_path = _PATH.fullmatch(parts.path) and not parts.query and not parts.fragment
+    if (
+        not (parts.scheme in ("http", "https") and parts.hostname and has_port and not parts.username)
+        or not is_plain_path
+    ):
+        # A URL with a password in it is never quoted.
+        shown = "a URL with a user or a password" if "@" in url else repr(url)
+        raise InvalidSettings(f"{shown} is not the address of a server; it must look like https://evertick.example.com")
+    return parts

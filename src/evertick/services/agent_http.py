@@ -6,18 +6,16 @@ Follows no redirect: the token goes to the address that was named, and to nobody
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import h11
 
-from evertick.domain.errors import EvertickError, InvalidSettings
+from evertick.domain.errors import EvertickError
+from evertick.domain.remote import read_server_url
 
 _PART_BYTES = 64 * 1024
-_PATH = re.compile(r"[A-Za-z0-9/._~%-]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,20 +41,10 @@ class Address:
     """A server by its URL. Raises InvalidSettings for what is none."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        is_plain_path = _PATH.fullmatch(parts.path) and not parts.query and not parts.fragment
-        is_place = parts.scheme in ("http", "https") and parts.hostname and port != -1 and not parts.username
-        if not is_place or not is_plain_path:
-            # Never quoted with a password in it.
-            shown = "what has a user or a password in it" if "@" in url else repr(url)
-            raise InvalidSettings(f"{shown} is no address of a server: it must look like https://evertick.example.com")
+        parts = read_server_url(url)
         self._host, self._netloc, self._path = parts.hostname, parts.netloc, parts.path.rstrip("/")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._port = port or (443 if self._tls else 80)
+        self._port = parts.port or (443 if self._tls else 80)
         self.is_plain = self._tls is None and self._host not in ("localhost", "127.0.0.1", "::1")
 
     async def ask(self, request: Request, *, seconds: float, most_bytes: int) -> Answer:

@@ -8,9 +8,9 @@ from typing import cast
 
 from evertick.config import LOCAL, Settings, user_environment
 from evertick.domain.errors import EvertickError, InvalidSettings
+from evertick.domain.remote import read_server_url
 from evertick.execution.local_agents import LocalAgents
 from evertick.execution.remote import RemoteExecutor
-from evertick.services.agent_http import Address
 from evertick.services.listening import DEFAULT_PORT
 
 _OURS = {
@@ -56,7 +56,7 @@ def api_url_for_agents(settings: Settings) -> str:
         name = f"[{host}]" if ":" in host else host
         return f"http://{name}:{settings.api_port or DEFAULT_PORT}"
     try:
-        Address(url)
+        read_server_url(url)
     except InvalidSettings as error:
         raise InvalidSettings(f"EVERTICK_AGENT_API_URL cannot be used: {error}.") from None
     return url
