@@ -38,7 +38,7 @@ STATES: dict[str, tuple[bool | None, str | None]] = {
 
 
 # Sort orders and their labels. Durations and past times start with the largest value.
-SORTS = {"name": "DAG", "next": "Next", "newest": "Newest runs", "took": "Took"}
+SORTS = {"name": "DAG", "next": "Next fire", "newest": "Newest runs", "took": "Duration"}
 _DOWN_FIRST = ("newest", "took")
 _MOST_SKIPPED = 1_000_000
 

@@ -66,7 +66,7 @@ async def _shown(caller: Caller, conn: AsyncConnection, kind: ValueKind, name: s
     if kind is ValueKind.SECRET:
         for row in await secrets.find(conn, [(kind, name)]):
             return row, None
-        raise NotFound(f"Unknown secret {name[:200]!r}.")
+        raise NotFound(f"There is no secret {name[:200]!r}.")
     row, value = await verbs.read_value(conn, load_keyring(caller.desk.settings), kind=kind, name=name)
     return row, read_connection(value).shown if kind is ValueKind.CONNECTION else value
 
