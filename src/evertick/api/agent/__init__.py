@@ -1,4 +1,4 @@
-"""The API of agents, under /api/agent/v1: one attempt each, with a door of its own."""
+"""The agent API, under /api/agent/v1. Each agent runs one attempt and authenticates with that attempt's token."""
 
 from __future__ import annotations
 

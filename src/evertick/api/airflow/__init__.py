@@ -1,4 +1,4 @@
-"""Airflow's REST API, version 2, as its official client calls it. The only place with Airflow's words."""
+"""Airflow's REST API, version 2, compatible with its official client. Airflow's API terms are used only in this package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from evertick.api.airflow import (
     variables,
 )
 
-# Outputs before instances: what follows a task's name there could be taken for a map index.
+# Outputs before instances: a path segment after the task's name could be parsed as a map index.
 _PARTS = (
     dags,
     dag_records,
