@@ -105,7 +105,7 @@ async def test_what_a_sink_answers_decides_whether_it_is_tried_again(sending: Se
         assert not (await refusal(sending, f"webhook:{hook.url}/broken")).is_final
         assert (await refusal(sending, f"webhook:{hook.url}/gone")).is_final
         moved = await refusal(sending, f"webhook:{hook.url}/moved")
-        assert moved.is_final and "redirects, which is not followed" in str(moved)
+        assert moved.is_final and "redirects are not followed" in str(moved)
         assert [each.path for each in hook.told] == ["/busy", "/broken", "/gone", "/moved"]
 
 
