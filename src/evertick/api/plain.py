@@ -1,7 +1,7 @@
 """Fast path for GET requests with simple parameters: most requests, and nearly all polling.
 
-The framework documents routes and reports invalid requests, but takes a third of the time of a valid one. This module answers
-valid requests to simple routes and leaves all others to the framework. The responses are identical.
+The framework documents routes and reports invalid requests, but accounts for a third of the time of a valid one. This module
+answers valid requests to simple routes and leaves all others to the framework. The responses are identical.
 """
 
 from __future__ import annotations
