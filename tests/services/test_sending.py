@@ -118,7 +118,7 @@ async def test_who_is_not_there_or_no_web_server_is_told_as_such(sending: Sendin
     nowhere = await refusal(sending, "webhook:http://nowhere.invalid/")
     assert "the name nowhere.invalid cannot be resolved" in str(nowhere)
     with mail_sink() as (_, port):
-        assert "is no web server" in str(await refusal(sending, f"webhook:http://127.0.0.1:{port}/"))
+        assert "the response is not HTTP" in str(await refusal(sending, f"webhook:http://127.0.0.1:{port}/"))
 
 
 @pytest.mark.requirement("F7")
