@@ -1,4 +1,4 @@
-"""What every measurement is given: the server, the sizes, the raw loop of the same round, and a way to say how far it is."""
+"""The context of every benchmark: the server, the sizes, the raw loop of the same round and progress reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ISOLATIONS = ("process", "warm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much of everything one run of the bench does. Rounds are interleaved: each does all that is compared."""
+    """The sizes of one benchmark run. Rounds are interleaved: each round measures all variants."""
 
     rounds: int = 5
     raw_seconds: float = 0.7
@@ -103,7 +103,7 @@ Raw = dict[int, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """One run of the bench. `slots` is None where the product's default is measured."""
+    """One benchmark run. `slots` None measures the product's default."""
 
     server: Server
     folder: Path
@@ -128,14 +128,14 @@ class Bench:
         launcher: Launcher = as_installed,
         settings: Mapping[str, str] | None = None,
     ) -> House:
-        """An installation on the database of that name, which must exist. `settings` are those that differ."""
+        """An installation on an existing database. `settings` override the defaults."""
         url, folder = self.server.url_of(name), self.folder / name
         return House(
             url=url, folder=folder, slots=self.slots, runners=runners, launcher=launcher, settings=settings or {}
         )
 
     async def facts(self, house: House, isolation: str, run_ids: Sequence[int]) -> Facts:
-        """The settings that belong to figures of these runs."""
+        """The settings stored with figures of these runs."""
         return {
             "isolation": isolation,
             "slots": self.slots or Settings().runner_slots,
@@ -147,7 +147,7 @@ class Bench:
 def throughput(
     name: str, about: str, samples: Sequence[float], raw: Sequence[Raw], *, goal: Goal | None, facts: Facts
 ) -> Figure:
-    """Tasks per second, and beside it the ratio to what the raw loop did in the same round."""
+    """Tasks per second, with the ratio to the raw loop in the same round."""
     ratios = {
         f"batch {batch}": statistics.median(mine / bare[batch] for mine, bare in zip(samples, raw, strict=True))
         for batch in BATCHES

@@ -1,6 +1,6 @@
-"""Fairness between priorities: what asking who waited too long costs a claim, and when the least urgent task starts.
+"""Fairness between priorities: the cost of the ageing query in a claim, and when the task with the lowest priority starts.
 
-On a database of its own without services, because only the claim is measured: nobody else may take from the line.
+Uses its own database without services, because only the claim is measured: no other process may claim tasks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NEVER = 1e6
 
 
 async def ageing(bench: Bench, _: House) -> list[Figure]:
-    """A line for each of the ten priorities, so that every look-up of the question finds something."""
+    """Measure with queued tasks of all ten priorities, so that every lookup of the query finds a row."""
     url = await bench.server.make(_DATABASE)
     ratios, late = [], []
     try:
@@ -43,8 +43,8 @@ async def ageing(bench: Bench, _: House) -> list[Figure]:
     finally:
         await bench.server.drop(_DATABASE)
     facts = {"rounds": bench.size.rounds, "aging_seconds": _AGING_SECONDS}
-    asking = "a claim that asks who waited too long ÷ one that does not"
-    starting = "priority 0 in an endless stream of priority 9: when it starts, after 9 × ageing"
+    asking = "a claim with the ageing query ÷ one without it"
+    starting = "priority 0 in an endless stream of priority 9: start after 9 × ageing"
     return [
         median("ageing.claim", asking, "ratio", ratios, at_most(1.5), facts),
         median("ageing.late", starting, "s", late, at_most(1.0), facts),
@@ -52,7 +52,7 @@ async def ageing(bench: Bench, _: House) -> list[Figure]:
 
 
 async def _publish(conn: AsyncConnection) -> dict[int, int]:
-    """A DAG of one task for each priority; returns their ids."""
+    """Publish a one-task DAG per priority. Returns their ids."""
     await dags.put_bundle(conn, bundle_hash="b", file="f.py", archive=b"", uses_threads=None)
     nowhere = {"host": "-", "boot_id": "-", "pid_namespace": "-"}
     new = NewRunner(session=_SESSION, runner_id="bench", **nowhere, pid=1, pid_started=0.0, queues=["default"], slots=1)
@@ -71,7 +71,7 @@ async def _fill(conn: AsyncConnection, ids: dict[int, int], count: int) -> None:
 
 
 async def _cost(conn: AsyncConnection, times: int) -> tuple[float, float]:
-    """The median time of a claim of one task in both orders, in turn; what it claimed goes back."""
+    """The median times of a claim of one task with and without the query, in turn; claimed tasks are returned."""
     seconds: dict[Look, list[float]] = {FROM_THE_HEAD: [], Look(None, _NEVER): []}
     looks = list(seconds)
     for number in range(2 * times):
@@ -92,7 +92,7 @@ async def _end(conn: AsyncConnection, claims: list[StepRow]) -> None:
 
 
 async def _seconds_late(conn: AsyncConnection, ids: dict[int, int]) -> float:
-    """Empties the line of all but priority 9, keeps that up, and waits for a task of priority 0."""
+    """Keep only tasks of priority 9 queued, and wait until a task of priority 0 is claimed."""
     await conn.execute("delete from ready where rank > 0")
     lowest = await runs.trigger(conn, dag_id=ids[0], params={}, key=None, actor="bench")
     assert lowest is not None

@@ -1,4 +1,4 @@
-"""Agents over HTTP: what a start, a heartbeat, lines of log and an end of each cost the API and the server."""
+"""Agents over HTTP: the cost of their starts, heartbeats, log lines and ends for the API and the database server."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _DATABASE = "bench_agents"
 DATABASES = (_DATABASE,)
 _EXECUTOR = "bench"
 _LINE = b"2026-01-01T00:00:00Z INFO a line as a body writes it, with a number or two: 12345 67890\n"
-# So many speak at once; the others wait for an answer, as agents do between two heartbeats.
+# This many send requests concurrently; the others wait for a response, like agents between two heartbeats.
 _AT_ONCE = 16
 
 
 @dataclass(slots=True)
 class Agents:
-    """Those that began, by name of what they do how long each took, and what went wrong."""
+    """The started agents, the durations of each action, and errors."""
 
     lines: list[tuple[TaskKey, int, AgentLine]]
     took: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -63,7 +63,7 @@ class Agents:
                 group.create_task(one(*each))
 
     async def all_wait(self, seconds: float) -> None:
-        """Each has a heartbeat open, and the next when that is answered."""
+        """Every agent keeps one long-polling heartbeat open."""
         async with asyncio.TaskGroup() as group:
             for _, _, line in self.lines:
                 group.create_task(self._wait(line, seconds))
@@ -78,7 +78,7 @@ class Agents:
                 return
             self.took["waiting"].append(0.0)
             if word != "continue":
-                self.troubles.append(f"told to {word}")
+                self.troubles.append(f"unexpected answer {word}")
                 return
             await asyncio.sleep(pause)
 
@@ -107,14 +107,14 @@ _ACTS = {"start": _start, "heartbeat": _beat, "log": _log, "finish": _finish}
 
 
 async def agents(bench: Bench) -> list[Figure]:
-    """Every one begins, heartbeats, says a line, waits with an open heartbeat, and ends. One API process."""
+    """Every agent starts, sends a heartbeat and a log line, waits with an open heartbeat, and ends. One API process."""
     count, seconds = bench.size.agents, bench.size.fleet_seconds
     key = new_agent_key()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
     await bench.server.make(_DATABASE)
     async with bench.house(_DATABASE, runners=0) as house:
-        # Room for all of them at one process, half of it for those that wait: the default is for a few dozen.
+        # Enough connections for all agents at one process, half of them for waiting heartbeats: the default is for a few dozen.
         room = {"EVERTICK_API_CONNECTIONS": str(2 * count + 64)}
         await house.add(
             "api", {"EVERTICK_API_PORT": str(port), "EVERTICK_API_RATE": "0", "EVERTICK_AGENT_KEY": key, **room}
@@ -124,7 +124,7 @@ async def agents(bench: Bench) -> list[Figure]:
             (name, epoch, AgentLine(f"http://127.0.0.1:{port}", token, log=structlog.get_logger()))
             for name, epoch, token in await _claimed(house, count, tokens)
         ])  # fmt: skip
-        await house.until(lambda: _answers(port), "the API answers", pause_seconds=0.2)
+        await house.until(lambda: _answers(port), "the API responds", pause_seconds=0.2)
         costs: dict[str, tuple[float, float, float]] = {}
         for act in ("start", "heartbeat", "log"):
             bench.say(f"{count:,} agents: {act}")
@@ -175,7 +175,7 @@ def _figures(bench: Bench, them: Agents, costs: dict[str, tuple[float, float, fl
 
 
 async def _costed(house: House, work: object) -> tuple[float, float, float]:
-    """Seconds: on the wall, of the API's process, of the server's."""
+    """Elapsed seconds, and CPU seconds of the API process and of the server."""
     with psycopg.connect(house.url, autocommit=True) as conn:
         server = psutil.Process(conn.info.backend_pid).parent()
     api = psutil.Process(house.services["api"].pid)
@@ -194,7 +194,7 @@ async def _answers(port: int) -> bool:
 
 
 async def _claimed(house: House, count: int, tokens: AgentTokens) -> list[tuple[TaskKey, int, str]]:
-    """As many attempts as there shall be agents, handed over to an executor, with what each agent begins with."""
+    """Submitted attempts, one per agent, each with its start token."""
     await submit(house, "single_warm", count)
     me = replace(
         new_runner(secrets.randbits(62), Settings()),

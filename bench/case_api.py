@@ -1,4 +1,4 @@
-"""Those who look: how long reading takes while the engine works beside a million runs (H4)."""
+"""API reads: their latency while the engine works, with a million runs in the database (H4)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOAD = "single_warm"
 
 
 class Asker:
-    """One client with one connection that it keeps: as little work as possible, so that it measures the server."""
+    """A client with one persistent connection that does minimal work, so that it measures the server."""
 
     def __init__(self, port: int, token: str) -> None:
         self._port, self._token = port, token
@@ -39,19 +39,19 @@ class Asker:
         self._writer.close()
 
     async def seconds(self, path: str) -> float:
-        """How long one answer takes."""
+        """The seconds until the complete response."""
         began = time.monotonic()
         self._writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self._token}\r\n\r\n".encode())
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower()
         length = next(line for line in head.split("\r\n") if line.startswith("content-length:"))
         body = await self._reader.readexactly(int(length.split(":")[1]))
         if " 200 " not in head.split("\r\n")[0]:
-            raise NotMeasured(f"{path} was answered with {head.splitlines()[0]}: {body[:200]!r}")
+            raise NotMeasured(f"{path} returned {head.splitlines()[0]}: {body[:200]!r}")
         return time.monotonic() - began
 
 
 async def api_reads(bench: Bench) -> list[Figure]:
-    """Reading of each kind, four at a time, while one-task runs go through without a pause."""
+    """Reads of each kind, four concurrently, during a constant load of one-task runs."""
     await bench.server.make(OLD)
     async with bench.house(OLD) as house, served_api(house) as (port, token):
         await fill(bench, house, bench.size.history)
@@ -59,7 +59,7 @@ async def api_reads(bench: Bench) -> list[Figure]:
         taken: dict[str, list[float]] = defaultdict(list)
         stored = await _count_runs(house)
         async with asyncio.TaskGroup() as group:
-            # What comes once in the life of a server is no reading: connections are opened, statements are planned.
+            # Warm-up, not measured: connections are opened and statements are planned.
             for _ in range(_READERS):
                 group.create_task(_ask_each(port, token, await _paths(house)))
         for _ in bench.rounds():
@@ -70,7 +70,7 @@ async def api_reads(bench: Bench) -> list[Figure]:
                     group.create_task(_read(port, token, itertools.cycle(paths.items()), taken, load))
             await load
     every = [seconds for each in taken.values() for seconds in each]
-    about = f"reads of the API beside {stored:,} runs and full load"
+    about = f"API reads with {stored:,} runs and full load"
     slowest = {name: percentile(each, 0.99) * 1000 for name, each in taken.items()}
     kinds = ", ".join(f"{name} {slowest[name]:.0f}" for name in sorted(slowest, key=lambda name: -slowest[name]))
     return [
@@ -82,7 +82,7 @@ async def api_reads(bench: Bench) -> list[Figure]:
 
 @asynccontextmanager
 async def served_api(house: House) -> AsyncIterator[tuple[int, str]]:
-    """The API as a service of the house: its port, and a token."""
+    """Run the API as a further service. Yields its port and a token."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
     await accounts.add_user(house.conn, name="bench", role=Role.VIEWER, actor="bench")
@@ -98,12 +98,12 @@ async def served_api(house: House) -> AsyncIterator[tuple[int, str]]:
             return False
         return True
 
-    await house.until(answers, "the API answers", pause_seconds=0.2)
+    await house.until(answers, "the API responds", pause_seconds=0.2)
     yield port, issued.secret
 
 
 async def _paths(house: House) -> dict[str, str]:
-    """One of each kind of question, about runs of now and of then."""
+    """One request of each kind, for recent and for old runs."""
     cursor = await house.conn.execute("select min(run_id), max(run_id) from run")
     oldest, newest = await cursor.fetchone() or (1, 1)
     middle = (oldest + newest) // 2
@@ -140,7 +140,7 @@ async def _read(
     taken: dict[str, list[float]],
     load: asyncio.Task[object],
 ) -> None:
-    """Until the load is through."""
+    """Read until the load has ended."""
     async with Asker(port, token) as asker:
         while not load.done():
             name, path = next(paths)

@@ -1,4 +1,4 @@
-"""An executor that takes seconds per submission: whether the ticks of the leader, or of the runner that drives it, notice."""
+"""A remote executor that takes seconds per submission: its effect on ticks of the leader and of the dispatching runner."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OVER_SECONDS = 60.0
 
 
 class SlowExecutor:
-    """Takes what it is given, after a while. Nothing of it ever begins."""
+    """Accepts submissions after a delay. No attempt ever starts."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -64,7 +64,7 @@ class SlowExecutor:
 
 
 class TimedSession(DispatchSession):
-    """How long its ticks took is in `took`."""
+    """A session that records the durations of its ticks in `took`."""
 
     took: list[float]
 
@@ -77,7 +77,7 @@ class TimedSession(DispatchSession):
 
 
 async def dispatch(bench: Bench) -> list[Figure]:
-    """Each round the same ticks of the leader, without and with; and in between those of the runner."""
+    """Each round measures ticks of the leader without and with submissions, and ticks of the runner."""
     ratios, alone, beside, own = [], [], [], []
     await bench.server.make("dispatch")
     async with bench.house("dispatch", runners=0) as house:
@@ -94,12 +94,10 @@ async def dispatch(bench: Bench) -> list[Figure]:
     facts = {"rounds": bench.size.rounds, "note": f"{Settings().dispatch_workers} workers"}
     what = f"{TASKS} tasks for an executor of {bench.size.submit_seconds:g} s per submission"
     return [
-        median(
-            "dispatch.tick", f"a leader's tick beside {what} ÷ beside none, p99", "ratio", ratios, at_most(1.2), facts
-        ),
-        median("dispatch.tick_ms", f"a leader's tick beside {what}, p99", "ms", beside, None, facts),
-        median("dispatch.tick_none_ms", "a leader's tick beside none, p99", "ms", alone, None, facts),
-        median("dispatch.runner_tick_ms", f"a tick of the runner of {what}, p99", "ms", own, at_most(1000), facts),
+        median("dispatch.tick", f"a leader's tick with {what} ÷ without, p99", "ratio", ratios, at_most(1.2), facts),
+        median("dispatch.tick_ms", f"a leader's tick with {what}, p99", "ms", beside, None, facts),
+        median("dispatch.tick_none_ms", "a leader's tick without submissions, p99", "ms", alone, None, facts),
+        median("dispatch.runner_tick_ms", f"a tick of the runner with {what}, p99", "ms", own, at_most(1000), facts),
     ]
 
 
@@ -119,7 +117,7 @@ async def _ticks(bench: Bench, house: House) -> list[float]:
 
 @asynccontextmanager
 async def _dispatching(bench: Bench, house: House) -> AsyncIterator[TimedSession]:
-    """A runner in this process whose pool is full of submissions that take long; in the end nothing of it is left."""
+    """A runner in this process whose worker pool is full of slow submissions. Everything is cleaned up at the end."""
     settings = Settings(
         database_url=house.url,
         home=bench.folder / "dispatch",

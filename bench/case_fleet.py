@@ -1,4 +1,4 @@
-"""Two thousand runners on one PostgreSQL: what their heartbeats, questions and work cost it, and what the leader feels of it."""
+"""Two thousand runners on one PostgreSQL: the cost of their heartbeats, polls and work, and the effect on the leader."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TICKS_PER_SECOND = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What one kind of life cost: processor time and WAL of the server, and how long a tick's question took meanwhile."""
+    """The cost of one stage: the server's CPU time and WAL, and the duration of the leader's polls meanwhile."""
 
     seconds: float
     counts: Counts
@@ -41,7 +41,7 @@ class Stage:
         return sum(len(took) for took in self.counts.took.values())
 
     def beyond(self, alone: Stage) -> Stage:
-        """The same without what the house costs by itself."""
+        """The same without the cost of the idle installation."""
         share = self.seconds / alone.seconds
         return replace(
             self,
@@ -51,7 +51,7 @@ class Stage:
 
 
 async def fleet(bench: Bench) -> list[Figure]:
-    """Three lives after each other: they only heartbeat; they also ask once a second for work; and there is work."""
+    """Three stages: runners that only send heartbeats, runners that also poll for work once a second, and runners with work."""
     beat, ask = Settings().heartbeat_seconds, Settings().tick_seconds
     seconds, size = bench.size.fleet_seconds, bench.size.fleet
     await bench.server.make(_DATABASE)
@@ -60,7 +60,7 @@ async def fleet(bench: Bench) -> list[Figure]:
         async with Fleet(house.url, size=size) as them:
             bench.say(f"{size:,} runners heartbeat")
             busy = await _watched(house, seconds, lambda: them.live(seconds, beat_seconds=beat, ask_seconds=None))
-            bench.say(f"{size:,} runners ask for work, and there is none")
+            bench.say(f"{size:,} runners poll for work, and there is none")
             idle = await _watched(house, seconds, lambda: them.live(seconds, beat_seconds=beat, ask_seconds=ask))
             bench.say(f"{size:,} runners work")
             await submit(house, "single_warm", bench.size.fleet_tasks)
@@ -73,7 +73,7 @@ async def fleet(bench: Bench) -> list[Figure]:
 
     told_gone = sum(stage.counts.told_gone for stage in (busy, idle, work))
     found = [
-        figure("lost", "taken for dead although they live", "runners", float(told_gone), at_most(0)),
+        figure("lost", "live runners declared dead", "runners", float(told_gone), at_most(0)),
         figure("refused", "reports refused", "reports", float(work.counts.refused), at_most(0)),
     ]
     for name, stage in (("heartbeat", busy), ("asking", idle), ("working", work)):
@@ -81,13 +81,13 @@ async def fleet(bench: Bench) -> list[Figure]:
         found += [
             figure(f"{name}.rate", "statements", "1/s", stage.operations / stage.seconds),
             figure(f"{name}.p99", "a statement", "ms", 1000 * percentile(took, 0.99)),
-            figure(f"{name}.late", "sent later than meant, p99", "ms", 1000 * percentile(stage.counts.late, 0.99)),
+            figure(f"{name}.late", "delay of sending, p99", "ms", 1000 * percentile(stage.counts.late, 0.99)),
             figure(f"{name}.server", "of one core, by the server", "%", 100 * stage.server_seconds / stage.seconds),
             figure(f"{name}.server_each", "server's time", "µs each", 1e6 * stage.server_seconds / stage.operations),
             figure(f"{name}.wal", "WAL", "bytes each", stage.wal_bytes / stage.operations),
             figure(
                 f"{name}.tick",
-                "the leader's question ÷ without them, p50",
+                "the leader's poll ÷ without them, p50",
                 "ratio",
                 percentile(stage.ticks, 0.5) / percentile(alone.ticks, 0.5),
             ),
@@ -98,11 +98,11 @@ async def fleet(bench: Bench) -> list[Figure]:
         figure("tasks", "finished", "tasks/s", work.counts.finished / work.seconds),
         figure(
             "task.server",
-            "server's time, heartbeats and questions included",
+            "server's time, including heartbeats and polls",
             "µs/task",
             1e6 * work.server_seconds / finished,
         ),
-        figure("task.wal", "WAL, heartbeats and questions included", "bytes/task", work.wal_bytes / finished),
+        figure("task.wal", "WAL, including heartbeats and polls", "bytes/task", work.wal_bytes / finished),
     ]
 
 
@@ -129,7 +129,7 @@ async def _watched(house: House, seconds: float, live: Callable[[], Awaitable[Co
 
 
 async def _ticks(house: House, seconds: float) -> list[float]:
-    """What the leader asks each tick, from a connection like its own."""
+    """The leader's poll of each tick, on a connection like its own."""
     took, until = [], time.monotonic() + seconds
     async with await connect(house.url, purpose=Purpose.PLANNING) as conn:
         while time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""Gates: what a pool on every task costs, how soon the next holder of a key starts, and that what is held back costs nobody."""
+"""Gates: the cost of a pool on every task, the time between holders of a key, and that blocked tasks slow down no others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POOL_SLOTS = 64
 
 
 async def pool_overhead(bench: Bench, house: House) -> list[Figure]:
-    """Each round the same work without and with a pool, of which there is less than waits."""
+    """Each round runs the same work without and with a pool that has fewer slots than there are waiting tasks."""
     await _open(house)
     count, ratios = bench.size.singles["warm"], []
     await run(house, "pooled_warm", 50)
@@ -34,7 +34,7 @@ async def pool_overhead(bench: Bench, house: House) -> list[Figure]:
 
 
 async def mutex_drain(bench: Bench, house: House) -> list[Figure]:
-    """All runs of all keys at once: from the end of each body to the start of the next one of its key."""
+    """All runs of all keys at once: the time from the end of a body to the start of the next one with its key."""
     await _open(house)
     keys, each = bench.size.keyed
     samples = []
@@ -45,7 +45,7 @@ async def mutex_drain(bench: Bench, house: House) -> list[Figure]:
         for span in await spans(house, run_ids):
             by_key[span.run_id % keys].append(span)
         gaps = [b.start - a.end for found in by_key.values() for a, b in itertools.pairwise(found)]
-        assert min(gaps) >= 0, "two bodies of one key ran at once"
+        assert min(gaps) >= 0, "two bodies with one key ran at the same time"
         samples.append(1000 * statistics.median(gaps))
     facts = await bench.facts(house, "warm", run_ids)
     about = f"{keys} mutex keys × {each:,} tasks: from a holder's end to the next one's start"
@@ -53,7 +53,7 @@ async def mutex_drain(bench: Bench, house: House) -> list[Figure]:
 
 
 async def gates_blocked(bench: Bench, house: House) -> list[Figure]:
-    """The same work, free and through a pool, without and with many tasks behind a closed pool."""
+    """The same work, without a gate and with a pool, each without and with many tasks behind a closed pool."""
     await _open(house)
     count, free, gated = bench.size.singles["warm"], [], []
     for _ in bench.rounds():
@@ -63,15 +63,15 @@ async def gates_blocked(bench: Bench, house: House) -> list[Figure]:
         free.append(after[0].per_second / before[0])
         gated.append(after[1].per_second / before[1])
     facts = await bench.facts(house, "warm", after[0].run_ids)
-    about = f"beside {bench.size.held * 1000:,} tasks behind a closed pool ÷ without"
+    about = f"with {bench.size.held * 1000:,} tasks behind a closed pool ÷ without"
     return [
         median("gates_blocked.claim", f"one-task runs {about}", "ratio", free, at_least(0.9), facts),
-        median("gates_blocked.promote", f"one-task runs with a pool {about}", "ratio", gated, at_least(0.9), facts),
+        median("gates_blocked.promote", f"one-task runs with a pool, {about}", "ratio", gated, at_least(0.9), facts),
     ]
 
 
 async def _open(house: House) -> None:
-    """The pools, and the DAGs that could not be published without them."""
+    """Create the pools and publish the DAGs that need them."""
     await set_pool(house.conn, name="bench", slots=_POOL_SLOTS, actor="bench")
     await set_pool(house.conn, name="closed", slots=1, actor="bench")
     await house.publish("gated.py", ("pooled_warm", "keyed_warm", "held"))

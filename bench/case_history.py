@@ -1,4 +1,4 @@
-"""Whether age makes it slower: beside a database full of history, while that is deleted, and after a long time of load."""
+"""The effect of age: with a database full of history, while history is deleted, and after a long time of load."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ DATABASES = (_YOUNG, OLD)
 _CHUNK_TASKS = 100_000
 _CHAIN = 40
 _LONGEST_DELETION_SECONDS = 4 * 3600.0
-# What is put there as history is a day old.
+# Inserted history is one day old.
 _KEPT, _DELETED = {"EVERTICK_RETENTION_DAYS": "0"}, {"EVERTICK_RETENTION_DAYS": "0.5"}
 
-# Finished work as the engine leaves it: the run, its state, and a task, a result and a log chunk for each of its tasks.
+# Finished work as stored by the engine: the run, its state, and a row, a result and a log chunk for each of its tasks.
 _FILL = """
     with made as (
         insert into run (dag_id, version_id, kind, params, triggered_by, created_at)
@@ -44,7 +44,7 @@ _FILL = """
 
 
 async def history(bench: Bench) -> list[Figure]:
-    """The same work in a new database and in one with millions of finished tasks."""
+    """The same work in a new database and in a database with millions of finished tasks."""
 
     async def age(house: House) -> str:
         await fill(bench, house, bench.size.history)
@@ -54,7 +54,7 @@ async def history(bench: Bench) -> list[Figure]:
 
 
 async def soak(bench: Bench) -> list[Figure]:
-    """The same work on a new installation and on one that has been under load for long."""
+    """The same work on a new installation and on an installation after a long time of load."""
 
     async def age(house: House) -> str:
         tasks = await _load(bench, house)
@@ -64,7 +64,7 @@ async def soak(bench: Bench) -> list[Figure]:
 
 
 async def retention(bench: Bench) -> list[Figure]:
-    """The same work while the leader deletes old runs, and without that, in turn."""
+    """The same work, in turn while the leader deletes old runs and without that."""
     await bench.server.make(OLD)
     ratios: dict[str, list[float]] = defaultdict(list)
     speeds: list[float] = []
@@ -91,10 +91,10 @@ async def retention(bench: Bench) -> list[Figure]:
 
 
 async def retention_10m(bench: Bench) -> list[Figure]:
-    """How long it takes to delete ten million rows that are too old, in batches, and what stays of them."""
+    """The time to delete ten million expired rows in batches, and that none is left."""
     await bench.server.make(OLD)
     async with bench.house(OLD, settings=_KEPT) as house:
-        # A task of a run has four rows besides: its own, its result, its log, and its share of the run's two.
+        # Each task accounts for four rows: its own, its result, its log and its share of the run's two rows.
         await fill(bench, house, max(bench.size.rows // 4, 100))
         before = await _rows(house)
         await house.restart("scheduler", _DELETED)
@@ -104,7 +104,7 @@ async def retention_10m(bench: Bench) -> list[Figure]:
             bench.say(f"{await _deleted(house):,} runs are deleted")
             return await _is_empty(house)
 
-        await house.until(is_gone, "all is deleted", within_seconds=_LONGEST_DELETION_SECONDS, pause_seconds=1.0)
+        await house.until(is_gone, "all rows are deleted", within_seconds=_LONGEST_DELETION_SECONDS, pause_seconds=1.0)
         seconds = time.monotonic() - began
         if left := await _rows(house):
             raise NotMeasured(f"{left:,} rows were left behind")
@@ -113,7 +113,7 @@ async def retention_10m(bench: Bench) -> list[Figure]:
 
 
 async def _is_empty(house: House) -> bool:
-    """Whether there is no run, nor what hung on one. By its key: counting ten million rows would be a load of its own."""
+    """Whether no run and no dependent row is left. Looks up one key, because counting ten million rows would be a load itself."""
     cursor = await house.conn.execute(
         "select (select run_id from run order by run_id limit 1) is null and not exists (select 1 from remains)"
     )
@@ -122,7 +122,7 @@ async def _is_empty(house: House) -> bool:
 
 
 async def _rows(house: House) -> int:
-    """Of history: what is young was made a moment ago."""
+    """The number of rows of history. Other rows were created moments ago."""
     tables = ("run", "run_status", "task", "result", "log_chunk")
     counted = " + ".join(f"(select count(*) from {name})" for name in tables)
     cursor = await house.conn.execute(f"select {counted}")  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ async def _until_deleting(house: House) -> None:
 
 
 async def _compare(bench: Bench, case: str, age: Callable[[House], Awaitable[str]]) -> list[Figure]:
-    """Two installations on one server, one of them aged, do the same in turn; figures are ratios of the same round."""
+    """Two installations on one server, one of them aged, do the same work in turn. Figures are ratios within a round."""
     for name in (_YOUNG, OLD):
         await bench.server.make(name)
     samples: dict[str, list[float]] = defaultdict(list)
@@ -157,7 +157,7 @@ async def _compare(bench: Bench, case: str, age: Callable[[House], Awaitable[str
         for house in (young, old):
             await warm_up(house)
         for number in bench.rounds():
-            # Whoever goes second may find a quieter or a busier machine, so they take turns.
+            # The machine may be quieter or busier for the second installation, so the order alternates.
             taken = {house: await _probe(bench, house) for house in ((young, old) if number % 2 else (old, young))}
             for name, value in taken[old].items():
                 samples[name].append(value / taken[young][name])
@@ -166,13 +166,13 @@ async def _compare(bench: Bench, case: str, age: Callable[[House], Awaitable[str
 
 
 async def _probe(bench: Bench, house: House) -> dict[str, float]:
-    """Times in seconds and throughputs in tasks per second, by the names of the figures that they repeat."""
+    """Times in seconds and throughputs in tasks per second, by the names of the benchmarks that are repeated."""
     taken = {}
     for isolation in ISOLATIONS:
         chains = [await run(house, f"chain_{isolation}") for _ in range(bench.size.chains)]
         taken[f"chain.{isolation}"] = statistics.median(done.wall for done in chains)
         taken[f"hop.{isolation}"] = percentile([gap for done in chains for gap in done.gaps], 0.5)
-        # As many as chains: one alone takes 30 ms, and says more about the moment than about the house.
+        # As many as chains: a single one takes 30 ms, and its time depends more on the moment than on the installation.
         fans = [await run(house, f"fan_{isolation}") for _ in range(bench.size.chains)]
         taken[f"fan.{isolation}"] = statistics.median(done.wall for done in fans)
         count = max(10, bench.size.singles[isolation] // (5 if isolation == "process" else 1))
@@ -185,7 +185,7 @@ async def _facts(bench: Bench, house: House, isolation: str) -> Settings:
 
 
 def _figures(case: str, condition: str, samples: dict[str, list[float]], facts: dict[str, Settings]) -> list[Figure]:
-    """Ratios to the same work without it: a time may grow by a tenth, a throughput may fall by a tenth."""
+    """Ratios to the same work without the condition: times may grow and throughputs may fall by a tenth."""
     return [
         median(
             f"{case}.{name}",
@@ -200,7 +200,7 @@ def _figures(case: str, condition: str, samples: dict[str, list[float]], facts: 
 
 
 async def fill(bench: Bench, house: House, tasks: int) -> None:
-    """Half of the tasks in one-task runs, half in chains of forty; then vacuumed, as autovacuum would in time."""
+    """Insert half of the tasks in one-task runs and half in chains of forty, then vacuum as autovacuum would in time."""
     async with await AsyncConnection.connect(house.url, autocommit=True, options="-c search_path=evertick") as conn:
         filled = 0
         while filled < tasks:
@@ -220,7 +220,7 @@ async def fill(bench: Bench, house: House, tasks: int) -> None:
 
 
 async def _load(bench: Bench, house: House) -> int:
-    """One-task runs and chains without a pause, for as long as it takes."""
+    """Run one-task runs and chains without a pause for the configured time."""
     until, tasks = time.monotonic() + 60 * bench.size.soak_minutes, 0
     while (left := until - time.monotonic()) > 0:
         bench.say(f"load: {tasks:,} tasks so far, {left / 60:.1f} minutes to go")

@@ -1,4 +1,4 @@
-"""What it costs to be there: all of `evertick up`, after it has run something, with nothing to do."""
+"""The cost of an idle `evertick up`, with all of its processes, after it has run something."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _READY_SECONDS = 60.0
 
 
 async def idle(bench: Bench) -> list[Figure]:
-    """Share of a core, transactions and memory of everything that `up` started, PostgreSQL included."""
+    """CPU share, transactions and memory of all processes of `up`, including PostgreSQL."""
     folder = bench.folder / "idle"
     (folder / "dags").mkdir(parents=True)
     (folder / "dags" / "light.py").write_bytes((DAGS / "light.py").read_bytes())
@@ -94,7 +94,7 @@ async def _up(folder: Path) -> AsyncIterator[psutil.Process]:
 
 
 async def _run_something(folder: Path) -> None:
-    """Idle means idle after work: a warm parent and its ready-made children are there."""
+    """Run a DAG first, so that the fork server and its idle children exist."""
     deadline = time.monotonic() + _READY_SECONDS
     while True:
         command = await asyncio.create_subprocess_exec(
@@ -107,19 +107,19 @@ async def _run_something(folder: Path) -> None:
         if await command.wait() == 0:
             return
         if time.monotonic() > deadline:
-            raise NotMeasured("nothing could be run on what `evertick up` started")
+            raise NotMeasured("no task could be run on the installation started by `evertick up`")
         await asyncio.sleep(0.1)
 
 
 def _vacuum(folder: Path) -> None:
-    """A new database is gone through once by autovacuum, table by table, in its first minutes: about 80 transactions that
-    never come again. Idle is what comes after."""
+    """Autovacuum visits each table of a new database once in the first minutes, in about 80 transactions that do not recur.
+    Vacuum now, so that they are not counted."""
     with psycopg.connect(Home(folder / "home").url, autocommit=True) as conn:
         conn.execute("vacuum (analyze)")
 
 
 def _transactions(folder: Path) -> int:
-    """From the maintenance database, so that asking is not counted."""
+    """Count transactions from the maintenance database, so that the query itself is not counted."""
     with psycopg.connect(Home(folder / "home").maintenance_url, autocommit=True) as conn:
         row = conn.execute(
             "select xact_commit + xact_rollback from pg_stat_database where datname = 'evertick'"

@@ -21,12 +21,12 @@ async def chain(bench: Bench, house: House) -> list[Figure]:
 
 
 async def fan(bench: Bench, house: House) -> list[Figure]:
-    """One task, a hundred after it, one after those."""
+    """One task, a hundred downstream tasks, and one task after them."""
     return await _walls(bench, house, "fan", "1 → 100 → 1, first start to last end", _FAN_GOALS)
 
 
 async def hop(bench: Bench, house: House) -> list[Figure]:
-    """From the end of a body to the start of its successor's, over all hops of all rounds."""
+    """The time from the end of a body to the start of its successor's, over all hops of all rounds."""
     gaps: dict[str, list[float]] = defaultdict(list)
     run_ids = {}
     for _ in bench.rounds():

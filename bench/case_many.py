@@ -1,4 +1,4 @@
-"""Throughput: many one-task runs at once, and one DAG of many tasks, each beside the raw loop of the same round."""
+"""Throughput of many one-task runs at once and of one DAG with many tasks, compared with the raw loop of the same round."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SINGLES_GOALS = {"process": at_least(500), "warm": at_least(5000)}
 
 
 async def raw(bench: Bench, house: House) -> list[Figure]:
-    """The bare claim-and-complete loop by itself."""
+    """The raw claim-and-complete loop alone."""
     samples = defaultdict(list)
     for _ in bench.rounds():
         for batch, value in bench.raw_now().items():
@@ -64,7 +64,7 @@ async def singles(bench: Bench, house: House) -> list[Figure]:
 
 
 async def big_dag(bench: Bench, house: House) -> list[Figure]:
-    """One DAG of very many tasks, compared with as many one-task runs in the same round."""
+    """One DAG with very many tasks, compared with as many one-task runs in the same round."""
     size = bench.size.big
     await house.publish("big.py", ["big"], WIDTH=str(size - 2))
     big, single, raws = [], [], []

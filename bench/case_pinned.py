@@ -1,4 +1,4 @@
-"""Somebody holds an old snapshot, so that nothing which is gone can be vacuumed: claims must not slow down."""
+"""An open transaction holds an old snapshot, so that dead rows cannot be vacuumed: claims must not slow down."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BATCHES = 3
 
 
 async def pinned(bench: Bench, house: House) -> list[Figure]:
-    """Each round the same work first without the snapshot, then with it after as much work again lies dead."""
+    """Each round runs the same work without the snapshot, then with it, after the same amount of work has left dead rows."""
     count, ratios = bench.size.singles["warm"], []
     for _ in bench.rounds():
         free = (await run(house, "single_warm", count)).per_second
@@ -23,5 +23,5 @@ async def pinned(bench: Bench, house: House) -> list[Figure]:
                 done = await run(house, "single_warm", count)
         ratios.append(done.per_second / free)
     facts = await bench.facts(house, "warm", done.run_ids)
-    about = f"one-task runs beside a snapshot that is {_BATCHES * count:,} tasks old ÷ without"
+    about = f"one-task runs with a snapshot that is {_BATCHES * count:,} tasks old ÷ without"
     return [median("pinned.share", about, "ratio", ratios, at_least(0.9), facts)]

@@ -1,6 +1,6 @@
-"""What fifty who poll cost the engine (H4): beside one load they ask and are silent in turn, each for half a second.
+"""The cost of fifty polling clients for the engine (H4): during one load they poll and pause in turn, half a second each.
 
-A machine like this changes its speed by more, and for longer, than those who poll could: only what lies side by side compares.
+The machine's speed varies more, and for longer, than the clients could cause, so only adjacent intervals are comparable.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from bench.usage import own_seconds
 from bench.work import spans, submit, until_over, warm_up
 
 POLLERS = 50
-# How often each asks: as Airflow's own pages do, every three seconds, for which the goal is; and once a second. None is silence.
+# Polling intervals: three seconds as in Airflow's UI, to which the goal applies, and one second. None means no polling.
 GOAL_SECONDS = 3.0
 POLL_SECONDS = (GOAL_SECONDS, 1.0)
 _TURNS = (None, *POLL_SECONDS)
 _QUESTION = "/api/v1/runs?limit=20"
-# What was asked in the turn before is answered by then.
+# By then, requests of the previous turn have been answered.
 _SETTLE_SECONDS = 0.1
 _MOST_PASSED = 0.02
 
@@ -37,8 +37,8 @@ Turn = tuple[float | None, float, float]
 
 
 class Client:
-    """One connection that is kept, and as little work as possible: clients are elsewhere in life, here they share the machine.
-    So it looks at an answer when it asks again; until then the system keeps it."""
+    """A client with one persistent connection and minimal work, because it shares the machine with the server. It reads a
+    response only before its next request; until then, the kernel buffers it."""
 
     def __init__(self, port: int, token: str) -> None:
         self._question = f"GET {_QUESTION} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
@@ -47,7 +47,7 @@ class Client:
         self._answer, self._is_answered = b"", True
 
     def ask(self) -> bool:
-        """Again; False if it still waits for the last answer."""
+        """Send a request. False if the previous response has not arrived."""
         is_free = self.is_answered()
         if is_free:
             self._answer, self._is_answered = b"", False
@@ -59,7 +59,7 @@ class Client:
             self._answer += self._received()
             head, end, body = self._answer.partition(b"\r\n\r\n")
             if end and b" 200 " not in head[:20]:
-                raise NotMeasured(f"{_QUESTION} was answered with {head[:100]!r}")
+                raise NotMeasured(f"{_QUESTION} returned {head[:100]!r}")
             length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
             self._is_answered = bool(end) and len(body) >= int(length)
         return self._is_answered
@@ -70,7 +70,7 @@ class Client:
         except BlockingIOError:
             return b""
         if not data:
-            raise NotMeasured("the API closed the connection of one who polls")
+            raise NotMeasured("the API closed the connection of a polling client")
         return data
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class Client:
 
 
 class Crowd:
-    """All of them, evenly spread over the time after which each asks again."""
+    """All clients; their requests are spread evenly over the polling interval."""
 
     def __init__(self, clients: Sequence[Client]) -> None:
         self._pause, self._next = 1 / len(clients), cycle(clients)
@@ -88,7 +88,7 @@ class Crowd:
         self._fault: Exception | None = None
 
     def poll(self, seconds: float | None) -> None:
-        """From now on, or no more."""
+        """Start polling at this interval, or stop."""
         if self._fault is not None:
             raise self._fault
         if self._timer is not None:
@@ -110,13 +110,13 @@ class Crowd:
     def check(self) -> None:
         if self._passed > _MOST_PASSED * self.questions:
             raise NotMeasured(
-                f"{self._passed} questions beside {self.questions} were not asked: no answer had come yet"
+                f"{self._passed} requests in addition to {self.questions} were not sent because a response was missing"
             )
 
 
 async def api_pollers(bench: Bench) -> list[Figure]:
-    """One-task runs without a pause; what is compared is how many bodies ended while fifty asked for the newest runs, and while
-    they did not."""
+    """One-task runs without a pause. Compares how many bodies ended while fifty clients polled the newest runs and while they did
+    not."""
     await bench.server.make(OLD)
     found: dict[float, list[float]] = defaultdict(list)
     costs: list[float] = []
@@ -142,21 +142,19 @@ async def api_pollers(bench: Bench) -> list[Figure]:
     ratios = [
         median(
             f"api_pollers.{pause:g}s",
-            f"singles.warm with {POLLERS} clients that ask every {pause:g} s ÷ without",
+            f"singles.warm with {POLLERS} clients that poll every {pause:g} s ÷ without",
             "ratio",
             each,
             at_least(0.95) if pause == GOAL_SECONDS else None,
         )
         for pause, each in found.items()
     ]
-    cost = median(
-        "api_pollers.cpu", "processor time of the API for each of these questions, beside the load", "ms", costs
-    )
+    cost = median("api_pollers.cpu", "processor time of the API for each of these requests, under load", "ms", costs)
     return [*ratios, cost]
 
 
 async def _beside_a_load(bench: Bench, house: House, crowd: Crowd) -> list[tuple[float | None, int, float]]:
-    """How many bodies ended in each turn, and how long it was."""
+    """The polling interval, the number of ended bodies and the duration of each turn."""
     run_ids = await submit(house, LOAD, bench.size.polled)
     over = asyncio.create_task(until_over(house, LOAD))
     cycles = await _turns(crowd, over, bench.size.poll_turn_seconds)
@@ -166,14 +164,14 @@ async def _beside_a_load(bench: Bench, house: House, crowd: Crowd) -> list[tuple
         (pause, bisect_left(ends, end) - bisect_left(ends, start), end - start)
         for turns in cycles
         for pause, start, end in turns
-        # That all is over is seen a little later than it is.
+        # The end of the load is noticed a little late.
         if turns[-1][2] <= ends[-1]
     ]
 
 
 async def _turns(crowd: Crowd, over: asyncio.Task[None], seconds: float) -> list[list[Turn]]:
-    """While the load lasts, each kind as often as the others. Another one begins each time: what one leaves behind for the next
-    is shared out."""
+    """Turns of all kinds, equally often, during the load. The first kind rotates, so that effects of one turn on the next are
+    distributed evenly."""
     whole: list[list[Turn]] = []
     for start in cycle(range(len(_TURNS))):
         turns: list[Turn] = []
@@ -192,7 +190,7 @@ async def _turns(crowd: Crowd, over: asyncio.Task[None], seconds: float) -> list
 
 @asynccontextmanager
 async def _crowd(house: House, port: int, token: str) -> AsyncIterator[Crowd]:
-    """Each has its connection, and has been answered once: connections to the database are open, statements planned."""
+    """Connect all clients and send one request each, so that database connections are open and statements planned."""
     clients = [Client(port, token) for _ in range(POLLERS)]
     try:
         for client in clients:
@@ -201,7 +199,7 @@ async def _crowd(house: House, port: int, token: str) -> AsyncIterator[Crowd]:
         async def are_answered() -> bool:
             return all(client.is_answered() for client in clients)
 
-        await house.until(are_answered, "all who poll are answered")
+        await house.until(are_answered, "all clients received a response")
         crowd = Crowd(clients)
         yield crowd
         crowd.check()

@@ -1,4 +1,4 @@
-"""More runners on one PostgreSQL: throughput must not fall, and hardly any claim may come back empty."""
+"""More runners on one PostgreSQL: throughput must not fall, and hardly any claim may return no task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DATABASES = (_DATABASE,)
 
 
 async def runners(bench: Bench) -> list[Figure]:
-    """Each round does every number of runners once, with the default slots each, when all of them have their processes."""
+    """Each round measures every number of runners once, with default slots, after all of their processes have started."""
     rates, wasted, raws = defaultdict(list), defaultdict(list), defaultdict(list)
     facts = {}
     await bench.server.make(_DATABASE)
@@ -39,7 +39,7 @@ async def runners(bench: Bench) -> list[Figure]:
 
 
 def counting_runners(folder: Path) -> Launcher:
-    """Runners that count their steps; everything else as installed."""
+    """Runners that count their exchanges; everything else as installed."""
 
     def launch(service: str, number: int) -> Sequence[str]:
         if service != "runner":
@@ -50,9 +50,9 @@ def counting_runners(folder: Path) -> Launcher:
 
 
 def wasted_share(folder: Path, done: Done) -> float:
-    """Of the steps that asked for work while there was some: those that carried no report and came back empty.
+    """The share of empty exchanges without reports, among exchanges that requested work while there was some.
 
-    A step that carries reports is needed anyway, so an empty claim in it costs nothing.
+    An exchange with reports is needed anyway, so an empty claim in it costs nothing.
     """
     first, last = done.spans[0].start, done.spans[-1].start
     events = [event for path in folder.glob("*.json") for event in read_events(path)]
@@ -77,7 +77,7 @@ def _figures(
         for count in rates
     ]
     first, *more = rates
-    # "Does not fall" can only be seen as far as two equal measurements agree, which is about 5 %.
+    # Two equal measurements differ by about 5 %, so a smaller loss cannot be detected.
     for count in more:
         ratios = [many / one for many, one in zip(rates[count], rates[first], strict=True)]
         about = f"throughput of {count} runners ÷ that of {first}"

@@ -1,4 +1,4 @@
-"""Many schedules: fifty thousand that are due within one second, and a million that are not."""
+"""Many schedules: fifty thousand due within one second, and a million that are not due."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ insert into schedule_state (schedule_id, shard, version, next_due) select schedu
 
 
 async def fire_50k(bench: Bench) -> list[Figure]:
-    """Due one after the other within one second, beside some that fire all the time. No runner: the fires are measured."""
+    """Schedules due one after the other within one second, while others fire constantly. No runner: only fires are measured."""
     drained, doubles, lags = [], [], []
     await bench.server.make("fire_50k")
     async with bench.house("fire_50k", runners=0) as house:
@@ -43,7 +43,7 @@ async def fire_50k(bench: Bench) -> list[Figure]:
         others = await _plant(house.conn, dag, "other-", _OTHERS, every=0.5, due=await _now(house.conn), spread=0.5)
         for number in bench.rounds():
             due = await _now(house.conn) + timedelta(seconds=bench.size.notice_seconds)
-            # They are due at their instant and then not for a day.
+            # Each is due once, and then not for a day.
             ids = await _plant(house.conn, dag, f"spike-{number}-", bench.size.spike, every=86_400, due=due, spread=1)
             await house.conn.execute("vacuum analyze schedule_state")
             await notify(house.conn, Channel.PLAN)
@@ -73,7 +73,7 @@ async def fire_50k(bench: Bench) -> list[Figure]:
 
 
 async def idle_schedules(bench: Bench) -> list[Figure]:
-    """What finding the due ones reads beside a few idle ones and beside very many, and what the scheduler then takes."""
+    """The buffers that the due query reads with few and with very many idle schedules, and the scheduler's memory."""
     url = await bench.server.make("idle_schedules")
     async with bench.house("idle_schedules", runners=0) as house:
         dag = await _dag(house)
@@ -90,11 +90,11 @@ async def idle_schedules(bench: Bench) -> list[Figure]:
         await asyncio.sleep(bench.size.settle_seconds)
         memory = psutil.Process(scheduler).memory_info().rss / 1e6
     about = f"{bench.size.idle_schedules:,} idle schedules"
-    facts = {"note": f"{_DUE} due; {few} buffers beside {_FEW:,} idle ones, {many} beside all"}
+    facts = {"note": f"{_DUE} due; {few} buffers with {_FEW:,} idle ones, {many} with all"}
     return [
         Figure(
             name="idle_schedules.buffers",
-            about=f"{about}: buffers of the due query ÷ those beside {_FEW:,}",
+            about=f"{about}: buffers of the due query ÷ those with {_FEW:,}",
             unit="ratio",
             value=many / few,
             goal=at_most(2.0),
@@ -127,7 +127,7 @@ async def _now(conn: AsyncConnection) -> datetime:
 async def _plant(
     conn: AsyncConnection, dag: int, name: str, count: int, *, every: float, due: datetime, spread: float
 ) -> list[int]:
-    """Schedules whose first instants are spread over so many seconds from `due` on."""
+    """Insert schedules whose first due times are spread over `spread` seconds from `due`."""
     values = {"dag": dag, "name": name, "count": count, "every": every, "due": due, "spread": spread}
     async with conn.transaction():
         await conn.execute("set local statement_timeout = 0")
@@ -136,7 +136,7 @@ async def _plant(
 
 
 async def _seconds_until_fired(house: House, ids: list[int], due: datetime) -> float:
-    """Until none of them is due any more for somebody who looks from outside, which is when the last commit is visible."""
+    """The time until another session sees that none of them is due, which is when the last commit is visible."""
     last = due + timedelta(seconds=1)
     await asyncio.sleep(max(0.0, last.timestamp() - time.time()))
 
@@ -153,7 +153,7 @@ async def _seconds_until_fired(house: House, ids: list[int], due: datetime) -> f
 
 
 async def _buffers(url: str, dag: int, name: str) -> int:
-    """What the due query touches, with as many due as before. In a transaction of its own that nobody sees."""
+    """The buffers that the due query touches, with the same number of due schedules. In a transaction that is rolled back."""
     async with await connect(url, purpose=Purpose.PLANNING) as conn:
         await conn.execute("set statement_timeout = 0")
         await conn.execute("vacuum analyze schedule_state")

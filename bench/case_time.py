@@ -1,4 +1,4 @@
-"""On time: many schedules due at one instant, the lag of a fire, and from a trigger to the start of the body."""
+"""Punctuality: many schedules due at one instant, the lag of a fire, and the time from a trigger to the start of the body."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIRE_WITHIN_SECONDS = 60.0
 
 
 async def schedules(bench: Bench, house: House) -> list[Figure]:
-    """All due at the very same instant: how long until each has its run, and whether any has two."""
+    """Schedules due at the same instant: the time until each has its run, and whether one has two."""
     lates, doubles, bodies = [], [], []
     for number in bench.rounds():
         due, ids = await _plant(bench, house, number)
@@ -68,7 +68,7 @@ async def cron_lag(bench: Bench, house: House) -> list[Figure]:
              from run r join result v on v.run_id = r.run_id where r.dag_id = %s order by r.fire_at""",
         [row.dag_id],
     )
-    # The first one loads the code; it is the cost of a publish, not of a fire.
+    # Skip the first fire, which loads the code: a cost of publishing, not of firing.
     rows = (await cursor.fetchall())[1:]
     lags = [(started - due) * 1000 for _, due, started in rows]
     facts = await bench.facts(house, "process", [run_id for run_id, _, _ in rows]) | {"note": f"{len(lags)} fires"}
@@ -86,7 +86,7 @@ async def cron_lag(bench: Bench, house: House) -> list[Figure]:
 
 
 async def submit(bench: Bench, house: House) -> list[Figure]:
-    """From the moment a request to trigger is received, and for the whole command, to the start of the body."""
+    """The time from a trigger request, and from the start of the command, to the start of the body."""
     waits, run_ids = [], []
     for _ in range(bench.size.submits):
         received = time.time()
@@ -114,7 +114,7 @@ async def submit(bench: Bench, house: House) -> list[Figure]:
 
 
 async def _plant(bench: Bench, house: House, number: int) -> tuple[datetime, list[int]]:
-    """Schedules that are all due at one instant soon, and then not for a day."""
+    """Insert schedules that are all due at one instant soon, and then not for a day."""
     row = await dags.find(house.conn, "single_warm")
     assert row is not None
     cursor = await house.conn.execute("select date_trunc('second', clock())")
@@ -142,7 +142,7 @@ async def _plant(bench: Bench, house: House, number: int) -> tuple[datetime, lis
 
 
 async def _seconds_until_fired(house: House, due: datetime) -> float:
-    """Until none is due any more for somebody who looks from outside, which is when the last commit is visible."""
+    """The time until another session sees that none is due, which is when the last commit is visible."""
     await asyncio.sleep(max(0.0, due.timestamp() - time.time()))
 
     async def none_is_due() -> bool:

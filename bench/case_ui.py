@@ -1,6 +1,6 @@
-"""The web pages in a real browser with much behind them: thousands of DAGs, many runs, a wide graph, a long log.
+"""The web pages in a real browser with much data: thousands of DAGs, many runs, a wide graph, a long log.
 
-Interactive is when the page's scripts have run. Each page is opened several times by somebody who has its assets already.
+A page is interactive when its scripts have run. Each page is opened several times with cached assets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GRAPH_LAYERS, _GRAPH_WIDTH = 20, 25
 _CHUNK_BYTES = 64 * 1024
 _WAIT_MS = 60_000
 
-# A DAG many times: the same version under other names.
+# Copies of one DAG: the same version under other names.
 _COPY_DAGS = """
     with made as (
         insert into dag (name, file) select 'dag_' || lpad(n::text, 5, '0'), 'bench.py' from generate_series(1, %(count)s) n
@@ -65,7 +65,7 @@ _COPY_DAGS = """
 _POINT = (
     "update dag d set version_id = v.version_id from dag_version v where v.dag_id = d.dag_id and d.version_id is null"
 )
-# Finished runs, spread over the DAGs and over a month; every twentieth failed. Some at a time, as they would come.
+# Finished runs, spread over the DAGs and over a month; every twentieth failed. Inserted in batches.
 _BATCH = 10_000
 _FILL = """
     with made as (
@@ -121,7 +121,7 @@ async def ui(bench: Bench) -> list[Figure]:
 
 
 def _pages(run_id: int, wide: int) -> dict[str, str]:
-    """Every page that shows something; forms of the same page once."""
+    """Every page with data; variants of the same page once."""
     dag, run = "/dags/dag_00001", f"/runs/{run_id}"
     return {
         "home": "/",
@@ -168,7 +168,7 @@ def _pages(run_id: int, wide: int) -> dict[str, str]:
 
 
 async def _prepared(bench: Bench, conn: AsyncConnection) -> tuple[int, int, str]:
-    """A run of the wide graph, the run with the long log, and a session."""
+    """A run of the wide graph, the run with the long log, and a session secret."""
     await dags.put_bundle(conn, bundle_hash="b", file="bench.py", archive=b"", uses_threads=None)
     chain = DagSpec(
         name="model",
@@ -178,7 +178,7 @@ async def _prepared(bench: Bench, conn: AsyncConnection) -> tuple[int, int, str]
     )
     model = await publish(conn, spec=chain, file="bench.py", bundle_hash="b", actor="bench")
     wide = await publish(conn, spec=_wide(), file="bench.py", bundle_hash="b", actor="bench")
-    # Ours gives up on what takes long, and joins nothing by hashes: neither is for filling.
+    # Evertick's connections have statement timeouts and no hash joins; both would hinder filling the tables.
     async with await AsyncConnection.connect(bench.server.url_of(_DATABASE), autocommit=True) as plain:
         await plain.execute(
             _COPY_DAGS, {"count": bench.size.ui_dags, "version": model.out_version_id, "dag": model.out_dag_id}
@@ -203,7 +203,7 @@ async def _prepared(bench: Bench, conn: AsyncConnection) -> tuple[int, int, str]
 
 
 def _wide() -> DagSpec:
-    """Layers of tasks, each after three of the layer before."""
+    """Layers of tasks, each with three upstream tasks in the previous layer."""
     width = _GRAPH_WIDTH
     edges = {
         ((layer - 1) * width + (place * 7 + step * 5) % width, layer * width + place)
@@ -237,7 +237,7 @@ async def _interactive(page: Page, address: str) -> float:
 
 
 async def _graph(bench: Bench, page: Page, address: str) -> Figure:
-    """The longest task of the browser while the picture is dragged about."""
+    """The longest browser task while the graph is dragged."""
 
     async def once() -> float:
         await page.goto(address)
@@ -271,5 +271,5 @@ async def _log(bench: Bench, page: Page, address: str) -> list[Figure]:
     nodes = float(await page.evaluate("document.querySelectorAll('*').length"))
     return [
         median("ui.log_open", f"a log of {bench.size.ui_log_bytes:,} bytes shows its end", "ms", times, at_most(1000)),
-        median("ui.log_nodes", "elements in the page then", "", [nodes], at_most(5000)),
+        median("ui.log_nodes", "elements in the page at that time", "", [nodes], at_most(5000)),
     ]

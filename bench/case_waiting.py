@@ -1,4 +1,4 @@
-"""Waiting tasks: that they take up no slot, and that a tick beside fifty thousand of them takes no longer than beside none."""
+"""Waiting tasks: they use no slots, and a tick with fifty thousand of them takes no longer than a tick without."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PER_RUN = 1000
 
 
 async def waiting_50k(bench: Bench, house: House) -> list[Figure]:
-    """Each round the same ticks, without and with them: what the leader asks and does, from a connection like its own."""
+    """Each round measures the leader's polls and jobs without and with them, on a connection like its own."""
     await house.publish("waits.py", ["waits"])
     ratios, usual, alone, beside, leases = [], [], [], [], []
     for _ in bench.rounds():
@@ -37,11 +37,11 @@ async def waiting_50k(bench: Bench, house: House) -> list[Figure]:
     facts = {"rounds": bench.size.rounds, "slots": bench.slots or Settings().runner_slots}
     count = f"{bench.size.waiting * PER_RUN:,} waiting tasks (times, events, approvals, sensors)"
     return [
-        median("waiting_50k.tick", f"a tick beside {count} ÷ beside none, p99", "ratio", ratios, at_most(1.1), facts),
-        median("waiting_50k.tick_p50", f"a tick beside {count} ÷ beside none, median", "ratio", usual, None, facts),
-        median("waiting_50k.tick_ms", f"a tick beside {count}, p99", "ms", beside, None, facts),
-        median("waiting_50k.tick_none_ms", "a tick beside none, p99", "ms", alone, None, facts),
-        median("waiting_50k.slots", f"{count}: slots that they take up", "slots", leases, at_most(0), facts),
+        median("waiting_50k.tick", f"a tick with {count} ÷ without, p99", "ratio", ratios, at_most(1.1), facts),
+        median("waiting_50k.tick_p50", f"a tick with {count} ÷ without, median", "ratio", usual, None, facts),
+        median("waiting_50k.tick_ms", f"a tick with {count}, p99", "ms", beside, None, facts),
+        median("waiting_50k.tick_none_ms", "a tick without waiting tasks, p99", "ms", alone, None, facts),
+        median("waiting_50k.slots", f"{count}: slots in use", "slots", leases, at_most(0), facts),
     ]
 
 
@@ -60,7 +60,7 @@ async def _ticks(bench: Bench, house: House) -> list[float]:
 
 @asynccontextmanager
 async def _waiting(house: House, runs: int) -> AsyncIterator[int]:
-    """So many runs of which every task waits. Gives how many slots they hold then."""
+    """Create runs in which every task waits. Yields the number of slots they hold."""
     run_ids = []
     for _ in range(runs):
         run_ids += await submit(house, "waits", 1)
@@ -71,7 +71,7 @@ async def _waiting(house: House, runs: int) -> AsyncIterator[int]:
         return int(found[0])
 
     async def all_wait() -> bool:
-        # Those of events were looked at once, and sensors were polled once.
+        # By then, event waits were checked once and sensors were polled once.
         settled = "select count(*) from deferral where wake_at > clock()"
         return await count(settled) >= runs * PER_RUN
 

@@ -1,7 +1,7 @@
 """Runs one service as `evertick SERVICE` does, and counts the statements that it sends.
 
-`python -m bench.counted FILE SERVICE [PROFILE]` writes FILE when the service has ended; given PROFILE, the service runs
-under cProfile and its statistics go there. Changes nothing about what the service does.
+`python -m bench.counted FILE SERVICE [PROFILE]` writes FILE when the service has ended; with PROFILE, the service runs
+under cProfile and its statistics go there. The service's behavior does not change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from evertick.store.statements import nouns, statements
 
 
 class Tally:
-    """One event per statement sent. For a step also: whether it carried reports, and how many slots were free."""
+    """Records one event per statement. For an exchange also whether it carried reports, and the number of free slots."""
 
     def __init__(self) -> None:
         self._names = {text: f"{noun}.{name}" for noun in nouns() for name, text in statements(noun).items()}
@@ -43,7 +43,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What `Tally` wrote about one statement."""
+    """One statement, as recorded by `Tally`."""
 
     at: float
     name: str

@@ -15,7 +15,7 @@ Row = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """All since the server's last reset: only differences mean something."""
+    """Totals since the server's last reset; only differences are meaningful."""
 
     wal_bytes: float
     wal: Row
@@ -26,7 +26,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """What pg_stat_statements knows of one statement, those inside functions included."""
+    """One row of pg_stat_statements, which includes statements inside functions."""
 
     text: str
     calls: float
@@ -37,7 +37,7 @@ class Statement:
 
 
 def prepare(url: str) -> bool:
-    """Have functions timed, and statements where the server can. Whether it can. For sessions that begin afterwards."""
+    """Enable timing of functions, and of statements if available, for new sessions. Returns whether statements are timed."""
     with psycopg.connect(url, autocommit=True) as conn:
         row = conn.execute("select quote_ident(current_database())").fetchone()
         assert row is not None
@@ -85,7 +85,7 @@ def reset_statements(url: str) -> None:
 
 
 def statements(url: str, limit: int) -> list[Statement]:
-    """The dearest first."""
+    """The statements, most expensive first."""
     with psycopg.connect(url, autocommit=True) as conn:
         rows = conn.execute(
             """select s.query, s.calls::float8, s.total_exec_time, s.rows::float8, s.wal_bytes::float8,

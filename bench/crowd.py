@@ -1,7 +1,7 @@
-"""What more runners on one PostgreSQL cost: processor time per task by kind of process, batches, and changes of process.
+"""The cost of more runners on one PostgreSQL: CPU time per task by kind of process, batch sizes and context switches.
 
-`make profile ONLY=runners`. Time on a processor says what wall clocks cannot: whether runners wait for each other, or only
-share two cores.
+`make profile ONLY=runners`. Unlike wall-clock time, CPU time shows whether runners wait for each other or only share two
+cores.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from bench.work import Done, fill_slots, run, warm_up
 DATABASE = "bench_crowd"
 RUNNERS = (1, 2, 4, 8)
 TASKS = 5_000
-# How often sessions are looked at while they work. Each look costs the server a tenth of a millisecond.
+# Interval of sampling the sessions. Each sample costs the server a tenth of a millisecond.
 _SESSIONS = "select coalesce(wait_event_type || ': ' || wait_event, 'on a processor') from pg_stat_activity"
 _HOT = "where datname = current_database() and application_name = 'evertick-hot' and state = 'active'"
 
 
 async def crowds(server: Server, folder: Path, rounds: int) -> list[Shown]:
-    """The medians of some rounds, in each of which every number of runners has its turn."""
+    """The medians of several rounds; each round measures every number of runners."""
     found: dict[int, list[Counter[str]]] = defaultdict(list)
     waits: dict[int, Counter[str]] = defaultdict(Counter)
     url = await server.make(DATABASE)
@@ -54,7 +54,7 @@ async def crowds(server: Server, folder: Path, rounds: int) -> list[Shown]:
 
 
 def _spent(house: House) -> Counter[str]:
-    """Seconds on a processor so far, and how often a process gave way to another one."""
+    """CPU seconds so far, and the number of context switches."""
     spent: Counter[str] = Counter()
     for name, service in house.services.items():
         top = psutil.Process(service.pid)
@@ -104,7 +104,7 @@ def _table(found: dict[int, list[Counter[str]]]) -> Shown:
 
 
 def _waits(waits: dict[int, Counter[str]]) -> Shown:
-    """What sessions that claim and finish were doing, of all that were active when they were looked at."""
+    """The wait events of active sessions that claim and finish tasks, as shares of all samples."""
     names = [name for name, _ in sum(waits.values(), Counter[str]()).most_common(6)]
     rows = [
         [str(count), *(f"{100 * seen[name] / max(1, seen.total()):.0f} %" for name in names)]
@@ -118,7 +118,7 @@ def _number(value: float) -> str:
 
 
 class _Waits:
-    """Looks at the sessions now and then, in a thread of its own."""
+    """Samples the sessions periodically, in its own thread."""
 
     def __init__(self, url: str) -> None:
         self._url, self.counts = url, Counter[str]()

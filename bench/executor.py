@@ -1,8 +1,8 @@
 """`python -m bench.executor`: process-isolated attempts through the local executor alone, with no database.
 
-Prints attempts per second, and what each cost: processor time of the runner, of the warm parent and of the attempts'
-processes, and the pages of memory that those touched first (a fault each, about 2 µs). Faults are the figure to watch: they
-are the same on a busy machine.
+Prints attempts per second and the cost of each: CPU time of the runner, of the fork server and of the attempts' processes,
+and the number of page faults (about 2 µs each). Faults are the most reliable figure, because they are the same on a busy
+machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of a process and of those that it has buried."""
+    """CPU time and page faults of a process and of its reaped children."""
 
     own_seconds: float
     own_faults: int
@@ -46,7 +46,7 @@ def usage(pid: int) -> Usage:
 
 
 class Load:
-    """Keeps so many attempts running until all are over."""
+    """Keeps a number of attempts running until all have ended."""
 
     def __init__(self, folder: Path, *, slots: int) -> None:
         self._folder, self._slots = folder, slots
@@ -110,7 +110,7 @@ async def measure(count: int, slots: int) -> str:
             runner, (parent,) = os.getpid(), children_of(keeper)
             before = usage(runner), usage(parent)
             seconds = await load.run(count)
-            await asyncio.sleep(SETTLE_SECONDS)  # the last processes are buried
+            await asyncio.sleep(SETTLE_SECONDS)  # until the last processes are reaped
             after = usage(runner), usage(parent)
     runner_us, parent_us = (
         (now.own_seconds - then.own_seconds) / count * 1e6 for then, now in zip(before, after, strict=True)
@@ -120,7 +120,7 @@ async def measure(count: int, slots: int) -> str:
     child_faults = (after[1].children_faults - before[1].children_faults) / count
     return (
         f"{slots} slots: {count / seconds:,.0f} attempts/s; each: runner {runner_us:.0f} µs, "
-        f"warm parent {parent_us:.0f} µs and {parent_faults:.0f} faults, child {child_us:.0f} µs and {child_faults:.0f} faults"
+        f"fork server {parent_us:.0f} µs and {parent_faults:.0f} faults, child {child_us:.0f} µs and {child_faults:.0f} faults"
     )
 
 

@@ -1,4 +1,4 @@
-"""Figures: what was measured, its goal, and the settings without which it means nothing. Kept in bench/latest.json."""
+"""Figures: measured values with their goals and the settings they depend on. Stored in bench/latest.json."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Settings = dict[str, object]
 
 
 class Sense(StrEnum):
-    """Which side of its goal a value must be on."""
+    """Whether a value must be at most or at least its goal."""
 
     AT_MOST = "≤"
     AT_LEAST = "≥"
@@ -53,7 +53,7 @@ def at_least(value: float) -> Goal:
 class Figure:
     """One measured value: the median of its samples unless its name says otherwise. None: it could not be measured.
 
-    `raw` is what the bare claim-and-complete loop did in the same rounds, by batch; only a throughput has it.
+    `raw` is the throughput of the raw claim-and-complete loop in the same rounds, by batch size; only throughputs have it.
     """
 
     name: str
@@ -79,7 +79,7 @@ def median(
     goal: Goal | None = None,
     settings: Settings | None = None,
 ) -> Figure:
-    """The figure of what was measured once per round."""
+    """A figure with one sample per round."""
     return Figure(
         name=name,
         about=about,
@@ -92,7 +92,7 @@ def median(
 
 
 def number(value: float) -> str:
-    """Short, for people: 0.0834, 12.4, 5,210."""
+    """Format a number briefly: 0.0834, 12.4, 5,210."""
     if value == 0:
         return "0"
     if abs(value) >= 100:
@@ -101,7 +101,7 @@ def number(value: float) -> str:
 
 
 def machine() -> Settings:
-    """What the figures of this run have in common on our side of the database."""
+    """The client-side settings shared by all figures of this run."""
     return {
         "python": platform.python_version(),
         "cores": os.cpu_count(),
@@ -114,7 +114,7 @@ def machine() -> Settings:
 
 
 def server(url: str) -> Settings:
-    """How durable the database is, in its own words."""
+    """The server's version and durability settings."""
     names = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size")
     with psycopg.connect(url, autocommit=True) as conn:
         found: Settings = {"postgres": _shown(conn, "server_version")}
@@ -122,7 +122,7 @@ def server(url: str) -> Settings:
 
 
 def to_json(figure: Figure) -> dict[str, object]:
-    """As kept in the file: `goal` is a number, and `sense` says which side of it is good."""
+    """The stored form: `goal` is a number, and `sense` tells which side of it is good."""
     row = asdict(figure)
     row["goal"] = figure.goal.value if figure.goal else None
     row["sense"] = figure.goal.sense.value if figure.goal else None
@@ -139,14 +139,14 @@ def from_json(row: Mapping[str, object]) -> Figure:
 
 
 def read(path: Path = LATEST) -> list[Figure]:
-    """What was measured last, or nothing."""
+    """The latest stored figures, if any."""
     if not path.exists():
         return []
     return [from_json(row) for row in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def write(figures: Sequence[Figure], path: Path = LATEST) -> None:
-    """Keep these. What an earlier run measured and this one did not stays, with its own date and settings."""
+    """Store these figures. Figures of earlier runs that are not in this one remain, with their own dates and settings."""
     kept = {figure.name: figure for figure in read(path)}
     cases = {case_of(figure) for figure in figures}
     merged = [figure for figure in kept.values() if case_of(figure) not in cases] + list(figures)
@@ -187,7 +187,7 @@ def cells(figure: Figure) -> tuple[str, ...]:
 
 
 def short_settings(settings: Mapping[str, object]) -> str:
-    """What differs between figures; what they share is printed once."""
+    """The settings that differ between figures; shared ones are printed once."""
     rows = settings.get("rows_per_task")
     parts = [str(settings["isolation"])] if "isolation" in settings else []
     parts += [f"{settings['slots']} slots"] if "slots" in settings else []
@@ -211,7 +211,7 @@ _SHARED = (
 
 
 def shared_settings(settings: Mapping[str, object]) -> str:
-    """What all figures of one run have in common."""
+    """The settings shared by all figures of one run."""
     return ", ".join(f"{name} {settings[name]}" for name in _SHARED if settings.get(name) is not None)
 
 
@@ -225,7 +225,7 @@ def _is_tuning(name: str) -> bool:
 
 
 def _fdatasync_seconds(times: int = 100) -> float:
-    """The price of a durable commit on this disk, without any database."""
+    """The duration of a durable write on this disk, without a database."""
     path = ROOT / "build" / f"fdatasync-{os.getpid()}"
     path.parent.mkdir(exist_ok=True)
     taken = []

@@ -45,12 +45,12 @@ Launcher = Callable[[str, int], Sequence[str]]
 
 
 class NotMeasured(Exception):
-    """A figure could not be taken; the message says why."""
+    """A figure could not be measured; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A PostgreSQL to make databases on. `url` names its maintenance database."""
+    """A PostgreSQL server to create databases on. `url` names its maintenance database."""
 
     url: str
 
@@ -58,7 +58,7 @@ class Server:
         return conninfo.make_conninfo(self.url, dbname=name)
 
     async def make(self, name: str, *, is_migrated: bool = True) -> str:
-        """A fresh database, with the schema in it unless told otherwise; its URL."""
+        """Create a database, by default with the schema. Returns its URL."""
         await self.drop(name)
         source = SQL("template {}").format(Identifier(await self._template())) if is_migrated else SQL("")
         async with await AsyncConnection.connect(self.url, autocommit=True) as conn:
@@ -66,12 +66,12 @@ class Server:
         return self.url_of(name)
 
     async def _template(self) -> str:
-        """A database with the schema in it that nobody ever uses: all migrations take a second, a copy a tenth of that."""
+        """A template database with the schema: running all migrations takes a second, copying a tenth of that."""
         name = template_name()
         async with await AsyncConnection.connect(self.url, autocommit=True) as conn:
             found = await conn.execute("select from pg_database where datname = %s", [name])
         if not found.rowcount:
-            # Under another name until it is whole: whoever is killed must not leave half of it.
+            # Created under another name until it is complete: a killed run must not leave half of it.
             draft = f"{name}_draft"
             await self.drop(draft)
             await create_database(self.url_of(draft))
@@ -87,7 +87,7 @@ class Server:
 
 
 def template_name() -> str:
-    """One for each set of migrations: a server of somebody's may have one that a killed bench left."""
+    """The name contains a hash of the migrations: an external server may have a template that a killed run left."""
     checksums = "".join(migration.checksum for migration in migrations())
     return f"bench_template_{hashlib.sha256(checksums.encode()).hexdigest()[:12]}"
 
@@ -106,7 +106,7 @@ async def working_folder() -> AsyncIterator[Path]:
 
 @asynccontextmanager
 async def postgres(folder: Path, *, url: str | None = None) -> AsyncIterator[Server]:
-    """The server that `url` names, or an embedded one with the product's own settings for as long as the block lasts."""
+    """The server at `url`, or an embedded one with the product's own settings within the block."""
     if url is not None:
         given = Server(url=url)
         try:
@@ -123,12 +123,12 @@ async def postgres(folder: Path, *, url: str | None = None) -> AsyncIterator[Ser
 
 
 def as_installed(service: str, number: int) -> Sequence[str]:
-    """How `evertick up` starts a service."""
+    """The command with which `evertick up` starts a service."""
     return (sys.executable, "-m", "evertick.cli.main", service)
 
 
 def service_environment(**settings: str) -> dict[str, str]:
-    """Ours, with these settings, and byte code kept: the product is installed with its byte code compiled."""
+    """This environment with these settings and byte code enabled, because installed products have compiled byte code."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**inherited, **settings}
 
@@ -172,7 +172,7 @@ class House:
         await self._stop()
 
     async def restart(self, service: str, settings: Mapping[str, str]) -> None:
-        """The same again with other settings; for a scheduler, until it leads."""
+        """Restart a service with other settings; for a scheduler, wait until it leads."""
         self.services[service].terminate()
         await self.services[service].wait()
         self._settings |= settings
@@ -180,7 +180,7 @@ class House:
         await self.until(self._leads, "the scheduler leads")
 
     async def add(self, service: str, settings: Mapping[str, str]) -> None:
-        """One more service, with settings that the others do not have."""
+        """Start one more service with its own settings."""
         kept, self._settings = self._settings, {**self._settings, **settings}
         try:
             self.services[service] = await self._start(service)
@@ -188,11 +188,11 @@ class House:
             self._settings = kept
 
     async def publish(self, file: str, expected: Sequence[str], **replaced: str) -> None:
-        """Drop a file of bench/dags into the watched folder, with some of its text replaced; wait for its DAGs."""
+        """Copy a file of bench/dags into the watched folder, with some text replaced, and wait until its DAGs are published."""
         text = (DAGS / file).read_text(encoding="utf-8")
         for old, new in replaced.items():
             text = text.replace(f"{old} = ", f"{old} = {new}  # ")
-        # In one step: the publisher may look at any moment.
+        # Atomically, because the publisher may scan at any moment.
         draft = self.folder / file
         draft.write_text(text, encoding="utf-8")
         draft.replace(self._dags / file)
@@ -204,7 +204,7 @@ class House:
         await self.until(are_published, f"{file} is published")
 
     async def withdraw(self, file: str, names: Sequence[str]) -> None:
-        """Take a file away; wait until its DAGs are gone from planning."""
+        """Remove a file and wait until its DAGs are deleted."""
         (self._dags / file).unlink()
 
         async def are_gone() -> bool:
@@ -221,7 +221,7 @@ class House:
         within_seconds: float = _READY_SECONDS,
         pause_seconds: float = 0.02,
     ) -> None:
-        """Wait for something; a service that died, or a deadline, is why a figure could not be measured."""
+        """Wait for a condition. Raises NotMeasured if a service died or the deadline passed."""
         deadline = time.monotonic() + within_seconds
         while not await is_so():
             for name, service in self.services.items():
@@ -280,4 +280,4 @@ class House:
 
     def _tail(self, service: str) -> str:
         text = (self.folder / f"{service}.log").read_text(encoding="utf-8", errors="replace")
-        return "\n".join(text.splitlines()[-_LOG_LINES:]) or "(it said nothing)"
+        return "\n".join(text.splitlines()[-_LOG_LINES:]) or "(no output)"

@@ -1,6 +1,6 @@
 """Measures three table layouts for tasks doing the same work on one real PostgreSQL: docs/decisions/0001 and 0002.
 
-`python bench/layout.py` (about two minutes), `--quick` (a look), `--json` (figures for a program). Times depend on the
+`python bench/layout.py` (about two minutes), `--quick` (a short run), `--json` (output for programs). Times depend on the
 machine: compare the columns of one run, never two runs. Bytes of WAL repeat. Needs Linux.
 """
 
@@ -49,13 +49,13 @@ from evertick.services.postgres import EmbeddedPostgres
 _LIST_TIMES, _CLAIM_TIMES = 20, 100
 _TABLES, _VACUUM = "tables", "vacuum afterwards"
 _HELD, _HELD_CURSOR = "claim past dead rows", "claim past dead rows, with a cursor"
-# Bytes are logical without page images; vacuum runs when the measurement says so, not in the middle of it.
+# WAL bytes without full-page images; vacuum runs only between measurements.
 _SETTINGS = {"full_page_writes": "off", "autovacuum": "off", "fsync": "on", "checkpoint_timeout": "1h"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much of everything one measurement does."""
+    """The sizes of one measurement."""
 
     rounds: int
     runs: int
@@ -64,7 +64,7 @@ class Size:
 
 
 class Figures:
-    """Every sample by (variant, scenario, unit); what is shown is their median."""
+    """All samples by (variant, scenario, unit); reports show their medians."""
 
     def __init__(self) -> None:
         self._samples: dict[tuple[str, str, str], list[float]] = defaultdict(list)
@@ -77,7 +77,7 @@ class Figures:
         return statistics.median(self._samples[variant.name, scenario, unit])
 
     def ratio(self, variant: Variant, scenario: str, unit: str) -> float:
-        """How it compares with the variant that it is measured against, round by round: a busy round hits both."""
+        """The ratio to the variant that it is compared with, per round, because a busy round affects both."""
         mine, theirs = (self._samples[name, scenario, unit] for name in (variant.name, variant.against))
         return statistics.median(one / other for one, other in zip(mine, theirs, strict=True))
 
@@ -95,7 +95,7 @@ class Figures:
 
 
 def claim_one_by_one(conn: Connection, from_seq: int) -> dict[str, float]:
-    """What a single claim costs; what was claimed is finished afterwards, outside the measurement."""
+    """The cost of a single claim; claimed tasks are finished afterwards, outside the measurement."""
     waits: list[float] = []
     rows: list[dict[str, object]] = []
     cpu_before = cpu_seconds(conn)
@@ -116,7 +116,7 @@ def claim_one_by_one(conn: Connection, from_seq: int) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One piece of work. `act` is measured and returns how many tasks it dealt with, which must be `tasks`."""
+    """One piece of work. `act` is measured and returns the number of processed tasks, which must be `tasks`."""
 
     name: str
     tasks: int
@@ -125,7 +125,7 @@ class Scenario:
 
 
 def scenarios(runs: int) -> tuple[Scenario, ...]:
-    """In the order in which they are done: each leaves to the next what it needs."""
+    """The scenarios in order: each prepares the state that the next one needs."""
 
     def by(batch: int) -> Callable[[Connection, Variant], int]:
         return lambda conn, variant: drain(conn, variant.step, batch)
@@ -158,12 +158,12 @@ def measure_scenario(figures: Figures, scenario: Scenario, variant: Variant, con
 
 
 def cpu_seconds(conn: Connection) -> float:
-    """What the server process behind this connection has used. Time spent waiting for a core is not in it."""
+    """CPU seconds of this connection's server process, without time spent waiting for a core."""
     return int(Path(f"/proc/{conn.info.backend_pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def measure_vacuum(figures: Figures, variant: Variant, conn: Connection, finished: int) -> None:
-    """What it costs to clear away what a round left behind."""
+    """The cost of vacuuming the dead rows of a round."""
 
     def act(conn: Connection, _: Variant) -> int:
         vacuum(conn)
@@ -173,7 +173,7 @@ def measure_vacuum(figures: Figures, variant: Variant, conn: Connection, finishe
 
 
 def measure_held_horizon(figures: Figures, variant: Variant, conn: Connection, holder: Connection, dead: int) -> None:
-    """Single claims while an open transaction elsewhere keeps every dead row from being removed."""
+    """Single claims while another open transaction prevents the removal of dead rows."""
     with holder.transaction():
         holder.execute("set transaction isolation level repeatable read")
         holder.execute("select count(*) from pg_class")
@@ -197,7 +197,7 @@ def table_stats(conn: Connection) -> tuple[int, int, int]:
 
 
 def measure_round(figures: Figures, connections: dict[Variant, Connection], runs: int) -> None:
-    """Every scenario once. Layouts take turns within each, so that a busy moment of the machine hits them alike."""
+    """Run every scenario once. Within a scenario, layouts take turns, so that a busy moment affects all alike."""
     before = {variant: table_stats(conn) for variant, conn in connections.items()}
     for scenario in scenarios(runs):
         for variant, conn in connections.items():
@@ -222,7 +222,7 @@ def measure(url: str, size: Size, console: Console) -> Figures:
             measure_round(figures, connections, size.runs)
             for variant in LAYOUTS:
                 measure_held_horizon(figures, variant, connections[variant], holder, size.dead)
-            # Nobody is always first.
+            # Rotate the order.
             connections = dict([*list(connections.items())[1:], next(iter(connections.items()))])
     return figures
 
@@ -263,7 +263,7 @@ async def main() -> None:
     parser.add_argument("--runs", type=int, default=10_000, help="one-task runs in each round")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds; the median is shown")
     parser.add_argument("--quick", action="store_true", help="a small run within 20 s")
-    parser.add_argument("--json", action="store_true", help="print figures for a program")
+    parser.add_argument("--json", action="store_true", help="print figures as JSON")
     options = parser.parse_args()
     size = Size(rounds=options.rounds, runs=options.runs, history=100_000, dead=20_000)
     if options.quick:

@@ -1,4 +1,4 @@
-"""The work that bench/layout.py measures: the layouts, their past, and the ways to claim and finish on them.
+"""The work that bench/layout.py measures: the layouts, their history, and the ways to claim and finish tasks on them.
 
 The SQL of each layout is in bench/layout/. Nothing here reads a clock or counts a cost.
 """
@@ -18,7 +18,7 @@ SESSION = 7_000_000_000_000_000_001
 ONE_TASK, CHAIN, FAN = 1, 2, 3
 CHAIN_LENGTH, FAN_WIDTH = 200, 2000
 _PARKED_ROWS, _RETRY_EVERY = 20_000, 20
-# As the engine's own connections: a plan made while a queue is empty must not read all of it once it has grown.
+# Like the engine's connections: a plan made while a queue is empty must not scan all of it once it has grown.
 _STEADY_PLANS = (
     "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off"
 )
@@ -30,7 +30,7 @@ Step = Callable[[Connection, Jsonb | None, int], list[Claim]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One layout with one way to make a runner's step, in a schema and on a connection of its own."""
+    """One layout with one way to claim and finish, in its own schema and on its own connection."""
 
     name: str
     title: str
@@ -46,7 +46,7 @@ def step_by_function(conn: Connection, reports: Jsonb | None, free: int) -> list
 
 
 def step_by_pipeline(conn: Connection, reports: Jsonb | None, free: int) -> list[Claim]:
-    """The same moves as prepared statements in one pipelined transaction: one round trip too."""
+    """The same changes as prepared statements in one pipelined transaction: also one round trip."""
     values = {"session": SESSION, "reports": reports, "free": free}
     with conn.pipeline():
         conn.execute("begin")
@@ -77,7 +77,7 @@ VARIANTS = (*LAYOUTS, PIPELINE)
 
 
 def drain(conn: Connection, step: Step, batch: int) -> int:
-    """Claim and finish until nothing is left, each twentieth task failing once and coming back by timer."""
+    """Claim and finish until no task is left; every twentieth task fails once and is retried by timer."""
     finished, reports = 0, None
     while True:
         claimed = step(conn, reports, batch)
@@ -99,7 +99,7 @@ def open_runs(conn: Connection, version: int, count: int) -> int:
 
 
 def unadmit_and_back(conn: Connection, count: int) -> int:
-    """Ready tasks go behind their gate and come back, a hundred at a time."""
+    """Release the admission of ready tasks and admit them again, a hundred at a time."""
     moved = 0
     for _ in range(0, count, 100):
         parked = scalar(conn, "select park(100)")
@@ -109,7 +109,7 @@ def unadmit_and_back(conn: Connection, count: int) -> int:
 
 
 def list_run(conn: Connection, times: int) -> int:
-    """Read every task of the latest fan, as a page that shows a run does."""
+    """Read every task of the latest fan, like the page of a run."""
     run_id = scalar(conn, f"select max(run_id) from run_status where version_id = {FAN}")
     for _ in range(times):
         conn.execute("select * from listing where run_id = %s", [run_id], prepare=True)
@@ -117,7 +117,7 @@ def list_run(conn: Connection, times: int) -> int:
 
 
 def lock_runs(conn: Connection, count: int) -> int:
-    """What every verb but claim does first."""
+    """Lock runs, the first step of every verb except claim."""
     last = scalar(conn, "select max(run_id) from run_status")
     conn.execute("select lock_runs(%s)", [Jsonb([{"r": last - back} for back in range(count)])])
     return count
@@ -150,7 +150,7 @@ insert into edge select {FAN}, i, {FAN_WIDTH} + 1 from generate_series(1, {FAN_W
 
 
 def publish(url: str) -> None:
-    """The three plans that every layout works on."""
+    """Create the three DAGs that every layout uses."""
     with psycopg.connect(url, autocommit=True, options="-c search_path=plan") as conn:
         conn.execute("create schema plan")
         conn.execute((_SQL / "shared.sql").read_text(encoding="utf-8"))
@@ -159,7 +159,7 @@ def publish(url: str) -> None:
 
 
 def prepared(url: str, variant: Variant, history: int) -> Connection:
-    """The variant's own schema with a past behind it: finished tasks, and parked ones."""
+    """Create the variant's schema with history: finished and waiting tasks."""
     schema = variant.name.lower().replace(" ", "_")
     conn = psycopg.connect(url, autocommit=True, options=f"-c search_path={schema},plan {_STEADY_PLANS}")
     conn.execute(f"create schema {schema}")

@@ -1,7 +1,7 @@
-"""`make profile ONLY=chain`: where the time of one task goes, on our side and in the database.
+"""`make profile ONLY=chain`: where the time of one task goes, in Evertick's processes and in the database.
 
 CPU by process, Python's functions (py-spy, or cProfile where that is not allowed), statements and round trips, WAL, HOT
-updates, dead rows over time; and the statements inside the stored functions where a pg_stat_statements is to be had.
+updates, dead rows over time; and the statements inside stored functions if pg_stat_statements is available.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ CRON, RUNNERS = "cron", "runners"
 WATCHED = ("runner", "scheduler")
 SAMPLES = 10
 DEAREST = 25
-# A session tells the server what it has counted at its next statement, but at most once a second. Scheduler and runner
-# say something every second, the publisher every five.
+# A session publishes its counters with its next statement, but at most once a second. Scheduler and runner send a statement
+# every second, the publisher every five.
 SETTLE_SECONDS, STATISTICS_SECONDS = 6.0, 2.2
 
 Load = Callable[[House, str], Awaitable[int]]
@@ -63,7 +63,7 @@ LOADS: Mapping[str, Load] = {"chain": _chain, "fan": _fan, "singles": _singles, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """All that was seen while the load ran. `amount` is what costs are divided by: tasks, or seconds of idling."""
+    """All data collected during the load. Costs are divided by `amount`: tasks, or seconds of idling."""
 
     amount: float
     unit: str
@@ -79,7 +79,7 @@ class Profile:
 
 
 class Profiling:
-    """One load on one server."""
+    """Profiles one load on one server."""
 
     def __init__(self, options: argparse.Namespace, server: Server, folder: Path, *, program: Path | None) -> None:
         self._options, self._server, self._folder, self._program = options, server, folder, program
@@ -125,7 +125,7 @@ class Profiling:
         return (sys.executable, "-m", "bench.counted", str(self._folder / f"{service}.json"), service, *profile)
 
     async def _load(self, house: House, url: str) -> tuple[int, list[tuple[float, Mapping[str, int]]]]:
-        """Work until the time is over, looking at dead rows between pieces of it."""
+        """Run the load until the time is over, sampling dead rows in between."""
         tasks, began = 0, time.monotonic()
         dead: list[tuple[float, Mapping[str, int]]] = []
         with psycopg.connect(url, autocommit=True) as conn:
@@ -137,7 +137,7 @@ class Profiling:
         return tasks, dead
 
     def _cpu(self, house: House, url: str) -> dict[str, float]:
-        """Seconds on a processor so far: the services themselves, what a runner started, and PostgreSQL."""
+        """CPU seconds so far: the services, the processes started by the runner, and PostgreSQL."""
         found = {}
         for name, service in house.services.items():
             top = psutil.Process(service.pid)
@@ -181,7 +181,7 @@ async def _profile(options: argparse.Namespace, console: Console) -> int:
         server = await stack.enter_async_context(postgres(folder, url=os.environ.get("EVERTICK_DATABASE_URL")))
         with console.status(f"{options.only}, {options.isolation}: {options.seconds:g} s of load"):
             seen = await Profiling(options, server, folder, program=program).run()
-        how = "py-spy" if program else "cProfile, which makes calls look dear"
+        how = "py-spy" if program else "cProfile, which overstates the cost of calls"
         about = profile_tables.summary(seen, options.only, options.isolation)
         found = profile_tables.tables(seen, how)
         _show(console, f"{options.only}, {options.isolation}", about, found)
@@ -217,7 +217,7 @@ async def _profile_runners(options: argparse.Namespace, console: Console) -> int
 
 
 def _show(console: Console, name: str, about: str, found: Sequence[Shown]) -> None:
-    """Prints it, and keeps it for docs/performance.md."""
+    """Print the tables and store them for docs/performance.md."""
     console.print(f"{about}\n")
     for shown in found:
         profile_tables.show(console, shown)
@@ -232,11 +232,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make profile", description=__doc__)
     parser.add_argument("--only", default="chain", choices=[*LOADS, *OTHERS])
     parser.add_argument("--isolation", default="warm", choices=("process", "warm"))
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long the load lasts")
-    parser.add_argument("--fires", type=int, default=150, help="how many fires are taken apart, with --only cron")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds with --only runners")
-    parser.add_argument("--slots", type=int, help="slots of the runner; the product's default if left out")
-    parser.add_argument("--cprofile", action="store_true", help="do not look for py-spy")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of the load")
+    parser.add_argument("--fires", type=int, default=150, help="number of fires to analyze, with --only cron")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds, with --only runners")
+    parser.add_argument("--slots", type=int, help="slots of the runner (default: the product's default)")
+    parser.add_argument("--cprofile", action="store_true", help="use cProfile even if py-spy is available")
     options = parser.parse_args(arguments)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     return asyncio.run(OTHERS.get(options.only, _profile)(options, console))

@@ -1,4 +1,4 @@
-"""The tables of a profile: everything divided by the number of tasks. Only text; who prints or keeps it is another matter."""
+"""Formats the tables of a profile, with all costs divided by the number of tasks. Does not print or store them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TEXTS = {"what", "by", "statement", "function", "table", "step"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """One table. The heads in `_TEXTS` stand over text, the others over numbers."""
+    """One table. Columns whose heads are in `_TEXTS` contain text, the others numbers."""
 
     title: str
     heads: Sequence[str]
@@ -44,7 +44,7 @@ def tables(seen: Profile, how: str) -> list[Shown]:
 
 
 def statements(seen: Profile) -> Shown:
-    """What pg_stat_statements saw, calls inside stored functions included."""
+    """The statements of pg_stat_statements, including statements inside stored functions."""
     rows = [
         [
             f"{1000 * each.milliseconds / seen.amount:.1f}",

@@ -1,4 +1,4 @@
-"""The profiles that were made last, one per kind of work: kept in bench/profiles.json, shown in docs/performance.md."""
+"""The latest profile of each kind of work: stored in bench/profiles.json, shown in docs/performance.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEPT = Path(__file__).with_name("profiles.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """`load`: the load average then. On a busy machine counts are as ever, and times are not."""
+    """`load` is the load average. On a busy machine counts are valid, times are not."""
 
     about: str
     measured_at: str
@@ -25,7 +25,7 @@ class Kept:
 
 
 def keep(name: str, about: str, tables: Sequence[Shown], path: Path = KEPT) -> None:
-    """In place of the one of that name; the others stay."""
+    """Store a profile, replacing the one of that name."""
     now, load = datetime.now(UTC).isoformat(timespec="seconds"), round(os.getloadavg()[0], 1)
     kept = {**read(path), name: Kept(about=about, measured_at=now, load=load, tables=tables)}
     text = json.dumps({each: asdict(kept[each]) for each in sorted(kept)}, indent=1, ensure_ascii=False)

@@ -1,6 +1,6 @@
-"""The bare minimum: claim and complete rows of two tables on the same server, durably. What a throughput is compared with.
+"""The lower bound for a throughput: claim and complete rows of two tables on the same server, durably.
 
-Two commits per cycle, no task, no log, no result, no guard: nothing that does more can be faster.
+Two commits per cycle; no task, log, result or guard. An engine that does more cannot be faster.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bench.house import Server
 
 DATABASE = "bench_raw"
 BATCHES = (1, 100)
-# More than one connection gets through in a second.
+# More rows than one connection processes in a second.
 _ROWS_PER_SECOND = {1: 30_000, 100: 300_000}
 
 _CLAIM = """
@@ -29,13 +29,13 @@ _COMPLETE = "delete from running where id = any(%s)"
 
 
 class RawLoop:
-    """Measures cycles per second, as often as asked."""
+    """Measures cycles per second, repeatedly."""
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
         self._conn = conn
 
     def cycles_per_second(self, batch: int, seconds: float) -> float:
-        """How many rows per second one connection claims and completes, `batch` at a time."""
+        """The rows per second that one connection claims and completes, `batch` at a time."""
         self._fill(int(_ROWS_PER_SECOND[batch] * seconds))
         done, started = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - started) < seconds:
@@ -54,7 +54,7 @@ class RawLoop:
 
 @contextmanager
 def raw_loop(server: Server) -> Iterator[RawLoop]:
-    """On a database of its own, on a connection that stays open between rounds."""
+    """Uses its own database and one connection that stays open between rounds."""
     with psycopg.connect(server.url_of(DATABASE), autocommit=True, options="-c enable_seqscan=off -c jit=off") as conn:
         conn.execute("create table if not exists ready (id bigint primary key)")
         conn.execute("create table if not exists running (id bigint primary key, claimed_at timestamptz not null)")

@@ -1,6 +1,6 @@
-"""Writes the tables of docs/performance.md from the kept figures, so that no figure is ever typed by hand.
+"""Writes the tables of docs/performance.md from the stored figures, so that no figure is typed by hand.
 
-`python -m bench.report`. Touches only what stands between its marks, and says so where nothing was measured yet.
+`python -m bench.report`. Changes only the text between its marks, which also states if nothing was measured yet.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from bench.house import ROOT
 
 PAGE = ROOT / "docs" / "performance.md"
 SCALE = ROOT / "docs" / "scale.md"
-# Which figures that page is about: what many runners and agents cost.
+# The figures of that page: the cost of many runners and agents.
 OF_SCALE = ("fleet", "agents", "dispatch")
 PEERS = Path(__file__).with_name("peers.json")
 
 _ROWS = 16
 _NOT_ON_THE_PAGE = ("Dead rows", "Statements by")
 _NOT_MEASURED = "*Not measured yet: run `{}`, which fills this in.*"
-# What a workload is called in peers.json, its heading, and whether less is better.
+# For each workload: its name in peers.json, its heading, and whether less is better.
 WORKLOADS = {
     "chain_s": ("40 in sequence, s", True),
     "gap_ms": ("median gap, ms", True),
@@ -34,13 +34,13 @@ WORKLOADS = {
 
 
 def refresh(page: Path = PAGE, scale: Path = SCALE) -> None:
-    """Write the pages anew from what is kept now."""
+    """Update the pages from the stored figures."""
     page.write_text(rendered(page.read_text(encoding="utf-8")), encoding="utf-8")
     scale.write_text(rendered_scale(scale.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def rendered(text: str, latest: Path = LATEST, peers: Path = PEERS) -> str:
-    """The page's text with its tables as the kept figures give them."""
+    """The page's text with tables from the stored figures."""
     text = _between(text, "figures", figures_section(read(latest)))
     kept = json.loads(peers.read_text(encoding="utf-8")) if peers.exists() else None
     text = _between(text, "peers", peers_section(kept))
@@ -75,7 +75,7 @@ def figures_section(figures: Sequence[Figure]) -> str:
 
 
 def profiles_section(kept: Mapping[str, profiles.Kept]) -> str:
-    """Of each table what costs most; the rest is for who asks."""
+    """The most expensive rows of each profile table."""
     if not kept:
         return _NOT_MEASURED.format("make profile")
     parts = []
@@ -105,7 +105,7 @@ def peers_section(kept: Mapping[str, object] | None) -> str:
 
 
 def peer_cells(row: Mapping[str, object], rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Each figure of one engine, and how many times better Evertick was in the same run, in each of its isolations."""
+    """Each figure of one engine, and how many times better Evertick was in the same run, for each isolation."""
     if row.get("problem"):
         return ["NOT RUN", *["–"] * (len(WORKLOADS) - 1)]
     references = [] if row.get("is_reference") else [each for each in rows if each.get("is_reference")]

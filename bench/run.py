@@ -1,7 +1,7 @@
-"""`make bench`: measures Evertick as `evertick up` runs it, prints a table, and keeps the figures in bench/latest.json.
+"""`make bench`: measures Evertick as `evertick up` runs it, prints a table, and stores the figures in bench/latest.json.
 
-`python -m bench.run --only chain,hop --rounds 5`. Ends with 1 only if a figure could not be measured: a goal that is not
-met is for people to see. Never asserts a time.
+`python -m bench.run --only chain,hop --rounds 5`. Exits with 1 only if a figure could not be measured; missed goals are only
+shown. Never asserts a time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from rich.status import Status
 InHouse = Callable[[Bench, House], Awaitable[list[Figure]]]
 Alone = Callable[[Bench], Awaitable[list[Figure]]]
 
-# These share one installation, in this order; the others bring up their own.
+# These share one installation, in this order; the others start their own.
 IN_ONE_HOUSE: dict[str, InHouse] = {
     "raw": case_many.raw,
     "chain": case_light.chain,
@@ -80,7 +80,7 @@ ON_THEIR_OWN: dict[str, Alone] = {
     "retention_10m": case_history.retention_10m,
     "ui": case_ui.ui,
 }
-# Only when asked for: an hour, a browser, or more than a smoke test may take.
+# Only on request: they take an hour, need a browser, or take longer than a smoke test may.
 ON_REQUEST = {"soak", "retention_10m", "ui"}
 NOT_QUICK = {*ON_REQUEST, *ON_THEIR_OWN}
 BUSY_LOAD = 0.7
@@ -92,9 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     skipped = NOT_QUICK if options.quick else ON_REQUEST
     wanted = options.only.replace(",", " ").split() or [name for name in known if name not in skipped]
     if unknown := [name for name in wanted if name not in known]:
-        print(f"There is no benchmark {', '.join(unknown)}. There is: {', '.join(known)}.", file=sys.stderr)
+        print(f"Unknown benchmark {', '.join(unknown)}. Available: {', '.join(known)}.", file=sys.stderr)
         return 2
-    # A pipe has no width of its own, and a table that is cut says nothing.
+    # A pipe has no width, and a truncated table is useless.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     compileall.compile_dir(ROOT / "src" / "evertick", quiet=1)
     facts = machine()
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write(figures, options.out)
     if options.out == LATEST:
         report.refresh()
-        console.print(f"Kept in {LATEST.relative_to(ROOT)}; docs/performance.md shows it.", style="dim")
+        console.print(f"Stored in {LATEST.relative_to(ROOT)}; docs/performance.md shows the figures.", style="dim")
     return 1 if any(figure.value is None for figure in figures) else 0
 
 
@@ -144,14 +144,14 @@ async def _measure(
 
 
 def _tell(console: Console, status: Status, text: str) -> None:
-    """How far it is: in the line that changes, or, where there is none, in lines."""
+    """Report progress in the status line, or in separate lines without a terminal."""
     status.update(text)
     if not console.is_terminal:
         console.print(text, style="dim")
 
 
 async def _attempt(name: str, measuring: Awaitable[list[Figure]], console: Console) -> list[Figure]:
-    """One that fails is shown as such, and does not take the others with it."""
+    """Run one benchmark. A failed one is reported and does not stop the others."""
     try:
         found = await measuring
     except Exception as error:
@@ -177,7 +177,7 @@ def _warn_if_busy(console: Console) -> None:
     load = os.getloadavg()[0]
     if load > BUSY_LOAD:
         console.print(
-            f"The machine is busy (load {load:.1f}): these figures say more about that than about Evertick.",
+            f"The machine is busy (load {load:.1f}), so these figures are not reliable.",
             style="red",
         )
 
@@ -185,13 +185,13 @@ def _warn_if_busy(console: Console) -> None:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument(
-        "--only", default="", help="names, separated by commas; all but soak, retention_10m and ui if left out"
+        "--only", default="", help="comma-separated names (default: all except soak, retention_10m and ui)"
     )
     parser.add_argument("--rounds", type=int, help="interleaved rounds; the median is shown")
-    parser.add_argument("--slots", type=int, help="slots per runner; the product's default if left out")
-    parser.add_argument("--soak-minutes", type=float, help="how long soak keeps the load up")
+    parser.add_argument("--slots", type=int, help="slots per runner (default: the product's default)")
+    parser.add_argument("--soak-minutes", type=float, help="duration of the load of soak")
     parser.add_argument("--quick", action="store_true", help="a smoke test: every figure once, from too few samples")
-    parser.add_argument("--out", type=Path, default=LATEST, help="where the figures are kept")
+    parser.add_argument("--out", type=Path, default=LATEST, help="the file for the figures")
     return parser.parse_args(arguments)
 
 

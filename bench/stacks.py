@@ -1,4 +1,4 @@
-"""Where Python spends its time: samples of a running process by py-spy, or the profile that it wrote itself."""
+"""Profiles of Python processes: samples of a running process by py-spy, or its own cProfile output."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from bench.venv import CannotInstall, venv
 
 RATE = 200
-# A thread that sits in one of these may be waiting, whatever the sampler takes it for.
+# A thread in one of these functions may be waiting, even if the sampler reports it as running.
 _WAITING = {"EpollSelector.select", "_worker", "Condition.wait", "Event.wait"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Seconds on a function itself, and in all that it called."""
+    """Seconds in a function itself, and including its callees."""
 
     function: str
     own: float
@@ -26,7 +26,7 @@ class Cost:
 
 
 async def py_spy() -> Path | None:
-    """The program, installed beside us if it can be; None where it cannot."""
+    """The path of py-spy, installed in a separate environment; None if that is not possible."""
     try:
         return await asyncio.to_thread(lambda: venv("py-spy", ["py-spy"]) / "py-spy")
     except CannotInstall:
@@ -34,7 +34,7 @@ async def py_spy() -> Path | None:
 
 
 async def sample(program: Path, pid: int, seconds: float, out: Path) -> str | None:
-    """Watch a process; the reason if that is not allowed here. Only time on a processor counts, waiting does not."""
+    """Sample a process. Returns the reason if that is not permitted. Counts CPU time only, without waiting."""
     watching = await asyncio.create_subprocess_exec(
         *(str(program), "record", "--pid", str(pid), "--duration", str(max(1, round(seconds)))),
         *("--rate", str(RATE), "--format", "raw", "--output", str(out)),
@@ -49,7 +49,7 @@ async def sample(program: Path, pid: int, seconds: float, out: Path) -> str | No
 
 
 def from_samples(path: Path) -> list[Cost]:
-    """py-spy's raw lines: frames from the outermost to the innermost, then how often they were seen."""
+    """Parse py-spy's raw format: frames from the outermost to the innermost, then the number of samples."""
     own: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -62,7 +62,7 @@ def from_samples(path: Path) -> list[Cost]:
 
 
 def from_profile(path: Path) -> list[Cost]:
-    """What cProfile wrote: dearer than it really was, because every call is counted."""
+    """Parse a cProfile file. Its times are too long, because every call is instrumented."""
     rows = pstats.Stats(str(path)).stats.items()  # type: ignore[attr-defined]
     return _dearest(
         [
@@ -77,7 +77,7 @@ def _dearest(costs: Sequence[Cost]) -> list[Cost]:
 
 
 def _short(frame: str) -> str:
-    """`name (folder/file.py:line)` without the line: samples of one function belong together."""
+    """`name (folder/file.py:line)` without the line, to group the samples of one function."""
     name, _, place = frame.partition(" (")
     return f"{name} ({_place(place.rstrip(')').rpartition(':')[0])}){' [waiting included]' if name in _WAITING else ''}"
 

@@ -1,7 +1,7 @@
-"""Stand-ins for runners on other machines: each has a session, heartbeats, asks for work, reports it with a log and a result.
+"""Simulated runners on other machines: each has a session, sends heartbeats, claims tasks and reports a log and a result.
 
-Their statements are the product's own. They share a few connections, as behind a pooler, because two thousand machines
-have no more to say at once than these carry; what a step costs the server is the same.
+They send the product's own statements. They share a few connections, as behind a pooler, which is enough for the traffic of
+two thousand machines; the cost of an exchange for the server is the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LINE = "2026-01-01T00:00:00Z INFO a line as a body writes it, with a number or t
 
 @dataclass(slots=True)
 class StandIn:
-    """One runner. `held` is what it runs, with the instant at which the body ends."""
+    """One runner. `held` contains its running tasks with the end time of each body."""
 
     session: int
     slots: int
@@ -43,7 +43,7 @@ class StandIn:
 
 @dataclass(slots=True)
 class Counts:
-    """What was done, and how long each kind of statement took, in seconds, its wait for a connection included."""
+    """Counts of operations, and the seconds of each kind of statement, including the wait for a connection."""
 
     took: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     late: list[float] = field(default_factory=list)
@@ -56,7 +56,7 @@ Act = Callable[[AsyncConnection, StandIn, Counts], Awaitable[None]]
 
 
 class Fleet:
-    """`async with Fleet(url, runners=2000) as fleet:`; all of them are registered, and leave at the end."""
+    """`async with Fleet(url, size=2000) as fleet:`; all runners are registered, and deregistered at the end."""
 
     def __init__(
         self, url: str, *, size: int, slots: int = 4, connections: int = 16, body_seconds: float = 0.5
@@ -72,7 +72,7 @@ class Fleet:
         settings = Settings()
         async with await connect(self._url, purpose=Purpose.PLANNING) as conn, conn.transaction():
             for number, member in enumerate(self.members):
-                # Elsewhere, so that nobody here takes a pid that he does not find for a dead neighbour.
+                # On another host, so that a runner of this machine does not declare them dead because their pids do not exist.
                 me = replace(
                     new_runner(member.session, settings),
                     runner_id=f"far-{number}",
@@ -92,7 +92,7 @@ class Fleet:
             await self._pool.get_nowait().close()
 
     async def live(self, seconds: float, *, beat_seconds: float, ask_seconds: float | None) -> Counts:
-        """Every one heartbeats and, unless told otherwise, asks for work at its own pace, evenly spread."""
+        """Every runner sends heartbeats and, unless `ask_seconds` is None, polls for work, evenly spread over the interval."""
         counts, began = Counts(), time.monotonic()
         acts: list[tuple[float, int, StandIn, Act, float]] = []
         for number, member in enumerate(self.members):

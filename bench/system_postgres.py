@@ -1,6 +1,6 @@
-"""A PostgreSQL of the operating system, for its extensions: the embedded one is built without them.
+"""A server from the operating system's PostgreSQL packages, for extensions that the embedded one lacks.
 
-Runs in a folder of ours, durably, for as long as a block lasts. Never touches a server that is there already.
+Runs durably in its own folder within a block. Never touches an existing server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SETTINGS = {
 
 
 def programs() -> Path | None:
-    """Where the newest installed server's programs are: on the path, or where Debian puts them."""
+    """The directory of the newest installed server's programs: on the PATH, or in Debian's location."""
     if found := shutil.which("postgres"):
         return Path(found).parent
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: path.parts[-3])
@@ -41,7 +41,7 @@ def programs() -> Path | None:
 
 @asynccontextmanager
 async def system_postgres(folder: Path, *, preload: str = "") -> AsyncIterator[Server]:
-    """A fresh server; `preload` names a library that must be there when it starts."""
+    """A new server; `preload` names a library for shared_preload_libraries."""
     where = programs()
     if where is None:
         raise NotMeasured("no PostgreSQL is installed; EVERTICK_DATABASE_URL can name one")

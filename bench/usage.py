@@ -1,4 +1,4 @@
-"""What processes use: time on a processor, to the nanosecond, and memory, shared pages counted once. Linux only."""
+"""Resource usage of processes: CPU time with nanosecond resolution, and memory with shared pages counted once. Linux only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tree(top: psutil.Process) -> list[psutil.Process]:
 
 
 def own_seconds(process: psutil.Process) -> float:
-    """Of all threads of one process."""
+    """CPU seconds of all threads of a process."""
     total = 0
     with suppress(*_GONE):
         for thread in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
@@ -27,7 +27,7 @@ def own_seconds(process: psutil.Process) -> float:
 
 
 def tree_seconds(top: psutil.Process) -> float:
-    """Of a process and all below it, and of those that ended: their time is their parent's then."""
+    """CPU seconds of a process and its descendants, including ended ones, whose time is added to their parent's."""
     total = 0.0
     for process in tree(top):
         with suppress(*_GONE):
@@ -37,7 +37,7 @@ def tree_seconds(top: psutil.Process) -> float:
 
 
 def pss_bytes(top: psutil.Process) -> int:
-    """Of a process and all below it."""
+    """Memory (PSS) of a process and its descendants."""
     total = 0
     for process in tree(top):
         try:

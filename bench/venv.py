@@ -1,4 +1,4 @@
-"""Virtual environments for programs that Evertick itself does not need: peers to compare with, and py-spy."""
+"""Virtual environments for programs that Evertick does not depend on: other engines and py-spy."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PLACE = ROOT / ".venv-peers"
 
 
 class CannotInstall(Exception):
-    """The packages could not be had here; the message is pip's last word."""
+    """The packages could not be installed; the message is pip's last line."""
 
 
 def venv(name: str, packages: Sequence[str], *, within_seconds: float = 900.0) -> Path:
-    """The folder of programs of an environment with these packages, made once."""
+    """The bin folder of an environment with these packages, created on first use."""
     folder = PLACE / name
     stamp, wanted = folder / ".installed", "\n".join(packages)
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
@@ -26,7 +26,7 @@ def venv(name: str, packages: Sequence[str], *, within_seconds: float = 900.0) -
         _run([sys.executable, "-m", "venv", "--clear", str(folder)], within_seconds)
         pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
         _run([*pip, *packages], within_seconds)
-        # Byte code now, so that the first start is not measured with it.
+        # Compile byte code now, so that the first start does not include it.
         _run(
             [str(folder / "bin" / "python"), "-m", "compileall", "-q", "-j", "0", str(folder / "lib")],
             within_seconds,

@@ -1,4 +1,4 @@
-"""The way of a fire, taken apart: from the due instant to the start of the body, by the time stamps of everybody on it.
+"""The path of a fire in steps, from its due time to the start of the body, from the timestamps of all involved processes.
 
 `make profile ONLY=cron`. Scheduler and runner run as `evertick` runs them, and count the statements that they send.
 """
@@ -22,14 +22,14 @@ from evertick.store import dags
 
 DATABASE = "bench_way"
 _COUNTED = ("scheduler", "runner")
-# A fire that takes longer met something else, and its statements cannot be told from those of the next.
+# A longer fire was disturbed, and its statements cannot be distinguished from those of the next one.
 _LONGEST_SECONDS = 0.1
 _STEPS = (
-    "the leader's timer, until it asks the database",
-    "reading what is due, and planning it",
+    "the leader's timer, until it queries the database",
+    "reading and planning due schedules",
     "the fire, with its commit",
     "until the wake-up is sent",
-    "the wake-up, until the runner asks for work",
+    "the wake-up, until the runner requests work",
     "the claim, with its commit",
     "the order, until the body runs",
 )
@@ -85,7 +85,7 @@ async def _let_it_tick(house: House, count: int) -> list[Fire]:
 
 
 def taken_apart(fire: Fire, leader: Sequence[Event], runner: Sequence[Event]) -> list[float] | None:
-    """The instants between which the steps lie, as lengths. None: a statement of it cannot be found."""
+    """The durations of the steps of a fire. None if one of its statements is missing."""
     asked = _first(leader, "schedules.due", fire.due)
     fired = _first(leader, "schedules.fire", fire.due)
     woke = _first(leader, "synchronous_commit", fired.at if fired else fire.due)
@@ -94,7 +94,7 @@ def taken_apart(fire: Fire, leader: Sequence[Event], runner: Sequence[Event]) ->
         return None
     begins = [_began(fired) if asked is None or asked.at > fired.at else _began(asked)]
     instants = [fire.due, *begins, _began(fired), fired.at, _began(woke), _began(claimed), claimed.at, fire.started]
-    # Out of order: on a busy machine the fire before was not over when this one was due.
+    # Out of order: on a busy machine, the previous fire had not ended when this one was due.
     is_its_own = instants == sorted(instants)
     return [1000 * (after - before) for before, after in pairwise(instants)] if is_its_own else None
 
@@ -104,13 +104,13 @@ def _began(event: Event) -> float:
 
 
 def _first(events: Sequence[Event], name: str, since: float) -> Event | None:
-    """The first such statement that ended after that."""
+    """The first statement of that name that ended after `since`."""
     later = events[bisect_left(events, since, key=lambda event: event.at) :]
     return next((event for event in later if name in event.name), None)
 
 
 def _last(events: Sequence[Event], name: str, until: float) -> Event | None:
-    """The last such statement that ended before that, and brought something."""
+    """The last statement of that name that ended before `until` and returned something."""
     earlier = events[: bisect_left(events, until, key=lambda event: event.at)]
     return next((event for event in reversed(earlier) if event.name == name and event.rows > 0), None)
 

@@ -1,4 +1,4 @@
-"""Work for a house, and the times that the bodies of its tasks stamped. Submitting is one call, so it is never the limit."""
+"""Workloads, and the times recorded by the bodies of their tasks. Submission is one call, so it is never the bottleneck."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What one piece of work left behind, in the order in which the bodies started."""
+    """The recorded spans of one workload, in the order in which the bodies started."""
 
     submitted: float
     run_ids: list[int]
@@ -34,7 +34,7 @@ class Done:
 
     @property
     def wall(self) -> float:
-        """From the start of the first body to the end of the last."""
+        """The seconds from the start of the first body to the end of the last."""
         return max(span.end for span in self.spans) - self.spans[0].start
 
     @property
@@ -47,14 +47,14 @@ class Done:
 
     @property
     def gaps(self) -> list[float]:
-        """In a chain: from the end of each body to the start of its successor's."""
+        """In a chain: the seconds from the end of each body to the start of its successor's."""
         return [after.start - before.end for before, after in zip(self.spans, self.spans[1:], strict=False)]
 
 
 async def submit(house: House, dag: str, count: int, *, spread: Mapping[str, int] | None = None) -> list[int]:
     """Create and open that many runs in one transaction, as firing does, and wake the runners.
 
-    `spread` gives each run the number of its remainder as a parameter: `{"key": 20}`.
+    `spread` passes run id modulo N as a parameter: `{"key": 20}`.
     """
     row = await dags.find(house.conn, dag)
     if row is None or row.version_id is None:
@@ -80,7 +80,7 @@ async def submit(house: House, dag: str, count: int, *, spread: Mapping[str, int
 
 
 async def until_over(house: House, dag: str) -> None:
-    """Wait until no run of the DAG is open: one probe of a small index, so that looking costs nothing."""
+    """Wait until no run of the DAG is open, by a cheap lookup in a small index."""
     row = await dags.find(house.conn, dag)
     assert row is not None
 
@@ -90,11 +90,13 @@ async def until_over(house: House, dag: str) -> None:
         )
         return await cursor.fetchone() is None
 
-    await house.until(is_over, f"all runs of {dag} are over", within_seconds=_LONGEST_WORK_SECONDS, pause_seconds=0.03)
+    await house.until(
+        is_over, f"all runs of {dag} have ended", within_seconds=_LONGEST_WORK_SECONDS, pause_seconds=0.03
+    )
 
 
 async def spans(house: House, run_ids: Sequence[int]) -> list[Span]:
-    """What the bodies of these runs stamped. Every task must have succeeded: a failed one did not do the work."""
+    """The times recorded by the bodies of these runs. Every task must have succeeded, otherwise work is missing."""
     cursor = await house.conn.execute(
         "select count(*) from run_status where run_id = any(%s) and state <> 'success'", [list(run_ids)]
     )
@@ -109,7 +111,7 @@ async def spans(house: House, run_ids: Sequence[int]) -> list[Span]:
 
 
 async def run(house: House, dag: str, count: int = 1) -> Done:
-    """That many runs at once, from the submission to the last stamp."""
+    """Submit that many runs and wait until all have ended."""
     submitted = time.time()
     run_ids = await submit(house, dag, count)
     await until_over(house, dag)
@@ -117,19 +119,19 @@ async def run(house: House, dag: str, count: int = 1) -> Done:
 
 
 async def warm_up(house: House) -> None:
-    """The first run of a bundle loads its code and starts its processes; that is the cost of a publish, not of a task."""
+    """Run once: the first run of a bundle loads its code and starts its processes, a cost of publishing, not of a task."""
     for isolation in ("process", "warm"):
         await run(house, f"single_{isolation}", 10 * house.runners)
 
 
 async def fill_slots(house: House, isolation: str) -> None:
-    """As many tasks as all runners have slots, none of which ends before all are claimed: each runner has loaded the code then,
-    and has a process for each of its slots. Of several runners some would else do that while they are measured."""
+    """Run as many tasks as all runners have slots; none ends before all are claimed. Then each runner has loaded the code and has
+    a process for each slot; otherwise some runners would do that during the measurement."""
     await run(house, f"held_{isolation}", house.slots * house.runners)
 
 
 async def rows_per_task(house: House, run_ids: Sequence[int]) -> dict[str, float]:
-    """How much of log, result and history the database holds for each task of these runs."""
+    """The numbers of log, result and history rows per task of these runs."""
     tables = {"log": "log_chunk", "result": "result", "history": "attempts"}
     cursor = await house.conn.execute("select count(*) from task where run_id = any(%s)", [list(run_ids)])
     row = await cursor.fetchone()
@@ -143,6 +145,6 @@ async def rows_per_task(house: House, run_ids: Sequence[int]) -> dict[str, float
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The nearest rank: one of the values, never a figure in between."""
+    """The percentile by nearest rank: always one of the values."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

@@ -1,9 +1,9 @@
-"""Generates `api/airflow/models.py`, the answers of Airflow's API, from the models of the official client.
+"""Generates `api/airflow/models.py`, the response models of Airflow's API, from the models of the official client.
 
 python tools/airflow_models.py [--check]     `--check` only compares
 
-The client ships no OpenAPI document, so the source is the JSON schema of its Pydantic models. The file has every model
-that a module of `api/airflow` imports, and the models that those refer to.
+The client ships no OpenAPI document, so the source is the JSON schema of its Pydantic models. The file contains each
+model that a module of `api/airflow` imports, and the models that they reference.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ REPLACED: dict[str, dict[str, Any]] = {
     "TaskInstancesInner": {"$ref": "#/$defs/TaskInstanceResponse"},
     "Value": {"type": "string"},
 }
-# Names that Python does not accept, and the client's name for them.
+# Names that are invalid in Python, and the client's replacements.
 FIELD_NAMES = {"schema": "var_schema", "__type": "type"}
-# Texts that the documents of our API do not repeat, and bounds that apply to requests.
+# Descriptions, which Evertick's API document does not repeat, and limits that apply to requests only.
 _DROPPED = {"title", "description", "minimum", "minItems"}
-# The generator's name for a document without a root.
+# The generator's output for a schema without a root type.
 _NO_ROOT = 'Model = TypeAliasType("Model", Any)\n'
 _ALIAS = re.compile(r'^(\w+) = TypeAliasType\(\s*"\w+",\s*(Literal\[.*?\]),?\s*\)$', re.MULTILINE | re.DOTALL)
 
 
 def generated() -> str:
-    """The text of the module as the installed client requires it."""
+    """The source of the module for the installed client."""
     names = sorted({name for path in PACKAGE.glob("*.py") for name in imported_names(path)})
     found = [getattr(client, name) for name in names]
     models = [each for each in found if not issubclass(each, Enum)]
@@ -85,7 +85,7 @@ def imported_names(path: Path) -> Iterator[str]:
 
 
 def _adapted(part: Any) -> Any:
-    """The client's schema as Airflow's own document has it: the client allows null for each field with a default."""
+    """The client's schema converted to Airflow's own: the client allows null for each field with a default."""
     if isinstance(part, list):
         return [_adapted(each) for each in part]
     if not isinstance(part, dict):
@@ -119,7 +119,7 @@ def _reachable(names: list[str], definitions: dict[str, Any]) -> list[str]:
 
 
 def _tidy(text: str) -> str:
-    """Plain aliases, because each `TypeAliasType` would be a schema in our API's document, and the house format."""
+    """Use plain aliases, because each `TypeAliasType` would become a schema in the API document, and format the code."""
     text = _ALIAS.sub(r"\1 = \2", text).replace(_NO_ROOT, "")
     for command in (("check", "--fix", "--quiet", "--select", "F401,I"), ("format",)):
         program = [str(Path(sys.executable).with_name("ruff")), *command, "--stdin-filename", str(MODELS), "-"]

@@ -1,6 +1,6 @@
-"""Notes which test calls which stored function and which named statement, by the database's own statistics.
+"""Records which test calls which stored function and which named statement, from the database's own statistics.
 
-Only a test that calls a function can notice what is missing in it: the hunt for mutants asks those alone.
+Only a test that calls a function can detect a missing guard in it, so mutation testing runs only these tests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CALLED = "select funcname, calls from pg_stat_user_functions"
 
 
 class Calls:
-    """A pytest plugin for a process that ends with its tests: what it puts in the way of databases stays there."""
+    """A pytest plugin for a process that ends with its tests: its patches are not undone."""
 
     def __init__(self, url: str) -> None:
         self.by_test: dict[str, set[str]] = defaultdict(set)
@@ -29,7 +29,7 @@ class Calls:
         self._counts: dict[str, dict[str, int]] = {}
 
     def watch(self) -> None:
-        """Look at each database before it is dropped, and at each statement that is asked for."""
+        """Read the statistics of each database before it is dropped, and record each statement that is looked up."""
         create, drop, statements = Cluster.create, Cluster.drop, store_statements.statements
 
         def create_and_note(cluster: Cluster, template: str | None = None) -> str:
@@ -54,12 +54,12 @@ class Calls:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logfinish(self) -> None:
-        # What many tests share is looked at after each of them.
+        # Databases shared by several tests are read after each test.
         for name in list(self._counts):
             self._look(name)
 
     def _look(self, name: str) -> None:
-        """A session writes down what it called when it ends, at the latest. A test may have dropped its database itself."""
+        """Read the statistics, which a session publishes when it ends, at the latest. A test may have dropped its database."""
         if name not in self._counts:
             return
         before = self._counts[name]
@@ -73,7 +73,7 @@ class Calls:
 
 
 class _Noting(dict[str, LiteralString]):
-    """The statements of a noun; whoever takes one is written down."""
+    """The statements of one module; records each lookup."""
 
     def __init__(self, known: dict[str, LiteralString], noun: str, called: set[str]) -> None:
         super().__init__(known)

@@ -1,9 +1,9 @@
-"""`make clocks`: the tests as if it were another moment, in another time zone. None may pass or fail by the time of day.
+"""`make clocks`: runs the tests at other dates and in other time zones. No result may depend on the current time.
 
 python tools/clocks.py [--at "2028-02-29 23:59:30" --zone Asia/Kathmandu] [PYTEST ARGUMENTS]
 
-The clock goes on from that moment (UTC), for the tests and for every process that they start, PostgreSQL included. Needs
-libfaketime, which Debian calls `faketime`.
+The clock continues from that moment (UTC), for the tests and every process they start, including PostgreSQL. Needs
+libfaketime (Debian package `faketime`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if str(ROOT) not in sys.path:
 
 from tests.chaos.machine import FAKETIME, lacks_false_clock, sweep_clock_memory  # noqa: E402  the lines above make it importable
 
-# Where a day, a month, a leap year and a year end, and where clocks are changed; and a day after all those that tests write out.
+# Ends of a day, a month, a leap year and a year, clock changes, and a date after all dates written in tests.
 MOMENTS = (
     ("2027-12-31 23:59:30", "America/St_Johns"),
     ("2028-02-29 23:59:30", "Asia/Kathmandu"),
@@ -31,17 +31,17 @@ MOMENTS = (
     ("2027-11-07 05:59:30", "America/New_York"),
     ("2033-07-15 12:00:00", "UTC"),
 )
-# Python sleeps until an instant of the steady clock, which the false clock takes for one of its own and refuses.
+# time.sleep waits for an instant of the monotonic clock, which libfaketime misinterprets and refuses.
 _SITE = """
 import select, time
 time.sleep = lambda seconds: select.select([], [], [], seconds) and None
 """
-# Not those whose processes have clocks of their own, or are measured.
+# Without tests that set clocks themselves or measure time.
 TESTS = [f"tests/{name}" for name in ("api", "authoring", "cli", "domain", "engine", "execution", "services", "store")]
 
 
 def as_of(moment: datetime, zone: str, folder: str = "") -> dict[str, str]:
-    """The environment of a process for which it is that moment now. `folder` has what Python is to load first."""
+    """The environment of a process that sees `moment` as the current time. `folder` contains Python's sitecustomize."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "PYTHONDONTWRITE"))}
     ahead = moment.timestamp() - time.time()
     clock = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": f"{ahead:+.0f}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
             done = subprocess.run(command, cwd=ROOT, env=as_of(moment.replace(tzinfo=UTC), zone, folder))
             failed += [f"{moment} UTC, {zone}"] if done.returncode else []
             sweep_clock_memory()
-    print(f"FAILED: {'; '.join(failed)}" if failed else "All good at every moment.")
+    print(f"FAILED: {'; '.join(failed)}" if failed else "All tests passed at every moment.")
     return 1 if failed else 0
 
 

@@ -9,7 +9,7 @@ Rules that are not obvious:
 - The import graph counts imports inside functions, but neither those under TYPE_CHECKING nor `import_module`.
   Importing a package counts as importing its `__init__`.
 - Equal function bodies: the same syntax tree without docstring, whatever the functions are called, with at least 12 nodes
-  (less is a one-line delegation). Counted are the copies, so that two equal functions are one.
+  (less is a one-line delegation). Only the copies count: two equal functions are one.
 - A class name used twice: the same name for classes of two modules.
 """
 
@@ -87,7 +87,7 @@ class Tree:
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, list[str]]]:
-    """What is imported at any depth, as (evertick.x, [names]); not what only type checkers see."""
+    """Imports at any depth as (evertick.x, [names]), without imports for type checkers only."""
     todo = [tree]
     while todo:
         node = todo.pop()
@@ -152,7 +152,7 @@ def migration_functions(tree: Tree) -> tuple[int, Found]:
 
 
 def gucs(tree: Tree) -> tuple[int, Found]:
-    """Settings of the session that carry values between functions. `evertick.now`, the clock of tests, is none of them."""
+    """Session settings that pass values between functions. `evertick.now`, the clock of tests, does not count."""
     texts = {**tree.texts, **{name: "\n".join(lines) for name, lines in tree.sql.items()}}
     pattern = re.compile(rf"set_config\('({PACKAGE}\.\w+)'")
     names = Counter(
@@ -261,7 +261,7 @@ def odd_words(tree: Tree) -> tuple[float, Found]:
 
 
 def names(tree: Tree) -> tuple[int, Found]:
-    """Modules, classes and functions that still have a name of the rename table."""
+    """Modules, classes and functions that still have an old name of the rename table."""
     files = {tree.name(path) for path in tree.source.rglob("*") if path.suffix in (".sql", ".html", ".jinja")}
     found = [old for name in files - tree.trees.keys() for old in plain_words.old_names(name, None)]
     found += [old for name, module in tree.trees.items() for old in plain_words.old_names(name, module)]
@@ -269,7 +269,7 @@ def names(tree: Tree) -> tuple[int, Found]:
 
 
 def twice(tree: Tree) -> tuple[int, Found]:
-    """Commands that are written a second time for a server that is elsewhere."""
+    """Commands with a second implementation for a remote server."""
     found = [
         f"{name}:{number}"
         for name, text in tree.texts.items()

@@ -1,6 +1,6 @@
-"""Finds the guards in the store's SQL: what must be true, unique or locked before a statement changes anything.
+"""Finds the guards in the store's SQL: the conditions, unique constraints and locks that protect each change.
 
-Each guard can be taken out of the text, one at a time, so that some test must go red. Reads text; runs nothing.
+Each guard can be removed from the text, one at a time; a test must then fail. Reads text; runs nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 STORE = Path(__file__).parents[1] / "src" / "evertick" / "store"
 
-# What joins rows to each other is no guard: without it a statement would not mean anything.
+# Join conditions are not guards: without them a statement would be meaningless.
 KEYS = {
     "run_id",
     "idx",
@@ -29,12 +29,12 @@ KEYS = {
     "seq",
 }
 KEYS |= {"name", "file", "hash", "bundle_hash", "key", "ctid", "gate_id", "line_id"}
-# The word that names a guard, the most telling one first.
+# Words that name a guard, most specific first.
 TELLING = ["state", "epoch", "session", "request", "paused", "gone_at", "lease_until", "next_due", "version", "error"]
 TELLING += ["not_before", "due_at", "deleted_at", "cancel_requested", "open_tasks", "finished_at", "beat"]
-# Pure decisions: a table of their own is their test.
+# Pure decisions, covered by table-driven tests.
 NO_GUARDS = frozenset({"decide", "state_after", "clock"})
-# Statements that only read, but that something is done about.
+# Statements that only read, but whose result causes changes.
 DECIDING = frozenset({"schedules.due", "schedules.next_due", "schedules.of_dag", "runs.orphans"})
 
 _TOKEN = re.compile(r"--[^\n]*|'(?:[^']|'')*'|\$\$|%\(\w+\)s|[A-Za-z_]\w*|\d+|\s+|.", re.S)
@@ -47,7 +47,7 @@ _LOCKS = (["for", "update"], ["for", "no"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """One guard, and the text of its file without it. `name` stays the same while the statement around it changes."""
+    """One guard, and the text of its file without it. `name` is stable when the surrounding statement changes."""
 
     name: str
     kind: str
@@ -110,7 +110,7 @@ def _of_statements(text: str, noun: str) -> Iterator[Guard]:
 
 
 class Code:
-    """A stretch of SQL, as words and signs, that belongs to one function, statement or table."""
+    """The tokens of one SQL function, statement or table."""
 
     def __init__(self, text: str, file: str, owner: str, start: int = 0, end: int = 0) -> None:
         self.text, self.file, self.owner, self.start, self.end = text, file, owner, start, end
@@ -134,7 +134,7 @@ class Code:
 
 
 def _of_table(code: Code) -> Iterator[Guard]:
-    """A constraint makes way for one that allows everything, a column's own for the one that it has anyway."""
+    """Replace a table constraint by one that allows everything; remove a column constraint that repeats another one."""
     keys = re.compile(r"(?<=\s)(unique( nulls not distinct)?|primary key) \([^)]*\)")
     for found in keys.finditer(code.text, code.start, code.end):
         yield code.guard("unique", found.start(), found.end(), "check (true)")
@@ -168,7 +168,7 @@ def _of_code(code: Code) -> Iterator[Guard]:
 
 
 def _is_no_condition(code: Code, position: int) -> bool:
-    """`filter (where …)` counts, and `on conflict (…) where …` names an index."""
+    """Whether a WHERE is not a condition: `filter (where …)` only counts, `on conflict (…) where …` names an index."""
     if code.words(position - 2, 2) == ["filter", "("]:
         return True
     depth = code.tokens[position].depth
@@ -183,7 +183,7 @@ def _of_where(code: Code, position: int) -> Iterator[Guard]:
 
 
 def _of_lock(code: Code, position: int) -> Iterator[Guard]:
-    """Without the lock, and with a lock that waits instead of passing by."""
+    """Remove the lock; or remove SKIP LOCKED, so that it waits."""
     lock = re.compile(r"for (no key )?update( of \w+)?(?P<skip> skip locked)?")
     found = lock.match(code.text, code.tokens[position].start)
     if found is not None:
@@ -193,7 +193,7 @@ def _of_lock(code: Code, position: int) -> Iterator[Guard]:
 
 
 def _of_conflict(code: Code, position: int) -> Guard:
-    """From ON CONFLICT to the end of its statement, or to what it returns."""
+    """The guard from ON CONFLICT to the end of the statement, or to RETURNING."""
     on = code.tokens[position - 1]
     end = code.tokens[-1].end
     for token in code.tokens[position + 1 :]:
@@ -204,7 +204,7 @@ def _of_conflict(code: Code, position: int) -> Guard:
 
 
 def _of_case(code: Code, position: int) -> Iterator[Guard]:
-    """WHEN a state, a request or a pause THEN: without it the case falls through to the next."""
+    """A WHEN branch on a state, a request or a pause: without it, the next branch applies."""
     end = _then(code, position).start
     part = [token for token in code.tokens[position + 1 :] if token.end <= end]
     if _kind(part) in ("state", "request", "paused", "cancel_requested"):
@@ -212,7 +212,7 @@ def _of_case(code: Code, position: int) -> Iterator[Guard]:
 
 
 def conjuncts(code: Code, position: int) -> list[list[Token]]:
-    """What stands between the ANDs of the WHERE at `position`; one part where an OR binds them."""
+    """The conjuncts of the WHERE at `position`; a single one if an OR joins them."""
     depth, cases, has_or, is_between = code.tokens[position].depth, 0, False, False
     parts: list[list[Token]] = [[]]
     for place, token in enumerate(code.tokens[position + 1 :], position + 1):
@@ -232,7 +232,7 @@ def conjuncts(code: Code, position: int) -> list[list[Token]]:
 
 
 def tokenize(text: str, start: int, end: int) -> list[Token]:
-    """The words and signs between two offsets, without comments and spaces. A bracket is as deep as what is around it."""
+    """The tokens between two offsets, without comments and spaces. A bracket has the depth of its surroundings."""
     tokens, depth = [], 0
     for match in _TOKEN.finditer(text, start, end):
         word = match[0]
@@ -244,7 +244,7 @@ def tokenize(text: str, start: int, end: int) -> list[Token]:
 
 
 def _joins_keys(part: list[Token]) -> bool:
-    """`k.run_id = p.run_id`, `idx = any(…)`, `run_id in (…)`: says which rows, not whether."""
+    """Whether the condition only selects rows by key: `k.run_id = p.run_id`, `idx = any(…)`, `run_id in (…)`."""
     words = [token.text for token in part]
     place = 2 if words[1:2] == ["."] else 0
     return words[place] in KEYS and words[place + 1 : place + 2] in (["="], ["in"])
@@ -261,17 +261,17 @@ def _then(code: Code, position: int) -> Token:
 
 
 def _closing(text: str, opening: int) -> int:
-    """The offset after the bracket that closes the first one from `opening` on."""
+    """The offset after the bracket that closes the first bracket from `opening` on."""
     depth = 0
     for match in _TOKEN.finditer(text, opening):
         depth += {"(": 1, ")": -1}.get(match[0], 0)
         if depth == 0 and match[0] == ")":
             return match.end()
-    raise ValueError(f"a bracket is never closed: {text[opening : opening + 40]!r}")
+    raise ValueError(f"unclosed bracket: {text[opening : opening + 40]!r}")
 
 
 def _numbered(guards: list[Guard]) -> list[Guard]:
-    """The second guard of the same words in one statement is #2."""
+    """Number guards with the same text in one statement: the second one is #2."""
     seen: Counter[str] = Counter()
     named = []
     for guard in guards:

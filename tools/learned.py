@@ -1,4 +1,4 @@
-"""What `make mutants` knows of tests: how long each takes, what it calls, which are red. Kept in a file if asked to."""
+"""The data of `make mutants` about tests: duration, calls and failures. Saved to a file on request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(slots=True, kw_only=True)
 class Learned:
-    """What is known of tests: seconds, calls, and which are red. In a file it is worth something while nothing changes."""
+    """Durations, calls and failures of tests. A saved file is valid as long as the files it covers do not change."""
 
     store: str
     files: dict[str, str] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class Learned:
 
     @classmethod
     def read(cls, path: Path | None, tests: list[str]) -> Learned:
-        """What still holds of these tests: the store and what tests share is the same, and so is their own file."""
+        """The data that is still valid: the store, the shared test code and the test's own file are unchanged."""
         around = [*(ROOT / "src/evertick").rglob("*.py"), *(ROOT / "src/evertick").rglob("*.sql")]
         around += [file for file in (ROOT / "tests").rglob("*.py") if not file.name.startswith("test_")]
         files = {file: _digest(ROOT / file) for file in sorted({test.partition("::")[0] for test in tests})}
@@ -33,7 +33,7 @@ class Learned:
         old = json.loads(path.read_text(encoding="utf-8"))
         if old["store"] != fresh.store:
             return fresh
-        # Of tests that are not asked this time as well: the next time they may be.
+        # Keep the data of tests that are not selected now: a later run may select them.
         files |= {file: digest for file, digest in old["files"].items() if file not in files}
         for test in old["seconds"]:
             file = test.partition("::")[0]

@@ -1,4 +1,4 @@
-"""The hunt of `make mutants`: copies of the program that lose one guard at a time, and the tests that judge each."""
+"""Mutation testing for `make mutants`: removes one guard at a time from a copy of the program and runs the affected tests."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tools.guards import Guard, mentions
 from tools.learned import Learned
 
 ROOT = Path(__file__).parents[1]
-# What takes longer is left out; on a busy machine, where all take long, what takes this many times as long as most.
+# Slower tests are left out; on a busy machine, tests this many times slower than the median.
 SLOW_SECONDS, SLOW_TIMES = 2.0, 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What became of one mutant. Nobody killed a survivor; a broken one could not even be installed."""
+    """The result of one mutant. No test killed a survivor; a broken mutant could not be installed."""
 
     guard: Guard
     killed_by: str | None
@@ -43,7 +43,7 @@ class Fate:
 
 
 class Worker:
-    """A copy of the program and the process that tests it."""
+    """A copy of the program and the process that runs its tests."""
 
     def __init__(self, place: Path, url: str, tests: list[str]) -> None:
         self.store = place / "evertick" / "store"
@@ -59,11 +59,11 @@ class Worker:
         self._template: str = hello["template"]
 
     def learn(self, tests: list[str]) -> dict[str, Any]:
-        """Run these on the program as it is: how long each takes, what it calls, which are red."""
+        """Run these tests on the unchanged program: their durations, calls and failures."""
         return self._ask({"tests": tests, "function": None, "notes_calls": True, "stops": False})
 
     def run(self, tests: list[str], guard: Guard) -> dict[str, Any]:
-        """The tests' verdict on the program without `guard`; the first that is red is enough."""
+        """Run the tests on the program without `guard`, until the first failure."""
         path = self.store / guard.file
         text = path.read_text(encoding="utf-8")
         mutant = guard.removed_from(text)
@@ -76,7 +76,7 @@ class Worker:
             path.write_text(text, encoding="utf-8")
 
     def close(self) -> None:
-        """At once, also in the middle of a job."""
+        """End the worker immediately, even in the middle of a job."""
         self._process.terminate()
         self._process.wait()
 
@@ -91,13 +91,13 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit("A worker of `make mutants` died: run the tests on their own to see why.")
+            raise SystemExit("A worker of `make mutants` died: run the tests directly to see why.")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
 
 class Hunt:
-    """All mutants, from a queue, by a few workers. What killed a neighbour is tried first on the next."""
+    """Processes a queue of mutants with a few workers. Tests that killed a similar mutant run first on the next one."""
 
     def __init__(self, workers: list[Worker]) -> None:
         self._workers = workers
@@ -108,7 +108,7 @@ class Hunt:
         self.slow: list[str] = []
 
     def learn(self, path: Path | None) -> float:
-        """Run the tests on the program as it is, but for those that `path` knows. Red and slow ones are left out."""
+        """Run the tests on the unchanged program, unless `path` has their data. Failing and slow tests are left out."""
         known = Learned.read(path, self._workers[0].tests)
         verdict = self._workers[0].learn([test for test in self._workers[0].tests if test not in known.seconds])
         known.add(verdict)
@@ -136,7 +136,7 @@ class Hunt:
         for _ in guards:
             fate = done.get()
             if fate is None:
-                raise SystemExit("A worker of `make mutants` died: run the tests on their own to see why.")
+                raise SystemExit("A worker of `make mutants` died: run the tests directly to see why.")
             yield fate
 
     def _work(self, worker: Worker, todo: queue.SimpleQueue[Guard], done: queue.SimpleQueue[Fate | None]) -> None:
@@ -160,7 +160,7 @@ class Hunt:
         return Fate(guard=guard, killed_by=killer, is_broken=is_broken, tests=len(tests), seconds=seconds)
 
     def tests_for(self, guard: Guard) -> list[str]:
-        """Those that call what the guard stands in, or could: the likeliest first, then the quickest."""
+        """The tests that call, or may call, the guard's function: most likely first, then fastest."""
         called = self._callers.get(guard.owner)
         chosen = called | self._asked_for(guard.owner) if called else self._could_touch(guard.owner)
         chosen = chosen or set(self._seconds)
@@ -174,12 +174,12 @@ class Hunt:
         return sorted(chosen, key=likely)
 
     def _asked_for(self, name: str) -> set[str]:
-        """Those that ask for a statement which calls it: a call that ends in an error is not counted by PostgreSQL."""
+        """The tests that use a statement which calls the function: PostgreSQL does not count calls that end in an error."""
         statements = [caller for caller in mentions(name) if "." in caller]
         return {test for statement in statements for test in self._callers.get(statement, ())}
 
     def _could_touch(self, name: str) -> set[str]:
-        """Of a table, or of a function that PostgreSQL makes a part of whoever calls it: nobody is seen to call it."""
+        """The tests for a table, or for a function that PostgreSQL inlines into its callers: its calls are not counted."""
         word = re.compile(rf"\b{name}\b")
         files = {file for file in {test.partition("::")[0] for test in self._seconds} if word.search(_text(file))}
         by_hand = {test for test in self._seconds if test.partition("::")[0] in files}

@@ -1,4 +1,4 @@
-"""Runs tests against a copy of the program whose SQL changes from job to job: collects them once, forks per job.
+"""Runs tests against a copy of the program with different SQL for each job. Collects them once and forks per job.
 
 python -m tools.mutant_worker URL PATH...     one JSON job per line on stdin, one JSON verdict per line on stdout
 """
@@ -23,14 +23,14 @@ from tools.calls import Calls
 from evertick.store.migrate import migrations
 from evertick.store.statements import statements
 
-# No test that is asked takes a tenth of that; one that hangs is red.
+# No selected test takes a tenth of this time; a hanging test counts as failed.
 LONGEST_TEST_SECONDS = 60.0
 QUIET = ["-q", "--tb=no", "--no-header", "--no-summary", "-p", "no:xdist", "-p", "no:cacheprovider"]
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What the tests said. `red` names those that failed; `broken` is why there is no database to run them on."""
+    """The result of a job. `red` names the failed tests; `broken` is the reason why the database could not be prepared."""
 
     red: list[str] = field(default_factory=list)
     broken: str | None = None
@@ -39,7 +39,7 @@ class Verdict:
 
 
 class Recorder:
-    """A pytest plugin: every outcome is written down, and every test that begins is told."""
+    """A pytest plugin that records every outcome and reports every started test."""
 
     def __init__(self, pipe: IO[str]) -> None:
         self._pipe = pipe
@@ -56,7 +56,7 @@ class Recorder:
 
 
 class Desk:
-    """A pytest plugin: instead of running what was collected once, it does one job after the other, each in a child."""
+    """A pytest plugin that runs jobs one after the other in child processes, instead of running the collected tests once."""
 
     def __init__(self, url: str, jobs: IO[str], answers: IO[str]) -> None:
         self._url, self._jobs, self._answers = url, jobs, answers
@@ -75,17 +75,17 @@ class Desk:
 
 
 def main(url: str, paths: list[str]) -> None:
-    # pytest takes both away for itself.
+    # pytest replaces both.
     jobs, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     silence()
-    # A worker that is terminated takes the child of its job with it.
+    # A terminated worker also ends the child that runs its job.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.environ["EVERTICK_TEST_URL"] = url
     pytest.main([*QUIET, *paths], plugins=[Desk(url, jobs, answers)])
 
 
 def in_child(job: dict[str, Any], url: str, session: pytest.Session) -> Verdict:
-    """Do one job in a process of its own, which is killed when one of its tests hangs."""
+    """Run one job in a child process, which is killed if a test hangs."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -111,7 +111,7 @@ def verdict_from(reader: int) -> Verdict:
     while select.select([reader], [], [], LONGEST_TEST_SECONDS)[0]:
         part = os.read(reader, 1 << 20)
         if not part:
-            return Verdict(broken=f"the process of the tests died: {running or 'before the first one'}")
+            return Verdict(broken=f"the test process died: {running or 'before the first test'}")
         *lines, said = (said + part).split(b"\n")
         for line in lines:
             told = json.loads(line)
@@ -122,7 +122,7 @@ def verdict_from(reader: int) -> Verdict:
 
 
 def run_tests(job: dict[str, Any], url: str, session: pytest.Session, pipe: IO[str]) -> Verdict:
-    """The tests that the job names, in its order, on the program as it stands in the files now."""
+    """Run the job's tests in the given order, with the program as it is in the files now."""
     statements.cache_clear()
     recorder, calls, cluster = Recorder(pipe), Calls(url), Cluster(url=url)
     try:
@@ -149,7 +149,7 @@ def run_tests(job: dict[str, Any], url: str, session: pytest.Session, pipe: IO[s
 
 
 def replace_function(cluster: Cluster, template: str, function: str) -> None:
-    """A copy of `template` with one function as the files have it now: much cheaper than all migrations again."""
+    """Copy `template` and replace one function by its current text: much faster than running all migrations."""
     name = template_name()
     with cluster.admin() as admin:
         copy = SQL("create database {} template {} strategy file_copy")

@@ -1,9 +1,9 @@
-"""`make mutants`: removes each guard of the store's SQL, one at a time; some test must go red for each.
+"""`make mutants`: removes each guard of the store's SQL, one at a time. At least one test must fail for each.
 
 python tools/mutants.py [ONLY ...] [--tests PATH ...] [--json FILE] [--again FILE] [--learned FILE] [--skip-known] [--list]
 
-A guard is judged by the tests that call its function or statement, the likeliest first; a table's guard by all of them.
-Survivors are explained in mutants_known.toml; one without a reason, or a reason without a survivor, is a failure.
+The tests that call a guard's function or statement run, most likely first; for a table's guard, all tests run.
+mutants_known.toml explains survivors; a survivor without a reason, or a reason without a survivor, is a failure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tools.guards import Guard, find_guards  # noqa: E402
 from tools.mutant_hunt import Fate, Hunt, Worker  # noqa: E402
 
 KNOWN = Path(__file__).with_name("mutants_known.toml")
-# Those that take long by their nature would only find what the others have let through.
+# Slow tests are left out: they would be needed only for guards that no other test covers.
 LONG = {"test_simulation.py", "test_scale.py", "test_contract.py"}
 TESTS = sorted(
     f"tests/engine/{path.name}" for path in (ROOT / "tests/engine").glob("test_*.py") if path.name not in LONG
@@ -45,13 +45,13 @@ WORKERS = 2
 
 
 def known_survivors(path: Path = KNOWN) -> dict[str, str]:
-    """The guards that no test needs, each with the reason."""
+    """The guards without a failing test, each with the reason."""
     entries = tomllib.loads(path.read_text(encoding="utf-8"))["survivors"]
     return {guard: entry["reason"] for entry in entries for guard in entry["guards"]}
 
 
 def report(console: Console, fates: list[Fate], *, is_whole: bool) -> bool:
-    """Say what survived; whether everything is as it should be."""
+    """Print the survivors. Returns whether all results are as expected."""
     known = known_survivors()
     table = Table("", "guard", "where", "why it may", title="Survivors", title_justify="left")
     for fate in sorted(fates, key=lambda fate: (fate.guard.file, fate.guard.line)):
@@ -65,7 +65,7 @@ def report(console: Console, fates: list[Fate], *, is_whole: bool) -> bool:
     survived = {fate.guard.name for fate in fates if fate.survived}
     stale = sorted(set(known) - survived) if is_whole else []
     for name in stale:
-        console.print(f"{KNOWN.name} explains what does not survive (any more): {name}", markup=False)
+        console.print(f"{KNOWN.name} explains a guard that does not survive (any more): {name}", markup=False)
     unexplained = survived - set(known)
     broken = sum(fate.is_broken for fate in fates)
     killed = sum(fate.killed_by is not None for fate in fates)
@@ -82,7 +82,7 @@ def hunt(console: Console, options: argparse.Namespace, guards: list[Guard], fat
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="evertick-mutants-", dir=quick_folder())))
         workers: list[Worker] = []
         for number in range(min(options.workers, len(guards))):
-            # A server each: tests of the server itself would meet on one.
+            # One server per worker: tests of the server itself would interfere on a shared one.
             place = home / f"worker-{number}"
             url = options.url or stack.enter_context(own_cluster(place / "postgres", track_functions="all")).url
             workers.append(Worker(place, url, tests))
@@ -90,11 +90,11 @@ def hunt(console: Console, options: argparse.Namespace, guards: list[Guard], fat
             stack.callback(worker.close)
         party = Hunt(workers)
         seconds = party.learn(options.learned)
-        console.print(f"{len(guards)} guards. The tests take {seconds:.1f} s on the program as it is.")
+        console.print(f"{len(guards)} guards. The tests take {seconds:.1f} s on the unchanged program.")
         for test in party.red:
-            console.print(f"left out, because it is red without any mutation: {test}", markup=False)
+            console.print(f"left out, because it fails without a mutation: {test}", markup=False)
         for test in party.slow:
-            console.print(f"left out, because it takes long: {test}", markup=False)
+            console.print(f"left out, because it is slow: {test}", markup=False)
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         progress = stack.enter_context(Progress(*columns, console=console, disable=not console.is_terminal))
         task = progress.add_task("hunting", total=len(guards))
@@ -102,10 +102,10 @@ def hunt(console: Console, options: argparse.Namespace, guards: list[Guard], fat
         for fate in party.run(guards):
             fates.append(fate)
             if options.json:
-                # Of a hunt that is stopped as well: --again goes on from there.
+                # Also written when the run is stopped: --again continues from there.
                 write_fates(options.json, fates)
             survivors = sum(each.survived for each in fates)
-            progress.update(task, advance=1, description=f"hunting, {survivors} survivors")
+            progress.update(task, advance=1, description=f"testing, {survivors} survivors")
             if fate.survived and fate.guard.name not in known:
                 console.print(f"survived {fate.tests} tests: {fate.guard.name}", markup=False, highlight=False)
             if not console.is_terminal and len(fates) % 25 == 0:
@@ -123,18 +123,16 @@ def write_fates(path: Path, fates: list[Fate]) -> None:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        description="Removes each guard of the store's SQL; some test must go red for each."
+        description="Removes each guard of the store's SQL; at least one test must fail for each."
     )
     parser.add_argument("only", nargs="*", default=[""], help="guards whose name, kind or file contains one of these")
-    parser.add_argument(
-        "--tests", nargs="+", help="which tests (default: those of the engine that are quick, and two of the store)"
-    )
-    parser.add_argument("--json", type=Path, help="write what became of each mutant to this file")
-    parser.add_argument("--again", type=Path, help="only those that such a file does not call killed")
-    parser.add_argument("--learned", type=Path, help="keep in this file what tests take and call, for the next time")
-    parser.add_argument("--workers", type=int, default=WORKERS, help=f"processes that test (default: {WORKERS})")
-    parser.add_argument("--skip-known", action="store_true", help="do not try again what is known to survive")
-    parser.add_argument("--list", action="store_true", help="only say which guards there are")
+    parser.add_argument("--tests", nargs="+", help="test files (default: fast engine tests and two store tests)")
+    parser.add_argument("--json", type=Path, help="write the result of each mutant to this file")
+    parser.add_argument("--again", type=Path, help="test only mutants that this file does not list as killed")
+    parser.add_argument("--learned", type=Path, help="save durations and calls of tests in this file for later runs")
+    parser.add_argument("--workers", type=int, default=WORKERS, help=f"number of test processes (default: {WORKERS})")
+    parser.add_argument("--skip-known", action="store_true", help="skip known survivors")
+    parser.add_argument("--list", action="store_true", help="only list the guards")
     parser.add_argument("--url", help="a PostgreSQL server to use instead of starting one")
     options = parser.parse_args(arguments)
     plain = os.environ.get("CI") == "true"
@@ -154,16 +152,16 @@ def main(arguments: list[str]) -> int:
         console.print(
             f"{len(guards)} guards."
             if guards
-            else f"No guard has {' or '.join(map(repr, options.only))} in it: see --list."
+            else f"No guard matches {' or '.join(map(repr, options.only))}. See --list."
         )
         return 0 if guards else 2
     began = time.monotonic()
-    # A terminated hunt must take its server and its workers with it.
+    # On termination, the servers and workers must end, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     fates: list[Fate] = []
     hunt(console, options, guards, fates)
     is_right = report(console, fates, is_whole=len(guards) == len(found) and not options.tests)
-    console.print(f"{time.monotonic() - began:.0f} s in all.")
+    console.print(f"{time.monotonic() - began:.0f} s in total.")
     return 0 if is_right else 1
 
 

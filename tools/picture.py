@@ -1,6 +1,6 @@
-"""Draws the pictures of the documents: real commands on a real terminal, as SVG without anything from the network.
+"""Draws the pictures of the documentation: real commands in a real terminal, as self-contained SVG.
 
-python tools/picture.py     writes docs/pictures/*.svg; takes half a minute, and never edits what the commands print
+python tools/picture.py     writes docs/pictures/*.svg; takes half a minute; the output is not edited
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ORIGIN = re.compile(r"\s*<!--.*?-->", re.DOTALL)
 
 
 class Terminal:
-    """A command that believes it has a person before it. What it shows is read all the time, so it never waits."""
+    """A command in a pseudo-terminal. Its output is read continuously, so it never blocks."""
 
     def __init__(self, command: list[str], folder: Path) -> None:
         self._master, slave = pty.openpty()
@@ -55,10 +55,10 @@ class Terminal:
         self._reader.start()
 
     def wait_for(self, is_enough: Callable[[str], bool]) -> str:
-        """All that was shown, as soon as that is enough."""
+        """Wait until the output satisfies `is_enough`, and return all of it."""
         with self._news:
             if not self._news.wait_for(lambda: is_enough(self._text()), LONGEST_WAIT_SECONDS):
-                raise TimeoutError(f"not seen within {LONGEST_WAIT_SECONDS:.0f} s:\n{self._text()}")
+                raise TimeoutError(f"no expected output within {LONGEST_WAIT_SECONDS:.0f} s:\n{self._text()}")
             return self._text()
 
     def wait_for_end(self) -> str:
@@ -76,7 +76,7 @@ class Terminal:
         while True:
             try:
                 chunk = os.read(self._master, 65536)
-            except OSError:  # the other side is closed: that is how a terminal ends
+            except OSError:  # the other side is closed: the end of a pseudo-terminal
                 chunk = b""
             with self._news:
                 self._seen += chunk
@@ -87,7 +87,7 @@ class Terminal:
 
 
 def shown(stream: str) -> list[str]:
-    """The lines that stand on the screen in the end. Knows what our commands use: colours, going up, erasing a line."""
+    """The lines on the screen at the end. Supports the sequences that Evertick prints: colors, cursor up, erase line."""
     lines, row = [""], 0
     for control, letter, ending, text in _CONTROL.findall(stream):
         if text:
@@ -107,7 +107,7 @@ def shown(stream: str) -> list[str]:
 
 
 def draw(name: str, title: str, commands: list[tuple[str, str]]) -> None:
-    """One picture of some commands and what each of them showed."""
+    """Draw one picture of commands with their output."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, highlight=False)
     for number, (command, stream) in enumerate(commands):
         if number:
@@ -121,7 +121,7 @@ def draw(name: str, title: str, commands: list[tuple[str, str]]) -> None:
 
 
 def _frame() -> str:
-    """The usual frame, with the reader's own monospace font instead of one from the network."""
+    """Rich's SVG frame, with the reader's own monospace font instead of a font from the network."""
     plain = _ORIGIN.sub("", _FONT_FILES.sub("", CONSOLE_SVG_FORMAT))
     return plain.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas, monospace").replace(
         "arial", "sans-serif"
@@ -141,8 +141,8 @@ def main() -> None:
             up.wait_for_end()
         draw_simulation(folder)
     draw("up", "one command", [("up", first_minute)])
-    draw("lists", "what can run, and what ran", looks)
-    draw("trigger", "a run by hand", [trigger])
+    draw("lists", "DAGs and runs", looks)
+    draw("trigger", "a manual run", [trigger])
 
 
 def draw_simulation(folder: Path) -> None:

@@ -1,6 +1,6 @@
-"""`make requirements`: which requirement ids have a test that names them, and which have none.
+"""`make requirements`: lists requirement ids with and without tests.
 
-python tools/requirements.py [--check]     --check fails if a test names an id that there is not
+python tools/requirements.py [--check]     --check fails if a test names an unknown id
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def requirements(document: Path = DOCUMENT) -> dict[str, str]:
 
 
 def marked_tests(directory: Path = ROOT / "tests") -> dict[str, list[str]]:
-    """For each id, the tests that name it, as path::name."""
+    """The tests that name each id, as path::name."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted(directory.rglob("test_*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
     )
     unknown = {each: names for each, names in tested.items() if each not in known}
     for each, names in unknown.items():
-        console.print(f"There is no requirement {each}, named by {', '.join(names)}", markup=False)
+        console.print(f"Unknown requirement {each}, named by {', '.join(names)}", markup=False)
     return 1 if unknown and "--check" in arguments else 0
 
 

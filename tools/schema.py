@@ -1,4 +1,4 @@
-"""Writes `schema.sql`, the schema that the migrations make, for people to read. `--check` only compares.
+"""Writes `schema.sql`, the schema that the migrations create, for reading. `--check` only compares.
 
 python tools/schema.py [--check]
 """
@@ -23,8 +23,8 @@ HEADER = (
     "-- The schema that the migrations make. Written by `python tools/schema.py`: change a migration, not this file.\n"
 )
 
-# What depends on the version and settings of pg_dump, not on our schema. Settings are named one by one, because a line
-# of a function's body may start with SET too.
+# Output that depends on the version and settings of pg_dump. Settings are named one by one, because a line of a
+# function's body may start with SET, too.
 _SETTINGS = (
     "statement_timeout|lock_timeout|idle_in_transaction_session_timeout|transaction_timeout|client_encoding"
     "|standard_conforming_strings|check_function_bodies|xmloption|client_min_messages|row_security"
@@ -59,7 +59,7 @@ def difference(actual: str) -> str:
 
 
 async def dump_migrations() -> str:
-    """The schema of a database that was migrated just now."""
+    """The schema of a freshly migrated database."""
     with tempfile.TemporaryDirectory() as directory:
         server = EmbeddedPostgres(Path(directory) / "home", settings={"fsync": "off"})
         url = await server.start()
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
         SCHEMA.write_text(actual, encoding="utf-8")
         return 0
     if found := difference(actual):
-        print(f"{found}\nschema.sql is not what the migrations make: run `python tools/schema.py`.")
+        print(f"{found}\nschema.sql differs from the migrations. Run `python tools/schema.py`.")
         return 1
     return 0
 

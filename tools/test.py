@@ -1,7 +1,7 @@
-"""`make test`: format, lint, types, and every test: the parallel ones, then those that need the machine to themselves.
+"""`make test`: format, lint, type checks and all tests: first the parallel ones, then the serial ones.
 
-Types are checked while pytest collects. Prints what all of them print, the total, and as its last lines the ten slowest
-tests. Arguments go to pytest.
+Types are checked while pytest collects. Prints the output of all stages, the total, and as its last lines the ten slowest
+tests. Arguments are passed to pytest.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 LONGEST_SECONDS = 600
-# Many tests wait for processes, clocks and faults: on two cores all of them took 645 to 700 s with two workers, 566 to 584 s with
-# three.
+# Many tests wait for processes, clocks and faults: on two cores the whole suite took 645 to 700 s with two workers and
+# 566 to 584 s with three.
 WORKERS = 3
 SERIAL = "pytest.mark.serial"
 SLOWEST = 10
-NO_TESTS = 5  # pytest's word for "nothing was selected"
+NO_TESTS = 5  # pytest's exit code for "no tests selected"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One command of the run. `report` is where pytest writes how long each test took. What is `beside` runs while the next
-    one does."""
+    """One command of the run. `report` is pytest's JUnit file with durations. A stage with `beside` runs concurrently with
+    the next one."""
 
     name: str
     command: list[str]
@@ -56,17 +56,17 @@ def stages(folder: Path, arguments: list[str]) -> list[Stage]:
 
 
 def serial_files(folder: Path = ROOT / "tests") -> list[str]:
-    """Where such tests are. To collect all the others as well, only to leave them out, takes ten seconds."""
+    """The files with serial tests. Collecting all other files only to deselect them takes ten seconds."""
     return [str(path) for path in sorted(folder.rglob("test_*.py")) if SERIAL in path.read_text(encoding="utf-8")]
 
 
 def _name_tests(arguments: list[str]) -> bool:
-    """Whether somebody wants only the tests of some place."""
+    """Whether the arguments select certain tests."""
     return any((ROOT / argument.partition("::")[0]).exists() for argument in arguments)
 
 
 def child_environment() -> dict[str, str]:
-    """What the children see: byte code is kept, whatever the caller's shell says, and no colour where nobody looks."""
+    """The environment of the stages: byte code is written whatever the caller's shell sets, and no colors without a terminal."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     if environment.get("CI") == "true":
         environment |= {"NO_COLOR": "1"}
@@ -74,7 +74,7 @@ def child_environment() -> dict[str, str]:
 
 
 def run_all(todo: list[Stage]) -> list[str]:
-    """One after the other, but for what is beside the next; the names of those that did not go well."""
+    """Run the stages in order, `beside` stages concurrently. Returns the names of the failed ones."""
     failed: list[str] = []
     aside: list[threading.Thread] = []
 
@@ -94,7 +94,7 @@ def run_all(todo: list[Stage]) -> list[str]:
 
 
 def run(stage: Stage) -> bool:
-    """Whether it went well. What runs beside another speaks when it is over, and all at once."""
+    """Run one stage; a concurrent one prints its output at its end. Returns whether it succeeded."""
     output = subprocess.PIPE if stage.is_beside else None
     if not stage.is_beside:
         print(f"== {stage.name}", flush=True)
@@ -105,14 +105,14 @@ def run(stage: Stage) -> bool:
 
 
 def slowest(reports: list[Path], count: int = SLOWEST) -> list[tuple[float, str]]:
-    """The tests that took longest, set-up and tear-down included."""
+    """The slowest tests, including setup and teardown."""
     cases = [case for report in reports if report.exists() for case in ET.parse(report).iter("testcase")]
     named = [(float(case.get("time", 0)), f"{case.get('classname')}::{case.get('name')}") for case in cases]
     return sorted(named, reverse=True)[:count]
 
 
 def totals(reports: list[Path]) -> str:
-    """All tests together, in pytest's own words."""
+    """The total counts, in pytest's format."""
     suites = [suite for report in reports if report.exists() for suite in ET.parse(report).iter("testsuite")]
     count = {
         name: sum(int(suite.get(name, 0)) for suite in suites) for name in ("tests", "failures", "errors", "skipped")
@@ -128,7 +128,7 @@ def totals(reports: list[Path]) -> str:
 
 
 def find_browser() -> None:
-    """Install Debian's Chromium where that can be done. Without one the tests of the pages say NOT RUN, in CI as errors."""
+    """Install Debian's Chromium if possible. Without it the browser tests are reported as NOT RUN, in CI as errors."""
     names = ("chromium", "chromium-browser", "google-chrome")
     if any(shutil.which(name) for name in names) or not shutil.which("apt-get") or os.geteuid() != 0:
         return
@@ -141,7 +141,7 @@ def find_browser() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    # A shell starts what runs in the background with Ctrl-C ignored, and tests of Ctrl-C would inherit that.
+    # A shell starts background jobs with SIGINT ignored, and tests of Ctrl-C would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     find_browser()
     began = time.monotonic()
@@ -151,9 +151,9 @@ def main(arguments: list[str]) -> int:
         found = slowest([stage.report for stage in todo if stage.report])
         counts = totals([stage.report for stage in todo if stage.report])
     seconds = time.monotonic() - began
-    print(f"\n{'FAILED: ' + ', '.join(failed) if failed else 'All good'}: {counts} in {seconds:.2f}s")
+    print(f"\n{'FAILED: ' + ', '.join(failed) if failed else 'All passed'}: {counts} in {seconds:.2f}s")
     if seconds > LONGEST_SECONDS:
-        print(f"WARNING: that is more than {LONGEST_SECONDS} s. A slow test is a bug of its own: start with these.")
+        print(f"WARNING: more than {LONGEST_SECONDS} s. Slow tests are bugs; start with these.")
     print(f"The {len(found)} slowest tests:")
     for took, name in found:
         print(f"{took:8.2f} s  {name}")

@@ -1,4 +1,4 @@
-"""One large DAG: a task, WIDTH tasks after it, and one after all of those. The smoke test makes it smaller."""
+"""One large DAG: a task, WIDTH downstream tasks, and one task after all of them. The smoke test makes it smaller."""
 
 import time
 

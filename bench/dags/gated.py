@@ -1,4 +1,4 @@
-"""The light body behind gates: a pool on every task, a key that only one may hold, and tasks that nobody lets in."""
+"""The light body behind gates: a pool on every task, a key that only one task may hold, and tasks that are never admitted."""
 
 from light import body
 
@@ -12,7 +12,7 @@ def pooled_warm():
     task(name="light", isolation="warm", pool="bench")(body)()
 
 
-# Warm and on, as the tasks that it is compared with: a holder of a key has a process of its own by default.
+# Warm, like the tasks that it is compared with: by default, a holder of a key has its own process.
 @dag(params={"key": 0})
 def keyed_warm():
     task(name="light", isolation="warm", mutex="bench:{params.key}", on_lost_contact="continue")(body)()

@@ -1,6 +1,6 @@
-"""The light workloads: a chain of forty, one to a hundred to one, and a single task, each isolated in both ways.
+"""The light workloads: a chain of forty, one to a hundred to one, and a single task, each with both kinds of isolation.
 
-And one that takes a while, so that runners fill all their slots before anything is measured.
+And a slower task, so that runners fill all of their slots before the measurement.
 
 Every body does what every peer's body does: stamps its start, computes fib(10), prints a line, stamps its end.
 """
@@ -30,7 +30,7 @@ def take_a_while():
 
 
 def declare(isolation):
-    """The four DAGs whose tasks are isolated like this, under names that say so."""
+    """The four DAGs with this isolation, which is part of their names."""
     light = task(name="light", isolation=isolation)(body)
 
     @dag(name=f"chain_{isolation}")

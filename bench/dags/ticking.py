@@ -1,4 +1,4 @@
-"""A schedule to measure lateness with. Not a whole fraction of a second, so that it meets every phase of other work."""
+"""A schedule to measure delays. Its interval is not a whole fraction of a second, so that it meets every phase of other work."""
 
 import time
 

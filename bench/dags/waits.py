@@ -1,4 +1,4 @@
-"""Tasks that wait in every way, for longer than any measurement takes."""
+"""Tasks that wait in every possible way, for longer than any measurement takes."""
 
 from evertick import approval, dag, task, wait_for, wait_for_event
 

@@ -156,7 +156,7 @@ begin
     return promoted;
 end $$;
 
--- Un-admission: the first p_count in line go back behind their gate.
+-- Release admissions: the first p_count queued tasks go back behind their gate.
 create function park(p_count int) returns bigint[] language plpgsql as $$
 declare
     parked bigint[];

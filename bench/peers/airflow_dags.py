@@ -1,4 +1,4 @@
-"""The workloads as Airflow DAGs; copied into a DAG folder beside stamps.py."""
+"""The workloads as Airflow DAGs; copied into a DAG folder together with stamps.py."""
 
 from datetime import datetime, timedelta
 

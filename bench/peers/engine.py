@@ -1,4 +1,4 @@
-"""One peer: what to install, what it needs, and its script run in its own environment, in a fresh folder and database."""
+"""One peer engine: its packages and requirements. Its script runs in its own environment, with a fresh folder and database."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MEASURED = "MEASURED "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """`note` says what a reader must know before comparing; `tuned` what the tuned set changes."""
+    """`note` explains differences that matter for the comparison; `tuned` lists the settings of the tuned variant."""
 
     name: str
     title: str
@@ -58,7 +58,7 @@ ENGINES = {
         Engine(
             name="prefect",
             title="Prefect",
-            # Its server does not work with newer releases of these, which its own bounds allow.
+            # Its server does not work with newer releases of these packages, although its requirements allow them.
             packages=["prefect", "asyncpg", "fastapi<0.145", "sqlalchemy<2.1"],
             note="tasks of a flow share one process; a process per flow run",
             tuned="polls every second, 8 flow runs at once",
@@ -90,7 +90,7 @@ ENGINES = {
 
 
 async def measure_engine(engine: Engine, server: Server, folder: Path, *, is_tuned: bool) -> Row:
-    """What the engine's script measured, or why there is nothing."""
+    """The figures of the engine's script, or the reason why there are none."""
     row: Row = {
         "engine": engine.title + (", tuned" if is_tuned else ""),
         "note": engine.tuned if is_tuned else engine.note,
@@ -140,7 +140,7 @@ async def _run(engine: Engine, python: Path, place: Path, environment: dict[str,
 
 
 def _end(script: asyncio.subprocess.Process, family: psutil.Process) -> None:
-    """What a script that did not end by itself left running. All of it was started by us."""
+    """End the processes of a script that did not exit. All of them were started here."""
     if script.returncode is not None:
         return
     with suppress(psutil.NoSuchProcess):
@@ -155,13 +155,13 @@ def _read(log: Path, status: int | None) -> Row:
         if line.startswith(_MEASURED):
             found: Row = json.loads(line.removeprefix(_MEASURED))
             return found
-    last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    last = next((line for line in reversed(lines) if line.strip()), "no output")
     raise NotMeasured(f"its script ended with exit code {status}: {last.strip()[:200]}")
 
 
 @asynccontextmanager
 async def _redis(place: Path, *, is_needed: bool) -> AsyncIterator[str]:
-    """A Redis with its default settings on a free port, for as long as the block lasts. Its URL, or nothing."""
+    """Run Redis with its default settings on a free port within the block. Yields its URL, or an empty string."""
     if not is_needed:
         yield ""
         return
@@ -182,7 +182,7 @@ async def _redis(place: Path, *, is_needed: bool) -> AsyncIterator[str]:
 
 
 def _install_redis() -> str:
-    """From the operating system, where that is allowed; said aloud, because it changes the machine."""
+    """Install Redis with the system's package manager if permitted. Printed, because it changes the machine."""
     if os.geteuid() == 0 and shutil.which("apt-get"):
         print("Installing redis-server with apt-get, for Celery ...", flush=True)
         subprocess.run(["apt-get", "install", "-y", "-qq", "redis-server"], stdout=subprocess.DEVNULL)
@@ -205,6 +205,6 @@ async def _until_it_listens(port: int) -> None:
 
 
 def _as_url(name: str) -> str:
-    """As every client library takes it: the socket's folder as a parameter."""
+    """A URL that every client library accepts: the socket's folder as a parameter."""
     parts = conninfo.conninfo_to_dict(name)
     return f"postgresql://{parts['user']}@/{parts['dbname']}?host={parts['host']}&port={parts['port']}"

@@ -1,4 +1,4 @@
-"""`make bench-peers`: other engines on the same work, in the same hour, one at a time, beside Evertick.
+"""`make bench-peers`: compares Evertick with other engines on the same work, in the same hour, one at a time.
 
 `python -m bench.peers.run --only celery,dbos`. Each engine gets its own virtual environment and a fresh database on the same
 durable server. One that cannot be installed or measured is listed with the reason. Keeps bench/peers.json.
@@ -26,7 +26,7 @@ from rich.table import Table
 
 
 async def _measure(engines: Sequence[Engine], console: Console) -> tuple[list[Row], Settings]:
-    """Evertick first and last, so that what the machine did meanwhile is seen."""
+    """Measure Evertick first and last, to show how the machine's speed changed meanwhile."""
     async with working_folder() as folder, _server(folder) as on:
         facts = machine() | server(on.url)
         theirs: list[Row] = []
@@ -52,7 +52,7 @@ async def _measure(engines: Sequence[Engine], console: Console) -> tuple[list[Ro
 
 @asynccontextmanager
 async def _server(folder: Path) -> AsyncIterator[Server]:
-    """The same for all: the system's, because some engines need its extensions; else the embedded one."""
+    """One server for all engines: the system's, because some engines need its extensions, otherwise the embedded one."""
     if programs() is None:
         async with postgres(folder) as on:
             yield on
@@ -85,12 +85,12 @@ def _table(rows: Sequence[Row]) -> Table:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make bench-peers", description=__doc__)
-    parser.add_argument("--only", default="", help="names, separated by commas; all if left out")
+    parser.add_argument("--only", default="", help="comma-separated names (default: all)")
     parser.add_argument("--out", type=Path, default=report.PEERS, help="where the figures are kept")
     options = parser.parse_args(arguments)
     wanted = options.only.replace(",", " ").split() or list(ENGINES)
     if unknown := [name for name in wanted if name not in ENGINES]:
-        print(f"There is no engine {', '.join(unknown)}. There is: {', '.join(ENGINES)}.", file=sys.stderr)
+        print(f"Unknown engine {', '.join(unknown)}. Available: {', '.join(ENGINES)}.", file=sys.stderr)
         return 2
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 170)
     rows, facts = asyncio.run(_measure([ENGINES[name] for name in wanted], console))

@@ -1,4 +1,4 @@
-"""The body that every engine runs, and the file in which it stamps its times. Standard library only: it runs everywhere.
+"""The task body that every engine runs, and the file in which it records its times. Standard library only, to run anywhere.
 
 Does what the bodies of bench/dags do. Each line of the file is a label, the start and the end in seconds since 1970.
 """
@@ -18,7 +18,7 @@ def fib(number):
 
 
 def body(label):
-    """One task. Writing the stamps comes after the end, and one write is never torn."""
+    """One task. The times are written after its end, in one atomic write."""
     started = time.time()
     print("fib(10) =", fib(10))
     line = f"{label} {started!r} {time.time()!r}\n".encode()
@@ -28,7 +28,7 @@ def body(label):
 
 
 def stamped(label):
-    """All (start, end) under a label, in the order of their starts."""
+    """All (start, end) pairs of a label, ordered by start."""
     try:
         lines = _lines()
     except FileNotFoundError:
@@ -37,7 +37,7 @@ def stamped(label):
 
 
 def wait_for(label, count, within_seconds):
-    """The stamps under a label once there are that many."""
+    """Wait until a label has `count` pairs, and return them."""
     deadline = time.monotonic() + within_seconds
     while len(found := stamped(label)) < count:
         if time.monotonic() > deadline:
@@ -51,7 +51,7 @@ def wall(spans):
 
 
 def chain_figures(spans):
-    """Wall clock of a chain, and the median from the end of a body to the start of the next."""
+    """The duration of a chain, and the median time from the end of a body to the start of the next."""
     gaps = [after[0] - before[1] for before, after in pairwise(spans)]
     return {"chain_s": wall(spans), "gap_ms": 1000 * statistics.median(gaps)}
 
@@ -62,7 +62,7 @@ def tick(due):
 
 
 def late_figures(count, within_seconds):
-    """How late the bodies of a schedule started, for instants that came after the first of them ran: then it is awake."""
+    """The delays of scheduled bodies, for due times after the first one ran, when the engine is warm."""
     deadline = time.monotonic() + within_seconds
     while len(lates := _lates()) < count and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -81,5 +81,5 @@ def _lines():
 
 
 def tell(**figures):
-    """The last line of a script: what it measured."""
+    """Print the figures as the last line of the script."""
     print("MEASURED " + json.dumps(figures), flush=True)

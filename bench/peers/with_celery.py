@@ -44,7 +44,7 @@ def main():
     beat = subprocess.Popen([*celery_program, "beat"], cwd=here)
     try:
         figures = measure()
-        # Its crontab knows minutes only: the next one is the sample.
+        # Its crontab has a resolution of one minute: the next minute is the sample.
         ((start, _), *_) = stamps.wait_for("tick", 1, 75)
         figures["late_ms"] = 1000 * (start % 60)
     finally:

@@ -72,7 +72,7 @@ def test_a_route_without_a_permission_cannot_be_made() -> None:
 
     async def naked() -> None: ...
 
-    with pytest.raises(TypeError, match="names no permission"):
+    with pytest.raises(TypeError, match="declares no permission"):
         router.get("/naked")(naked)
     router.get("/dressed")(needs(Permission.OWN)(naked))
     assert [route.path for route in router.routes if isinstance(route, Route)] == ["/dressed"]
@@ -95,7 +95,7 @@ def test_a_route_for_agents_names_its_token_or_cannot_be_made() -> None:
 
     async def naked() -> None: ...
 
-    with pytest.raises(TypeError, match="names no token"):
+    with pytest.raises(TypeError, match="declares no token"):
         router.get("/naked")(naked)
 
 

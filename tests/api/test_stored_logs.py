@@ -81,7 +81,7 @@ async def test_every_door_shows_the_lines_and_says_so_when_it_cannot(
         assert "cannot be reached" in (await admin.get(path)).text and (await admin.get(path)).status_code == 502
     for path, headers in ((f"{task}/logs.txt", {}), (airflow, ndjson)):
         assert (
-            "The rest cannot be read now: s3://attic/below/here cannot be reached"
+            "cannot be read now: s3://attic/below/here cannot be reached"
             in (await admin.get(path, headers=headers)).text
         )
     assert "cannot be reached" in (await admin.get(f"{task}/logs", params={"follow": "true"})).text

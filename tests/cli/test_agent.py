@@ -85,7 +85,7 @@ def test_what_is_no_address_is_refused(
     monkeypatch.setenv("EVERTICK_AGENT_TOKEN", "eva_x.y")
     monkeypatch.setenv("EVERTICK_SERVER", server)
     text = refused(capsys, "agent")
-    assert "is not the address of a server" in text and "pw" not in text
+    assert "is not a server address" in text and "pw" not in text
 
 
 def test_it_loads_little() -> None:

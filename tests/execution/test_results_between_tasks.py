@@ -137,7 +137,7 @@ async def test_a_large_result_goes_through_a_file_of_its_run(tmp_path: Path) -> 
         file.write_text(file.read_text().replace("x", "y", 1))
         again = made.order("count", inputs_json=json.dumps({"big": given}), key=order.key._replace(idx=2))
         made.start(again)
-        assert "was changed: clear the task that made it" in ((await made.outcome(again)).reason or "")
+        assert "was changed. Clear the task that produced it" in ((await made.outcome(again)).reason or "")
 
 
 async def test_a_result_beyond_every_limit_or_without_a_place_is_refused(tmp_path: Path) -> None:

@@ -59,6 +59,6 @@ async def test_a_file_that_shrank_on_its_way_is_no_line_that_broke(tmp_path: Pat
     (tmp_path / "result").write_text("short")
     async with stranger(b"") as url:
         line = AgentLine(url, "start-token", log=Said().log)
-        with pytest.raises(EvertickError, match="it cannot be sent") as error:
+        with pytest.raises(EvertickError, match="the request cannot be sent") as error:
             await line.put("/results/x", tmp_path / "result", 100)
     assert not isinstance(error.value, Unanswered)

@@ -105,7 +105,7 @@ async def test_what_a_sink_answers_decides_whether_it_is_tried_again(sending: Se
         assert not (await refusal(sending, f"webhook:{hook.url}/broken")).is_final
         assert (await refusal(sending, f"webhook:{hook.url}/gone")).is_final
         moved = await refusal(sending, f"webhook:{hook.url}/moved")
-        assert moved.is_final and "redirects, which is not followed" in str(moved)
+        assert moved.is_final and "redirects are not followed" in str(moved)
         assert [each.path for each in hook.told] == ["/busy", "/broken", "/gone", "/moved"]
 
 
@@ -118,7 +118,7 @@ async def test_who_is_not_there_or_no_web_server_is_told_as_such(sending: Sendin
     nowhere = await refusal(sending, "webhook:http://nowhere.invalid/")
     assert "the name nowhere.invalid cannot be resolved" in str(nowhere)
     with mail_sink() as (_, port):
-        assert "is no web server" in str(await refusal(sending, f"webhook:http://127.0.0.1:{port}/"))
+        assert "the response is not HTTP" in str(await refusal(sending, f"webhook:http://127.0.0.1:{port}/"))
 
 
 @pytest.mark.requirement("F7")

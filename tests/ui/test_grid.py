@@ -55,8 +55,8 @@ def test_a_group_tells_how_often_it_has_begun_again() -> None:
     group, task = lines_of([TaskSpec(name="g.x", group="g")], [run(1), run(2), run(3)], cells, retried)
     assert [(each.retried, each.text.partition(": ")[2]) for each in group.cells if each] == [
         (0, "1 success"),
-        (1, "1 success; began again once"),
-        (2, "1 failed; began again 2 times"),
+        (1, "1 success; retried once"),
+        (2, "1 failed; retried 2 times"),
     ]
     assert [each.retried for each in task.cells if each] == [0, 0, 0]
 

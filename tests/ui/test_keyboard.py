@@ -40,11 +40,11 @@ def focused(page: Page, text: str) -> None:
 
 def test_a_run_is_triggered(visit: Visitor, site: Site) -> None:
     page = visit("/dags/report_by_hand/trigger", "operator")
-    tab_to(page, "Start the run")
+    tab_to(page, "Trigger run")
     page.keyboard.press("Enter")
     expect(page.get_by_label("day")).to_be_focused()  # what is wrong has the focus
     page.keyboard.type("2026-11-30")
-    tab_to(page, "Start the run")
+    tab_to(page, "Trigger run")
     page.keyboard.press("Space")
     expect(page).to_have_url(re.compile(r"/runs/\d+$"))
     assert site.do(lambda conn: runs.list_newest(conn, limit=1))[0].params["day"] == "2026-11-30"
@@ -56,7 +56,7 @@ def test_a_run_is_noted_cleared_and_canceled(visit: Visitor, site: Site) -> None
     press = page.keyboard.press
     press("n")
     page.keyboard.type("asked them")
-    tab_to(page, "Keep it")
+    tab_to(page, "Save")
     press("Enter")
     expect(page.locator(".note")).to_contain_text("asked them")
     focused(page, "Change note…")
@@ -136,15 +136,15 @@ def test_a_question_is_approved(visit: Visitor, site: Site) -> None:
 
 def test_a_runner_is_drained(visit: Visitor, site: Site) -> None:
     page = visit("/runners", "operator")
-    tab_to(page, "Drain and leave")
+    tab_to(page, "Drain and stop")
     page.keyboard.press("Enter")
-    expect(page.locator("dialog[open]")).to_contain_text("ends then")
+    expect(page.locator("dialog[open]")).to_contain_text("then shuts down")
     page.keyboard.press("Escape")
     expect(page.locator("dialog[open]")).to_have_count(0)
-    focused(page, "Drain and leave")
+    focused(page, "Drain and stop")
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Enter")
-    expect(page.locator("#runners")).to_contain_text("drains")
+    expect(page.locator("#runners")).to_contain_text("draining")
     focused(page, "Undrain")
     page.keyboard.press("Space")
     focused(page, "Drain")

@@ -184,7 +184,7 @@ async def test_lines_of_any_length_fit_into_bounded_windows(rollback_conn: Async
 
 @pytest.mark.parametrize("text", ["x", "1.2", "-1.0.0", "1.0.0.0", "9" * 30 + ".0.0"])
 def test_a_place_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="place in a log"):
+    with pytest.raises(UserError, match="log position"):
         read_place(text, otherwise=START)
 
 

@@ -42,19 +42,19 @@ def test_notes_are_written_changed_and_taken_away(site: Site, people: dict[str, 
     run_id = site.runs["orders"][4]
     operator, viewer = people["operator"], people["viewer"]
     for path in (f"/runs/{run_id}", f"/runs/{run_id}/tasks/load"):
-        assert said(operator.press(f"{path}/note", content=" <b>late</b>\r\nagain ")) == "The note is kept."
+        assert said(operator.press(f"{path}/note", content=" <b>late</b>\r\nagain ")) == "Note saved."
         text = viewer.get(path).text
         assert "<bdi>&lt;b&gt;late&lt;/b&gt;\nagain</bdi>" in text and "user:operator" in text
         assert 'data-opens="note"' not in text and 'data-opens="note"' in operator.get(path).text
         assert operator.press(f"{path}/note", content="x" * 1001).status_code == 400
-        assert said(operator.press(f"{path}/note", content="  ")) == "The note is taken away."
+        assert said(operator.press(f"{path}/note", content="  ")) == "Note removed."
         assert "late" not in viewer.get(path).text
         assert viewer.press(f"{path}/note", content="mine").status_code == 403
     assert operator.press(f"/runs/{2**50}/note", content="x").status_code == 404
     assert operator.press(f"/runs/{run_id}/tasks/none/note", content="x").status_code == 404
     history = viewer.get(f"/runs/{run_id}?tab=history").text
     # The newest first, also of what one transaction did: that the run was created stands last of all.
-    order = ["note taken away", "run ended", "attempt 1 ended", "attempt 1 began", "run began", "run created"]
+    order = ["note removed", "run ended", "attempt 1 ended", "attempt 1 started", "run began", "run created"]
     assert sorted(order, key=history.index) == order
     of_load = viewer.get(f"/runs/{run_id}/tasks/load?tab=attempts").text
     assert of_load.count("note written") == 1, "that of the run is told on the run's page"
@@ -71,13 +71,13 @@ def test_an_asset_shows_who_updates_it_and_who_waits_and_is_told_of(site: Site, 
     site.do(prepare)
     viewer, operator = people["viewer"], people["operator"]
     shown = viewer.get("/assets", params={"q": "DATA/1 &"}).raise_for_status().text
-    assert rows_of(shown) == [name] and "It was updated" not in shown
+    assert rows_of(shown) == [name] and "Report update" not in shown
     assert 'href="/dags/makes"' in shown and 'href="/dags/takes"' in shown
-    assert "It was updated" in operator.get("/assets").text
+    assert "Report update" in operator.get("/assets").text
     assert rows_of(viewer.get("/assets", params={"after": name}).text) == [], "by name, and this is the last one"
-    assert "No asset has this" in viewer.get("/assets", params={"q": "nothing like it"}).text
+    assert "No asset name contains this" in viewer.get("/assets", params={"q": "nothing like it"}).text
     path = f"/assets/{quote(name, safe='')}/update"
-    assert said(operator.press(path)) == f"Whoever waits for {name} is told that it was updated."
+    assert said(operator.press(path)) == f"Asset {name} updated. DAGs that depend on it are notified."
     assert viewer.press(path).status_code == 403 and operator.press("/assets/none/update").status_code == 404
     told = "select count(*) from asset_update where asset = %s and updated_by = 'user:operator'"
     assert site.do(lambda conn: value(conn, told, name)) == 1
@@ -97,7 +97,7 @@ def test_an_asset_shows_who_updates_it_and_who_waits_and_is_told_of(site: Site, 
 def test_secrets_are_set_and_never_shown(people: dict[str, HttpVisitor]) -> None:
     editor, operator = people["editor"], people["operator"]
     made = editor.press("/secrets", name="token", value="hunter22 & more", description="Of the bank.")
-    assert (said(made), made.headers["HX-Redirect"]) == ("Secret token made.", "/secrets/token")
+    assert (said(made), made.headers["HX-Redirect"]) == ("Secret token created.", "/secrets/token")
     for path in ("/secrets", "/secrets/token"):
         text = operator.get(path).raise_for_status().text
         assert "token" in text and "Of the bank." in text and "hunter22" not in text
@@ -107,7 +107,7 @@ def test_secrets_are_set_and_never_shown(people: dict[str, HttpVisitor]) -> None
     assert operator.press("/secrets/token/delete").status_code == 403
     assert editor.press("/secrets/token/delete").headers["HX-Redirect"] == "/secrets"
     assert editor.get("/secrets/token").status_code == 404
-    assert said(editor.press("/connections", name="old", value="ftp://host/x")) == "Connection old made."
+    assert said(editor.press("/connections", name="old", value="ftp://host/x")) == "Connection old created."
     assert editor.press("/connections/old/delete").headers["HX-Redirect"] == "/connections"
 
 
@@ -125,7 +125,7 @@ def test_a_version_is_rolled_back_with_a_look_before(site: Site, people: dict[st
     assert people["operator"].press(path).status_code == 403
     answer = editor.press(path)
     assert (said(answer), answer.headers["HX-Redirect"]) == (
-        "turned is at version 1; it was at 2.",
+        "turned rolled back from version 2 to version 1.",
         "/dags/turned/versions",
     )
     row = site.do(lambda conn: dags.find(conn, "turned"))
@@ -181,7 +181,7 @@ def test_instants_are_edited_a_line_for_each(site: Site, people: dict[str, HttpV
     assert preview.count("<li>") == 3 and "2031-04-01 07:30:00 UTC" in preview
     assert "problem" in editor.press(f"{path}/preview", when="2031-01-01\nnever", timezone="UTC").text
     saved = editor.press(f"{path}/save", name="days", when=when, timezone="UTC", version="1")
-    assert said(saved) == "Schedule days is saved.", saved.text
+    assert said(saved) == "Schedule days saved.", saved.text
     (row, _) = site.do(lambda conn: schedules.list_all(conn, dag="listed"))
     assert row.spec["times"][2] == "2031-04-01T09:30:00Z"
     assert editor.press(f"{path}/save", name="days", when="a\nb", timezone="UTC", version="2").status_code == 422
@@ -189,10 +189,10 @@ def test_instants_are_edited_a_line_for_each(site: Site, people: dict[str, HttpV
 
 def test_a_schedule_is_paused_on_its_page(site: Site, people: dict[str, HttpVisitor]) -> None:
     path = "/dags/web_logs/schedules/main"
-    assert said(people["operator"].press(f"{path}/pause")) == "Schedule main is paused."
+    assert said(people["operator"].press(f"{path}/pause")) == "Schedule main paused."
     (row,) = site.do(lambda conn: schedules.list_all(conn, dag="web_logs"))
     assert row.is_held
-    assert said(people["operator"].press(f"{path}/unpause")) == "Schedule main goes on."
+    assert said(people["operator"].press(f"{path}/unpause")) == "Schedule main unpaused."
     assert people["viewer"].press(f"{path}/pause").status_code == 403
     assert people["operator"].press("/dags/web_logs/schedules/none/pause").status_code == 404
 
@@ -204,13 +204,13 @@ def test_what_templates_became_is_told_of_each_attempt(site: Site, people: dict[
         site, run_id, 2, [*told, ("OUT", "RENDER no = 1"), ("RENDER", 'json = {"a": [1]}'), ("RENDER", "cut = {")]
     )
     text = people["viewer"].get(f"/runs/{run_id}/tasks/transform?tab=details").raise_for_status().text
-    assert "As rendered for attempt 1" in text and "echo &#34;${EVERTICK_VALUE_0}&#34;" in text
+    assert "Rendered fields of attempt 1" in text and "echo &#34;${EVERTICK_VALUE_0}&#34;" in text
     assert "&lt;b&gt;Ann&lt;/b&gt;" in text and "no = 1" not in text and ">{</pre>" in text
 
 
 def test_what_executors_elsewhere_have_is_told_with_the_trouble(site: Site, people: dict[str, HttpVisitor]) -> None:
     viewer = people["viewer"]
-    assert "Elsewhere" not in viewer.get("/runners").text
+    assert "Other executors" not in viewer.get("/runners").text
 
     async def queue(conn: AsyncConnection) -> int:
         await put(conn, make_dag("far", {"pod": []}))
@@ -226,10 +226,10 @@ def test_what_executors_elsewhere_have_is_told_with_the_trouble(site: Site, peop
 
     run_id = site.do(queue)
     text = viewer.get("/runners").raise_for_status().text
-    assert "Elsewhere" in text and f"/runs/{run_id}/tasks/pod" in text and "tried 3 times" in text
+    assert "Other executors" in text and f"/runs/{run_id}/tasks/pod" in text and "tried 3 times" in text
     assert "quota &lt;b&gt;exceeded&lt;/b&gt;" in text
     why = viewer.get(f"/runs/{run_id}/tasks/pod").raise_for_status().text
-    assert "Why it does not run" in why and "kubernetes" in why
+    assert "Why it is not running" in why and "kubernetes" in why
 
 
 def test_thousands_of_agents_are_counted_and_not_listed(site: Site, people: dict[str, HttpVisitor]) -> None:
@@ -275,12 +275,12 @@ def test_a_group_that_began_again_is_seen_in_the_grid_and_in_the_history(
     run_id = site.do(live)
     viewer = people["viewer"]
     grid = viewer.get("/dags/again").raise_for_status().text
-    assert f"load, run {run_id}: 2 success; began again once" in grid and "began again twice" in grid
-    assert "began again" not in viewer.get("/dags/orders").text
+    assert f"load, run {run_id}: 2 success; retried once" in grid and "retried twice" in grid
+    assert "; retried" not in viewer.get("/dags/orders").text
     history = viewer.get(f"/runs/{run_id}/tasks/load.a?tab=attempts").raise_for_status().text
-    assert "group load begins again, retry 1" in history and "failed: load.b" in history
-    assert "begins again" not in viewer.get(f"/runs/{run_id}/tasks/other?tab=attempts").text
-    assert "group load begins again, retry 1" in viewer.get(f"/runs/{run_id}?tab=history").text
+    assert "group load restarted, retry 1" in history and "failed: load.b" in history
+    assert "restarted" not in viewer.get(f"/runs/{run_id}/tasks/other?tab=attempts").text
+    assert "group load restarted, retry 1" in viewer.get(f"/runs/{run_id}?tab=history").text
 
 
 def test_a_shard_that_nobody_leads_is_told_at_once(site: Site, people: dict[str, HttpVisitor]) -> None:
@@ -290,7 +290,7 @@ def test_a_shard_that_nobody_leads_is_told_at_once(site: Site, people: dict[str,
     try:
         site.do(lambda conn: sharing.set_shards(conn, shards=3, actor="test", if_never_chosen=False))
         home = viewer.get("/").text
-        assert "nobody leads shard 1, 2 of 3" in home and "Something is wrong" in home
-        assert viewer.get("/schedulers").text.count("nobody, so nothing of it fires") == 2
+        assert "no scheduler leads shard 1, 2 of 3" in home and "Attention needed" in home
+        assert viewer.get("/schedulers").text.count("no leader, so its schedules do not fire") == 2
     finally:
         site.do(lambda conn: conn.execute("delete from shard where shard > 0"))

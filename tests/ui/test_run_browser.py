@@ -89,7 +89,7 @@ def test_a_run_is_watched_and_canceled_without_a_reload(visit: Visitor, site: Si
     )
     page.get_by_role("button", name="Cancel…").click()
     expect(page.locator("#cancel")).to_contain_text("1 available: canceled now")
-    page.get_by_label("Why").fill("not needed")
+    page.get_by_label("Reason").fill("not needed")
     page.get_by_role("button", name="Cancel the run").click()
     expect(page.locator("#run-head h1 .state")).to_contain_text("canceled")
     expect(page.locator("#run-head")).to_contain_text("not needed")

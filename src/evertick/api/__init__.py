@@ -1,1 +1,1 @@
-"""HTTP: who asks, what they may, the native routes, and those of Airflow. Beside the command line: neither imports the other."""
+"""The HTTP APIs: authentication, permissions, native routes and Airflow's. This package and the CLI do not import each other."""

@@ -1,4 +1,4 @@
-"""What programs ask: signing in, the native API under /api/v1, Airflow's under /api/v2, that of agents, health. One factory."""
+"""The application factory: sign-in, native API (/api/v1), Airflow API (/api/v2), agent API, health and metrics."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ _AIRFLOW = (
 
 
 _GZIP_BYTES = 1000
-# On the loop, while others wait: of a page of 600 KB level 9, the usual, takes several times as long for a few per cent less.
+# Compression blocks the event loop. For a page of 600 KB, the default level 9 takes several times as long and saves a few percent.
 _GZIP_LEVEL = 4
 
 
 class _Packing(GZipMiddleware):
-    """Out of the way of those who do not take packed answers: programs that poll, mostly."""
+    """Skip this layer for clients that do not accept gzip, mostly programs that poll."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not any(name == b"accept-encoding" and b"gzip" in value for name, value in scope.get("headers", ())):
@@ -89,8 +89,8 @@ class _Packing(GZipMiddleware):
 
 
 class _Part(FastAPI):
-    """What surrounds it stands before all layers of the framework: its own answers to faults come through there, too, and a short
-    way passes them by."""
+    """A FastAPI application whose outer middleware runs before all layers of the framework. It also handles the framework's own
+    error responses, and lets fast reads bypass the layers."""
 
     surroundings: ASGIApp | None = None
 
@@ -98,22 +98,22 @@ class _Part(FastAPI):
         await (self.surroundings or super().__call__)(scope, receive, send)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Within what surrounds it."""
+        """Answer the request inside the outer middleware."""
         await super().__call__(scope, receive, send)
 
 
 def make_app(desk: Desk) -> FastAPI:
-    """The outer application, with the APIs as parts that have their own documents."""
-    app = _part(desk, title="Evertick", description="Signing in, health and metrics.")
+    """Build the outer application; each API is a mounted application with its own OpenAPI document."""
+    app = _part(desk, title="Evertick", description="Sign-in, health and metrics.")
     app.include_router(sessions.router)
     _add_front(app)
-    native = _part(desk, title="Evertick API", description="Everything that Evertick does. See docs/howto/api.md.")
+    native = _part(desk, title="Evertick API", description="All functions of Evertick. See docs/howto/api.md.")
     natives = native_routers()
     for router in natives:
         native.include_router(router)
     _add_document(native)
     app.mount("/api/v1", native)
-    airflow = _part(desk, title="Airflow API", description="As the client of Airflow 3.3 calls it.")
+    airflow = _part(desk, title="Airflow API", description="Compatible with the client of Airflow 3.3.")
     for kind in (EvertickError, psycopg.Error, UnicodeEncodeError, HTTPException, OSError, Exception):
         airflow.add_exception_handler(kind, _tell_airflow)
     airflow.add_exception_handler(RequestValidationError, tell_invalid)
@@ -122,7 +122,7 @@ def make_app(desk: Desk) -> FastAPI:
         airflow.include_router(router)
     _add_document(airflow)
     app.mount("/api/v2", airflow)
-    agent = _part(desk, title="Agent API", description="For the agent beside an attempt. See docs/howto/remote.md.")
+    agent = _part(desk, title="Agent API", description="For the agent that runs an attempt. See docs/howto/remote.md.")
     for router in (agent_attempts.router, agent_logs.router, agent_files.router):
         agent.include_router(router)
     agent.router.route_class = AgentRoute
@@ -134,13 +134,13 @@ def make_app(desk: Desk) -> FastAPI:
 
 
 def parts_of(app: FastAPI) -> dict[str, FastAPI]:
-    """Each FastAPI application in it by its prefix."""
+    """The mounted FastAPI applications by prefix."""
     mounted = {route.path: route.app for route in app.routes if isinstance(getattr(route, "app", None), FastAPI)}  # type: ignore[attr-defined]
     return {"": app, **mounted}
 
 
 def _part(desk: Desk, *, title: str, description: str) -> _Part:
-    """No page and no document of FastAPI's own: those would pass by the door."""
+    """Create an application without FastAPI's documentation pages: they would bypass authentication."""
     app = _Part(
         title=title,
         description=description,
@@ -148,7 +148,7 @@ def _part(desk: Desk, *, title: str, description: str) -> _Part:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        # Nobody is led to an address that is made of what stands in Host, with a token in hand.
+        # No slash redirects: their URL would come from the Host header, and clients would send their token to it.
         redirect_slashes=False,
     )
     app.router.route_class = GuardedRoute
@@ -169,7 +169,7 @@ async def _tell(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _tell_nobody(request: Request, error: Exception) -> Response:
-    """Whoever hung up in the middle of a body hears no answer, and it is nobody's fault."""
+    """The client disconnected while sending its body: no response is possible, and it is no server error."""
     return Response(status_code=400)
 
 
@@ -197,19 +197,19 @@ def log_fault(request: Request, error: Exception) -> None:
 
 
 def _add_front(app: FastAPI) -> None:
-    # Some who watch from outside send HEAD.
+    # Some external monitors send HEAD.
     @app.head("/healthz", include_in_schema=False)
     @app.get("/healthz", response_class=PlainTextResponse)
     @needs(Permission.OPEN)
     async def alive(caller: Who) -> str:
-        """Whether this process answers."""
+        """Liveness: this process responds."""
         return "alive\n"
 
     @app.head("/readyz", include_in_schema=False)
-    @app.get("/readyz", responses={503: {"description": "The database does not answer."}})
+    @app.get("/readyz", responses={503: {"description": "The database is unreachable."}})
     @needs(Permission.OPEN)
     async def ready(caller: Who) -> dict[str, bool]:
-        """Whether it can do its work: the database answers."""
+        """Readiness: the database responds."""
         async with caller.reading() as conn:
             await read_clock(conn)
         return {"ready": True}

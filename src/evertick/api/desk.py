@@ -1,4 +1,4 @@
-"""Who asks, and with what the answer is made: the caller's rights, and connections to read and to change with."""
+"""The context of a request: the caller with its permissions, and database connections for reads and changes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from evertick.store.dags import DagRow
 from evertick.store.db import Purpose
 from evertick.store.wake import Channel, notify
 
-# Enough for a page of people; small beside what the engine has (H4).
+# Enough for a page with several parts; small compared to the engine's connections (H4).
 READERS, WRITERS = 6, 3
-# Agents have their own: a heartbeat must not wait for people.
+# Agents have their own pool: heartbeats must not wait for users.
 AGENTS = 4
-# Each asks the database three times a second.
+# Each stream queries the database three times a second.
 MOST_LOG_STREAMS, MOST_LOG_STREAMS_OF_USER = 40, 10
 NOBODY = Principal(name="nobody", role=Role.VIEWER, tags=frozenset())
 
@@ -44,7 +44,7 @@ F = TypeVar("F")
 
 @dataclass(slots=True)
 class Desk:
-    """What all requests of one process share."""
+    """State shared by all requests of a process."""
 
     settings: Settings
     url: str
@@ -70,14 +70,14 @@ class Desk:
         self.log_seats = Seats(most=MOST_LOG_STREAMS, most_of_user=MOST_LOG_STREAMS_OF_USER)
         self.agents = Pool(self.url, Purpose.API_WRITE, AGENTS)
         self.stop_watch = StopWatch(self.agents)
-        # Their own, so that a storage that hangs stops nothing else that is done in threads: names of servers are looked up there.
+        # A separate thread pool: an object storage that hangs must not block other work in threads, such as DNS lookups.
         self.storage = Aside("storage", most=MOST_TRANSFERS)
         self.versions = Versions()
         self.log_archive = LogArchive(self.settings)
 
     @property
     def agent_tokens(self) -> AgentTokens:
-        """The key is read, or made, when the first agent comes."""
+        """The signer of agent tokens. The key is read, or created, on the first request of an agent."""
         if self._agent_tokens is None:
             self._agent_tokens = self._made(AgentTokens)
         return self._agent_tokens
@@ -92,25 +92,23 @@ class Desk:
         try:
             return make(self.settings)
         except InvalidSettings as error:
-            # Not what the agent asked for is wrong: it shall come again when somebody has corrected it.
+            # Not an error of the agent's request: it retries until an operator has fixed the settings.
             self.log.error("agents_unserved", error=error)
-            raise EvertickError(
-                "Agents cannot be served: the API's log says what is wrong with its settings."
-            ) from None
+            raise EvertickError("The API cannot serve agents because of its settings. See the API's log.") from None
 
 
 @dataclass(slots=True, kw_only=True)
 class Caller:
-    """One request, from somebody who may make it."""
+    """One authorized request."""
 
     desk: Desk
     principal: Principal
     permission: Permission
     origin: str
     request_id: str
-    # Of a cookie: what a page must send back with a change.
+    # For cookie sessions: the CSRF token that pages must send with a change.
     csrf: str | None = None
-    # Whom else to wake, as a verb turned out.
+    # Further channels to notify, depending on the result of the verb.
     also: set[Channel] = field(default_factory=set)
 
     @property
@@ -122,34 +120,36 @@ class Caller:
 
     @property
     def log_reader(self) -> LogReader:
-        """Lends a connection itself: not to be used within `reading`."""
+        """A log reader. It borrows connections itself, so do not use it inside `reading`."""
         return LogReader(self.desk.log_archive, self.reading)
 
     @asynccontextmanager
     async def changing(self, *wake: Channel) -> AsyncIterator[AsyncConnection]:
-        """For an engine verb. What it journals has the caller's origin; afterwards those who should act are woken."""
+        """Open a transaction for an engine verb. The audit entry records the caller's origin; after commit, `wake` is notified."""
         async with self.desk.writers.lent() as conn:
             await access.say_origin(conn, origin=self.origin, request_id=self.request_id)
             try:
                 yield conn
             except (psycopg.OperationalError, psycopg.InterfaceError):
                 if conn.closed or conn.broken:
-                    raise AnswerLost("The answer was lost: whether this was done is not known.") from None
+                    raise AnswerLost(
+                        "The connection to the database broke during the commit: the change may or may not have been applied."
+                    ) from None
                 raise
             finally:
                 self.desk.remembered.forget()
-            # A wake-up only shortens a wait: the change is done, whether it arrives or not.
+            # A wake-up only shortens a wait, so an error here does not fail the request.
             with suppress(psycopg.Error):
                 for channel in {*wake, *self.also} if self.desk.settings.notify else ():
                     await notify(conn, channel)
 
     def require(self, permission: Permission) -> None:
-        """For a route that does one thing or another."""
+        """Check a permission that depends on the request's content."""
         if not self.principal.may(permission):
-            raise Forbidden(f"{self.principal.name} may not do this: it needs {permission}.")
+            raise Forbidden(f"{self.principal.name} lacks the permission {permission}.")
 
     async def dag(self, conn: AsyncConnection, name: str) -> DagRow:
-        """A DAG that exists and that the caller may know of. Another one's is as if it were not there."""
+        """Find a DAG that the caller may see. Any other DAG is reported as not found."""
         row = await dags.find(conn, name)
         if row is None or row.deleted_at is not None or row.spec is None or not self.sees(row):
             raise NotFound(f"There is no DAG {name[:200]!r}.")
@@ -160,14 +160,14 @@ class Caller:
         return self.principal.sees([str(tag) for tag in tags] if isinstance(tags, list) else [])
 
     async def visible(self, conn: AsyncConnection) -> list[int] | None:
-        """The ids of the DAGs whose runs may be shown; None for all."""
+        """The ids of the DAGs that the caller may see; None for all."""
         if self.principal.tags is None:
             return None
         return await dags.ids_with_tags(conn, tags=sorted(self.principal.tags))
 
 
 async def caller_of(request: Request) -> Caller:
-    """Asynchronous though it waits for nothing: for a plain function FastAPI changes to another thread and back, each time."""
+    """The caller of a request. Async, because FastAPI runs plain functions in a thread."""
     found: Caller = request.state.caller
     return found
 

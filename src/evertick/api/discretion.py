@@ -1,4 +1,4 @@
-"""What is left out of an answer about a DAG that the caller may know of: other DAGs, whose names stand in it by the way."""
+"""Hides DAGs that the caller may not see in responses about DAGs that the caller may see."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from evertick.execution.version_diff import code_changes
 from evertick.store import dags
 from evertick.store.dags import ListedVersion
 
-WITHHELD = "This code also has DAGs that you may not know of, so it is not shown: DAGs of others belong in other files."
+WITHHELD = "This code is hidden because its files also define DAGs that you may not see. Put them into separate files."
 
 
 async def known_dags(caller: Caller, conn: AsyncConnection, names: Collection[str]) -> set[str]:
-    """Which of these the caller may know of; deleted ones, too, because their history stays."""
+    """The DAGs among `names` that the caller may see, including deleted ones, whose history remains."""
     if caller.principal.tags is None:
         return set(names)
     rows = [await dags.find(conn, name) for name in sorted(names)]
@@ -26,19 +26,19 @@ async def known_dags(caller: Caller, conn: AsyncConnection, names: Collection[st
 
 
 async def told_reasons(caller: Caller, conn: AsyncConnection, reasons: Sequence[Reason]) -> Sequence[Reason]:
-    """Why a task does not run, without the tasks of other DAGs that have what it needs."""
+    """The reasons why a task waits, without holders in DAGs that the caller may not see."""
     known = await known_dags(caller, conn, dags_named(reasons))
     return [told_to(each, known) for each in reasons]
 
 
 async def discreetly(caller: Caller, conn: AsyncConnection, found: Explained) -> Explained:
-    """The same for it and all that it waits for."""
+    """Apply `told_reasons` to a task and to the chain of tasks that it waits for."""
     upstream = await discreetly(caller, conn, found.upstream) if found.upstream else None
     return replace(found, reasons=await told_reasons(caller, conn, found.reasons), upstream=upstream)
 
 
 async def may_read_code(caller: Caller, conn: AsyncConnection, *hashes: str) -> bool:
-    """A file may define several DAGs: its code is for those who may know of all of them."""
+    """Whether the caller may see all DAGs that the code defines; a file may define several."""
     if caller.principal.tags is None:
         return True
     names = await dags.of_bundles(conn, hashes)
@@ -51,7 +51,7 @@ async def refuse_unless_code_is_theirs(caller: Caller, conn: AsyncConnection, bu
 
 
 async def told_code_changes(caller: Caller, conn: AsyncConnection, old: ListedVersion, new: ListedVersion) -> list[str]:
-    """What changed in the code, or that it is not told."""
+    """The code changes between two versions, or a note that the code is hidden."""
     if not await may_read_code(caller, conn, old.bundle_hash, new.bundle_hash):
         return [WITHHELD] if old.bundle_hash != new.bundle_hash else []
     return await code_changes(conn, old, new)

@@ -1,4 +1,4 @@
-"""Server-sent events: how they are written, and an answer that ends with its reader."""
+"""Server-sent events: encoding, and a response that ends when its client disconnects."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from starlette.types import Receive, Scope, Send
 from evertick.domain.errors import TooMany
 
 HEARTBEAT_SECONDS = 15.0
-# Whoever takes nothing for so long is gone, whatever the network believes.
+# A client that accepts no data for this long is considered disconnected.
 PATIENCE_SECONDS = 60.0
 
 
 def event(name: str, facts: dict[str, object], *, id: str) -> str:
-    """JSON has no line break in it, so one line of data is enough."""
+    """Encode an event. JSON contains no line break, so one data line is enough."""
     return f"id: {id}\nevent: {name}\ndata: {json.dumps(facts, separators=(',', ':'))}\n\n"
 
 
 def heartbeat(*, id: str) -> str:
-    """Moves the reader's last id on, and nothing else: browsers see no event in it."""
+    """Encode a comment that only updates the client's last event id. Browsers dispatch no event for it."""
     return f": still here\nid: {id}\n\n"
 
 
 class Seats:
-    """How many streams of one kind may be open at once, in this process and of one user."""
+    """The limit of open streams of one kind, per process and per user."""
 
     def __init__(self, *, most: int, most_of_user: int) -> None:
         self._most, self._most_of_user, self._taken = most, most_of_user, Counter[str]()
@@ -37,8 +37,8 @@ class Seats:
     def take(self, user: str) -> None:
         if self._taken.total() >= self._most or self._taken[user] >= self._most_of_user:
             raise TooMany(
-                f"Too many streams are open: {self._taken[user]} of {user}, {self._taken.total()} in all."
-                " Close some, or wait.",
+                f"Too many open streams: {self._taken[user]} of {user}, {self._taken.total()} in total."
+                " Close some or retry later.",
                 retry_after_seconds=HEARTBEAT_SECONDS,
             )
         self._taken[user] += 1
@@ -50,7 +50,7 @@ class Seats:
 
 
 class EventStream(StreamingResponse):
-    """`on_close` is called once, however it ends. Never packed: events would wait until there are enough of them."""
+    """`on_close` is called exactly once. Never compressed: gzip would buffer events."""
 
     media_type = "text/event-stream"
 
@@ -75,6 +75,6 @@ class EventStream(StreamingResponse):
 
 
 class TextStream(EventStream):
-    """Lines for people, as they come."""
+    """Plain text lines, sent as they become available."""
 
     media_type = "text/plain; charset=utf-8"

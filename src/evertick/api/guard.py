@@ -1,7 +1,7 @@
-"""The door: every route names the permission that it needs, or the program does not start. Asked before anything is read.
+"""Authentication and authorization, before the request body is read. Every route must declare its permission at registration.
 
-A bearer token goes first, then the session cookie; with a cookie a change also needs the session's CSRF token and, where a
-browser tells it, our own origin.
+A bearer token takes precedence over the session cookie. With a cookie, a change also needs the session's CSRF token and, if the
+browser sends an origin, the origin of this server.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from evertick.domain.access import MATRIX, Permission, Principal
 from evertick.domain.errors import EvertickError, Forbidden, PostgresUnavailable, Refused
 from evertick.store import access
 
-# A browser keeps a __Host- cookie to itself and to this host; it takes one only over TLS.
+# Browsers accept a __Host- cookie only over TLS and send it only to this host.
 SECURE_COOKIE, PLAIN_COOKIE = "__Host-evertick", "evertick_session"
 CSRF_HEADER = "x-csrf-token"
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
-# In a request that has been tried already: what went wrong.
+# Request state: the error of an authentication that already failed.
 ERROR = "evertick.error"
-# Strangers who knock are noted once a minute each: the audit log must not be theirs to fill.
+# Refusals are recorded once a minute per address, so that clients cannot flood the audit log.
 _NOTE_SECONDS = 60.0
 _MOST_NOTED = 1000
 
@@ -39,7 +39,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 def needs(permission: Permission) -> Callable[[F], F]:
-    """Marks a route's function with what it takes to call it."""
+    """Declare the permission that a route needs."""
 
     def mark(function: F) -> F:
         function.permission = permission  # type: ignore[attr-defined]
@@ -49,12 +49,12 @@ def needs(permission: Permission) -> Callable[[F], F]:
 
 
 class GuardedRoute(APIRoute):
-    """Without a permission there is no route."""
+    """A route that must declare its permission: without one, registration fails."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         permission = getattr(endpoint, "permission", None)
         if not isinstance(permission, Permission) or permission not in MATRIX:
-            raise TypeError(f"{path} names no permission: mark {endpoint.__name__} with @needs(...)")
+            raise TypeError(f"{path} declares no permission: decorate {endpoint.__name__} with @needs(...)")
         self.permission = permission
         super().__init__(path, endpoint, **options)
         self.answer_plainly = plain_answer(self)
@@ -74,7 +74,7 @@ class GuardedRoute(APIRoute):
 
 
 async def admit(request: Request, permission: Permission) -> Caller:
-    """The caller, or an error. Every refusal is on record."""
+    """Return the caller or raise an error. Refusals are recorded in the audit log."""
     desk: Desk = request.app.state.desk
     origin = request.client.host if request.client else "unknown"
     caller = Caller(
@@ -86,7 +86,7 @@ async def admit(request: Request, permission: Permission) -> Caller:
         secret, is_cookie = secret_of(request)
         found = await desk.remembered.who(desk.readers, secret)
         if found is None:
-            raise Refused("This token or session is not valid: it is wrong, expired or revoked. Sign in again.")
+            raise Refused("Invalid token or session: it is wrong, expired or revoked. Sign in again.")
         caller.principal = found.principal
         if is_cookie:
             caller.csrf = csrf_of(secret)
@@ -96,7 +96,7 @@ async def admit(request: Request, permission: Permission) -> Caller:
         await _note_refusal(request, caller, refusal)
         raise
     if found.is_use_old and caller.principal.credential_id is not None:
-        # That a token was used is no reason to fail the request.
+        # Failing to record the use of the token does not fail the request.
         with suppress(psycopg.Error, PostgresUnavailable, OSError):
             async with desk.writers.lent() as conn:
                 await access.note_use(conn, credential_id=caller.principal.credential_id, origin=origin)
@@ -104,35 +104,35 @@ async def admit(request: Request, permission: Permission) -> Caller:
 
 
 def secret_of(request: Request) -> tuple[str, bool]:
-    """What the caller proves themselves with, and whether it is a cookie, which a browser sends by itself."""
+    """The caller's secret, and whether it came as a cookie, which browsers send automatically."""
     header = request.headers.get("authorization")
     if header is not None:
         scheme, _, secret = header.partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
-            raise Refused("The Authorization header must be: Bearer TOKEN")
+            raise Refused("Invalid Authorization header. Send: Authorization: Bearer TOKEN")
         return secret.strip(), False
     cookie = request.cookies.get(SECURE_COOKIE) or request.cookies.get(PLAIN_COOKIE)
     if not cookie:
-        raise Refused("Sign in: send a token as `Authorization: Bearer TOKEN`, or the cookie of a session.")
+        raise Refused("Not signed in. Send a token as `Authorization: Bearer TOKEN`, or a session cookie.")
     return cookie, True
 
 
 def csrf_of(session_secret: str) -> str:
-    """Known to whoever holds the session, and to nobody who only makes their browser send it."""
+    """The CSRF token: known to the session's owner, unknown to a site that makes the browser send a request."""
     return hashlib.sha256(b"csrf " + session_secret.encode("utf-8", "replace")).hexdigest()
 
 
 def refuse_foreign(request: Request) -> None:
-    """Browsers say from which page a request comes: only ours may change things."""
+    """Refuse changes that a page of another site makes the browser send."""
     source = request.headers.get("origin") or request.headers.get("referer")
     if source is not None and urlsplit(source).netloc != request.headers.get("host"):
-        raise Forbidden("This request comes from another site's page.")
+        raise Forbidden("The request was sent by a page of another site.")
     if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-        raise Forbidden("This request comes from another site's page.")
+        raise Forbidden("The request was sent by a page of another site.")
 
 
 def refuse_foreign_reader(request: Request, caller: Caller) -> None:
-    """For streams: a browser sends its cookie with them, too, and they last."""
+    """The same check for streams: browsers send cookies with them, and they hold resources."""
     if caller.csrf is not None:
         refuse_foreign(request)
 
@@ -143,7 +143,9 @@ def _refuse_forgery(request: Request, csrf: str) -> None:
     refuse_foreign(request)
     given = request.headers.get(CSRF_HEADER, "")
     if not hmac.compare_digest(given.encode(), csrf.encode()):
-        raise Forbidden("A change with a session cookie needs its X-CSRF-Token; GET /auth/session tells it.")
+        raise Forbidden(
+            "A change with a session cookie needs the X-CSRF-Token header. GET /auth/session returns the token."
+        )
 
 
 async def _note_refusal(request: Request, caller: Caller, refusal: EvertickError) -> None:
@@ -157,14 +159,14 @@ async def _note_refusal(request: Request, caller: Caller, refusal: EvertickError
         "why": refusal.code,
     }
     actor = "anonymous" if principal is NOBODY else caller.actor
-    # Nobody is let in because the refusal could not be written down.
+    # The request is refused even if the refusal cannot be recorded.
     with suppress(psycopg.Error, PostgresUnavailable, OSError):
         async with caller.changing() as conn:
             await access.note(conn, verb="refuse", actor=actor, detail=detail)
 
 
 def is_first(noted: dict[str, float], origin: str) -> bool:
-    """Whether whoever is refused was not refused within the last minute."""
+    """Whether this client was not refused within the last minute."""
     now = time.monotonic()
     if now - noted.get(origin, -_NOTE_SECONDS) < _NOTE_SECONDS:
         return False

@@ -1,7 +1,7 @@
-"""HTTP as uvicorn reads it with `httptools`, and a bound on what comes before, between and after the bodies.
+"""Uvicorn's `httptools` protocol with a size limit on headers, trailers and chunk extensions, and single-write responses.
 
-The parser keeps a head until it is whole, whatever its size: whoever sends one without an end would fill the memory.
-And an answer leaves in one piece: its head alone would cost another call of the system, another packet and another reading.
+The parser buffers headers of any size until they are complete: headers without an end would fill the memory.
+Header and body of a response leave in one write: separate writes cost another system call, packet and read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MOST_HEAD_BYTES = 64 * 1024
 
 
 class WholeAnswer:
-    """The transport of one answer: keeps a head that says how long its body is until that begins. A stream has no such head."""
+    """The transport of one response: holds back a header with a content length until the body begins. Streams have none."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -41,7 +41,7 @@ class WholeAnswer:
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Ends a connection that sends much without getting on: a head, a trailer or a chunk's extension without an end."""
+    """Closes a connection that sends headers, trailers or chunk extensions above the size limit."""
 
     _bytes_since = 0
 
@@ -49,7 +49,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._bytes_since += len(data)
         super().data_received(data)
         if self._bytes_since > MOST_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response(f"The head of a request may have {MOST_HEAD_BYTES} bytes.")
+            self.send_400_response(f"Request headers too large: the limit is {MOST_HEAD_BYTES} bytes.")
 
     def on_headers_complete(self) -> None:
         self._bytes_since = 0

@@ -1,7 +1,7 @@
-"""Who watches, and what they are told: one tail for all, one ring of the latest events, and each watcher a place in it.
+"""Distributes events to watchers: one change feed per process, one ring of the latest events, and a position per watcher.
 
-So a slow watcher holds nothing but its place: who falls out of the ring is told to read everything again. Nothing is asked of
-the database while nobody watches.
+A slow watcher holds only its position. A watcher whose position drops out of the ring receives a reset event. Without watchers
+the database is not queried.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from evertick.store.db import Purpose
 RING_EVENTS = 20_000
 MOST_STREAMS, MOST_STREAMS_OF_USER = 100, 20
 LOOK_SECONDS = 0.4
-# The database rests so many times as long as a look took: watching takes at most a twentieth of one connection (H4).
+# The feed pauses this many times as long as a poll took, so it uses at most a twentieth of one connection (H4).
 REST_FACTOR = 19.0
-# How soon a session that was revoked loses its streams.
+# Interval of the check that ends streams of revoked sessions.
 CHECK_SECONDS = 5.0
-# So long the tail goes on for nobody: a page that is left for another, or a line that broke, finds its place again.
+# Polling continues this long without watchers, so that a client can resume after a page change or a broken connection.
 LINGER_SECONDS = 60.0
 START_SECONDS, IDLE_SECONDS = 5.0, 3600.0
 _PER_PART = 500
 
-# A run, a DAG, or everything.
+# The scope of a watcher: a run, a DAG, or everything.
 Key = int | str | None
 
 _NEEDS = {"pool": Permission.READ_GATES, "runner": Permission.READ_RUNNERS}
@@ -58,18 +58,18 @@ class Event:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Watcher:
-    """`runs` and `dags` as they were asked for; neither means everything."""
+    """One subscriber. `runs` and `dags` are its filters; without both it receives everything."""
 
     principal: Principal
     runs: frozenset[int]
     dags: frozenset[str]
-    # The number of the event that it was told last.
+    # The number of the last event sent to it.
     place: int = 0
     ended: str | None = None
 
     @property
     def keys(self) -> list[Key]:
-        """What the tail must look at for it."""
+        """The scopes that the feed must poll for it."""
         return [*self.runs, *self.dags] or [None]
 
     def wants(self, found: Event) -> bool:
@@ -86,17 +86,17 @@ class Hub:
         self.watchers: set[Watcher] = set()
         self._seats = Seats(most=MOST_STREAMS, most_of_user=MOST_STREAMS_OF_USER)
         self._link, self._tail = Link(url, Purpose.API_READ), Tail()
-        # Changes whenever the numbers begin anew, so that an old id is known to be one. Empty while nothing is looked at.
+        # Changes whenever event numbers restart, so that old ids are recognized. Empty while the feed is not polling.
         self._token, self._number = "", 0
         self._ring: deque[Event] = deque(maxlen=RING_EVENTS)
-        # From which event on something is looked at; and until when, though nobody watches it any more.
+        # Per scope: the first event number it covers, and until when it is polled without a watcher.
         self._since: dict[Key, int] = {}
         self._until: dict[Key, float] = {}
         self._checked_at = 0.0
         self._wake, self._news, self.is_over = asyncio.Event(), asyncio.Event(), False
 
     def join(self, principal: Principal, *, runs: Iterable[int] = (), dags: Iterable[str] = ()) -> Watcher:
-        """A place for one more, or TooMany."""
+        """Add a watcher. Raises TooMany."""
         self._seats.take(principal.name)
         made = Watcher(principal=principal, runs=frozenset(runs), dags=frozenset(dags))
         self.watchers.add(made)
@@ -113,19 +113,21 @@ class Hub:
             self._until[key] = time.monotonic() + LINGER_SECONDS
 
     async def started(self) -> None:
-        """Until the tail looks at what happens; PostgresUnavailable if that takes too long."""
+        """Wait until the feed is polling. Raises PostgresUnavailable if that takes too long."""
         try:
             async with asyncio.timeout(START_SECONDS):
                 while not self._token and not self.is_over:
                     await self._news.wait()
         except TimeoutError:
-            raise PostgresUnavailable("What happens cannot be watched now: the database does not answer.") from None
+            raise PostgresUnavailable(
+                "Events are not available because the database is unreachable. Retry later."
+            ) from None
 
     async def events(self, watcher: Watcher, *, after: str | None) -> AsyncGenerator[str, None]:
-        """What the watcher is told, from the event with the id `after` on; or from now."""
+        """Yield the watcher's events after the event id `after`, or from now on."""
         reason = self._take_place(watcher, after)
         token, spoke_at = self._token, time.monotonic()
-        # With the id of its place: were it that of the newest event, whoever loses the line now would miss what lies between.
+        # Send the id of the watcher's position: with the newest id, a client that reconnects now would miss the events between.
         hello: Facts = {"cursor": self._id(watcher.place), "heartbeat_seconds": HEARTBEAT_SECONDS}
         yield event("hello", hello, id=self._id(watcher.place))
         if reason is not None:
@@ -133,7 +135,7 @@ class Hub:
         while watcher.ended is None and not self.is_over:
             news = self._news
             if self._token and (token != self._token or watcher.place < self._number - len(self._ring)):
-                reason = "the database was away" if token != self._token else "more has happened than you were told"
+                reason = "the database was unreachable" if token != self._token else "some events were skipped"
                 token, watcher.place = self._token, self._number
                 yield event("reset", {"reason": reason}, id=self._id(watcher.place))
             part = "".join(found.text for found in self._next_part(watcher) if watcher.wants(found))
@@ -158,7 +160,7 @@ class Hub:
             await self._link.close()
 
     async def tick(self) -> float:
-        """One look, while somebody watches. After a failure everything begins anew: another server may answer."""
+        """Poll once if there are watchers. After an error the feed restarts, because another server may be the primary now."""
         if not self._keys():
             self._begin("")
             await self._link.close()
@@ -182,12 +184,12 @@ class Hub:
         return max(LOOK_SECONDS, REST_FACTOR * (time.monotonic() - began))
 
     def close(self) -> None:
-        """End all streams: the process ends."""
+        """End all streams, because the process shuts down."""
         self.is_over = True
         self._tell()
 
     def _begin(self, token: str) -> None:
-        """With a token the numbers begin anew, without one nothing is looked at."""
+        """Restart event numbers with a new token, or stop the feed with an empty one."""
         self._token, self._number = token, 0
         self._ring.clear()
         self._since = dict.fromkeys(self._keys(), 0)
@@ -195,7 +197,7 @@ class Hub:
             self._tell()
 
     def _keys(self) -> set[Key]:
-        """What is looked at: for somebody, or because somebody may come back to it."""
+        """The scopes to poll: those of watchers, and recent ones that a client may resume."""
         now = time.monotonic()
         self._until = {key: until for key, until in self._until.items() if until > now}
         return {*self._until, *(key for watcher in self.watchers for key in watcher.keys)}
@@ -232,36 +234,36 @@ class Hub:
         self._tell()
 
     def _add_flood(self) -> None:
-        """Everybody falls out of the ring."""
+        """Move all watchers out of the ring, so that each receives a reset event."""
         self._number += 1
         self._ring.clear()
         self._since = dict.fromkeys(self._since, self._number)
         self._tell()
 
     async def _end_revoked(self, conn: psycopg.AsyncConnection) -> None:
-        """Whoever signed out, was disabled or may less than before comes again, and is asked at the door."""
+        """End the streams of users who signed out, were disabled or lost permissions. They must authenticate again."""
         known = {each.principal.credential_id for each in self.watchers if each.principal.credential_id is not None}
         valid = {each.credential_id: each for each in await still_valid(conn, sorted(known))}
         for watcher in self.watchers:
             credential_id = watcher.principal.credential_id
             if credential_id in known and valid.get(credential_id) != watcher.principal:
-                watcher.ended = "signed out, or other rights: sign in again"
+                watcher.ended = "the session ended or its permissions changed: sign in again"
         self._tell()
 
     def _take_place(self, watcher: Watcher, after: str | None) -> str | None:
-        """Where it begins; and why it has to read everything again, if it has to."""
+        """Set the watcher's first position. Returns why it needs a reset, if it needs one."""
         watcher.place = self._number
         if after is None:
             return None
         token, _, number = after.rpartition("-")
         is_ours = token == self._token and number.isascii() and number.isdigit() and len(number) < 19
         if not is_ours or int(number) > self._number:
-            return "this id is not of this process"
+            return "the event id is from another process"
         place = int(number)
-        # A key that nobody watched in between was not looked at.
+        # A scope without watchers in the meantime was not polled.
         looked_at_since = max(self._since.get(key, self._number) for key in watcher.keys)
         if place < max(looked_at_since, self._number - len(self._ring)):
-            return "this id is too old"
+            return "the event id is too old"
         watcher.place = place
         return None
 
@@ -275,6 +277,6 @@ class Hub:
         return f"{self._token}-{number}"
 
     def _tell(self) -> None:
-        """Wake everybody who waits, once."""
+        """Wake all waiting watchers."""
         news, self._news = self._news, asyncio.Event()
         news.set()

@@ -1,6 +1,6 @@
-"""What surrounds every request, as plain ASGI: an id, a bound on its size, a bound on how often, and the headers of safety.
+"""ASGI middleware around every request: request id, size limit, rate limit and security headers.
 
-Streams pass through untouched: nothing here waits for a whole answer.
+Responses are not buffered, so streams pass through unchanged.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ SAFETY = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; form-action 'self'; base-uri 'none'",
 }
 
-# As they are sent: an answer has other things to do than to encode them.
+# Encoded once instead of per response.
 _SAFETY = [(name.lower().encode(), value.encode()) for name, value in SAFETY.items()]
 _LOOKED_AT = {b"x-request-id", b"authorization", b"content-length"}
 _ANSWERED = {family: metrics.API_REQUESTS.labels(status=f"{family}xx") for family in range(1, 6)}
 
 
 class Bucket:
-    """Lets each client ask `rate` times a second, and four seconds' worth at once. The longest unseen are forgotten."""
+    """A token bucket per client: `rate` requests a second, bursts of four seconds' worth. The oldest entries are evicted."""
 
     def __init__(self, rate: float) -> None:
         self._rate, self._most = rate, max(4 * rate, 1.0)
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, client: str, now: float) -> float:
-        """Seconds to wait; 0 if it may go on."""
+        """The seconds to wait; 0 if the request is allowed."""
         if self._rate <= 0:
             return 0.0
         left, since = self._left.pop(client, (self._most, now))
@@ -62,28 +62,28 @@ class Bucket:
 
 
 class Exempt(Protocol):
-    """Those for whom other bounds hold."""
+    """Requests with different limits."""
 
     def most_bytes(self, path: str) -> int | None:
-        """How much a body of theirs may have; None for a path that is not theirs."""
+        """The size limit of a body on this path; None if the path is not exempt."""
 
     def are_known(self, path: str, authorization: str) -> bool:
-        """Whether it is one of them: then their address does not count, behind which there may be thousands."""
+        """Whether the request is exempt from the rate limit per address: thousands of agents may share one address."""
 
 
 class Surroundings:
-    """The outermost layer."""
+    """The outermost middleware."""
 
     def __init__(self, app: ASGIApp, *, rate: float, agents: Exempt) -> None:
         self._app, self._agents, self._of_token = app, agents, Bucket(rate)
-        # Behind one address there may be several; but made-up tokens must not be a way round.
+        # Several clients may share an address, but made-up tokens must not bypass its limit.
         self._of_address = Bucket(_CLIENTS_PER_ADDRESS * rate)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # Of two of one name the first counts, as it does for the door.
+        # Of two headers with one name, the first counts, as in authentication.
         headers = {name: value for name, value in reversed(scope["headers"]) if name in _LOOKED_AT}
         asked = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = asked if _REQUEST_ID.fullmatch(asked) else os.urandom(8).hex()
@@ -108,7 +108,7 @@ class Surroundings:
             wait_seconds = max(wait_seconds, self._of_address.take(client, began))
         most = self._agents.most_bytes(path) or MOST_BODY_BYTES
         if wait_seconds > 0:
-            error = TooMany("Too many requests from here.", retry_after_seconds=wait_seconds)
+            error = TooMany("Too many requests. Retry later.", retry_after_seconds=wait_seconds)
             await problem(Request(scope), error)(scope, receive, tell)
         elif int(headers.get(b"content-length") or 0) > most:
             await problem(Request(scope), TooLarge(_too_large(most)))(scope, receive, tell)
@@ -117,11 +117,11 @@ class Surroundings:
 
 
 def _too_large(most: int) -> str:
-    return f"The body is larger than {most} bytes."
+    return f"The request body is too large: the limit is {most} bytes."
 
 
 def _bounded(receive: Receive, most: int) -> Receive:
-    """Also for who does not tell beforehand how much comes."""
+    """Limit the size of a body without a Content-Length header."""
     total = 0
 
     async def take() -> Message:
@@ -129,7 +129,7 @@ def _bounded(receive: Receive, most: int) -> Receive:
         message = await receive()
         total += len(message.get("body", b""))
         if total > most:
-            # One of the framework's own: it takes any other for a body that cannot be read.
+            # An exception class of the framework: it reports any other one as an unreadable body.
             raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large(most))
         return message
 

@@ -1,8 +1,8 @@
-"""A task's log as server-sent events, to the end of the task. Each event's id tells how far each attempt's log was read.
+"""Follows a task's log as server-sent events until the task ends. Each event id contains the read position of each attempt.
 
-Lines of one attempt come by two ways, with its end and before it, and may be stored in either order; lines of an attempt that
-was lost come when the next one has begun. So a reader goes on from the end of what it has of each attempt, and waits a while
-where something is missing in between.
+Log chunks of one attempt are stored through two paths (by the shipper and with the outcome) in either order, and chunks of a lost
+attempt may arrive after the next one has started. So the reader continues from its position in each attempt, and waits a while
+for missing chunks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from evertick.store import logs, tasks
 from evertick.store.logs import FoundChunk
 
 LOOK_SECONDS, CHECK_SECONDS = 0.3, 5.0
-# What was written before the end of a task is stored by then; what is missing in the middle never comes.
+# Seconds to wait for a missing chunk. Chunks still missing after that never arrive.
 QUIET_SECONDS, HOLE_SECONDS = 1.0, 5.0
 _CHUNKS = 20
 _MOST_EPOCHS = 50
@@ -37,7 +37,7 @@ _PLACE = re.compile(r"(\d{1,9})\.(\d{1,18})\.(\d{1,18})")
 
 @dataclass(slots=True)
 class Places:
-    """Of each attempt the start of the last chunk that was read, and its end."""
+    """Read positions: for each attempt, start and end of the last chunk that was read."""
 
     of_epoch: dict[int, tuple[int, int]] = field(default_factory=dict)
     _hole_since: float | None = None
@@ -48,7 +48,7 @@ class Places:
             return cls()
         found = [_PLACE.fullmatch(part) for part in text.split(",")] if text else []
         if not all(found) or len(found) > _MOST_EPOCHS:
-            raise UserError("This is not the id of an event of a log: begin without one.")
+            raise UserError("Invalid Last-Event-ID. Omit it to start from the beginning.")
         numbers = [[int(number) for number in each.groups()] for each in found if each]
         return cls({epoch: (seq, until) for epoch, seq, until in numbers})
 
@@ -57,7 +57,7 @@ class Places:
         return ",".join(f"{epoch}.{seq}.{until}" for epoch, (seq, until) in newest) or "0"
 
     async def next_chunks(self, conn: AsyncConnection, key: TaskKey) -> list[FoundChunk]:
-        """What comes next, up to where something is missing that may still come."""
+        """The next chunks, up to a missing chunk that may still arrive."""
         known = {epoch: seq for epoch, (seq, _) in self.of_epoch.items()}
         found = await logs.news(conn, key, known=known, limit=_CHUNKS)
         is_patient = self._hole_since is None or time.monotonic() - self._hole_since < HOLE_SECONDS
@@ -77,13 +77,13 @@ class Places:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something is missing."""
+        """Whether a chunk is missing."""
         return self._hole_since is not None
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Why nothing more comes: the task has ended, with its state (None: it is gone), or something else is in the way."""
+    """The end of the stream: the task has ended with `state` (None: it was deleted), or the reason why the stream stops."""
 
     state: str | None = None
     reason: str | None = None
@@ -105,14 +105,14 @@ async def follow(caller: Caller, key: TaskKey, places: Places) -> AsyncGenerator
 
 
 async def follow_text(caller: Caller, key: TaskKey) -> AsyncGenerator[str, None]:
-    """As plain text, from the beginning."""
+    """Follow the log as plain text, from the beginning."""
     async with aclosing(_news(caller, key, Places())) as news:
         async for each in news:
             match each:
                 case None | End(reason=None):
                     pass
                 case End():
-                    yield mark_text(f"The rest is not shown: {each.reason}")
+                    yield mark_text(f"The log ends here: {each.reason}")
                 case _:
                     yield chunk_text(each)
 
@@ -132,8 +132,8 @@ def _line_text(line: Line) -> str:
 
 
 async def _news(caller: Caller, key: TaskKey, places: Places) -> AsyncGenerator[Chunk | End | None, None]:
-    """Until the task has ended and all that it wrote was told; nothing, now and then, while there is nothing to tell. No connection
-    is held while the reader reads."""
+    """Yield chunks until the task has ended and its log is complete; None as a keep-alive. Holds no connection while the client
+    reads."""
     moved_at = checked_at = spoke_at = time.monotonic()
     while not caller.desk.hub.is_over:
         is_due = time.monotonic() - checked_at >= CHECK_SECONDS
@@ -169,7 +169,7 @@ async def _news(caller: Caller, key: TaskKey, places: Places) -> AsyncGenerator[
 
 
 async def is_still_valid(caller: Caller, conn: AsyncConnection) -> bool:
-    """Whether whoever is being served may still be: signed in, with the rights that they came with."""
+    """Whether the caller's session is still valid with the same permissions."""
     credential_id = caller.principal.credential_id
     return credential_id is None or await still_valid(conn, [credential_id]) == [caller.principal]
 

@@ -1,4 +1,4 @@
-"""Pages by key, and documents with a version: opaque cursors, ETag and If-Match. A cursor holds nothing secret."""
+"""Keyset pagination with opaque cursors, and versioned documents with ETag and If-Match. Cursors contain no secrets."""
 
 from __future__ import annotations
 
@@ -17,20 +17,27 @@ LARGEST = 2**63 - 1
 
 T = TypeVar("T")
 
-Limit = Annotated[int, Query(ge=1, le=MOST_ITEMS, description="How many at most.")]
+Limit = Annotated[int, Query(ge=1, le=MOST_ITEMS, description="Maximum number of items.")]
 Cursor = Annotated[
     str | None,
-    Query(alias="cursor", max_length=1000, description="`next_cursor` of the page before; left out for the first one."),
+    Query(
+        alias="cursor", max_length=1000, description="`next_cursor` of the previous page; omit it for the first page."
+    ),
 ]
-IfMatch = Annotated[str | None, Header(max_length=100, description="The ETag that was read: refuse if it has changed.")]
+IfMatch = Annotated[
+    str | None,
+    Header(max_length=100, description="The ETag that was read: the request fails if the document has changed since."),
+]
 IdempotencyKey = Annotated[
     str | None,
-    Header(min_length=1, max_length=200, pattern=r"^[!-~]+$", description="The same key again is the same thing."),
+    Header(
+        min_length=1, max_length=200, pattern=r"^[!-~]+$", description="Requests with the same key create one object."
+    ),
 ]
 
 
 class Page(BaseModel, Generic[T]):
-    """A page may have fewer items than asked for and still not be the last: that one has no `next_cursor`."""
+    """A page of items. A short page need not be the last one: the last page has no `next_cursor`."""
 
     items: list[T]
     next_cursor: str | None
@@ -41,7 +48,7 @@ def cursor(*key: object) -> str:
 
 
 def read_cursor(text: str | None, *first: T) -> tuple[T, ...]:
-    """The key in a cursor, of the same kinds as `first`, which is where the first page begins."""
+    """Decode the key in a cursor. Its values have the types of `first`, the key that starts the first page."""
     if text is None:
         return first
     try:
@@ -56,7 +63,7 @@ def read_cursor(text: str | None, *first: T) -> tuple[T, ...]:
         and all("\x00" not in one and one.encode(errors="replace").decode() == one for one in found if type(one) is str)
     )
     if not is_right:
-        raise UserError("This cursor is not one of ours: begin without one.")
+        raise UserError("Invalid cursor. Omit it to start from the first page.")
     return tuple(found)
 
 
@@ -70,11 +77,11 @@ def put_etag(response: Response, etag: str) -> None:
 
 def refuse_stale(if_match: str | None, etag: str) -> None:
     if if_match is not None and if_match not in (etag, "*"):
-        raise Stale(f"It has changed since: it is at {etag} now. Read it again and repeat the change.")
+        raise Stale(f"Conflict: the document has changed, its ETag is now {etag}. Read it again and repeat the change.")
 
 
 def like(text: str | None) -> str | None:
-    """A LIKE pattern for text that contains this; nothing in it is a pattern of its own."""
+    """A LIKE pattern for text that contains `text`, with wildcards escaped."""
     if text is None:
         return None
     plain = text.replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_")

@@ -1,4 +1,4 @@
-"""What an error means over HTTP: one table from our codes to a status, told as problem+json. Never with a traceback."""
+"""Errors as HTTP responses: one table from error codes to statuses, sent as problem+json. Never contains a traceback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from evertick.domain.errors import AnswerLost, EvertickError, TooMany
 
 PROBLEM = "application/problem+json"
-# How long a restart or a failover usually takes.
+# The usual duration of a restart or a failover.
 RETRY_AFTER_SECONDS = 5
 _MOST_ERRORS = 20
 
@@ -54,35 +54,33 @@ STATUS: Mapping[str, HTTPStatus] = {
 
 
 def status_of(error: Exception) -> tuple[HTTPStatus, str, str]:
-    """The status, our code, and what people are told."""
+    """The status, the error code and the message of an error."""
     match error:
         case EvertickError():
             status = STATUS[error.code]
-            # The place of the database is nobody's business out there.
+            # Do not disclose the database's address to clients.
             is_private = status is HTTPStatus.SERVICE_UNAVAILABLE and not isinstance(error, AnswerLost)
-            return status, error.code, "The database cannot be reached now." if is_private else str(error)
+            return status, error.code, "The database is unreachable. Retry later." if is_private else str(error)
         case psycopg.errors.QueryCanceled():
-            detail = "This took too long and was stopped. Ask for less at once: with a filter, or a smaller page."
+            detail = "The query took too long and was canceled. Use a filter or a smaller page."
             return HTTPStatus.SERVICE_UNAVAILABLE, "postgres_unavailable", detail
         case psycopg.errors.LockNotAvailable():
-            detail = "Something else is changing this just now, and it takes long. Try again in a moment."
+            detail = "Timed out waiting for another change of the same data. Retry in a moment."
             return HTTPStatus.SERVICE_UNAVAILABLE, "postgres_unavailable", detail
         case psycopg.errors.InsufficientPrivilege():
-            detail = (
-                "The API's own login lacks a right in the database. Its log says which; `evertick db roles` gives it."
-            )
+            detail = "The API's database user lacks a privilege. See the API's log; `evertick db roles` grants it."
             return HTTPStatus.SERVICE_UNAVAILABLE, "postgres_unavailable", detail
         case psycopg.OperationalError() | psycopg.InterfaceError():
-            return HTTPStatus.SERVICE_UNAVAILABLE, "postgres_unavailable", "The database cannot be reached now."
-        # JSON can write half a character, which no database takes.
+            return HTTPStatus.SERVICE_UNAVAILABLE, "postgres_unavailable", "The database is unreachable. Retry later."
+        # JSON can contain lone surrogates, which PostgreSQL rejects.
         case psycopg.DataError() | UnicodeEncodeError():
-            return HTTPStatus.BAD_REQUEST, "invalid", "A value cannot be stored: it is out of range or no text."
+            return HTTPStatus.BAD_REQUEST, "invalid", "A value cannot be stored: it is out of range or not valid text."
         case HTTPException():
             status = HTTPStatus(error.status_code)
             code = next((code for code, known in STATUS.items() if known is status), status.name.lower())
             return status, code, str(error.detail)
         case _:
-            return HTTPStatus.INTERNAL_SERVER_ERROR, "error", "This is a fault of the program. Its log says more."
+            return HTTPStatus.INTERNAL_SERVER_ERROR, "error", "Internal error. See the server's log."
 
 
 def headers_of(error: Exception, status: HTTPStatus) -> dict[str, str]:
@@ -97,13 +95,13 @@ def headers_of(error: Exception, status: HTTPStatus) -> dict[str, str]:
 
 
 def problem(request: Request, error: Exception) -> JSONResponse:
-    """The answer of the native API."""
+    """The error response of the native API."""
     status, code, detail = status_of(error)
     return _answer(request, status, code, detail, headers_of(error, status))
 
 
 def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-    """What does not fit the schema, each with its place. The value itself is not repeated: it may be a secret."""
+    """The response to a request that violates the schema, with the location of each error. Values may be secret and are omitted."""
     places = [{"at": ".".join(map(str, each["loc"])), "message": each["msg"]} for each in error.errors()]
     detail = "; ".join(f"{each['at']}: {each['message']}" for each in places[:3])
     return _answer(request, HTTPStatus.UNPROCESSABLE_ENTITY, "invalid", detail, {}, errors=places[:_MOST_ERRORS])

@@ -1,7 +1,7 @@
-"""Whom the door has let in lately, so that it need not ask the database each time: that was a fifth of what a small request costs.
+"""Cache of authenticated callers. The lookup in the database was a fifth of the cost of a small request.
 
-Forgotten at once when an account or a credential is changed: by this process it is told itself, of all others PostgreSQL tells.
-While it cannot be told, nothing is remembered; and nothing for longer than some seconds, should a word be lost on the way.
+Any change of an account or credential clears the cache: directly in this process, by NOTIFY in all others. Without a working
+LISTEN connection nothing is cached, and entries expire after a few seconds in case a notification is lost.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from evertick.store.db import Purpose
 from evertick.store.line import keeps_session
 from evertick.store.wake import Channel, listen
 
-# As long as a stream goes on after its session was revoked.
+# The same time within which the stream of a revoked session ends.
 KEPT_SECONDS = 5.0
-# Nobody asks: then no connection is held for it.
+# Without requests for this long, the LISTEN connection is closed.
 IDLE_SECONDS = 30.0
 _MOST = 10_000
 
@@ -39,13 +39,13 @@ class _Kept:
 class Remembered:
     def __init__(self, url: str, *, is_enabled: bool, now: Callable[[], float] = time.monotonic) -> None:
         self._url, self._is_enabled, self._now = url, is_enabled, now
-        # By the hash: no secret stays in memory.
+        # Keyed by hash, so that no secret stays in memory.
         self._kept: dict[bytes, _Kept] = {}
         self._is_told, self._times_forgotten = False, 0
         self._asked, self._asked_at = asyncio.Event(), 0.0
 
     async def who(self, readers: Pool, secret: str) -> Visitor | None:
-        """Whom the secret belongs to, or None for one that is wrong, revoked or over."""
+        """The owner of the secret, or None if it is wrong, revoked or expired."""
         secret_hash, now = hash_of(secret), self._now()
         self._asked_at = now
         kept = self._kept.get(secret_hash)
@@ -55,7 +55,7 @@ class Remembered:
         times = self._times_forgotten
         async with readers.lent() as conn:
             found = await who(conn, secret)
-        # What was changed while the answer was on its way, the answer may not know.
+        # If something changed during the query, its result may be out of date: do not cache it.
         if found is not None and self._is_told and times == self._times_forgotten:
             seconds = KEPT_SECONDS if found.seconds_left is None else min(KEPT_SECONDS, found.seconds_left)
             if len(self._kept) >= _MOST:
@@ -64,12 +64,12 @@ class Remembered:
         return found
 
     def forget(self) -> None:
-        """Something was changed, perhaps somebody's rights."""
+        """Clear the cache after a change that may affect permissions."""
         self._times_forgotten += 1
         self._kept.clear()
 
     async def run(self) -> None:
-        """Be told of changes while somebody asks, until canceled."""
+        """Listen for changes while there are requests, until canceled."""
         failures = 0
         while self._is_enabled:
             await self._asked.wait()
@@ -78,7 +78,7 @@ class Remembered:
                 await self._listen()
                 failures = 0
             except (psycopg.Error, PostgresUnavailable, OSError):
-                # The door asks the database meanwhile, and says so where that fails, too.
+                # Until then each request queries the database, and reports its own errors.
                 failures += 1
                 await asyncio.sleep(back_off(failures))
 
@@ -96,7 +96,7 @@ class Remembered:
             await link.close()
 
     def _hear(self, channel: Channel) -> None:
-        """A change; or, the first time, that from now on changes are heard of."""
+        """Handle a notification. The first one confirms that LISTEN works."""
         self._is_told = True
         self.forget()
 

@@ -1,6 +1,6 @@
-"""The API as a service: it holds its port from the start, and loads the rest when the first one knocks.
+"""The API service. It binds its port at start and loads the application on the first connection.
 
-Until then it costs an idle installation nothing but a small process: no connection, no query, no framework in memory.
+Until then it is only a small process: no database connection, no query, no framework in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from evertick.services.listening import address_of, inherited_socket, listen
 from evertick.services.loop import keep_trying, run_loop
 from evertick.store.db import Purpose, connect
 
-# What a browser or a client may keep open without asking.
+# Seconds that an idle HTTP connection stays open.
 IDLE_SECONDS = 30
 STOP_SECONDS = 5
 _REST_SECONDS = 5.0
@@ -24,7 +24,7 @@ _LOADED_SECONDS = (0.0, 5.0, 25.0)
 
 
 class Api:
-    """`application`: the name of the module whose `make_app` makes what is served."""
+    """`application` is the name of the module whose `make_app` builds the application."""
 
     def __init__(self, settings: Settings, *, url: str, log: Log, application: str) -> None:
         self._settings, self._url, self._log, self._application = settings, url, log, application
@@ -32,7 +32,7 @@ class Api:
 
     async def run(self) -> None:
         await keep_trying(self._refuse_open_door, stop=self.stop, name="start", log=self._log)
-        # Whoever supervises us may hold the port already: then somebody has knocked there.
+        # If the supervisor already holds the port, it started this process because of the first connection.
         inherited = inherited_socket()
         self._socket = inherited or listen(self._settings, self._log)
         self._log.info("serve" if inherited is None else "awake", url=address_of(self._socket))
@@ -56,7 +56,7 @@ class Api:
             asked.cancel()
 
     async def _rest(self, over: asyncio.Event) -> None:
-        """A sign of life for the health port, without asking anything of anybody."""
+        """Report liveness to the health endpoint without using the database."""
 
         async def tick() -> float:
             return _REST_SECONDS
@@ -65,7 +65,7 @@ class Api:
 
     async def _serve(self) -> None:
         if await self._first_knock():
-            # By name: importing the framework is what is put off.
+            # Imported by name, to load the framework only now.
             serving = import_module("evertick.api.serving")
             make_app = import_module(self._application).make_app
             sparing = asyncio.create_task(_spare_what_stays())
@@ -74,7 +74,7 @@ class Api:
         self._socket.close()
 
     async def _first_knock(self) -> bool:
-        """Whether somebody has connected; False if it was told to stop first."""
+        """Wait for the first connection. False if the service is stopped before."""
         loop, knocked = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._socket, knocked.set)
         waits = [asyncio.create_task(knocked.wait()), asyncio.create_task(self.stop.wait())]
@@ -88,8 +88,8 @@ class Api:
 
 
 async def _spare_what_stays() -> None:
-    """The framework and its routes are never garbage, and looking through them took the collector 150 ms, while everybody waited.
-    Some are made when first asked for, so it is told more than once."""
+    """Exclude the framework and its routes from garbage collection: scanning them blocked the event loop for 150 ms.
+    Repeated, because some objects are created on their first use."""
     for seconds in _LOADED_SECONDS:
         await asyncio.sleep(seconds)
         gc.freeze()

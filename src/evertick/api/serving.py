@@ -1,4 +1,4 @@
-"""The framework at work: the application behind uvicorn, on a socket that is bound already."""
+"""Runs the application with uvicorn on an already bound socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from evertick.store.db import Purpose
 
 
 class _Server(uvicorn.Server):
-    """Without signal handlers: whoever runs the service has them."""
+    """A server without signal handlers: the service installs its own."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -36,7 +36,7 @@ async def serve(
     at: socket.socket,
     stop: asyncio.Event,
 ) -> None:
-    """Until `stop` is set."""
+    """Serve until `stop` is set."""
     desk = Desk(settings, url, log)
     config = uvicorn.Config(
         make_app(desk),
@@ -45,7 +45,7 @@ async def serve(
         ws="none",
         lifespan="off",
         log_config=None,
-        # Paths may hold a one-time secret.
+        # No access log: paths may contain a one-time secret.
         access_log=False,
         server_header=False,
         proxy_headers=bool(settings.api_proxies),
@@ -58,14 +58,14 @@ async def serve(
 
     async def end() -> None:
         await stop.wait()
-        # Before the server waits for those who are served: a stream has no end of its own.
+        # Close the streams before the server waits for open requests: streams do not end on their own.
         desk.hub.close()
         desk.stop_watch.close()
         server.should_exit = True
 
     async with asyncio.TaskGroup() as group:
         pools = [desk.readers, desk.writers, desk.agents]
-        # Large results of agents lie where the API runs.
+        # Large results of agents are stored on the API's machine.
         cleaning = keep_results(settings, link=Link(url, Purpose.API_READ), log=log, is_own=True)
         works = (end(), desk.hub.run(), desk.remembered.run(), cleaning, *(pool.tend() for pool in pools))
         beside = [group.create_task(each) for each in works]

@@ -1,4 +1,4 @@
-"""`/auth`: signing in and out. A token for programs, a cookie for browsers, a one-time link for the first login."""
+"""`/auth`: sign in and out with tokens for programs, cookies for browsers and one-time links for the first sign-in."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AccessToken(BaseModel):
 
 
 class Session(BaseModel):
-    """Who is signed in, what they may, and what a page sends back with each change."""
+    """The signed-in user, its permissions, and the CSRF token that pages send with each change."""
 
     user: str
     role: str
@@ -51,7 +51,7 @@ class NewPassword(BaseModel):
 @router.post("/token", status_code=201)
 @needs(Permission.OPEN)
 async def make_token(request: Request, caller: Who) -> AccessToken:
-    """A bearer token for a user's name and password, as JSON or as a form. It lives for twelve hours."""
+    """Create a bearer token from a user name and password, sent as JSON or as a form. It expires after twelve hours."""
     login = await _login(request)
     issued = await accounts.sign_in(
         caller.changing, name=login.username, password=login.password, origin=caller.origin, means="token"
@@ -62,7 +62,7 @@ async def make_token(request: Request, caller: Who) -> AccessToken:
 @router.post("/login")
 @needs(Permission.OPEN)
 async def sign_in(request: Request, response: Response, caller: Who) -> Session:
-    """Sign in with a browser: sets the session's cookie."""
+    """Sign in with a browser. Sets the session cookie."""
     refuse_foreign(request)
     login = await _login(request)
     issued = await accounts.sign_in(
@@ -75,7 +75,7 @@ async def sign_in(request: Request, response: Response, caller: Who) -> Session:
 @router.post("/link/{secret}", status_code=303, response_class=RedirectResponse)
 @needs(Permission.OPEN)
 async def take_link(secret: str, request: Request, caller: Who) -> RedirectResponse:
-    """Sign in by a one-time link. Its page is the UI's."""
+    """Sign in with a one-time link."""
     refuse_foreign(request)
     async with caller.changing() as conn:
         issued = await accounts.sign_in_by_link(conn, secret=secret, origin=caller.origin)
@@ -87,14 +87,14 @@ async def take_link(secret: str, request: Request, caller: Who) -> RedirectRespo
 @router.get("/session")
 @needs(Permission.OWN)
 async def show_session(caller: Who) -> Session:
-    """Who is signed in."""
+    """Return the signed-in user."""
     return _described(caller, caller.csrf)
 
 
 @router.post("/logout", status_code=204)
 @needs(Permission.OWN)
 async def sign_out(response: Response, caller: Who) -> None:
-    """End this session, or revoke the token that this was asked with."""
+    """Sign out: end the session, or revoke the token of this request."""
     await end_session(caller, response)
 
 
@@ -109,10 +109,10 @@ async def end_session(caller: Caller, response: Response) -> None:
 @router.put("/password", status_code=204)
 @needs(Permission.OWN)
 async def change_password(wanted: NewPassword, caller: Who) -> None:
-    """Change one's own password. Every session and token of the user ends, this one too."""
-    # A token that was given less than its user may not set the password that gives everything.
+    """Change your own password. Ends all of your sessions and tokens, including this one."""
+    # A token with fewer permissions than its user must not set the password, which grants all of them.
     if not caller.principal.is_session:
-        raise Refused("To change a password sign in with a session.")
+        raise Refused("Changing a password needs a session. Sign in with your password first.")
     proof = Proof(name=caller.principal.name, password=wanted.current_password or "", origin=caller.origin)
     await accounts.change_own_password(caller.changing, proof, password=wanted.password, actor=caller.actor)
 
@@ -127,12 +127,12 @@ async def _login(request: Request) -> Login:
             given = {name: values[0] for name, values in parse_qs(body.decode()).items()}
             given = {name: given[name] for name in ("username", "password") if name in given}
         else:
-            raise HTTPException(415, "Send the name and password as JSON or as a form.")
+            raise HTTPException(415, "Unsupported content type. Send the name and password as JSON or as a form.")
         return Login.model_validate(given)
     except ValidationError as error:
         raise RequestValidationError(error.errors(include_input=False, include_context=False)) from None
     except (ValueError, RecursionError):
-        raise HTTPException(400, "The body is no JSON object and no form.") from None
+        raise HTTPException(400, "The request body is neither a JSON object nor a form.") from None
 
 
 def set_cookie(request: Request, response: Response, issued: Issued) -> None:
@@ -152,7 +152,7 @@ async def _session(caller: Caller, secret: str, csrf: str) -> Session:
     async with caller.reading() as conn:
         found = await accounts.who(conn, secret)
     if found is None:
-        raise Refused("The session has ended already. Sign in again.")
+        raise Refused("The session has already ended. Sign in again.")
     caller.principal = found.principal
     return _described(caller, csrf)
 

@@ -1,6 +1,6 @@
-"""From the outermost layer straight to a plain read whose address holds nothing but words: lists, which is what is polled.
+"""Routes plain reads without path parameters (lists, which clients poll) directly from the outermost middleware.
 
-The layers between take a sixth of its time and do nothing for it. Whatever goes wrong, the long way tells.
+The layers between take a sixth of the time of such a request and do nothing for it. Errors are left to the normal path.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from evertick.api.guard import ERROR, GuardedRoute, admit
 
 
 class ShortWay:
-    """`parts`: for each prefix the application there, and its routers."""
+    """`parts` maps each prefix to its application and routers."""
 
     def __init__(self, app: ASGIApp, *, parts: Mapping[str, tuple[FastAPI, Iterable[APIRouter]]]) -> None:
         self._app = app

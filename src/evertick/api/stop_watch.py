@@ -1,4 +1,4 @@
-"""Tells heartbeats that wait when their attempt is to stop: one question a second for all of them, and none while nobody waits."""
+"""Notifies waiting heartbeats when their attempt must stop: one query a second for all of them, none if no heartbeat waits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StopWatch:
         return len(self._waiting)
 
     async def wait(self, session: int, seconds: float) -> bool:
-        """Whether, within so many seconds, that attempt was asked to stop or became nobody's."""
+        """Wait up to `seconds`. Returns whether the attempt was requested to stop or lost its lease."""
         told = self._waiting[session] = asyncio.Event()
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
@@ -33,19 +33,19 @@ class StopWatch:
             with suppress(TimeoutError):
                 await asyncio.wait_for(told.wait(), seconds)
         finally:
-            # A newer request of the same agent may have taken the place.
+            # A newer request of the same agent may have replaced the entry.
             if self._waiting.get(session) is told:
                 del self._waiting[session]
         return told.is_set()
 
     def close(self) -> None:
-        """Whoever waits is answered now: the server ends."""
+        """Release all waiting heartbeats, because the server shuts down."""
         for told in self._waiting.values():
             told.set()
 
     async def _look(self) -> None:
         while self._waiting:
-            # What cannot be asked now is asked again: a heartbeat ends by itself as well.
+            # Retried by the next query; heartbeats also time out on their own.
             with suppress(psycopg.Error, PostgresUnavailable, OSError):
                 async with self._pool.lent() as conn:
                     found = await agents.disturbed(conn, list(self._waiting))

@@ -1,8 +1,8 @@
-"""What has moved since the last look, for everybody who watches: one reader per process, and nothing written for it anywhere.
+"""The change feed: polls the database for changes since the last poll. One reader per process; the engine writes nothing for it.
 
-Rows tell who wrote them. A look asks for those written by a transaction at least as young as the oldest one that was open at the
-look before, so that none is missed whatever the order of commits; what was told already is remembered as long as it can come
-again. Must never read more than what is open, new or named.
+Rows contain their transaction id. A poll selects rows written by transactions that are not older than the oldest one that was
+open at the previous poll, so no change is missed whatever the commit order; rows already reported are remembered as long as they
+can reappear. Polls must never read more than open, new or named runs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from evertick.store import changes
 from evertick.store.changes import ChangedRun, ChangedTask, Deed, Mark
 
 MOST_CHANGES = 5_000
-# How many open runs are remembered, how many of them are asked about in one look, and of how many the tasks are looked at.
+# Limits: open runs remembered, open runs checked per poll, and runs whose tasks are polled.
 MOST_OPEN, OPEN_PER_LOOK, MOST_WATCHED = 200_000, 10_000, 1_000
-# No transaction of ours lasts as long: an older one is somebody else's, and must not make us read everything since then.
+# Evertick's transactions are shorter than this. An older one belongs to another program and must not extend the polled range.
 LONGEST_TRANSACTION_SECONDS = 120.0
-# Numbers are drawn before they are committed: a new one may turn up below those that were seen first.
+# Ids are assigned before commit: a new row may have a lower id than rows already seen.
 OVERLAP = 1_000
 
 _ENDED = frozenset(state.value for state in TERMINAL_RUN_STATES)
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """`name` is the kind of event; `facts` what is told of it, besides the DAG's name."""
+    """`name` is the kind of event; `facts` are its fields, without the DAG's name."""
 
     name: str
     dag_id: int | None
@@ -49,7 +49,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interest:
-    """Whose tasks somebody watches: of these runs, of the open runs of these DAGs, or of all open runs."""
+    """The watched tasks: those of `runs`, of open runs of `dags`, or of all open runs."""
 
     runs: frozenset[int] = frozenset()
     dags: frozenset[str] = frozenset()
@@ -57,18 +57,18 @@ class Interest:
 
 
 class TooMuch(Exception):
-    """More has changed than is worth telling one by one."""
+    """Too many changes to report individually."""
 
 
 @dataclass(slots=True)
 class Tail:
     _marks: deque[tuple[float, Mark]] = field(default_factory=deque)
     _open: dict[int, None] = field(default_factory=dict)
-    # What was told, by which transaction it was written, and which ones had not begun by then.
+    # Reported rows with their transactions, and the transaction marks of earlier polls.
     _told: dict[Key, tuple[int, int]] = field(default_factory=dict)
 
     async def begin(self, conn: AsyncConnection) -> None:
-        """From now on. What is read after this is not older than what `look` goes on from."""
+        """Start from the current state. Data read after this call is not older than the start of the first `look`."""
         mark = await changes.mark(conn)
         newest_run, newest_entry = max(mark.newest_run - OVERLAP, 0), max(mark.newest_entry - OVERLAP, 0)
         first = Mark(mark.oldest, mark.next, newest_run, newest_entry, mark.at)
@@ -76,12 +76,12 @@ class Tail:
         self._open = dict.fromkeys(await changes.open_runs(conn, limit=MOST_OPEN))
 
     async def look(self, conn: AsyncConnection, interest: Callable[[], Interest]) -> list[Change]:
-        """What has changed, each thing once. TooMuch when that is a flood: it counts as told, though a part may come again.
+        """Return each change once. Raises TooMuch for a flood: it counts as reported, although a part may come again.
 
-        The interest is asked for after the mark: whoever comes later is served by the next look, from this mark on.
+        `interest` is evaluated after the mark: later watchers are served by the next poll, from this mark on.
         """
         since, before = self._since(), self._marks[0][1]
-        # First, so that whatever comes while the rest is read comes again.
+        # Take the mark first, so that changes during the other queries are found again.
         mark = await changes.mark(conn)
         try:
             deeds = _bounded(
@@ -104,11 +104,11 @@ class Tail:
         return found
 
     def _since(self) -> int:
-        """The oldest transaction that the last look may not have seen all of. Drops the marks that nobody needs any more."""
+        """The oldest transaction that the last poll may not have seen completely. Drops obsolete marks."""
         since = self._marks[-1][1].oldest
         oldest_time = time.monotonic() - LONGEST_TRANSACTION_SECONDS
         since = max([since, *(mark.next for at, mark in self._marks if at < oldest_time)])
-        # The last mark before `since` and one more: an id may be drawn a moment before its transaction has a number.
+        # Keep the last mark before `since` and one more: an id may be assigned before its transaction has a number.
         while len(self._marks) > 2 and self._marks[2][1].next <= since:
             self._marks.popleft()
         return since
@@ -122,7 +122,7 @@ class Tail:
         return chosen
 
     async def _watched(self, conn: AsyncConnection, interest: Interest, touched: set[int]) -> list[int]:
-        """The runs whose tasks are looked at: with what has just ended, or a task would never be seen to end."""
+        """The runs whose tasks are polled, including runs that just ended, so that the ends of their tasks are reported."""
         if interest.is_all or interest.dags:
             found = await changes.watched(
                 conn, dags=sorted(interest.dags), is_all=interest.is_all, moved=sorted(touched), limit=MOST_WATCHED
@@ -145,7 +145,7 @@ class Tail:
                 yield Change(name=name, dag_id=deed.dag_id, run_id=deed.run_id, facts=facts)
 
     def _runs(self, moved: list[ChangedRun], tasks: list[ChangedTask], mark: Mark) -> Iterable[Change]:
-        """A run begins before its tasks move, and ends after them."""
+        """The changes of runs and tasks, in order: a run starts before its tasks change and ends after them."""
         for row in moved:
             if row.state not in _ENDED:
                 self._open[row.run_id] = None
@@ -174,7 +174,7 @@ class Tail:
 
 
 def _event_of(deed: Deed) -> str | None:
-    """What a deed is told as. That a run was triggered is told by the run itself; who may use the API is nobody's business."""
+    """The event name of an audit entry. Triggered runs are reported as runs; changes of users and tokens are not reported."""
     if deed.verb == "trigger":
         return None
     if deed.run_id is not None:

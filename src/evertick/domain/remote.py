@@ -60,7 +60,7 @@ def read_server_url(url: str) -> SplitResult:
         not (parts.scheme in ("http", "https") and parts.hostname and has_port and not parts.username)
         or not is_plain_path
     ):
-        # A URL with a password in it is never quoted.
-        shown = "a URL with a user or a password" if "@" in url else repr(url)
-        raise InvalidSettings(f"{shown} is not the address of a server; it must look like https://evertick.example.com")
+        # Never quote a URL that may contain a password.
+        shown = "A URL with a user or a password" if "@" in url else repr(url)
+        raise InvalidSettings(f"{shown} is not a server address. It must look like https://evertick.example.com")
     return parts

@@ -15,7 +15,7 @@ from evertick.domain.agent_outcome import MOST_BYTES
 from evertick.execution.kill import find_by_token
 from evertick.execution.proc_stat import SESSION, START_TICKS, STATE, boot_id, stat_of
 
-# Tells an agent where its token is; it also identifies the agent's process.
+# Names the file with the agent's token; it also identifies the agent's process.
 TOKEN_VARIABLE = "EVERTICK_AGENT_TOKEN_FILE"
 # Prefix of a directory that is being removed.
 GONE = ".gone-"

@@ -140,7 +140,7 @@ class Child:
 
 
 def _rehearsed_body() -> list[float]:
-    """Does what most tasks do. User code may have replaced our stream: its stream must not receive this."""
+    """Does what most tasks do, with Evertick's own stream: a stream installed by user code must not receive this."""
     if isinstance(sys.stdout, CapturedStream):
         _PRINT("a line")
     return [0.5]

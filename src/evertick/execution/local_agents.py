@@ -156,7 +156,7 @@ class LocalAgents:
         return await asyncio.to_thread(end_strays, attempt.session, within_seconds=STRAYS_SECONDS)
 
     def _watch(self, name: str, folder: AgentFolder) -> None:
-        """Get notified when it ends, whichever process started it."""
+        """Get notified when it ends, no matter which process started it."""
         pid = folder.living_pid()
         if name in self._watched or pid is None:
             return

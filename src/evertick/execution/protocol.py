@@ -123,7 +123,7 @@ Say = Callable[[str, str], None]
 
 
 class Desk(NamedTuple):
-    """What a body's process has at hand: where its lines go, where large results do, and what it was granted."""
+    """The context of a body's process: functions for log lines and large results, and the injected secrets."""
 
     say: Say
     files: ResultFiles = ResultFiles()

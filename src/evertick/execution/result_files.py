@@ -47,7 +47,7 @@ class ResultFiles:
                 " EVERTICK_RESULTS_FOLDER that all of them share, or EVERTICK_STORAGE."
             ) from None
         if len(raw) != size or hashlib.sha256(raw).hexdigest() != digest:
-            raise ResultLost(f"the file of a large result, {path}, was changed: clear the task that made it.")
+            raise ResultLost(f"the file of a large result, {path}, was changed. Clear the task that produced it.")
         return raw.decode()
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from evertick.execution.spool import open_spool
 
-# After a runner's death each attempt in a file is looked up in the database, stored or not: so not too many.
+# Limits the attempts per file: after a runner's death, each of them is looked up in the database.
 _MOST_USES = 32
 _LONGEST_REUSED_BYTES = 64 * 1024
 

@@ -1,6 +1,6 @@
-"""One HTTP request over a line of its own, with a deadline and a bound on the answer. For agents: small, and able to be broken off.
+"""One HTTP request on its own connection, with a deadline and a size limit. For agents: small, and cancelable at any time.
 
-Follows no redirect: the token goes to the address that was named, and to nobody else.
+Follows no redirects: the token is sent only to the configured address.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """`content` is sent as it comes; `size` says how much that is."""
+    """`content` is streamed; `size` is its length in bytes."""
 
     method: str
     path: str
@@ -38,7 +38,7 @@ class Request:
 
 
 class Address:
-    """A server by its URL. Raises InvalidSettings for what is none."""
+    """A server's address, from its URL. Raises InvalidSettings for an invalid one."""
 
     def __init__(self, url: str) -> None:
         parts = read_server_url(url)
@@ -48,16 +48,16 @@ class Address:
         self.is_plain = self._tls is None and self._host not in ("localhost", "127.0.0.1", "::1")
 
     async def ask(self, request: Request, *, seconds: float, most_bytes: int) -> Answer:
-        """OSError (a time-out is one) if no whole answer came; then it may have been done or not."""
+        """Send the request. Raises OSError or TimeoutError without a complete response; the server may still have processed it."""
         async with asyncio.timeout(seconds):
             reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
             try:
                 return await self._exchange(request, reader, writer, most_bytes)
             except h11.RemoteProtocolError as error:
-                raise OSError(f"what answers there is no HTTP server: {error}") from None
+                raise OSError(f"the response is not HTTP: {error}") from None
             except h11.LocalProtocolError as error:
-                # A file that was changed while it was sent: no fault of the line's, and asking again would not help.
-                raise EvertickError(f"it cannot be sent: {error}") from None
+                # The file changed while it was sent: not a network error, and a retry would not help.
+                raise EvertickError(f"the request cannot be sent: {error}") from None
             finally:
                 writer.close()
 
@@ -95,7 +95,7 @@ async def _read(line: h11.Connection, reader: asyncio.StreamReader, most_bytes: 
             case h11.NEED_DATA:
                 read = await reader.read(_PART_BYTES)
                 if not read and not status:
-                    raise OSError("the line broke before there was an answer")
+                    raise OSError("the connection broke before a response arrived")
                 line.receive_data(read)
             case h11.Response() as response:
                 status = response.status_code
@@ -103,11 +103,11 @@ async def _read(line: h11.Connection, reader: asyncio.StreamReader, most_bytes: 
             case h11.Data() as part:
                 total += len(part.data)
                 if total > most_bytes:
-                    raise OSError(f"the answer is larger than {most_bytes} bytes")
+                    raise OSError(f"the response is larger than {most_bytes} bytes")
                 parts.append(bytes(part.data))
             case h11.EndOfMessage():
                 return Answer(status=status, headers=headers, body=b"".join(parts))
             case h11.InformationalResponse():
                 pass
             case _:
-                raise OSError("the line broke before the answer was whole")
+                raise OSError("the connection broke before the response was complete")

@@ -40,8 +40,8 @@ class Changeover:
             self._is_sure = False
 
     def hear(self, server: Server | None, lost: Iterable[Held]) -> None:
-        """A heartbeat was answered by that server: it listed the attempts that it has this session hold, and those that
-        it does not."""
+        """That server answered a heartbeat, so it is known which attempts this session holds there. `lost` are attempts
+        of this session that the server does not know."""
         if not self._has_begun or (self._is_sure and server == self._server):
             return
         self._is_sure, self._server = True, server

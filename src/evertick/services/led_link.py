@@ -1,5 +1,5 @@
-"""A further connection of the leader, next to the one that renews its lease: to the same server, with timeouts bounded
-by the lease."""
+"""A second connection of the leader, in addition to the connection that renews its lease: to the same server, with timeouts
+bounded by the lease."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LedLink:
         self._bounded: AsyncConnection | None = None
 
     async def get(self) -> AsyncConnection:
-        """Raises NotLeader if the lease was acquired on a server other than the one that this connection reaches."""
+        """Raises NotLeader if this connection reaches another server than the lease was acquired on."""
         conn = await self._link.get()
         if self._link.server != self._lead.led_on:
             raise NotLeader(f"shard {self._lead.shard} was led on another server ({self._lead.led_on})")

@@ -102,11 +102,11 @@ class LogReader:
         return await self.archive.filled(key.run_id, found)
 
     async def onward(self, key: TaskKey, *, at: tuple[int, int], sought: Sought = ANY, limit: int) -> list[Chunk]:
-        """Chunks from the one that contains byte `at` (epoch, offset), in order."""
+        """Chunks in order, starting with the chunk that contains byte `at` (epoch, offset)."""
         return await self._look(log_windows.onward, key, at, sought, limit)
 
     async def backward(self, key: TaskKey, *, at: tuple[int, int], sought: Sought = ANY, limit: int) -> list[Chunk]:
-        """Chunks from the one that contains byte `at`, the last first."""
+        """Chunks in reverse order, starting with the chunk that contains byte `at`."""
         return await self._look(log_windows.backward, key, at, sought, limit)
 
     async def _look(self, look: _Look, key: TaskKey, at: tuple[int, int], sought: Sought, limit: int) -> list[Chunk]:

@@ -67,7 +67,7 @@ ALERTS = _counter(
     "kind",
 )
 NOTIFICATIONS = _counter(
-    "notifications", "Attempts to send a notification: sent, failed and tried again, given_up.", "outcome"
+    "notifications", "Attempts to send a notification: sent, failed (retried later), given_up.", "outcome"
 )
 NOTIFICATIONS_WAITING = _gauge("notifications_waiting", "Notifications that are not sent yet. Counted by the leader.")
 NOTIFICATIONS_OLDEST = _gauge("notifications_oldest_seconds", "Age of the oldest notification that is not sent yet.")

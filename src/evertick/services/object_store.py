@@ -1,7 +1,7 @@
-"""S3-compatible object storage: put, get, list and remove, over HTTP with the standard library alone. Blocks; call it in a thread.
+"""S3-compatible object storage: put, get, list and remove, over HTTP with the standard library. Blocking; call it in a thread.
 
-What is put is named by its hash and sent with it, so that the server refuses what was changed on the way, and putting twice
-is harmless. Must never show the secret key.
+Each object is sent with the hash of its content, so that the server refuses content damaged on the way, and is named by it, so
+that putting it twice is harmless. Must never expose the secret key.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from evertick.config import Settings
 from evertick.domain.errors import ResultLost, StorageUnavailable
 from evertick.domain.s3_signature import EMPTY_HASH, Signer, encoded_query
 
-# Of one answer, not of the whole transfer: as long as bytes come it goes on.
+# Timeout of one response, not of the whole transfer: it continues as long as bytes arrive.
 ANSWER_SECONDS = 20.0
-# Of the whole of a part that somebody waits for.
+# Timeout of a complete partial read, because a user waits for it.
 PART_SECONDS = 60.0
 PIECE_BYTES = 1024 * 1024
 _MOST_ERROR_BYTES = 4096
@@ -34,7 +34,7 @@ _MOST_ERROR_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStore:
-    """One bucket, below a prefix."""
+    """One bucket and a prefix in it."""
 
     endpoint: str
     bucket: str
@@ -50,7 +50,7 @@ class ObjectStore:
             self.put_file(name, body, content_hash=content_hash)
 
     def put_file(self, name: str, body: BinaryIO, *, content_hash: str) -> None:
-        """An open one, all of it."""
+        """Put the complete content of an open file."""
         body.seek(0)
         size, path = os.fstat(body.fileno()).st_size, self._path(name)
         headers = self._signed("PUT", path, {"content-length": str(size)}, content_hash=content_hash)
@@ -58,7 +58,7 @@ class ObjectStore:
             _read(answer, None, self.place)
 
     def put_bytes(self, name: str, body: bytes) -> None:
-        """The whole of it within an answer's time: nothing of it arrives much later than somebody could have given it up."""
+        """Put a small object within one response timeout, so that nothing arrives long after the caller has timed out."""
         path, digest = self._path(name), hashlib.sha256(body).hexdigest()
         headers = self._signed("PUT", path, {"content-length": str(len(body))}, content_hash=digest)
         with self._asked(self._connection(), "PUT", path, headers, body) as answer:
@@ -75,7 +75,7 @@ class ObjectStore:
         return True
 
     def get(self, name: str, into: Path, *, content_hash: str) -> None:
-        """Whole and checked, or not at all. Raises ResultLost where it is not there or was changed."""
+        """Download an object completely and verify it. Raises ResultLost if it is missing or was changed."""
         draft = into.with_name(f".{os.getpid()}-{os.urandom(4).hex()}")
         try:
             into.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -87,7 +87,7 @@ class ObjectStore:
                 draft.unlink()
 
     def get_file(self, name: str, file: BinaryIO, *, content_hash: str) -> None:
-        """The same into an open one, which is worth nothing if this raises."""
+        """The same into an open file, whose content is invalid if this raises."""
         path, digest = self._path(name), hashlib.sha256()
         headers = self._signed("GET", path, {}, content_hash=EMPTY_HASH)
         with self._asked(self._connection(), "GET", path, headers) as answer:
@@ -96,16 +96,16 @@ class ObjectStore:
                 file.write(piece)
             self._refuse_rest(answer)
         if digest.hexdigest() != content_hash:
-            raise ResultLost(f"{self.place}/{name} was changed: clear the task that made it.")
+            raise ResultLost(f"{self.place}/{name} was changed. Clear the task that produced it.")
 
     def get_part(self, name: str, *, at: int, size: int) -> bytes:
-        """Some of its bytes; fewer if it has no more. Unchecked: whoever asks knows what they must be. Raises ResultLost where it
-        is not there, or ends before."""
+        """Read a range of bytes, fewer at the end of the object. Not verified here: the caller knows the expected hash. Raises
+        ResultLost if the object is missing or ends before the range."""
         path, give_up_at = self._path(name), time.monotonic() + PART_SECONDS
         headers = self._signed("GET", path, {"range": f"bytes={at}-{at + size - 1}"}, content_hash=EMPTY_HASH)
         found = bytearray()
         with self._asked(self._connection(), "GET", path, headers) as answer:
-            # Not every server knows parts, and not every one that does says 206.
+            # Some servers do not support ranges, and some that do return 200 instead of 206.
             start = 0 if answer.getheader("content-range") else at
             while len(found) < start + size and (piece := _read(answer, PIECE_BYTES, self.place)):
                 found += piece
@@ -116,17 +116,17 @@ class ObjectStore:
         return bytes(found[start : start + size])
 
     def remove(self, name: str) -> None:
-        """What is gone already is gone."""
+        """Remove the object. A missing object is not an error."""
         self._remove(self._path(name))
 
     def folders(self, under: str) -> Iterator[str]:
-        """The names of what is directly below `under`, which ends with a slash."""
+        """The names directly below `under`, which ends with a slash."""
         for page in self._pages(under, delimiter="/"):
             for found in _texts(page, "Prefix", within="CommonPrefixes"):
                 yield found.removeprefix(self._key(under)).rstrip("/")
 
     def remove_all(self, under: str) -> None:
-        """Everything below `under`. What is gone already is gone."""
+        """Remove everything below `under`. Missing objects are not an error."""
         for page in self._pages(under):
             for key in _texts(page, "Key", within="Contents"):
                 self._remove(f"/{self.bucket}/{quote(key, safe='/-_.~')}")
@@ -150,7 +150,7 @@ class ObjectStore:
             query = {**query, "continuation-token": onward}
 
     def _refuse_rest(self, answer: http.client.HTTPResponse) -> None:
-        """An answer that ended before its end was cut off: the library says so only of answers that are read as a whole."""
+        """Raise if the response was truncated: `http.client` reports that only for responses read in one call."""
         if answer.length:
             raise StorageUnavailable(f"{self.place} broke off: {answer.length} bytes are missing")
 
@@ -179,31 +179,31 @@ class ObjectStore:
         headers: dict[str, str],
         body: object = None,
     ) -> http.client.HTTPResponse:
-        """A good answer, to be read and closed. Raises StorageUnavailable, or ResultLost for what is not there."""
+        """A successful response, to be read and closed. Raises StorageUnavailable, or ResultLost if the object is missing."""
         try:
-            # One question each: then the connection ends with its answer, however that is left.
+            # One request per connection: it closes with its response, even if that is not read completely.
             connection.request(method, path, body=body, headers={**headers, "connection": "close"})  # type: ignore[arg-type]
             answer = connection.getresponse()
             if answer.status < 300:
                 return answer
             told = answer.read(_MOST_ERROR_BYTES).decode("utf-8", "replace")
-        # A ValueError is of an address or a key that cannot even be sent.
+        # A ValueError means an address or a key that cannot be sent at all.
         except (OSError, http.client.HTTPException, ValueError) as error:
             connection.close()
             raise StorageUnavailable(f"{self.place} cannot be reached: {error or type(error).__name__}") from None
         connection.close()
         code = re.search(r"<Code>(\w+)</Code>", told)
-        # The answer to a HEAD has no body that could say whether the object or the bucket is missing.
+        # The response to a HEAD has no body that could tell whether the object or the bucket is missing.
         is_missing = answer.status == 404 and (
             method == "HEAD" or (method == "GET" and code is not None and code[1] == "NoSuchKey")
         )
         if is_missing or answer.status == 416:
-            raise ResultLost(f"{self.place}: there is no {path.partition('?')[0]}: clear the task that made it.")
+            raise ResultLost(f"{self.place}: there is no {path.partition('?')[0]}. Clear the task that produced it.")
         raise StorageUnavailable(f"{self.place} refused: {answer.status} {code[1] if code else answer.reason}")
 
 
 def open_store(settings: Settings) -> ObjectStore | None:
-    """As the settings say; they are checked already."""
+    """The object storage of the settings, which are already validated."""
     if settings.storage is None:
         return None
     parts = urlsplit(settings.storage)
@@ -227,11 +227,11 @@ def _parsed(raw: bytes, place: str) -> ElementTree.Element:
     try:
         return ElementTree.fromstring(raw)
     except ElementTree.ParseError as error:
-        raise StorageUnavailable(f"{place} gave an answer that is no list: {error}") from None
+        raise StorageUnavailable(f"{place} returned a response that is not a list: {error}") from None
 
 
 def _texts(page: ElementTree.Element, name: str, *, within: str | None = None) -> Iterator[str]:
-    """By their local names: not every server declares the name-space."""
+    """The texts of elements by local name: not every server declares the namespace."""
     parents = [page] if within is None else [each for each in page if _local(each) == within]
     for parent in parents:
         yield from (each.text for each in parent if _local(each) == name and each.text)

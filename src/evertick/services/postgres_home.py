@@ -177,18 +177,20 @@ def _refuse_foreign(directory: Path) -> None:
     """In a shared place another user may have created a directory or a link with this name."""
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PostgresUnavailable(f"{directory} belongs to somebody else: remove it, or set EVERTICK_HOME elsewhere.")
+        raise PostgresUnavailable(
+            f"{directory} belongs to another user. Remove it, or set EVERTICK_HOME to another directory."
+        )
 
 
 def own_database_url(settings: Settings) -> str:
-    """Where the database is: as told, or in the home if Evertick runs there."""
+    """The database URL: the configured one, or that of the Evertick running in the home."""
     if settings.database_url:
         return settings.database_url
     holder = holder_of(settings.home)
     if holder is None:
         raise PostgresUnavailable(
             f"Evertick is not running in {shown(settings.home)}; start it with `evertick up`, or set"
-            " EVERTICK_HOME or EVERTICK_DATABASE_URL to where it runs."
+            " EVERTICK_HOME or EVERTICK_DATABASE_URL."
         )
     return holder.url
 

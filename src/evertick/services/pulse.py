@@ -101,7 +101,7 @@ _PULSES: dict[str, Pulse] = {}
 
 @contextmanager
 def shown(pulse: Pulse) -> Iterator[Pulse]:
-    """Within the block the loop is among those that `look_at_all` returns."""
+    """Within the block, `look_at_all` returns the loop, too."""
     _PULSES[pulse.name] = pulse
     try:
         yield pulse

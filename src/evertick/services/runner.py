@@ -54,7 +54,7 @@ class Runner:
         begin: Begin | None = None,
     ) -> None:
         """`environment` is the environment that tasks see; None passes on all of the runner's own. `begin` creates the
-        sessions, for sessions other than those that run tasks here."""
+        sessions; by default, sessions that run tasks on this machine."""
         self._settings, self._url, self._log, self._environment = settings, url, log, environment
         self._begin = begin or self._begin_here
         self.wake, self.stop = asyncio.Event(), asyncio.Event()

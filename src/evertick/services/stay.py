@@ -1,6 +1,6 @@
 """One registration of a runner: its identity, its connections to the database, and how it ends.
 
-The same for runners that execute tasks and for those that submit them to a remote executor. Decides nothing about
+The same for runners that execute tasks and for runners that submit them to a remote executor. Decides nothing about
 tasks.
 """
 

@@ -218,7 +218,7 @@ class Supervisor:
         self._event("nursery", "died", message=how, level="error")
 
     async def _tick(self) -> None:
-        """Shows the health port that this loop is running."""
+        """Report to the health port that this loop is running."""
 
         async def rest() -> float:
             return 1.0

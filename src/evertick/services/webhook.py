@@ -1,4 +1,4 @@
-"""Posts one message to a webhook: to the address that was checked and no other, within a time limit, never redirected."""
+"""Posts one message to a webhook: only to the verified address, within a time limit, without following redirects."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from evertick.services.public_address import Address, resolve
 
 MOST_ANSWER_BYTES = 4096
 SHOWN_CHARACTERS = 200
-# Worth another try: the sink is busy, or broken for now.
+# Statuses to retry: the destination is busy or temporarily broken.
 _TRANSIENT = frozenset({408, 425, 429, *range(500, 600)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Post:
-    """`key` signs it. `allowed` are networks besides the open internet."""
+    """A request. `key` signs it; `allowed` are permitted networks that are not public."""
 
     url: str
     body: bytes
@@ -35,7 +35,7 @@ class Post:
 
 
 def send(post: Post, on_open: OnOpen) -> str:
-    """What the sink said, in short. Blocks; raises DeliveryFailed or OSError."""
+    """The destination's response, abbreviated. Blocking; raises DeliveryFailed or OSError."""
     place = urlsplit(post.url)
     host, is_secure = place.hostname or "", place.scheme == "https"
     port = place.port or (443 if is_secure else 80)
@@ -50,13 +50,13 @@ def send(post: Post, on_open: OnOpen) -> str:
         connection.request("POST", target, post.body, _headers(post))
         return _answer(connection.getresponse())
     except http.client.HTTPException as error:
-        raise DeliveryFailed(f"what answers there is no web server: {type(error).__name__}") from None
+        raise DeliveryFailed(f"the response is not HTTP: {type(error).__name__}") from None
     finally:
         sock.close()
 
 
 def signature(key: str, delivery: str, timestamp: str, body: bytes) -> str:
-    """Of the id, the time and the body: none of them can be put together with parts of another message."""
+    """Sign id, time and body together, so that parts of different messages cannot be combined."""
     signed = f"{delivery}.{timestamp}.".encode() + body
     return "v1=" + hmac.new(key.encode(), signed, hashlib.sha256).hexdigest()
 
@@ -82,7 +82,7 @@ def _connect(addresses: list[Address], port: int, seconds: float) -> socket.sock
             return socket.create_connection((str(address), port), timeout=seconds)
         except OSError as error:
             failed = error
-    raise failed or OSError("the name has no address")
+    raise failed or OSError("the host name has no address")
 
 
 def _answer(response: http.client.HTTPResponse) -> str:
@@ -92,7 +92,7 @@ def _answer(response: http.client.HTTPResponse) -> str:
     if 200 <= status < 300:
         return f"HTTP {status}"
     if 300 <= status < 400:
-        raise DeliveryFailed(f"HTTP {status}: it redirects, which is not followed; give its new address", is_final=True)
+        raise DeliveryFailed(f"HTTP {status}: redirects are not followed; configure the new URL", is_final=True)
     if status not in _TRANSIENT:
         raise DeliveryFailed(said, is_final=True)
     asked = response.headers.get("Retry-After", "")

@@ -11,12 +11,12 @@ from evertick.services.place import Place
 
 
 def pid_started(pid: int) -> float:
-    """When that process started, in the kernel's ticks. OSError if there is none."""
+    """When the process started, in kernel ticks. Raises OSError if it does not exist."""
     return float(stat_of(str(pid))[START_TICKS])
 
 
 class RecordedProcess(Protocol):
-    """A process as another one recorded it."""
+    """A process as recorded in the database."""
 
     @property
     def host(self) -> str: ...
@@ -33,10 +33,10 @@ class RecordedProcess(Protocol):
 
 
 def is_provably_gone(runner: RecordedProcess, place: Place) -> bool:
-    """True only for a process of this very place whose pid and start time are gone (V5). `place` is where we are.
+    """True only for a process of this very place (`place`) whose pid and start time no longer exist (V5).
 
-    Host names count, too: a copy of a virtual machine has the same boot id. And where other users' processes are
-    hidden, only root and their own user can prove that one is gone.
+    Host names count, too: a copy of a virtual machine has the same boot id. Where other users' processes are hidden, only
+    root and the process's own user can prove that it is gone.
     """
     if (runner.host, runner.boot_id, runner.pid_namespace) != (place.host, place.boot_id, place.pid_namespace):
         return False

@@ -1,1 +1,1 @@
-"""The web UI: pages made on the server, with the rights of whoever looks. Reads the store, changes through the engine's verbs."""
+"""The web UI: pages rendered on the server with the signed-in user's permissions. Reads use the store, changes the engine verbs."""

@@ -1,4 +1,4 @@
-"""The whole application as it is served: the APIs of evertick.api, and the pages for people beside them."""
+"""The complete ASGI application: the APIs of evertick.api and the pages of the web UI."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from evertick.ui.pages import (
     values,
 )
 
-# Each has a `router`. What an address means is decided in this order.
+# Each module has a `router`. Routes match in this order.
 DAG_PAGES = (dags, dag, dag_schedules, dag_pictures, rollback, trigger)
 RUN_PAGES = (runs, run, task, run_actions, notes, approvals, backfills, data_assets)
 OTHER_PAGES = (gates, fleet, values, users, tokens, audit)
@@ -53,7 +53,7 @@ def make_app(desk: Desk) -> FastAPI:
 
 
 def _page_for_people(plain: ExceptionHandler) -> ExceptionHandler:
-    """An address that there is not, or a fault of the program: a page for a browser, a document for a program."""
+    """Render an unknown address or an internal error as a page for browsers and as a problem document for programs."""
 
     async def tell(request: Request, error: Exception) -> Response:
         is_browser = "text/html" in request.headers.get("accept", "")

@@ -1,5 +1,5 @@
-"""Stylesheets and scripts, read once and served from memory. One hash of all of them is in their address, so that a
-browser keeps them for ever and a new release is a new address."""
+"""Stylesheets and scripts, read once and served from memory. Their URL contains one hash of all of them, so browsers can
+cache them without expiry: a new release has a new URL."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class Asset:
 
 @dataclass(frozen=True, slots=True)
 class Assets:
-    """`files` by their names below the folder."""
+    """`files` maps each name below the folder to its content."""
 
     hash: str
     files: dict[str, Asset]
 
     def url(self, name: str) -> str:
         if name not in self.files:
-            raise KeyError(f"there is no static file {name}")
+            raise KeyError(f"unknown static file {name}")
         return f"/static/{self.hash}/{name}"
 
 
 def read_assets(folder: Path = _FOLDER) -> Assets:
-    """Only what a browser may have: kinds that are not in the table are not served."""
+    """Read the files whose type is in the table. Other types are never served."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix in _TYPES)
     files = {
         path.relative_to(folder).as_posix(): Asset(path.read_bytes(), f"{_TYPES[path.suffix]}; charset=utf-8")

@@ -1,4 +1,4 @@
-"""A year of a DAG's runs by day, and when in the week they go wrong. Pure: counts in, cells out."""
+"""A DAG's runs per day for one year, and failures by hour of the week. Pure: takes counts, returns cells."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from evertick.store.charts import RunLength, RunsOfHour
 
 DAYS_SHOWN = 371  # 53 whole weeks
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-# The worst that happened decides what a cell says.
+# The first of these states that occurred decides a cell's state.
 _WORST_FIRST = ("failed", "canceled", "running", "queued", "success")
 
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """`week` and `weekday` are its column and row."""
+    """One day; `week` and `weekday` are its column and row."""
 
     day: date
     week: int
@@ -25,7 +25,7 @@ class Day:
     total: int
     states: dict[str, int]
     state: str | None
-    # From 0, nothing, to 4: how many runs, beside the fullest day.
+    # 0 (no runs) to 4: the number of runs relative to the day with the most runs.
     level: int
 
     @property
@@ -59,7 +59,7 @@ class Year:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A run in the chart of durations. Heights in per cent of the tallest; the wait stands below the work."""
+    """A run in the chart of durations. Heights are percentages of the tallest; the waiting time is below the running time."""
 
     run: RunLength
     waited_seconds: float
@@ -76,7 +76,7 @@ class Durations:
 
 
 def year_of(counts: Iterable[RunsOfHour], *, today: date) -> Year:
-    """`counts` with hours in the zone that days are told in; `today` there."""
+    """Build the calendar. The hours of `counts` and `today` are in the display time zone."""
     by_day: dict[date, Counter[str]] = defaultdict(Counter)
     by_hour: dict[tuple[int, int], Counter[str]] = defaultdict(Counter)
     for each in counts:
@@ -105,7 +105,7 @@ def year_of(counts: Iterable[RunsOfHour], *, today: date) -> Year:
 
 
 def durations_of(runs: Sequence[RunLength], *, now: datetime) -> Durations:
-    """`runs` newest first, as they are read; the chart goes from old to new."""
+    """Build the chart, oldest run first, from `runs`, which come newest first."""
     spans = []
     for run in reversed(runs):
         began = run.started_at or run.finished_at or now

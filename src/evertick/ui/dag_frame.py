@@ -1,4 +1,4 @@
-"""What all views of one DAG share: its head, its buttons and its tabs. A view is a page of its own below /dags/NAME."""
+"""The shared parts of all views of one DAG: header, buttons and tabs. Each view is a page below /dags/NAME."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evertick.store.dags import DagRow
 from evertick.ui.frame import segment
 from evertick.ui.words import schedule_words
 
-# The view's key, its word, and where it is below the DAG's own address, in their order.
+# Key, label and path below the DAG's address of each view, in display order.
 TABS = (
     ("grid", "Grid", ""),
     ("graph", "Graph", "/graph"),
@@ -30,13 +30,13 @@ TABS = (
 
 
 class DagView:
-    """A DAG that the caller may see. `spec` is None where what was published cannot be read."""
+    """A DAG that the caller may see. `spec` is None if the published document cannot be read."""
 
     def __init__(self, row: DagRow, spec: DagSpec | None, head: dict[str, Any]) -> None:
         self.row, self.spec, self._head = row, spec, head
 
     def values(self, tab: str) -> dict[str, Any]:
-        """What dag_base.html needs, for the view of that key."""
+        """The template values of dag_base.html for one view."""
         path = f"/dags/{segment(self.row.name)}"
         tabs = [(key, label, path + rest) for key, label, rest in TABS]
         return {**self._head, "here": "dags", "dag": self.row, "spec": self.spec, "tabs": tabs, "tab": tab}

@@ -1,6 +1,6 @@
-"""What every page is made with: its route, its template, who looks, what they may, and how an answer to a button looks.
+"""Shared parts of all pages: route class, template rendering, the caller and its permissions, and responses to buttons.
 
-A page is a template with values; nothing in it is trusted, everything is escaped. Errors become pages, too.
+A page is a template with values. Every value is escaped. Errors are rendered as pages, too.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from evertick.ui.assets import Assets, read_assets
 from evertick.ui.nav import entries_for
 from evertick.ui.words import MISFIRE_WORDS, OVERLAP_WORDS, STATE_WORDS, detail_words, instant, json_text
 
-# No inline script or style anywhere, and nothing from another place: what a name or a log line smuggles in stays text.
+# No inline script or style and no other origin: markup injected through a name or a log line cannot run.
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
         " form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     ),
-    # With no-referrer a browser would send `Origin: null` with our own forms.
+    # With `no-referrer`, browsers would send `Origin: null` with Evertick's own forms.
     "Referrer-Policy": "same-origin",
 }
 MOST_FIELDS = 1000
@@ -46,7 +46,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Frame:
-    """The templates and assets of one application."""
+    """The templates and static assets of one application."""
 
     def __init__(self) -> None:
         self.assets: Assets = read_assets()
@@ -64,7 +64,7 @@ class Frame:
         self.environment.globals |= {"static": self.assets.url, "P": Permission, **words}
 
     def render(self, request: Request, template: str, values: dict[str, Any]) -> str:
-        """Every template also knows `caller`, `may(permission)`, the menu and where it is."""
+        """Render a template. Every template also receives `caller`, `may(permission)`, the menu and the current path."""
         caller: Caller | None = getattr(request.state, "caller", None)
         principal = caller.principal if caller is not None else NOBODY
         known = {
@@ -80,7 +80,7 @@ class Frame:
 
 
 class PageRoute(GuardedRoute):
-    """A route for people: whoever is not signed in is led to the login, and errors are pages."""
+    """A route of the web UI: redirects to the sign-in page if the user is not signed in, and renders errors as pages."""
 
     def get_route_handler(self) -> Any:
         answer = super().get_route_handler()
@@ -98,13 +98,13 @@ class PageRoute(GuardedRoute):
 
 
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-    """A whole page, or a part of one if the template is only that."""
+    """A complete page, or a fragment if the template is a fragment."""
     frame: Frame = request.app.state.frame
     return HTMLResponse(frame.render(request, template, values), status)
 
 
 def done(text: str, *, go: str | None = None) -> Response:
-    """The answer to a button that worked: says so, and the page shows how things are now; or goes to another page."""
+    """The response to a successful action: shows `text` and refreshes the page, or opens the page `go`."""
     event = {"evertick:done": {"text": text, "stays": go is not None}}
     headers = {"HX-Trigger": json.dumps(event)}
     if go is not None:
@@ -113,12 +113,12 @@ def done(text: str, *, go: str | None = None) -> Response:
 
 
 def refusal(request: Request, error: Exception) -> Response:
-    """For a person: the login, a page that says what is wrong, or for a button a message on the page that it is on."""
+    """Render an error: the sign-in page, an error page, or (for a button) a message on the current page."""
     if isinstance(error, RequestValidationError):
-        error = UserError("This address or form is not complete: " + _first_problem(error))
+        error = UserError("This URL or form is not valid: " + _first_problem(error))
     status, _, detail = status_of(error)
     if detail == HTTPStatus.NOT_FOUND.phrase:
-        detail = "There is no page at this address."
+        detail = "There is no page at this URL."
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         log_fault(request, error)
     is_button = request.headers.get("hx-request") == "true" or request.method not in SAFE_METHODS
@@ -143,16 +143,16 @@ def login_url(request: Request) -> str:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form as they were sent; of one that comes several times the last."""
+    """The fields of a submitted form. If a field occurs several times, the last value is used."""
     body = await request.body()
     try:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict"))
     except ValueError:
-        raise UserError("This is not a form that a page of ours sent.") from None
+        raise UserError("The request body is not a form of this web UI.") from None
 
 
 def segment(name: object) -> str:
-    """A name as one segment of a path."""
+    """Encode a name as one path segment."""
     return quote(str(name), safe="")
 
 

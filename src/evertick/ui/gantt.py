@@ -1,8 +1,8 @@
-"""When the tasks of a run waited and ran, as bars on one line of time. Pure.
+"""Gantt chart of a run: when its tasks waited and ran. Pure.
 
-A task may begin when the last one before it has ended, or when a retry's delay is over. What lies between that and its body is told
-by its cause, each up to the stamp that ends it: the delay to `retry_at`, the gates to `let_in_at`, the queue to `taken_at` or
-`started_at`; `start_seconds` later its body begins. A stamp that is missing, or that is an earlier attempt's, ends nothing.
+A task is ready when its last upstream task has ended, or when its retry delay is over. The time from then until its body starts
+is split by cause, each up to the timestamp that ends it: retry delay (`retry_at`), gates (`let_in_at`), queue (`taken_at` or
+`started_at`) and the start (`start_seconds`). Timestamps that are missing or belong to an earlier attempt are ignored.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from datetime import datetime, timedelta
 from evertick.store.charts import OpenTask, RunAttempt
 from evertick.store.tasks import TaskRow
 
-# What bars say, in the order in which a task comes to them.
+# Labels of the waiting times, in the order in which a task passes through them.
 WAITS = {
-    "retry": "waited to be tried again",
+    "retry": "waited for its retry",
     "gate": "waited for its gates",
     "queue": "waited for a runner",
-    "outside": "waited for something outside",
-    "start": "was being started",
+    "outside": "deferred, waited for an external event",
+    "start": "process was starting",
 }
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 _MOST_TICKS = 6
@@ -30,7 +30,7 @@ _MOST_TICKS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """`kind` is one of WAITS, or `run`. `is_open`: it is still so."""
+    """`kind` is one of WAITS, or `run`. `is_open`: it has not ended."""
 
     kind: str
     state: str
@@ -39,7 +39,7 @@ class Bar:
     is_open: bool = False
     attempt: int = 0
     reason: str | None = None
-    # In per cent of the chart's width.
+    # As percentages of the chart's width.
     x: float = 0.0
     width: float = 0.0
 
@@ -76,7 +76,7 @@ class Gantt:
 
     @property
     def waits(self) -> dict[str, str]:
-        """Those that are in it, with their words."""
+        """The kinds of waiting time in the chart, with their labels."""
         found = {bar.kind for line in self.lines for bar in line.bars}
         return {kind: words for kind, words in WAITS.items() if kind in found}
 
@@ -91,7 +91,7 @@ def draw(
     now: datetime,
     most: int,
 ) -> Gantt:
-    """`begin` is when the run began; what has not ended is drawn until `now`."""
+    """Draw the chart from `begin`, the start of the run. Attempts that have not ended are drawn until `now`."""
     tries: dict[tuple[int, int], list[RunAttempt]] = defaultdict(list)
     for each in attempts:
         tries[each.idx, each.map_index].append(each)
@@ -115,7 +115,7 @@ def draw(
 def _ready_at(
     rows: Sequence[TaskRow], edges: Iterable[tuple[int, int]], begin: datetime
 ) -> Mapping[int, datetime | None]:
-    """When the last task before each had ended; None where one has not."""
+    """When the last upstream task of each task ended; None if one has not ended."""
     ended: dict[int, datetime | None] = {}
     for row in rows:
         earlier = ended.get(row.idx, begin)
@@ -146,7 +146,7 @@ def _line(
 
 
 def _waits(each: RunAttempt, before: RunAttempt | None, ready: datetime | None, now: datetime) -> list[Bar]:
-    """What an attempt waited for, from when it was free to begin until its body did."""
+    """The waiting times of an attempt, from when it was ready until its body started."""
     began_at = each.started_at or each.finished_at or now
     body_at = _body_at(each) or began_at
     after = before.finished_at if before is not None else None
@@ -158,7 +158,7 @@ def _waits(each: RunAttempt, before: RunAttempt | None, ready: datetime | None, 
     first_known = let_in_at or polled_at or taken_at or began_at
     retry_at = None
     if before is not None and after is not None:
-        # Without an end of its delay somebody cleared it: when is not known, but not before those above it had ended again.
+        # An attempt without `retry_at` was cleared. The time is unknown, but it is not before its upstream tasks ended again.
         retry_at = before.retry_at or (ready if ready is not None and ready > after else first_known)
     free_at = after or min(ready or first_known, first_known)
     steps = (
@@ -174,7 +174,7 @@ def _waits(each: RunAttempt, before: RunAttempt | None, ready: datetime | None, 
 def _still_waits(
     row: TaskRow, stamp: OpenTask | None, free_at: datetime | None, retry_at: datetime | None, now: datetime
 ) -> list[Bar]:
-    """The same for one that has not begun: the last of it goes on."""
+    """The waiting times of a task that has not started: the last one is open."""
     let_in_at, taken_at = (stamp.let_in_at, stamp.taken_at) if stamp is not None else (None, None)
     if free_at is None:
         return []
@@ -198,7 +198,7 @@ def _in_turn(begin: datetime, steps: Iterable[tuple[str, datetime | None]], end:
 
 
 def _body_at(each: RunAttempt) -> datetime | None:
-    """When the body began; never later than the end, whoever measured."""
+    """When the body started, at the latest when it ended: the two come from different clocks."""
     if each.started_at is None or each.start_seconds is None:
         return None
     body_at = each.started_at + timedelta(seconds=each.start_seconds)
@@ -222,7 +222,7 @@ def _ran(each: RunAttempt, now: datetime) -> Bar:
 def _scaled(line: Line, begin: datetime, seconds: float) -> Line:
     def scaled(bar: Bar) -> Bar:
         x = 100 * (bar.begin - begin).total_seconds() / seconds
-        # A bar that is too short to be seen is still there.
+        # Very short bars get a minimum width, so they stay visible.
         width = max(100 * bar.seconds / seconds, 0.15 if bar.kind == "run" else 0.0)
         return replace(bar, x=round(min(x, 99.85), 3), width=round(min(width, 100 - x) if x < 99.85 else 0.15, 3))
 

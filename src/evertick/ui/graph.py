@@ -1,4 +1,4 @@
-"""The picture of a DAG version, with the states of a run or without. The layout is made once per version and kept."""
+"""The graph of a DAG version, with or without the states of a run. The layout is computed once per version and cached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evertick.store.charts import StateOfTask
 from evertick.ui.graph_layout import Layout, PlacedNode, lay_out
 
 MOST_TASKS = 5000
-# Of a mapped task the state that somebody should look at first.
+# The state shown for a mapped task: the first of these that one of its instances has.
 WORST_FIRST = (
     "failed",
     "upstream_failed",
@@ -29,7 +29,7 @@ WORST_FIRST = (
     "skipped",
     "success",
 )
-# Shapes, so that nobody needs to tell colours apart.
+# States have shapes as well as colours, for color-blind users.
 GLYPHS = {
     "none": "·",
     "waiting": "◌",
@@ -48,7 +48,7 @@ GLYPHS = {
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What a node shows: the worst state, and of a mapped task how many of its instances are in it."""
+    """The displayed state of a node: the worst one, and for a mapped task the number of instances in it."""
 
     state: str
     mark: str
@@ -70,7 +70,7 @@ class Graph:
 
 
 async def graph_of(conn: AsyncConnection, *, version_id: int, run_id: int | None = None) -> Graph | None:
-    """None for a DAG with more tasks than a picture can show."""
+    """Build the graph, or None if the DAG has more tasks than a graph can show."""
     version = await dags.version(conn, version_id)
     if version is None:
         return None

@@ -1,7 +1,7 @@
-"""Where the tasks of a DAG stand in its picture: layers from left to right, groups as boxes. Pure; knows no state and no colour.
+"""Graph layout: positions of the tasks in layers from left to right, groups as boxes. Pure; independent of states and colours.
 
-Each level (the DAG, and every group) is laid out by itself with its groups as single boxes, so that boxes never overlap.
-Layers by longest path, order in a layer by barycentre, heights by least squares under that order. About linear in the edges.
+Each level (the DAG and every group) is laid out separately with its groups as single boxes, so boxes never overlap.
+Layers use the longest path, order in a layer the barycenter, heights least squares under that order. About linear in the edges.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GROUP_PAD, GROUP_HEAD, MARGIN = 14.0, 24.0, 16.0
 LONGEST_LABEL = 26
 _LETTER, _NODE_PAD = 7.1, 44.0
 
-# A task by its position, or a group by its full name.
+# A task (its index) or a group (its full name).
 Unit = int | str
 ROOT = ""
 
@@ -63,7 +63,7 @@ class Layout:
 
 @dataclass(slots=True)
 class _Level:
-    """One group, or the whole: what stands in it, and the arrows between these."""
+    """One group or the whole DAG: its units and the edges between them."""
 
     units: list[Unit] = field(default_factory=list)
     edges: dict[tuple[Unit, Unit], list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
@@ -73,14 +73,14 @@ class _Level:
 
 
 def lay_out(names: Sequence[str], groups: Sequence[str | None], edges: Iterable[tuple[int, int]]) -> Layout:
-    """Tasks in topological order, each with its group; edges as positions."""
+    """Lay out tasks given in topological order, each with its group. Edges are pairs of task indexes."""
     chains = [_chain(group) for group in groups]
     levels = _levels(chains, edges)
     sizes: dict[Unit, Point] = {
         idx: (_width(name, group), NODE_HEIGHT) for idx, (name, group) in enumerate(zip(names, groups, strict=True))
     }
     first = _first_of(chains)
-    # The innermost first: a box must be known before what it stands in.
+    # Innermost groups first: the size of a group must be known before the group that contains it.
     for path in sorted(levels, key=lambda path: -path.count(".") if path else 1):
         level = levels[path]
         ranks = {unit: unit if isinstance(unit, int) else first[unit] for unit in level.units}
@@ -93,7 +93,7 @@ def lay_out(names: Sequence[str], groups: Sequence[str | None], edges: Iterable[
 
 
 def _chain(group: str | None) -> list[str]:
-    """The levels around a task: the whole, its outermost group, …, its own."""
+    """The levels that contain a task, outermost first: the DAG, its outermost group, …, its own group."""
     if not group:
         return [ROOT]
     parts = group.split(".")
@@ -117,7 +117,7 @@ def _levels(chains: Sequence[list[str]], edges: Iterable[tuple[int, int]]) -> di
 
 
 def _meeting(src: int, above: list[str], dst: int, below: list[str]) -> tuple[str, Unit, Unit]:
-    """The innermost level that has both ends, and what of it they are in."""
+    """The innermost level that contains both ends of an edge, and the unit of that level for each end."""
     one: list[Unit] = [*above, src]
     other: list[Unit] = [*below, dst]
     depth = next(n for n in range(min(len(one), len(other))) if one[n] != other[n])
@@ -125,8 +125,8 @@ def _meeting(src: int, above: list[str], dst: int, below: list[str]) -> tuple[st
 
 
 def _first_of(chains: Sequence[list[str]]) -> dict[str, int]:
-    """A group stands where the first of its tasks stands in the topological order. An arrow that goes back to a group
-    which began earlier is drawn, and decides nothing: else such groups would be a circle."""
+    """The position of each group: that of its first task in topological order. An edge back to an earlier group is drawn
+    but ignored by the layout, because otherwise such groups would form a cycle."""
     first: dict[str, int] = {}
     for idx, chain in enumerate(chains):
         for path in chain:
@@ -162,7 +162,7 @@ def _assembled(
 
 
 def _path(src: PlacedNode, dst: PlacedNode, bends: Sequence[tuple[float, float, float]], corner: Point) -> str:
-    """From the right side of one to the left side of the other, level with the bends in the layers between."""
+    """The SVG path from the right side of `src` to the left side of `dst`, through the bends in the layers between."""
     x, y = src.x + src.width, src.y + src.height / 2
     words = [f"M{x:.0f} {y:.0f}"]
     stops = [(left + corner[0], right + corner[0], at + corner[1]) for left, right, at in bends]
@@ -176,7 +176,7 @@ def _path(src: PlacedNode, dst: PlacedNode, bends: Sequence[tuple[float, float, 
 
 
 def label_of(name: str, group: str | None) -> str:
-    """Inside its box a task need not repeat the group's name."""
+    """The label of a task without its group's name, which the box shows."""
     return short(name.removeprefix(f"{group}.") if group else name)
 
 

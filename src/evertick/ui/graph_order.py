@@ -1,4 +1,4 @@
-"""One level of a picture: which layer, in which order, how high. Units are anything that can be a key; sizes decide the rest."""
+"""Placement within one level of a graph: layer, order and height of each unit. A unit is any hashable value with a size."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TypeVar
 
 NODE_GAP, LAYER_GAP = 14.0, 56.0
 _SWEEPS = 4
-# Long arrows get a place of their own in each layer that they pass, as long as these places are not most of the picture.
+# Long edges reserve a place in each layer that they cross, unless such places would fill most of the graph.
 _MOST_BENDS = 2500
 _BEND_HEIGHT = 6.0
 _BEND_WEIGHT, _UNIT_WEIGHT = 3.0, 1.0
 
 Point = tuple[float, float]
 U = TypeVar("U", bound=Hashable)
-# A unit, or the place of an arrow in a layer that it passes: (source, target, layer).
+# A unit, or the place of an edge in a layer that it crosses: (source, target, layer).
 Seat = Hashable
 Bend = tuple[float, float, float]
 
@@ -23,9 +23,9 @@ Bend = tuple[float, float, float]
 def place_levels(
     ranks: Mapping[U, int], sizes: Mapping[U, Point], edges: Collection[tuple[U, U]]
 ) -> tuple[dict[U, Point], dict[tuple[U, U], list[Bend]], Point]:
-    """The upper left corner of each unit, where long arrows pass (from x, to x, y), and the size of it all.
+    """Return the upper left corner of each unit, the bends of long edges (from x, to x, y) and the total size.
 
-    `ranks` is an order in which every arrow goes forward; those that do not are left out of the reckoning.
+    `ranks` orders the units; edges that go backward in it are ignored.
     """
     forward = [(src, dst) for src, dst in edges if ranks[src] < ranks[dst]]
     layer_of = _layers(ranks, forward)
@@ -49,7 +49,7 @@ def place_levels(
 
 
 def _layers(ranks: Mapping[U, int], edges: Iterable[tuple[U, U]]) -> dict[U, int]:
-    """As far left as what comes before allows; what nothing comes before stands next to the first that needs it."""
+    """Put each unit as far left as its predecessors allow; a unit without predecessors goes next to its first successor."""
     after: dict[U, list[U]] = defaultdict(list)
     has_before: set[U] = set()
     for src, dst in edges:
@@ -68,7 +68,7 @@ def _layers(ranks: Mapping[U, int], edges: Iterable[tuple[U, U]]) -> dict[U, int
 def _seated(
     ranks: Mapping[U, int], layer_of: Mapping[U, int], edges: Sequence[tuple[U, U]]
 ) -> tuple[list[list[Seat]], list[dict[Seat, list[Seat]]], dict[tuple[U, U], list[Seat]]]:
-    """Layers of seats; for each layer the links of its seats to the layer before; and the seats that each long arrow passes."""
+    """Return the layers of places, each layer's links to the layer before, and the places that each long edge crosses."""
     layers: list[list[Seat]] = [[] for _ in range(max(layer_of.values(), default=-1) + 1)]
     links: list[dict[Seat, list[Seat]]] = [defaultdict(list) for _ in layers]
     passing: dict[tuple[U, U], list[Seat]] = {}
@@ -89,7 +89,7 @@ def _seated(
 
 
 def _reorder(layers: list[list[Seat]], links: Sequence[Mapping[Seat, list[Seat]]]) -> None:
-    """Towards fewer crossings: each seat goes to the mean place of its neighbours, forward and backward in turn."""
+    """Reduce edge crossings: sort each layer by the mean position of linked places, alternating forward and backward passes."""
     back = _reversed(links)
     for sweep in range(2 * _SWEEPS):
         is_forward = sweep % 2 == 0
@@ -106,7 +106,7 @@ def _reorder(layers: list[list[Seat]], links: Sequence[Mapping[Seat, list[Seat]]
 
 
 def _reversed(links: Sequence[Mapping[Seat, list[Seat]]]) -> list[dict[Seat, list[Seat]]]:
-    """For each layer the links of its seats to the layer after."""
+    """For each layer, the links of its places to the layer after."""
     found: list[dict[Seat, list[Seat]]] = [defaultdict(list) for _ in links]
     for n in range(1, len(links)):
         for seat, others in links[n].items():
@@ -118,7 +118,7 @@ def _reversed(links: Sequence[Mapping[Seat, list[Seat]]]) -> list[dict[Seat, lis
 def _middles(
     layers: Sequence[Sequence[Seat]], links: Sequence[Mapping[Seat, list[Seat]]], heights: Mapping[Seat, float]
 ) -> dict[Seat, float]:
-    """How high each seat's middle is: near those of its neighbours, in order, without overlap."""
+    """The vertical middle of each place: near its linked places, in order, without overlap."""
     back = _reversed(links)
     found: dict[Seat, float] = {}
     for layer in layers:
@@ -139,7 +139,7 @@ def _middles(
 
 
 def _spread(layer: Sequence[Seat], wishes: Sequence[float], heights: Mapping[Seat, float]) -> list[float]:
-    """The places next to the wishes by least squares that keep the order and the gaps: neighbours that would overlap are pooled."""
+    """The positions closest to the wishes (least squares) that keep order and gaps: adjacent overlapping places are pooled."""
     offsets: list[float] = []
     offset = 0.0
     for n, seat in enumerate(layer):

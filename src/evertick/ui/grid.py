@@ -1,4 +1,4 @@
-"""The grid of a DAG: runs across, tasks down, groups that fold, the instances of a mapped task as one cell. Pure."""
+"""The grid of a DAG: runs as columns, tasks as rows, collapsible groups, one cell per mapped task. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from evertick.domain.dag import TaskSpec
 from evertick.store.catalogue import GridCell, GridRun
 
-# Of several states together the first that occurs is shown: what somebody must look at comes first.
+# A cell for several instances shows the first of these states that occurs; states that need attention come first.
 PRECEDENCE = (
     "failed",
     "upstream_failed",
@@ -27,7 +27,7 @@ PRECEDENCE = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`state` is the one shown; `text` says all of it. `retried`: how often its group has begun again."""
+    """`state` is displayed; `text` describes all states. `retried` counts the retries of its group."""
 
     state: str
     text: str
@@ -38,7 +38,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A task or a group. `inside`: the groups around it, outermost first."""
+    """A task or a group. `inside` lists the groups that contain it, outermost first."""
 
     key: str
     label: str
@@ -57,8 +57,8 @@ def lines_of(
     cells: Iterable[GridCell],
     retried: Mapping[tuple[int, str], int] | None = None,
 ) -> list[Line]:
-    """Groups stand where the first of their tasks does. Tasks that only older versions had come last. `retried`: how often a
-    group has begun again, by run and name."""
+    """The rows of the grid. A group is placed at its first task; tasks of older versions come last. `retried` counts the
+    retries of a group by run and name."""
     again = retried or {}
     states: dict[tuple[int, str], Counter[str]] = defaultdict(Counter)
     for cell in cells:
@@ -82,7 +82,7 @@ def lines_of(
 
 
 def chain_of(group: str | None) -> list[str]:
-    """`a.b` is inside `a`: both names, outermost first."""
+    """The group's name and the names of the groups that contain it, outermost first: `a.b` is inside `a`."""
     parts = group.split(".") if group else []
     return [".".join(parts[: place + 1]) for place in range(len(parts))]
 
@@ -96,7 +96,7 @@ def _members(groups: Mapping[str, str | None]) -> dict[str, list[str]]:
 
 
 def _ordered(groups: Mapping[str, str | None]) -> Iterable[tuple[str, str, list[str]]]:
-    """Groups and tasks in the order of their first task, each task right below its group."""
+    """Groups and tasks in the order of their first task, each task directly below its group."""
     place = {name: number for number, name in enumerate(groups)}
     first: dict[str, int] = {}
     for name, group in groups.items():
@@ -126,7 +126,7 @@ def _words(states: States) -> str:
 
 def _task_cell(name: str, run: GridRun, states: States | None, is_planned: bool) -> Cell | None:
     if states is None:
-        # Without a row it waits, if the run has it at all: only an open run still can.
+        # A task without a row is waiting, if the run contains it. Only an open run can have such tasks.
         if not is_planned or run.finished_at is not None:
             return None
         states = {"waiting": 1}
@@ -145,5 +145,5 @@ def _group_cell(
         return None
     text = f"{name}, run {run.run_id}: {_words(total)}"
     if retried:
-        text += f"; began again {'once' if retried == 1 else f'{retried} times'}"
+        text += f"; retried {'once' if retried == 1 else f'{retried} times'}"
     return Cell(shown_state(total), text, None, sum(total.values()), retried)

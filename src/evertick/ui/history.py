@@ -1,4 +1,4 @@
-"""What happened to a run or a task, in order: attempts with their reasons, and what people and repairs did. Pure."""
+"""The history of a run or a task: attempts with their reasons, actions of users and automatic repairs. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evertick.store.tasks import AttemptRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """`what` in words; `state` where it led, if to one; `who` did it, None for the engine."""
+    """`what` describes the event; `state` is the resulting state, if any; `who` is the actor, None for the engine."""
 
     at: datetime
     what: str
@@ -27,7 +27,7 @@ class Event:
 def of_run(
     run: RunRow, attempts: Iterable[RunAttempt], journal: Iterable[JournalEntry], names: Mapping[int, str]
 ) -> list[Event]:
-    """The newest first."""
+    """The events of a run, newest first."""
     found = [Event(at=run.created_at, what="run created", who=run.triggered_by)]
     if run.started_at is not None:
         found.append(Event(at=run.started_at, what="run began", state="running"))
@@ -40,14 +40,14 @@ def of_run(
 
 
 def of_task(attempts: Iterable[AttemptRow], journal: Iterable[JournalEntry]) -> list[Event]:
-    """The newest first; `journal` with what concerns this task, or the run as a whole."""
+    """The events of a task, newest first. `journal` holds entries of this task and of the whole run."""
     found = [event for each in attempts for event in _of_attempt(each, task=None, map_index=-1)]
     found += [_of_entry(entry, {}) for entry in journal]
     return _newest_first(found)
 
 
 def _newest_first(found: list[Event]) -> list[Event]:
-    """Of one instant, as what one transaction does: a task ends and lets the next begin; a run is created first and ends last."""
+    """Sort, with ties (one transaction) in causal order: a task ends before the next starts; a run is created first, ends last."""
     steps = {"run created": 0, "run began": 1, "run ended": 4}
 
     def place(event: Event) -> tuple[datetime, int]:
@@ -60,7 +60,7 @@ def _of_attempt(each: RunAttempt | AttemptRow, *, task: str | None, map_index: i
     found = []
     host = f" on {each.host}" if isinstance(each, AttemptRow) and each.host else ""
     if each.started_at is not None:
-        what = f"attempt {each.attempt} began{host}"
+        what = f"attempt {each.attempt} started{host}"
         found.append(Event(at=each.started_at, what=what, state="running", task=task, map_index=map_index))
     if each.finished_at is not None:
         found.append(
@@ -77,7 +77,7 @@ def _of_attempt(each: RunAttempt | AttemptRow, *, task: str | None, map_index: i
 
 
 def concerns(entry: JournalEntry, *, task: str, idx: int, map_index: int) -> bool:
-    """Whether it is of this task, of a group around it, or of the whole run. A note on the run is on its own page."""
+    """Whether the entry concerns this task, a group that contains it, or the whole run. Notes on the run are excluded."""
     if entry.verb == "note" and entry.idx is None:
         return False
     group = entry.detail.get("group")
@@ -87,11 +87,11 @@ def concerns(entry: JournalEntry, *, task: str, idx: int, map_index: int) -> boo
 
 
 def _again(detail: Mapping[str, object]) -> tuple[str, str]:
-    """A group, or the whole run, that begins again by itself."""
+    """Describe an automatic retry of a group or of the whole run."""
     whole = f"group {detail['group']}" if "group" in detail else "the run"
     failed = detail.get("failed")
     why = f"failed: {', '.join(map(str, failed))}" if isinstance(failed, list) else str(detail.get("reason") or "")
-    return f"{whole} begins again, retry {detail.get('retried')}", why
+    return f"{whole} restarted, retry {detail.get('retried')}", why
 
 
 def _of_entry(entry: JournalEntry, names: Mapping[int, str]) -> Event:
@@ -100,7 +100,7 @@ def _of_entry(entry: JournalEntry, names: Mapping[int, str]) -> Event:
     )
     what = entry.verb.replace("_", " ")
     if entry.verb == "note":
-        what, detail = "note taken away" if entry.detail.get("is_taken_away") else "note written", ""
+        what, detail = "note removed" if entry.detail.get("is_taken_away") else "note written", ""
     if entry.verb == "retry":
         what, detail = _again(entry.detail)
     return Event(

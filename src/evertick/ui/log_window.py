@@ -1,6 +1,6 @@
-"""A window of a task's log: some lines from a place on, or before it. Never the whole; whoever reads goes on from its ends.
+"""A window of a task's log: a bounded number of lines after or before a position. The client pages on from its ends.
 
-A place is `epoch.offset.line`: the attempt, a byte of its log, and how many lines of the chunk there are left out.
+A position is `epoch.offset.line`: the attempt, a byte offset in its log, and the number of lines to skip in that chunk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHUNKS = 8
 _PLACE = re.compile(r"(\d{1,9})\.(\d{1,18})\.(\d{1,9})")
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 
-# What a filter by level shows. ERR is what was printed to standard error, MARK a note of Evertick's own.
+# Levels that each filter shows. ERR is output to standard error, MARK a line written by Evertick.
 LEVELS = {
     "warning": frozenset({"WARNING", "ERROR", "CRITICAL", "ERR", "MARK"}),
     "error": frozenset({"ERROR", "CRITICAL", "ERR"}),
@@ -45,14 +45,14 @@ END = Place(2**31 - 1, 2**63 - 1, 2**31 - 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sift:
-    """Which lines are shown: at least of a level, with some text in them."""
+    """The line filter: a minimum level and a text to search for."""
 
     level: str | None = None
     find: str | None = None
 
     @property
     def sought(self) -> Sought:
-        """What their chunks have in common."""
+        """The database filter that every chunk with a matching line passes."""
         levels = LEVELS.get(self.level or "")
         pattern = None if levels is None else rf"(^|\n)\d{{16}} ({'|'.join(sorted(levels))}) "
         return Sought(pattern, like(self.find), self.find)
@@ -65,7 +65,7 @@ class Sift:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`first` and `next` are where to go on before and after it; `is_start` and `is_end`: there is nothing more there now."""
+    """`first` and `next` are the positions to read on before and after it; `is_start` and `is_end`: no more lines there now."""
 
     lines: Sequence[tuple[Place, Line]]
     first: Place
@@ -79,7 +79,7 @@ def read_place(text: str | None, *, otherwise: Place) -> Place:
         return otherwise
     found = _PLACE.fullmatch(text)
     if found is None:
-        raise UserError("A place in a log looks like 1.0.0: leave it out to begin at the start.")
+        raise UserError("Invalid log position. A position looks like 1.0.0; omit it to read from the start.")
     return Place(*map(int, found.groups()))
 
 
@@ -138,5 +138,5 @@ def _numbered_back(chunks: Sequence[Chunk]) -> Iterator[tuple[Place, Line]]:
 
 
 def plain(text: str) -> str:
-    """Without colours, for who has no script."""
+    """Remove terminal colours, for browsers without scripts."""
     return _ANSI.sub("", text)

@@ -1,4 +1,4 @@
-"""What stands in the menu, in its order, and the right that shows it. `key` is what a page calls itself."""
+"""The menu entries in display order, each with the permission that shows it. `key` identifies the page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from evertick.domain.access import Permission, Principal
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`shortcut`: the letter that follows `g`. `icon`: a drawing of templates/_icons.html."""
+    """`shortcut` is the letter typed after `g`. `icon` names an icon of templates/_icons.html."""
 
     key: str
     label: str

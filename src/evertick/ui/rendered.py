@@ -1,4 +1,4 @@
-"""What the templates of a task became, attempt by attempt: read from the beginning of each attempt's log."""
+"""Rendered template fields of a task per attempt, read from the beginning of each attempt's log."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MOST_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """The fields of one attempt, each as text."""
+    """The rendered fields of one attempt, each as text."""
 
     attempt: int
     fields: Sequence[tuple[str, str]]
 
 
 async def rendered_of(reader: LogReader, key: TaskKey, attempts: Sequence[AttemptRow]) -> list[Rendered]:
-    """The newest first; those that tell nothing are left out."""
+    """The rendered fields, newest attempt first, without attempts that have none."""
     found = []
     for each in attempts[: -_MOST_ATTEMPTS - 1 : -1]:
         for chunk in await reader.onward(key, at=(each.epoch, 0), limit=1):
@@ -39,7 +39,7 @@ def fields_in(content: str) -> list[tuple[str, str]]:
 
 
 def _shown(text: str) -> str:
-    """Text as it is, the rest as JSON; also what a log could not hold as a whole."""
+    """Return text unchanged and other values as formatted JSON, also if the log truncated the value."""
     try:
         value = json.loads(text)
     except ValueError:

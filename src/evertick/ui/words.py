@@ -1,4 +1,4 @@
-"""How values are written on pages: instants for machines and people, states in words, JSON as text."""
+"""Formats of values on pages: timestamps, descriptions of states and schedules, JSON as text."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from evertick.domain.cron_words import cron_in_words
 from evertick.domain.schedule import ScheduleKind, ScheduleSpec, describe
 from evertick.engine.plan import UNPLANNABLE, read_spec
 
-# What a state means, for a person who sees it the first time.
+# A short explanation of each state.
 STATE_WORDS = {
-    "waiting": "waits for tasks before it",
-    "pending": "may start as soon as a gate opens or a time comes",
-    "available": "ready: waits for a runner",
-    "queued": "about to begin",
-    "running": "runs now",
-    "deferred": "waits for something outside, without a slot",
-    "success": "ended well",
+    "waiting": "waits for upstream tasks",
+    "pending": "waits for a free slot or for its start time",
+    "available": "ready, waits for a runner",
+    "queued": "about to start",
+    "running": "is running",
+    "deferred": "waits for an external event, without using a slot",
+    "success": "succeeded",
     "failed": "failed",
-    "skipped": "was left out",
-    "canceled": "was stopped by somebody",
-    "upstream_failed": "did not start: something before it failed",
-    "paused": "does nothing until somebody unpauses it",
+    "skipped": "was skipped",
+    "canceled": "was canceled",
+    "upstream_failed": "did not start because an upstream task failed",
+    "paused": "starts no new runs until it is unpaused",
 }
 
 
-# What a schedule does when it fell behind, and when a run is still open.
+# What a schedule does about missed fires, and when a run is still open.
 MISFIRE_WORDS = {
-    "skip": "skip what was missed",
-    "latest": "run the last one that was missed",
-    "all": "run all that were missed",
+    "skip": "skip missed fires",
+    "latest": "run the latest missed fire",
+    "all": "run all missed fires",
 }
 OVERLAP_WORDS = {
-    "allow": "start beside it",
-    "skip": "skip the new one",
-    "queue_one": "let one wait",
-    "queue_all": "let all wait",
-    "cancel": "cancel the open one first",
+    "allow": "start another run",
+    "skip": "skip the new run",
+    "queue_one": "queue one run",
+    "queue_all": "queue all runs",
+    "cancel": "cancel the open run first",
 }
 _LONGEST_VALUE = 32
 
 
 def instant(at: datetime) -> str:
-    """The exact instant, without doubt about the zone."""
+    """The exact timestamp in UTC."""
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -53,7 +53,7 @@ def json_text(value: object) -> str:
 
 
 def detail_words(detail: Mapping[str, object]) -> str:
-    """What is on record of a deed, in a line: without what is empty or not so."""
+    """The details of an audit entry in one line, without empty and false values."""
     told = []
     for key, value in detail.items():
         name = key.replace("_", " ")
@@ -67,7 +67,7 @@ def detail_words(detail: Mapping[str, object]) -> str:
 
 
 def schedule_words(raw: dict[str, object]) -> str:
-    """A stored schedule for people; also one that cannot be read."""
+    """Describe a stored schedule, also one that cannot be read."""
     try:
         return spec_words(read_spec(raw))
     except UNPLANNABLE:
@@ -75,5 +75,5 @@ def schedule_words(raw: dict[str, object]) -> str:
 
 
 def spec_words(spec: ScheduleSpec) -> str:
-    """Cron in plain words, the others as the domain says them."""
+    """Describe a schedule: cron expressions in words, other kinds as the domain formats them."""
     return cron_in_words(spec.cron) if spec.kind is ScheduleKind.CRON else describe(spec)

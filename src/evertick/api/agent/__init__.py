@@ -1,1 +1,1 @@
-"""The API of agents, under /api/agent/v1: one attempt each, authenticated by its token."""
+"""The agent API, under /api/agent/v1. Each agent runs one attempt and authenticates with that attempt's token."""

@@ -1,4 +1,4 @@
-"""An attempt's life as its agent tells it: start, heartbeat, finish. Each is the verb of every runner, on the agent's behalf."""
+"""Start, heartbeat and finish of an agent's attempt. Each route calls the same engine verb that runners use."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ router = APIRouter(route_class=AgentRoute, tags=["attempts"])
 @router.post("/start")
 @shows(TokenUse.START)
 async def start(agent: Who, request: StartRequest) -> StartAnswer:
-    """Begin the attempt. Only whoever is answered may run its code. The same nonce again is answered alike."""
+    """Start the attempt. Only the agent that receives the response may run the code. A repeated nonce gets the same response."""
     bearer = agent.bearer
     place = request.place.model_dump()
     name = attempt_name(bearer.key, bearer.epoch, bearer.session)
@@ -52,24 +52,24 @@ async def start(agent: Who, request: StartRequest) -> StartAnswer:
         try:
             return await _answer(agent, lent, started)
         except (psycopg.Error, PostgresUnavailable, OSError):
-            # No fault of the task's: the agent asks again.
+            # Not an error of the task: the agent retries.
             raise
         except (EvertickError, IndexError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
             failed = Outcome(key=bearer.key, epoch=bearer.epoch, kind=OutcomeKind.FAILED, reason=reason)
             await _record(agent, lent, failed)
-            raise Conflict(f"The attempt cannot be ordered, and has failed: {reason}") from None
+            raise Conflict(f"The attempt cannot be started and has failed: {reason}") from None
 
 
 @router.post("/heartbeat")
 @shows(TokenUse.ATTEMPT)
 async def heartbeat(agent: Who, request: HeartbeatRequest) -> HeartbeatAnswer:
-    """The attempt goes on. The answer may wait for a word that it is to stop; with it come new tokens."""
+    """Renew the attempt's lease and its tokens. The response may be delayed to report a stop request immediately (long polling)."""
     desk, bearer = agent.desk, agent.bearer
     usual = desk.settings.heartbeat_seconds
     wait_seconds = min(request.wait_seconds, usual)
     word = await _extend(agent)
-    # Those who wait hold a connection each. Where that gets tight, the others come again by themselves.
+    # Each waiting request holds a connection. Above the limit, agents get an immediate response and poll again.
     may_wait = wait_seconds > 0 and desk.stop_watch.waiting < desk.settings.api_connections // 2
     if word == "continue" and may_wait and await desk.stop_watch.wait(bearer.session, wait_seconds):
         word = await _extend(agent)
@@ -80,7 +80,7 @@ async def heartbeat(agent: Who, request: HeartbeatRequest) -> HeartbeatAnswer:
 @router.post("/finish")
 @shows(TokenUse.ATTEMPT)
 async def finish(agent: Who, request: FinishRequest) -> FinishAnswer:
-    """How the attempt ended. Telling it again is harmless; for one that was taken away it is refused, and changes nothing."""
+    """Report how the attempt ended. Repeating the report is harmless; after a lost lease it is refused and changes nothing."""
     bearer, log = agent.bearer, request.log
     result_json = _plain_json(request.result_json)
     await refuse_missing_file(agent, result_json)
@@ -115,7 +115,7 @@ async def _record(agent: Agent, lent: Lent, outcome: Outcome) -> None:
     )
     await agent.wake(lent.conn, whom_to_wake(done, outcome))
     if done.refused:
-        raise LeaseLost("This attempt was given to somebody else, or ended otherwise: its outcome changes nothing.")
+        raise LeaseLost("This attempt lost its lease or has already ended: the outcome was discarded.")
 
 
 async def _extend(agent: Agent) -> Word:
@@ -171,14 +171,14 @@ def _tokens(agent: Agent) -> dict[str, str]:
 
 
 def _plain_json(text: str | None) -> str | None:
-    """Read and written anew: what an agent sends becomes part of a document of ours, and must be one value."""
+    """Parse and re-encode the text: it is embedded in a JSON document and must be exactly one value."""
     if text is None:
         return None
     try:
         return json.dumps(json.loads(text, parse_constant=_refuse_constant))
     except (ValueError, RecursionError):
-        raise UserError("result_json is not one JSON value, or is nested too deeply.") from None
+        raise UserError("result_json must be one JSON value, and not nested too deeply.") from None
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")

@@ -1,6 +1,6 @@
-"""The agents' door: an attempt's token, and nothing else, opens it; and it opens nothing else. Asked before anything is read.
+"""Authentication of agents by attempt tokens, before the request body is read.
 
-A user's token is no good here, whatever its role, and an attempt's is good at no other door.
+User tokens are not valid here, whatever their role, and attempt tokens are valid only here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def shows(use: TokenUse) -> Callable[[F], F]:
-    """Marks a route's function with the token that opens it."""
+    """Declare the kind of token that a route accepts."""
 
     def mark(function: F) -> F:
         function.token_use = use  # type: ignore[attr-defined]
@@ -41,7 +41,7 @@ def shows(use: TokenUse) -> Callable[[F], F]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """One request, from somebody who speaks for one attempt."""
+    """One authenticated request on behalf of one attempt."""
 
     desk: Desk
     bearer: Bearer
@@ -50,20 +50,20 @@ class Agent:
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[Lent]:
-        """A connection of the agents' own, so that neither they nor people keep each other waiting."""
+        """Lend a connection from the agents' pool, so that agents and users do not wait for each other's connections."""
         async with self.desk.agents.lent() as conn:
             yield Lent(conn)
 
     async def held(self, conn: AsyncConnection) -> HeldRow:
-        """The attempt as it stands, while it is the bearer's. Raises LeaseLost."""
+        """The current row of the attempt. Raises LeaseLost if the bearer no longer holds it."""
         bearer = self.bearer
         row = await agents.held(conn, bearer.key, epoch=bearer.epoch, session=bearer.session)
         if row is None:
-            raise LeaseLost("This attempt is over, or was given to somebody else.")
+            raise LeaseLost("This attempt has ended or lost its lease.")
         return row
 
     async def wake(self, conn: AsyncConnection, channels: set[Channel]) -> None:
-        """A wake-up only shortens a wait: what was done is done, whether it arrives or not."""
+        """Send wake-ups. They only shorten waits, so an error here does not fail the request."""
         with suppress(psycopg.Error):
             for channel in channels if self.desk.settings.notify else ():
                 await notify(conn, channel)
@@ -71,7 +71,7 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """A connection that is there already, for whoever takes a link."""
+    """An open connection with the interface of a Link."""
 
     conn: AsyncConnection
 
@@ -80,12 +80,12 @@ class Lent:
 
 
 class AgentRoute(APIRoute):
-    """Without the use of a token there is no route."""
+    """A route that must declare its token: without one, registration fails."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         use = getattr(endpoint, "token_use", None)
         if not isinstance(use, TokenUse):
-            raise TypeError(f"{path} names no token: mark {endpoint.__name__} with @shows(...)")
+            raise TypeError(f"{path} declares no token: decorate {endpoint.__name__} with @shows(...)")
         self.token_use = use
         super().__init__(path, endpoint, **options)
 
@@ -104,7 +104,7 @@ class AgentRoute(APIRoute):
 
 
 async def agent_of(request: Request) -> Agent:
-    """Asynchronous though it waits for nothing: a plain function would change to another thread and back."""
+    """Authenticate the agent. Async, because FastAPI runs plain functions in a thread."""
     found: Agent = request.state.agent
     return found
 
@@ -115,7 +115,7 @@ Who = Annotated[Agent, Depends(agent_of)]
 def token_of(header: str | None) -> str:
     scheme, _, token = (header or "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        raise Refused("Show the attempt's token as `Authorization: Bearer TOKEN`.")
+        raise Refused("Missing token. Send the attempt's token as `Authorization: Bearer TOKEN`.")
     return token.strip()
 
 
@@ -131,7 +131,7 @@ async def _admit(request: Request, use: TokenUse) -> Agent:
 
 
 async def _note(request: Request, desk: Desk, actor: str, origin: str, refusal: EvertickError) -> None:
-    """On record, once a minute for each who is refused: the audit log must not be theirs to fill."""
+    """Record a refusal in the audit log, at most once a minute per client, so that clients cannot flood the log."""
     if not is_first(request.app.state.strangers, f"{actor} {origin}" if actor != "anonymous" else origin):
         return
     detail: dict[str, object] = {"method": request.method, "path": request.url.path[:500], "needs": "agent"}

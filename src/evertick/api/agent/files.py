@@ -1,7 +1,7 @@
-"""What is too large for a document: the code of an attempt's version, and large results. Each named by the hash of what is in it.
+"""Files of attempts, named by the hash of their content: the code of the attempt's version, and large results.
 
-An attempt gets its own code and its own inputs; of anything else it is told that it is not there. With an object storage nothing of
-a result stays here: what passes through is in a file without a name, which is gone with the request or the process.
+An attempt can read only its own code and inputs; anything else is reported as not found. With an object storage, results only
+pass through this process, in an unnamed temporary file that the kernel removes.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ router = APIRouter(route_class=AgentRoute, tags=["files"])
 @router.get("/bundles/{bundle_hash}", response_class=Response, responses=_BYTES)
 @shows(TokenUse.ATTEMPT)
 async def bundle(agent: Who, bundle_hash: Hash) -> Response:
-    """The code of the attempt's own version, packed."""
+    """The packed code of the attempt's DAG version."""
     async with agent.lent() as lent:
         row = await agent.held(lent.conn)
         archive = await agents.bundle(lent.conn, version_id=row.version_id, bundle_hash=bundle_hash)
     if archive is None:
-        raise NotFound("This is not the code of this attempt.")
+        raise NotFound("This hash is not the code of this attempt.")
     return Response(archive, media_type=OCTETS)
 
 
@@ -59,14 +59,14 @@ async def read_result(agent: Who, sha256: Hash) -> Response:
         row = await agent.held(lent.conn)
         inputs = await agents.inputs(lent.conn, key, version_id=row.version_id)
     if sha256 not in await asyncio.to_thread(lambda: files_in(json.loads(inputs or "{}"))):
-        raise NotFound("This is not among the inputs of this attempt.")
+        raise NotFound("This hash is not an input of this attempt.")
     path, store = _folder(agent) / sha256, open_store(agent.desk.settings)
     if await asyncio.to_thread(path.is_file):
         return FileResponse(path, media_type=OCTETS)
     if store is None:
         raise ResultLost(
-            "The file of a large result is not where the API looks for it: runners and API need one EVERTICK_RESULTS_FOLDER"
-            " that all of them share, or EVERTICK_STORAGE."
+            "The file of a large result is missing. Runners and the API need a shared EVERTICK_RESULTS_FOLDER,"
+            " or EVERTICK_STORAGE."
         )
     place, result = agent.desk.settings.result_place, (key.run_id, sha256)
     file = await agent.desk.storage.do(lambda: _fetched(store, place, result))
@@ -83,12 +83,12 @@ async def read_result(agent: Who, sha256: Hash) -> Response:
 )
 @shows(TokenUse.ATTEMPT)
 async def put_result(agent: Who, sha256: Hash, request: Request) -> Response:
-    """A large result, before the outcome that names it. It must be what its hash says."""
+    """Store a large result before the outcome that names it. The content must match the hash."""
     async with agent.lent() as lent:
         await agent.held(lent.conn)
     settings, folder = agent.desk.settings, _folder(agent)
     if (store := open_store(settings)) is not None:
-        # While the storage is away an agent asks again until it is not.
+        # While the object storage is unreachable, the agent retries.
         with await asyncio.to_thread(_nameless, settings.result_place) as file:
             await _receive(request.stream(), file, sha256, most=settings.result_max_bytes)
             name = stored_name(agent.bearer.key.run_id, sha256)
@@ -99,17 +99,17 @@ async def put_result(agent: Who, sha256: Hash, request: Request) -> Response:
 
 
 async def refuse_missing_file(agent: Agent, result_json: str | None) -> None:
-    """An outcome must not name a large result that is not here."""
+    """Refuse an outcome that names a large result that was not uploaded."""
     if result_json is None or len(result_json) > 1000:
         return
     found = json.loads(result_json)
     for sha256 in files_in(found):
         if not await _is_here(agent, Path(sha256).name):
-            raise UserError("The outcome names a large result that was not sent: PUT it to /results first.")
+            raise UserError("The outcome names a large result that was not uploaded. PUT it to /results first.")
 
 
 async def _is_here(agent: Agent, sha256: str) -> bool:
-    """Where everybody looks for it: another of several APIs may have taken it."""
+    """Whether the shared folder or storage has the result. Another API process may have received it."""
     store = open_store(agent.desk.settings)
     if store is None:
         return await asyncio.to_thread((_folder(agent) / sha256).is_file)
@@ -121,7 +121,7 @@ def _folder(agent: Agent) -> Path:
 
 
 async def _keep(stream: AsyncIterator[bytes], folder: Path, sha256: str, *, most: int) -> None:
-    """Under another name until it is whole, and what it should be."""
+    """Write to a temporary name, and rename once the content is complete and matches the hash."""
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)
     draft = folder / f".{secrets.token_hex(8)}"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -136,21 +136,21 @@ async def _keep(stream: AsyncIterator[bytes], folder: Path, sha256: str, *, most
 
 
 async def _receive(stream: AsyncIterator[bytes], file: BinaryIO, sha256: str, *, most: int) -> None:
-    """All of it, and what its hash says."""
+    """Receive the complete body and check its size and hash."""
     digest, size = hashlib.sha256(), 0
     async for part in stream:
         size += len(part)
         if size > most:
-            raise TooLarge(f"A result has at most {most} bytes.")
+            raise TooLarge(f"The result is too large: the limit is {most} bytes.")
         digest.update(part)
         file.write(part)
     if digest.hexdigest() != sha256:
-        raise UserError("What came is not what its hash says: send it again.")
+        raise UserError("The content does not match the hash in the URL. Send it again.")
     file.flush()
 
 
 def _nameless(place: Path) -> BinaryIO:
-    """A file on the disk that results are on, which nobody finds and no crash leaves behind."""
+    """Open an unnamed file on the disk of the results; the kernel removes it after a crash."""
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     return tempfile.TemporaryFile(dir=place)
 
@@ -167,7 +167,7 @@ def _fetched(store: ObjectStore, place: Path, result: tuple[int, str]) -> Binary
 
 
 async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
-    """Also of a reader that leaves early the file is closed: with the last that knows of it."""
+    """Yield the content. The file is closed even if the client disconnects: with the last reference."""
     with file:
         while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
             yield piece

@@ -1,4 +1,4 @@
-"""Log lines of an attempt, as they are written. Lines of one that is over may still come, and are marked late."""
+"""Log lines of an attempt. Lines that arrive after the attempt has ended are stored and marked late."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ router = APIRouter(route_class=AgentRoute, tags=["logs"])
 @router.post("/logs")
 @shows(TokenUse.ATTEMPT)
 async def append(agent: Who, request: LogsRequest) -> LogsAnswer:
-    """Store these lines. What is stored already is passed over, so that sending again is harmless; the answer says how far it is.
+    """Store log lines and return how far the log is stored. Lines already stored are skipped, so repeating a request is harmless.
 
-    Without any it only says where to go on.
+    A request without lines only returns the position.
     """
     bearer = agent.bearer
     async with agent.lent() as lent:

@@ -1,4 +1,4 @@
-"""What agents send and are answered."""
+"""Request and response models of the agent API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from evertick.domain.attempt import OutcomeKind
 
 Text = Annotated[str, Field(max_length=300)]
-# PostgreSQL's integers.
+# Ranges of PostgreSQL's integer types.
 Int = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Offset = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -19,7 +19,7 @@ class _Sent(BaseModel):
 
 
 class Place(_Sent):
-    """Where the agent's process is."""
+    """The location of the agent's process."""
 
     host: Text
     boot_id: Text
@@ -30,7 +30,7 @@ class Place(_Sent):
 
 
 class StartRequest(_Sent):
-    """`nonce` is drawn by the agent's process, and tells it from another that was started for the same attempt."""
+    """`nonce` is a random value of the agent's process. It distinguishes two agents started for the same attempt."""
 
     nonce: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     version: Text
@@ -78,13 +78,13 @@ class StartAnswer(BaseModel):
 
 
 class HeartbeatRequest(_Sent):
-    """`wait_seconds`: how long the answer may wait for something to tell."""
+    """`wait_seconds`: how long the server may delay the response until there is something to report."""
 
     wait_seconds: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = 0.0
 
 
 class HeartbeatAnswer(BaseModel):
-    """`rest_seconds`: when to come again."""
+    """`rest_seconds`: delay until the next heartbeat."""
 
     word: Literal["continue", "stop", "lost"]
     rest_seconds: float
@@ -93,7 +93,7 @@ class HeartbeatAnswer(BaseModel):
 
 
 class Chunk(_Sent):
-    """Whole lines, which cover the bytes of the attempt's log from `offset` to `end`."""
+    """Complete lines that cover the bytes `offset` to `end` of the attempt's log."""
 
     offset: Offset
     end: Offset
@@ -105,7 +105,7 @@ class LogsRequest(_Sent):
 
 
 class LogsAnswer(BaseModel):
-    """`until`: how far the log is stored."""
+    """`until`: the end of the stored part of the log."""
 
     until: int
 

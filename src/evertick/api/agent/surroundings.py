@@ -1,4 +1,4 @@
-"""What holds for agents in the outermost layer: larger bodies where they send results, no bound on how many share an address."""
+"""Limits for agents in the outermost middleware: larger bodies for results, and no rate limit per address."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evertick.api.desk import Desk
 from evertick.domain.agent_token import TokenUse
 from evertick.domain.errors import EvertickError, Refused
 
-# Of a finish: its reason, the last lines of its log, and what JSON makes of them.
+# A finish request: the reason and the last log lines, with JSON escapes.
 _ROOM_BYTES = 1024 * 1024
 
 
@@ -17,7 +17,7 @@ class Agents:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         settings = desk.settings
-        # A result in a string of JSON: each quotation mark takes two characters.
+        # A result inside a JSON string: each quotation mark takes two characters.
         self._most_bytes = max(4 * _ROOM_BYTES, 3 * settings.result_spill_bytes + _ROOM_BYTES)
         self._most_result_bytes = settings.result_max_bytes
 
@@ -27,7 +27,7 @@ class Agents:
         return self._most_result_bytes if path.startswith(f"{PREFIX}/results/") else self._most_bytes
 
     def are_known(self, path: str, authorization: str) -> bool:
-        """By a token that is good, so that nobody gets round the bound of addresses with a made-up one."""
+        """Whether the token is valid. An invalid one must not bypass the rate limit per address."""
         if not path.startswith(f"{PREFIX}/"):
             return False
         for use in TokenUse:

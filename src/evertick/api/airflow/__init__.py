@@ -1,1 +1,1 @@
-"""Airflow's REST API, version 2, as its official client calls it. The only place with Airflow's words."""
+"""Airflow's REST API, version 2, compatible with its official client. Airflow's API terms are used only in this package."""

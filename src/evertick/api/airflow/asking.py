@@ -1,4 +1,4 @@
-"""How lists are asked for there: limit and offset, order_by, ranges, patterns; and what that is in our columns."""
+"""Query parameters of Airflow's list endpoints (limit, offset, order_by, ranges, patterns), translated to Evertick's columns."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ T = TypeVar("T")
 
 
 class Body(BaseModel):
-    """Unknown keys are refused, as there."""
+    """A request body. Unknown keys are refused, as in Airflow."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Paged(BaseModel):
-    """What every list takes."""
+    """Parameters of every list."""
 
     limit: Annotated[int, Field(ge=0, le=LARGEST)] = USUAL_ITEMS
     offset: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
@@ -47,7 +47,7 @@ class Paged(BaseModel):
 
 
 class Times(BaseModel):
-    """Ranges of runs and of task instances."""
+    """Time ranges of runs and task instances."""
 
     run_after_gte: datetime | None = None
     run_after_gt: datetime | None = None
@@ -79,7 +79,7 @@ class Changes(BaseModel):
 
 
 class DagQuery(Paged):
-    """Of `GET /dags`."""
+    """Parameters of `GET /dags`."""
 
     tags: list[str] | None = None
     tags_match_mode: Literal["any", "all"] | None = None
@@ -110,7 +110,7 @@ class DagQuery(Paged):
 
 
 class RunQuery(Paged, Times, Changes):
-    """Of `GET /dags/{dag_id}/dagRuns`. Nothing here has partitions."""
+    """Parameters of `GET /dags/{dag_id}/dagRuns`. Evertick has no partitions."""
 
     cursor: Annotated[str | None, Field(max_length=1000)] = None
     partition_date_gte: datetime | None = None
@@ -132,7 +132,7 @@ class RunQuery(Paged, Times, Changes):
 
 
 class MappedQuery(Paged, Times, Changes):
-    """Of the instances of one mapped task."""
+    """Parameters of the list of instances of one mapped task."""
 
     state: list[TaskInstanceState | Literal["none", "no_status"]] | None = None
     pool: list[str] | None = None
@@ -153,7 +153,7 @@ class MappedQuery(Paged, Times, Changes):
 
 
 class InstanceQuery(MappedQuery):
-    """Of all task instances of a run, or of all runs."""
+    """Parameters of the list of task instances of one run or of all runs."""
 
     cursor: Annotated[str | None, Field(max_length=1000)] = None
     task_id: str | None = None
@@ -167,7 +167,7 @@ class InstanceQuery(MappedQuery):
 
 
 class Spans(TypedDict):
-    """Times as the store takes them."""
+    """Time ranges as arguments of store queries."""
 
     due: Range[datetime] | None
     fire: Range[datetime] | None
@@ -193,7 +193,7 @@ def span(asked: BaseModel, name: str) -> Range[datetime] | None:
 
 
 def page_size(limit: int) -> int:
-    """0 is as many as allowed."""
+    """The page size; 0 means the maximum."""
     return min(limit or MOST_ITEMS, MOST_ITEMS)
 
 
@@ -202,28 +202,28 @@ def paged(asked: Paged, order: Sequence[tuple[str, bool]] = ()) -> Asked:
 
 
 def contains(text: str | None) -> list[str] | None:
-    """Patterns of ILIKE for `a|b`: contains one of them. % and _ stand for any text and any character, as there; `~` for all."""
+    """ILIKE patterns for `a|b`: the value contains one of them. As in Airflow, % and _ are wildcards and `~` matches all."""
     if text is None or text == EVERY:
         return None
     return ["%" + part.replace("\\", "\\\\") + "%" for part in text.split("|") if part] or None
 
 
 def plainly_contains(text: str | None) -> list[str] | None:
-    """The same for what is meant as it is."""
+    """The same without wildcards."""
     if text is None:
         return None
     return ["%" + text.replace("\\", "\\\\").replace("%", r"\%").replace("_", r"\_") + "%"]
 
 
 def begins(text: str | None) -> list[str] | None:
-    """Beginnings, with regard to capitals."""
+    """Prefixes to match, case-sensitive."""
     if text is None or text == EVERY:
         return None
     return [part for part in text.split("|") if part] or None
 
 
 def fits(text: str | None, pattern: str | None, prefix: str | None) -> bool:
-    """The same for what is in memory."""
+    """Apply the same filters to a value in memory."""
     plain = text or ""
     heads, parts = begins(prefix), contains(pattern)
     if heads is not None and not plain.startswith(tuple(heads)):
@@ -232,7 +232,7 @@ def fits(text: str | None, pattern: str | None, prefix: str | None) -> bool:
 
 
 def _is_like(text: str, pattern: str) -> bool:
-    """LIKE, in time that grows with the two lengths' product and no faster."""
+    """LIKE in O(len(text) × len(pattern))."""
     reached = {0}
     place = 0
     while place < len(pattern):
@@ -253,7 +253,7 @@ def _is_like(text: str, pattern: str) -> bool:
 
 
 def columns(order_by: Sequence[str] | None, known: Mapping[str, Sequence[str]]) -> list[tuple[str, bool]]:
-    """Our columns for what somebody wants to order by; `-` is descending."""
+    """Translate `order_by` to Evertick's columns; `-` means descending."""
     found = []
     for each in order_by or ():
         name = each.removeprefix("-")
@@ -264,7 +264,7 @@ def columns(order_by: Sequence[str] | None, known: Mapping[str, Sequence[str]]) 
 
 
 def ordered(items: Sequence[T], order_by: list[str] | None, keys: Mapping[str, Callable[[T], Any]]) -> list[T]:
-    """Of what is in memory: by several keys, `-` for descending; what has no value comes last."""
+    """Sort items in memory by several keys; `-` means descending, missing values come last."""
     found = list(items)
     for each in reversed(order_by or []):
         name = each.removeprefix("-")

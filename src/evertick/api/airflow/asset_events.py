@@ -1,4 +1,4 @@
-"""Asset events: updates of assets, those that a DAG has heard of and not yet run for, and those that a run came after."""
+"""Asset events: updates of assets, updates queued for a DAG, and updates that triggered a run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class EventQuery(Paged):
 
 
 class AccessControl(Body):
-    """There are no teams: everybody who waits for an asset hears of it."""
+    """Evertick has no teams: an update reaches all DAGs that depend on the asset."""
 
     allow_global: bool = True
     consumer_teams: list[str] | None = None
@@ -75,7 +75,7 @@ class NewEvent(Body):
 @router.get("/assets/events", response_model=AssetEventCollectionResponse)
 @needs(Permission.READ_RUNS)
 async def get_asset_events(caller: Who, asked: Annotated[EventQuery, Query()]) -> dict[str, Any]:
-    """Every update by a task that is still on record, with the runs that were started after it."""
+    """List recorded updates by tasks, with the runs that they triggered."""
     order = columns(asked.order_by, EVENT_ORDER)
     async with caller.reading() as conn:
         visible = await caller.visible(conn)
@@ -99,11 +99,11 @@ async def get_asset_events(caller: Who, asked: Annotated[EventQuery, Query()]) -
 @router.post("/assets/events", response_model=AssetEventResponse)
 @needs(Permission.SEND_EVENTS)
 async def create_asset_event(body: NewEvent, caller: Who) -> dict[str, Any]:
-    """An update that no task here made. DAGs that run after the asset hear of it as of a task's."""
+    """Report an external update. DAGs that depend on the asset start as after an update by a task."""
     if body.partition_key is not None:
-        raise UserError("partition_key must be null: nothing here has partitions.")
+        raise UserError("partition_key must be null: Evertick has no partitions.")
     if body.access_control is not None and (body.access_control.consumer_teams or not body.access_control.allow_global):
-        raise UserError("access_control must be left out: there are no teams here.")
+        raise UserError("access_control must be omitted: Evertick has no teams.")
     extra = {**body.extra, "from_rest_api": True}
     async with caller.changing(Channel.PLAN) as conn:
         name = await _name_of(conn, body.asset_id)
@@ -115,7 +115,7 @@ async def create_asset_event(body: NewEvent, caller: Who) -> dict[str, Any]:
 @router.get("/assets/{asset_id}/queuedEvents", response_model=QueuedEventCollectionResponse)
 @needs(Permission.READ_GATES)
 async def get_asset_queued_events(asset_id: AssetId, caller: Who, before: Before = None) -> dict[str, Any]:
-    """Updates that a DAG has heard of and not yet run for, because it waits for others as well."""
+    """List updates queued for DAGs that still wait for other assets."""
     async with caller.reading() as conn:
         asset = await find_asset(conn, asset_id)
         return await _queued(conn, asset=asset["name"], before=before)
@@ -147,7 +147,7 @@ async def get_dag_asset_queued_event(
 @router.delete("/assets/{asset_id}/queuedEvents", status_code=204)
 @needs(Permission.EDIT_SCHEDULES)
 async def delete_asset_queued_events(asset_id: AssetId, caller: Who, before: Before = None) -> None:
-    """As if the DAGs that wait for it had not heard of it."""
+    """Discard the queued updates of the asset."""
     async with caller.changing() as conn:
         dag_ids, name = await caller.visible(conn), await _name_of(conn, asset_id)
         await unhear(conn, dag_ids=dag_ids, asset=name, before=_aware(before), actor=caller.actor)
@@ -172,7 +172,7 @@ async def delete_dag_asset_queued_event(dag_id: str, asset_id: AssetId, caller: 
 @router.get(f"{R}/upstreamAssetEvents", response_model=AssetEventCollectionResponse)
 @needs(Permission.READ_RUNS)
 async def get_upstream_asset_events(dag_id: str, dag_run_id: str, caller: Who) -> dict[str, Any]:
-    """The updates that a run was started after."""
+    """List the updates that triggered a run."""
     async with caller.reading() as conn:
         run = await find_run(caller, conn, dag_id, dag_run_id)
         found = await assets.causes(conn, run.run_id)

@@ -1,4 +1,4 @@
-"""Assets: what updates them, what waits for them. An asset is its name; its number there is made of that."""
+"""Assets with their producers and consumers. Evertick identifies assets by name; the API's numeric id is derived from it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def get_assets(caller: Who, asked: Annotated[AssetQuery, Query()]) -> dict
 @router.get("/assets/aliases", response_model=AssetAliasCollectionResponse)
 @needs(Permission.READ_GATES)
 async def get_asset_aliases(caller: Who, asked: Annotated[Paged, Query()]) -> dict[str, Any]:
-    """There are none."""
+    """Evertick has no asset aliases: the list is empty."""
     return {"asset_aliases": [], "total_entries": 0}
 
 
@@ -102,16 +102,16 @@ async def get_asset(asset_id: AssetId, caller: Who) -> dict[str, Any]:
 @router.post("/assets/{asset_id}/materialize", response_model=DAGRunResponse)
 @needs(Permission.TRIGGER_RUNS)
 async def materialize_asset(asset_id: AssetId, caller: Who, body: MaterializeBody | None = None) -> dict[str, Any]:
-    """Runs the one DAG that updates it."""
+    """Trigger the DAG that updates the asset, if it is the only one."""
     wish = body or MaterializeBody()
     for name in ("logical_date", "data_interval_start", "data_interval_end", "run_after", "partition_key"):
         if getattr(wish, name) is not None:
-            raise UserError(f"{name} must be null: the run begins at once.")
+            raise UserError(f"{name} must be null: the run starts immediately.")
     async with caller.changing(Channel.READY) as conn:
         asset = await find_asset(conn, asset_id)
         makers = {task["dag_id"] for task in asset["producing_tasks"]}
         if len(makers) != 1:
-            raise Conflict(f"{len(makers)} DAGs update asset {asset['name']!r}: trigger the one that is meant.")
+            raise Conflict(f"{len(makers)} DAGs update asset {asset['name']!r}. Trigger one of them directly.")
         row = await caller.dag(conn, makers.pop())
         about = Particulars(key=wish.dag_run_id, note=wish.note or None)
         made = await trigger(conn, dag=row.name, params=wish.conf or {}, actor=caller.actor, about=about)
@@ -121,7 +121,7 @@ async def materialize_asset(asset_id: AssetId, caller: Who, body: MaterializeBod
             raise Conflict(f"A DAGRun of '{row.name}' with ID '{wish.dag_run_id}' already exists")
         run = await listing.run_by_number(conn, dag_id=row.dag_id, run_id=made.run_id)
     if run is None:
-        raise NotFound("The run was deleted a moment after it was made.")
+        raise NotFound("The run was deleted immediately after it was created.")
     return run_document(run)
 
 

@@ -30,10 +30,10 @@ from evertick.store.wake import Channel
 
 router = APIRouter(route_class=GuardedRoute, tags=["Backfill"])
 
-# Backfills are made by people: more of them than this are not ordered.
+# Only this many backfills are sorted. Users create backfills by hand, so there are few.
 MOST_BACKFILLS = 5000
 MOST_FORESEEN = 5000
-# For one that goes on: it would be among the newest of its DAG.
+# The number of newest backfills of a DAG to search for an active one.
 _LOOKED_AT = 100
 BackfillId = Annotated[int, Path(ge=1, le=2**31 - 1)]
 _REPROCESS = {"none": Reprocess.NONE, "failed": Reprocess.FAILED, "completed": Reprocess.ALL}
@@ -80,7 +80,7 @@ async def list_backfills(
 async def create_backfill(body: BackfillBody, caller: Who) -> dict[str, Any]:
     async with caller.changing(Channel.PLAN) as conn:
         await caller.dag(conn, body.dag_id)
-        # As there: one at a time of a DAG, and that is said before what is wrong with this one. Our own API has no such limit.
+        # As in Airflow: one active backfill per DAG, checked before other errors. The native API has no such limit.
         if any(row.finished_at is None for row in await backfills.list_newest(conn, dag=body.dag_id, limit=_LOOKED_AT)):
             raise Conflict(f"There is another running backfill for dag {body.dag_id}")
         request = f"api-{secrets.token_hex(8)}"
@@ -132,7 +132,7 @@ async def cancel_backfill(backfill_id: BackfillId, caller: Who) -> dict[str, Any
 
 def _wish(body: BackfillBody) -> Wish:
     if _aware(body.to_date) < _aware(body.from_date):
-        # With the status that it has there.
+        # The same status as in Airflow.
         raise HTTPException(422, f"to_date {body.to_date} is before from_date {body.from_date}: swap them.")
     return Wish(
         dag=body.dag_id,

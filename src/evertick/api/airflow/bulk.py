@@ -1,4 +1,4 @@
-"""Several creations, updates and deletions in one request: each stands alone, and each failure is told by its name."""
+"""Bulk creations, updates and deletions. Entities are processed independently; the response names each failed one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class BulkBody(Body, Generic[Entity]):
 
 
 class Tally:
-    """What became of each entity. One that fails keeps no other from being done."""
+    """The result of each entity. A failed entity does not affect the others."""
 
     def __init__(self) -> None:
         self._done: dict[str, dict[str, list[Any]]] = {}
@@ -76,7 +76,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means(Generic[Entity]):
-    """How the entities of one kind are named, created (True: it must be new), updated (within a mask) and deleted."""
+    """Functions that name, create (True: it must be new), update (with a mask) and delete entities of one kind."""
 
     name_of: Callable[[Entity], str]
     create: Callable[[Entity, bool], Awaitable[None]]

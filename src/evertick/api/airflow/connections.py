@@ -1,4 +1,4 @@
-"""Connections. Their passwords, and whatever stands in their extra fields, are never shown."""
+"""Connections. Passwords and extra fields are never shown."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _KEYS = {
     "port": lambda item: item["port"],
     "team_name": lambda item: None,
 }
-# Those whose order needs nothing of what is sealed.
+# Sort keys that do not need decrypted values.
 _BY_NAME = {"conn_id", "connection_id", "id", "description", "team_name"}
 
 
@@ -93,7 +93,7 @@ async def get_connections(
             page = ordered(stubs, order_by, _KEYS)[offset : offset + page_size(limit)]
             found = await _opened(caller, conn, page)
         else:
-            # The order is by something that is sealed: all of them are opened.
+            # Sorting by an encrypted field needs all connections decrypted.
             page = ordered(await _opened(caller, conn, stubs), order_by, _KEYS)
             found = page[offset : offset + page_size(limit)]
     return {"connections": found, "total_entries": len(fitting)}
@@ -123,15 +123,18 @@ async def bulk_connections(body: BulkBody[ConnectionBody], caller: Who) -> dict[
 @router.post("/connections/test", response_model=ConnectionTestResponse)
 @needs(Permission.EDIT_VALUES)
 async def test_connection(body: ConnectionBody, caller: Who) -> dict[str, Any]:
-    """Switched off, as it is there unless somebody allows it: a server that connects to wherever it is told is a hole."""
+    """Disabled, as in Airflow by default: a server that connects to any requested host is a security risk."""
     _connection(body)
-    return {"status": False, "message": "Testing connections is disabled: test it where the tasks run."}
+    return {
+        "status": False,
+        "message": "Testing connections is disabled. Test the connection on a machine that runs tasks.",
+    }
 
 
 @router.post("/connections/defaults", status_code=204)
 @needs(Permission.EDIT_VALUES)
 async def create_default_connections(caller: Who) -> None:
-    """There are none to create."""
+    """Does nothing: Evertick has no default connections."""
 
 
 @router.get("/connections/{connection_id}", response_model=ConnectionResponse)
@@ -166,7 +169,7 @@ async def _put(caller: Caller, conn: AsyncConnection, body: ConnectionBody, *, i
 
 
 async def _patch(caller: Caller, conn: AsyncConnection, body: ConnectionBody, update_mask: list[str] | None) -> None:
-    """What is not in the mask stays, and so does what comes back as it was shown, hidden."""
+    """Update fields in the mask. A masked value that is sent back unchanged keeps the stored value."""
     row, text = await verbs.read_value(conn, _keyring(caller), kind=KIND, name=body.connection_id)
     before, after = read_connection(text), _connection(body)
     ours = {"conn_type": "type", "schema": "schema", **{e: e for e in ("host", "port", "login", "password", "extra")}}
@@ -201,13 +204,13 @@ async def _opened(caller: Caller, conn: AsyncConnection, stubs: list[dict[str, A
 
 def _connection(body: ConnectionBody) -> Connection:
     if body.team_name is not None:
-        raise UserError("team_name must be null: there are no teams here.")
+        raise UserError("team_name must be null: Evertick has no teams.")
     try:
         extra = json.loads(body.extra) if body.extra else {}
     except (ValueError, RecursionError):
         extra = None
     if not isinstance(extra, dict):
-        raise UserError("extra must be a JSON object, written as text.")
+        raise UserError("extra must be a string that contains a JSON object.")
     return Connection(
         type=body.conn_type,
         host=body.host or "",

@@ -1,4 +1,4 @@
-"""Of DAGs besides: tags, versions, sources, how many runs are in which state, warnings, favourites."""
+"""Further DAG endpoints: tags, versions, sources, run counts by state, warnings, favorites."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def get_dag_tags(
 @router.get("/dags/{dag_id}/dagVersions", response_model=DAGVersionCollectionResponse, tags=["DagVersion"])
 @needs(Permission.READ_DAGS)
 async def get_dag_versions(dag_id: str, caller: Who, asked: Annotated[VersionQuery, Query()]) -> dict[str, Any]:
-    """Of one DAG, or of all with `~`."""
+    """List the versions of one DAG, or of all with `~`."""
     async with caller.reading() as conn:
         dag_ids = await caller.visible(conn) if dag_id == EVERY else [(await caller.dag(conn, dag_id)).dag_id]
         rows = await dags.versions_of(conn, dag_ids)
@@ -114,7 +114,7 @@ async def get_dag_source(
     version_number: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
     accept: Annotated[str, Header()] = "application/json",
 ) -> Response | dict[str, Any]:
-    """The DAG's file as it was when the version was published."""
+    """The DAG's file as published with the version."""
     async with caller.reading() as conn:
         row = await caller.dag(conn, dag_id)
         number = row.number if version_number is None else version_number
@@ -132,7 +132,7 @@ async def get_dag_source(
 @router.get("/dagStats", response_model=DagStatsCollectionResponse, tags=["DagStats"])
 @needs(Permission.READ_RUNS)
 async def get_dag_stats(caller: Who, dag_ids: Texts = None) -> dict[str, Any]:
-    """How many runs of each DAG are in each state."""
+    """The number of runs of each DAG per state."""
     async with caller.reading() as conn:
         names, _ = await listing.list_dags(
             conn, listing.ListedDagFilter(seen_tags=seen_tags(caller)), Asked(limit=MOST_COUNTED)
@@ -152,14 +152,14 @@ async def get_dag_stats(caller: Who, dag_ids: Texts = None) -> dict[str, Any]:
 @router.get("/dagWarnings", response_model=DAGWarningCollectionResponse, tags=["DagWarning"])
 @needs(Permission.READ_DAGS)
 async def list_dag_warnings(caller: Who, limit: Limit = USUAL_ITEMS, offset: Offset = 0) -> dict[str, Any]:
-    """None: what would be a warning there keeps a DAG from being published here."""
+    """Always empty: problems that are warnings in Airflow prevent a DAG from being published."""
     return {"dag_warnings": [], "total_entries": 0}
 
 
 @router.post("/dags/{dag_id}/favorite", status_code=204)
 @needs(Permission.READ_DAGS)
 async def favorite_dag(dag_id: str, caller: Who) -> None:
-    """Nothing is remembered: there are no favourites here."""
+    """Does nothing: Evertick has no favorites."""
     async with caller.reading() as conn:
         await caller.dag(conn, dag_id)
 

@@ -1,4 +1,4 @@
-"""DAGs and their tasks: listing, reading, pausing, deleting."""
+"""DAGs and their tasks: list, read, pause, delete."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class DagPatch(Body):
 @router.get("/dags", response_model=DAGCollectionResponse)
 @needs(Permission.READ_DAGS)
 async def get_dags(caller: Who, asked: Annotated[DagQuery, Query()]) -> dict[str, Any]:
-    """In the order of their ids unless ordered otherwise. Dates and states of runs are of each DAG's latest one."""
+    """List DAGs, by default ordered by id. Filters on runs apply to the latest run of each DAG."""
     order = columns(asked.order_by, ORDER)
     state = asked.last_dag_run_state
     wanted = ListedDagFilter(
@@ -130,7 +130,7 @@ async def patch_dags(
     exclude_stale: bool = True,
     paused: bool | None = None,
 ) -> dict[str, Any]:
-    """Those that the same filters list."""
+    """Update all DAGs that match the filters."""
     wanted = ListedDagFilter(
         seen_tags=seen_tags(caller),
         any_tags=tags if tags and tags_match_mode != "all" else None,
@@ -168,7 +168,7 @@ async def patch_dag(dag_id: str, body: DagPatch, caller: Who, update_mask: Texts
 @router.delete("/dags/{dag_id}", status_code=204)
 @needs(Permission.DELETE_DAGS)
 async def delete_dag(dag_id: str, caller: Who) -> None:
-    """Out of planning. Its history stays; a file that is still there publishes it again when it changes."""
+    """Delete the DAG and keep its history. If its file still exists, a change of the file publishes the DAG again."""
     async with caller.changing(Channel.PLAN) as conn:
         await caller.dag(conn, dag_id)
         await verbs.delete(conn, dag=dag_id, actor=caller.actor)
@@ -223,7 +223,7 @@ async def get_task(dag_id: str, task_id: str, caller: Who) -> dict[str, Any]:
 
 
 async def _documents(conn: AsyncConnection, rows: Sequence[DagRow]) -> list[dict[str, Any]]:
-    """With the schedules of each, and whether its file can be loaded."""
+    """The response documents of DAGs, with their schedules and import errors."""
     plans: dict[str, list[ListedSchedule]] = {}
     for each in await schedules.of_dags(conn, [row.dag_id for row in rows]):
         plans.setdefault(each.dag, []).append(each)
@@ -248,7 +248,7 @@ def _both(one: list[str] | None, other: list[str] | None) -> list[str] | None:
 
 
 def _asks_for_what_is_not_here(asked: DagQuery) -> bool:
-    """All DAGs have one owner and one bundle without versions; none is a favourite."""
+    """Whether the filters exclude all DAGs: every DAG has the same owner and an unversioned bundle, and none is a favorite."""
     return bool(
         (asked.owners and OWNER not in asked.owners)
         or asked.bundle_name not in (None, BUNDLE)

@@ -1,4 +1,4 @@
-"""Event logs: the audit log, with the names of there."""
+"""Event logs: the audit log in Airflow's format."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def get_event_logs(caller: Who, asked: Annotated[EventQuery, Query()]) -> 
         verb_heads=begins(asked.event_prefix_pattern),
     )
     if asked.try_number is not None:
-        # No entry is about one try.
+        # Audit entries have no try number.
         return {"event_logs": [], "total_entries": 0}
     async with caller.reading() as conn:
         found, total = await event_log.list_events(conn, wanted, paged(asked, order))

@@ -1,4 +1,4 @@
-"""Task instances: marking, noting and clearing, in one run or in those before and after it, each with a look before."""
+"""Task instance changes: mark, note and clear, in one run or also in past and future runs, each with a dry run."""
 
 from __future__ import annotations
 
@@ -130,10 +130,10 @@ async def patch_task_instance_dry_run_by_map_index(
 async def delete_task_instance(
     dag_id: str, dag_run_id: str, task_id: str, caller: Who, map_index: MapIndexAsked = None
 ) -> None:
-    """Refused: a run has the tasks of its version, and each of them ends on record."""
+    """Always refused: the tasks of a run are those of its DAG version."""
     async with caller.reading() as conn:
         await find_instance(caller, conn, (dag_id, dag_run_id, task_id), -1 if map_index is None else map_index)
-    raise Conflict("A task cannot be taken out of a run: mark it skipped, or delete the run.")
+    raise Conflict("A task instance cannot be deleted. Mark it skipped, or delete the run.")
 
 
 @router.patch(f"{R}/taskInstances", response_model=BulkResponse)
@@ -141,7 +141,7 @@ async def delete_task_instance(
 async def bulk_task_instances(
     dag_id: str, dag_run_id: str, body: BulkBody[BulkInstance], caller: Who
 ) -> dict[str, Any]:
-    """Updates; a task can be neither made in a run nor taken out of it."""
+    """Bulk updates. Task instances can be neither created nor deleted."""
     tally = Tally()
     for action in body.actions:
         for entity in action.entities:
@@ -151,7 +151,7 @@ async def bulk_task_instances(
                 if action.action != "update":
                     raise UserError(f"Bulk {action.action} is not supported for task instances.")
                 if run_id is None:
-                    raise UserError("With ~ in the path each task must name its dag_run_id.")
+                    raise UserError("With ~ in the path, each task instance needs a dag_run_id.")
                 names = (whose_run(dag_id, wish.dag_id), run_id, wish.task_id)
                 fields = set(InstancePatch.model_fields) & wish.model_fields_set
                 patch = InstancePatch.model_validate(wish.model_dump(include=fields))
@@ -164,7 +164,7 @@ async def bulk_task_instances(
 async def patch_task_group_instances(
     dag_id: str, dag_run_id: str, group_id: str, body: InstancePatch, caller: Who, update_mask: Texts = None
 ) -> dict[str, Any]:
-    """Every task of a group."""
+    """Update all task instances of a group."""
     async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         found = await _of_group(caller, conn, (dag_id, dag_run_id), group_id, body)
         return await _carry_out(caller, conn, found, body, update_mask)
@@ -183,13 +183,13 @@ async def patch_task_group_instances_dry_run(
 @router.post("/dags/{dag_id}/clearTaskInstances", response_model=TaskInstanceCollectionResponse)
 @needs(Permission.CLEAR_TASKS)
 async def post_clear_task_instances(dag_id: str, body: ClearBody, caller: Who) -> dict[str, Any]:
-    """Of one run, of those before and after it, or of all for instants between two dates. The runs begin again, whether
-    `reset_dag_runs` is set or not: a task of a run that is over could not run."""
+    """Clear task instances of one run, also of past and future runs, or of all runs between two dates. Finished runs are
+    restarted even without `reset_dag_runs`, because tasks of a finished run cannot run."""
     async with caller.reading() as conn:
         runs = await _runs_to_clear(caller, conn, dag_id, body)
         found = [(run, await _to_clear(conn, run, body)) for run in runs]
     if body.prevent_running_task and any(row.phase == "running" for _, rows in found for row in rows):
-        raise Conflict("Task instances are running: they are not cleared while prevent_running_task is set.")
+        raise Conflict("Task instances are running and prevent_running_task is set. Wait until they end, or omit it.")
     async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         for run, rows in found if not body.dry_run else ():
             await clear_chosen(caller, conn, run, rows, How(body.run_on_latest_version, body.note))
@@ -226,7 +226,7 @@ async def _patch(
     body: InstancePatch,
     update_mask: list[str] | None,
 ) -> dict[str, Any]:
-    # Which runs are meant is read first: finding them is no work for a connection that changes things.
+    # Select the runs first, on a read connection.
     async with caller.reading() as conn:
         found = await _meant(caller, conn, names, map_index, body)
     async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
@@ -240,7 +240,7 @@ async def _foresee(
     body: InstancePatch,
     update_mask: list[str] | None,
 ) -> dict[str, Any]:
-    """Those that the same request without `dry_run` would change."""
+    """The task instances that the request would change without `dry_run`."""
     async with caller.reading() as conn:
         found = await _meant(caller, conn, names, map_index, body)
         is_marked = "new_state" in _fields(body, update_mask)
@@ -287,13 +287,13 @@ async def _in_each(conn: AsyncConnection, run: ListedRun, choice: Choice, body: 
 async def _carry_out(
     caller: Caller, conn: AsyncConnection, found: Chosen, body: InstancePatch, update_mask: list[str] | None
 ) -> dict[str, Any]:
-    """Mark and note. The answer has the tasks that were touched, as they stand afterwards."""
+    """Mark and note. Returns the changed task instances with their new states."""
     fields = _fields(body, update_mask)
     rows = [row for _, rows in found for row in rows]
     if "new_state" in fields and body.new_state is not None:
         rows = [row for row in rows if row.phase != body.new_state]
         if not rows:
-            raise Conflict(f"The task is {body.new_state} already.")
+            raise Conflict(f"The task instance is already {body.new_state}.")
         for row in rows:
             await mark_one(caller, conn, row, body.new_state)
     if "note" in fields:

@@ -1,4 +1,4 @@
-"""Task instances: listing, reading, tries, and what holds one back. What changes them is in instance_changes.py."""
+"""Task instances: list, read, tries and blocking dependencies. Changes are in instance_changes.py."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _OUTCOMES = {"success": "success", "skipped": "skipped"}
 
 
 class InstancesBatch(Times, Body):
-    """Of the list that is asked for by a body."""
+    """The request body of the batch list."""
 
     dag_ids: list[str] | None = None
     dag_run_ids: list[str] | None = None
@@ -92,7 +92,7 @@ class InstancesBatch(Times, Body):
 
 
 class Words(TypedDict):
-    """What things are called here, for filters and orders by name."""
+    """Evertick's names for filters and sort keys."""
 
     names: Any
     kinds: Any
@@ -107,7 +107,7 @@ WORDS = Words(names=TASK_STATES, kinds=OPERATORS, no_pool=NO_POOL)
 async def get_task_instances(
     dag_id: str, dag_run_id: str, caller: Who, asked: Annotated[InstanceQuery, Query()]
 ) -> dict[str, Any]:
-    """Of one run, of all runs of a DAG (`~` for the run), or of all (`~` for both)."""
+    """List task instances of one run, of all runs of a DAG (`~` as run), or of all DAGs (`~` for both)."""
     order = columns(asked.order_by, ORDER)
     async with caller.reading() as conn:
         wanted = replace(
@@ -131,7 +131,7 @@ async def get_task_instances(
 @needs(Permission.READ_RUNS)
 async def get_task_instances_batch(dag_id: str, dag_run_id: str, body: InstancesBatch, caller: Who) -> dict[str, Any]:
     if dag_id != EVERY or dag_run_id != EVERY:
-        raise UserError("This list is of all runs: write ~ for dag_id and dag_run_id, and name some in the body.")
+        raise UserError("The batch list needs ~ as dag_id and dag_run_id in the path. Name DAGs and runs in the body.")
     order = columns([body.order_by] if body.order_by else None, ORDER)
     async with caller.reading() as conn:
         wanted = TaskFilter(
@@ -193,7 +193,7 @@ async def get_task_instance_try_details(
 async def get_task_instance_dependencies(
     dag_id: str, dag_run_id: str, task_id: str, caller: Who, map_index: MapIndexAsked = -1
 ) -> dict[str, Any]:
-    """What holds it back."""
+    """The reasons why the task instance does not run."""
     return await _dependencies(caller, (dag_id, dag_run_id, task_id), map_index)
 
 
@@ -275,7 +275,7 @@ def _filter(asked: MappedQuery) -> TaskFilter:
 
 
 async def where(caller: Caller, conn: AsyncConnection, dag_id: str, dag_run_id: str) -> dict[str, Any]:
-    """Which runs are meant."""
+    """The filter for the runs named in the path."""
     if dag_run_id == EVERY:
         return await whose(caller, conn, dag_id)
     if dag_id == EVERY:
@@ -301,10 +301,10 @@ async def _collection(
 async def _by_cursor(
     conn: AsyncConnection, wanted: TaskFilter, asked: InstanceQuery, order: list[tuple[str, bool]]
 ) -> dict[str, Any]:
-    """From where the page before ended, by the runs' numbers and the tasks' places in them."""
+    """The page after the cursor, ordered by run number and task index."""
     up, down = ([(column, is_down) for column in PLACE] for is_down in (False, True))
     if order not in ([], up, down):
-        raise UserError("With a cursor task instances are ordered by id or -id: leave order_by out, or use offset.")
+        raise UserError("A cursor supports only order_by id or -id. Omit order_by, or use offset.")
     if asked.cursor:
         at = list(read_cursor(asked.cursor, 0, 0, 0))
         wanted = replace(wanted, before=at) if order == down else replace(wanted, after=at)

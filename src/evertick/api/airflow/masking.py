@@ -1,4 +1,4 @@
-"""What of a variable or a connection is never shown: its value, where the name says that it is secret."""
+"""Masks values of variables and connections whose names indicate a secret."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 HIDDEN = "***"
-# As there: a name that has one of these in it is of something secret.
+# As in Airflow: a name that contains one of these is sensitive.
 SENSITIVE = (
     "access_token",
     "api_key",
@@ -29,7 +29,7 @@ def is_sensitive(name: str) -> bool:
 
 
 def masked_text(name: str, text: str) -> str:
-    """A variable's value: hidden as a whole, or in it what has such a name."""
+    """Mask a variable's value completely, or the sensitive fields of a JSON value."""
     if is_sensitive(name):
         return HIDDEN
     try:

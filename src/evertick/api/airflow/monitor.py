@@ -1,4 +1,4 @@
-"""Version, health, and files that could not be loaded."""
+"""Version, health and import errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from evertick.store.dags import ImportErrorRow
 
 router = APIRouter(route_class=GuardedRoute, tags=["Monitor"])
 
-# What clients compare: the release whose API this is.
+# The Airflow release with this API version; clients compare it.
 SPOKEN = "3.3.1"
 _KEYS = {
     "id": lambda item: item["import_error_id"],
@@ -47,7 +47,7 @@ async def get_version(caller: Who) -> dict[str, Any]:
 @router.get("/monitor/health", response_model=HealthInfoResponse)
 @needs(Permission.OPEN)
 async def get_health(caller: Who) -> dict[str, Any]:
-    """Answers also when something is not well."""
+    """Report health. Responds also if a component is unhealthy."""
     database, leader, beat = "unhealthy", "unhealthy", None
     try:
         async with caller.reading() as conn:
@@ -56,7 +56,7 @@ async def get_health(caller: Who) -> dict[str, Any]:
         if found is not None and not found.unled:
             leader, beat = "healthy", found.lease_until.isoformat() if found.lease_until else None
     except (psycopg.Error, PostgresUnavailable, OSError):
-        pass  # which is what there is to tell
+        pass  # reported as unhealthy
     return {
         "metadatabase": {"status": database},
         "scheduler": {"status": leader, "latest_scheduler_heartbeat": beat},
@@ -113,5 +113,5 @@ def _document(row: ImportErrorRow) -> dict[str, Any]:
 
 
 def _number(file: str) -> int:
-    """A file has one error at most, so its name is its number."""
+    """A numeric id derived from the file name: a file has at most one error."""
     return zlib.crc32(file.encode())

@@ -1,4 +1,4 @@
-"""What there is none of here: the answer is an empty list, or that it was not found. Clients that look at everything work."""
+"""Airflow resources without an Evertick equivalent: empty lists or "not found", so that clients that read everything work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Asked = Annotated[Paged, Query()]
 @router.get("/jobs", response_model=JobCollectionResponse, tags=["Job"])
 @needs(Permission.READ_RUNNERS)
 async def get_jobs(caller: Who, asked: Asked) -> dict[str, Any]:
-    """Schedulers and runners are no jobs here: the native API lists them."""
+    """Always empty. The native API lists schedulers and runners."""
     return {"jobs": [], "total_entries": 0}
 
 
@@ -55,7 +55,7 @@ async def get_providers(caller: Who, asked: Asked) -> dict[str, Any]:
 @router.get("/config", response_model=Config, tags=["Config"])
 @needs(Permission.OWN)
 async def get_config(caller: Who, section: str | None = None) -> dict[str, Any]:
-    """Settings are not told over HTTP."""
+    """Always empty: settings are not exposed over HTTP."""
     return {"sections": []}
 
 

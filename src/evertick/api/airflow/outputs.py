@@ -1,4 +1,4 @@
-"""What tasks wrote and returned: logs, and XComs, of which every task that returned something has one."""
+"""Logs and XComs. Every task that returned a value has an XCom for it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def get_log(
     token: Annotated[str | None, Query(max_length=1000)] = None,
     accept: Annotated[str, Header()] = "application/json",
 ) -> Response | dict[str, Any]:
-    """One try's lines: as JSON with a token to go on, all of them with `full_content`, or as they are read."""
+    """The log of one try: as JSON with a continuation token, completely with `full_content`, or as a stream."""
     async with caller.reading() as conn:
         row = await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
         key = TaskKey(row.run_id, row.idx, row.map_index)
@@ -127,15 +127,18 @@ async def get_log(
 
 
 async def _stream(caller: Caller, key: TaskKey, epoch: int) -> AsyncIterator[str]:
-    """No connection is held while the reader reads."""
+    """Stream the log. No database connection is held while the client reads."""
     after = -1
     while True:
         try:
             read = await caller.log_reader.read(key, after=(epoch, after), limit=_CHUNKS)
         except StorageUnavailable as error:
-            # The answer has begun: whoever reads it must see that this is not all.
+            # The response has started, so report in it that the log is incomplete.
             yield (
-                json.dumps(_document(Line(epoch, None, "MARK", f"The rest cannot be read now: {error}", False))) + "\n"
+                json.dumps(
+                    _document(Line(epoch, None, "MARK", f"The rest of the log cannot be read now: {error}", False))
+                )
+                + "\n"
             )
             return
         found = [each for each in read if each.epoch == epoch]
@@ -152,7 +155,7 @@ async def _stream(caller: Caller, key: TaskKey, epoch: int) -> AsyncIterator[str
 async def get_xcom_entries(
     dag_id: str, dag_run_id: str, task_id: str, caller: Who, asked: Annotated[XComQuery, Query()]
 ) -> dict[str, Any]:
-    """Of one task, or with `~` for the task, the run or the DAG of all."""
+    """List XComs of one task; `~` as task, run or DAG selects all."""
     indexes = {each for each in (asked.map_index, asked.map_index_filter) if each is not None}
     wanted = OutputFilter(
         returned=RETURN_VALUE,
@@ -186,7 +189,7 @@ async def get_xcom_entries(
 async def create_xcom_entry(
     dag_id: str, dag_run_id: str, task_id: str, body: XComCreate, caller: Who
 ) -> dict[str, Any]:
-    """Of a task that has succeeded."""
+    """Add an XCom to a task that has succeeded."""
     new = NewOutput(name=_name(body.key), value=storable(body.value), must="new")
     return await _put(caller, (dag_id, dag_run_id, task_id), body.map_index, new)
 
@@ -233,10 +236,10 @@ async def delete_xcom_entry(
 async def get_external_log_url(
     dag_id: str, dag_run_id: str, task_id: str, try_number: TryNumber, caller: Who, map_index: MapIndexAsked = -1
 ) -> dict[str, Any]:
-    """Logs are nowhere else."""
+    """Always not found: logs have no external location."""
     async with caller.reading() as conn:
         await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
-    raise NotFound("Task logs are not kept in an external place.")
+    raise NotFound("Task logs have no external URL.")
 
 
 @router.get(f"{T}/links", response_model=ExtraLinkCollectionResponse, tags=["Extra Links"])
@@ -249,14 +252,14 @@ async def get_extra_links(
     map_index: MapIndexAsked = -1,
     try_number: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
 ) -> dict[str, Any]:
-    """Tasks have none."""
+    """Always empty: tasks have no extra links."""
     async with caller.reading() as conn:
         await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
     return {"extra_links": {}, "total_entries": 0}
 
 
 async def _has_task(conn: AsyncConnection, place: dict[str, Any], task: str) -> bool:
-    """Of one run it is known; of all of them some may have it."""
+    """Whether the task exists: in the run's version, or with `~` in any version."""
     return "run_id" not in place or bool(await tasks.by_name(conn, run_id=place["run_id"], task=task, limit=1))
 
 
@@ -285,20 +288,20 @@ async def _read(
 
 
 def storable(value: Any) -> Any:
-    """What the database can keep, and what is not taken for a value of a kind of its own."""
+    """Encode a value for storage. Values that look like Evertick's tagged types are refused."""
     text = json.dumps(value)
     if value is None or RESULT_TAG in text:
-        raise UserError(f"A value cannot be null, and has no key {RESULT_TAG!r} in it.")
+        raise UserError(f"An XCom value must not be null and must not contain the key {RESULT_TAG!r}.")
     encoded = encode_result(value)
     if encoded.text is None:
-        raise UserError(encoded.refusal or "This value cannot be stored.")
+        raise UserError(encoded.refusal or "The value cannot be stored.")
     return json.loads(encoded.text)
 
 
 def _name(key: str) -> str | None:
-    """Ours for an XCom's key: none for what the task returned."""
+    """Evertick's output name for an XCom key: None for the return value."""
     if not key or len(key) > LONGEST_KEY or not key.isprintable():
-        raise UserError(f"An XCom's key has 1 to {LONGEST_KEY} printable characters.")
+        raise UserError(f"Invalid XCom key. Use 1 to {LONGEST_KEY} printable characters.")
     return None if key == RETURN_VALUE else key
 
 

@@ -35,7 +35,7 @@ from evertick.store.wake import Channel
 
 router = APIRouter(route_class=GuardedRoute, tags=["Pool"])
 
-# There -1 is as many as anybody wants.
+# In Airflow, -1 means unlimited.
 ENDLESS = -1
 Slots = Annotated[int, Field(ge=ENDLESS, le=MOST_SLOTS)]
 Description = Annotated[str | None, Field(max_length=2000)]
@@ -140,10 +140,10 @@ async def _create(caller: Caller, conn: AsyncConnection, body: PoolBody, *, is_n
 async def _change(
     caller: Caller, conn: AsyncConnection, name: str, patch: PoolPatch, update_mask: list[str] | None
 ) -> None:
-    # A client must send all of it, whatever the mask says: what is not in it is not meant.
+    # As in Airflow, the body must be complete; fields outside the mask are ignored.
     fields = patch.model_fields_set if not update_mask else patch.model_fields_set.intersection(update_mask)
     if "pool" in fields and patch.pool not in (None, name):
-        raise UserError("A pool cannot be given another name: make a new one.")
+        raise UserError("A pool cannot be renamed. Create a new one.")
     _refuse(
         patch.team_name if "team_name" in fields else None,
         patch.include_deferred if "include_deferred" in fields else None,
@@ -157,9 +157,9 @@ async def _change(
 
 def _refuse(team: str | None, include_deferred: bool | None) -> None:
     if team is not None:
-        raise UserError("team_name must be null: there are no teams here.")
+        raise UserError("team_name must be null: Evertick has no teams.")
     if include_deferred:
-        raise UserError("include_deferred must be false: a deferred task holds no slots here.")
+        raise UserError("include_deferred must be false: a deferred task holds no slots in Evertick.")
 
 
 def _slots(given: int) -> int:

@@ -1,4 +1,4 @@
-"""What tasks ask people ("human in the loop" there): approvals, with Approve and Reject as what can be chosen."""
+"""Approvals as Airflow's "human in the loop" details, with the options Approve and Reject."""
 
 from __future__ import annotations
 
@@ -93,14 +93,14 @@ class Answer(Body):
 async def get_hitl_details(
     dag_id: str, dag_run_id: str, caller: Who, asked: Annotated[QuestionQuery, Query()]
 ) -> dict[str, Any]:
-    """Of a run, or of all with `~`: the newest question of each task, open or answered."""
+    """List the newest approval of each task, open or decided, of one run or of all with `~`."""
     order = columns(asked.order_by, ORDER)
     async with caller.reading() as conn:
         where = await whose(caller, conn, dag_id)
         if dag_run_id != EVERY:
             where["run_id"] = (await find_run(caller, conn, dag_id, dag_run_id)).run_id
         found, total = await approvals.list_questions(conn, _filter(asked, where), paged(asked, order))
-        # A question here has a title, and no text below it.
+        # Evertick's approvals have a title but no body.
         if contains(asked.body_search) is not None:
             found, total = [], 0
         return {"hitl_details": await _documents(conn, found), "total_entries": total}
@@ -121,7 +121,7 @@ async def get_hitl_detail(
 async def update_hitl_detail(
     dag_id: str, dag_run_id: str, task_id: str, map_index: MapIndex, body: Answer, caller: Who
 ) -> dict[str, Any]:
-    """Approve or reject; the fields of the form come as `params_input`. The first answer stands, a second one gets 409."""
+    """Approve or reject, with form values in `params_input`. The first decision is final; later ones get 409."""
     if body.chosen_options not in ([APPROVE], [REJECT]):
         raise UserError(f"chosen_options must be [{APPROVE!r}] or [{REJECT!r}].")
     decision = Decision(
@@ -155,14 +155,14 @@ async def get_hitl_detail_try_detail(
     try_number: Annotated[int, Path(ge=0, le=2**31 - 1)],
     caller: Who,
 ) -> dict[str, Any]:
-    """A task that is cleared asks again: the first question is the first try."""
+    """The approval of one try: a cleared task requests a new one, and the first one is try 1."""
     async with caller.reading() as conn:
         task = await find_instance(caller, conn, (dag_id, dag_run_id, task_id), map_index)
         made = await approvals.of_task(conn, run_id=task.run_id, task=task_id, map_index=map_index, limit=_MOST_TRIES)
         (instance,) = await instance_documents(conn, [task])
     questions = made[::-1]
     if not 1 <= try_number <= len(questions):
-        raise NotFound(f"Task {task_id!r} of run {dag_run_id!r} has asked nothing in try {try_number}.")
+        raise NotFound(f"Task {task_id!r} of run {dag_run_id!r} has no approval in try {try_number}.")
     return {**_question(questions[try_number - 1]), "task_instance": {**instance, "try_number": try_number}}
 
 
@@ -196,7 +196,7 @@ async def _find(caller: Caller, conn: AsyncConnection, names: tuple[str, str, st
     if found:
         return found[0]
     await find_instance(caller, conn, names, map_index)
-    raise NotFound(f"Task {names[2]!r} of run {names[1]!r} asks nobody.")
+    raise NotFound(f"Task {names[2]!r} of run {names[1]!r} has no approval.")
 
 
 async def _documents(conn: AsyncConnection, found: list[Question]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""DAG runs: triggering, ending by hand, noting, clearing, deleting."""
+"""DAG run changes: trigger, set state, note, clear, delete."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FAILED = ("failed", "canceled", "upstream_failed")
 NOT_BEGUN = ("waiting", "pending", "retrying", "available")
 Note = Annotated[str | None, Field(max_length=1000)]
 State = Literal["queued", "success", "failed"]
-# What the database and every client can tell.
+# The range of dates that the database and all clients can represent.
 EARLIEST, LATEST = datetime(1900, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 
@@ -93,17 +93,17 @@ class RunsClear(RunClear):
 @router.post("/dags/{dag_id}/dagRuns", response_model=DAGRunResponse)
 @needs(Permission.TRIGGER_RUNS)
 async def trigger_dag_run(dag_id: str, body: TriggerBody, caller: Who) -> dict[str, Any]:
-    """A DAG has one run for a `logical_date`: a second one is refused, as one with the same id is."""
+    """Trigger a run. A second run with the same `logical_date` or the same id is refused."""
     for name in ("data_interval_start", "data_interval_end", "partition_key"):
         if getattr(body, name) is not None:
-            raise UserError(f"{name} must be null: a run is for an instant, its logical_date.")
+            raise UserError(f"{name} must be null: a run has only a logical_date.")
     at = _instant(body.logical_date)
     async with caller.changing(Channel.READY) as conn:
         row = await caller.dag(conn, dag_id)
         if any(error.file == row.file for error in await dags.import_errors(conn)):
             raise UserError(f"DAG with dag_id: '{dag_id}' has import errors and cannot be triggered")
         if body.run_after is not None and _aware(body.run_after) > await read_clock(conn):
-            raise UserError("run_after must be null or past: a run that is triggered begins at once.")
+            raise UserError("run_after must be null or in the past: a triggered run starts immediately.")
         about = Particulars(key=body.dag_run_id, fire_at=at, note=body.note or None)
         made = await trigger(conn, dag=dag_id, params=body.conf or {}, actor=caller.actor, about=about)
         if made.defers:
@@ -120,7 +120,7 @@ async def trigger_dag_run(dag_id: str, body: TriggerBody, caller: Who) -> dict[s
 async def patch_dag_run(
     dag_id: str, dag_run_id: str, body: RunPatch, caller: Who, update_mask: Texts = None
 ) -> dict[str, Any]:
-    """success and failed end what is open; queued runs everything again."""
+    """Set the state: success and failed end open tasks; queued runs all tasks again."""
     async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         run = await find_run(caller, conn, dag_id, dag_run_id)
         await _change(caller, conn, run, body, update_mask)
@@ -130,7 +130,7 @@ async def patch_dag_run(
 @router.delete(R, status_code=204)
 @needs(Permission.DELETE_RUNS)
 async def delete_dag_run(dag_id: str, dag_run_id: str, caller: Who) -> None:
-    """One that runs is refused; one that is queued is canceled first."""
+    """Delete a run. A running run is refused; a queued run is canceled first."""
     async with caller.changing() as conn:
         await _delete(caller, conn, await find_run(caller, conn, dag_id, dag_run_id))
 
@@ -155,7 +155,7 @@ async def clear_dag_run(dag_id: str, dag_run_id: str, body: RunClear, caller: Wh
 async def clear_dag_runs(dag_id: str, body: RunsClear, caller: Who) -> dict[str, Any]:
     refuse_only_new(body.only_new)
     if body.partition_key or body.partition_date_start or body.partition_date_end:
-        raise UserError("Runs have no partitions here: name them in dag_runs.")
+        raise UserError("Evertick has no partitions. Name the runs in dag_runs.")
     documents: list[dict[str, Any]] = []
     async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         for each in body.dag_runs or []:
@@ -172,7 +172,7 @@ async def clear_dag_runs(dag_id: str, body: RunsClear, caller: Who) -> dict[str,
 @router.patch("/dags/{dag_id}/dagRuns", response_model=BulkResponse)
 @needs(Permission.MARK_TASKS)
 async def bulk_dag_runs(dag_id: str, body: BulkBody[BulkRun], caller: Who) -> dict[str, Any]:
-    """Updates and deletes; creating is what triggering is for."""
+    """Bulk updates and deletions. Runs are created by triggering them."""
     tally = Tally()
     async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         for action in body.actions:
@@ -180,7 +180,7 @@ async def bulk_dag_runs(dag_id: str, body: BulkBody[BulkRun], caller: Who) -> di
                 wish = entity if isinstance(entity, BulkRun) else BulkRun(dag_run_id=entity)
                 async with tally.counting(action, f"{wish.dag_id or dag_id}.{wish.dag_run_id}"):
                     if action.action == "create":
-                        raise UserError("Bulk create is not supported for Dag Runs: trigger them.")
+                        raise UserError("Bulk create is not supported for Dag Runs. Trigger them instead.")
                     run = await find_run(caller, conn, whose_run(dag_id, wish.dag_id), wish.dag_run_id)
                     if action.action == "delete":
                         caller.require(Permission.DELETE_RUNS)
@@ -194,22 +194,22 @@ async def bulk_dag_runs(dag_id: str, body: BulkBody[BulkRun], caller: Who) -> di
 
 
 def whose_run(path: str, named: str | None) -> str:
-    """The DAG that an entity means: its own word, where the path leaves it open with `~`."""
+    """The DAG of an entity: its `dag_id` if the path has `~`, otherwise the DAG of the path."""
     if path != EVERY and named not in (None, path, EVERY):
-        raise UserError(f"The request is about DAG {path!r}: {named!r} is another one.")
+        raise UserError(f"The path names DAG {path!r}, but an entity names DAG {named!r}.")
     if path == EVERY and named in (None, EVERY):
-        raise UserError("With ~ in the path each run must name its dag_id.")
+        raise UserError("With ~ in the path, each run needs a dag_id.")
     return path if path != EVERY else str(named)
 
 
 def refuse_only_new(only_new: bool) -> None:
     if only_new:
-        raise UserError("A run has the tasks that it began with: only_new must be false.")
+        raise UserError("only_new must be false: a run keeps the tasks it started with.")
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """What else a clear does: move the run to the newest version of its DAG, and note why."""
+    """Further effects of a clear: move the run to the newest DAG version, add a note."""
 
     on_newest: bool | None = None
     note: str | None = None
@@ -218,7 +218,7 @@ class How:
 async def clear_chosen(
     caller: Caller, conn: AsyncConnection, run: ListedRun, chosen: list[ListedTask], how: How
 ) -> None:
-    """Those that have begun or ended run again; the others will anyway."""
+    """Clear the selected tasks that have started or ended; the others will run anyway."""
     note, affected = how.note, [row for row in chosen if row.phase not in (*NOT_BEGUN, "deferred", "polling")]
     if affected:
         version_id = (await newest_version(conn, run.run_id)).version_id if how.on_newest else None
@@ -260,7 +260,7 @@ async def _set_state(caller: Caller, conn: AsyncConnection, run: ListedRun, stat
         return
     for row in rows:
         if row.phase not in TERMINAL_TASK_STATES:
-            # What never began is skipped, what runs ends as the run does.
+            # Tasks that never started are skipped; running tasks end with the state of the run.
             wanted = state if row.phase in ("running", "queued") or state == "failed" else "skipped"
             await mark_one(caller, conn, row, wanted, unless_ended=True)
 
@@ -268,7 +268,7 @@ async def _set_state(caller: Caller, conn: AsyncConnection, run: ListedRun, stat
 async def _judge_anew(
     caller: Caller, conn: AsyncConnection, run: ListedRun, rows: list[ListedTask], state: State
 ) -> None:
-    """A run that has ended is what its tasks are: those that stand against it are marked."""
+    """Change the state of a finished run by marking the tasks that contradict it."""
     if state == "success":
         wrong = [row for row in rows if row.phase in FAILED]
     elif any(row.phase in FAILED for row in rows) and run.state != "success":
@@ -283,7 +283,7 @@ async def _judge_anew(
 async def mark_one(
     caller: Caller, conn: AsyncConnection, row: ListedTask, state: str, *, unless_ended: bool = False
 ) -> None:
-    """Marking one may have settled others: how each stands is looked up again."""
+    """Mark one task. Marking may change other tasks, so read their states again."""
     key = TaskKey(row.run_id, row.idx, row.map_index)
     current = await tasks.find(conn, key)
     if current is None or current.state == state or (unless_ended and current.state in TERMINAL_TASK_STATES):
@@ -303,7 +303,7 @@ def _instant(given: datetime | None) -> datetime | None:
         return None
     at = _aware(given)
     if not EARLIEST <= at <= LATEST:
-        raise UserError(f"logical_date must lie between {EARLIEST:%Y} and {LATEST:%Y}.")
+        raise UserError(f"logical_date must be between {EARLIEST:%Y} and {LATEST:%Y}.")
     return at
 
 

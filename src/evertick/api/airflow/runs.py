@@ -1,4 +1,4 @@
-"""DAG runs: listing and reading. What changes them is in run_changes.py."""
+"""DAG runs: list and read. Changes are in run_changes.py."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ORDER = {
     "run_id": ["text_id"],
     "dag_run_id": ["text_id"],
     "logical_date": ["fire_at"],
-    # Nothing here has partitions: they order nothing.
+    # Evertick has no partitions: sorting by them has no effect.
     "partition_date": [],
     "run_after": ["due_at"],
     "start_date": ["started_at"],
@@ -64,7 +64,7 @@ LONGEST_WATCH_SECONDS = 3600.0
 
 
 class RunsBatch(Times, Body):
-    """Of the list that is asked for by a body."""
+    """The request body of the batch list."""
 
     order_by: str | None = None
     page_offset: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
@@ -77,7 +77,7 @@ class RunsBatch(Times, Body):
 @router.get("/dags/{dag_id}/dagRuns", response_model=DAGRunCollectionResponse)
 @needs(Permission.READ_RUNS)
 async def get_dag_runs(dag_id: str, caller: Who, asked: Annotated[RunQuery, Query()]) -> dict[str, Any]:
-    """Of one DAG, or of all with `~`. Oldest first unless ordered otherwise."""
+    """List runs of one DAG, or of all with `~`, by default oldest first."""
     order = columns(asked.order_by, ORDER)
     async with caller.reading() as conn:
         wanted = RunFilter(
@@ -108,7 +108,7 @@ async def get_dag_runs(dag_id: str, caller: Who, asked: Annotated[RunQuery, Quer
 @needs(Permission.READ_RUNS)
 async def get_list_dag_runs_batch(dag_id: str, body: RunsBatch, caller: Who) -> dict[str, Any]:
     if dag_id != EVERY:
-        raise UserError("This list is of all DAGs: write ~ for dag_id, and name some in dag_ids.")
+        raise UserError("The batch list needs ~ as dag_id in the path. Name DAGs in dag_ids.")
     order = columns([body.order_by] if body.order_by else None, ORDER)
     async with caller.reading() as conn:
         wanted = RunFilter(
@@ -143,7 +143,7 @@ async def wait_dag_run_until_finished(
     interval: Annotated[float, Query(gt=0, le=3600)],
     result: Annotated[list[str] | None, Query(max_length=100)] = None,
 ) -> StreamingResponse:
-    """A line with its state every `interval` seconds until it has ended; the last one with the results of the tasks named."""
+    """Stream the run's state every `interval` seconds until it ends. The last line contains the results of the named tasks."""
     async with caller.reading() as conn:
         await find_run(caller, conn, dag_id, dag_run_id)
     return StreamingResponse(
@@ -154,7 +154,7 @@ async def wait_dag_run_until_finished(
 async def _watch(
     caller: Caller, names: tuple[str, str], interval_seconds: float, result: list[str]
 ) -> AsyncIterator[str]:
-    """No connection is held between two looks. At each it is asked anew whether the caller may know of the run."""
+    """Poll the run. Between polls no connection is held; each poll checks the caller's permission again."""
     for _ in range(max(1, int(LONGEST_WATCH_SECONDS / interval_seconds))):
         async with caller.reading() as conn:
             if not await is_still_valid(caller, conn):
@@ -171,7 +171,7 @@ async def _watch(
 
 
 async def _result(conn: AsyncConnection, run_id: int, task: str) -> object:
-    """What it returned; of a mapped task what each of its instances did."""
+    """The return value of a task; for a mapped task, the list of its instances' values."""
     rows = await tasks.by_name(conn, run_id=run_id, task=task)
     values = [await tasks.result(conn, TaskKey(run_id, row.idx, row.map_index)) for row in rows]
     is_mapped = any(row.map_index >= 0 for row in rows)
@@ -187,7 +187,7 @@ async def find_run(caller: Caller, conn: AsyncConnection, dag_id: str, dag_run_i
 
 
 async def whose(caller: Caller, conn: AsyncConnection, dag_id: str) -> dict[str, Any]:
-    """Which DAGs are meant: one, or with `~` all that the caller may know of."""
+    """The filter for the DAG in the path: one DAG, or with `~` all that the caller may see."""
     if dag_id == EVERY:
         return {"dag_ids": await caller.visible(conn)}
     return {"dag_id": (await caller.dag(conn, dag_id)).dag_id}
@@ -196,9 +196,9 @@ async def whose(caller: Caller, conn: AsyncConnection, dag_id: str) -> dict[str,
 async def _by_cursor(
     conn: AsyncConnection, wanted: RunFilter, asked: RunQuery, order: list[tuple[str, bool]]
 ) -> dict[str, Any]:
-    """From where the page before ended, by number: whatever is made meanwhile, no run comes twice and none is left out."""
+    """The page after the cursor, by run number. New runs in the meantime cause neither duplicates nor gaps."""
     if order not in ([], [("run_id", False)], [("run_id", True)]):
-        raise UserError("With a cursor runs are ordered by id or -id: leave order_by out, or page with offset.")
+        raise UserError("A cursor supports only order_by id or -id. Omit order_by, or use offset.")
     is_down = order == [("run_id", True)]
     if asked.cursor:
         (at,) = read_cursor(asked.cursor, 0)

@@ -1,4 +1,4 @@
-"""Which tasks of which runs somebody means: by name, with what stands above and below, in one run or in those around it."""
+"""Selection of tasks for a change: by name, with upstream and downstream tasks, in one run or also in past and future runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from evertick.store.pages import Asked
 from evertick.store.run_lists import ListedRun, RunFilter
 from evertick.store.spans import between_instants
 
-# More runs than these are not changed by one request: whoever means it narrows it down.
+# The maximum number of runs that one request may change.
 MOST_RUNS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """`names` None: all tasks. One with a map index is that instance alone."""
+    """`names` None selects all tasks. A name with a map index selects that instance only."""
 
     names: Sequence[tuple[str, int | None]] | None = None
     with_upstream: bool = False
@@ -36,12 +36,12 @@ class Choice:
 async def spec_of_version(conn: AsyncConnection, version_id: int) -> DagSpec:
     version = await dags.version(conn, version_id)
     if version is None:
-        raise NotFound("This version of the DAG is gone: it was pruned.")
+        raise NotFound("This version of the DAG was pruned.")
     return from_json(json.dumps(version.spec))
 
 
 async def choose(conn: AsyncConnection, run: ListedRun, choice: Choice, *, is_strict: bool = True) -> list[ListedTask]:
-    """The tasks that are meant in one run. `is_strict`: one that the run does not have is an error."""
+    """The selected tasks of one run. With `is_strict`, a task that the run does not have is an error."""
     spec = await spec_of_version(conn, run.version_id)
     place = {task.name: idx for idx, task in enumerate(spec.tasks)}
     if choice.names is None:
@@ -60,7 +60,7 @@ async def choose(conn: AsyncConnection, run: ListedRun, choice: Choice, *, is_st
 
 
 def related(spec: DagSpec, idxs: Collection[int], *, up: bool, down: bool) -> set[int]:
-    """What stands above and below these tasks, as far as asked for, without them."""
+    """The upstream (`up`) and downstream (`down`) tasks of these tasks, without the tasks themselves."""
     found: set[int] = set()
     if down:
         found |= _reached(idxs, [(first, second) for first, second in sorted(spec.edges)])
@@ -70,7 +70,7 @@ def related(spec: DagSpec, idxs: Collection[int], *, up: bool, down: bool) -> se
 
 
 def _reached(idxs: Collection[int], edges: Sequence[tuple[int, int]]) -> set[int]:
-    """Tasks stand in topological order, so one look at each edge in that order is enough."""
+    """The tasks reachable along the edges. Tasks are in topological order, so one pass over the edges is enough."""
     found = set(idxs)
     for source, target in edges:
         if source in found:
@@ -81,16 +81,16 @@ def _reached(idxs: Collection[int], edges: Sequence[tuple[int, int]]) -> set[int
 async def runs_between(
     conn: AsyncConnection, dag_id: int, first: datetime | None, last: datetime | None
 ) -> list[ListedRun]:
-    """Of a DAG, those for instants in this range; all, where it has no end on either side."""
+    """The runs of a DAG with a logical date in the range; a missing end is unbounded."""
     wanted = RunFilter(dag_id=dag_id, fire=between_instants(first, None, last, None), names=RUN_STATES)
     found, _ = await run_lists.list_runs(conn, wanted, Asked(limit=MOST_RUNS + 1, is_counted=False))
     if len(found) > MOST_RUNS:
-        raise UserError(f"This means more than {MOST_RUNS} runs at once: narrow it with start_date and end_date.")
+        raise UserError(f"The request selects more than {MOST_RUNS} runs. Narrow it with start_date and end_date.")
     return found
 
 
 async def runs_around(conn: AsyncConnection, run: ListedRun, *, past: bool, future: bool) -> list[ListedRun]:
-    """The run, and of its DAG those for instants before or after it."""
+    """The run, and the runs of its DAG with earlier or later logical dates."""
     if not past and not future:
         return [run]
     if run.fire_at is None:

@@ -1,4 +1,4 @@
-"""Variables. What a name says to be secret is never shown."""
+"""Variables. Values with sensitive names are never shown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from evertick.store import secrets
 router = APIRouter(route_class=GuardedRoute, tags=["Variable"])
 
 KIND = ValueKind.VARIABLE
-# They are all sealed: ordering by what they hold would order by nothing, there as here. So by name.
+# Values are encrypted, so sorting by value sorts by name instead. Airflow sorts by ciphertext.
 _KEYS = {
     "key": lambda row: row.name,
     "id": lambda row: row.name,
@@ -133,7 +133,7 @@ async def _put(caller: Caller, conn: AsyncConnection, body: VariableBody, *, is_
 async def _patch(
     caller: Caller, conn: AsyncConnection, key: str, body: VariableBody, update_mask: list[str] | None
 ) -> None:
-    """What is not in the mask stays; so does a value that comes back as it was shown, hidden."""
+    """Update fields in the mask. A masked value that is sent back unchanged keeps the stored value."""
     _refuse_team(body.team_name)
     row, before = await verbs.read_value(conn, _keyring(caller), kind=KIND, name=key)
     is_kept = body.value == HIDDEN or (update_mask and "value" not in update_mask)
@@ -158,7 +158,7 @@ def _text(value: Any) -> str:
 
 def _refuse_team(team: str | None) -> None:
     if team is not None:
-        raise UserError("team_name must be null: there are no teams here.")
+        raise UserError("team_name must be null: Evertick has no teams.")
 
 
 def _document(key: str, value: str, description: str | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What our states, runs, tasks and errors are called there."""
+"""Airflow's names for Evertick's states, run types, tasks and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUN_STATES: Mapping[str, str | None] = {
     "failed": "failed",
     "canceled": "failed",
 }
-# The types of runs that occur here, and what kind each is. What was asked for as a materialization is manual.
+# The run types of Evertick and Evertick's kind of each. Runs of a materialization request are manual.
 RUN_TYPES = {
     "manual": "manual",
     "operator_triggered": "manual",
@@ -36,7 +36,7 @@ RUN_TYPES = {
     "asset_triggered": "scheduled",
     "backfill": "backfill",
 }
-# By whom a run of that type was started, where no person did.
+# The trigger of runs that no user started.
 _STARTED_BY = {"backfill": "backfill", "operator_triggered": "operator", "asset_triggered": "asset"}
 TASK_STATES: Mapping[str, str | None] = {
     "waiting": None,
@@ -53,9 +53,9 @@ TASK_STATES: Mapping[str, str | None] = {
     "canceled": "failed",
     "upstream_failed": "upstream_failed",
 }
-# What a phase is called that is no state of its own.
+# The stored state of phases that are not states.
 _STATE_OF = {"retrying": "pending", "polling": "deferred"}
-# Not of those that wait for others: a run that is over can have some, too.
+# Without `waiting`: finished runs can contain waiting tasks, too.
 LIVE = frozenset({"scheduled", "queued", "running", "up_for_retry", "up_for_reschedule", "deferred"})
 OPERATORS: Mapping[str, str] = {
     "python": "PythonOperator",
@@ -78,19 +78,19 @@ def tell_invalid(request: Request, error: Exception) -> JSONResponse:
 
 
 def ours(shown: list[str] | None) -> list[str] | None:
-    """The states of runs that are called so there."""
+    """Translate Airflow's run states to Evertick's."""
     if not shown:
         return None
     return [state for state, name in RUN_STATES.items() if name in shown]
 
 
 def states_asked(names: list[str]) -> dict[str, Any]:
-    """Of task instances. Those that are not over are looked for in open runs alone."""
+    """The filter for task instance states. Unfinished ones are searched only in open runs."""
     if not names:
         return {}
     phases = [phase for phase, name in TASK_STATES.items() if name in names]
     plain = sorted({_STATE_OF.get(phase, phase) for phase in phases})
-    # What waits for others may have no row yet.
+    # Waiting tasks may have no row yet.
     return {"states": names, "plain_states": None if "none" in names else plain, "is_live": LIVE.issuperset(names)}
 
 
@@ -156,7 +156,7 @@ def instance_document(row: ListedTask, kind: str) -> dict[str, Any]:
         "end_date": row.finished_at,
         "duration": row.seconds,
         "state": TASK_STATES[row.phase],
-        # A task that was cleared counts its attempts anew; there the numbers go on.
+        # Evertick restarts attempt numbers after a clear; Airflow continues them.
         "try_number": row.tries,
         "max_tries": max(row.tries - row.attempt, 0) + row.max_attempts - 1,
         "hostname": row.host,

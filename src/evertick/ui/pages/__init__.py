@@ -1,1 +1,1 @@
-"""One module per page: a router, what it reads, and what its buttons do."""
+"""One module per page: its router, the data it reads and the actions of its buttons."""

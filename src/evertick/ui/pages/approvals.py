@@ -1,4 +1,4 @@
-"""What tasks ask people: a list of open questions, and a form for each answer, with what is wrong beside its field."""
+"""Approvals: the list of pending approvals, and a form for each decision with errors next to the fields."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHOWN = 200
 @router.get("/approvals")
 @needs(Permission.READ_RUNS)
 async def list_approvals(request: Request, caller: Who) -> Response:
-    """What is asked now, the oldest first."""
+    """List pending approvals, oldest first."""
     async with caller.reading() as conn:
         found = await approvals.list_approvals(conn, dag_ids=await caller.visible(conn), limit=_SHOWN)
     return page(request, "approvals.html", here="approvals", rows=found)
@@ -43,7 +43,7 @@ async def decide(run_id: RunId, task: TaskName, request: Request, caller: Who) -
     form = await form_of(request)
     verdict = form.get("verdict", "")
     if verdict not in ("approve", "reject"):
-        raise UserError("Approve or reject: press one of the buttons.")
+        raise UserError("Choose Approve or Reject.")
     async with caller.reading() as conn:
         await find_run(caller, conn, run_id)
         row = await find_approval(conn, run_id=run_id, task=task)

@@ -1,4 +1,4 @@
-"""The audit log: who did what, when and from where; what was refused, too."""
+"""The audit log: every change with actor, time and address, and refused requests."""
 
 from __future__ import annotations
 

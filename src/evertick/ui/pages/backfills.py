@@ -1,4 +1,4 @@
-"""Backfills: making one with a look beforehand at what it would do, and how far they are."""
+"""Backfills: the form with a preview, the list and the progress of each backfill."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def new_backfill(request: Request, caller: Who, dag: DagName = "") -> Resp
 @router.post("/backfills/preview")
 @needs(Permission.RUN_BACKFILLS)
 async def preview_backfill(request: Request, caller: Who) -> Response:
-    """What it would do: a part of the form. What is wrong with the wish stands there, too."""
+    """Preview the backfill as a fragment of the form. Invalid input is reported in the same place."""
     form = await form_of(request)
     if not form.get("first"):
         return page(request, "backfill_preview.html", problem=None, outlook=None, new_runs=None, when="")
@@ -96,7 +96,7 @@ async def create_backfill(request: Request, caller: Who) -> Response:
     async with caller.changing(Channel.PLAN) as conn:
         await caller.dag(conn, wish.dag)
         made, _ = await verbs.create(conn, wish, request=request_key[:200], actor=caller.actor)
-    return done(f"Backfill {made.id} of {wish.dag} made.", go=f"/backfills/{made.id}")
+    return done(f"Backfill {made.id} of {wish.dag} created.", go=f"/backfills/{made.id}")
 
 
 @router.get("/backfills/{backfill_id}")
@@ -117,7 +117,7 @@ async def pause_backfill(backfill_id: BackfillId, caller: Who) -> Response:
     async with caller.changing() as conn:
         await find_backfill(caller, conn, backfill_id)
         await verbs.pause(conn, backfill_id=backfill_id, actor=caller.actor)
-    return done(f"Backfill {backfill_id} makes no new runs until it is resumed.")
+    return done(f"Backfill {backfill_id} paused: it creates no new runs until it is resumed.")
 
 
 @router.post("/backfills/{backfill_id}/resume")
@@ -126,7 +126,7 @@ async def resume_backfill(backfill_id: BackfillId, caller: Who) -> Response:
     async with caller.changing(Channel.PLAN) as conn:
         await find_backfill(caller, conn, backfill_id)
         await verbs.resume(conn, backfill_id=backfill_id, actor=caller.actor)
-    return done(f"Backfill {backfill_id} goes on.")
+    return done(f"Backfill {backfill_id} resumed.")
 
 
 @router.post("/backfills/{backfill_id}/cancel")
@@ -137,7 +137,7 @@ async def cancel_backfill(backfill_id: BackfillId, request: Request, caller: Who
         await find_backfill(caller, conn, backfill_id)
         await verbs.cancel(conn, backfill_id=backfill_id, leaves_runs=leaves, actor=caller.actor)
     return done(
-        f"Backfill {backfill_id} is canceled{'; its open runs go on' if leaves else ', and its open runs with it'}."
+        f"Backfill {backfill_id} canceled{'; its open runs continue' if leaves else ', including its open runs'}."
     )
 
 
@@ -147,7 +147,9 @@ def _wish(form: Mapping[str, str]) -> Wish:
         parallel = int(form.get("parallel", "1"))
         reprocess = Reprocess(form.get("reprocess", "none"))
     except ValueError:
-        raise UserError("Runs at once are a whole number; what has run already is one of the choices.") from None
+        raise UserError(
+            "Invalid form: parallel runs must be a whole number, and reprocessing one of the listed choices."
+        ) from None
     return Wish(
         dag=form.get("dag", "").strip(),
         first=_instant(form.get("first", ""), "From"),
@@ -165,7 +167,7 @@ def _instant(text: str, what: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise UserError(f"{what}: give an instant in UTC, as 2030-01-31T08:00.") from None
+        raise UserError(f"{what}: enter a time in UTC, for example 2030-01-31T08:00.") from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
@@ -177,5 +179,5 @@ def _params(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise UserError('Params: give a JSON object, as {"rows": 10}, or nothing.')
+        raise UserError('Params: enter a JSON object, for example {"rows": 10}, or leave the field empty.')
     return found

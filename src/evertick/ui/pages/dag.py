@@ -1,4 +1,4 @@
-"""One DAG: the grid of its newest runs, its versions with what changed, its code, its parameters and words."""
+"""One DAG: the grid of its newest runs, its versions with their changes, its code and its details."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from evertick.ui.pages.dags import bars_of
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 RUNS = 24
-# Of a large DAG fewer runs and not all tasks are shown: a page is for reading.
+# A large DAG shows fewer runs and not all tasks, to keep the page readable.
 _MOST_CELLS, _MOST_LINES = 20_000, 400
 _MOST_DIFF_LINES = 2000
 _MOST_CODE_BYTES = 200_000
@@ -54,7 +54,7 @@ async def show_grid(
         retried = await catalogue.group_retries(conn, run_ids=run_ids) if has_retries else {}
     found = [each for each in tasks if task.lower() in each.name.lower()]
     if task or len(found) > _MOST_LINES:
-        # Otherwise also those that only older versions had.
+        # If all tasks are shown, include tasks that only older versions have.
         names = {each.name for each in found[:_MOST_LINES]}
         cells = [each for each in cells if each.task in names]
     shown.reverse()
@@ -87,7 +87,7 @@ async def show_versions(
     old: Annotated[int | None, Query(alias="from", ge=1, le=2**31 - 1)] = None,
     new: Annotated[int | None, Query(alias="to", ge=1, le=2**31 - 1)] = None,
 ) -> Response:
-    """The newest ones, and what changed between two of them: without numbers, the last change."""
+    """List the newest versions and show the changes between two of them, by default the last change."""
     async with caller.reading() as conn:
         view = await dag_view(caller, conn, dag)
         listed = await dags.versions(conn, dag_id=view.row.dag_id, limit=_VERSIONS)
@@ -149,7 +149,7 @@ async def show_details(dag: DagName, request: Request, caller: Who) -> Response:
 
 
 def _readable(runs: list[GridRun]) -> list[GridRun]:
-    """The newest of them, as many as their tasks and instances together leave room for; one at least."""
+    """The newest runs, as many as fit the limit on tasks and instances; at least one."""
     totals = accumulate(run.task_count for run in runs[:RUNS])
     count = sum(total <= _MOST_CELLS for total in totals)
     return runs[: max(count, 1)]

@@ -1,4 +1,4 @@
-"""Pictures of one DAG: its graph, a year of its runs, how long they took."""
+"""Charts of one DAG: its graph, a calendar of its runs and their durations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from evertick.ui.graph import graph_of
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-# Pictures are of the newest runs: what a busy DAG did before these is not counted.
+# Charts cover the newest runs only: older runs of a busy DAG are not counted.
 NEWEST_COUNTED, NEWEST_DRAWN = 20_000, 100
 
 

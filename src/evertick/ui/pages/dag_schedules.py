@@ -1,4 +1,4 @@
-"""A DAG's schedules: when each fires next, pausing, and changing one with a look at what it would do."""
+"""A DAG's schedules: next fires, pause and unpause, and a form with a preview to change one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 _MOST, _FIRES, _SKIPS = 200, 5, 10
 PREVIEWED = 10
 _AHEAD = timedelta(days=366 * 5)
-# What follows other DAGs is named by objects of a DAG file, and stays there.
+# Dependencies on other DAGs are Python objects in the DAG file and can only be changed there.
 _EDITABLE = (ScheduleKind.CRON, ScheduleKind.INTERVAL, ScheduleKind.ONCE, ScheduleKind.TIMES)
 _KEPT_OF_SPEC = ("start_at", "end_at", "anchor_at", "jitter_seconds")
 
@@ -66,7 +66,7 @@ async def show_schedules(dag: DagName, request: Request, caller: Who) -> Respons
 async def edit_schedule(
     dag: DagName, request: Request, caller: Who, name: Annotated[str, Query(max_length=250)] = ""
 ) -> Response:
-    """The form: of one that there is, or empty."""
+    """The form: filled from an existing schedule, or empty."""
     async with caller.reading() as conn:
         view = await dag_view(caller, conn, dag)
         row = await find_schedule(caller, conn, dag, name) if name else None
@@ -81,7 +81,7 @@ async def edit_schedule(
 @router.post("/dags/{dag}/schedules/preview")
 @needs(Permission.READ_SCHEDULES)
 async def preview_schedule(dag: DagName, request: Request, caller: Who) -> Response:
-    """What is in the form, in words and with its next fires. Saves nothing."""
+    """Describe the schedule in the form and list its next fires. Saves nothing."""
     form = await form_of(request)
     async with caller.reading() as conn:
         await caller.dag(conn, dag)
@@ -105,21 +105,19 @@ async def save_schedule(dag: DagName, request: Request, caller: Who) -> Response
     name = form.get("name", "").strip()
     try:
         if not name or len(name) > MAX_NAME:
-            raise UserError(f"Name it with 1 to {MAX_NAME} letters, digits, '_', '-' or '.'.")
+            raise UserError(f"Invalid schedule name. Use 1 to {MAX_NAME} letters, digits, '_', '-' or '.'.")
         old = next((row for row in listed if row.name == name), None)
         version = form.get("version", "0")
         expected = int(version) if version.isdecimal() and len(version) < 10 else 0
         await save(caller, dag, name, _wanted(form, old), expected=expected)
     except Stale:
-        error = (
-            "Somebody else has changed it meanwhile, or there is one of that name. Open it again to see how it is now."
-        )
+        error = "Conflict: the schedule was changed in the meantime, or one with this name exists. Reload the page to see it."
         return _again(request, view.values("schedules"), form, error)
     except ValidationError as fault:
         return _again(request, view.values("schedules"), form, str(fault.errors()[0]["msg"]))
     except UserError as fault:
         return _again(request, view.values("schedules"), form, str(fault))
-    return done(f"Schedule {name} is saved.", go=f"/dags/{segment(dag)}/schedules")
+    return done(f"Schedule {name} saved.", go=f"/dags/{segment(dag)}/schedules")
 
 
 @router.post("/dags/{dag}/schedules/{name}/{change}")
@@ -133,11 +131,11 @@ async def change_schedule(
             await verbs.pause_schedule(conn, dag=dag, name=name, actor=caller.actor)
         else:
             await verbs.unpause_schedule(conn, dag=dag, name=name, actor=caller.actor)
-    return done(f"Schedule {name} {'is paused' if change == 'pause' else 'goes on'}.")
+    return done(f"Schedule {name} {'paused' if change == 'pause' else 'unpaused'}.")
 
 
 def when_text(spec: dict[str, Any]) -> str:
-    """What somebody would type for it."""
+    """The text that a user would type for this schedule."""
     if spec.get("kind") == ScheduleKind.INTERVAL:
         seconds = f"{float(spec['every_seconds']):.6f}".rstrip("0").rstrip(".")
         return f"@every {seconds}s"
@@ -149,13 +147,13 @@ def when_text(spec: dict[str, Any]) -> str:
 
 
 def read_when(text: str) -> str | list[str]:
-    """One expression, or a list of instants with a line for each."""
+    """Read one expression, or a list of times with one line each."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines if len(lines) > 1 else "".join(lines)
 
 
 def _wanted(form: dict[str, str], old: ListedSchedule | None) -> PutSchedule:
-    """What the form says; what it has no field for stays as it is."""
+    """The schedule to save. Settings without a field in the form keep their values."""
     given: dict[str, Any] = {"when": read_when(form.get("when", "")), "timezone": form.get("timezone") or None}
     given |= {name: form[name] for name in ("misfire", "overlap") if form.get(name)}
     if old is not None:

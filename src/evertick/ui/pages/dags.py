@@ -1,4 +1,4 @@
-"""The list of DAGs: searched and filtered on the server, a page at a time, however many there are."""
+"""The list of DAGs: searched, filtered and paged on the server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 ROWS = 50
 BARS = 16
 _TALLEST = 22
-# What the choice of a state asks for: paused or not, and how the newest run stands.
+# The filter of each choice: whether the DAG is paused, and the state of its newest run.
 STATES: dict[str, tuple[bool | None, str | None]] = {
     "active": (False, None),
     "paused": (True, None),
@@ -37,15 +37,15 @@ STATES: dict[str, tuple[bool | None, str | None]] = {
 }
 
 
-# What the list can be ordered by, and the word for it. By a length or an instant of the past, the largest is what people look for.
-SORTS = {"name": "DAG", "next": "Next", "newest": "Newest runs", "took": "Took"}
+# Sort orders and their labels. Durations and past times start with the largest value.
+SORTS = {"name": "DAG", "next": "Next fire", "newest": "Newest runs", "took": "Duration"}
 _DOWN_FIRST = ("newest", "took")
 _MOST_SKIPPED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The head of a column. `order`: ascending, descending, or none when another one decides. `path`: in the other order."""
+    """A column header. `order`: ascending, descending or none (another column sorts). `path` reverses the order."""
 
     name: str
     word: str
@@ -55,7 +55,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One of the newest runs: its height is how long it took beside the others."""
+    """One of the newest runs; its height is its duration relative to the others."""
 
     run: NewestRun
     height: int
@@ -134,7 +134,7 @@ async def pause_dag(dag: DagName, caller: Who) -> Response:
     async with caller.changing(Channel.PLAN, Channel.READY) as conn:
         await caller.dag(conn, dag)
         await verbs.pause(conn, dag=dag, actor=caller.actor)
-    return done(f"{dag} is paused: it fires nothing and starts nothing. What runs goes on.")
+    return done(f"{dag} paused: its schedules do not fire and no new run starts. Running tasks continue.")
 
 
 @router.post("/dags/{dag}/unpause")
@@ -143,7 +143,7 @@ async def unpause_dag(dag: DagName, caller: Who) -> Response:
     async with caller.changing(Channel.PLAN, Channel.READY) as conn:
         await caller.dag(conn, dag)
         await verbs.unpause(conn, dag=dag, actor=caller.actor)
-    return done(f"{dag} goes on.")
+    return done(f"{dag} unpaused.")
 
 
 def _column(name: str, sort: str, filters: dict[str, str]) -> Column:
@@ -155,7 +155,7 @@ def _column(name: str, sort: str, filters: dict[str, str]) -> Column:
 
 
 def bars_of(runs: Sequence[NewestRun]) -> list[Bar]:
-    """Heights relative to the longest of them; what has not ended stands at its full height."""
+    """Heights relative to the longest run; runs that have not ended get the full height."""
     lasted = [
         (run.finished_at - run.started_at).total_seconds() if run.finished_at and run.started_at else None
         for run in runs

@@ -1,4 +1,4 @@
-"""Data assets: which tasks update each, which DAGs wait for it; and a button to tell of an update from outside."""
+"""Data assets: the tasks that update each, the DAGs that depend on it, and a button to report an external update."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ async def list_assets(request: Request, caller: Who, q: Text = "", after: Text =
 @router.post("/assets/{name:path}/update")
 @needs(Permission.SEND_EVENTS)
 async def tell(name: Name, caller: Who) -> Response:
-    """It was updated by something outside."""
+    """Report an external update of the asset."""
     async with caller.changing(Channel.PLAN) as conn:
         await find_asset(conn, name)
         await update_asset(conn, asset=name, extra={}, actor=caller.actor)
-    return done(f"Whoever waits for {name} is told that it was updated.")
+    return done(f"Asset {name} updated. DAGs that depend on it are notified.")

@@ -1,4 +1,4 @@
-"""Runners, queues and schedulers: who works, on what, what waits for whom, and who plans. Operators drain."""
+"""Runners, queues and schedulers: their state, load and leadership. Operators can drain runners."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 Which = Annotated[str, Path(max_length=250)]
 _MOST, _MOST_COUNTED, _SHOWN = 1000, 100_000, 100
-# After so many a runner or an agent is said to be silent.
+# After this many missed heartbeats a runner or an agent is shown as silent.
 SILENT_HEARTBEATS = 3
 
 
@@ -57,7 +57,7 @@ async def list_queues(request: Request, caller: Who) -> Response:
 @router.get("/schedulers")
 @needs(Permission.READ_METRICS)
 async def list_schedulers(request: Request, caller: Who) -> Response:
-    """Who plans which share of the DAGs, and who else could."""
+    """The leader of each shard, and the standby schedulers."""
     async with caller.reading() as conn:
         shards = await sharing.page(conn)
         others = await sharing.schedulers(conn)
@@ -71,8 +71,8 @@ async def drain_runner(which: Which, request: Request, caller: Who) -> Response:
     async with caller.changing(Channel.STOP) as conn:
         found = await find_runners(conn, [which])
         await drain(conn, sessions=[each.session for each in found], actor=caller.actor, then_leave=leaves)
-    then = "and leaves then" if leaves else "and takes no new work"
-    return done(f"{found[0].runner_id} finishes what it has {then}.")
+    then = "and then shuts down" if leaves else "and takes no new work"
+    return done(f"{found[0].runner_id} finishes its running tasks {then}.")
 
 
 @router.post("/runners/{which}/undrain")
@@ -81,4 +81,4 @@ async def undrain_runner(which: Which, caller: Who) -> Response:
     async with caller.changing(Channel.STOP) as conn:
         found = await find_runners(conn, [which])
         await undrain(conn, sessions=[each.session for each in found], actor=caller.actor)
-    return done(f"{found[0].runner_id} takes work again.")
+    return done(f"{found[0].runner_id} takes new work again.")

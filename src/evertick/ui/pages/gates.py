@@ -1,4 +1,4 @@
-"""Pools and keys: who holds them, who waits, and for editors how many slots there are."""
+"""Pools and keys: the tasks that hold them or wait for them. Editors can change the slots of a pool."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def list_pools(request: Request, caller: Who) -> Response:
 @router.get("/keys")
 @needs(Permission.READ_GATES)
 async def list_keys(request: Request, caller: Who) -> Response:
-    """Mutex keys and limits that tasks hold or wait for now."""
+    """List the mutex keys and limits that tasks hold or wait for now."""
     async with caller.reading() as conn:
         found = await gates.list_gates(conn, kinds=KEY_KINDS, limit=_MOST)
     return page(request, "gates.html", here="keys", kind="key", rows=found)
@@ -62,16 +62,16 @@ async def _show(request: Request, caller: Who, name: str, kinds: list[str], kind
 @router.post("/pools")
 @needs(Permission.EDIT_POOLS)
 async def put_pool(request: Request, caller: Who) -> Response:
-    """Make one, or change its slots at once."""
+    """Create a pool, or change its slots with immediate effect."""
     form = await form_of(request)
     name = form.get("name", "").strip()
     try:
         slots = int(form.get("slots", ""))
     except ValueError:
-        raise UserError("Slots are a whole number, 0 to close the pool.") from None
+        raise UserError("Slots must be a whole number; 0 closes the pool.") from None
     async with caller.changing(Channel.READY) as conn:
         made = await set_pool(conn, name=name, slots=slots, actor=caller.actor)
-    return done(f"Pool {name} {'made' if made.is_new else 'changed'}: {slots} slots.")
+    return done(f"Pool {name} {'created' if made.is_new else 'changed'}: {slots} slots.")
 
 
 @router.post("/pools/{name}/delete")

@@ -1,4 +1,4 @@
-"""The front page: is everything well, what runs, what is late, what fails, what waits for what, and what comes next."""
+"""The home page: health, running, late and failed runs, waiting tasks with their reasons, and the next fires."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 SHOWN = 8
 _MOST_RUNNERS, _MOST_QUEUES = 1000, 100
-# The timeline: minutes, and how many schedules and fires of each are worked out for it.
+# Length of the timeline in minutes, and the maximum number of schedules and of fires per schedule in it.
 MINUTES = 60
 _MOST_SCHEDULES, _MOST_FIRES = 100, 60
-# A fire that comes later than this after its instant is no longer on time.
+# A fire more than this after its due time is late.
 LATE_SECONDS = 1.0
 
 _LATE_WORDS = {
@@ -71,7 +71,7 @@ class Fire:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What holds work back, in words."""
+    """Tasks that wait for the same reason, and the reason in words."""
 
     waiting: int
     kind: str
@@ -116,19 +116,19 @@ async def home(request: Request, caller: Who) -> Response:
 
 
 async def _signs(caller: Caller, conn: AsyncConnection, pulse: Pulse) -> list[Sign]:
-    """What is about the whole installation only for those who may know of all of it."""
-    signs = [Sign("Database", True, "answers")]
+    """The health lines. Lines about the whole installation need the permissions for it."""
+    signs = [Sign("Database", True, "reachable")]
     knows_all = caller.principal.may(Permission.READ_METRICS)
     led = await sharing.page(conn)
     leader = await shards.leader(conn, shard=0)
     if len(led) > 1:
         signs.append(_shards_sign(led, knows_all=knows_all))
     elif leader is not None and leader.is_live:
-        who = f"{leader.owner} leads{_ticked(leader, pulse, caller.desk.settings)}" if knows_all else "somebody leads"
+        who = f"{leader.owner} leads{_ticked(leader, pulse, caller.desk.settings)}" if knows_all else "active"
         signs.append(Sign("Scheduler", True, who))
     else:
-        missing = "nobody leads, so nothing fires" if leader is None else leader.missing
-        signs.append(Sign("Scheduler", False, f"{missing}: evertick scheduler"))
+        missing = "no scheduler leads, so no schedule fires" if leader is None else leader.missing
+        signs.append(Sign("Scheduler", False, f"{missing}. Start one: evertick scheduler"))
     if knows_all:
         signs.append(_on_time(pulse))
     if caller.principal.may(Permission.READ_RUNNERS):
@@ -141,19 +141,21 @@ async def _signs(caller: Caller, conn: AsyncConnection, pulse: Pulse) -> list[Si
 
 
 def _shards_sign(led: list[ShardRow], *, knows_all: bool) -> Sign:
-    """Where planning is shared out: each share without a leader is one whose DAGs do not fire."""
+    """Health of several shards: schedules in a shard without a leader do not fire."""
     alone = [str(each.shard) for each in led if not each.is_live]
     path = "/schedulers" if knows_all else None
     if alone:
         shown = ", ".join(alone[:5]) + (" …" if len(alone) > 5 else "")
-        return Sign("Schedulers", False, f"nobody leads shard {shown} of {len(led)}: evertick scheduler", path)
+        return Sign(
+            "Schedulers", False, f"no scheduler leads shard {shown} of {len(led)}. Start one: evertick scheduler", path
+        )
     owners = sorted({each.owner for each in led if each.owner})
-    who = f"{len(owners)} lead {len(led)} shards" if len(owners) > 1 else f"one leads {len(led)} shards"
+    who = f"{len(owners)} scheduler{'s lead' if len(owners) > 1 else ' leads'} {len(led)} shards"
     return Sign("Schedulers", True, who, path)
 
 
 def _ticked(leader: Leader, pulse: Pulse, settings: Settings) -> str:
-    """Each tick renews the lease. Told only where the lease is one of our own settings' length."""
+    """The age of the last tick, derived from the lease it renewed. Empty if the leader uses another lease length."""
     left = (leader.lease_until - pulse.read_at).total_seconds() if leader.lease_until else 0.0
     ago = settings.leader_lease_seconds - left
     return f", last tick {length(ago)} ago" if 0 <= ago <= settings.leader_lease_seconds else ""
@@ -162,15 +164,11 @@ def _ticked(leader: Leader, pulse: Pulse, settings: Settings) -> str:
 def _on_time(pulse: Pulse) -> Sign:
     if pulse.late:
         since = length((pulse.read_at - pulse.late_since).total_seconds()) if pulse.late_since else ""
-        who = (
-            f"{pulse.late} schedules are due and have not fired, the first"
-            if pulse.late > 1
-            else "one is due and has not fired,"
-        )
-        return Sign("On time", False, f"{who} for {since}")
+        who = f"{pulse.late} schedules overdue, the first" if pulse.late > 1 else "1 schedule overdue"
+        return Sign("On time", False, f"{who} by {since}")
     if pulse.lag_median is None or pulse.lag_most is None:
         return Sign("On time", True, "nothing has fired yet")
-    lag = f"{length(max(pulse.lag_median, 0))} after the instant, 95 of 100 within {length(max(pulse.lag_most, 0))}"
+    lag = f"{length(max(pulse.lag_median, 0))} after the due time, 95 of 100 within {length(max(pulse.lag_most, 0))}"
     return Sign("On time", pulse.lag_median <= LATE_SECONDS, f"fires {lag}")
 
 
@@ -178,7 +176,7 @@ def _runners_sign(living: list[BusyRunner], settings: Settings) -> Sign:
     silent = [each for each in living if each.silent_seconds > SILENT_HEARTBEATS * settings.heartbeat_seconds]
     slots, busy = sum(each.slots for each in living), sum(each.busy for each in living)
     if not living:
-        return Sign("Runners", False, "none is alive, so nothing can run: evertick runner")
+        return Sign("Runners", False, "no runner is alive, so no task can run. Start one: evertick runner")
     text = f"{len(living)} alive, {busy} of {slots} slots busy"
     return Sign("Runners", not silent, text + (f", {len(silent)} silent" if silent else ""))
 
@@ -186,12 +184,12 @@ def _runners_sign(living: list[BusyRunner], settings: Settings) -> Sign:
 def _queues_sign(lines: list[QueueLine], now: datetime) -> Sign:
     unserved = [each.queue for each in lines if not each.is_served]
     if unserved:
-        return Sign("Queues", False, f"nobody serves {', '.join(unserved[:3])}")
+        return Sign("Queues", False, f"no runner serves {', '.join(unserved[:3])}")
     oldest = min((each.oldest_at for each in lines if each.oldest_at), default=None)
     depth = sum(each.depth for each in lines)
     if oldest is None:
-        return Sign("Queues", True, "nothing waits in line")
-    return Sign("Queues", True, f"{depth} in line, the first for {length(max((now - oldest).total_seconds(), 0))}")
+        return Sign("Queues", True, "no task is queued")
+    return Sign("Queues", True, f"{depth} queued, the oldest for {length(max((now - oldest).total_seconds(), 0))}")
 
 
 def _wait(each: Blocked, now: datetime) -> Wait:
@@ -209,7 +207,7 @@ def _fires(coming: list[Upcoming], now: datetime) -> list[Fire]:
 
 
 def _timeline(fires: list[Fire], now: datetime) -> list[Minute]:
-    """Each minute's fires; what is due already belongs to the first."""
+    """The fires of each minute; overdue fires belong to the first minute."""
     by_minute: list[list[Fire]] = [[] for _ in range(MINUTES)]
     for fire in fires:
         place = int((fire.at - now).total_seconds() // 60)

@@ -1,4 +1,4 @@
-"""Signing in and out: with a password, or by a one-time link."""
+"""Sign in with a password or a one-time link, and sign out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def sign_in(request: Request, caller: Who) -> Response:
     wanted = local(form.get("next", "/"))
     try:
         if not name or not password or len(name) > LONGEST_NAME or len(password) > LONGEST_PASSWORD:
-            raise Refused("Give your name and your password.")
+            raise Refused("Enter your name and your password.")
         issued = await accounts.sign_in(
             caller.changing, name=name, password=password, origin=caller.origin, means="browser"
         )
@@ -53,7 +53,7 @@ async def sign_in(request: Request, caller: Who) -> Response:
 @router.get("/auth/link/{secret}")
 @needs(Permission.OPEN)
 async def show_link(secret: str, request: Request, caller: Who) -> Response:
-    """Looking does not use it up: a preview of the link in a chat must not, so a person presses a button."""
+    """Show a button. A GET does not use up the link, because link previews in chats send one."""
     return page(request, "link.html")
 
 
@@ -66,7 +66,7 @@ async def sign_out(caller: Who) -> Response:
 
 
 def local(address: str) -> str:
-    """An address on this site, or the front page: nobody is led elsewhere by a link to our login."""
+    """Return a path on this site, otherwise the home page: a link to the sign-in page cannot redirect to another site."""
     is_local = (
         address.startswith("/") and not address.startswith("//") and "\\" not in address and address.isprintable()
     )

@@ -1,4 +1,4 @@
-"""A few words beside a run or a task, for whoever looks at it next."""
+"""Notes on runs and tasks."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ async def note_task(run_id: RunId, task: TaskName, request: Request, caller: Who
 
 
 async def _content(request: Request) -> str | None:
-    """Nothing but space is no note. A browser sends lines of a text field with CR LF."""
+    """The submitted note, or None if it is blank. Browsers send CR LF line ends, which are normalized."""
     return (await form_of(request)).get("content", "").replace("\r\n", "\n").strip() or None
 
 
 def _told(content: str | None) -> Response:
-    return done("The note is taken away." if content is None else "The note is kept.")
+    return done("Note removed." if content is None else "Note saved.")

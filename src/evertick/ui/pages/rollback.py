@@ -1,4 +1,4 @@
-"""Back to an earlier version of a DAG, with a look beforehand at what changes by it."""
+"""Roll a DAG back to an earlier version, with a preview of the changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_LINES = 300
 @router.get("/dags/{dag}/versions/{number}/rollback")
 @needs(Permission.ROLL_BACK_DAGS)
 async def preview_rollback(dag: DagName, number: Number, request: Request, caller: Who) -> Response:
-    """What would change: a part of the dialog."""
+    """Preview the changes as a fragment of the dialog."""
     async with caller.reading() as conn:
         row = await caller.dag(conn, dag)
         wanted = await find_version(conn, dag, number)
@@ -42,7 +42,7 @@ async def preview_rollback(dag: DagName, number: Number, request: Request, calle
         plan=plan[:_MOST_LINES],
         code=code[:_MOST_LINES],
         is_cut=max(len(plan), len(code)) > _MOST_LINES,
-        # What a folder holds is published again when it changes.
+        # The publisher republishes a file of a watched folder when it changes.
         file=None if row.file.startswith(DEPLOYED) else row.file,
     )
 
@@ -54,4 +54,6 @@ async def roll_back_dag(dag: DagName, number: Number, caller: Who) -> Response:
     async with caller.changing(Channel.PLAN, Channel.READY) as conn:
         await caller.dag(conn, dag)
         back = await roll_back(conn, dag=dag, number=number, actor=caller.actor, routing=routing)
-    return done(f"{dag} is at version {back.now}; it was at {back.before}.", go=f"/dags/{segment(dag)}/versions")
+    return done(
+        f"{dag} rolled back from version {back.before} to version {back.now}.", go=f"/dags/{segment(dag)}/versions"
+    )

@@ -1,4 +1,4 @@
-"""One run: where it stands, its tasks, its graph, when what waited and ran, and what people did to it."""
+"""One run: state, tasks, graph, Gantt chart and history."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def show_run(
 @router.get("/runs/{run_id}/states")
 @needs(Permission.READ_RUNS)
 async def states(run_id: RunId, caller: Who) -> Response:
-    """What the nodes of its graph show now."""
+    """The current states of the nodes of the run's graph."""
     async with caller.reading() as conn:
         run = await find_run(caller, conn, run_id)
         version = await dags.version(conn, run.version_id)

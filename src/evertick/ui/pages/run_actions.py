@@ -1,4 +1,4 @@
-"""Cancel, clear and mark, each with a look beforehand at what it would touch. They call the engine's verbs, as the API does."""
+"""Cancel, clear and mark, each with a preview of the affected tasks. They call the same engine verbs as the API."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ NamedTask = Annotated[str, Query(max_length=1100)]
 async def cancel_run(run_id: RunId, request: Request, caller: Who) -> Response:
     reason = (await form_of(request)).get("reason", "").strip()
     if len(reason) > _LONGEST_REASON:
-        raise UserError(f"A reason has at most {_LONGEST_REASON} characters.")
+        raise UserError(f"The reason is too long: the limit is {_LONGEST_REASON} characters.")
     async with caller.changing(Channel.STOP, Channel.READY) as conn:
         await find_run(caller, conn, run_id)
         asked = await cancel(conn, run_id=run_id, actor=caller.actor, reason=reason or None)
-    return done(f"Run {run_id} is canceled" + (f"; {_tasks(asked)} asked to stop." if asked else "."))
+    return done(f"Run {run_id} canceled" + (f"; stopping {_tasks(asked)}." if asked else "."))
 
 
 @router.get("/runs/{run_id}/clear")
@@ -47,7 +47,7 @@ async def preview_clear(
     which: Annotated[str, Query(pattern="^(all|failed|named)$")] = "all",
     downstream: bool = False,
 ) -> Response:
-    """What a clear would run again: a part of the dialog."""
+    """Preview the tasks that a clear runs again, as a fragment of the dialog."""
     async with caller.reading() as conn:
         await find_run(caller, conn, run_id)
         chosen = await select_cleared(
@@ -68,7 +68,7 @@ async def clear_run(run_id: RunId, request: Request, caller: Who) -> Response:
     form = await form_of(request)
     which, task = form.get("which", ""), form.get("task", "")
     if which not in ("all", "failed", "named") or (which == "named" and not task):
-        raise UserError("Choose which tasks run again.")
+        raise UserError("Choose which tasks to run again.")
     async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         await find_run(caller, conn, run_id)
         chosen = await select_cleared(
@@ -82,7 +82,7 @@ async def clear_run(run_id: RunId, request: Request, caller: Who) -> Response:
         if not affected:
             raise UserError("Nothing to clear: none of these tasks has run.")
         cleared = await clear(conn, run_id=run_id, chosen=affected, actor=caller.actor)
-    stopped = f"; {_tasks(cleared.asked)} asked to stop first" if cleared.asked else ""
+    stopped = f"; stopping {_tasks(cleared.asked)} first" if cleared.asked else ""
     return done(f"{_tasks(len(affected))} of run {run_id} cleared{stopped}.")
 
 
@@ -91,7 +91,7 @@ async def clear_run(run_id: RunId, request: Request, caller: Who) -> Response:
 async def preview_mark(
     run_id: RunId, task: TaskName, request: Request, caller: Who, map_index: MapIndex = -1
 ) -> Response:
-    """What stands after a task, and would be decided anew: a part of the dialog."""
+    """Preview the downstream tasks that would be decided again, as a fragment of the dialog."""
     async with caller.reading() as conn:
         run, row, _ = await find_task(caller, conn, run_id, task, map_index)
         below = set(await tasks.downstream(conn, version_id=run.version_id, idxs=[row.idx]))
@@ -105,15 +105,15 @@ async def mark_task(run_id: RunId, task: TaskName, request: Request, caller: Who
     form = await form_of(request)
     state = form.get("state", "")
     if state not in MARKABLE:
-        raise UserError(f"A task can be marked {', '.join(MARKABLE)}: choose one.")
+        raise UserError(f"Choose a state to mark the task with: {', '.join(MARKABLE)}.")
     try:
         map_index = int(form.get("map_index", "-1"))
     except ValueError:
-        raise UserError("map_index is a number.") from None
+        raise UserError("map_index must be a whole number.") from None
     async with caller.changing(Channel.READY, Channel.STOP, Channel.PLAN) as conn:
         _, _, key = await find_task(caller, conn, run_id, task, map_index)
         outcome = await mark(conn, key, state=state, actor=caller.actor)
-    then = "is marked" if outcome == "marked" else "is asked to stop, and will be marked"
+    then = "marked" if outcome == "marked" else "is stopping and will be marked"
     return done(f"{task} of run {run_id} {then} {state}.")
 
 

@@ -1,4 +1,4 @@
-"""`/static`: stylesheets and scripts. The hash in the address makes them the browser's for ever."""
+"""`/static`: stylesheets and scripts. The URL contains a hash, so browsers cache them without expiry."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 async def static_file(
     version: str, name: Annotated[str, Path(max_length=200)], request: Request, caller: Who
 ) -> Response:
-    """A page of the release before may still ask for its own: it gets today's, but does not keep it."""
+    """Serve a file. A page of an older release may request its old hash: it gets the current file, uncached."""
     frame: Frame = request.app.state.frame
     asset = frame.assets.files.get(name)
     if asset is None:
-        raise NotFound(f"There is no file {name[:200]!r} here.")
+        raise NotFound(f"Unknown static file {name[:200]!r}.")
     keep = FOREVER if version == frame.assets.hash else "no-store"
     return Response(asset.content, media_type=asset.media_type, headers={"Cache-Control": keep})
 

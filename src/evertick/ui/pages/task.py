@@ -1,4 +1,4 @@
-"""One task of a run: its state and why, its attempts, what it wrote and returned, and what it is made of."""
+"""One task of a run: state and reasons, attempts, log, result and definition."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ async def read_log(
     level: Annotated[str | None, Query(pattern="^(warning|error)$")] = None,
     find: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
 ) -> Response:
-    """A window of its log, for static/log.js."""
+    """A window of the task's log, for static/log.js."""
     sift = Sift(level=level, find=find)
     place = read_place(at, otherwise=END if back else START)
     async with caller.reading() as conn:
-        # Whether it has ended is read first: what it wrote is there by then.
+        # Read first whether the task has ended: if it has, its log is complete.
         _, row, key = await find_task(caller, conn, run_id, task, map_index)
-        # And how far it goes, before the window: whoever goes on from there may get lines twice, and misses none.
+        # Read the log sizes before the window: a stream that starts at them may repeat lines, but misses none.
         sizes = await log_windows.sizes(conn, key)
     window = await (read_backward if back else read_onward)(caller.log_reader, key, place, sift)
     document = {
@@ -146,7 +146,7 @@ async def _tab(conn: AsyncConnection, run: RunRow, row: TaskRow, key: TaskKey, t
 
 
 async def _told(caller: Caller, key: TaskKey, attempts: Sequence[AttemptRow], tab: Tab) -> dict[str, Any]:
-    """What its log says, for the tabs that show some of it. A storage that is away must not take the page with it."""
+    """Log content for the tabs that show it. If the log storage is unreachable, the page still renders."""
     try:
         if tab is Tab.LOG:
             window = await read_backward(caller.log_reader, key, END, Sift())
@@ -188,7 +188,7 @@ def _is_held(row: TaskRow) -> bool:
 
 
 def _sentences(found: Explained | None) -> list[tuple[str, str, list[str]]]:
-    """The task with its reasons; then the one that it waits for with its own, and so on."""
+    """The task with its reasons, then the upstream task that it waits for with its reasons, and so on."""
     chain = []
     while found is not None:
         chain.append((found.task, found.state, [tell(reason) for reason in found.reasons]))

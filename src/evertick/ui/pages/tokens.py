@@ -1,4 +1,4 @@
-"""One's own tokens and sessions; everybody's for who manages users. A token is shown once, when it is made."""
+"""The caller's tokens and sessions, or those of all users for an admin. A token is shown once, when it is created."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ async def make_token(request: Request, caller: Who) -> Response:
     form = await form_of(request)
     name, role = form.get("name", "").strip(), form.get("role", "")
     if not name:
-        raise UserError("Give the token a name: it says later what it was for.")
+        raise UserError("Enter a name for the token, so that you can recognize it later.")
     if role and role not in set(Role):
         raise UserError(f"Choose a role: {', '.join(Role)}.")
     try:
         days = float(form.get("days") or accounts.TOKEN_DAYS)
     except ValueError:
-        raise UserError("Days are a number; 0 is for ever.") from None
+        raise UserError("Days must be a whole number; 0 means that the token does not expire.") from None
     made = await issue_token(caller, name=name, user=None, role=Role(role) if role else None, tags=None, days=days)
     return page(request, "secret_once.html", what="Your new token", secret=made.secret, until=made.expires_at)
 
@@ -63,4 +63,4 @@ async def make_token(request: Request, caller: Who) -> Response:
 async def revoke_token(token_id: Annotated[int, Path(ge=1, le=2**63 - 1)], caller: Who) -> Response:
     async with caller.changing() as conn:
         await accounts.revoke(conn, credential_id=token_id, actor=caller.actor, account=whose(caller))
-    return done("It is revoked, everywhere and at once.")
+    return done("Revoked. Requests that use it are refused from now on.")

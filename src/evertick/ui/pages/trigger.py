@@ -1,4 +1,4 @@
-"""Starting a run by hand: a form made of the DAG's parameters, with what is wrong beside each field."""
+"""Trigger a run: a form with one field per parameter and errors next to the fields."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from evertick.ui.frame import PageRoute, done, form_of, page
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
-# Fields of parameters are named so that none can be taken for another field of the form.
+# The prefix keeps parameter names apart from other fields of the form.
 PREFIX = "p."
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A parameter as a field: `text` is what stands in it, `options` what can be chosen, as JSON and in words."""
+    """A parameter as a form field: `text` is its content, `options` are its choices (JSON value and label)."""
 
     spec: ParamSpec
     text: str
@@ -68,19 +68,19 @@ async def start_run(dag: DagName, request: Request, caller: Who) -> Response:
                 made = await trigger(conn, dag=dag, params=params, actor=caller.actor)
                 if made.defers:
                     caller.also.add(Channel.PLAN)
-            return done(f"Run {made.run_id} of {dag} has begun.", go=f"/runs/{made.run_id}")
+            return done(f"Run {made.run_id} of {dag} created.", go=f"/runs/{made.run_id}")
         except UserError as refused:
             error = str(refused)
     return page(request, "trigger.html", status=422, **view.values("trigger"), fields=fields, error=error)
 
 
 def empty_fields(declared: Iterable[ParamSpec]) -> list[Field]:
-    """With the defaults in them."""
+    """The fields filled with the defaults."""
     return [Field(spec, _shown(spec, None if spec.required else spec.default), _options(spec)) for spec in declared]
 
 
 def read_fields(declared: Iterable[ParamSpec], form: dict[str, str]) -> tuple[list[Field], dict[str, JsonValue]]:
-    """Each parameter checked by itself, so that what is wrong stands beside it. What is left empty is the default."""
+    """Check each parameter separately, so that each error is next to its field. An empty field means the default."""
     fields, params = [], {}
     for spec in declared:
         text = form.get(PREFIX + spec.name, "")
@@ -99,7 +99,7 @@ _NOTHING = object()
 
 
 def _read(spec: ParamSpec, text: str) -> object:
-    """A box that is not ticked is not sent at all, and means no; another field that is empty says nothing."""
+    """Parse a field. Browsers do not send an unchecked checkbox, so a missing one means false; other empty fields are unset."""
     if spec.choices is not None:
         return _NOTHING if not text else _chosen(spec, text)
     if spec.type is ParamType.BOOLEAN:

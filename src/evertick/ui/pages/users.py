@@ -1,4 +1,4 @@
-"""Users, for who manages them: adding, roles, tags, a one-time link, disabling."""
+"""User management for admins: add users, change roles and tags, create one-time links, disable."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def list_users(request: Request, caller: Who, cursor_text: Cursor = None) 
 @router.post("/users")
 @needs(Permission.MANAGE_USERS)
 async def add_user(request: Request, caller: Who) -> Response:
-    """Without a password: they sign in with a one-time link, and set one then."""
+    """Add a user. A user without a password signs in with a one-time link and sets one then."""
     form = await form_of(request)
     name = form.get("name", "").strip()
     async with caller.changing() as conn:
@@ -66,7 +66,7 @@ async def change_user(name: Name, request: Request, caller: Who) -> Response:
 async def disable_user(name: Name, caller: Who) -> Response:
     async with caller.changing() as conn:
         await accounts.change_user(conn, name=name, disabled=True, actor=caller.actor)
-    return done(f"User {name} is disabled: all sessions and tokens have ended.")
+    return done(f"User {name} disabled. All of its sessions and tokens are revoked.")
 
 
 @router.post("/users/{name}/enable")
@@ -74,20 +74,22 @@ async def disable_user(name: Name, caller: Who) -> Response:
 async def enable_user(name: Name, caller: Who) -> Response:
     async with caller.changing() as conn:
         await accounts.change_user(conn, name=name, disabled=False, actor=caller.actor)
-    return done(f"User {name} may sign in again.")
+    return done(f"User {name} enabled.")
 
 
 @router.post("/users/{name}/link")
 @needs(Permission.MANAGE_USERS)
 async def make_link(name: Name, request: Request, caller: Who) -> Response:
-    """A one-time link to sign in with, shown this once."""
+    """Create a one-time sign-in link. It is shown only once."""
     async with caller.changing() as conn:
         row = await accounts.find_user(conn, name)
         made = await accounts.issue(
             conn, row, kind="link", name="made by an admin", actor=caller.actor, seconds=accounts.LINK_SECONDS
         )
     link = f"{request.url.scheme}://{request.url.netloc}/auth/link/{made.secret}"
-    return page(request, "secret_once.html", what=f"One-time login link for {name}", secret=link, until=made.expires_at)
+    return page(
+        request, "secret_once.html", what=f"One-time sign-in link for {name}", secret=link, until=made.expires_at
+    )
 
 
 def _role(text: str) -> Role:
@@ -97,5 +99,5 @@ def _role(text: str) -> Role:
 
 
 def _tags(text: str) -> list[str] | None:
-    """Names with commas between them; none for every DAG."""
+    """Parse comma-separated tags. None means every DAG."""
     return [each.strip() for each in text.split(",") if each.strip()] or None

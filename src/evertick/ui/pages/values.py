@@ -1,4 +1,4 @@
-"""Variables, connections and secrets: what tasks are given by name. What is secret is never shown, only replaced."""
+"""Variables, connections and secrets, which tasks declare by name. Secret values can be replaced but are never shown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST_ABOUT = 1000
 
 
 def _add_routes(kind: ValueKind) -> None:
-    """The four that each kind has."""
+    """Add the four routes of one kind."""
 
     @router.get(f"/{kind}s", name=f"list_{kind}s")
     @needs(Permission.READ_VALUES)
@@ -62,7 +62,7 @@ for each in ValueKind:
 
 
 async def _shown(caller: Caller, conn: AsyncConnection, kind: ValueKind, name: str) -> tuple[ValueRow, str | None]:
-    """Its row, and what may be seen of it: of a secret nothing, so it is not opened either."""
+    """The row and its visible value. A secret has none, so it is not decrypted."""
     if kind is ValueKind.SECRET:
         for row in await secrets.find(conn, [(kind, name)]):
             return row, None
@@ -74,7 +74,7 @@ async def _shown(caller: Caller, conn: AsyncConnection, kind: ValueKind, name: s
 async def _put(request: Request, caller: Caller, kind: ValueKind) -> Response:
     form = await form_of(request)
     name, keyring = form.get("name", "").strip(), load_keyring(caller.desk.settings)
-    # A browser sends lines of a text field with \r\n.
+    # Browsers send the lines of a text field with \r\n.
     value = form.get("value", "").replace("\r\n", "\n")
     async with caller.changing() as conn:
         is_new = await verbs.put_value(
@@ -86,4 +86,4 @@ async def _put(request: Request, caller: Caller, kind: ValueKind) -> Response:
             actor=caller.actor,
             description=form.get("description", "").strip()[:_LONGEST_ABOUT] or None,
         )
-    return done(f"{kind.capitalize()} {name} {'made' if is_new else 'changed'}.", go=f"/{kind}s/{segment(name)}")
+    return done(f"{kind.capitalize()} {name} {'created' if is_new else 'changed'}.", go=f"/{kind}s/{segment(name)}")

@@ -1,4 +1,4 @@
-// What every page has: live parts, times, toasts, dialogs, the theme, the keyboard, and the session's token with each change.
+// Loaded by every page: live parts, times, toasts, dialogs, theme, keyboard shortcuts, and the CSRF token for each change.
 
 import { keepLive, refresh, soon } from "./live.js";
 import { keepTimes, showTimes } from "./times.js";
@@ -7,7 +7,7 @@ import { keepKeys } from "./keys.js";
 const TOAST_MS = 8000, STORED = "evertick.said";
 const FIELD = "form :is(input:not([type=hidden], [type=radio]:not(:checked)), textarea, select, button)";
 
-// Live parts first: they remember what the server wrote before the times are put into words.
+// Live parts first: they record the server's HTML before times.js changes the timestamps.
 keepLive();
 keepTimes();
 keepKeys();
@@ -40,17 +40,17 @@ document.addEventListener("evertick:done", (event) => {
 });
 document.addEventListener("evertick:failed", (event) => toast(event.detail.text, true));
 document.addEventListener("evertick:signed-out", () => location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`));
-document.addEventListener("htmx:sendError", () => toast("The server did not answer: nothing was changed, as far as we know. Try again.", true));
+document.addEventListener("htmx:sendError", () => toast("The server did not respond. The change may not have been applied. Try again.", true));
 document.addEventListener("htmx:afterRequest", (event) => event.detail.requestConfig.verb === "get" || soon());
 document.addEventListener("htmx:afterSettle", (event) => {
   showTimes(event.target);
-  // A form that came back: the focus was on its button, which is gone, and belongs to the first field that is wrong.
+  // A form was replaced, and with it the focused button: move the focus to the first invalid field.
   if (event.target.matches("form") && event.detail.requestConfig?.verb === "post") {
     (event.target.querySelector("[aria-invalid=true]") ?? event.target.querySelector("[type=submit]"))?.focus();
   }
 });
 
-// On a phone the menu and the views of a page are lines that scroll: where one is shall be seen.
+// On a phone the menu and the tabs scroll horizontally: scroll the current entry into view.
 for (const line of document.querySelectorAll(".menu, .tabs")) {
   const here = line.querySelector("[aria-current]");
   if (here && line.scrollWidth > line.clientWidth) line.scrollLeft = here.offsetLeft - line.offsetLeft - (line.clientWidth - here.offsetWidth) / 2;
@@ -67,22 +67,22 @@ document.addEventListener("click", (event) => {
   if (opener) showDialog(opener);
   const closer = event.target.closest("[data-closes]");
   if (closer) closer.closest("dialog")?.close();
-  if (event.target.matches("dialog[open]")) event.target.close(); // beside the box
+  if (event.target.matches("dialog[open]")) event.target.close(); // a click on the backdrop
   if (event.target.closest("[data-theme-switch]")) switchTheme();
 });
 
-// A browser gives the focus back to what had it, unless that is gone: the page may have been read anew behind the dialog.
+// Browsers return the focus to the opener of a dialog, unless a refresh replaced it while the dialog was open.
 function showDialog(opener) {
   const box = document.getElementById(opener.dataset.opens);
   if (!box || box.open) return;
-  opener.focus({ preventScroll: true }); // a letter may have pressed it
+  opener.focus({ preventScroll: true }); // a keyboard shortcut does not focus the button
   box.addEventListener("close", () => {
     const held = document.activeElement;
     if (opener.isConnected || (held !== document.body && !box.contains(held))) return;
     document.querySelector(`[data-opens="${CSS.escape(box.id)}"]`)?.focus({ preventScroll: true });
   }, { once: true });
   box.showModal();
-  box.querySelector(FIELD)?.focus(); // and not the button that closes it, which comes first
+  box.querySelector(FIELD)?.focus(); // not the close button, which comes first
 }
 
 function switchTheme() {
@@ -92,7 +92,7 @@ function switchTheme() {
   localStorage.setItem("evertick.theme", root.dataset.theme);
 }
 
-// A confirmation that looks like the rest, can be read aloud, and is answered by Enter or Escape.
+// Replaces the browser's confirm() by an accessible dialog in the style of the page; Enter confirms, Escape cancels.
 document.addEventListener("htmx:confirm", (event) => {
   if (!event.detail.question) return;
   event.preventDefault();
@@ -107,7 +107,7 @@ document.addEventListener("htmx:confirm", (event) => {
   yes.className = "button primary";
   no.className = "button";
   yes.textContent = event.detail.elt.textContent.trim();
-  no.textContent = "Do nothing";
+  no.textContent = "Go back";
   yes.onclick = () => { box.close(); event.detail.issueRequest(true); };
   no.onclick = () => box.close();
   box.onclose = () => box.remove();

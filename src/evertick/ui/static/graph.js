@@ -1,8 +1,8 @@
-// The picture of a DAG: drag to move, wheel or + and - to zoom, arrows to walk from task to task. Colours change where they stand;
-// nothing is laid out again.
+// The graph of a DAG: drag to move, wheel or + and - to zoom, arrow keys to go from task to task. State changes update colors in
+// place without a new layout.
 //
-// The picture is a layer of its own. Moving it is one transform, for which the browser paints nothing anew, whatever the number of
-// tasks. Zooming scales that layer, too; only when the hand rests it is drawn sharp, once.
+// The graph is a compositor layer. Moving it is one transform and needs no repaint, whatever the number of tasks. Zooming scales
+// the layer, too; it is redrawn sharp once, when the zooming stops.
 
 const LARGEST = 3;
 const SMALLEST = 0.05;
@@ -19,7 +19,7 @@ class GraphView {
     this.x = 0;
     this.y = 0;
     this.scale = 1;
-    this.drawn = 1; // the scale that the layer was drawn at
+    this.drawn = 1; // the scale at which the layer was last drawn
     this.frame = 0;
     this.rest = 0;
     this.drag = null;
@@ -81,7 +81,7 @@ class GraphView {
     event.preventDefault();
   }
 
-  /** To the nearest task in that direction. */
+  /** Moves the focus to the nearest task in that direction. */
   walk(from, key) {
     const here = [Number(from.dataset.x), Number(from.dataset.y)];
     const [dx, dy] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[key];
@@ -124,7 +124,7 @@ class GraphView {
     this.paint();
   }
 
-  /** All of it, if it can still be read then; else its beginning. */
+  /** Shows the whole graph if it is still readable at that size, otherwise its beginning. */
   fit() {
     const { clientWidth, clientHeight } = this.box;
     if (!clientWidth || !clientHeight) return;
@@ -140,7 +140,7 @@ class GraphView {
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => {
       this.frame = 0;
-      // Twice as large without being drawn anew would be a blur, and the first time nothing is to be seen yet.
+      // Redraw immediately the first time, and when the layer is scaled up by 2 or more, because it would look blurred.
       const ratio = this.scale / this.drawn;
       if (!this.root.dataset.ready || ratio > 2 || ratio < 0.5) this.draw();
       else if (ratio !== 1) {
@@ -191,7 +191,7 @@ class GraphView {
       const answer = await fetch(this.root.dataset.states, { headers: { Accept: "application/json" } });
       if (answer.ok) this.recolour(await answer.json());
     } catch {
-      // The page says that the connection is lost; the next hint asks again.
+      // live.js reports the lost connection; the next hint retries.
     } finally {
       this.isAsking = false;
     }
@@ -209,7 +209,7 @@ function begin(scope) {
 begin(document);
 document.addEventListener("htmx:load", (event) => begin(event.target));
 
-// A hint of the stream, or a part of the page that changed: ask what the tasks are now, soon and once.
+// On a hint of the stream or a replaced part of the page, fetch the task states once, after a short delay.
 const ASK_MS = 300;
 let asking = 0;
 function soon() {

@@ -1,4 +1,4 @@
-// Groups of the grid fold and stay folded, also when the grid is read again.
+// Collapses groups of the grid. Collapsed groups stay collapsed when the grid is refreshed.
 
 const grid = () => document.getElementById("grid");
 const key = () => `evertick.folded.${grid().dataset.dag}`;

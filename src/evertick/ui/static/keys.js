@@ -1,5 +1,5 @@
-// The keyboard: ? help, / search, g and a letter to go somewhere, j and k through rows, Enter to open one, and letters that
-// buttons name with data-key. Nothing while somebody types, and nothing with Ctrl, Alt or Meta: those are the browser's.
+// Keyboard shortcuts: ? help, / search, g and a letter to open a page, j and k to select rows, Enter to open one, and the
+// letters of buttons with data-key. Ignored while the user types, and with Ctrl, Alt or Meta, which belong to the browser.
 
 const GO_MS = 1200;
 let goUntil = 0;
@@ -34,7 +34,7 @@ function press(key) {
 function onKey(event) {
   if (event.defaultPrevented || event.ctrlKey || event.altKey || event.metaKey) return;
   if (isTyping(event.target)) {
-    // Leaves the field and keeps what is in it: by itself a browser would empty a search.
+    // Leave the field and keep its content: by default, browsers clear a search field on Escape.
     if (event.key === "Escape" && !event.target.closest("dialog")) {
       event.preventDefault();
       event.target.blur();

@@ -1,6 +1,6 @@
-// Keeps a page true without reloading it. One stream of hints from the server; on a hint the page is read again and those parts
-// of it that carry data-live="run task dag" and have changed are put in place. What the reader holds (focus, what is folded
-// open, what was typed) stays. Without the stream the page is read every two seconds.
+// Keeps a page current without a reload. The server sends one stream of hints; on a hint the script fetches the page again and
+// replaces the parts with data-live="run task dag" that have changed. Focus, opened details and typed text are preserved.
+// Without the stream the page is fetched every two seconds.
 
 import { showTimes } from "./times.js";
 
@@ -9,7 +9,7 @@ const MOST_NAMED = 50;
 const DEBOUNCE_MS = 300, SPACING_MS = 1000, POLL_MS = 2000, RETRY_MS = 10000, LONGEST_RETRY_MS = 30000;
 
 let stream = null, poll = null, pending = null, lastRead = 0, isReading = false, isAgain = false, failures = 0;
-const written = new WeakMap(); // part → the server's text of it, before we changed its times
+const written = new WeakMap(); // part → its HTML from the server, before times.js changed it
 
 const parts = () => [...document.querySelectorAll("[data-live][id]")];
 
@@ -19,7 +19,7 @@ function remember() {
 
 function concerns(part, name, hint) {
   const { live, liveDag, liveRun } = part.dataset;
-  // What happens to a schedule happens to its DAG.
+  // A hint about a schedule also refreshes parts about DAGs.
   const word = name === "schedule" ? "dag" : name;
   return (live === "" || live.split(" ").some((each) => each === name || each === word))
     && (!liveDag || !hint.dag || liveDag === hint.dag) && (!liveRun || !hint.run_id || liveRun === String(hint.run_id));
@@ -33,10 +33,10 @@ function setLost(isLost) {
 
 const FOCUSABLE = "a, button, input, select, summary, [tabindex='0']";
 
-// What a control is, whatever stands around it.
+// An identifier of a control that does not depend on its position.
 const named = (control) => `${control.tagName} ${control.getAttribute("href") ?? control.getAttribute("aria-label") ?? control.textContent.trim()}`;
 
-// What has the focus, by its id, by its place in its row, or by what it is.
+// Finds the focused control again: by id, by its position in its row, or by its identifier.
 function focused(part) {
   const active = document.activeElement;
   if (!part.contains(active) || active === part) return () => null;
@@ -70,7 +70,7 @@ function keep(part) {
 function isBusy(part) {
   const active = document.activeElement;
   const isTyping = part.contains(active) && active.matches("input:not([type=checkbox]), textarea, select");
-  // A button whose answer is on its way must be there when it comes: what the answer says is told through it.
+  // Keep a button while its request is in flight: htmx dispatches the events of the response on it.
   return isTyping || part.querySelector("dialog[open], .htmx-request") !== null;
 }
 
@@ -90,7 +90,7 @@ function place(fresh) {
   }
 }
 
-// Reads the page again, at most once a second; hints that come meanwhile are one more reading.
+// Fetches the page again, at most once a second; hints that arrive during a fetch cause one more.
 export async function refresh() {
   if (isReading) { isAgain = true; return; }
   if (!parts().length) return;
@@ -101,7 +101,7 @@ export async function refresh() {
     if (answer.type === "opaqueredirect") { location.reload(); return; }
     if (!answer.ok) throw new Error(`status ${answer.status}`);
     const text = await answer.text();
-    // A search may have led elsewhere meanwhile: what was read is of the page before.
+    // If a search changed the URL in the meantime, the response belongs to the previous page.
     if (location.href === address) place(new DOMParser().parseFromString(text, "text/html"));
     else isAgain = true;
     failures = 0;
@@ -138,7 +138,7 @@ function stopPolling() {
   poll = null;
 }
 
-// What the parts of this page are about, where each of them names it; else everything.
+// The DAGs and runs that the parts of this page name; if a part names none, all.
 function address() {
   const wanted = new URLSearchParams();
   for (const { dataset } of parts()) {
@@ -157,7 +157,7 @@ function listen() {
   opened.onopen = () => { stopPolling(); setLost(false); soon(); };
   opened.onerror = () => {
     startPolling();
-    // Refused, or no such stream: the browser does not try again, so we do.
+    // After an error response the browser does not reconnect, so the script does.
     if (opened.readyState === EventSource.CLOSED) { hangUp(); setTimeout(listen, RETRY_MS); }
   };
   opened.addEventListener("reset", soon);
@@ -177,7 +177,7 @@ function hangUp() {
   stream = null;
 }
 
-// A browser keeps six connections to a host, for all tabs together: one that nobody looks at holds none of them.
+// Browsers allow six connections to a host across all tabs, so a hidden tab closes its stream.
 function onSight() {
   if (document.hidden) hangUp();
   else { listen(); soon(); }
@@ -187,7 +187,7 @@ export function keepLive() {
   remember();
   if (!parts().length && !document.querySelector("[data-hints]")) return;
   listen();
-  // What no hint tells of, as a scheduler that died: read again every so many seconds.
+  // Some changes cause no hint, for example a crashed scheduler: such parts are refreshed at an interval.
   const every = Math.min(...parts().map((part) => Number(part.dataset.every) || Infinity));
   if (every < Infinity) setInterval(soon, every * 1000);
   document.addEventListener("visibilitychange", onSight);

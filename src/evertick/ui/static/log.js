@@ -1,8 +1,8 @@
-// A task's log: a window of its lines that moves over it, however long it is. Lines become text nodes, never markup.
+// The log of a task: a bounded, moving window of its lines. Lines become text nodes, never markup.
 //
-// The server gives lines from a place on or before it (`first`, `next`). Here at most MOST_NODES of them stand in the page; what
-// goes out of sight at one end is taken away when more comes at the other. New lines of a task that runs come by a stream of the
-// server's; only while there is none they are asked for.
+// The server returns lines after or before a position (`next`, `first`). The page holds at most MOST_NODES lines: when lines are
+// added at one end, lines out of sight at the other end are removed. New lines of a running task arrive through a stream; while
+// there is no stream, the script polls.
 
 const MOST_NODES = 3600;
 const ASK_MS = 2000;
@@ -10,14 +10,14 @@ const RETRY_MS = 10000;
 const MOST_ATTEMPTS = 50;
 const NEAR_PIXELS = 600;
 const ANSI = /\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])/g;
-// Characters that would reorder or hide what stands beside them are named instead.
+// Characters that reorder or hide adjacent text are shown as their code points.
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
 
 function visible(text) {
   return text.replace(UNSEEN, (mark) => `⟨U+${mark.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
 
-/** The colours of a terminal as classes. `codes` as in ESC[1;31m; returns the style that holds from there on. */
+/** Terminal colors as classes. `codes` as in ESC[1;31m; returns the style that applies from there on. */
 export function styled(style, codes) {
   const next = { ...style };
   const numbers = codes.split(";").map((code) => Number(code || 0));
@@ -38,7 +38,7 @@ export function styled(style, codes) {
     else if (code >= 100 && code <= 107) next.ground = `ansi-ground-${code - 92}`;
     else if (code === 49) delete next.ground;
     else if (code === 38 || code === 48) {
-      // 256 colours: the sixteen that have names; of the others the text is enough.
+      // Of 256 colors only the sixteen named ones are shown; other text keeps the default color.
       const number = numbers[n + 1] === 5 ? numbers[n + 2] : -1;
       if (number >= 0 && number < 16) next[code === 38 ? "ink" : "ground"] = `ansi-${code === 38 ? "ink" : "ground"}-${number}`;
       n += numbers[n + 1] === 5 ? 2 : 4;
@@ -47,7 +47,7 @@ export function styled(style, codes) {
   return next;
 }
 
-/** Text with terminal colours as nodes. */
+/** Text with terminal colors as nodes. */
 export function coloured(text) {
   const nodes = [];
   let style = {};
@@ -101,7 +101,7 @@ function row(line) {
   return item;
 }
 
-/** Which of two places comes first: below zero, if it is the first of them. */
+/** Compares two positions: negative if the first one is earlier. */
 function compared(one, other) {
   const [a, b] = [one, other].map((place) => place.split(".").map(Number));
   return a[0] - b[0] || a[1] - b[1] || a[2] - b[2];
@@ -152,16 +152,16 @@ class LogView {
       if (button) this.do(button.dataset.logDo, button.dataset.place);
     });
     setInterval(() => this.more(), ASK_MS);
-    // One that ended may run again: the rest of the page is told of that.
+    // A task that ended may run again: notify the rest of the page.
     document.addEventListener("evertick:placed", () => this.isOver && this.extend().then(() => this.hear()));
     document.addEventListener("visibilitychange", () => document.hidden ? this.hangUp() : this.extend().then(() => this.hear()));
     window.addEventListener("pagehide", () => this.hangUp());
   }
 
-  /** New lines as they are written, from the end of what was there at the last reading on. */
+  /** Streams new lines, starting at the end of the last fetched window. */
   hear() {
     if (this.stream || this.isOver || document.hidden || this.next === null) return;
-    // Of so many attempts the stream cannot be told where each ended (a sensor has one for each look): these are asked for.
+    // With too many attempts (a sensor has one per poke) their end positions do not fit the stream's URL, so the script polls.
     if ((this.sizes ?? []).length > MOST_ATTEMPTS) return;
     const after = (this.sizes ?? []).map(([epoch, size, last]) => `${epoch}.${last}.${size}`).join(",");
     const query = new URLSearchParams({ follow: "true", map_index: this.root.dataset.mapIndex, ...(after && { after }) });
@@ -171,7 +171,7 @@ class LogView {
     opened.addEventListener("lines", (event) => this.grown(JSON.parse(event.data), event.lastEventId));
     opened.addEventListener("end", () => { this.hangUp(); this.extend(); });
     opened.onerror = () => {
-      // Refused, or cut for good: the browser does not try again, so we do. Until then lines are asked for.
+      // After an error response the browser does not reconnect, so the script does, and polls until then.
       if (opened.readyState !== EventSource.CLOSED) return;
       this.hangUp();
       setTimeout(() => this.hear(), RETRY_MS);
@@ -184,11 +184,11 @@ class LogView {
     delete this.root.dataset.heard;
   }
 
-  /** A chunk that was stored just now; `id` tells of each attempt where its last one begins and ends. */
+  /** Adds a newly stored chunk; `id` contains for each attempt where its last chunk begins and ends. */
   grown({ epoch, lines, is_late }, id) {
     const [, seq, until] = id.split(",").map((part) => part.split(".").map(Number)).find(([number]) => number === epoch);
     this.sizes = [...(this.sizes ?? []).filter(([number]) => number !== epoch), [epoch, until, seq]].sort((a, b) => a[0] - b[0]);
-    if (!this.isEnd) { this.tell(); return; } // read when somebody goes there
+    if (!this.isEnd) { this.tell(); return; } // fetched when the user scrolls there
     if (this.busy || this.find.value || this.level.value) { this.extend(); return; }
     const placed = lines.map((line, number) => ({ ...line, is_late, place: `${epoch}.${seq}.${number}` }));
     const news = placed.filter((line) => compared(line.place, this.next) >= 0);
@@ -219,7 +219,7 @@ class LogView {
   }
 
   sift() {
-    // A search begins at the start; without one the newest lines are what people want.
+    // A search starts at the beginning of the log; without one the newest lines are shown.
     if (this.find.value || this.level.value) { this.follow(false); this.show({ at: "0.0.0" }, "start"); }
     else this.show({ back: "1" }, "end");
   }
@@ -241,16 +241,16 @@ class LogView {
       await work();
       this.tell();
     } catch (error) {
-      this.status.textContent = `Connection lost (${error.message}): trying again.`;
+      this.status.textContent = `Connection lost (${error.message}): retrying.`;
     }
   }
 
-  /** Replaces what is shown. */
+  /** Replaces the displayed lines. */
   async show(query, edge) {
     const turn = (this.turn += 1);
     await this.attempt(async () => {
       let found = await this.ask(query);
-      // A search may look through many lines before one fits.
+      // A search may need several requests before a line matches.
       for (let n = 0; n < 50 && found.lines.length === 0 && !found.is_end && !query.back; n += 1) {
         found = await this.ask({ at: found.next });
         if (turn !== this.turn) return;
@@ -295,7 +295,7 @@ class LogView {
   }
 
   async more() {
-    // Of a log that has ended everything was told once its end was read after that.
+    // The log is complete if its end was fetched after the task ended.
     if (this.stream?.readyState === EventSource.OPEN) return;
     if (this.busy || !this.isEnd || this.isOver || document.hidden || this.next === null) return;
     await this.extend();
@@ -320,7 +320,7 @@ class LogView {
     this.goOn();
   }
 
-  /** What came while somebody else read. */
+  /** Fetches once more if new lines were reported during a fetch. */
   goOn() {
     if (!this.isAgain) return;
     this.isAgain = false;
@@ -378,7 +378,7 @@ class LogView {
       let found = await this.ask({ at: "0.0.0", level: "error" }, true);
       for (let n = 0; n < 50 && found.lines.length === 0 && !found.is_end; n += 1) found = await this.ask({ at: found.next, level: "error" }, true);
       if (found.lines.length === 0) {
-        this.note = "No line of level ERROR.";
+        this.note = "There are no lines of level ERROR.";
         return;
       }
       const place = found.lines[0].place;
@@ -399,7 +399,7 @@ class LogView {
     this.note = undefined;
     const bytes = (this.sizes ?? []).reduce((sum, [, size]) => sum + size, 0);
     const size = bytes < 10_000 ? `${bytes} bytes` : bytes < 1e7 ? `${Math.round(bytes / 1000)} kB` : `${Math.round(bytes / 1e6)} MB`;
-    const state = this.list.childElementCount === 0 ? (this.find.value || this.level.value ? "No line fits." : this.isOver ? "It wrote nothing." : "It has written nothing yet.") : size;
+    const state = this.list.childElementCount === 0 ? (this.find.value || this.level.value ? "No line matches." : this.isOver ? "The log is empty." : "No output yet.") : size;
     this.status.textContent = [note, state, this.isOver ? "" : "live"].filter(Boolean).join(" · ");
     this.slider.hidden = this.isStart && this.isEnd && !this.find.value && !this.level.value;
     this.root.dataset.ready = "yes";

@@ -1,5 +1,5 @@
-// A link from another site reaches us without the session's cookie. From here the browser sends it: whoever is signed in already
-// gets the page that they wanted instead of a redirection to this one, and goes on.
+// The browser sends no session cookie when the user follows a link from another site. A fetch from this page sends it: if the
+// user is already signed in, go to the requested page.
 const form = document.querySelector("form[data-wanted]");
 const isRefused = document.querySelector("[role=alert]") !== null;
 const answer = isRefused ? null : await fetch(form.dataset.wanted, { redirect: "manual" }).catch(() => null);

@@ -1,3 +1,3 @@
-// Before anything is drawn: the reader's choice of dark or light, if they made one.
+// Applies the saved theme, dark or light, before the first paint.
 const chosen = localStorage.getItem("evertick.theme");
 if (chosen === "dark" || chosen === "light") document.documentElement.dataset.theme = chosen;

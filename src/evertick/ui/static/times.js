@@ -1,4 +1,4 @@
-// Instants in the reader's zone, in words that stay true: "12 s ago", "in 5 min". The exact instant is in the title.
+// Shows timestamps in the user's time zone and keeps relative ones current: "12 s ago", "in 5 min". The title has the exact time.
 
 const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 const day = new Intl.DateTimeFormat(undefined, { weekday: "short", day: "numeric", month: "short" });
