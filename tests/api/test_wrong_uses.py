@@ -54,7 +54,7 @@ WRONG = [
     Asked("POST", f"{V2}/dags/etl/dagRuns", 422, ("conf",), {"conf": [1], "logical_date": None}),
     Asked("POST", f"{V2}/dags/elt/dagRuns", 404, ("elt",), {"conf": {}, "logical_date": None}),
     # approvals and events
-    decides({"is_approved": True}, "'n' must be given"),
+    decides({"is_approved": True}, "'n' is required"),
     decides({"is_approved": True, "fields": {"n": "x"}}, "'n' is 'x'", "an integer"),
     decides({"is_approved": True, "fields": {"m": 1, "n": 1}}, "unknown param 'm'"),
     decides({"approved": True}, "is_approved", status=422),
@@ -93,7 +93,7 @@ WRONG = [
     Asked("GET", f"{V1}/runs?cursor={cursor(10**30)}", 400, ("not one of ours",)),
     Asked("GET", f"{V1}/runs?cursor={cursor(True)}", 400, ("not one of ours",)),
     # values
-    Asked("PUT", f"{V1}/secrets/a%20b", 400, ("'a b'", "cannot name a secret"), {"value": "x"}),
+    Asked("PUT", f"{V1}/secrets/a%20b", 400, ("'a b'", "is not a valid name for a secret"), {"value": "x"}),
     Asked("PUT", f"{V1}/secrets/token", 422, ("value",), {"text": "x"}),
     Asked("PUT", f"{V1}/secrets/token", 422, ("value",), {"value": 5}),
     Asked("GET", f"{V1}/secrets/token", 404, ("token",)),

@@ -104,7 +104,7 @@ def test_a_model_is_checked_without_its_code() -> None:
         "tags": [],
     }
     for given, words in (
-        ({}, "'code' must be given"),
+        ({}, "'code' is required"),
         ({"code": "de"}, "matches"),
         ({"code": "DEU", "rows": 0}, "at least 1"),
         ({"code": "DEU", "rows": 11}, "at most 10"),

@@ -16,7 +16,7 @@ from evertick.domain.errors import InvalidDag, InvalidTemplate
     [
         (lambda: http("x", "ftp://host/"), "must begin with http"),
         (lambda: http("x", ""), "is no URL"),
-        (lambda: http("x", "http://a:b@host/"), "a password does not belong"),
+        (lambda: http("x", "http://a:b@host/"), "must not contain a password"),
         (lambda: http("x", "http://h", method="FETCH"), "is none of GET"),
         (lambda: http("x", "http://h", response="xml"), "is none of auto"),
         (lambda: http("x", "http://h", expect=[999]), "999 is no HTTP status"),

@@ -45,7 +45,7 @@ async def test_bad_input_is_refused_with_the_next_step(cli: Cli, conn: AsyncConn
     assert "by their numbers, or give --all" in await cli.refused("notifications", "retry")
     assert "by their numbers, or give --all" in await cli.refused("notifications", "retry", 1, "--all")
     assert "Did you mean 'etl'?" in await cli.refused("notifications", "list", "elt")
-    assert "is no sink: write webhook:https://" in await cli.refused("notify", "test", "ops@example.com")
+    assert "is not a sink: write webhook:https://" in await cli.refused("notify", "test", "ops@example.com")
 
 
 async def test_a_sink_is_tried_and_what_came_of_it_is_said(

@@ -41,7 +41,7 @@ async def test_an_approval_is_listed_filled_in_and_decided_once(cli: Cli, conn: 
     page = (await cli("approvals", "list")).out
     assert "Release?" in page and "version: an integer of at least 1" in page
     assert "evertick approvals list" in (await cli("tasks", "why", run, "ask")).out
-    assert "must be given" in await cli.refused("approvals", "approve", run, "ask")
+    assert "is required" in await cli.refused("approvals", "approve", run, "ask")
     assert "of at least 1" in await cli.refused("approvals", "approve", run, "ask", "--field", "version=0")
     assert "unknown param 'vers'" in await cli.refused("approvals", "approve", run, "ask", "--field", "vers=1")
     assert "needs a name and a value" in await cli.refused("approvals", "approve", run, "ask", "--field", "version")

@@ -295,8 +295,8 @@ def test_a_condition_is_stored_and_told_in_words() -> None:
     [
         (lambda: after(), "after(...) is empty"),
         (lambda: after(any_of()), "after(...) is empty"),
-        (lambda: after(3), "takes names of DAGs"),
-        (lambda: after(" "), "cannot name a DAG or an asset"),
+        (lambda: after(3), "takes DAG names"),
+        (lambda: after(" "), "is not a valid name for a DAG or an asset"),
         (lambda: after(*(f"d{n}" for n in range(101))), "at most 100"),
     ],
 )

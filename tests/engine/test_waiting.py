@@ -105,7 +105,7 @@ async def test_a_time_is_waited_for_to_the_moment_and_no_runner_knows(conn: Asyn
     assert (await states(conn, run))["wait"] == "deferred"
     assert await runner.claim() == []
     assert (await woken(conn, epoch)).next_wake == later(30)
-    assert "it waits for a time: it goes on at 2030-01-01T00:00:30" in await why(conn, run)
+    assert "it waits for a time: it continues at 2030-01-01T00:00:30" in await why(conn, run)
     assert (await woken(conn, epoch, 29.9)).looked_at == 0
     assert (await woken(conn, epoch, 30)).looked_at == 1
     assert (await states(conn, run))["wait"] == "success"
@@ -137,7 +137,7 @@ async def test_a_condition_is_polled_until_it_is_met_and_its_polls_are_no_attemp
         assert poll.attempt == 1
         await runner.finish(poll, "deferred", log=f"poll {number}")
         assert (await states(conn, run))["wait"] == "deferred"
-        assert f"it is polled again at 2030-01-01T00:0{number + 1}:00" in await why(conn, run)
+        assert f"it is polled next at 2030-01-01T00:0{number + 1}:00" in await why(conn, run)
         assert (await woken(conn, epoch, 60 * number + 59)).looked_at == 0
         assert (await woken(conn, epoch, 60 * number + 60)).looked_at == 1
     (poll,) = await runner.claim()
@@ -378,8 +378,8 @@ async def test_who_approves_fills_in_the_form_and_the_first_decision_stands(conn
     await woken(conn, epoch)
     (asked,) = await approvals.list_approvals(conn)
     assert (asked.run_id, asked.task, asked.title) == (run, "wait", "Release?")
-    assert "it waits for a decision on 'Release?'" in await why(conn, run)
-    with pytest.raises(InvalidParams, match="param 'version' must be given"):
+    assert "it waits for an approval, 'Release?'" in await why(conn, run)
+    with pytest.raises(InvalidParams, match="param 'version' is required"):
         await decide_approval(conn, run_id=run, task="wait", decision=says(None))
     done = await decide_approval(conn, run_id=run, task="wait", decision=says(note="tested"))
     assert (done.is_approved, done.decided_by, done.note, done.fields) == (True, "ann", "tested", {"version": "2"})

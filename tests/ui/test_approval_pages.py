@@ -64,7 +64,7 @@ def test_a_question_is_listed_filled_in_and_decided_once(site: Site, people: dic
     wrong = operator.post(path, data={"verdict": "approve", "p.size": "many", "note": "it is <i>fine</i>"})
     assert wrong.status_code == 422
     assert (
-        "must be given" in wrong.text and "it is &lt;i&gt;fine&lt;/i&gt;" in wrong.text and 'value="many"' in wrong.text
+        "is required" in wrong.text and "it is &lt;i&gt;fine&lt;/i&gt;" in wrong.text and 'value="many"' in wrong.text
     )
     done = operator.post(path, data={"verdict": "approve", "p.version": "2", "p.size": "3", "note": "tested"})
     assert (done.status_code, done.headers["HX-Redirect"]) == (204, f"/runs/{run_id}/tasks/wait")

@@ -142,7 +142,7 @@ def _check_url(owner: str, url: object, *, is_template: bool) -> None:
     if parts.scheme not in ("http", "https"):
         raise refused(f"{owner}: {url!r} must begin with http:// or https://.")
     if "@" in parts.netloc:
-        raise refused(f"{owner}: a password does not belong into a URL; give it as a header from a secret.")
+        raise refused(f"{owner}: a URL must not contain a password; pass it in a header from a secret.")
 
 
 def _checked_headers(owner: str, headers: object) -> dict[str, str]:

@@ -80,7 +80,7 @@ class Partial:
 
     def _expanded(self, how: MapHow, lists: Mapping[str, object]) -> TaskRef:
         if not lists:
-            raise refused(f"task {self.name!r} expands over nothing: name at least one list, {_EXAMPLE}.")
+            raise refused(f"task {self.name!r} expands over nothing: give it at least one list, {_EXAMPLE}.")
         checked: dict[str | None, object] = {name: _checked_list(self.name, name, each) for name, each in lists.items()}
         self._check(lists)
         return self._place(self._args, self._kwargs, Expansion(how, checked))

@@ -104,7 +104,7 @@ NOTICE_OPTIONS = {f"on_{event}": event for event in Event}
 def _web(kind: SinkKind, url: object, secret: str | None, sign_with: str | None, *, every_time: bool) -> Notice:
     try:
         if url is not None and not isinstance(url, str):
-            raise UserError(f"{url!r} is no address.")
+            raise UserError(f"{url!r} is not a URL.")
         return Notice(sink=web_sink(kind, url, secret=secret, sign_with=sign_with), every_time=_flag(every_time))
     except (UserError, TypeError) as error:
         raise refused(f"notify.{kind}: {error}") from None
