@@ -41,7 +41,7 @@ class Chosen:
 
 
 def choose(seen: Sequence[Dated], *, after: int, before: datetime, now: datetime) -> Chosen:
-    """Of rows in id order, those that ended before `before`.
+    """From rows in id order, choose rows that ended before `before`.
 
     The walk ends at the first young row. A row dated in the future is ignored: a clock was wrong, and a walk that stopped
     there would never get past it.

@@ -79,8 +79,8 @@ class Shape:
         return {i for i in self._every if not {*states}.isdisjoint((self._rows[i] or {WHOLE: WAITING}).values())}
 
     def _settle(self, ended: dict[Key, str]) -> None:
-        """Decide the tasks after those that ended, level by level; then finished groups release their edges; then mapped tasks
-        expand."""
+        """Decide the tasks downstream of the ended ones, level by level; then finished groups release their edges, and mapped
+        tasks expand."""
         while True:
             for key, state in ended.items():
                 self._rows[key.idx][key.map_index] = state

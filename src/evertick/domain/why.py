@@ -203,7 +203,7 @@ def _no_runner(it: Detail, when: When) -> str:
     if it["others"] and not it["draining"]:
         names = ", ".join(it["others"][:5])
         return (
-            f"no live runner of queue {it['queue']} takes this task: those that serve it match only {names}:"
+            f"no live runner of queue {it['queue']} takes this task: the runners that serve it match only {names}:"
             f" start one without --match, or with a pattern that matches the task"
         )
     last = (
