@@ -222,7 +222,7 @@ def test_a_started_dag_is_given_results_and_parameters() -> None:
         given={"rows": {"task": "one", "path": []}, "part": {"task": "one__1", "path": ["n"]}, "day": {"param": "day"}},
     )
     assert from_json(to_json(spec)) == spec
-    with pytest.raises(InvalidDag, match="param 'x' must be a constant, what a task returns"):
+    with pytest.raises(InvalidDag, match="param 'x' must be a constant, the result of a task"):
         compiled(lambda: trigger_dag("other", params={"x": [one()]}))
 
 

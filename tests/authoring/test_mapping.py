@@ -93,7 +93,7 @@ def test_a_list_that_became_shorter_since_it_was_published_says_so() -> None:
         (lambda: add.expand(x="abc"), "must be a list or the result of a task, not 'abc'"),
         (lambda: add.expand(x=[source()]), "let one task return the whole list"),
         (lambda: add.expand(x=source()["rows"]), "is a part of a result"),
-        (lambda: add.expand_kwargs([1]), "takes a list of dicts by argument, and has 1 in it"),
+        (lambda: add.expand_kwargs([1]), "takes a list of dicts of arguments, but it contains 1"),
         (lambda: add.expand_kwargs([{"q": 1}]), "cannot be called like this"),
         (lambda: add.expand_zip(x=[1], y=[1, 2]), "lists of equal length, not of 1, 2"),
         (lambda: add.expand(x=range(200), y=range(200)), "expands to 40,000 instances, and at most 10,000 are allowed"),

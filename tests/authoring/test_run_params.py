@@ -80,7 +80,7 @@ def test_what_cannot_be_declared_is_refused() -> None:
         @dag(params={"rows": 1})
         def twice(rows: int = Param(1)) -> None: ...  # type: ignore[assignment]
 
-    with pytest.raises(InvalidDag, match="cannot be given to a run"):
+    with pytest.raises(InvalidDag, match="a run parameter cannot have type"):
 
         @dag
         def strange(rows: bytes = Param(None)) -> None: ...  # type: ignore[assignment]

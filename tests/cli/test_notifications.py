@@ -28,7 +28,7 @@ async def test_notifications_are_listed_shown_and_tried_again(cli: Cli, conn: As
     (found,) = (await cli.json("notifications", "list", "etl", "--run", run_id))["notifications"]
     assert (found["state"], found["sink"], found["fact"]["run"]) == ("waiting", SINK, run_id)
     assert f"etl failed (run {run_id})" in (await cli("notifications", "list", "--state", "waiting")).out
-    assert "is being tried anyway" in await cli.refused("notifications", "retry", 1, status=1)
+    assert "is still being tried" in await cli.refused("notifications", "retry", 1, status=1)
     room = Room(passed_over=(), each=1, batch=1, seconds=30)
     (taken,) = await outbox.take(conn, shard=0, epoch=await lead(conn), room=room)
     await outbox.record(conn, taken, state="failed", answer="SMTP 550", rest_seconds=0)

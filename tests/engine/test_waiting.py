@@ -346,7 +346,7 @@ async def test_a_key_makes_an_event_one_however_often_it_is_sent(conn: AsyncConn
 @pytest.mark.parametrize(
     ("name", "payload", "key", "message"),
     [
-        ("", None, None, "cannot name an event"),
+        ("", None, None, "is not a valid name for an event"),
         (" a", None, None, "without spaces around"),
         ("a\n", None, None, "printable"),
         ("a", float("nan"), None, "not JSON"),
@@ -441,7 +441,7 @@ async def test_a_dag_may_say_who_decides(conn: AsyncConnection) -> None:
 async def test_nobody_decides_in_time(conn: AsyncConnection) -> None:
     wait = WaitSpec(kind=WaitKind.APPROVAL, name="Release?", timeout_seconds=60, on_timeout=Otherwise.SKIP)
     assert await fails(conn, wait, 60) == ("skipped", "approval_timeout: nobody decided within 60 s")
-    with pytest.raises(Conflict, match="ran out of time"):
+    with pytest.raises(Conflict, match="timed out"):
         await decide_approval(conn, run_id=1, task="wait", decision=says(None))
 
 

@@ -1,6 +1,6 @@
 """put_schedule: one schedule of a DAG is created or changed by compare-and-set; a stale writer gets a conflict (V12).
 
-What is due under the old version is settled first, in the same transaction.
+Fires that are due under the old version are decided first, in the same transaction.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ async def put_schedule(
     request: str | None = None,
     origin: str = "user",
 ) -> int:
-    """The schedule's version after this. `expected_version` 0 means that it must not exist; None overwrites any.
+    """The schedule's new version. `expected_version` 0 means that it must not exist; None overwrites any.
 
-    A `request` id makes the same call after a lost reply one change. With the origin "code" it is the code's again.
+    A `request` id makes a call that is repeated after a lost reply one change. The origin "code" returns it to the code.
     """
     row, spec = await find_dag(conn, dag)
     await refuse_loops(
@@ -54,7 +54,7 @@ async def put_schedule(
 
 
 async def conflict(conn: AsyncConnection, *, dag: str, name: str, expected: int | None) -> Conflict:
-    """What a writer is told whose version is not the schedule's."""
+    """The error for a writer whose version is outdated."""
     found = [each.version for each in await schedules.of_dag(conn, dag=dag, name=name)]
     stands = f"is at version {found[0]}" if found else "does not exist"
     return Conflict(f"Schedule {name!r} of {dag} {stands}, not at {expected}. Read it again and repeat the change.")
