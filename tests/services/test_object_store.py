@@ -247,5 +247,5 @@ def test_settings_of_a_storage_that_cannot_be_are_refused(changes: dict[str, str
 
 
 def test_logs_cannot_be_moved_to_no_storage() -> None:
-    with pytest.raises(InvalidSettings, match="EVERTICK_STORAGE_LOGS=on needs a place"):
+    with pytest.raises(InvalidSettings, match="EVERTICK_STORAGE_LOGS=on needs an object storage"):
         Settings(storage_logs=True)
