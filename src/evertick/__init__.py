@@ -1,6 +1,6 @@
-"""Evertick: a workflow and job scheduler that never dies and is on time. These are the names that DAG files import.
+"""Evertick: a reliable and punctual workflow and job scheduler. This module has the names that DAG files import.
 
-They are found when they are first used: every service and command imports this package, and few of them write DAGs.
+They are loaded on first use: every service and command imports this package, and few of them write DAGs.
 """
 
 from __future__ import annotations

@@ -29,12 +29,12 @@ class Settings:
     home: Path = Path(".evertick")
     dags_folder: Path = Path("dags")
     server: str | None = None
-    # Not shown where settings are: whoever has it is you.
+    # Not printed with the settings: anyone who has it can act as its owner.
     token: str | None = field(default=None, repr=False)
 
     tick_seconds: float = 1.0
-    # A tick before it and a standby's look after it: another leads within six seconds, also where the server heard the last
-    # renewal and the leader did not hear the answer.
+    # Together with a tick before it and a standby's poll after it, another scheduler leads within six seconds, even if the server
+    # received the last renewal and the leader did not receive the reply.
     leader_lease_seconds: float = 4.0
     fire_batch: int = 1000
     promote_batch: int = 1000
@@ -83,17 +83,17 @@ class Settings:
     smtp_connection: str = "smtp"
     smtp_from: str | None = None
     failpoint: str | None = None
-    # Not shown where settings are: they open every stored secret.
+    # Not printed with the settings: they decrypt every stored secret.
     secret_keys: tuple[str, ...] = field(default=(), repr=False)
     secret_key_file: Path | None = None
     secrets_backends: tuple[str, ...] = ("store",)
-    # Not shown where settings are: whoever has it can speak for every agent.
+    # Not printed with the settings: anyone who has it can act as any agent.
     agent_key: tuple[str, ...] = field(default=(), repr=False)
     agent_key_file: Path | None = None
     start_token_seconds: float = 86_400.0
     attempt_token_seconds: float = 900.0
     agent_lost_after_seconds: float = 300.0
-    # Of the agent itself.
+    # For the agent itself.
     agent_token: str | None = field(default=None, repr=False)
     agent_token_file: Path | None = None
     agent_outcome_file: Path | None = None
@@ -118,7 +118,7 @@ class Settings:
     storage_endpoint: str | None = None
     storage_region: str = "us-east-1"
     storage_key_id: str | None = None
-    # Not shown where settings are.
+    # Not printed with the settings.
     storage_secret_key: str | None = field(default=None, repr=False)
     storage_patience_seconds: float = 300.0
     storage_logs: bool = False
@@ -131,7 +131,7 @@ class Settings:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            # No comparison below is true of "not a number", so that it would pass them all.
+            # Every comparison below is false for NaN, so it would pass them all.
             if isinstance(value, float) and not isfinite(value):
                 raise InvalidSettings(f"{_variable(each.name)}={value} is not a finite number.")
         for name, lowest in _LOWEST.items():
@@ -143,13 +143,13 @@ class Settings:
         for name in ("health_port", "api_port"):
             port = getattr(self, name)
             if port is not None and port > LARGEST_PORT:
-                raise InvalidSettings(f"{_variable(name)}={port} is no port: the largest is {LARGEST_PORT}.")
+                raise InvalidSettings(f"{_variable(name)}={port} is not a valid port: the largest is {LARGEST_PORT}.")
         if self.shards is not None and self.shards > MOST_SHARDS:
-            raise InvalidSettings(f"EVERTICK_SHARDS={self.shards} is too many: the most are {MOST_SHARDS}.")
+            raise InvalidSettings(f"EVERTICK_SHARDS={self.shards} is too many: the maximum is {MOST_SHARDS}.")
         if not self.retention_days <= _LONGEST_RETENTION_DAYS:
             raise InvalidSettings(
                 f"EVERTICK_RETENTION_DAYS={self.retention_days} is too long: the longest is {_LONGEST_RETENTION_DAYS}, and"
-                " 0 keeps everything for ever."
+                " 0 keeps everything."
             )
         if not self.runner_queues:
             raise InvalidSettings("EVERTICK_RUNNER_QUEUES is empty: name at least one queue, for instance 'default'.")
@@ -165,22 +165,22 @@ class Settings:
             keys = (self.storage_key_id, self.storage_secret_key)
             check_storage(self.storage, keys=keys, endpoint=self.storage_endpoint)
         elif self.storage_logs:
-            raise InvalidSettings("EVERTICK_STORAGE_LOGS=on needs a place to move logs to: set EVERTICK_STORAGE.")
+            raise InvalidSettings("EVERTICK_STORAGE_LOGS=on needs an object storage: set EVERTICK_STORAGE.")
         for name, times, words, other, why in _AT_LEAST:
             value, than = getattr(self, name), getattr(self, other)
-            # Where no executor is asked, nothing is given up for what it says.
+            # Without a remote executor no attempt is declared lost for what one reports.
             is_meant = name != "dispatch_lost_seconds" or self.executor != LOCAL
             if is_meant and value < times * than:
                 bound = f"{_variable(name)}={value} must be at least {words} {_variable(other)}={than}"
                 raise InvalidSettings(f"{bound}: {why}.")
         if self.agent_api_url is not None and not self.agent_api_url.startswith(("http://", "https://")):
             raise InvalidSettings(
-                f"EVERTICK_AGENT_API_URL={self.agent_api_url!r} is no address of an API, as in https://evertick.example.com."
+                f"EVERTICK_AGENT_API_URL={self.agent_api_url!r} is not an API URL: write one such as https://evertick.example.com."
             )
         if self.tick_seconds >= self.lost_after_seconds:
             raise InvalidSettings(
                 f"EVERTICK_TICK_SECONDS={self.tick_seconds} must be below "
-                f"EVERTICK_LOST_AFTER_SECONDS={self.lost_after_seconds}: silence is watched once per tick."
+                f"EVERTICK_LOST_AFTER_SECONDS={self.lost_after_seconds}: heartbeats are checked once per tick."
             )
 
     @property
@@ -207,18 +207,18 @@ class Settings:
 _LOG_FORMATS = ("text", "json")
 _LONGEST_RETENTION_DAYS = 36_500
 
-# Which must be so many times which, and why.
+# Minimum ratios between settings, and the reasons.
 _AT_LEAST = (
-    ("lost_after_seconds", 3, "three times", "heartbeat_seconds", "a runner would be given up between two heartbeats"),
+    ("lost_after_seconds", 3, "three times", "heartbeat_seconds", "a runner would be lost between two heartbeats"),
     (
         "agent_lost_after_seconds",
         3,
         "three times",
         "heartbeat_seconds",
-        "an agent would be given up between two heartbeats",
+        "an agent would be declared lost between two heartbeats",
     ),
-    ("dispatch_lost_seconds", 10, "ten times", "tick_seconds", "what an executor has is looked at every five ticks"),
-    ("orphan_after_seconds", 2, "twice", "reconcile_seconds", "a run is looked at once per round"),
+    ("dispatch_lost_seconds", 10, "ten times", "tick_seconds", "an executor is polled every five ticks"),
+    ("orphan_after_seconds", 2, "twice", "reconcile_seconds", "a run is checked once per reconciliation"),
     ("leader_lease_seconds", 3, "three times", "tick_seconds", "the lease is renewed once per tick"),
 )
 
@@ -264,7 +264,7 @@ _LOWEST: dict[str, float] = {
 
 
 def read_settings(environment: Mapping[str, str] | None = None, **overrides: object) -> Settings:
-    """Settings from the environment; what the command line gave (not None) goes before it."""
+    """Settings from the environment; command line values (not None) take precedence."""
     env = os.environ if environment is None else environment
     known = {each.name: each for each in fields(Settings)}
     values: dict[str, object] = {}
@@ -280,24 +280,24 @@ def read_settings(environment: Mapping[str, str] | None = None, **overrides: obj
 
 
 def variables() -> list[str]:
-    """The names of all settings, as the environment has them."""
+    """The names of all settings, as environment variables."""
     return [_variable(each.name) for each in fields(Settings)]
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
-    """Those that look like ours and are no setting. EVERTICK_SECRET__DB is a stored value."""
+    """Variables with our prefix that are not settings. EVERTICK_SECRET__DB is a stored value."""
     env = os.environ if environment is None else environment
     ours = (name for name in sorted(env) if name.upper().startswith("EVERTICK_") and "__" not in name)
     return [name for name in ours if name not in variables()]
 
 
 def _standard_collector(env: Mapping[str, str]) -> str | None:
-    """Where the variables of OpenTelemetry itself say that traces go."""
+    """The trace endpoint in OpenTelemetry's own variables."""
     return env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None
 
 
 def environment_for(settings: Settings, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment in which `read_settings` gives the same settings again: what a child process is started with."""
+    """An environment from which `read_settings` reads the same settings again: used to start child processes."""
     env = dict(os.environ if environment is None else environment)
     for each in fields(settings):
         value = getattr(settings, each.name)
@@ -307,19 +307,19 @@ def environment_for(settings: Settings, environment: Mapping[str, str] | None = 
 
 
 def user_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What user code may see of the environment: everything but our own settings, which name the database."""
+    """The environment that user code may see: everything but our own settings, which name the database."""
     env = os.environ if environment is None else environment
     return {name: value for name, value in env.items() if not name.startswith("EVERTICK_")}
 
 
 def value_from_environment(kind: str, name: str, environment: Mapping[str, str] | None = None) -> str | None:
-    """A stored value that this process was started with: EVERTICK_SECRET__DB for secret `db`."""
+    """A stored value from this process's environment: EVERTICK_SECRET__DB for secret `db`."""
     env = os.environ if environment is None else environment
     return env.get(f"EVERTICK_{kind.upper()}__{re.sub('[^A-Za-z0-9]', '_', name).upper()}")
 
 
 def login_file(environment: Mapping[str, str] | None = None) -> Path:
-    """Where `evertick login` keeps its tokens: beside the other settings of the person."""
+    """The file in which `evertick login` keeps its tokens: next to the user's other configuration."""
     env = os.environ if environment is None else environment
     folder = env.get("XDG_CONFIG_HOME") or str(Path(env.get("HOME") or "~").expanduser() / ".config")
     return Path(folder) / "evertick" / "logins.json"

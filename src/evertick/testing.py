@@ -1,6 +1,6 @@
-"""For the tests of people who write DAGs: `travel` says what a schedule fires between two instants, without a server.
+"""Tests for DAG authors: `travel` returns the fires of a schedule between two instants, without a server.
 
-It decides by the rules that the engine fires by, and shares their code.
+It uses the engine's own rules and code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Stretch = tuple[Moment, Moment]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fire:
-    """One run. `at` is the instant that it is for, in UTC; `made_at` is later where it had to wait for a scheduler."""
+    """One run. `at` is its logical date, in UTC; `made_at` is later if the fire had to wait for a scheduler."""
 
     schedule: str
     at: datetime
@@ -38,13 +38,13 @@ class Fire:
 
     @property
     def local(self) -> datetime:
-        """`at` on the clock of the schedule's zone."""
+        """`at` on the clock of the schedule's time zone."""
         return self.at.astimezone(find_zone(self.timezone))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skip:
-    """`count` fires, from `first` to `last` with both, that get no run, and why."""
+    """`count` fires, from `first` to `last`, inclusive, that get no run, and why."""
 
     schedule: str
     first: datetime
@@ -55,7 +55,7 @@ class Skip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journey:
-    """What happened: every fire in the order in which the runs are made, and every range that was skipped."""
+    """The simulation: every fire in the order of its runs' creation, and every skipped range."""
 
     fires: tuple[Fire, ...]
     skips: tuple[Skip, ...]
@@ -67,7 +67,7 @@ class Journey:
 
     @property
     def local_times(self) -> list[str]:
-        """The same as the clock of the zone shows them: `2025-03-30 03:00`."""
+        """The same as wall times of the zone: `2025-03-30 03:00`."""
         return [f"{fire.local:%Y-%m-%d %H:%M}" for fire in self.fires]
 
 
@@ -82,21 +82,21 @@ def travel(
     down: Iterable[Stretch] = (),
     paused: Iterable[Stretch] = (),
 ) -> Journey:
-    """What a DAG or a schedule fires from `start` to `end`, with both.
+    """Simulate a DAG or a schedule from `start` to `end`, inclusive.
 
-    `subject` is a function under `@dag`, a DAG, or whatever `schedule=` takes: "30 2 * * *", "@every 5m", a timedelta.
+    `subject` is a function under `@dag`, a DAG, or any value for `schedule=`: "30 2 * * *", "@every 5m", a timedelta.
     Times are datetimes or texts; without an offset they are wall times in the schedule's zone.
 
-    `down` are stretches (from, to) in which no scheduler ran: when it is back, `misfire` and `catchup_window` decide, as in
-    `@dag` and its schedules. `paused` are stretches in which the DAG was paused: what was due in them is skipped. What a run
-    does, how long it takes, and limits such as `max_active_runs` are no part of this.
+    `down` are stretches (from, to) in which no scheduler ran: once it is back, `misfire` and `catchup_window` decide, as in
+    `@dag` and its schedules. `paused` are stretches in which the DAG was paused: fires due in them are skipped. The work of a
+    run, its duration, and limits such as `max_active_runs` are not simulated.
     """
     journeys = []
     for each, policies in _schedules(subject, timezone, misfire, catchup_window):
         zone = each.spec.timezone
         first, last = _instant(start, zone), _instant(end, zone)
         if last < first:
-            raise UserError(f"the journey ends at {end}, before it starts at {start}: swap them.")
+            raise UserError(f"the simulation ends at {end}, before it starts at {start}: swap them.")
         stretches = {
             "down": [(_instant(since, zone), _instant(until, zone)) for since, until in down],
             "paused": [(_instant(since, zone), _instant(until, zone)) for since, until in paused],
@@ -121,7 +121,7 @@ def travel(
 def _schedules(
     subject: object, timezone: str | None, misfire: str | None, window: str | float | timedelta | None
 ) -> Iterator[tuple[NamedSchedule, Policies]]:
-    """The schedules to travel with, and what each does about what it missed."""
+    """The schedules to simulate, with their misfire policies."""
     spec = _dag_of(subject)
     if spec is None:
         plain = parse_schedule(subject, timezone=timezone)
@@ -129,7 +129,7 @@ def _schedules(
         policy, seconds, most = MisfirePolicy.LATEST, None, None
     else:
         if timezone is not None:
-            raise UserError("a DAG's schedules have their own time zones: leave timezone out.")
+            raise UserError("a DAG's schedules have their own time zones: omit timezone.")
         found, policy, seconds, most = spec
     if misfire is not None:
         try:
@@ -152,7 +152,7 @@ def _schedules(
 
 
 def _dag_of(subject: object) -> tuple[tuple[NamedSchedule, ...], MisfirePolicy, float | None, int | None] | None:
-    """The schedules of a DAG and its policies; nothing for what is a schedule itself."""
+    """The schedules of a DAG and its policies; None for a schedule."""
     match subject:
         case DagDefinition():
             defaults = DagSpec(name=subject.name, tasks=(), schedules=subject.frame["schedules"])
@@ -185,5 +185,5 @@ def _instant(moment: Moment, zone: str) -> datetime:
     except (ValueError, OverflowError, AttributeError):
         instant = None
     if instant is None:
-        raise UserError(f"{moment!r} is not a date and time: write 2025-03-30, 2025-03-30T02:30 or give a datetime.")
+        raise UserError(f"{moment!r} is not a date and time: write 2025-03-30 or 2025-03-30T02:30, or pass a datetime.")
     return instant

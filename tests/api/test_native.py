@@ -91,7 +91,7 @@ async def test_a_run_is_triggered_once_per_key_followed_and_canceled(
     told = await admin.refused(
         "POST", f"{V1}/dags/etl/runs", 409, json={"params": {"rows": 6}}, headers={"Idempotency-Key": "k1"}
     )
-    assert told["detail"] == f"Key 'k1' is that of run {made['run_id']}, which has another 'rows': choose another key."
+    assert told["detail"] == f"Key 'k1' belongs to run {made['run_id']}, whose 'rows' differs: choose another key."
     row = await runs.find(conn, made["run_id"])
     assert row is not None and (row.params, row.triggered_by) == ({"rows": 5}, "user:root")
     await admin.refused("POST", f"{V1}/dags/etl/runs", 400, json={"params": {"rows": "many"}})

@@ -36,7 +36,7 @@ async def test_what_failed_is_listed_and_tried_again_by_who_may(
     for method, way in (("GET", path), ("POST", f"{path}/retry"), ("POST", f"{V1}/notifications/retry")):
         await viewer.refused(method, way, 403)
     assert (await operator.ok("POST", f"{path}/retry"))["state"] == "waiting"
-    assert "is being tried anyway" in str(await operator.refused("POST", f"{path}/retry", 409))
+    assert "is still being tried" in str(await operator.refused("POST", f"{path}/retry", 409))
     assert (await operator.ok("POST", f"{V1}/notifications/retry", json={"sink": "webhook:https://other"}))[
         "count"
     ] == 0

@@ -122,7 +122,7 @@ def test_a_branch_goes_the_way_that_it_names(way: object, expected: dict[str, st
     ran = compiled(build, params={"way": Param(None)}).test(params={"way": way})
     assert {name: ran.states[name] for name in expected} == expected
     if way == "join":
-        assert "it can choose among one, g.two, or return None" in ran.reasons["pick"]
+        assert "return one of one, g.two, or None" in ran.reasons["pick"]
 
 
 def test_a_test_run_goes_by_params_retries_skips_and_mapping() -> None:
@@ -222,7 +222,7 @@ def test_a_started_dag_is_given_results_and_parameters() -> None:
         given={"rows": {"task": "one", "path": []}, "part": {"task": "one__1", "path": ["n"]}, "day": {"param": "day"}},
     )
     assert from_json(to_json(spec)) == spec
-    with pytest.raises(InvalidDag, match="param 'x' must be a constant, what a task returns"):
+    with pytest.raises(InvalidDag, match="param 'x' must be a constant, the result of a task"):
         compiled(lambda: trigger_dag("other", params={"x": [one()]}))
 
 
@@ -237,12 +237,12 @@ def test_the_plain_function_can_be_called() -> None:
         (lambda: trigger_dag("other", wait="yes"), "wait must be True or False"),
         (lambda: trigger_dag("other", params=[1]), "params must be a dict"),
         (lambda: trigger_dag("other", params={"x": {"y": one()}}), "param 'x' must be a constant"),
-        (lambda: trigger_dag("other", retries=3), "starts a DAG and runs nowhere"),
-        (lambda: trigger_dag("other", pool="p"), "starts a DAG and runs nowhere"),
+        (lambda: trigger_dag("other", retries=3), "starts a DAG and does not run on a runner"),
+        (lambda: trigger_dag("other", pool="p"), "starts a DAG and does not run on a runner"),
         (lambda: trigger_dag("sample"), "start their own DAG"),
-        (lambda: pick(), "has nothing to choose among"),
+        (lambda: pick(), "has no downstream tasks to choose from"),
         (lambda: pick.expand(context=[1]), "is a branch and cannot be mapped"),
-        (lambda: make().as_teardown(), "is a setup and a teardown"),
+        (lambda: make().as_teardown(), "is both a setup and a teardown"),
         (lambda: one().as_teardown(setups=["x"]), "setups must be called tasks"),
         (lambda: one().as_teardown(on_failure_fail_dagrun=1), "must be True or False"),
         (lambda: task.short_circuit(ignore_downstream_trigger_rules=1), "must be True or False"),

@@ -111,11 +111,11 @@ def no_argument() -> None: ...
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: notify.webhook("example.com"), "notify.webhook: 'example.com' is no address"),
-        (lambda: notify.webhook(), "a webhook needs one address"),
-        (lambda: notify.webhook("https://a.example", secret="b"), "a webhook needs one address"),
-        (lambda: notify.webhook(7), "7 is no address"),
-        (lambda: notify.email("nobody"), "is no e-mail address"),
+        (lambda: notify.webhook("example.com"), "notify.webhook: 'example.com' is not a webhook URL"),
+        (lambda: notify.webhook(), "a webhook sink needs one address"),
+        (lambda: notify.webhook("https://a.example", secret="b"), "a webhook sink needs one address"),
+        (lambda: notify.webhook(7), "7 is not a URL"),
+        (lambda: notify.email("nobody"), "is not an email address"),
         (lambda: notify.email(), "1 to 20 recipients"),
         (lambda: notify.email("a@b.example", every_time=1), "every_time must be True or False"),
         (lambda: notify.call(no_argument), "must take one argument"),

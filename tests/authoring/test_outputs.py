@@ -57,7 +57,7 @@ def test_a_result_cannot_be_looped_over_or_asked_for_nonsense() -> None:
 
     with pytest.raises(InvalidDag, match="cannot loop over it"):
         loops()
-    with pytest.raises(InvalidDag, match=r"not for 1\.5"):
+    with pytest.raises(InvalidDag, match=r"not 1\.5"):
         asks()
 
 

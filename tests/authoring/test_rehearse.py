@@ -191,9 +191,9 @@ def test_what_tasks_declare_is_given_by_name() -> None:
         ({"fire_at": "2030-01-01"}, "a datetime with a time zone"),
         ({"fire_at": datetime(2030, 1, 1)}, "a datetime with a time zone"),
         ({"secrets": {"token": 5}}, "secrets\\['token'\\] must be text"),
-        ({"connections": {"db": "host"}}, "connections\\['db'\\]: a connection is an address"),
+        ({"connections": {"db": "host"}}, "connections\\['db'\\]: a connection must be a URI"),
         ({"variables": "region"}, "variables must be a dict"),
-        ({"answers": {"one": True}}, "no task 'one' waits for an answer"),
+        ({"answers": {"one": True}}, "task 'one' does not wait for an answer"),
     ],
 )
 def test_what_no_run_could_be_given_is_refused(options: dict[str, object], why: str) -> None:

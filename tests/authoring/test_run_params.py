@@ -80,7 +80,7 @@ def test_what_cannot_be_declared_is_refused() -> None:
         @dag(params={"rows": 1})
         def twice(rows: int = Param(1)) -> None: ...  # type: ignore[assignment]
 
-    with pytest.raises(InvalidDag, match="cannot be given to a run"):
+    with pytest.raises(InvalidDag, match="a run parameter cannot have type"):
 
         @dag
         def strange(rows: bytes = Param(None)) -> None: ...  # type: ignore[assignment]
@@ -104,7 +104,7 @@ def test_a_model_is_checked_without_its_code() -> None:
         "tags": [],
     }
     for given, words in (
-        ({}, "'code' must be given"),
+        ({}, "'code' is required"),
         ({"code": "de"}, "matches"),
         ({"code": "DEU", "rows": 0}, "at least 1"),
         ({"code": "DEU", "rows": 11}, "at most 10"),

@@ -155,9 +155,9 @@ def test_dag_test_is_given_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.results["wait_for_event"] == {"x": 1}
     assert done.results["approval"] == {"by": "dag.test", "at": None, "note": None, "fields": {"n": 2}}
     assert asks.test(answers={"approval": False}).states["approval"] == "failed"
-    with pytest.raises(UserError, match="no task 'other' waits for an answer"):
+    with pytest.raises(UserError, match="task 'other' does not wait for an answer"):
         asks.test(answers={"other": 1})
-    assert "has a form to fill in" in asks.test().reasons["approval"]
+    assert "has a form: fill it in" in asks.test().reasons["approval"]
     typed = iter(["", "5"])
     monkeypatch.setattr("evertick.authoring.answering.sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda text: next(typed))

@@ -407,7 +407,7 @@ def test_a_wrong_task_option_is_refused_where_it_is_written(options: dict[str, A
         ({"shedule": "@daily"}, "no option 'shedule'; did you mean 'schedule'?"),
         ({"schedule": "61 * * * *"}, "61"),
         ({"schedule": "@daily", "schedules": {}}, "not both"),
-        ({"schedules": ["@daily"]}, "must be a dict from names"),
+        ({"schedules": ["@daily"]}, "must be a dict of"),
         ({"schedules": {"x": {"schedule": "@daily", "parms": {}}}}, "did you mean 'params'?"),
         ({"timezone": "Europe/Berln"}, "Europe/Berlin"),
         ({"tags": "one"}, "tags is 'one'"),
@@ -463,7 +463,7 @@ def test_tasks_of_two_dags_cannot_be_connected() -> None:
 
 def test_a_dag_cannot_be_called_within_a_dag() -> None:
     inner = dag(name="inner")(lambda: extract())
-    assert "'inner' was called within DAG 'sample'" in in_dag(inner)
+    assert "'inner' was called inside DAG 'sample'" in in_dag(inner)
 
 
 def test_a_dag_can_be_called_after_a_failed_one() -> None:
@@ -480,18 +480,18 @@ def test_a_dag_can_be_called_after_a_failed_one() -> None:
     ("wrong", "expected"),
     [
         (lambda: extract >> load, "'extract' must be called before"),
-        (lambda: extract() >> load, "<task load> cannot stand beside >> or <<: call the task first"),
-        (lambda: extract() >> "load", "'load' cannot stand beside"),
+        (lambda: extract() >> load, "<task load> cannot be an operand of >> or <<: call the task first"),
+        (lambda: extract() >> "load", "'load' cannot be an operand of"),
         (lambda: extract("a", "b"), "'extract' cannot be called like this"),
         (lambda: extract(tabel="x"), "unexpected keyword argument 'tabel'"),
         (lambda: load(extract), "<task extract> cannot be passed"),
-        (lambda: load({extract()}), "a set cannot carry results"),
-        (lambda: load(OrderedDict(rows=extract())), "a OrderedDict cannot carry results"),
-        (lambda: extract.override(name="a.b")(), "'a.b' cannot name a task"),
-        (lambda: extract.override(name="")(), "'' cannot name a task"),
+        (lambda: load({extract()}), "a set cannot contain results"),
+        (lambda: load(OrderedDict(rows=extract())), "a OrderedDict cannot contain results"),
+        (lambda: extract.override(name="a.b")(), "'a.b' is not a valid name for a task"),
+        (lambda: extract.override(name="")(), "'' is not a valid name for a task"),
         (lambda: (shell("x", "ls"), shell("x", "ls")), "already has a task or group 'x'"),
         (lambda: shell("x", " "), "needs a command"),
-        (lambda: shell("x", "ls", env={"A=B": 1}), "'A=B', which is not a name"),
+        (lambda: shell("x", "ls", env={"A=B": 1}), "'A=B', which is not an allowed name"),
         (lambda: shell("x", "ls", env=["A"]), "env must be a dict"),  # type: ignore[call-overload]
         (lambda: shell("x", "ls", retris=1), "did you mean 'retries'?"),  # type: ignore[call-overload]
     ],
@@ -526,7 +526,7 @@ def test_wrong_use_of_groups_is_refused() -> None:
     assert "only after its `with` block" in in_dag(open_group)
     assert "has no tasks" in in_dag(empty_group)
     assert "already has a task or group 'g'" in in_dag(twice)
-    assert "was entered before" in in_dag(entered_again)
+    assert "was already entered" in in_dag(entered_again)
 
 
 def test_functions_that_yield_cannot_be_tasks() -> None:

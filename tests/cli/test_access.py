@@ -34,7 +34,7 @@ async def test_users_are_added_changed_listed_and_shut_out(
     assert (await accounts.find_user(conn, "ci")).tags is None
     assert "finance" not in (await cli("users", "list")).out
     assert "is the last admin" in await cli.refused("users", "set", "ann", "--disable", status=1)
-    assert "There is a user 'CI' already" in await cli.refused("users", "add", "CI", "--no-password", status=1)
+    assert "User 'CI' already exists" in await cli.refused("users", "add", "CI", "--no-password", status=1)
     assert "There is no user 'bob'" in await cli.refused("users", "password", "bob")
     assert "Say what to change" in await cli.refused("users", "set", "ci")
     assert (await cli("users", "password", "ci")).out.startswith("Set the password of ci.")

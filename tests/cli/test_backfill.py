@@ -127,7 +127,7 @@ async def test_the_estimate_follows_from_what_is_done(cli: Cli, conn: AsyncConne
         (["create", "etl", "--from", "2025-03-29", "--to", "2999-01-01"], "in the future"),
         (["create", "etl", "--from", "2999-01-01"], "begins at 2999-01-01T00:00:00+00:00, in the future"),
         (["create", "etl", "--from", "2025-03-29", "--to", "2025-03-28"], "swap them"),
-        (["create", "etl", "--from", "2025-03-29T03:00", "--to", "2025-03-29T04:00"], "Nothing fires"),
+        (["create", "etl", "--from", "2025-03-29T03:00", "--to", "2025-03-29T04:00"], "does not fire from"),
         (["create", "etl", *MARCH, "--schedule", "x", "--cron", "@daily"], "give one of them"),
         (["create", "etl", *MARCH, "--schedule", "x"], "It has: main."),
         (["create", "etl", *MARCH, "--tz", "UTC"], "--tz goes with"),

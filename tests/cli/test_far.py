@@ -248,7 +248,7 @@ async def test_schedules_are_put_reset_and_looked_at_from_afar(both: Both, conn:
     ):
         assert await both.same(*arguments), arguments
     explained = (await both.far("schedules", "explain", "etl", "--json")).json["schedules"]
-    assert [each["in_words"] for each in explained][1] == "At 03:00 every day, by the clock of Europe/Berlin."
+    assert [each["in_words"] for each in explained][1] == "At 03:00 every day, Europe/Berlin time."
     assert "is deleted: the DAG's file" in (await both.far("schedules", "reset", "etl", "nightly")).out
     await both.near("schedules", "delete", "etl", "main", "--yes")
     assert "as the DAG's file declares" in (await both.far("schedules", "reset", "etl", "main")).out
@@ -317,7 +317,7 @@ async def test_gates_values_events_and_approvals_are_seen_and_changed_from_afar(
     assert approved.json["approval"]["decided_by"] == "user:ann" and approved.json["approval"]["fields"] == {
         "version": 2
     }
-    assert "must be given" in (await both.far("approvals", "approve", await asked(conn), "ask")).err
+    assert "is required" in (await both.far("approvals", "approve", await asked(conn), "ask")).err
 
 
 async def test_stored_values_are_kept_from_afar_and_what_is_secret_stays_there(

@@ -28,7 +28,7 @@ async def test_notifications_are_listed_shown_and_tried_again(cli: Cli, conn: As
     (found,) = (await cli.json("notifications", "list", "etl", "--run", run_id))["notifications"]
     assert (found["state"], found["sink"], found["fact"]["run"]) == ("waiting", SINK, run_id)
     assert f"etl failed (run {run_id})" in (await cli("notifications", "list", "--state", "waiting")).out
-    assert "is being tried anyway" in await cli.refused("notifications", "retry", 1, status=1)
+    assert "is still being tried" in await cli.refused("notifications", "retry", 1, status=1)
     room = Room(passed_over=(), each=1, batch=1, seconds=30)
     (taken,) = await outbox.take(conn, shard=0, epoch=await lead(conn), room=room)
     await outbox.record(conn, taken, state="failed", answer="SMTP 550", rest_seconds=0)
@@ -45,7 +45,7 @@ async def test_bad_input_is_refused_with_the_next_step(cli: Cli, conn: AsyncConn
     assert "by their numbers, or give --all" in await cli.refused("notifications", "retry")
     assert "by their numbers, or give --all" in await cli.refused("notifications", "retry", 1, "--all")
     assert "Did you mean 'etl'?" in await cli.refused("notifications", "list", "elt")
-    assert "is no sink: write webhook:https://" in await cli.refused("notify", "test", "ops@example.com")
+    assert "is not a sink: write webhook:https://" in await cli.refused("notify", "test", "ops@example.com")
 
 
 async def test_a_sink_is_tried_and_what_came_of_it_is_said(

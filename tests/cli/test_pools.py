@@ -38,7 +38,7 @@ async def test_a_pool_is_made_changed_shown_and_deleted(cli: Cli, conn: AsyncCon
 async def test_bad_slots_are_refused(cli: Cli, conn: AsyncConnection) -> None:
     assert "greater than or equal to 0" in await cli.refused("pools", "set", "db", "-1")
     assert "greater than or equal to 0" in await cli.refused("pools", "set", "db", "--", "-1")
-    assert "cannot name a pool" in await cli.refused("pools", "set", "a/b", 1)
+    assert "is not a valid name for a pool" in await cli.refused("pools", "set", "a/b", 1)
 
 
 async def test_keys_show_who_holds_them_and_who_waits(cli: Cli, conn: AsyncConnection) -> None:

@@ -91,7 +91,7 @@ async def test_a_runner_is_meant_by_id_name_or_session_and_a_shared_one_means_al
     if expected is None:
         # The digits of a session are given from its first one on.
         assert (ran.status, asked) == (2, set())
-        assert "No live runner is called 'deadbeef'" in ran.err
+        assert "There is no live runner 'deadbeef'" in ran.err
     else:
         assert (ran.status, asked) == (0, expected)
 
@@ -123,7 +123,7 @@ async def test_a_drain_can_be_waited_for(cli: Cli, conn: AsyncConnection) -> Non
         (["drain"], "Name a runner, or all of them with --all"),
         (["drain", "r1", "--all"], "Name a runner, or all of them with --all"),
         (["undrain"], "Name a runner"),
-        (["drain", "nobody"], "No live runner is called 'nobody'"),
+        (["drain", "nobody"], "There is no live runner 'nobody'"),
         (["drain", "r1", "--timeout", "5"], "add --wait"),
     ],
 )

@@ -47,7 +47,7 @@ async def test_health_and_doctor_name_the_shard_that_nobody_leads(cli: Cli, conn
     await lead(conn)
     await shards.take(conn, shard=2, owner="other", seconds=1000)
     health = await cli("health", "--json")
-    assert "nobody leads shard 1, so nothing fires there" in health.out
+    assert "shard 1: no scheduler leads, so nothing fires there" in health.out
     doctor = await cli("doctor")
     assert "No scheduler leads shard 1." in doctor.out
     await shards.take(conn, shard=1, owner="third", seconds=1000)

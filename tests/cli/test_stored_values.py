@@ -64,11 +64,11 @@ async def test_variables_and_connections_show_what_is_not_secret(
 @pytest.mark.parametrize(
     ("arguments", "typed", "words"),
     [
-        (("secrets", "set", "a b"), b"x", "cannot name a secret"),
+        (("secrets", "set", "a b"), b"x", "is not a valid name for a secret"),
         (("secrets", "set", "a"), b"", "is empty"),
         (("secrets", "set", "a"), b"\xff\xfe", "not text in UTF-8"),
         (("secrets", "set", "a"), b"x" * 70_000, "at most 65,536 bytes"),
-        (("connections", "set", "a"), b"host:5432", "a connection is an address"),
+        (("connections", "set", "a"), b"host:5432", "a connection must be a URI"),
     ],
 )
 async def test_what_cannot_be_stored_is_refused(

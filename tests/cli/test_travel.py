@@ -54,7 +54,7 @@ async def test_fires_of_every_millisecond_are_counted_and_not_visited(cli_withou
 
 async def test_an_expression_is_explained(cli_without_database: Cli) -> None:
     out = (await cli_without_database("schedules", "explain", *HALF_PAST_TWO, *YEAR)).out
-    assert "At 02:30 every day, by the clock of Europe/Berlin." in out
+    assert "At 02:30 every day, Europe/Berlin time." in out
     assert "it fires once right after the gap" in out
     hourly = (
         await cli_without_database("schedules", "explain", "--cron", "@hourly", "--tz", "Europe/Berlin", *YEAR)
@@ -65,7 +65,7 @@ async def test_an_expression_is_explained(cli_without_database: Cli) -> None:
     assert "Every hour." in interval
     assert "None in UTC" in interval
     found = await cli_without_database.json("schedules", "explain", *HALF_PAST_TWO, *YEAR)
-    assert found["in_words"] == "At 02:30 every day, by the clock of Europe/Berlin."
+    assert found["in_words"] == "At 02:30 every day, Europe/Berlin time."
 
 
 async def test_the_next_fires_from_another_time_are_marked(cli_without_database: Cli) -> None:
@@ -82,7 +82,7 @@ async def test_a_saved_schedule_is_simulated_by_what_is_saved(cli: Cli, conn: As
     (found,) = (await cli.json("schedules", "simulate", "etl", *YEAR))["schedules"]
     assert (found["name"], found["count"], found["clock_changes"]) == ("main", 365, [])
     (told,) = (await cli.json("schedules", "explain", "etl", "--name", "main", *YEAR))["schedules"]
-    assert told["in_words"] == "At 02:30 every day, by the clock of UTC."
+    assert told["in_words"] == "At 02:30 every day, UTC time."
     assert "365 fires" in (await cli("schedules", "simulate", "etl", *YEAR)).out
     assert "It has: main." in await cli.refused("schedules", "explain", "etl", "--name", "nightly")
     assert "Did you mean 'etl'?" in await cli.refused("schedules", "simulate", "elt")

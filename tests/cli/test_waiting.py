@@ -31,7 +31,7 @@ async def test_an_event_is_sent_once_per_key_and_listed(cli: Cli, conn: AsyncCon
 
 async def test_bad_events_are_refused(cli: Cli, conn: AsyncConnection) -> None:
     assert "--payload is not JSON" in await cli.refused("events", "send", "file", "--payload", "ready")
-    assert "cannot name an event" in await cli.refused("events", "send", " x")
+    assert "is not a valid name for an event" in await cli.refused("events", "send", " x")
     assert "1 to 200 characters" in await cli.refused("events", "send", "x", "--key", "")
 
 
@@ -41,7 +41,7 @@ async def test_an_approval_is_listed_filled_in_and_decided_once(cli: Cli, conn: 
     page = (await cli("approvals", "list")).out
     assert "Release?" in page and "version: an integer of at least 1" in page
     assert "evertick approvals list" in (await cli("tasks", "why", run, "ask")).out
-    assert "must be given" in await cli.refused("approvals", "approve", run, "ask")
+    assert "is required" in await cli.refused("approvals", "approve", run, "ask")
     assert "of at least 1" in await cli.refused("approvals", "approve", run, "ask", "--field", "version=0")
     assert "unknown param 'vers'" in await cli.refused("approvals", "approve", run, "ask", "--field", "vers=1")
     assert "needs a name and a value" in await cli.refused("approvals", "approve", run, "ask", "--field", "version")
@@ -49,7 +49,7 @@ async def test_an_approval_is_listed_filled_in_and_decided_once(cli: Cli, conn: 
     assert done.out == f"Approved 'Release?': ask of run {run}.\n"
     assert (await states(conn, run))["ask"] == "success"
     assert "was approved by cli:" in await cli.refused("approvals", "reject", run, "ask", status=1)
-    assert "asks for no approval" in await cli.refused("approvals", "approve", run, "other")
+    assert "has no approval" in await cli.refused("approvals", "approve", run, "other")
 
 
 async def test_a_rejection_needs_no_form(cli: Cli, conn: AsyncConnection) -> None:

@@ -19,9 +19,9 @@ async def test_why_tells_the_chain_down_to_who_holds_the_key(cli: Cli, conn: Asy
     first, second = await start(conn, "etl"), await start(conn, "etl")
     assert (await cli("tasks", "why", second, "report")).out.splitlines() == [
         f"report of run {second} is waiting",
-        "  because it waits for load, which is pending (0 of 1 before it ended, rule all_success)",
+        "  because it waits for load, which is pending (0 of 1 upstream ended, rule all_success)",
         f"load of run {second} is pending",
-        f"  because it needs key table:orders (alone), held by etl.load of run {first} (available); 0 before it in line",
+        f"  because it needs key table:orders (exclusive), held by etl.load of run {first} (available); 0 ahead in the queue",
     ]
     told = await cli.json("tasks", "why", second, "report")
     assert told["upstream"]["reasons"][0]["holders"][0]["run_id"] == first
@@ -46,7 +46,7 @@ async def test_orders_rates_and_pasts_are_told_and_listed(cli: Cli, conn: AsyncC
     told = (await cli("tasks", "why", run, "y")).out
     assert f"because version 8 on key schema waits for version 3: m.x of run {run} (available)" in told
     told = (await cli("tasks", "why", second, "t")).out
-    assert "because rate api is used up: 1/1 in 7200 s; it is its turn in 1 h; 0 before it in line" in told
+    assert "because rate api is used up: 1/1 in 7200 s; next slot in 1 h; 0 ahead in the queue" in told
     listed = (await cli("keys", "list")).out
     assert "version 3" in listed and "1/1 in 2 h" in listed
     shown = (await cli("keys", "show", "schema")).out
@@ -62,9 +62,9 @@ async def test_instants_are_told_as_all_commands_tell_them(cli: Cli, conn: Async
     run = await start(conn, "a")
     (claim,) = await runner.claim()
     await conn.execute("update task set started_at = started_at - interval '3 hours'")
-    assert f"it runs on r{runner.session}, begun 3 h ago" in (await cli("tasks", "why", run, "t")).out
+    assert f"it is running on r{runner.session} and started 3 h ago" in (await cli("tasks", "why", run, "t")).out
     await runner.finish(claim, "failed", retry_in=5 * 3600)
-    assert "it is tried again in 4 h, after attempt 1" in (await cli("tasks", "why", run, "t")).out
+    assert "it will be retried in 4 h, after attempt 1" in (await cli("tasks", "why", run, "t")).out
     assert "the next in 4 h" in (await cli("blocked")).out
     document = await cli.json("tasks", "why", run, "t")
     assert "T" in document["reasons"][0]["until"], "programs get the instant itself"

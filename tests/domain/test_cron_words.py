@@ -32,9 +32,9 @@ from evertick.domain.cron_words import cron_in_words, rule_in_words
     ],
 )
 def test_an_expression_is_told_in_words(expression: str, words: str) -> None:
-    assert cron_in_words(parse_cron(expression, "Europe/Berlin")) == f"{words}, by the clock of Europe/Berlin"
+    assert cron_in_words(parse_cron(expression, "Europe/Berlin")) == f"{words}, Europe/Berlin time"
 
 
 def test_the_rule_that_holds_is_told() -> None:
-    assert "keeps real time" in rule_in_words(parse_cron("0 */2 * * *"))
+    assert "follows real time" in rule_in_words(parse_cron("0 */2 * * *"))
     assert "right after the gap" in rule_in_words(parse_cron("0 2 * * *"))

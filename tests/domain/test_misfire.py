@@ -147,7 +147,7 @@ def test_a_long_downtime_is_counted_and_not_walked(raw: str, days: int, count: i
 
 
 def test_a_call_that_may_not_fire_is_a_mistake_of_the_caller() -> None:
-    with pytest.raises(ValueError, match="at least once"):
+    with pytest.raises(ValueError, match="at least one fire"):
         plan(HOURLY, NOON, NOON, "all", limit=0)
 
 

@@ -70,8 +70,8 @@ def test_the_groups_of_a_task_are_segments_of_its_full_name() -> None:
     [
         ("ml::*", "etl::load", "'etl' is not 'ml'"),
         ("ml::*", "ml::prepare::load", "it has 2 segments, and the task's name has 3"),
-        ("heavy_*", "ml::light", "the task is called 'light', not 'heavy_*'"),
-        ("ml::**::x", "ml::a::b", "no way to fit its segments to the task's name"),
+        ("heavy_*", "ml::light", "the task's name is 'light', not 'heavy_*'"),
+        ("ml::**::x", "ml::a::b", "its segments do not match the task's name"),
     ],
 )
 def test_a_mismatch_has_a_reason(pattern: str, task: str, reason: str) -> None:
@@ -90,9 +90,9 @@ def test_a_mismatch_has_a_reason(pattern: str, task: str, reason: str) -> None:
         ("ml::x?", "only letters"),
         ("ml::[ab]", "only letters"),
         ("ml::a b", "only letters"),
-        ("ml::x**", "'**' stands for whole segments"),
-        ("ml::***", "'**' stands for whole segments"),
-        ("**::**::x", "says the same as"),
+        ("ml::x**", "'**' matches whole segments"),
+        ("ml::***", "'**' matches whole segments"),
+        ("**::**::x", "means the same as"),
         ("a::**::b::**::c::**::d::**", "at most 3 times"),
         ("::".join("a" * 13), "at most 12 segments"),
         ("x" * 501, "at most 500 characters"),

@@ -295,8 +295,8 @@ def test_a_condition_is_stored_and_told_in_words() -> None:
     [
         (lambda: after(), "after(...) is empty"),
         (lambda: after(any_of()), "after(...) is empty"),
-        (lambda: after(3), "takes names of DAGs"),
-        (lambda: after(" "), "cannot name a DAG or an asset"),
+        (lambda: after(3), "takes DAG names"),
+        (lambda: after(" "), "is not a valid name for a DAG or an asset"),
         (lambda: after(*(f"d{n}" for n in range(101))), "at most 100"),
     ],
 )
@@ -351,7 +351,7 @@ async def test_dags_that_would_start_each_other_for_ever_are_refused(rollback_co
     conn = rollback_conn
     await put(conn, waiting("b", after("a")))
     await put(conn, waiting("c", after(Asset("orders")), outlets=("rates",)))
-    with pytest.raises(EndlessLoop, match="'a' would start itself again for ever: a → b → a"):
+    with pytest.raises(EndlessLoop, match="'a' would start itself again endlessly: a → b → a"):
         await put(conn, waiting("a", after("b")))
     with pytest.raises(EndlessLoop, match="a → b → a"):
         await put(conn, waiting("a", any_of("nightly", finished("b"))))

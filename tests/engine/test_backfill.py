@@ -364,7 +364,7 @@ async def test_the_same_request_for_something_else_is_refused(scene: Scene) -> N
         {"params": {"n": 3}},
     ):
         asked = wish(**{"schedule": "main", "params": {"n": 2} if other.get("dag") is None else None, **other})
-        with pytest.raises(Conflict, match="that of another backfill"):
+        with pytest.raises(Conflict, match="belongs to another backfill"):
             await create(scene.conn, asked, request="key", actor="test")
     await set_clock(scene.conn, T0 + timedelta(hours=5))
     again, _ = await create(scene.conn, wish(schedule="main", last=None), request="open", actor="test")
@@ -520,7 +520,7 @@ async def test_one_whose_run_the_database_refuses_ends_alone(scene: Scene) -> No
     made = await scene.make()
     await scene.conn.execute("alter table run add constraint no_backfill check (kind <> 'backfill')")
     assert (await scene.step(made)).is_over
-    assert "PostgreSQL refused its next run" in str((await scene.row(made)).reason)
+    assert "PostgreSQL rejected its next run" in str((await scene.row(made)).reason)
 
 
 async def test_runs_that_were_pruned_keep_it_from_nothing(scene: Scene) -> None:
@@ -612,7 +612,7 @@ async def test_a_range_may_end_at_a_clock_change(scene: Scene, first: str, last:
         ({"schedule": "nightly"}, "It has: main."),
         ({"last": T0 + timedelta(seconds=1)}, "in the future"),
         ({"first": T0, "last": BEGIN}, "swap them"),
-        ({"first": BEGIN + timedelta(minutes=1), "last": BEGIN + timedelta(minutes=2)}, "Nothing fires from"),
+        ({"first": BEGIN + timedelta(minutes=1), "last": BEGIN + timedelta(minutes=2)}, "does not fire from"),
         ({"parallel": 0}, "from 1 to 1000"),
         ({"parallel": 1001}, "from 1 to 1000"),
         ({"params": {"x": 1}}, "x"),
@@ -628,7 +628,7 @@ async def test_a_wish_that_cannot_be_is_refused_clearly(scene: Scene, fields: di
 async def test_one_of_several_schedules_is_named_and_none_needs_an_expression(conn: AsyncConnection) -> None:
     several = tuple(NamedSchedule(name=name, spec=parse_schedule(HOURLY)) for name in ("early", "late"))
     scene = await Scene.begin(conn, every=None, schedules=several)
-    with pytest.raises(UserError, match=r"pick one with --schedule. It has: early, late"):
+    with pytest.raises(UserError, match=r"choose one with --schedule. It has: early, late"):
         await foresee(conn, wish())
     outlook = await foresee(conn, wish(schedule="late"))
     assert (outlook.schedule, outlook.total, outlook.sample) == ("late", 11, tuple(ALL[:5]))

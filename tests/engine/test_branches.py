@@ -92,7 +92,7 @@ async def test_a_choice_that_is_none_fails_with_what_it_could_have_been(
     found = await states(conn, run)
     assert (found["choose"], found["a"]) == ("failed", "upstream_failed")
     outcome = Outcome(key=TaskKey(1, 0, -1), epoch=1, kind=OutcomeKind.SUCCESS, result_json=result_json)
-    assert "it can choose among a, b, c, or return None" in str(judge(branching(), outcome).reason)
+    assert "return one of a, b, c, or None" in str(judge(branching(), outcome).reason)
 
 
 async def test_only_the_owner_of_the_attempt_skips(conn: AsyncConnection) -> None:

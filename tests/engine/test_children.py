@@ -154,20 +154,23 @@ def passing_on() -> DagSpec:
     [
         ({"n": [7], "day": {"$evertick": "date", "value": "2030-01-02"}}, None),
         ({"$evertick": "outputs", "value": None, "named": {"n": [7], "day": "2030-01-02"}}, None),
-        (None, "param 'day' is the result of task before, and that returned nothing."),
+        (None, "param 'day' takes the result of task before, which returned nothing: return a value from it."),
         ({"n": [], "day": ""}, "param 'rows': the result of task before has no 0."),
         (
             {"n": [7], "day": {"$evertick": "bytes", "value": ""}},
-            "param 'day': the result of task before is a bytes, which",
+            "param 'day': the result of task before is of type bytes, which",
         ),
         (
             {"$evertick": "file", "hash": "x"},
-            "param 'day': the result of task before is so large that it was put into a file",
+            "param 'day': the result of task before is so large that it was stored in a file",
         ),
         ({"n": ["seven"], "day": ""}, "param 'rows'"),
-        ({"$evertick": "outputs"}, "param 'day' is the result of task before, and that returned nothing."),
-        ({"n": [7], "day": {"$evertick": "date"}}, "param 'day': the result of task before is a date, which"),
-        ({"n": [7], "day": {"$evertick": []}}, "param 'day': the result of task before is a [], which"),
+        (
+            {"$evertick": "outputs"},
+            "param 'day' takes the result of task before, which returned nothing: return a value from it.",
+        ),
+        ({"n": [7], "day": {"$evertick": "date"}}, "param 'day': the result of task before is of type date, which"),
+        ({"n": [7], "day": {"$evertick": []}}, "param 'day': the result of task before is of type [], which"),
     ],
 )
 async def test_results_and_parameters_are_passed_on(conn: AsyncConnection, result: object, reason: str | None) -> None:

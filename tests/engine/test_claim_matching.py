@@ -226,8 +226,9 @@ async def test_a_task_that_all_runners_pass_by_is_explained_and_gives_back_what_
     held, waiting = await start(conn, "etl"), await start(conn, "ml")
     (reason,) = await gates.why(conn, TaskKey(held, 0, -1))
     assert (reason.kind, reason.detail["runners"]) == ("no_runner", 0)
-    assert "no live runner of queue default takes this task: those that serve it match only ml::**, other" in tell(
-        reason
+    assert (
+        "no live runner of queue default takes this task: the runners that serve it match only ml::**, other"
+        in tell(reason)
     )
     found = {(each.kind, each.name): each.waiting for each in await gates.blocked(conn, limit=10)}
     assert found == {("gate", "mutex k"): 1, ("no_runner", "default"): 1}

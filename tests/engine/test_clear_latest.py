@@ -66,9 +66,9 @@ async def test_what_is_cleared_runs_with_the_newest_version_and_the_rest_stays(c
 @pytest.mark.parametrize(
     ("shape", "why"),
     [
-        ({"a": [], "b": ["a"]}, "c is gone"),
+        ({"a": [], "b": ["a"]}, "c is missing"),
         ({**CHAIN, "x": ["c"]}, "x is new"),
-        ({"b": [], "a": ["b"], "c": ["a"]}, "another order"),
+        ({"b": [], "a": ["b"], "c": ["a"]}, "their order differs"),
     ],
 )
 async def test_a_version_with_other_tasks_is_refused(

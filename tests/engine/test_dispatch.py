@@ -379,15 +379,15 @@ async def test_why_tells_who_looks_after_a_queued_task_and_what_was_wrong(conn: 
     runner, run_id = await world(conn, 2)
     rows = await claim(runner)
     told = await _why(conn, run_id, 1)
-    assert f"by runner r{runner.session}, 0 before it; not handed over yet" in told
+    assert f"by runner r{runner.session}, 0 ahead; not submitted yet" in told
     sessions = [row.session for row in rows]
     await dispatch.note_tries(conn, owner=runner.session, sessions=sessions)
     trouble = {"session": rows[1].session, "trouble": "quota exceeded", "seconds": 60}
     await dispatch.note_troubles(conn, owner=runner.session, troubles=[trouble])
     told = await _why(conn, run_id, 1)
-    assert "handing it over was tried once " in told and "tried again" in told and told.endswith(": quota exceeded")
+    assert "submission was tried once " in told and "next try" in told and told.endswith(": quota exceeded")
     await dispatch.note_submitted(conn, owner=runner.session, sessions=sessions)
-    assert "executor far has it" in await _why(conn, run_id, 1)
+    assert "executor far accepted it" in await _why(conn, run_id, 1)
     await Runner.join(conn, executor="other")
     await conn.execute("update runner set gone_at = clock() where session = %s", [runner.session])
     assert "no live runner of executor far that serves queue default" in await _why(conn, run_id, 1)
@@ -401,9 +401,11 @@ async def test_why_counts_those_that_its_own_runner_has_still_to_hand_over_befor
     await conn.execute("update dispatch set owner = %s where session = %s", [other.session, elsewhere.session])
     await dispatch.note_submitted(conn, owner=runner.session, sessions=[submitted.session])
     assert await begin(conn, session=begun.session, epoch=begun.epoch)
-    assert f"by runner r{runner.session}, 1 before it" in await _why(conn, run_id, 4)
+    assert f"by runner r{runner.session}, 1 ahead" in await _why(conn, run_id, 4)
     await conn.execute("update runner set gone_at = clock() where session = %s", [runner.session])
-    assert "by a runner that is silent, 1 before it" in await _why(conn, run_id, 4), "another one is there to adopt it"
+    assert "by a runner that stopped responding, 1 ahead" in await _why(conn, run_id, 4), (
+        "another one is there to adopt it"
+    )
 
 
 async def test_why_counts_what_a_runner_looks_after_elsewhere_as_busy_slots(conn: AsyncConnection) -> None:

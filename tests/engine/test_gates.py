@@ -373,7 +373,7 @@ async def test_bad_pools_are_refused_with_the_reason(db: AsyncConnection) -> Non
         await one_task(db, "a", pool("db", 3))
     with pytest.raises(UserError, match="cannot have -1 slots"):
         await set_pool(db, name="db", slots=-1, actor="test")
-    with pytest.raises(UserError, match="cannot name a pool"):
+    with pytest.raises(UserError, match="is not a valid name for a pool"):
         await set_pool(db, name="a b", slots=1, actor="test")
     with pytest.raises(NotFound, match="Did you mean 'db'"):
         await delete_pool(db, name="dbb", actor="test")

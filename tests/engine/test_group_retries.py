@@ -238,25 +238,25 @@ async def test_reconcile_counts_a_group_anew(conn: AsyncConnection) -> None:
     ("shape", "per_task", "groups", "said"),
     [
         ({"a": []}, {}, [("g", 1)], "group 'g' has retries and no tasks"),
-        ({"g.a": []}, {"g.a": {"group": "g"}}, [("g", 101)], "retries is 101; a group may begin again 1 to 100 times"),
-        ({"g.h.a": []}, {"g.h.a": {"group": "g.h"}}, [("g", 1), ("g.h", 1)], "'g.h' has retries and stands in 'g'"),
+        ({"g.a": []}, {"g.a": {"group": "g"}}, [("g", 101)], "retries is 101; a group can be retried 1 to 100 times"),
+        ({"g.h.a": []}, {"g.h.a": {"group": "g.h"}}, [("g", 1), ("g.h", 1)], "'g.h' has retries and is inside 'g'"),
         (
             {"g.a": [], "x": ["g.a"], "g.b": ["x"]},
             {"g.a": {"group": "g"}, "g.b": {"group": "g"}},
             [("g", 1)],
-            "'x', outside of it, comes after one of its tasks and before another",
+            "'x', outside it, runs between two of its tasks",
         ),
         (
             {"g.a": [], "h.a": ["g.a"], "h.b": [], "g.b": ["h.b"]},
             {"g.a": {"group": "g"}, "g.b": {"group": "g"}, "h.a": {"group": "h"}, "h.b": {"group": "h"}},
             [("g", 1), ("h", 1)],
-            "'h.a', outside of it, comes after one of its tasks and before another",
+            "'h.a', outside it, runs between two of its tasks",
         ),
         (
             {"g.a": [], "x": ["g.a"]},
             {"g.a": {"group": "g", "choice": Choice.BRANCH}},
             [("g", 1)],
-            r"'g.a' may skip tasks outside of it \(x\)",
+            r"'g.a' can skip tasks outside it \(x\)",
         ),
     ],
 )

@@ -66,7 +66,7 @@ async def test_only_a_run_that_is_over_is_deleted_and_once(conn: AsyncConnection
     await put(conn, make_dag("etl", {"a": []}, max_active_runs=1))
     running, queued = await start(conn, "etl"), await start(conn, "etl")
     for run_id in (running, queued):
-        with pytest.raises(Conflict, match="not over yet"):
+        with pytest.raises(Conflict, match="has not ended"):
             await delete_run(conn, run_id=run_id, actor="ann")
     await (await Runner.join(conn)).drain({"a": outcome})
     await delete_run(conn, run_id=running, actor="ann")

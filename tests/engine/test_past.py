@@ -84,7 +84,7 @@ async def test_it_waits_for_the_run_before(db: AsyncConnection, way: str) -> Non
     t, next_up = await runner.claim()
     await runner.finish(next_up)
     (reason,) = await gates.why(db, TaskKey(second, 1, -1))
-    assert tell(reason) == f"it waits for t of run {first} (the run before, running), which is running"
+    assert tell(reason) == f"it waits for t of run {first} (the previous run, running), which is running"
     if way == "canceled":
         await cancel(db, run_id=first, actor="test")
         await runner.finish(t, "killed")

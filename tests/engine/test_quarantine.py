@@ -102,7 +102,7 @@ async def test_a_schedule_whose_run_was_refused_fires_again_when_its_time_has_co
     done = await fire(conn, shard=0, epoch=epoch, batch=10)
     assert (done.settled, done.runs, len(done.quarantined)) == (1, 1, 1)
     (shown,) = await schedules.list_all(conn, dag="bad")
-    assert "poison" in str(shown.error) and "tried again" in str(shown.error)
+    assert "poison" in str(shown.error) and "retried later" in str(shown.error)
     await cure(conn, "run")
     await set_clock(conn, later(69))
     await round_of(conn, epoch)

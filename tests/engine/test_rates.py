@@ -129,7 +129,7 @@ async def test_why_says_until_when(db: AsyncConnection) -> None:
     for run in made:
         (reason,) = await gates.why(db, TaskKey(run, 0, -1))
         until.append(datetime.fromisoformat(reason.detail["until"]))
-        assert "rate api is used up: 2/2 in 60 s; it is its turn at 2030-01-01T00:0" in tell(reason)
+        assert "rate api is used up: 2/2 in 60 s; next slot at 2030-01-01T00:0" in tell(reason)
     assert until == [later(60), later(65), later(120), later(125)]
     leader = await lead(db)
     for run, instant in zip(made, until, strict=True):

@@ -143,5 +143,5 @@ async def test_the_policy_is_that_of_the_runs_own_version(conn: AsyncConnection)
 
 @pytest.mark.parametrize("retries", [-1, 101, True, "2"])
 def test_a_number_of_retries_that_cannot_be_is_refused(retries: object) -> None:
-    with pytest.raises(InvalidDag, match="a run may begin again 0 to 100 times"):
+    with pytest.raises(InvalidDag, match="a run can be retried 0 to 100 times"):
         validate(make_dag("d", CHAIN, retries=retries))

@@ -105,7 +105,7 @@ async def test_a_time_is_waited_for_to_the_moment_and_no_runner_knows(conn: Asyn
     assert (await states(conn, run))["wait"] == "deferred"
     assert await runner.claim() == []
     assert (await woken(conn, epoch)).next_wake == later(30)
-    assert "it waits for a time: it goes on at 2030-01-01T00:00:30" in await why(conn, run)
+    assert "it waits for a time: it continues at 2030-01-01T00:00:30" in await why(conn, run)
     assert (await woken(conn, epoch, 29.9)).looked_at == 0
     assert (await woken(conn, epoch, 30)).looked_at == 1
     assert (await states(conn, run))["wait"] == "success"
@@ -137,7 +137,7 @@ async def test_a_condition_is_polled_until_it_is_met_and_its_polls_are_no_attemp
         assert poll.attempt == 1
         await runner.finish(poll, "deferred", log=f"poll {number}")
         assert (await states(conn, run))["wait"] == "deferred"
-        assert f"it is polled again at 2030-01-01T00:0{number + 1}:00" in await why(conn, run)
+        assert f"it is polled next at 2030-01-01T00:0{number + 1}:00" in await why(conn, run)
         assert (await woken(conn, epoch, 60 * number + 59)).looked_at == 0
         assert (await woken(conn, epoch, 60 * number + 60)).looked_at == 1
     (poll,) = await runner.claim()
@@ -346,7 +346,7 @@ async def test_a_key_makes_an_event_one_however_often_it_is_sent(conn: AsyncConn
 @pytest.mark.parametrize(
     ("name", "payload", "key", "message"),
     [
-        ("", None, None, "cannot name an event"),
+        ("", None, None, "is not a valid name for an event"),
         (" a", None, None, "without spaces around"),
         ("a\n", None, None, "printable"),
         ("a", float("nan"), None, "not JSON"),
@@ -378,8 +378,8 @@ async def test_who_approves_fills_in_the_form_and_the_first_decision_stands(conn
     await woken(conn, epoch)
     (asked,) = await approvals.list_approvals(conn)
     assert (asked.run_id, asked.task, asked.title) == (run, "wait", "Release?")
-    assert "it waits for a decision on 'Release?'" in await why(conn, run)
-    with pytest.raises(InvalidParams, match="param 'version' must be given"):
+    assert "it waits for an approval, 'Release?'" in await why(conn, run)
+    with pytest.raises(InvalidParams, match="param 'version' is required"):
         await decide_approval(conn, run_id=run, task="wait", decision=says(None))
     done = await decide_approval(conn, run_id=run, task="wait", decision=says(note="tested"))
     assert (done.is_approved, done.decided_by, done.note, done.fields) == (True, "ann", "tested", {"version": "2"})
@@ -441,7 +441,7 @@ async def test_a_dag_may_say_who_decides(conn: AsyncConnection) -> None:
 async def test_nobody_decides_in_time(conn: AsyncConnection) -> None:
     wait = WaitSpec(kind=WaitKind.APPROVAL, name="Release?", timeout_seconds=60, on_timeout=Otherwise.SKIP)
     assert await fails(conn, wait, 60) == ("skipped", "approval_timeout: nobody decided within 60 s")
-    with pytest.raises(Conflict, match="ran out of time"):
+    with pytest.raises(Conflict, match="timed out"):
         await decide_approval(conn, run_id=1, task="wait", decision=says(None))
 
 

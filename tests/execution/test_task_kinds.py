@@ -105,7 +105,7 @@ async def test_what_goes_wrong_on_the_way_is_said(tmp_path: Path, url: str) -> N
         assert "timed out" in ((await made.run("slow")).reason or "")
         assert "more than 10,485,760 bytes" in ((await made.run("large")).reason or "")
         assert "refused" in ((await made.run("nowhere")).reason or "")
-        assert "the answer is no JSON" in ((await made.run("no_json")).reason or "")
+        assert "the response is not JSON" in ((await made.run("no_json")).reason or "")
         # Another host is told no password.
         assert await made.result("moved") == {"authorization": None}
 
@@ -164,7 +164,7 @@ async def test_a_program_answers_by_json_lines(tmp_path: Path) -> None:
         exited, killed = await made.run("exit"), await made.run("killed")
         assert (exited.reason, exited.no_retry) == ("exited with code 3", False)
         assert "killed by SIGKILL" in (killed.reason or "")
-        assert "cannot be understood" in ((await made.run("nonsense")).reason or "")
+        assert "is not a valid report" in ((await made.run("nonsense")).reason or "")
         assert "cannot be started" in ((await made.run("missing")).reason or "")
         given = json.loads((await made.run("outputs")).result_json or "")
         assert given["named"]["a"] == {"$evertick": "dict", "value": [["$evertick", "decimal"]]}

@@ -202,7 +202,7 @@ async def test_a_version_that_cannot_be_read_fails_its_own_tasks_and_delays_no_o
         await ended(there, poison, "failed")
         await ended(there, run_id)
     reason = await value(there, "select reason from task where run_id = %s", poison)
-    assert str(reason).startswith("InvalidDag: this is not a DAG that this release can read")
+    assert str(reason).startswith("InvalidDag: this release cannot read the published DAG")
     assert not said.events("dispatch_failed", reason="unavailable"), "nobody paused for it"
 
 
@@ -421,7 +421,7 @@ async def test_an_agent_that_runs_and_does_not_reach_the_api_is_told_where_it_wa
         (name,) = await eventually(lambda: list(place.things))
         place.end(name, Observed(phase=Phase.RUNNING))
         told = await eventually(sentence)
-        assert told.startswith("executor far has it, given ") and "the API at http://elsewhere.example" in told
+        assert told.startswith("executor far accepted it ") and "the API at http://elsewhere.example" in told
     assert len(said.events("not_begun")) == 1, "it is told once"
 
 

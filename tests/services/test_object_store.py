@@ -231,13 +231,13 @@ def test_files_are_found_wherever_a_value_names_them() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"storage": "http://bucket"}, "EVERTICK_STORAGE='http://bucket' is no place"),
-        ({"storage": "s3://B"}, "is no place"),
-        ({"storage": "s3://bucket/../other"}, "is no place"),
+        ({"storage": "http://bucket"}, "EVERTICK_STORAGE='http://bucket' is not a storage URL"),
+        ({"storage": "s3://B"}, "is not a storage URL"),
+        ({"storage": "s3://bucket/../other"}, "is not a storage URL"),
         ({"storage_key_id": None}, "EVERTICK_STORAGE needs EVERTICK_STORAGE_KEY_ID"),
         ({"storage_secret_key": None}, "EVERTICK_STORAGE_SECRET_KEY"),
-        ({"storage_endpoint": "minio:9000"}, "EVERTICK_STORAGE_ENDPOINT='minio:9000' is no address"),
-        ({"storage_endpoint": "http://minio:65536"}, "EVERTICK_STORAGE_ENDPOINT='http://minio:65536' is no address"),
+        ({"storage_endpoint": "minio:9000"}, "EVERTICK_STORAGE_ENDPOINT='minio:9000' is not a URL"),
+        ({"storage_endpoint": "http://minio:65536"}, "EVERTICK_STORAGE_ENDPOINT='http://minio:65536' is not a URL"),
     ],
 )
 def test_settings_of_a_storage_that_cannot_be_are_refused(changes: dict[str, str | None], told: str) -> None:
@@ -247,5 +247,5 @@ def test_settings_of_a_storage_that_cannot_be_are_refused(changes: dict[str, str
 
 
 def test_logs_cannot_be_moved_to_no_storage() -> None:
-    with pytest.raises(InvalidSettings, match="EVERTICK_STORAGE_LOGS=on needs a place"):
+    with pytest.raises(InvalidSettings, match="EVERTICK_STORAGE_LOGS=on needs an object storage"):
         Settings(storage_logs=True)

@@ -46,7 +46,7 @@ async def test_a_value_is_stored_sealed_and_read_back(conn: AsyncConnection) -> 
 async def test_a_value_under_another_key_or_name_cannot_be_read(conn: AsyncConnection) -> None:
     ring = Keyring([new_key()])
     await put_value(conn, ring, kind=SECRET, name="a", value="x1", actor="t")
-    with pytest.raises(SecretLocked, match="which is not among the keys here"):
+    with pytest.raises(SecretLocked, match="which is not among the configured keys"):
         await read_value(conn, Keyring([new_key()]), kind=SECRET, name="a")
     await conn.execute("update stored_value set name = 'b'")
     with pytest.raises(SecretLocked, match="was changed in the database"):

@@ -93,7 +93,7 @@ async def test_an_address_in_a_secret_is_read_when_it_is_sent_and_never_told(
     await keep(conn, settings, ValueKind.SECRET, "url", "not an address")
     assert (
         str(await refusal(sending, "webhook:secret/url"))
-        == "UserError: *** is no address: it must look like https://example.com/hook, in ASCII."
+        == "UserError: *** is not a webhook URL: write one such as https://example.com/hook, in ASCII."
     )
 
 

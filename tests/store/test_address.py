@@ -45,12 +45,12 @@ def test_whatever_is_asked_for_is_the_primary(attrs: str) -> None:
 @pytest.mark.requirement("E2")
 @pytest.mark.parametrize("attrs", ["standby", "prefer-standby", "read-only"])
 def test_a_url_that_asks_for_a_standby_is_refused(attrs: str) -> None:
-    with pytest.raises(PostgresUnavailable, match=f"target_session_attrs={attrs}, and Evertick needs the primary"):
+    with pytest.raises(PostgresUnavailable, match=f"target_session_attrs={attrs}, but Evertick needs the primary"):
         each_host(parse(f"postgresql://a,b/shop?target_session_attrs={attrs}"))
 
 
 def test_hosts_and_ports_that_do_not_match_are_refused() -> None:
-    with pytest.raises(PostgresUnavailable, match="2 hosts and another number of addresses or ports"):
+    with pytest.raises(PostgresUnavailable, match="2 hosts but a different number of addresses or ports"):
         where("host=a,b port=1,2,3")
 
 

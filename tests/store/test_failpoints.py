@@ -46,10 +46,10 @@ def test_a_failpoint_is_written_as_people_can_read_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "cannot be read"),
-        ("tasks.step", "cannot be read"),
+        ("", "is invalid"),
+        ("tasks.step", "is invalid"),
         ("tasks.step:sometimes", "with one of before, after, error, drop_reply"),
-        ("tasks.step:after:x", "cannot be read"),
+        ("tasks.step:after:x", "is invalid"),
         ("tasks.stop:after", "Did you mean tasks.step"),
         ("x.y:after", "does not exist"),
     ],

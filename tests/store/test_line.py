@@ -28,7 +28,9 @@ async def test_an_answer_that_does_not_come_is_given_up_and_the_outcome_called_u
     await line.execute("set statement_timeout = 0")
     line.longest_seconds = 0.2
     began = time.monotonic()
-    with pytest.raises(psycopg.OperationalError, match=r"did not answer within 0\.2 s; whether it did .* is unknown"):
+    with pytest.raises(
+        psycopg.OperationalError, match=r"did not answer within 0\.2 s; whether the statement was executed is unknown"
+    ):
         await line.execute("select pg_sleep(60)")
     assert time.monotonic() - began < 20
     assert line.closed or line.broken

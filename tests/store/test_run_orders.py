@@ -216,17 +216,17 @@ async def test_an_order_that_no_index_knows_is_refused_where_too_much_fits(
     monkeypatch.setattr(pages, "MOST_SORTED", 30)
     page = {"limit": 2, "offset": 0}
     for order in ([("seconds", True)], [("started_at", False)], [("started_at", True), ("seconds", True)]):
-        with pytest.raises(UserError, match="More than 30 fit"):
+        with pytest.raises(UserError, match="More than 30 rows match"):
             await run_lists.list_runs(reader, RunFilter(), Asked(**page, order=order))
         assert (
             len((await run_lists.list_runs(reader, RunFilter(dag_id=few.dag_id), Asked(**page, order=order)))[0]) == 2
         )
-    with pytest.raises(UserError, match="More than 30 fit"):
+    with pytest.raises(UserError, match="More than 30 rows match"):
         await listing.list_tasks(reader, TaskFilter(), Asked(**page, order=[("started_at", True)]))
     run_id = int(str(await value(reader, "select min(run_id) from run")))
     in_run, _ = await listing.list_tasks(reader, TaskFilter(run_id=run_id), Asked(**page, order=[("started_at", True)]))
     assert len(in_run) == 1, "of one run it does not matter"
-    with pytest.raises(UserError, match="More than 30 fit"):
+    with pytest.raises(UserError, match="More than 30 rows match"):
         await event_log.list_events(reader, EventFilter(), Asked(**page, order=[("verb", False)]))
     found, _ = await event_log.list_events(reader, EventFilter(), Asked(limit=5, order=[("occurred_at", True)]))
     times: list[datetime] = [each.occurred_at for each in found]

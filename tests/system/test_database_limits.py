@@ -107,7 +107,7 @@ async def test_reserved_connections_keep_leader_and_heartbeats_going_when_others
         await there.begun("hold")
         with crowd(small_server) as refusal:
             assert "reserved" in refusal
-            with pytest.raises(PostgresUnavailable, match="Its connections are all taken: see 'Connections'"):
+            with pytest.raises(PostgresUnavailable, match="All connections are in use: see 'Connections'"):
                 await connect(conninfo.make_conninfo(url, user="crowd"), purpose=Purpose.READ)
             # Worse: everything must be opened again while there is nothing to be had.
             with small_server.connect() as admin:

@@ -45,7 +45,7 @@ async def test_a_pooler_that_takes_no_session_settings_is_named_with_what_to_do(
         with pytest.raises(PostgresUnavailable) as refusal:
             await connect(before.url(name_of(database)), purpose=Purpose.PLANNING)
     assert "unsupported startup parameter" in str(refusal.value)
-    assert "A pooler stands before it: give Evertick the server's own address" in str(refusal.value)
+    assert "A connection pooler is in front of it: use the server's own address" in str(refusal.value)
 
 
 async def test_a_pooler_that_drops_session_settings_is_refused_before_anything_is_written(

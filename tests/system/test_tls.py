@@ -113,7 +113,7 @@ async def test_what_is_wrong_with_a_certificate_is_said_with_what_to_do(
     async with await connect(url("berlin"), purpose=Purpose.READ) as conn:
         assert list(judge_way(way_of(conn))) == []
     stranger = Authority(tmp_path, "stranger")
-    assert "sslrootcert in EVERTICK_DATABASE_URL vouches for" in await why_not(
+    assert "is not signed by a CA in sslrootcert of EVERTICK_DATABASE_URL" in await why_not(
         url("berlin", sslrootcert=stranger.certificate)
     )
     assert "Correct sslrootcert=" in await why_not(url("berlin", sslrootcert=tmp_path / "none"))
@@ -125,9 +125,9 @@ async def test_what_is_wrong_with_a_certificate_is_said_with_what_to_do(
         url("berlin", sslcert=tmp_path / "none", sslkey=tmp_path / "none")
     )
     old, old_key = authority.issue("berlin", days=-1, file="old")
-    assert "renew the one that sslcert= names" in await why_not(url("berlin", sslcert=old, sslkey=old_key))
+    assert "renew the file that sslcert= names" in await why_not(url("berlin", sslcert=old, sslkey=old_key))
     theirs, their_key = stranger.issue("berlin")
-    assert "not of a CA that the server trusts" in await why_not(url("berlin", sslcert=theirs, sslkey=their_key))
+    assert "The server does not trust the CA" in await why_not(url("berlin", sslcert=theirs, sslkey=their_key))
     other, other_key = authority.issue("somebody")
     assert "must be that of the role" in await why_not(url("berlin", sslcert=other, sslkey=other_key))
 

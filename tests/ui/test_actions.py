@@ -47,7 +47,7 @@ def test_a_run_is_triggered_by_a_form_that_says_what_is_wrong_beside_the_field(v
     page.get_by_role("button", name="Trigger run").click()
     day = page.get_by_label("day")
     expect(day).to_have_attribute("aria-invalid", "true")
-    expect(page.locator(".field", has=day)).to_contain_text("required")
+    expect(page.locator(".field", has=day)).to_contain_text("is required")
     expect(page.locator(".field", has=page.get_by_label("limit"))).to_contain_text("at least 1")
     page.get_by_label("limit").fill("5")
     day.fill("2026-11-30")

@@ -63,7 +63,9 @@ def test_a_question_is_listed_filled_in_and_decided_once(site: Site, people: dic
     assert operator.post(path, data={"verdict": "perhaps"}).status_code == 400
     wrong = operator.post(path, data={"verdict": "approve", "p.size": "many", "note": "it is <i>fine</i>"})
     assert wrong.status_code == 422
-    assert "required" in wrong.text and "it is &lt;i&gt;fine&lt;/i&gt;" in wrong.text and 'value="many"' in wrong.text
+    assert (
+        "is required" in wrong.text and "it is &lt;i&gt;fine&lt;/i&gt;" in wrong.text and 'value="many"' in wrong.text
+    )
     done = operator.post(path, data={"verdict": "approve", "p.version": "2", "p.size": "3", "note": "tested"})
     assert (done.status_code, done.headers["HX-Redirect"]) == (204, f"/runs/{run_id}/tasks/wait")
     (row,) = site.do(lambda conn: approvals.of_task(conn, run_id=run_id, task="wait"))

@@ -1,1 +1,1 @@
-"""What users import to write a DAG, and the spec it compiles to."""
+"""The API that users import to write a DAG, and its compilation to a spec."""

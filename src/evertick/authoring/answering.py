@@ -1,4 +1,4 @@
-"""What waiting tasks get in `dag.test()`: times pass at once, sensors really poll, events and people are answered for."""
+"""Waiting tasks in `dag.test()`: times pass at once, sensors really poll, events and approvals take given answers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from evertick.domain.waiting import Otherwise, WaitKind, WaitSpec
 
 
 def check_answers(spec: DagSpec, answers: Mapping[str, object]) -> None:
-    """Refuse an answer that nobody asked for."""
+    """Refuse an answer for a task that does not wait for one."""
     asked = [task.name for task in spec.tasks if task.wait and task.wait.kind in (WaitKind.EVENT, WaitKind.APPROVAL)]
     if unknown := sorted(set(answers) - set(asked)):
-        raise UserError(f"answers: no task {unknown[0]!r} waits for an answer; {', '.join(asked) or 'none'} do.")
+        raise UserError(
+            f"answers: task {unknown[0]!r} does not wait for an answer; tasks that do: {', '.join(asked) or 'none'}."
+        )
 
 
 def answered(name: str, wait: WaitSpec, answers: Mapping[str, object]) -> object:
-    """The result of a task that waits for a time, an event or a person."""
+    """The result of a task that waits for a time, an event or an approval."""
     match wait.kind:
         case WaitKind.EVENT:
             return answers.get(name)
@@ -32,7 +34,7 @@ def answered(name: str, wait: WaitSpec, answers: Mapping[str, object]) -> object
 
 
 def polled(call: Callable[[], object], wait: WaitSpec) -> object:
-    """The value that a sensor found, with its intervals and its time-out as they are."""
+    """The value that a sensor found, with its real intervals and timeout."""
     began, pause = monotonic(), wait.seconds or 0.0
     while True:
         value = call()
@@ -62,10 +64,10 @@ def _decided(name: str, wait: WaitSpec, answers: Mapping[str, object]) -> object
 
 
 def _asked(name: str, wait: WaitSpec) -> object:
-    """On the terminal, if somebody sits there; otherwise a form that is complete by itself is approved."""
+    """Ask on the terminal, if there is one; otherwise approve a form that needs no input."""
     if not sys.stdin.isatty():
         if any(field.required for field in wait.form):
-            raise UserError(f"{wait.name!r} has a form to fill in: dag.test(answers={{{name!r}: {{...}}}}).")
+            raise UserError(f"{wait.name!r} has a form: fill it in with dag.test(answers={{{name!r}: {{...}}}}).")
         return {}
     if input(f"{wait.name} Approve? [Y/n] ").strip().lower() in ("n", "no"):
         return False

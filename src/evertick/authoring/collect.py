@@ -1,7 +1,7 @@
-"""Import one DAG file and give its DAGs. Runs user code: only for processes that exist for nothing else.
+"""Imports one DAG file and returns its DAGs. Runs user code: only for processes that exist for nothing else.
 
-A DAG belongs to the file whose top-level code made it, directly or through functions of other modules; importing
-another DAG file does not bring that one's DAGs along.
+A DAG belongs to the file whose top-level code created it, directly or through functions of other modules; importing
+another DAG file does not include that file's DAGs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def load_dags(folder: Path, file: str) -> Mapping[str, Dag]:
     for dag in _own_dags(collection, module_file):
         if dag.name in dags:
             raise InvalidDag(
-                f"two DAGs are named {dag.name!r}; give one another name with @dag(name=...).", file=module_file, line=1
+                f"two DAGs are named {dag.name!r}; give one a different name with @dag(name=...).",
+                file=module_file,
+                line=1,
             )
         dags[dag.name] = dag
     return dags
@@ -49,7 +51,7 @@ def _own_dags(collection: Collection, module_file: str) -> list[Dag]:
 
 
 def _import(folder: Path, file: Path) -> str:
-    """Import by the module's own name, so that other modules of the folder see the same module; give its file."""
+    """Import by the module's own name, so that other modules of the folder see the same module; returns its file."""
     path = folder / file
     parts = file.with_suffix("").parts
     name = ".".join(parts)
@@ -58,7 +60,7 @@ def _import(folder: Path, file: Path) -> str:
         module = importlib.import_module(name)
         if module.__file__ is not None and Path(module.__file__) == path:
             return module.__file__
-    # The name is taken (`json.py`) or cannot be imported (`my-dag.py`): any name will do.
+    # The name is taken (`json.py`) or cannot be imported (`my-dag.py`): use any other name.
     spec = importlib.util.spec_from_file_location(f"evertick_dag_file_{name}", path)
     if spec is None or spec.loader is None:
         raise InvalidDag(f"{file} is not a Python file.", file=str(path), line=1)

@@ -1,4 +1,4 @@
-"""What a task can ask about itself while it runs. Set by the process that runs it; never a way to change anything."""
+"""The context of a running task. Set by the process that runs it; read-only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _running: ContextVar[TaskContext] = ContextVar("evertick_task")
 
 
 class Declared(dict[str, Any]):
-    """What a task has by name. Asked for another one, it says how a task gets it."""
+    """A task's declared values by name. The error for another name says how to declare it."""
 
     __slots__ = ("_kind",)
 
@@ -37,12 +37,12 @@ class Declared(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskContext:
-    """One attempt at one task.
+    """One attempt of one task.
 
-    `idempotency_key` is the same for every attempt: hand it to outside systems, so that a repeated call is recognised.
+    `idempotency_key` is the same for every attempt: pass it to other systems, so that they recognize a repeated call.
     `epoch` rises with every attempt: a store that keeps the highest can refuse a writer that was replaced.
-    `variables`, `connections` and `secrets` are those that the task declares.
-    `pushed` is what `push(name, value)` has named so far.
+    `variables`, `connections` and `secrets` contain the values that the task declares.
+    `pushed` contains the values that `push(name, value)` has named so far.
     """
 
     run_id: int
@@ -68,29 +68,29 @@ class TaskContext:
 
     @property
     def data_interval_start(self) -> datetime | None:
-        """The fire before `fire_at`, where the DAG's file has one schedule; `fire_at` is the end of that interval."""
+        """The fire before `fire_at`, if the DAG's file has one schedule; `fire_at` is the end of that interval."""
         if self.fire_at is None or self.schedule is None:
             return None
         return latest_between(self.schedule, EARLIEST, self.fire_at - timedelta(microseconds=1))
 
     def is_cancelled(self) -> bool:
-        """Whether somebody asked this task to stop; long loops should look now and then, and return."""
+        """Whether a stop was requested for this task; long loops should check it from time to time, and return."""
         return self.cancelled.is_set()
 
 
 def current_context() -> TaskContext:
-    """The context of the task that is running here."""
+    """The context of the task that is running in this thread or coroutine."""
     try:
         return _running.get()
     except LookupError:
         raise UserError(
-            "no task is running here: current_context() works only inside a task while it runs. "
-            "To try a task's function by itself, wrap the call in `with entered(TaskContext(...)):`."
+            "no task is running here: current_context() works only inside a running task. "
+            "To test a task's function on its own, wrap the call in `with entered(TaskContext(...)):`."
         ) from None
 
 
 def enter(context: TaskContext) -> None:
-    """Make `context` the current one, until another is."""
+    """Make `context` the current one, until it is replaced."""
     _running.set(context)
 
 

@@ -1,4 +1,4 @@
-"""`@dag`: a function whose body calls tasks. It is run once, when its file is loaded, and compiled to a spec."""
+"""`@dag`: a function whose body calls tasks. It runs once, when its file is loaded, and is compiled to a spec."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _read_within(value: object) -> float:
     return seconds
 
 
-# What a schedule may say for itself, and the DAG for all of them.
+# The options of a single schedule, which the DAG can also set for all its schedules.
 _WHEN = ("timezone", "start_at", "end_at", "anchor_at", "jitter")
 _RULES: dict[str, tuple[str, Callable[[object], object]]] = {
     "misfire": ("misfire", read_choice(MisfirePolicy)),
@@ -70,12 +70,12 @@ _SCHEDULE_FIELDS = ("schedule", "params", *_WHEN, *_RULES)
 
 
 class DagOptions(TypedDict, total=False):
-    """What `@dag(...)` accepts. `executor_options` are joined with those of each task.
+    """The options of `@dag(...)`. `executor_options` are merged with those of each task.
 
-    `schedule` is a cron, "@every 5s", a timedelta, a datetime, a list of datetimes or `after(...)`; `schedules` names several,
-    each such a value or a dict with one (`{"schedule": ..., "params": ...}`), which may have a time zone, bounds, jitter and rules
-    (misfire, catchup_window, catchup_limit, overlap, start_within, finish_within) of its own. `task_defaults` are options
-    for every task that does not set them.
+    `schedule` is a cron expression, "@every 5s", a timedelta, a datetime, a list of datetimes or `after(...)`; `schedules` names
+    several, each such a value or a dict with one (`{"schedule": ..., "params": ...}`), which may have its own time zone, bounds,
+    jitter and policies (misfire, catchup_window, catchup_limit, overlap, start_within, finish_within). `task_defaults` are
+    options for every task that does not set them.
     """
 
     name: str
@@ -110,7 +110,7 @@ class DagOptions(TypedDict, total=False):
 
 @dataclass(slots=True)
 class Collection:
-    """The DAGs that one import brought forth, with the file whose top-level code was running."""
+    """The DAGs that one import created, with the file whose top-level code was running."""
 
     definitions: list[tuple[str | None, DagDefinition]] = field(default_factory=list)
     built: list[tuple[str | None, DagDefinition, Dag]] = field(default_factory=list)
@@ -121,7 +121,7 @@ _collecting: ContextVar[Collection | None] = ContextVar("evertick_collection", d
 
 @contextmanager
 def collecting() -> Iterator[Collection]:
-    """Note every `@dag` that is declared or called within the block."""
+    """Record every `@dag` that is declared or called within the block."""
     collection = Collection()
     token = _collecting.set(collection)
     try:
@@ -131,7 +131,7 @@ def collecting() -> Iterator[Collection]:
 
 
 class DagDefinition:
-    """What `@dag` makes of a function. Calling it gives the DAG; not calling it leaves that to the loader."""
+    """The result of `@dag` on a function. Calling it returns the DAG; the loader calls it if the file does not."""
 
     def __init__(self, function: Callable[..., object], options: DagOptions) -> None:
         if not callable(function):
@@ -141,7 +141,7 @@ class DagDefinition:
         self.function = function
         self.name = options.get("name", getattr(function, "__name__", "dag"))
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-            raise refused(f"DAG {self.name!r} must be a plain function; its tasks may be async.")
+            raise refused(f"DAG {self.name!r} must be a plain function; only its tasks can be async.")
         self.param_names, declared = params_of(function, options.get("params"))
         self.frame = _read_options(self.name, function, {**options, "params": declared} if declared else options)
         self.task_defaults: Mapping[str, object] = self.frame.pop("task_defaults", {})
@@ -181,16 +181,16 @@ class DagDefinition:
             if name not in declared:
                 known = f"it has: {', '.join(sorted(declared))}" if declared else "it has none"
                 raise self._at_definition(
-                    f"DAG {self.name!r}: a template of task {task!r} names params.{name}, which the DAG does not declare; {known}."
+                    f"DAG {self.name!r}: a template of task {task!r} uses params.{name}, which the DAG does not declare; {known}."
                 )
 
     def _with_params(self, args: tuple[object, ...], kwargs: dict[str, object]) -> dict[str, object]:
-        """The function's arguments: what each run is given stands there by name."""
+        """The function's arguments: a run parameter is represented by a reference."""
         if not self.param_names:
             return kwargs
         given = inspect.signature(self.function).bind_partial(*args, **kwargs).arguments
         if fixed := [name for name in self.param_names if name in given]:
-            raise refused(f"DAG {self.name!r}: {fixed[0]!r} is a parameter of its runs and cannot be given here.")
+            raise refused(f"DAG {self.name!r}: {fixed[0]!r} is a parameter of its runs and cannot be set here.")
         return {**kwargs, **{name: ParamRef(name) for name in self.param_names}}
 
     def build(self) -> Dag:
@@ -222,7 +222,7 @@ def dag(
 
 
 def _read_options(name: str, function: Callable[..., object], options: Mapping[str, object]) -> dict[str, Any]:
-    """The fields of the spec that do not depend on its tasks, each checked where the decorator stands."""
+    """The fields of the spec that do not depend on its tasks, each checked where the decorator is."""
     owner = f"DAG {name!r}"
     check_names(owner, options, DagOptions.__annotations__)
     fields: dict[str, Any] = {"name": name, "description": inspect.getdoc(function)}
@@ -252,7 +252,7 @@ def _called_by(dag: str, callback: Callback) -> Dag:
         task(event)
 
     told.__doc__ = f"Calls {callback.name} when something happens in {dag}."
-    # It comes with its DAG, whoever builds that: now, or the loader later.
+    # It is published with its DAG, whether the file or the loader builds that DAG.
     token = _collecting.set(None)
     try:
         return DagDefinition(told, {"name": callback_dag(dag, callback.name), "tags": ["callback"]})()
@@ -275,10 +275,10 @@ def _read_notices(owner: str, options: Mapping[str, object]) -> tuple[NoticeSpec
 def _schedules(options: Mapping[str, object]) -> Iterator[NamedSchedule]:
     one, several = options.get("schedule"), options.get("schedules")
     if one is not None and several is not None:
-        raise ValueError("give `schedule` for one or `schedules` for several, not both.")
+        raise ValueError("use `schedule` for one or `schedules` for several, not both.")
     named = several if several is not None else {} if one is None else {"default": one}
     if not isinstance(named, Mapping):
-        raise TypeError("`schedules` must be a dict from names to schedules, as in {'nightly': '0 2 * * *'}.")
+        raise TypeError("`schedules` must be a dict of schedules by name, as in {'nightly': '0 2 * * *'}.")
     shared = {key: options[key] for key in _WHEN if key in options}
     for name, raw in sorted(named.items()):
         yield _schedule(name, raw if isinstance(raw, Mapping) and "schedule" in raw else {"schedule": raw}, shared)
@@ -289,7 +289,7 @@ def _schedule(name: str, own: Mapping[str, object], shared: Mapping[str, object]
     params = own.get("params", {})
     if not isinstance(params, Mapping):
         raise TypeError(f"schedule {name!r}: params must be a dict, not {params!r}.")
-    # What the DAG says about times is for schedules that have some.
+    # The DAG's options about times apply only to schedules that have times.
     inherited = {} if isinstance(own["schedule"], Condition | Source) else shared
     when: dict[str, Any] = {**inherited, **{key: own[key] for key in own if key in _WHEN}}
     rules: dict[str, Any] = {}
@@ -326,7 +326,7 @@ def _read_tags(value: object) -> tuple[str, ...]:
 
 def _read_params(value: object) -> object:
     if not isinstance(value, Mapping):
-        raise TypeError("it must be a dict from names to defaults or Param(...)")
+        raise TypeError("it must be a dict of defaults or Param(...) by name")
     return declare_params(value)
 
 

@@ -32,8 +32,8 @@ class Decorator:
 
 
 class ShortCircuit:
-    """A task that skips everything after it when it returns something false. Without `ignore_downstream_trigger_rules` it
-    skips only what is directly after it, and trigger rules decide the rest."""
+    """A task that skips everything downstream when it returns a false value. Without `ignore_downstream_trigger_rules` it
+    skips only the tasks directly after it, and trigger rules decide the rest."""
 
     @overload
     def __call__(self, function: Function, /) -> Task: ...
@@ -55,8 +55,8 @@ class ShortCircuit:
 
 
 class Teardown:
-    """A task that cleans up once all before it have ended, if a setup among them succeeded. The run ends as if it were not
-    there, unless `on_failure_fail_dagrun`."""
+    """A task that cleans up once all upstream tasks have ended, if a setup among them succeeded. It does not affect the
+    state of the run, unless `on_failure_fail_dagrun`."""
 
     @overload
     def __call__(self, function: Function, /) -> Task: ...
@@ -78,10 +78,10 @@ class Teardown:
 
 
 class Sensor:
-    """A function that is called every `interval` until it returns True or `Done(value)`; in between its task takes no slot.
+    """A function that is called every `interval` until it returns True or `Done(value)`; between calls its task takes no slot.
 
-    `backoff` makes each interval so many times as long as the one before, up to `max_interval` (an hour). After `timeout` the task
-    fails, or is skipped. `poll_timeout` is how long one call may take. Errors are retried as those of any task.
+    `backoff` multiplies each interval, up to `max_interval` (an hour). After `timeout` the task fails, or is skipped.
+    `poll_timeout` limits one call. Errors are retried like those of any task.
     """
 
     @overload
@@ -123,8 +123,8 @@ class Sensor:
 
 
 class TaskDecorator(Decorator):
-    """`@task` makes a function a task. `@task.branch` returns the names of the tasks or groups directly after it that shall
-    run; the others are skipped. `@task.sensor` is called until what it looks for is there."""
+    """`@task` makes a function a task. `@task.branch` returns the names of the tasks or groups directly after it that must
+    run; the others are skipped. `@task.sensor` is called until its condition is met."""
 
     branch = Decorator({"choice": Choice.BRANCH})
     short_circuit = ShortCircuit()

@@ -1,6 +1,6 @@
-"""A DAG while its function runs: tasks are added, results are passed, arrows are drawn.
+"""A DAG under construction: its function adds tasks, passes results and draws dependencies.
 
-Lives only until the function returns; what is published is the spec made from it.
+Exists only until the function returns; the spec created from it is published.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NUMBERED = re.compile(r"(.+)__(\d+)")
 
 
 class TaskRef:
-    """The future result of a task: pass it to other tasks, or draw arrows with `>>` and `<<`."""
+    """The future result of a task: pass it to other tasks, or set dependencies with `>>` and `<<`."""
 
     __slots__ = ("draft", "name", "path", "position")
 
@@ -44,16 +44,16 @@ class TaskRef:
         return f"<result of {self.name}{''.join(f'[{key!r}]' for key in self.path)}>"
 
     def __getitem__(self, key: str | int) -> TaskRef:
-        """A part of the result: a name that the task pushes, a key of the dict or a place in the list that it returns."""
+        """A part of the result: a name that the task pushes, a key of the dict or an index in the list that it returns."""
         if isinstance(key, bool) or not isinstance(key, str | int):
-            raise refused(f"{self!r} can be asked for a name or a number, not for {key!r}.")
+            raise refused(f"{self!r} takes a name or a number as its key, not {key!r}.")
         names = self.draft.specs[self.position].outputs
         if names and not self.path and key not in names:
             raise refused(f"task {self.name!r} has no output {key!r}; it has: {', '.join(names)}.")
         return TaskRef(self.draft, self.position, self.name, (*self.path, key))
 
     def __iter__(self) -> Iterator[object]:
-        raise refused(f"{self!r} is known only when the task has run: a DAG's function cannot loop over it.")
+        raise refused(f"{self!r} is known only after the task has run: a DAG's function cannot loop over it.")
 
     def __rshift__(self, other: L) -> L:
         link(self, other)
@@ -72,12 +72,12 @@ class TaskRef:
         return self
 
     def as_setup(self) -> TaskRef:
-        """Prepares what others work with: cleared with them, and its teardown runs only if it succeeded."""
+        """Mark it as a setup: cleared with the tasks that depend on it, and its teardown runs only if it succeeded."""
         self.draft.change(self.position, is_setup=True)
         return self
 
     def as_teardown(self, *, setups: TaskRef | Sequence[TaskRef] = (), on_failure_fail_dagrun: bool = False) -> TaskRef:
-        """Cleans up after `setups`, once all tasks before it have ended, however. The run ends as if it were not there."""
+        """Mark it as a teardown of `setups`: it runs once all upstream tasks have ended. It does not affect the run's state."""
         if not isinstance(on_failure_fail_dagrun, bool):
             raise refused(f"task {self.name!r}: on_failure_fail_dagrun must be True or False.")
         rule = TriggerRule.ALL_DONE_SETUP_SUCCESS
@@ -91,7 +91,7 @@ class TaskRef:
 
 
 class TaskGroup:
-    """A named part of a DAG: `with task_group("extract"):`. Its tasks carry its name, and it takes arrows too."""
+    """A named part of a DAG: `with task_group("extract"):`. Its name is part of its tasks' names, and `>>` works on it too."""
 
     def __init__(self, name: str, max_active: int | None = None, retries: int = 0) -> None:
         self.local_name = name
@@ -112,7 +112,7 @@ class TaskGroup:
 
     def __enter__(self) -> TaskGroup:
         if self.draft is not None:
-            raise refused(f"task group {self.name!r} was entered before; make a new one with its own name.")
+            raise refused(f"task group {self.name!r} was already entered; create a new one with its own name.")
         self.draft = current_draft(f"task group {self.local_name!r}")
         self.name = self.draft.claim_name(self.local_name)
         if self.retries:
@@ -144,10 +144,10 @@ class TaskGroup:
 
 
 def task_group(name: str, *, max_active: int | None = None, retries: int = 0, **unknown: Never) -> TaskGroup:
-    """Open a group of tasks with `with task_group("extract"):`. Groups may stand in groups.
+    """Open a group of tasks with `with task_group("extract"):`. Groups can be nested.
 
-    `max_active` is how many of its tasks may be available or running at once in one run. `retries` is how often all of it runs
-    again when it has failed; what comes after it starts when it has ended as a whole.
+    `max_active` limits how many of its tasks may be available or running at once in one run. `retries` is how often the whole
+    group runs again after a failure; the tasks after it start once all of it has ended.
     """
     check_names(f"task group {name!r}", unknown, ("max_active", "retries"))
     return TaskGroup(name, max_active, retries)
@@ -159,7 +159,7 @@ class Draft:
     def __init__(self, name: str, task_defaults: Mapping[str, object]) -> None:
         self.name = name
         if (outer := _drafting.get()) is not None:
-            raise refused(f"DAG {name!r} was called within DAG {outer.name!r}; call it outside of that function.")
+            raise refused(f"DAG {name!r} was called inside DAG {outer.name!r}; call it outside of that function.")
         self.task_defaults = task_defaults
         self.specs: list[TaskSpec] = []
         self.bound: list[BoundTask] = []
@@ -178,12 +178,12 @@ class Draft:
         return self.open_groups[-1].name if self.open_groups else None
 
     def claim_name(self, local: str, *, numbered: bool = False) -> str:
-        """The full name for a new task or group. A second one is numbered as Airflow does, or refused."""
+        """The full name for a new task or group. A duplicate is numbered as in Airflow, or refused."""
         if not isinstance(local, str) or not _LOCAL_NAME.fullmatch(local):
-            raise refused(f"{local!r} cannot name a task or group: use letters, digits, '_' and '-'.")
+            raise refused(f"{local!r} is not a valid name for a task or group: use letters, digits, '_' and '-'.")
         name = f"{self.group}.{local}" if self.group else local
         if name in self._taken and not numbered:
-            raise refused(f"DAG {self.name!r} already has a task or group {name!r}; give this one another name.")
+            raise refused(f"DAG {self.name!r} already has a task or group {name!r}; give this one a different name.")
         if name in self._taken:
             stem = _NUMBERED.fullmatch(name)
             core = stem.group(1) if stem else name
@@ -195,11 +195,11 @@ class Draft:
         return name
 
     def note_params(self, task: str, names: Iterable[str]) -> None:
-        """Parameters that a task's templates name; whether the DAG has them is known when it is whole."""
+        """Record the parameters that a task's templates use; they are checked once the DAG is complete."""
         self.template_params.update(dict.fromkeys(names, task))
 
     def note_callbacks(self, options: Mapping[str, object]) -> None:
-        """Functions that these options name: each is called by a DAG of its own."""
+        """Record the functions in these options: a separate DAG calls each of them."""
         for each in callbacks_in(options):
             known = self.callbacks.setdefault(each.name, each)
             if known.function is not each.function or known.options != each.options:
@@ -236,7 +236,9 @@ class Draft:
         if edge in self.edges:
             return
         if len(self.edges) >= MAX_EDGES:
-            raise refused(f"DAG {self.name!r} has more than {MAX_EDGES:,} dependencies; put a task between the groups.")
+            raise refused(
+                f"DAG {self.name!r} has more than {MAX_EDGES:,} dependencies; put a joining task between the groups."
+            )
         self.edges.add(edge)
         self.upstream[down.position].append(up.position)
         self.downstream[up.position].append(down.position)
@@ -253,7 +255,7 @@ def drafting(draft: Draft) -> Iterator[None]:
 
 
 def current_draft(what: str, instead: str = "") -> Draft:
-    """The DAG whose function is running, or a refusal that names what was used outside of one."""
+    """The DAG whose function is running, or an error that names the call outside of one."""
     draft = _drafting.get()
     if draft is None:
         raise refused(f"{what} was used outside a DAG: use it in a function decorated with @dag{instead}.")
@@ -261,7 +263,7 @@ def current_draft(what: str, instead: str = "") -> Draft:
 
 
 def link(up: object, down: object) -> None:
-    """Draw an arrow from every task in `up` to every task in `down`."""
+    """Make every task in `down` depend on every task in `up`."""
     downs = list(_refs(down, edge_of_group="first"))
     for upper in _refs(up, edge_of_group="last"):
         for lower in downs:
@@ -278,17 +280,19 @@ def _refs(side: object, *, edge_of_group: str) -> Iterator[TaskRef]:
             for each in side:
                 yield from _refs(each, edge_of_group=edge_of_group)
         case _:
-            raise refused(f"{side!r} cannot stand beside >> or <<: call the task first, as in `extract() >> load()`.")
+            raise refused(
+                f"{side!r} cannot be an operand of >> or <<: call the task first, as in `extract() >> load()`."
+            )
 
 
 def _ends(group: TaskGroup, *, first: bool) -> Iterator[TaskRef]:
-    """The tasks of a group with nothing of the group before them (first) or after them (last).
+    """The tasks of a group with no task of the group before them (first) or after them (last).
 
-    Nobody waits for the teardowns of a group: they stand aside of what comes after it.
+    Teardowns of a group are not among the last: tasks after the group do not wait for them.
     """
     draft = group.draft
     if draft is None or group in draft.open_groups:
-        raise refused(f"task group {group.name!r} takes arrows only after its `with` block.")
+        raise refused(f"task group {group.name!r} takes dependencies only after its `with` block.")
     if not group.members:
         raise refused(f"task group {group.name!r} has no tasks.")
     members = set(group.members)

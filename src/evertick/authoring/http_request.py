@@ -1,6 +1,6 @@
-"""Makes the one request of an HTTP task and turns the answer into the task's result. By the standard library alone.
+"""Sends the one request of an HTTP task and turns the response into the task's result. Uses only the standard library.
 
-The address may be any that the runner can reach, private ones included: tasks are trusted with their runner's network.
+The URL may be any that the runner can reach, private addresses included: tasks are trusted with their runner's network.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TRANSIENT = frozenset({408, 425, 429, *range(500, 600)})
 
 
 class _SameScheme(HTTPRedirectHandler):
-    """Follows redirects but to http and https, and hands a password to no other host."""
+    """Follows redirects only to http and https, and passes no password to another host."""
 
     def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
         made = super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -37,7 +37,7 @@ class _SameScheme(HTTPRedirectHandler):
 
 
 def send(call: HttpCall, names: Mapping[str, object] | None) -> object:
-    """`names` are what templates know; None where there are none. Raises RetryAfter, Fail, or what the network says."""
+    """`names` are the values for templates; None if there are none. Raises RetryAfter, Fail, or the network's error."""
     request = _request(call, names)
     opener = build_opener(_SameScheme, HTTPSHandler(context=ssl.create_default_context()))
     give_up_at = time.monotonic() + call.timeout_seconds
@@ -88,16 +88,16 @@ def _request(call: HttpCall, names: Mapping[str, object] | None) -> Request:
 
 
 def _read(call: HttpCall, answer: Any, give_up_at: float) -> bytes:
-    """A slow answer ends with the time-out of the whole, not of each of its parts."""
+    """The timeout applies to the whole response, not to each read."""
     parts: list[bytes] = []
     size = 0
     while part := answer.read1(64 * 1024) if hasattr(answer, "read1") else answer.read(64 * 1024):
         parts.append(part)
         size += len(part)
         if size > call.max_bytes:
-            raise Fail(f"the answer has more than {call.max_bytes:,} bytes; fetch it in a Python task and store it")
+            raise Fail(f"the response has more than {call.max_bytes:,} bytes; fetch it in a Python task and store it")
         if time.monotonic() > give_up_at:
-            raise TimeoutError(f"the answer did not come within {call.timeout_seconds:g} s")
+            raise TimeoutError(f"the response did not arrive within {call.timeout_seconds:g} s")
     return b"".join(parts)
 
 
@@ -125,12 +125,12 @@ def _body(call: HttpCall, headers: Any, text: str) -> object:
         try:
             return json.loads(text)
         except ValueError as error:
-            raise Fail(f"the answer is no JSON: {error}") from None
+            raise Fail(f"the response is not JSON: {error}") from None
     return text
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds, or a date; nothing where it says neither."""
+    """The delay from seconds or a date; None if it is neither."""
     if value is None:
         return None
     if value.strip().isdigit():

@@ -1,4 +1,4 @@
-"""`http` and `program`: tasks that are a request, or a program in any language."""
+"""`http` and `program`: tasks that send a request, or run a program in any language."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def http(
     template: bool = True,
     **options: Unpack[TaskOptions],
 ) -> TaskRef:
-    """A task that makes one HTTP request: `http("load", "https://shop/orders/{{ params.id }}", json={"n": "{{ inputs.n }}"})`.
+    """A task that sends one HTTP request: `http("load", "https://shop/orders/{{ params.id }}", json={"n": "{{ inputs.n }}"})`.
 
-    `expect` are the statuses that count as success (any 2xx unless given). The result is the answer's JSON or text, or with
-    response="full" a dict with status, headers and body. 429 and 5xx are worth a retry, other statuses are not.
+    `expect` are the statuses that count as success (default: any 2xx). The result is the response's JSON or text, or with
+    response="full" a dict with status, headers and body. 429 and 5xx are retried, other statuses are not.
     """
     owner = f"HTTP task {name!r}"
     call = HttpCall(
@@ -56,9 +56,9 @@ def http(
         timeout_seconds=_checked_seconds(owner, request_timeout),
     )
     if call.method not in METHODS:
-        raise refused(f"{owner}: method {method!r} is none of {', '.join(METHODS)}.")
+        raise refused(f"{owner}: method {method!r} is not one of {', '.join(METHODS)}.")
     if response not in RESPONSES:
-        raise refused(f"{owner}: response {response!r} is none of {', '.join(RESPONSES)}.")
+        raise refused(f"{owner}: response {response!r} is not one of {', '.join(RESPONSES)}.")
     _check_url(owner, url, is_template=template and is_template(url))
     if template:
         draft = current_draft(f"http task {name!r}")
@@ -78,7 +78,7 @@ def program(
 ) -> TaskRef:
     """A task that runs a program in any language: `program("score", ["./score", "--fast"], env={"ROWS": rows})`.
 
-    It is told about the run by its environment, as a shell task is, and answers by JSON lines on its standard output.
+    It gets information about the run in its environment, like a shell task, and reports with JSON lines on its standard output.
     """
     owner = f"program task {name!r}"
     if isinstance(argv, str) or not isinstance(argv, Sequence) or not argv:
@@ -86,7 +86,7 @@ def program(
             f"{owner}: the program must be a list, as in ['./score', '--fast']; for a command line use shell()."
         )
     if wrong := [each for each in argv if not isinstance(each, str) or "\0" in each]:
-        raise refused(f"{owner}: {wrong[0]!r} cannot be an argument of a program; give a result with env=.")
+        raise refused(f"{owner}: {wrong[0]!r} cannot be an argument of a program; pass a result with env=.")
     call = ProgramCall(argv=tuple(argv))
     return _add(name, TaskKind.PROGRAM, call, inputs=None, env=env, template=False, options=options)
 
@@ -129,20 +129,20 @@ def _add(
 
 
 def _summary(call: HttpCall | ProgramCall) -> str:
-    """For people who look at the DAG; headers and bodies stay in the code."""
+    """For the pages of the DAG; headers and bodies stay in the code."""
     return f"{call.method} {call.url}" if isinstance(call, HttpCall) else json_text.dumps(call.argv)
 
 
 def _check_url(owner: str, url: object, *, is_template: bool) -> None:
     if not isinstance(url, str) or not url or any(character.isspace() for character in url.split("{{")[0]):
-        raise refused(f"{owner}: {url!r} is no URL.")
+        raise refused(f"{owner}: {url!r} is not a URL.")
     if is_template and url.startswith(("{{", "{%")):
         return
     parts = urlsplit(url.split("{{")[0])
     if parts.scheme not in ("http", "https"):
         raise refused(f"{owner}: {url!r} must begin with http:// or https://.")
     if "@" in parts.netloc:
-        raise refused(f"{owner}: a password does not belong into a URL; give it as a header from a secret.")
+        raise refused(f"{owner}: a URL must not contain a password; pass it in a header from a secret.")
 
 
 def _checked_headers(owner: str, headers: object) -> dict[str, str]:
@@ -152,19 +152,19 @@ def _checked_headers(owner: str, headers: object) -> dict[str, str]:
         raise refused(f"{owner}: headers must be a dict, not {headers!r}.")
     for key, value in headers.items():
         if not isinstance(key, str) or not _HEADER.fullmatch(key) or not isinstance(value, str) or "\n" in value:
-            raise refused(f"{owner}: {key!r}: {value!r} is no header.")
+            raise refused(f"{owner}: {key!r}: {value!r} is not a valid header.")
     return dict(headers)
 
 
 def _checked_json(owner: str, value: object, body: object) -> object:
     if value is not None and body is not None:
-        raise refused(f"{owner}: give json= or body=, not both.")
+        raise refused(f"{owner}: use json= or body=, not both.")
     if body is not None and not isinstance(body, str):
         raise refused(f"{owner}: body must be text; for other values use json=.")
     try:
         return json_text.loads(json_text.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:
-        raise refused(f"{owner}: json= must be JSON ({error}); results go in by inputs= and a template.") from None
+        raise refused(f"{owner}: json= must be JSON ({error}); pass results with inputs= and a template.") from None
 
 
 def _checked_expect(owner: str, expect: object) -> tuple[int, ...]:
@@ -173,7 +173,7 @@ def _checked_expect(owner: str, expect: object) -> tuple[int, ...]:
         raise refused(f"{owner}: expect must be a status or a list of them, not {expect!r}.")
     found = tuple(listed)
     if wrong := [each for each in found if isinstance(each, bool) or each not in _STATUS]:
-        raise refused(f"{owner}: {wrong[0]!r} is no HTTP status.")
+        raise refused(f"{owner}: {wrong[0]!r} is not an HTTP status.")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Where in the user's file something was written, so that every refusal points at a line."""
+"""The position in the user's file, so that every error points at a line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def refused(message: str) -> InvalidDag:
 
 
 def module_file() -> str | None:
-    """The file whose top-level code is executing: through however many functions, but not through another import."""
+    """The file whose top-level code is running: through any number of functions, but not through another import."""
     frame = _user_frame()
     while frame is not None and frame.f_code.co_name != "<module>":
         frame = frame.f_back
@@ -36,5 +36,5 @@ def _user_frame() -> FrameType | None:
 
 
 def is_own(filename: str) -> bool:
-    """Whether a file is Evertick's, and so of no interest to the writer of a DAG. The examples count as a user's."""
+    """Whether a file belongs to Evertick and should not appear in errors. The examples count as user code."""
     return filename.startswith(_OWN) and not filename.startswith(_EXAMPLES)

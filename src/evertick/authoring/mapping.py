@@ -1,4 +1,4 @@
-"""`.expand(...)`: a task that becomes as many instances as its lists have elements. The lists in the code stay in the code."""
+"""`.expand(...)`: a task with one instance per element of its lists. Lists in the code are not part of the spec."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EXAMPLE = "as in .expand(x=[1, 2, 3]) or .expand(x=other_task())"
 
 
 class Expansion(NamedTuple):
-    """What is expanded over: the lists by their arguments. One list of dicts with all arguments has none."""
+    """The lists to expand over, by argument. A single list of dicts with all arguments has no argument name."""
 
     how: MapHow
     lists: Mapping[str | None, object]
@@ -39,7 +39,7 @@ Place = Callable[[tuple[object, ...], Mapping[str, object], Expansion | None], T
 
 
 class Partial:
-    """A task with the arguments that are the same for all of its instances: `load.partial(table="x").expand(row=rows)`."""
+    """A task with the arguments shared by all its instances: `load.partial(table="x").expand(row=rows)`."""
 
     def __init__(
         self,
@@ -60,27 +60,27 @@ class Partial:
         return f"<task {self.name}, not expanded yet>"
 
     def expand(self, **lists: object) -> TaskRef:
-        """An instance for each element; of several lists, for each combination: the last list goes round fastest."""
+        """One instance per element; with several lists, one per combination: the last list varies fastest."""
         return self._expanded(MapHow.PRODUCT, lists)
 
     def expand_zip(self, **lists: object) -> TaskRef:
-        """An instance for each place of the lists, which must be of one length."""
+        """One instance per position of the lists, which must have equal length."""
         return self._expanded(MapHow.ZIP, lists)
 
     def expand_kwargs(self, rows: object, /) -> TaskRef:
-        """An instance for each dict of a list, called with what the dict names."""
+        """One instance per dict of a list, called with the dict as its arguments."""
         checked = _checked_list(self.name, "expand_kwargs", rows)
         for row in () if isinstance(checked, TaskRef) else checked:
             if not isinstance(row, Mapping) or not all(isinstance(key, str) for key in row):
                 raise refused(
-                    f"task {self.name!r}: expand_kwargs takes a list of dicts by argument, and has {row!r} in it."
+                    f"task {self.name!r}: expand_kwargs takes a list of dicts of arguments, but it contains {row!r}."
                 )
             self._check(row)
         return self._place(self._args, self._kwargs, Expansion(MapHow.KWARGS, {None: checked}))
 
     def _expanded(self, how: MapHow, lists: Mapping[str, object]) -> TaskRef:
         if not lists:
-            raise refused(f"task {self.name!r} expands over nothing: name at least one list, {_EXAMPLE}.")
+            raise refused(f"task {self.name!r} expands over nothing: give it at least one list, {_EXAMPLE}.")
         checked: dict[str | None, object] = {name: _checked_list(self.name, name, each) for name, each in lists.items()}
         self._check(lists)
         return self._place(self._args, self._kwargs, Expansion(how, checked))
@@ -104,7 +104,7 @@ def _published(name: str | None, each: object) -> MappedList:
 def _checked_list(task: str, argument: str, given: object) -> TaskRef | list[object]:
     if isinstance(given, TaskRef):
         if given.path:
-            raise refused(f"task {task!r}: {argument} is a part of a result; let a task return the list as a whole.")
+            raise refused(f"task {task!r}: {argument} is a part of a result; let a task return the list itself.")
         return given
     if isinstance(given, Mapping):
         raise refused(
@@ -114,6 +114,6 @@ def _checked_list(task: str, argument: str, given: object) -> TaskRef | list[obj
         raise refused(f"task {task!r}: {argument} must be a list or the result of a task, not {given!r}; {_EXAMPLE}.")
     if any(isinstance(each, TaskRef) for each in given):
         raise refused(
-            f"task {task!r}: {argument} is a list with results of tasks in it; let one task return the whole list."
+            f"task {task!r}: {argument} is a list that contains results of tasks; let one task return the whole list."
         )
     return list(given)

@@ -1,6 +1,6 @@
-"""Who is told when a task or run ends: `on_failure=[notify.email("ops@example.com"), my_function]`.
+"""Notifications of a task or run: `on_failure=[notify.email("ops@example.com"), my_function]`.
 
-A sink is told by Evertick itself, whatever became of the process that failed. A function of yours runs as a task of its own.
+Evertick sends them, whatever happened to the process that failed. A function of yours runs as a separate task.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DEFAULT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Callback:
-    """A function of the user's that is called with what happened, as a task of its own."""
+    """A user's function that is called with the event, as a separate task."""
 
     name: str
     function: Callable[..., object] = field(compare=False)
@@ -30,7 +30,7 @@ class Callback:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """Somebody to tell, of whatever event it is given for."""
+    """A recipient, for any event."""
 
     sink: Sink
     callback: Callback | None = None
@@ -40,17 +40,17 @@ class Notice:
 def webhook(
     url: str | None = None, *, secret: str | None = None, sign_with: str | None = None, every_time: bool = False
 ) -> Notice:
-    """POST JSON to an address, or to the one in a secret; `sign_with` names the secret that signs it."""
+    """POST JSON to a URL, or to the URL stored in a secret; `sign_with` names the secret that signs it."""
     return _web(SinkKind.WEBHOOK, url, secret, sign_with, every_time=every_time)
 
 
 def slack(url: str | None = None, *, secret: str | None = None, every_time: bool = False) -> Notice:
-    """POST a message as Slack, Mattermost and others read it: `notify.slack(secret="slack_url")`."""
+    """POST a message in the format of Slack and Mattermost: `notify.slack(secret="slack_url")`."""
     return _web(SinkKind.SLACK, url, secret, None, every_time=every_time)
 
 
 def email(*recipients: str, every_time: bool = False) -> Notice:
-    """Send an e-mail by the installation's SMTP connection: `notify.email("ops@example.com")`."""
+    """Send an email by the installation's SMTP connection: `notify.email("ops@example.com")`."""
     try:
         return Notice(sink=email_sink([str(each) for each in recipients]), every_time=_flag(every_time))
     except UserError as error:
@@ -58,11 +58,11 @@ def email(*recipients: str, every_time: bool = False) -> Notice:
 
 
 def call(function: Callable[..., object], *, every_time: bool = False, **options: object) -> Notice:
-    """Call a function with what happened, in a task of its own; options are a task's: `timeout`, `retries`, `secrets`."""
-    function = getattr(function, "function", function)  # a task's own function may be meant as well
+    """Call a function with the event, in a separate task; options are a task's: `timeout`, `retries`, `secrets`."""
+    function = getattr(function, "function", function)  # a task's own function is accepted, too
     name = str(options.pop("name", None) or getattr(function, "__name__", ""))
     if not callable(function) or not _NAME.fullmatch(name):
-        raise refused(f"{function!r} cannot be a callback: give a named function, or notify.call(..., name='tell_me').")
+        raise refused(f"{function!r} cannot be a callback: pass a named function, or notify.call(..., name='tell_me').")
     try:
         inspect.signature(function).bind({})
     except TypeError as error:
@@ -80,12 +80,12 @@ def read_notices(value: object) -> list[Notice]:
         raise TypeError('it must be a list, as in [notify.email("ops@example.com"), my_function]')
     found = [each if isinstance(each, Notice) else _called(each) for each in listed]
     if len(found) > MOST_NOTICES:
-        raise ValueError(f"at most {MOST_NOTICES} can be told of one event")
+        raise ValueError(f"at most {MOST_NOTICES} recipients are allowed per event")
     return found
 
 
 def notice_specs(event: Event, value: object) -> tuple[NoticeSpec, ...]:
-    """As they are published: each sink once."""
+    """The published form: each sink once."""
     by_sink = {each.sink.text: each for each in read_notices(value)}
     return tuple(
         NoticeSpec(event=event, sink=sink, every_time=each.every_time) for sink, each in sorted(by_sink.items())
@@ -104,7 +104,7 @@ NOTICE_OPTIONS = {f"on_{event}": event for event in Event}
 def _web(kind: SinkKind, url: object, secret: str | None, sign_with: str | None, *, every_time: bool) -> Notice:
     try:
         if url is not None and not isinstance(url, str):
-            raise UserError(f"{url!r} is no address.")
+            raise UserError(f"{url!r} is not a URL.")
         return Notice(sink=web_sink(kind, url, secret=secret, sign_with=sign_with), every_time=_flag(every_time))
     except (UserError, TypeError) as error:
         raise refused(f"notify.{kind}: {error}") from None
@@ -112,7 +112,7 @@ def _web(kind: SinkKind, url: object, secret: str | None, sign_with: str | None,
 
 def _called(value: object) -> Notice:
     if not callable(value):
-        raise TypeError(f"{value!r} is neither a sink, as notify.email(...) makes, nor a function")
+        raise TypeError(f"{value!r} is neither a sink such as notify.email(...) nor a function")
     return call(value)
 
 

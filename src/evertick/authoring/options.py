@@ -1,4 +1,4 @@
-"""The options of `@task` and `shell`: their names, their checks, and the fields of the spec that they become."""
+"""The options of `@task` and `shell`: their names, their validation, and the fields of the spec that they set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_RETRIES = RetryPolicy()
 
 
 class TaskOptions(TypedDict, total=False):
-    """What `@task(...)`, `shell(...)`, `.override(...)` and `@dag(task_defaults=...)` accept."""
+    """The options of `@task(...)`, `shell(...)`, `.override(...)` and `@dag(task_defaults=...)`."""
 
     name: str
     retries: int
@@ -73,21 +73,21 @@ class TaskOptions(TypedDict, total=False):
 
 
 def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
-    """The spec of a task with these options, each checked. `name` is only used to say whose option is wrong."""
+    """The spec of a task with these options, each validated. `name` is only used in errors."""
     check_names(f"task {name!r}", options, TaskOptions.__annotations__)
     fields: dict[str, Any] = {}
     retry: dict[str, Any] = {}
     gates: dict[tuple[GateKind, str], GateSpec] = {}
     notices: list[NoticeSpec] = []
     for option, value in options.items():
-        if option in ("name", "max_instances"):  # the second is about expanding, and checked with it
+        if option in ("name", "max_instances"):  # the second belongs to expand, and is checked there
             continue
         if option in NOTICE_OPTIONS:
             notices += _read_notices(name, option, value)
             continue
         field, read = _READERS[option]
         if field == "gates" and value is None:
-            continue  # `.override(pool=None)` takes back a default
+            continue  # `.override(pool=None)` removes a default
         try:
             converted = read(value)
         except (TypeError, ValueError, UserError) as error:
@@ -98,7 +98,7 @@ def task_spec(name: str, options: Mapping[str, object]) -> TaskSpec:
             (retry if option.startswith(("retr", "never_on")) else fields)[field] = converted
     if gates:
         fields["gates"] = tuple(gates[key] for key in sorted(gates))
-        # Two bodies of one key at once, or a smaller version after a larger one, are what its holders must never be.
+        # Two running bodies with one key, or a smaller version after a larger one, must never happen.
         if any(kind in (GateKind.MUTEX, GateKind.ORDER) for kind, _ in gates):
             fields.setdefault("on_lost_contact", OnLostContact.STOP)
     if notices:
@@ -119,14 +119,14 @@ def _read_notices(name: str, option: str, value: object) -> tuple[NoticeSpec, ..
 
 
 def check_callbacks(value: object) -> None:
-    """The options of functions that are called: they are a task's, and refused where they are written."""
+    """The options of callback functions: they are a task's, and checked where they are written."""
     for each in read_notices(value):
         if each.callback is not None:
             task_spec(each.callback.name, each.callback.options)
 
 
 def check_names(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse an option that does not exist, with the name that was probably meant."""
+    """Refuse an unknown option, and suggest a similar name."""
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -184,7 +184,7 @@ def _read_jitter(value: object) -> float:
 
 
 def _read_exceptions(value: object) -> tuple[str, ...]:
-    """Classes by their names, so that one whose module is imported only where it is needed can be meant, too."""
+    """Class names, so that a class whose module is imported only where it is needed can be given, too."""
     listed = [value] if isinstance(value, str | type) else value
     if not isinstance(listed, Iterable):
         raise TypeError('it must be exception classes or their names, as in [ConnectionError, "requests.Timeout"]')
@@ -200,7 +200,7 @@ def _exception_name(value: object) -> str:
         return value
     known = getattr(builtins, value, None)
     if not (isinstance(known, type) and issubclass(known, BaseException)):
-        raise ValueError(f"{value!r} is no exception of Python's own; name its module, as in 'requests.{value}'")
+        raise ValueError(f"{value!r} is not a built-in exception; add its module, as in 'requests.{value}'")
     return f"builtins.{value}"
 
 
@@ -224,7 +224,7 @@ def _read_outlets(value: object) -> tuple[str, ...]:
         raise TypeError("it must be a list of Asset(...) or their names")
     names = [each.name if isinstance(each, Source) and each.kind == "asset" else each for each in value]
     if wrong := [each for each in names if not isinstance(each, str) or not each.strip() or len(each) > 250]:
-        raise TypeError(f"{wrong[0]!r} cannot name an asset")
+        raise TypeError(f"{wrong[0]!r} is not a valid name for an asset")
     return tuple(sorted({str(each) for each in names}))
 
 
@@ -233,7 +233,7 @@ def _read_outputs(value: object) -> tuple[str, ...]:
         raise TypeError("it must be a list of names")
     names = [read_text(each) for each in value]
     if wrong := [each for each in names if not each or len(each) > 200]:
-        raise ValueError(f"{wrong[0]!r:.100} cannot name an output")
+        raise ValueError(f"{wrong[0]!r:.100} is not a valid name for an output")
     return tuple(dict.fromkeys(names))
 
 
@@ -249,7 +249,7 @@ def _read_names(kind: ValueKind) -> Callable[[object], tuple[str, ...]]:
 def _read_pool(value: object) -> list[GateSpec]:
     slots = {value: 1} if isinstance(value, str) else value
     if not isinstance(slots, Mapping):
-        raise TypeError('it must be a name, or a dict from names to slots, as in {"warehouse": 2}')
+        raise TypeError('it must be a name, or a dict of slots by name, as in {"warehouse": 2}')
     return _checked(GateSpec(kind=GateKind.POOL, name=name, weight=count) for name, count in slots.items())
 
 
@@ -265,7 +265,7 @@ def _read_keys(weight: int) -> Callable[[object], list[GateSpec]]:
 
 def _read_parallel(value: object) -> list[GateSpec]:
     if not isinstance(value, Mapping):
-        raise TypeError('it must be a dict from keys to limits, as in {"api:{params.host}": 5}')
+        raise TypeError('it must be a dict of limits by key, as in {"api:{params.host}": 5}')
     return _checked(GateSpec(kind=GateKind.KEY, name=read_text(key), capacity=value[key]) for key in value)
 
 
@@ -275,20 +275,20 @@ def _read_max_active(value: object) -> list[GateSpec]:
 
 def _read_order(value: object) -> list[GateSpec]:
     if not isinstance(value, Mapping):
-        raise TypeError('it must be a dict from keys to versions, as in {"account:{params.account}": "{params.seq}"}')
+        raise TypeError('it must be a dict of versions by key, as in {"account:{params.account}": "{params.seq}"}')
     return _checked(GateSpec(kind=GateKind.ORDER, name=read_text(key), version=value[key]) for key in value)
 
 
 def _read_rate(value: object) -> list[GateSpec]:
     if not isinstance(value, Mapping):
-        raise TypeError('it must be a dict from keys to rates, as in {"api:{params.host}": "10/1m"}')
+        raise TypeError('it must be a dict of rates by key, as in {"api:{params.host}": "10/1m"}')
     return _checked(_rate(read_text(key), value[key]) for key in value)
 
 
 def _rate(key: str, text: object) -> GateSpec:
     count, slash, period = text.partition("/") if isinstance(text, str) else ("", "", "")
     if not slash or not count.strip().isdecimal():
-        raise ValueError(f'{text!r} is not a rate: write how many in how long, as in "10/1m" or "100/1h"')
+        raise ValueError(f'{text!r} is not a rate: write a number per duration, as in "10/1m" or "100/1h"')
     seconds = read_seconds(period.strip())
     return GateSpec(kind=GateKind.RATE, name=key, capacity=int(count), period_seconds=seconds)
 
@@ -298,7 +298,7 @@ def _read_past(value: object) -> list[GateSpec]:
 
 
 def _checked(gates: Iterable[GateSpec]) -> list[GateSpec]:
-    """Refused where they are written. Which parameters there are is known later, when the DAG is."""
+    """Validated where they are written. Their parameters are checked later, with the whole DAG."""
     found = list(gates)
     for gate in found:
         known = [part[0] for part in key_parts(gate.name) if isinstance(part, list)] if gate.kind in KEYED else []

@@ -13,16 +13,16 @@ _LONGEST_NAME = 200
 
 
 class Outputs(NamedTuple):
-    """What a task returned, and what it pushed by name."""
+    """A task's return value, and the values it pushed by name."""
 
     value: Any
     named: Mapping[str, Any]
 
 
 def push(name: str, value: object) -> None:
-    """Give a result a name, besides what the task returns: `task["name"]` is what others take it by.
+    """Store a named result in addition to the return value; other tasks take it as `task["name"]`.
 
-    It counts when the attempt succeeds, with all others of the attempt; a failed attempt leaves none.
+    It takes effect if the attempt succeeds, with all others of the attempt; a failed attempt stores none.
     """
     if not isinstance(name, str) or not name or len(name) > _LONGEST_NAME:
         raise UserError(f"push() takes a name of 1 to {_LONGEST_NAME} characters first, not {name!r:.100}.")
@@ -33,7 +33,7 @@ def push(name: str, value: object) -> None:
 
 
 def part_of(task: str, result: object, path: tuple[str | int, ...]) -> object:
-    """The part of a task's result that another takes. A task without a result gives None, as a whole one does."""
+    """The part of a task's result that another task takes. A task without a result gives None, as with a whole result."""
     if isinstance(result, Outputs):
         if path and path[0] in result.named:
             result, path = result.named[str(path[0])], path[1:]

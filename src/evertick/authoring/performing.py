@@ -1,4 +1,4 @@
-"""What one task does in `dag.test()`: its function, its command, its request or its program, with what a run would give it."""
+"""Executes one task in `dag.test()`: its function, command, request or program, with the inputs that a run would provide."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TYPED = (date, time, timedelta, Decimal, UUID, bytes, Enum, set, frozenset)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What tasks of the rehearsal can ask for, by name."""
+    """The values that tasks of the test run can use by name."""
 
     params: Mapping[str, JsonValue] = field(default_factory=dict)
     answers: Mapping[str, object] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Given:
     fire_at: datetime | None = None
 
     def of(self, spec: TaskSpec, kind: str) -> dict[str, object]:
-        """What the task declares of one kind. What is missing would fail it on a runner, too."""
+        """The task's declared values of one kind. A missing one would also fail it on a runner."""
         known: Mapping[str, object] = getattr(self, kind)
         names: tuple[str, ...] = getattr(spec, kind)
         if missing := [name for name in names if name not in known]:
@@ -53,7 +53,7 @@ class Given:
 
 
 def read_given(options: Mapping[str, object], params: Mapping[str, JsonValue]) -> Given:
-    """What `.test(...)` was called with. Refuses what no run could be given."""
+    """The arguments of `.test(...)`. Refuses values that no run could have."""
     found = {name: _named(name, options.get(name)) for name in ("answers", "variables", "connections", "secrets")}
     if wrong := [name for name, value in found["secrets"].items() if not isinstance(value, str)]:
         raise UserError(f"secrets[{wrong[0]!r}] must be text, not {found['secrets'][wrong[0]]!r:.100}.")
@@ -70,7 +70,7 @@ def read_given(options: Mapping[str, object], params: Mapping[str, JsonValue]) -
 def perform(
     bound: BoundTask, spec: TaskSpec, inputs: Mapping[str, object], context: TaskContext, given: Given
 ) -> object:
-    """What the task returns, as it would come back from the database. Raises whatever it raises."""
+    """The task's return value, as it would come back from the database. Raises the task's own exception."""
     with entered(context):
         value = stored(_result(bound, spec, inputs, context, given))
     for name, pushed in context.pushed.items():
@@ -86,7 +86,7 @@ def _result(
 ) -> object:
     match bound.kind:
         case TaskKind.TRIGGER:
-            return None  # the other DAG is tried by its own test
+            return None  # the other DAG has its own test
         case TaskKind.WAIT:
             assert spec.wait is not None
             return answered(bound.name, spec.wait, given.answers)
@@ -133,7 +133,7 @@ def _shell(bound: BoundTask, inputs: Mapping[str, object], context: TaskContext)
 
 
 def _environment(context: TaskContext, inputs: Mapping[str, object], own: Mapping[str, str]) -> list[str]:
-    """What is added to the environment of this process, as a runner adds it for its child."""
+    """The variables added to this process's environment, as a runner adds them for its child."""
     variables = {
         "EVERTICK_RUN_ID": str(context.run_id),
         "EVERTICK_DAG": context.dag,
@@ -160,7 +160,7 @@ def _say(stream: str, text: str) -> None:
 
 
 def stored(value: object) -> object:
-    """Plain JSON as JSON brings it back, what keeps its type as it is."""
+    """Plain JSON after a round trip, typed values unchanged."""
     typed: list[object] = []
 
     def keep(part: object) -> None:

@@ -1,4 +1,4 @@
-"""Runs a program in any language: its environment says what it is for, JSON lines on its standard output what came of it.
+"""Runs a program in any language: its environment describes the run, JSON lines on its standard output report the result.
 
 {"evertick": "result", "value": …}                    {"evertick": "output", "name": "rows", "value": …}
 {"evertick": "log", "level": "INFO", "text": "…"}     {"evertick": "skip" | "fail" | "retry_after", "reason": "…", …}
@@ -23,7 +23,7 @@ _WORD = "evertick"
 
 
 class _Answer:
-    """What the program has said so far. The last word counts."""
+    """The program's reports so far. The last one counts."""
 
     def __init__(self, context: TaskContext) -> None:
         self._logger = context.logger
@@ -47,7 +47,7 @@ class _Answer:
             case "retry_after":
                 self.ending = RetryAfter(float(said.get("seconds", 0)), reason)
             case other:
-                raise ValueError(f"unknown word {other!r}")
+                raise ValueError(f"unknown report {other!r}")
 
 
 def run_program(
@@ -58,12 +58,12 @@ def run_program(
     say: Callable[[str, str], None],
     explain: Callable[[int], str],
 ) -> object:
-    """Its exit code decides, unless it said how it ends; `explain` puts one into words, as `subprocess` gives it. What it left
-    running is killed with the attempt."""
+    """The exit code decides the outcome, unless the program reported one; `explain` describes an exit code in words. Processes
+    that it left running are killed with the attempt."""
     for name, value in variables.items():
         os.putenv(name, value)
     try:
-        # Beside us in our group: a request to stop reaches it as well. Its standard error is the attempt's log already.
+        # In the same process group: a stop request reaches it as well. Its standard error already goes to the attempt's log.
         process = subprocess.Popen(call.argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     except (OSError, ValueError) as error:
         raise Fail(f"{call.argv[0]} cannot be started: {error}") from None
@@ -85,7 +85,7 @@ def _lines(stream: IO[bytes]) -> Any:
 
 
 def _take(line: bytes, answer: _Answer, say: Callable[[str, str], None]) -> None:
-    """A line that is not for us is for the log."""
+    """A line that is not a report goes to the log."""
     text = line.decode("utf-8", "replace").rstrip("\r\n")
     said: object = None
     if text.startswith("{") and f'"{_WORD}"' in text:
@@ -99,4 +99,4 @@ def _take(line: bytes, answer: _Answer, say: Callable[[str, str], None]) -> None
     try:
         answer.hear(said)
     except (TypeError, ValueError) as error:
-        raise Fail(f"the program said {text[:200]!r}, which cannot be understood: {error}") from None
+        raise Fail(f"the program wrote {text[:200]!r}, which is not a valid report: {error}") from None

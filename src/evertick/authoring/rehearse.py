@@ -1,7 +1,7 @@
 """`dag.test()`: a run of a DAG in this process, one task after the other. No server, no other process: breakpoints work.
 
-By the same rules as the engine (`domain/shape.py`): trigger rules, mapping, branches, retries of tasks, groups and the run
-(without delays), parameters. Gates, queues, timeouts and schedules have no meaning here. What waits is in `answering.py`.
+Uses the engine's rules (`domain/shape.py`): trigger rules, mapping, branches, retries of tasks, groups and the run
+(without delays), parameters. Ignores gates, queues, timeouts and schedules. Waiting tasks are in `answering.py`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 class RehearsalOptions(TypedDict, total=False):
-    """What `.test(...)` accepts. `raise_errors` lets the first exception out that fails a task for good. `answers` has, by task,
-    what came with an event, or what was filled into a form; False rejects. `variables`, `connections` and `secrets` are what
-    tasks that declare them are given."""
+    """The options of `.test(...)`. `raise_errors` raises the first exception that fails a task for good. `answers` has, by task,
+    the payload of an event, or the fields of a form; False rejects. `variables`, `connections` and `secrets` are the values for
+    tasks that declare them."""
 
     params: Mapping[str, object]
     fire_at: datetime
@@ -48,8 +48,8 @@ class RehearsalOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """How it went: the run's state, and by task (`load`, or `load[2]` for an instance) its state, result, what it pushed by name,
-    and the reason."""
+    """The result: the run's state, and by task (`load`, or `load[2]` for an instance) its state, result, outputs pushed by name,
+    and reason."""
 
     state: str
     states: Mapping[str, str]
@@ -59,7 +59,7 @@ class Rehearsal:
 
 
 def rehearse(spec: DagSpec, tasks: Mapping[str, BoundTask], options: RehearsalOptions) -> Rehearsal:
-    """Run it to its end."""
+    """Run the DAG to its end."""
     check_names(".test()", options, RehearsalOptions.__annotations__)
     params = options.get("params")
     if params is not None and not isinstance(params, Mapping):
@@ -78,7 +78,7 @@ def rehearse(spec: DagSpec, tasks: Mapping[str, BoundTask], options: RehearsalOp
 
 
 class _Stage:
-    """One run while it goes on."""
+    """One run in progress."""
 
     def __init__(self, spec: DagSpec, tasks: Mapping[str, BoundTask], given: Given, *, raise_errors: bool) -> None:
         self.shape = Shape(spec)
@@ -87,12 +87,12 @@ class _Stage:
         self._reasons, self._errors = dict[Key, str](), dict[Key, BaseException]()
 
     def play(self, *, is_last: bool) -> None:
-        """Until nothing is ready. `is_last`: the run does not begin again."""
+        """Run until no task is ready. `is_last`: the run is not retried."""
         while ready := [key for key, state in self.shape.states.items() if state == READY]:
             self._try(ready[0], is_last=is_last)
 
     def let_out(self) -> None:
-        """The first error of a task that has failed for good, as it turned out."""
+        """Raise the first error of a task that has failed for good."""
         for key, error in self._errors.items():
             if self.shape.states.get(key) == "failed":
                 raise error
@@ -107,7 +107,7 @@ class _Stage:
         try:
             context = self._context(key, task)
             value = perform(self._tasks[task.name], task, self._inputs(key), context, self._given)
-            skipped_by(self._spec, key.idx, value)  # refuses a choice that is none
+            skipped_by(self._spec, key.idx, value)  # raises for an invalid choice
             ended, no_retry, pushed = "success", False, context.pushed
         except Skip as signal:
             ended, no_retry, self._reasons[key] = "skipped", False, signal.reason
@@ -124,7 +124,7 @@ class _Stage:
     def _failed(self, key: Key, error: BaseException, *, is_last: bool, is_tried_again: bool) -> None:
         self._reasons[key] = f"{type(error).__name__}: {error}"
         if not is_tried_again and self._raise_errors:
-            # Of a group that may begin again it is known only at the end whether that was for good.
+            # In a group with retries left, only the end of the group decides whether the failure is final.
             if is_last and self._group[key.idx] is None:
                 raise error
             self._errors[key] = error
@@ -173,7 +173,7 @@ class _Stage:
 
 
 def _is_final(task: TaskSpec, error: BaseException) -> bool:
-    """Whether no retry helps, as a runner decides it."""
+    """Whether a retry is pointless, by a runner's rules."""
     if isinstance(error, Fail):
         return error.no_retry
     if isinstance(error, BadChoice):

@@ -1,6 +1,6 @@
-"""From a published name back to code: the tasks of a loaded DAG file, and the arguments to call each with.
+"""Maps published names back to code: the tasks of a loaded DAG file, and the arguments of each call.
 
-Used by the process that runs an attempt. The spec carries names only; constants and functions stay in the user's file.
+Used by the process that runs an attempt. The spec contains only names; constants and functions stay in the user's file.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ResultOf:
-    """Stands in an argument for what the named upstream task will have returned, or for a part of it."""
+    """A placeholder in an argument for the result of the named upstream task, or for a part of it."""
 
     task: str
     path: tuple[str | int, ...] = ()
 
 
 class ParamRef:
-    """Stands in an argument for a parameter of the run, which is known when the task runs."""
+    """A placeholder in an argument for a parameter of the run, which is known when the task runs."""
 
     __slots__ = ("name",)
 
@@ -58,14 +58,12 @@ class ParamRef:
     __hash__ = object.__hash__
 
     def _unknown(self) -> Exception:
-        return refused(
-            f"param {self.name!r} is known only when a run starts: pass it to a task, and decide or compute there."
-        )
+        return refused(f"param {self.name!r} is known only when a run starts: pass it to a task, and use it there.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpCall:
-    """One request. Texts may be templates, unless the task says otherwise."""
+    """One request. Its texts may be templates, unless the task disables them."""
 
     method: str
     url: str
@@ -80,13 +78,13 @@ class HttpCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramCall:
-    """A program that speaks the protocol of JSON lines."""
+    """A program that uses the JSON lines protocol."""
 
     argv: tuple[str, ...]
 
 
 class ListArgument(NamedTuple):
-    """A list that a mapped task is given for an argument; `elements` is None where another task returns it."""
+    """A mapped task's list for an argument; `elements` is None if another task returns it."""
 
     argument: str | None
     elements: tuple[object, ...] | None
@@ -94,9 +92,9 @@ class ListArgument(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundTask:
-    """A task together with what its DAG calls it with. `function` is None for a task that is no Python function.
+    """A task with the arguments of its call in the DAG. `function` is None for a task that is not a Python function.
 
-    `template_inputs` are what its templates know as `inputs`. `polls`: it says whether something has come about, again and again.
+    `template_inputs` are the `inputs` of its templates. `polls`: it is a sensor's condition, called repeatedly.
     """
 
     name: str
@@ -120,7 +118,7 @@ class BoundTask:
     def call_arguments(self, inputs: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
         """The arguments for `function`. An upstream task without a result (skipped, failed) gives None.
 
-        A function with a parameter named `context` gets the current one, which must be entered before.
+        A parameter named `context` receives the current context, which must be entered before.
         """
         args = tuple(_filled(value, inputs) for value in self.args) if self.args else ()
         kwargs = {name: _filled(value, inputs) for name, value in self.kwargs.items()} if self.kwargs else {}
@@ -131,7 +129,7 @@ class BoundTask:
         return args, kwargs
 
     def template_names(self, inputs: Mapping[str, object]) -> dict[str, object]:
-        """What the task's templates know. The context must be entered."""
+        """The names that the task's templates can use. The context must be entered."""
         context = current_context()
         return {
             "params": context.params,
@@ -151,14 +149,14 @@ class BoundTask:
         }
 
     def environment(self, inputs: Mapping[str, object]) -> dict[str, str]:
-        """The variables that a shell task adds to its environment. Text stays as it is, the rest becomes JSON."""
+        """The variables that a shell task adds to its environment. Text is unchanged, other values become JSON."""
         values = {name: _filled(value, inputs) for name, value in self.env.items()}
         return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dag:
-    """A compiled DAG: what is published, and the code behind each of its tasks."""
+    """A compiled DAG: its published spec, and the code of each of its tasks."""
 
     spec: DagSpec
     tasks: Mapping[str, BoundTask]
@@ -170,7 +168,7 @@ class Dag:
         return self.spec.name
 
     def test(self, **options: Unpack[RehearsalOptions]) -> Rehearsal:
-        """Run all of it here and now, without a server; see `authoring/rehearse.py`."""
+        """Run the whole DAG in this process, without a server; see `authoring/rehearse.py`."""
         from evertick.authoring.rehearse import rehearse
 
         return rehearse(self.spec, self.tasks, options)
@@ -188,7 +186,7 @@ def find_task(dags: Mapping[str, Dag], dag_name: str, task_name: str) -> BoundTa
 
 
 def _of_instance(bound: BoundTask, item: object) -> dict[str, object]:
-    """The arguments of one instance: of each list either the element itself or, where the list is in the code, its place."""
+    """The arguments of one instance: for each list either the element itself or, for a list in the code, its index."""
     found: dict[str, object] = {}
     assert isinstance(item, list)
     for given, (argument, elements) in zip(item, bound.lists, strict=True):
@@ -203,7 +201,7 @@ def _of_instance(bound: BoundTask, item: object) -> dict[str, object]:
 
 
 def _filled(value: object, inputs: Mapping[str, object]) -> object:
-    """Only plain containers can hold results; what else a DAG passes arrives as the object it is."""
+    """Only plain containers can hold results; any other object is passed unchanged."""
     if isinstance(value, ResultOf):
         return part_of(value.task, inputs.get(value.task), value.path)
     if isinstance(value, ParamRef):

@@ -1,4 +1,4 @@
-"""Where a DAG's parameters come from: `params=` as a dict or a pydantic model, and `Param(...)` defaults in its signature."""
+"""The sources of a DAG's parameters: `params=` as a dict or a pydantic model, and `Param(...)` defaults in its signature."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLAIN = (bool, int, float, str, list, dict)
 
 
 def params_of(function: Callable[..., object], declared: object) -> tuple[tuple[str, ...], object]:
-    """The names that the function takes as parameters of its runs, and all declarations."""
+    """The names of the function's run parameters, and all declarations."""
     own = {
         name: _annotated(name, parameter.default, _annotation(function, name))
         for name, parameter in inspect.signature(function).parameters.items()
@@ -26,18 +26,16 @@ def params_of(function: Callable[..., object], declared: object) -> tuple[tuple[
     if not own:
         return (), given
     if given is not None and not isinstance(given, Mapping):
-        return tuple(own), given  # refused with the other options
+        return tuple(own), given  # checked with the other options
     if twice := sorted(own.keys() & (given or {}).keys()):
         raise refused(f"param {twice[0]!r} is declared twice: in params= and in the function's signature.")
     return tuple(own), {**(given or {}), **own}
 
 
 def from_model(model: type) -> dict[str, Param]:
-    """The fields of a pydantic model as parameters, by its JSON schema: what it says there is checked at every trigger."""
+    """The fields of a pydantic model as parameters, by its JSON schema: its constraints are checked at every trigger."""
     if not callable(getattr(model, "model_json_schema", None)):
-        raise refused(
-            f"params={model.__name__} is not a pydantic model; give a dict from names to Param(...) otherwise."
-        )
+        raise refused(f"params={model.__name__} is not a pydantic model; otherwise pass a dict of Param(...) by name.")
     schema = cast(Any, model).model_json_schema()
     shared, required = schema.get("$defs", {}), schema.get("required", [])
     made = {
@@ -80,7 +78,7 @@ def _from_schema(name: str, raw: Mapping[str, Any], shared: Mapping[str, Any], *
 
 
 def _resolved(raw: Mapping[str, Any], shared: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Behind a reference, with what stands beside it."""
+    """The target of a reference, merged with the keys next to it."""
     reference = raw.get("$ref")
     return raw if reference is None else {**shared[str(reference).rsplit("/", 1)[-1]], **raw}
 
@@ -93,7 +91,7 @@ def _annotation(function: Callable[..., object], name: str) -> Any:
 
 
 def _annotated(name: str, param: Param, annotation: Any) -> Param:
-    """What the annotation adds: a type, choices, null. What the Param says itself goes before it."""
+    """The type, choices and nullability from the annotation. The Param's own fields take precedence."""
     if get_origin(annotation) in (Union, types.UnionType):
         others = [each for each in get_args(annotation) if each is not type(None)]
         if len(others) < len(get_args(annotation)):
@@ -108,7 +106,6 @@ def _annotated(name: str, param: Param, annotation: Any) -> Param:
         return replace(param, type=origin)
     if param.type is None and annotation not in (None, Any, object) and param.choices is None:
         raise refused(
-            f"param {name!r}: a value of type {annotation!r} cannot be given to a run;"
-            " use str, int, float, bool, list or dict."
+            f"param {name!r}: a run parameter cannot have type {annotation!r}; use str, int, float, bool, list or dict."
         )
     return param

@@ -1,4 +1,4 @@
-"""What a task raises or returns to say how it ends. Anything else that it raises is a failure, and retried by its policy."""
+"""The signals that a task raises or returns to set its outcome. Any other exception is a failure, retried by its policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Skip(Exception):
 
 
 class Fail(Exception):
-    """End this task as failed, by default without using the retries that are left: trying again would not help."""
+    """End this task as failed, by default without using the remaining retries: they would not help."""
 
     def __init__(self, reason: str = "", *, no_retry: bool = True) -> None:
         super().__init__(reason)
@@ -27,7 +27,7 @@ class Fail(Exception):
 
 
 class RetryAfter(Exception):
-    """Fail this attempt and try again after so long, not the policy's delay: `raise RetryAfter(30, "throttled")`."""
+    """Fail this attempt and retry it after this delay instead of the policy's: `raise RetryAfter(30, "throttled")`."""
 
     def __init__(self, seconds: float | timedelta, reason: str = "") -> None:
         super().__init__(reason)
@@ -40,13 +40,13 @@ class RetryAfter(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a sensor returns when it has found what it waits for: `return Done(rows)`. The value becomes the task's result."""
+    """A sensor's return value once its condition is met: `return Done(rows)`. The value becomes the task's result."""
 
     value: object = None
 
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """What an attempt gives that has worked out until when its task waits."""
+    """The result of an attempt that computed until when its task waits."""
 
     instant: datetime

@@ -1,4 +1,4 @@
-"""Tasks of functions, and `shell`: what becomes a task when it is called in a DAG's function."""
+"""Tasks from functions, and `shell`: the callables that become tasks when a DAG's function calls them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_DOC = 10_000
 
 
 class Task:
-    """A function that is a task wherever a DAG calls it. `function` is the plain one, for tests and for other tasks."""
+    """A function that becomes a task wherever a DAG calls it. `function` is the plain one, for tests and for other tasks."""
 
     def __init__(
         self, function: Callable[..., object], options: TaskOptions, role: Mapping[str, object] | None = None
@@ -36,7 +36,7 @@ class Task:
         self._context_place = names.index("context") if "context" in names else None
         self.is_async = inspect.iscoroutinefunction(function)
         self.__doc__ = inspect.getdoc(function)
-        # A wrong option is refused where it is written, not where the task is called.
+        # A wrong option is reported where it is written, not where the task is called.
         self.outputs = task_spec(self.name, options).outputs
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise refused(f"task {self.name!r} is a generator; return a list instead of using `yield`.")
@@ -52,11 +52,11 @@ class Task:
         return self._place(args, kwargs, None)
 
     def partial(self, *args: object, **kwargs: object) -> Partial:
-        """The arguments that are the same for all instances: `load.partial(table="x").expand(row=rows)`."""
+        """The arguments shared by all instances: `load.partial(table="x").expand(row=rows)`."""
         return Partial(self.name, self.signature, self._place, args, kwargs)
 
     def expand(self, **lists: object) -> TaskRef:
-        """An instance of this task for each element, or for each combination of several lists; see `Partial.expand`."""
+        """One instance of this task per element, or per combination of several lists; see `Partial.expand`."""
         return self.partial().expand(**lists)
 
     def expand_zip(self, **lists: object) -> TaskRef:
@@ -69,7 +69,7 @@ class Task:
         draft = current_draft(
             f"task {self.name!r}", f", or call {self.name}.function(...) to run the plain function here"
         )
-        # Left out by the caller, so that it is filled in when the task runs.
+        # Not passed by the caller: filled in when the task runs.
         wants_context = self._context_place is not None and len(args) <= self._context_place and "context" not in kwargs
         if expansion is None:
             self._check_arguments(args, kwargs, wants_context=wants_context)
@@ -114,7 +114,7 @@ class Task:
     __lshift__ = __rrshift__ = __rlshift__ = __rshift__
 
     def _not_called(self) -> Exception:
-        return refused(f"task {self.name!r} must be called before it takes arrows: `{self.name}() >> ...`.")
+        return refused(f"task {self.name!r} must be called before it takes dependencies: `{self.name}() >> ...`.")
 
 
 @overload
@@ -151,14 +151,14 @@ def shell(
     """A task that runs a shell command: `shell("archive", "tar czf out.tgz out")`, or without a name.
 
     `env` adds variables; a value may be another task's result, which arrives as text or as JSON. The command may be a template:
-    `{{ params.table }}`, `{{ inputs.rows }}`. Its values are handed over as variables too, quoted, and never become code.
+    `{{ params.table }}`, `{{ inputs.rows }}`. Its values are passed as quoted variables too, and never become code.
     """
     command = first if second is None else second
     given = options.get("name") if second is None else first
     draft = current_draft(f"shell task {given or command!r}")
     if wrong := [name for name in ("retry_on", "never_on", "outputs") if name in options]:
         raise refused(
-            f"shell task {given or command!r}: {wrong[0]} is for Python tasks; a command has an exit code only."
+            f"shell task {given or command!r}: {wrong[0]} is for Python tasks; a command has only an exit code."
         )
     if not isinstance(command, str) or not command.strip():
         raise refused("a shell task needs a command, as in shell('list', 'ls -l').")
@@ -194,7 +194,7 @@ def shell(
 
 
 def template_names(inputs: Collection[str], options: Mapping[str, object]) -> dict[str, Collection[str]]:
-    """What a task's templates can name of each kind."""
+    """The names that a task's templates can use, by kind."""
     given: dict[str, Collection[str]] = {"inputs": inputs}
     for kind in ("secrets", "connections", "variables"):
         listed = options.get(kind, ())
@@ -209,12 +209,12 @@ def checked_env(owner: str, option: str, env: Mapping[str, object] | None) -> Ma
         raise refused(f"{owner}: {option} must be a dict of names and values, not {env!r}.")
     for key in env:
         if not isinstance(key, str) or not key or "=" in key or "\0" in key:
-            raise refused(f"{owner}: {option} has {key!r}, which is not a name that it can have.")
+            raise refused(f"{owner}: {option} has the key {key!r}, which is not an allowed name.")
     return env
 
 
 def marked(value: object, inputs: dict[str, TaskRef]) -> object:
-    """The argument with every future result replaced by its task's name; `inputs` collects what was found."""
+    """The argument with every future result replaced by its task's name; `inputs` collects the results found."""
     if isinstance(value, TaskRef):
         inputs[value.name] = value
         return ResultOf(value.name, value.path)
@@ -225,9 +225,11 @@ def marked(value: object, inputs: dict[str, TaskRef]) -> object:
     if type(value) is dict:
         return {key: marked(each, inputs) for key, each in value.items()}
     if isinstance(value, Task | TaskGroup | Partial):
-        raise refused(f"{value!r} cannot be passed to a task; pass what calling a task returns, as in load(extract()).")
+        raise refused(
+            f"{value!r} cannot be passed to a task; pass the result of calling a task, as in load(extract())."
+        )
     if isinstance(value, Collection) and not isinstance(value, str | bytes):
         each_value = value.values() if isinstance(value, Mapping) else value
         if any(isinstance(each, TaskRef) for each in each_value):
-            raise refused(f"a {type(value).__name__} cannot carry results of tasks; use a plain list, tuple or dict.")
+            raise refused(f"a {type(value).__name__} cannot contain results of tasks; use a plain list, tuple or dict.")
     return value

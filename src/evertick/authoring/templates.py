@@ -1,7 +1,7 @@
 """Jinja templates in the fields of shell and HTTP tasks: checked when the DAG file is loaded, rendered where the task runs.
 
-A sandbox, and an unknown name is an error. In a shell command a value never becomes part of the command's text: it goes into a
-variable of the command's environment, and what stands in the text is that variable, quoted.
+Sandboxed, and an unknown name is an error. In a shell command a value never becomes part of the command's text: it is stored in a
+variable of the command's environment, and the text contains a quoted reference to that variable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evertick.domain.errors import InvalidTemplate
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# What a template may name. `params.rows`, `inputs.orders`, `secrets.token`, …
+# The names that a template may use. `params.rows`, `inputs.orders`, `secrets.token`, …
 NAMES = frozenset(
     {
         *("params", "inputs", "variables", "connections", "secrets"),
@@ -30,7 +30,7 @@ _LONGEST = 100_000
 
 
 class Unquoted(str):
-    """Text that goes in as it is, because the template says `| unquoted`."""
+    """Text that is inserted unchanged, because the template says `| unquoted`."""
 
     __slots__ = ()
 
@@ -40,9 +40,9 @@ def is_template(text: object) -> bool:
 
 
 def check_template(owner: str, field: str, text: str, known: Mapping[str, Collection[str]]) -> set[str]:
-    """Refuse what could never be rendered, at the line of the DAG file that wrote it. Gives the params that it names.
+    """Refuse a template that can never be rendered, at its line of the DAG file. Returns the params that it uses.
 
-    `known` has what the task's `inputs`, `secrets` and so on are.
+    `known` has the names of the task's `inputs`, `secrets` and so on.
     """
     if not is_template(text):
         return set()
@@ -53,10 +53,12 @@ def check_template(owner: str, field: str, text: str, known: Mapping[str, Collec
         tree = environment.parse(text)
         environment.from_string(text)
     except TemplateSyntaxError as error:
-        hint = "Write template=False if these braces are not for a template."
-        raise refused(f"{owner}: {field} is no template: {error.message} (line {error.lineno}). {hint}") from None
+        hint = "Set template=False if these braces are not a template."
+        raise refused(
+            f"{owner}: {field} is not a valid template: {error.message} (line {error.lineno}). {hint}"
+        ) from None
     if unknown := sorted(meta.find_undeclared_variables(tree) - NAMES):
-        raise refused(f"{owner}: {field} names {unknown[0]!r}; a template knows: {', '.join(sorted(NAMES))}.")
+        raise refused(f"{owner}: {field} uses {unknown[0]!r}; a template can use: {', '.join(sorted(NAMES))}.")
     params = set()
     found: list[nodes.Getattr | nodes.Getitem] = [*tree.find_all(nodes.Getattr), *tree.find_all(nodes.Getitem)]
     for node in found:
@@ -68,7 +70,7 @@ def check_template(owner: str, field: str, text: str, known: Mapping[str, Collec
             params.add(part)
         elif part not in known.get(what, (part,)):
             raise refused(
-                f"{owner}: {field} names {what}.{part}, which the task does not declare: {what}=[{part!r}] does."
+                f"{owner}: {field} uses {what}.{part}, which the task does not declare: add {what}=[{part!r}]."
             )
     return params
 
@@ -79,12 +81,12 @@ def render_text(text: str, names: Mapping[str, object]) -> str:
 
 
 def render_url(text: str, names: Mapping[str, object]) -> str:
-    """Values are escaped, so that none of them can change the address's parts."""
+    """Values are escaped, so that none of them can change the structure of the URL."""
     return _render(text, names, lambda value: value if isinstance(value, Unquoted) else quote(_as_text(value), safe=""))
 
 
 def render_json(value: Any, names: Mapping[str, object]) -> Any:
-    """A JSON body, leaf by leaf. A leaf that is one expression and nothing else keeps the expression's type."""
+    """A JSON body, leaf by leaf. A leaf that is exactly one expression keeps the expression's type."""
     if isinstance(value, Mapping):
         return {str(render_json(key, names)): render_json(item, names) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -100,7 +102,7 @@ def render_json(value: Any, names: Mapping[str, object]) -> Any:
 def render_shell(text: str, names: Mapping[str, object]) -> tuple[str, dict[str, str]]:
     """The command, and the variables that hold its values: `echo {{ params.who }}` is `echo "${EVERTICK_VALUE_0}"`.
 
-    The quotes fit the place: within double quotes there are none, single ones are closed and opened again.
+    The quotes fit the position: within double quotes none are added, single ones are closed and reopened.
     """
     values: dict[str, str] = {}
 
@@ -110,7 +112,7 @@ def render_shell(text: str, names: Mapping[str, object]) -> tuple[str, dict[str,
         name = f"{_VARIABLE}{len(values)}"
         values[name] = _as_text(value)
         if "\x00" in values[name]:
-            raise ValueError("a value has a NUL character, which no command can be given")
+            raise ValueError("a value has a NUL character, which a command cannot contain")
         return f"\x00{name}\x00"
 
     pieces = _render(text, names, hold).split("\x00")
@@ -122,7 +124,7 @@ def render_shell(text: str, names: Mapping[str, object]) -> tuple[str, dict[str,
 
 
 def _quote_after(text: str) -> str:
-    """Which quote is open at the end of this part of a command. A mistake can split a value into words, never run it."""
+    """The quote that is open at the end of this part of a command. A mistake can split a value into words, never run it."""
     open_quote, is_escaped = "", False
     for character in text:
         if is_escaped:
@@ -147,7 +149,7 @@ def _render(text: str, names: Mapping[str, object], write: Callable[[object], st
         raise InvalidTemplate(f"the template {text!r:.100} cannot be rendered: {error}") from None
     if len(done) > _LONGEST:
         raise InvalidTemplate(
-            f"the template {text!r:.100} gives {len(done):,} characters; at most {_LONGEST:,} are allowed."
+            f"the template {text!r:.100} renders to {len(done):,} characters; at most {_LONGEST:,} are allowed."
         )
     return done
 
@@ -170,7 +172,7 @@ def _environment(write: Callable[[object], str]) -> Environment:
 
     def finalize(value: object) -> str:
         if isinstance(value, Undefined):
-            str(value)  # a strict one tells what is missing
+            str(value)  # a strict undefined raises here and names the missing value
         return write(value)
 
     environment = ImmutableSandboxedEnvironment(
@@ -178,7 +180,7 @@ def _environment(write: Callable[[object], str]) -> Environment:
         finalize=finalize,
         autoescape=False,
         keep_trailing_newline=True,
-        # `${#list}` is a shell's, and no comment of ours.
+        # `${#list}` is shell syntax, not a Jinja comment.
         comment_start_string="{#--",
         comment_end_string="--#}",
     )
@@ -188,7 +190,7 @@ def _environment(write: Callable[[object], str]) -> Environment:
 
 
 def _as_text(value: object) -> str:
-    """Text stays as it is, the rest becomes JSON, and what JSON lacks its own text: dates as in ISO 8601."""
+    """Text is unchanged, other values become JSON, and types that JSON lacks their text: dates in ISO 8601."""
     if isinstance(value, str):
         return value
     if isoformat := getattr(value, "isoformat", None):

@@ -1,4 +1,4 @@
-"""`trigger_dag`: a task that starts another DAG. The control plane does it; no runner is taken up, however long it waits."""
+"""`trigger_dag`: a task that starts another DAG. The scheduler does it; no runner is used, however long it waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from evertick.authoring.resolve import BoundTask, ParamRef
 from evertick.domain.dag import ChildSpec, TaskKind
 from evertick.domain.params import JsonValue, as_json
 
-# Of the DAG's defaults, what has a meaning where no runner is.
+# The DAG's defaults that apply to a task without a runner.
 _KEPT = ("trigger_rule", "timeout", "finish_within", *NOTICE_OPTIONS)
 
 
@@ -22,7 +22,7 @@ def trigger_dag(
     dag: str, /, *, params: Mapping[str, object] | None = None, wait: bool = True, **options: Unpack[TaskOptions]
 ) -> TaskRef:
     """Start a run of another DAG. With `wait` the task ends as that run does, or fails after its `timeout`. Its result is
-    the number of the run. A param is a constant, what another task returns, or a parameter of this DAG."""
+    the id of the run. A param is a constant, the result of another task, or a parameter of this DAG."""
     draft = current_draft(f"trigger_dag({dag!r})")
     if not isinstance(dag, str) or not dag:
         raise refused(f"trigger_dag takes the name of a DAG, not {dag!r}.")
@@ -52,7 +52,7 @@ def trigger_dag(
 def _split(
     dag: str, params: Mapping[str, object], refs: dict[str, TaskRef]
 ) -> tuple[dict[str, JsonValue], dict[str, JsonValue]]:
-    """What is known now, and what is known when the run starts. `refs` collects the tasks whose results are wanted."""
+    """The params known now, and those known when the run starts. `refs` collects the tasks whose results are needed."""
     constants: dict[str, JsonValue] = {}
     given: dict[str, JsonValue] = {}
     for name, value in params.items():
@@ -66,7 +66,7 @@ def _split(
                 constants[str(name)] = as_json(value)
             except ValueError as error:
                 raise refused(
-                    f"trigger_dag({dag!r}): param {name!r} must be a constant, what a task returns, or a parameter of"
-                    f" this DAG, not one with such a part: {error}."
+                    f"trigger_dag({dag!r}): param {name!r} must be a constant, the result of a task, or a parameter of"
+                    f" this DAG, not a value that contains one: {error}."
                 ) from None
     return constants, given

@@ -1,6 +1,6 @@
 """Tasks that wait without a slot: `wait_until`, `wait_for`, `wait_for_event`, `approval`. While they wait they are a row.
 
-What is known when the DAG is written no runner ever sees. An instant that only a run can know is worked out by one short attempt.
+If the wait is known when the DAG is written, no runner is involved. An instant known only in a run takes one short attempt.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from evertick.domain.waiting import Otherwise, WaitKind, WaitSpec, read_clock
 
 T = TypeVar("T")
 When = datetime | str | Callable[..., object] | TaskRef | ParamRef
-# Of an instant that an attempt works out: how long that attempt may take.
+# The time limit of an attempt that computes an instant.
 _WORKED_OUT_SECONDS = 300.0
 
 
 class WaitOptions(TypedDict, total=False):
-    """What every task that waits accepts."""
+    """The options of every waiting task."""
 
     name: str
     trigger_rule: TriggerRule | str
@@ -43,8 +43,8 @@ class WaitOptions(TypedDict, total=False):
 
 
 def wait_until(when: When, /, **options: Unpack[WaitOptions]) -> TaskRef:
-    """Wait until an instant: a `datetime` with a time zone, or a time of day such as "08:00" in the DAG's zone, which is the
-    first one at or after the instant that the run is for. A parameter, a task's result or a function of the params may say it."""
+    """Wait until an instant: a `datetime` with a time zone, or a time of day such as "08:00" in the DAG's zone: the first one
+    at or after the run's logical date. It may come from a parameter, a task's result or a function of the params."""
     check_names("wait_until", options, WaitOptions.__annotations__)
     if isinstance(when, datetime):
         return _placed("wait_until", WaitSpec(kind=WaitKind.TIME, until=_instant(when).isoformat()), options)
@@ -61,7 +61,7 @@ def wait_until(when: When, /, **options: Unpack[WaitOptions]) -> TaskRef:
 
 
 def wait_for(duration: Seconds, /, **options: Unpack[WaitOptions]) -> TaskRef:
-    """Wait for so long: seconds, a `timedelta` or a text such as "1h30m"."""
+    """Wait for a duration: seconds, a `timedelta` or a text such as "1h30m"."""
     check_names("wait_for", options, WaitOptions.__annotations__)
     wait = WaitSpec(kind=WaitKind.TIME, seconds=_seconds("wait_for", "the duration", duration))
     return _placed("wait_for", wait, options)
@@ -76,10 +76,10 @@ def wait_for_event(
     lookback: Seconds = 0,
     **options: Unpack[WaitOptions],
 ) -> TaskRef:
-    """Wait until somebody sends the event: `evertick events send NAME`. Its result is what was sent with it.
+    """Wait until the event is sent: `evertick events send NAME`. The task's result is the event's payload.
 
-    The name may take parameters of the run, as in "file-{params.day}". What was sent since the run was created counts, and with
-    `lookback` what was sent so long before.
+    The name may use parameters of the run, as in "file-{params.day}". Events sent since the run was created count, and with
+    `lookback` also events sent up to that long before.
     """
     owner = f"wait_for_event({event!r})"
     check_names(owner, options, WaitOptions.__annotations__)
@@ -106,10 +106,10 @@ def approval(
     on_reject: str = "fail",
     **options: Unpack[WaitOptions],
 ) -> TaskRef:
-    """Ask people, and wait for the decision: `evertick approvals approve RUN TASK`.
+    """Ask for an approval, and wait for the decision: `evertick approvals approve RUN TASK`.
 
-    `form` is what they fill in, declared as params of a DAG are. `approvers` is the lowest role that may decide. The result has
-    `by`, `at`, `note` and `fields`.
+    `form` has the fields to fill in, declared like the params of a DAG. `approvers` is the lowest role that may decide. The
+    result has `by`, `at`, `note` and `fields`.
     """
     owner = f"approval({title!r})"
     check_names(owner, options, WaitOptions.__annotations__)
@@ -135,7 +135,7 @@ def approval(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Polling:
-    """What `@task.sensor(...)` says besides the options of a task."""
+    """The options of `@task.sensor(...)` in addition to those of a task."""
 
     interval: Seconds = 60
     timeout: Seconds | None = None
@@ -173,12 +173,12 @@ def _placed(local: str, wait: WaitSpec, options: Mapping[str, Any]) -> TaskRef:
 def _worked_out(when: object, context: TaskContext) -> Until:
     value = when(context.params) if callable(when) else when
     if isinstance(value, timedelta):
-        raise UserError("wait_until needs an instant, not a duration; wait_for(...) takes those")
+        raise UserError("wait_until needs an instant, not a duration; use wait_for(...) for a duration")
     return Until(_instant(value))
 
 
 def _instant(value: object) -> datetime:
-    """An instant that clocks everywhere agree on."""
+    """An unambiguous instant, with a time zone."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)

@@ -1,6 +1,6 @@
-"""Who may do what: roles, permissions, and the one matrix of both. Default is no.
+"""Permissions: roles, permissions, and the one matrix that joins them. Anything not granted is denied.
 
-A principal that is limited to DAG tags holds only what is asked of a DAG, and only for DAGs that carry one of them.
+A principal limited to DAG tags holds only permissions that apply to a DAG, and only for DAGs that carry one of its tags.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_TAGS = 50
 
 
 class Role(StrEnum):
-    """Each may do what those before it may."""
+    """Each role includes every permission of the roles before it."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -33,7 +33,7 @@ _RANKS = {role: rank for rank, role in enumerate(Role)}
 
 
 class Permission(StrEnum):
-    """What a route asks for."""
+    """The permission that a route requires."""
 
     OPEN = "open"
     OWN = "own"
@@ -72,7 +72,7 @@ class Permission(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The lowest role that holds a permission (None: nobody needs to sign in), and whether it is asked of a DAG."""
+    """The lowest role that holds a permission (None: no sign-in needed), and whether the permission applies to a DAG."""
 
     lowest: Role | None
     is_per_dag: bool
@@ -81,52 +81,50 @@ class Rule:
 
 MATRIX: Mapping[Permission, Rule] = {
     Permission.OPEN: Rule(None, False, "version, health for load balancers, signing in"),
-    Permission.OWN: Rule(Role.VIEWER, False, "one's own session, password and tokens; the OpenAPI documents"),
+    Permission.OWN: Rule(Role.VIEWER, False, "your own session, password and tokens; the OpenAPI documents"),
     Permission.READ_DAGS: Rule(Role.VIEWER, True, "DAGs, their tasks and versions"),
     Permission.PAUSE_DAGS: Rule(Role.OPERATOR, True, "pause and unpause DAGs"),
-    Permission.DELETE_DAGS: Rule(Role.EDITOR, True, "take DAGs out of planning"),
+    Permission.DELETE_DAGS: Rule(Role.EDITOR, True, "delete DAGs"),
     Permission.ROLL_BACK_DAGS: Rule(Role.EDITOR, True, "make an earlier version of a DAG the current one"),
     Permission.READ_RUNS: Rule(Role.VIEWER, True, "runs, tasks, attempts, results, and why a task does not run"),
-    Permission.READ_LOGS: Rule(Role.VIEWER, True, "what tasks wrote"),
+    Permission.READ_LOGS: Rule(Role.VIEWER, True, "task logs"),
     Permission.TRIGGER_RUNS: Rule(Role.OPERATOR, True, "start runs"),
     Permission.CANCEL_RUNS: Rule(Role.OPERATOR, True, "cancel runs"),
-    Permission.DELETE_RUNS: Rule(Role.EDITOR, True, "delete runs that are over"),
-    Permission.CLEAR_TASKS: Rule(Role.OPERATOR, True, "run tasks again, and see beforehand which"),
-    Permission.MARK_TASKS: Rule(Role.OPERATOR, True, "decide how a task ended, and write notes"),
+    Permission.DELETE_RUNS: Rule(Role.EDITOR, True, "delete finished runs"),
+    Permission.CLEAR_TASKS: Rule(Role.OPERATOR, True, "run tasks again, and preview which ones"),
+    Permission.MARK_TASKS: Rule(Role.OPERATOR, True, "set the state of a task, and write notes"),
     Permission.DECIDE_APPROVALS: Rule(
-        Role.OPERATOR, True, "approve and reject what tasks ask; a DAG may ask for a higher role"
+        Role.OPERATOR, True, "approve and reject approval tasks; a DAG may require a higher role"
     ),
     Permission.READ_EVENTS: Rule(Role.VIEWER, False, "events that were sent"),
-    Permission.SEND_EVENTS: Rule(
-        Role.OPERATOR, False, "send events that tasks wait for, and tell of updates of assets"
-    ),
+    Permission.SEND_EVENTS: Rule(Role.OPERATOR, False, "send events that tasks wait for, and report asset updates"),
     Permission.READ_NOTIFICATIONS: Rule(
-        Role.OPERATOR, False, "notifications: what was told to whom, and what could not be sent"
+        Role.OPERATOR, False, "notifications: what was sent to which sink, and which deliveries failed"
     ),
     Permission.RESEND_NOTIFICATIONS: Rule(Role.OPERATOR, False, "try failed notifications again"),
     Permission.READ_SCHEDULES: Rule(Role.VIEWER, True, "schedules, their next fires and history"),
     Permission.PAUSE_SCHEDULES: Rule(Role.OPERATOR, True, "pause and unpause schedules"),
     Permission.EDIT_SCHEDULES: Rule(Role.EDITOR, True, "create, change, delete and reset schedules"),
-    Permission.READ_BACKFILLS: Rule(Role.VIEWER, True, "backfills, and what one would do"),
+    Permission.READ_BACKFILLS: Rule(Role.VIEWER, True, "backfills and previews of backfills"),
     Permission.RUN_BACKFILLS: Rule(Role.OPERATOR, True, "create, pause, resume and cancel backfills"),
     Permission.READ_GATES: Rule(Role.VIEWER, False, "pools, keys, and what holds work back"),
     Permission.EDIT_POOLS: Rule(Role.EDITOR, False, "create, change and delete pools"),
     Permission.READ_VALUES: Rule(
-        Role.OPERATOR, False, "variables, connections without what is secret in them, names of secrets"
+        Role.OPERATOR, False, "variables, connections without their secret fields, names of secrets"
     ),
     Permission.EDIT_VALUES: Rule(Role.EDITOR, False, "create, change and delete variables, connections and secrets"),
     Permission.READ_RUNNERS: Rule(Role.VIEWER, False, "runners and queues"),
     Permission.DRAIN_RUNNERS: Rule(Role.OPERATOR, False, "drain and undrain runners"),
-    Permission.READ_IMPORTS: Rule(Role.VIEWER, False, "files that could not be loaded, and what was set aside"),
+    Permission.READ_IMPORTS: Rule(Role.VIEWER, False, "files that could not be loaded, and quarantined rows"),
     Permission.READ_METRICS: Rule(Role.VIEWER, False, "metrics and detailed health"),
-    Permission.MANAGE_USERS: Rule(Role.ADMIN, False, "users, and everybody's tokens"),
+    Permission.MANAGE_USERS: Rule(Role.ADMIN, False, "users, and the tokens of all users"),
     Permission.READ_AUDIT: Rule(Role.ADMIN, False, "the audit log"),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Whoever asks, with what is left of their rights by the token they came with. `tags` None: every DAG."""
+    """The caller, with the rights that remain after the limits of their token. `tags` None: every DAG."""
 
     name: str
     role: Role
@@ -141,14 +139,14 @@ class Principal:
         return self.role.rank >= rule.lowest.rank and (self.tags is None or rule.is_per_dag)
 
     def sees(self, dag_tags: Collection[str]) -> bool:
-        """Whether a DAG with these tags exists for them."""
+        """Whether this caller may know that a DAG with these tags exists."""
         return self.tags is None or not self.tags.isdisjoint(dag_tags)
 
 
 def narrowed(
     role: Role, tags: Collection[str] | None, cap: Role | None, tag_cap: Collection[str] | None
 ) -> tuple[Role, frozenset[str] | None]:
-    """The rights of an account through a token that was given less."""
+    """The rights of an account that signs in with a more limited token."""
     least = role if cap is None or cap.rank >= role.rank else cap
     if tags is None or tag_cap is None:
         left = tags if tags is not None else tag_cap
@@ -159,13 +157,15 @@ def narrowed(
 def check_name(name: str, what: str = "user") -> str:
     plain = name.strip()
     if not plain or len(plain) > LONGEST_NAME or not plain.isprintable():
-        raise UserError(f"{name[:40]!r} cannot name a {what}: give 1 to {LONGEST_NAME} printable characters.")
+        raise UserError(
+            f"{name[:40]!r} is not a valid name for a {what}: use 1 to {LONGEST_NAME} printable characters."
+        )
     return plain
 
 
 def check_password(password: str) -> str:
     if not SHORTEST_PASSWORD <= len(password) <= LONGEST_PASSWORD:
-        raise UserError(f"A password has {SHORTEST_PASSWORD} to {LONGEST_PASSWORD} characters.")
+        raise UserError(f"A password must have {SHORTEST_PASSWORD} to {LONGEST_PASSWORD} characters.")
     return password
 
 

@@ -1,7 +1,7 @@
-"""What a DAG may wait for instead of a time: runs of other DAGs and updates of data assets, all of them or any.
+"""Dependencies between DAGs: runs of other DAGs and updates of assets, all of them or any, that start a run.
 
-A condition is written with `after`, `all_of`, `any_of`, `Asset` and `finished`, stored as canonical JSON text, and judged by
-the database when something arrives. Never looks anything up: a DAG or asset of that name need not exist yet.
+A condition is written with `after`, `all_of`, `any_of`, `Asset` and `finished`, stored as canonical JSON text, and evaluated by
+the database when an event arrives. This module never resolves a name: the DAG or asset does not need to exist yet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WORDS = {"dag": "{}", "end": "any end of {}", "asset": "asset {}"}
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`kind` dag: a run that succeeded; end: a run that ended, however; asset: a task that updates it succeeded."""
+    """`kind` dag: a run that succeeded; end: a run that ended in any state; asset: a task that updates it succeeded."""
 
     kind: str
     name: str
@@ -28,7 +28,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`word` is "all" or "any" of the parts."""
+    """`word` is "all" or "any": how many of the parts must be met."""
 
     word: str
     parts: tuple[Condition | Source, ...]
@@ -40,7 +40,7 @@ def Asset(name: str) -> Source:
 
 
 def finished(dag: str) -> Source:
-    """Any end of a run of that DAG, also a failure. A bare name means success."""
+    """Any end of a run of that DAG, failures included. A bare name means success."""
     return Source("end", dag)
 
 
@@ -66,7 +66,7 @@ def sources_of(condition: Condition | Source) -> Iterator[Source]:
 
 
 def is_met(condition: Condition | Source, happened: Collection[Source]) -> bool:
-    """As the database judges it."""
+    """Evaluate the condition as the database does."""
     if isinstance(condition, Source):
         return condition in happened
     judge = all if condition.word == "all" else any
@@ -76,8 +76,8 @@ def is_met(condition: Condition | Source, happened: Collection[Source]) -> bool:
 def find_loop(
     dag: str, waits: Mapping[str, Sequence[Condition | Source]], outlets: Mapping[str, Collection[str]]
 ) -> list[str] | None:
-    """How a run of `dag` would bring about the next run of `dag`, and so on for ever, with nothing from outside: the DAGs on
-    the way, from `dag` to `dag`. `waits`: what starts each DAG; `outlets`: which assets each one updates."""
+    """How a run of `dag` would cause the next run of `dag`, endlessly and without any outside event: the DAGs on the path,
+    from `dag` back to `dag`. `waits`: what starts each DAG; `outlets`: which assets each one updates."""
     listening: dict[Source, list[tuple[str, Condition | Source]]] = {}
     for name, conditions in waits.items():
         for condition in conditions:
@@ -103,7 +103,7 @@ def find_loop(
 
 
 def to_text(condition: Condition | Source) -> str:
-    """Canonical, after a check."""
+    """The canonical text of a checked condition."""
     plain = _plain(condition, 0)
     found = list(sources_of(condition))
     if len(found) > _MOST_SOURCES:
@@ -111,7 +111,7 @@ def to_text(condition: Condition | Source) -> str:
     for source in found:
         name = source.name
         if not isinstance(name, str) or not 0 < len(name.strip()) <= _LONGEST_NAME or chr(0) in name:
-            raise InvalidSchedule(f"after(...): {str(name)[:40]!r} cannot name a DAG or an asset")
+            raise InvalidSchedule(f"after(...): {str(name)[:40]!r} is not a valid name for a DAG or an asset")
     return json.dumps(plain, sort_keys=True, separators=(",", ":"))
 
 
@@ -120,7 +120,7 @@ def read_text(text: str) -> Condition | Source:
     try:
         return _read(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise InvalidSchedule(f"{text[:40]!r} is no condition: write after(...)") from None
+        raise InvalidSchedule(f"{text[:40]!r} is not a condition: write after(...)") from None
 
 
 def in_words(condition: Condition | Source) -> str:
@@ -139,17 +139,17 @@ def _part(raw: object) -> Condition | Source:
     if isinstance(raw, str):
         return Source("dag", raw)
     raise InvalidSchedule(
-        f"after(...) takes names of DAGs, Asset(...), finished(...), all_of(...) and any_of(...), not {raw!r:.40}"
+        f"after(...) takes DAG names, Asset(...), finished(...), all_of(...) and any_of(...), not {raw!r:.40}"
     )
 
 
 def _plain(condition: Condition | Source, depth: int) -> object:
     if depth > _DEEPEST:
-        raise InvalidSchedule(f"after(...) is nested deeper than {_DEEPEST}: write it flatter")
+        raise InvalidSchedule(f"after(...) is nested more than {_DEEPEST} levels deep: write it flatter")
     if isinstance(condition, Source):
         return {condition.kind: condition.name}
     if not condition.parts:
-        raise InvalidSchedule("after(...) is empty: name DAGs or assets in it, also in all_of and any_of")
+        raise InvalidSchedule("after(...) is empty: name DAGs or assets in it and in each all_of and any_of")
     return {condition.word: [_plain(part, depth + 1) for part in condition.parts]}
 
 

@@ -1,4 +1,4 @@
-"""What the API answers to an agent that starts: the whole order, and by what numbers to go. The same on both sides of the line."""
+"""The API's reply to an agent that starts: the complete order and the limits to apply. Shared by the API and the agent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evertick.domain.attempt import AttemptOrder, Isolation, TaskKey
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLimits:
-    """`lost_after_seconds`: an agent that is not heard for so long is given up."""
+    """`lost_after_seconds`: an agent that sends no heartbeat for this long is declared lost."""
 
     heartbeat_seconds: float
     lost_after_seconds: float
@@ -24,7 +24,7 @@ class AgentLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOrder:
-    """`token` is good for all that follows, `renewal` to ask for a new one."""
+    """`token` authenticates every later request; `renewal` is used to request a new token."""
 
     order: AttemptOrder
     uses_threads: bool
@@ -34,7 +34,7 @@ class AgentOrder:
 
 
 def read_order(answer: Mapping[str, Any]) -> AgentOrder:
-    """Raises KeyError, TypeError or ValueError for what no API of ours answers."""
+    """Raises KeyError, TypeError or ValueError for a reply that Evertick's API does not send."""
     told = dict(answer["order"])
     key = TaskKey(told.pop("run_id"), told.pop("idx"), told.pop("map_index"))
     order = AttemptOrder(key=key, **{**told, "isolation": Isolation(told["isolation"])})

@@ -1,7 +1,7 @@
-"""How an attempt ended, as its agent leaves it where the executor finds it: small enough for a pod's termination message.
+"""The outcome file: how an attempt ended, written by its agent for the executor. It fits in a pod's termination message.
 
-It says what is to be recorded if nothing but this is left. A result that does not fit is not left out silently: the attempt
-is then recorded as lost, and runs again. What cannot be read, or is another attempt's, says nothing: user code can write there.
+It holds everything to record if only this file survives. If the result does not fit, the attempt is recorded as lost and
+runs again. An unreadable file, or one of another attempt, is ignored: user code can write to the same place.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from evertick.domain.attempt import Outcome, OutcomeKind, TaskKey
 
 MOST_BYTES = 4096
 _FORMAT = 1
-_TOO_LARGE = "result_lost: its result is too large to be left behind by the agent, and did not reach the API"
+_TOO_LARGE = "result_lost: the result is too large for the agent's outcome file and did not reach the API"
 
 
 def to_bytes(outcome: Outcome, *, session: int) -> bytes:
-    """At most MOST_BYTES. The log is not in it: it goes its own way."""
+    """At most MOST_BYTES. The log is not included: the agent ships it separately."""
     text = _text(outcome, session)
     if len(text) > MOST_BYTES and outcome.result_json is not None:
         outcome = replace(outcome, kind=OutcomeKind.LOST, reason=_TOO_LARGE, result_json=None, exit_code=None)
@@ -31,7 +31,7 @@ def to_bytes(outcome: Outcome, *, session: int) -> bytes:
 
 
 def parse(raw: bytes, *, key: TaskKey, epoch: int, session: int) -> Outcome | None:
-    """What was left behind by that very attempt; None for anything else."""
+    """The outcome written by exactly that attempt; None for anything else."""
     if len(raw) > MOST_BYTES:
         return None
     try:
@@ -45,7 +45,7 @@ def parse(raw: bytes, *, key: TaskKey, epoch: int, session: int) -> Outcome | No
 
 
 def refusal_to_bytes(why: str) -> bytes:
-    """What an agent leaves that never began its attempt: why not, for people. Nothing is recorded by it."""
+    """The file of an agent that could not begin its attempt: the reason, for people. It records no outcome."""
     while len(text := json.dumps({"evertick": _FORMAT, "not_begun": why}, ensure_ascii=False).encode()) > MOST_BYTES:
         why = f"{why[: len(why) * 3 // 4]}…"
     return text

@@ -9,7 +9,7 @@ from evertick.domain.attempt import TaskKey
 
 
 class TokenUse(StrEnum):
-    """START begins the attempt, or repeats that request; ATTEMPT is for every request after it."""
+    """START begins the attempt or repeats that request; ATTEMPT authenticates every later request."""
 
     START = "start"
     ATTEMPT = "attempt"

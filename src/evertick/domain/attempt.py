@@ -1,4 +1,4 @@
-"""What a runner is told to execute, and what it reports back. Plain values that cross process borders."""
+"""The order that a runner executes and the outcome that it reports. Plain values that cross process boundaries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TaskKey(NamedTuple):
 
 
 def session_text(session: int) -> str:
-    """A runner's session as people and files see it: sixteen digits. The database may hold it as a signed number."""
+    """A runner's session id as shown to people and used in file names: 16 hex digits. The database may store it signed."""
     return f"{session & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
@@ -33,7 +33,7 @@ class Isolation(StrEnum):
 
 
 class OutcomeKind(StrEnum):
-    """How an attempt ended, told apart by cause. `engine/finish` turns it into a task state."""
+    """How an attempt ended, by cause. `engine/finish` turns it into a task state."""
 
     SUCCESS = "success"
     SKIPPED = "skipped"
@@ -69,7 +69,7 @@ class AttemptOrder:
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every attempt at this task, so that a repeated side effect can be recognised."""
+        """The same for every attempt of this task, so that a repeated side effect can be recognized."""
         key = self.key
         return f"evertick-{key.run_id}-{key.idx}-{key.map_index}"
 
@@ -79,9 +79,9 @@ class Outcome:
     """How one attempt ended. `reason` is for people; `result_json` is the task's return value; `skips` are the
     tasks that a branch did not choose.
 
-    `start_seconds` is how long it took until the body began, told where that was longer than a moment.
-    `log` is the part of the attempt's log that was not shipped while it ran: it covers the spool's bytes from
-    `log_offset` to `log_end`, counted like those of a `LogChunk`, so that a part shipped twice is recognised.
+    `start_seconds` is the time until the body began, set only if it was noticeable.
+    `log` is the part of the attempt's log that was not shipped during the run: it covers the spool's bytes from
+    `log_offset` to `log_end`, counted like those of a `LogChunk`, so that a part shipped twice is recognized.
     """
 
     key: TaskKey

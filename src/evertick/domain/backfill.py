@@ -1,4 +1,4 @@
-"""Which instants a backfill goes through, a bounded number at a time, in either direction. The instants are those that fire."""
+"""The instants of a backfill, in bounded batches and in either direction. These are the instants at which the schedule fires."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TICK = timedelta(microseconds=1)
 
 
 class Reprocess(StrEnum):
-    """Which instants get a run although they had one: none, those whose newest run failed or was canceled, or all."""
+    """Which instants that already have a run get another: none, those whose newest run failed or was canceled, or all."""
 
     NONE = "none"
     FAILED = "failed"
@@ -23,7 +23,7 @@ class Reprocess(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The next instants in order. `is_all`: none comes after them."""
+    """The next instants in order. `is_all`: no instant follows them."""
 
     instants: tuple[datetime, ...]
     is_all: bool
@@ -32,7 +32,7 @@ class Batch:
 def next_batch(
     spec: ScheduleSpec, *, first: datetime, last: datetime, position: datetime | None, newest_first: bool, most: int
 ) -> Batch:
-    """At most `most` instants of the range, with both its ends, that come after `position` in the order of the backfill."""
+    """At most `most` instants of the inclusive range that follow `position` in the order of the backfill."""
     if newest_first:
         found = last_fires_between(spec, first, last if position is None else position - _TICK, most + 1)
     else:

@@ -1,4 +1,4 @@
-"""What holds work back, over all runs, in words. The database finds it; here it is only told."""
+"""Describes in words what blocks work, across all runs. The database finds the blockers; this module only formats them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _KINDS = {
     "run_queued": "max_active_runs",
     "retry_line": "max_active_retries",
     "time": "time",
-    "quarantined": "set aside",
+    "quarantined": "quarantined",
 }
 
 
 def kind_of(each: Blocked) -> str:
-    """Of what sort it is, in two words."""
+    """The kind of blocker, in at most two words."""
     if each.kind == "gate":
-        return {"order": "smaller version", "rate": "used up", "past": "run before"}.get(each.detail["gate"], "full")
+        return {"order": "smaller version", "rate": "used up", "past": "previous run"}.get(each.detail["gate"], "full")
     return _KINDS[each.kind]
 
 
 def tell_blocked(each: Blocked, when: When) -> str | None:
-    """Who has it, or what would end the wait."""
+    """The current holder, or the condition that ends the wait."""
     it = each.detail
     if each.kind == "gate" and it["gate"] == "order":
         first = it["smaller"][0] if it["smaller"] else None
@@ -34,7 +34,7 @@ def tell_blocked(each: Blocked, when: When) -> str | None:
     if each.kind == "gate" and it["gate"] == "past":
         return f"{it['task']} of run {it['run_id']} is {it['state']}"
     if each.kind == "gate":
-        held = ", ".join(f"{x['dag']}.{x['task']} of run {x['run_id']}" for x in it["holders"]) or "nobody"
+        held = ", ".join(f"{x['dag']}.{x['task']} of run {x['run_id']}" for x in it["holders"]) or "no task"
         if each.name.startswith("mutex "):
             return f"held by {held}"
         return f"{it['used']}/{it['capacity']} used by {held}"

@@ -1,4 +1,4 @@
-"""Which tasks a branch or a short-circuit skips, by what it returned. Decided purely; carried out with the task's end."""
+"""Which tasks a branch or a short-circuit skips, given its return value. A pure decision, applied when the task ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evertick.domain.errors import BadChoice
 
 
 def judge(spec: DagSpec, outcome: Outcome) -> Outcome:
-    """A success with what it skips; a failure where its result says nothing that could be followed."""
+    """A success with the tasks it skips; a failure if the result names nothing that can be followed."""
     choice = spec.tasks[outcome.key.idx].choice
     if choice is None or outcome.kind is not OutcomeKind.SUCCESS:
         return outcome
@@ -24,7 +24,7 @@ def judge(spec: DagSpec, outcome: Outcome) -> Outcome:
 
 
 def skipped_by(spec: DagSpec, idx: int, value: object) -> list[int]:
-    """The tasks that are skipped because task `idx` returned `value`."""
+    """The tasks skipped because task `idx` returned `value`."""
     task = spec.tasks[idx]
     direct = [down for up, down in spec.edges if up == idx and not spec.tasks[down].is_teardown]
     match task.choice:
@@ -32,7 +32,7 @@ def skipped_by(spec: DagSpec, idx: int, value: object) -> list[int]:
             return []
         case Choice.BRANCH:
             chosen = _chosen(spec, idx, value, direct)
-            # What comes after a chosen task as well is not skipped: its trigger rule decides.
+            # A task that also follows a chosen task is not skipped here: its trigger rule decides.
             return sorted(set(direct) - chosen - below(spec, chosen))
         case Choice.SHORT_CIRCUIT:
             return [] if value else sorted(each for each in below(spec, [idx]) if not spec.tasks[each].is_teardown)
@@ -41,7 +41,7 @@ def skipped_by(spec: DagSpec, idx: int, value: object) -> list[int]:
 
 
 def below(spec: DagSpec, idxs: Iterable[int]) -> set[int]:
-    """Everything after the given tasks."""
+    """All tasks downstream of the given tasks."""
     after: dict[int, list[int]] = {}
     for up, down in spec.edges:
         after.setdefault(up, []).append(down)
@@ -63,14 +63,14 @@ def _chosen(spec: DagSpec, idx: int, value: object, direct: Sequence[int]) -> se
         if not found:
             can = ", ".join(spec.tasks[each].name for each in direct) or "nothing"
             raise BadChoice(
-                f"branch {spec.tasks[idx].name} returned {name!r}, which is no task or group directly after it;"
-                f" it can choose among {can}, or return None"
+                f"branch {spec.tasks[idx].name} returned {name!r}, which is not a task or group directly downstream of it;"
+                f" return one of {can}, or None"
             )
         chosen |= found
     return chosen
 
 
 def _is_called(spec: DagSpec, idx: int, name: str) -> bool:
-    """By its own name or by that of a group around it."""
+    """Whether `name` is the task's own name or that of an enclosing group."""
     task = spec.tasks[idx]
     return name == task.name or (task.group is not None and f"{task.group}.".startswith(f"{name}."))

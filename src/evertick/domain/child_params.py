@@ -1,4 +1,4 @@
-"""The parameters that a task gives to the run it starts: constants, results of tasks before it, parameters of its own run."""
+"""The parameters that a task passes to the run it starts: constants, results of upstream tasks, parameters of its own run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from evertick.domain.errors import UserError
 
 _TAG = "$evertick"
-# What JSON lacks and a parameter takes as text.
+# Types that JSON lacks and a parameter accepts as text.
 _TEXTS = frozenset({"datetime", "date", "time", "decimal", "uuid"})
 
 
@@ -18,7 +18,7 @@ def fill_params(
     results: Mapping[str, object],
     own: Mapping[str, object],
 ) -> dict[str, object]:
-    """UserError where a result is not there, or is nothing that a parameter can be."""
+    """Raises UserError if a result is missing or has a type that a parameter cannot have."""
     filled = dict(params)
     for name, source in given.items():
         assert isinstance(source, Mapping)
@@ -36,7 +36,9 @@ def _part(name: str, task: str, value: object, path: list[str | int]) -> object:
         named = value.get("named")
         value = named if isinstance(named, Mapping) and path and path[0] in named else value.get("value")
     if value is None:
-        raise UserError(f"param {name!r} is the result of task {task}, and that returned nothing.")
+        raise UserError(
+            f"param {name!r} takes the result of task {task}, which returned nothing: return a value from it."
+        )
     for key in path:
         _plain(name, task, value)
         try:
@@ -49,11 +51,13 @@ def _part(name: str, task: str, value: object, path: list[str | int]) -> object:
 def _plain(name: str, task: str, value: object) -> object:
     if not isinstance(value, Mapping) or value.get(_TAG) is None:
         return value
-    # An agent can send what no task of ours would return: whatever it is, it must fail this one task and keep no other.
+    # An agent can send values that our own tasks never return: any such value must fail this one task and block no other.
     kind, text = str(value[_TAG]), value.get("value")
     if kind in _TEXTS and isinstance(text, str):
         return text
-    what = "so large that it was put into a file" if kind == "file" else f"a {kind:.50}, which no param can be"
+    what = (
+        "so large that it was stored in a file" if kind == "file" else f"of type {kind:.50}, which a param cannot have"
+    )
     raise UserError(
         f"param {name!r}: the result of task {task} is {what}; return text, a number, or a plain list or dict."
     )

@@ -1,8 +1,8 @@
-"""When a cron expression fires in real time. Never asks the clock, never searches without a bound.
+"""When a cron expression fires in real time. Never reads the clock, never searches without a bound.
 
 The daylight-saving rule. An hour field that starts with `*` makes a schedule *elapsed*: it fires at every real instant
-whose wall clock matches. Any other is *calendar*: each matching wall time fires once, a repeated one at its first copy;
-what a gap of up to 3 hours swallowed fires as one at the first instant after it; a longer gap is skipped, on record.
+whose wall clock matches. Any other is *calendar*: each matching wall time fires once, a repeated one at its first occurrence;
+the matches skipped by a gap of up to 3 hours fire once, right after the gap; a longer gap is skipped and recorded.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _MACROS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cron:
-    """A checked expression in a known zone. Made by `parse_cron`."""
+    """A validated expression in a known time zone. Created by `parse_cron`."""
 
     expression: str
     timezone: str
     fields: CronFields
 
     def next_after(self, instant: datetime) -> datetime | None:
-        """The first fire strictly after `instant`, in UTC, or nothing when there is none before the year 10000.
+        """The first fire strictly after `instant`, in UTC, or None if there is none before the year 10000.
 
-        Each turn of the loop moves one regime on, and a valid expression matches within 400 years, so it ends.
+        Each iteration advances one regime, and a valid expression matches within 400 years, so the loop ends.
         """
         second = to_seconds(instant) + 1
         regime = regime_at(self.timezone, second)
@@ -55,7 +55,7 @@ class Cron:
         return None
 
     def count_between(self, after: datetime, through: datetime) -> int:
-        """How many fires lie after `after` and at or before `through`, without visiting each."""
+        """The number of fires after `after` and at or before `through`, without visiting each."""
         second, end = to_seconds(after) + 1, to_seconds(through) + 1
         count = 0
         while second < end:
@@ -68,8 +68,8 @@ class Cron:
         return count
 
     def lost_between(self, after: datetime, through: datetime) -> tuple[datetime, int] | None:
-        """What a gap that is too long to be made up for swallowed, if there is one after `after` and at or before `through`:
-        the first instant after the last such gap, and how many wall times of all of them never were."""
+        """The fires skipped by gaps that are too long to make up for, after `after` and at or before `through`:
+        the first instant after the last such gap, and the number of matching wall times that all of them skipped."""
         if self.fields.is_elapsed:
             return None
         end = to_seconds(through)
@@ -88,7 +88,7 @@ class Cron:
         return regime.wall_start if self.fields.is_elapsed else regime.first_new_wall
 
     def _fires_for_gap(self, regime: Regime) -> bool:
-        """Whether the clock change at the start of the regime swallowed matches that fire as one after it."""
+        """Whether the clock change at the start of the regime skipped matches that fire once after it."""
         if self.fields.is_elapsed or not 0 < regime.wall_start - regime.gap_start <= LONGEST_GAP_SECONDS:
             return False
         swallowed = self.fields.next_wall(regime.gap_start)
@@ -96,7 +96,7 @@ class Cron:
 
 
 def parse_cron(expression: str, timezone: str = "UTC") -> Cron:
-    """Read and check an expression of 5 or 6 fields, or a macro such as `@daily`."""
+    """Parse and validate an expression of 5 or 6 fields, or a macro such as `@daily`."""
     if len(expression) > _LONGEST_EXPRESSION:
         raise InvalidSchedule(
             f"cron {expression[:40]!r}… has {len(expression)} characters: at most {_LONGEST_EXPRESSION} are allowed"
@@ -107,11 +107,11 @@ def parse_cron(expression: str, timezone: str = "UTC") -> Cron:
     canonical = written.lower() if is_macro else written.upper()
     if is_macro and canonical not in _MACROS:
         raise InvalidSchedule(f"cron {expression!r} is not a known macro: use one of {', '.join(_MACROS)}")
-    # A fault is told in the words in which it was written.
+    # An error quotes the expression as it was written.
     fields = parse_fields(_MACROS.get(canonical, written))
     if fields.next_wall(0) is None:
         raise InvalidSchedule(
-            f"cron {written!r} never fires: no fire in 400 years, because its day-of-month, month and day-of-week "
-            "fields fit no date; change one of them"
+            f"cron {written!r} never fires: it has no fire in 400 years, because no date matches its day-of-month, month and "
+            "day-of-week fields; change one of them"
         )
     return Cron(expression=canonical, timezone=timezone, fields=fields)

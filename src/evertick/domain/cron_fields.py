@@ -1,4 +1,4 @@
-"""What a cron expression matches on a wall clock. Knows nothing of time zones or real time.
+"""Which wall-clock times a cron expression matches. Independent of time zones and real time.
 
 Second (optional), minute, hour, day-of-month, month, day-of-week; `*`, lists, ranges, steps, names; `L` and `LW` for
 days of the month; `5L` and `5#2` for weekdays. When both day fields are restricted either suffices, unless one starts
@@ -18,7 +18,7 @@ _DAY_SECONDS = 86_400
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 _FIRST_WALL = (date.min.toordinal() - _EPOCH_ORDINAL) * _DAY_SECONDS
 _LAST_DAY = date.max.toordinal() - _EPOCH_ORDINAL
-# The Gregorian calendar repeats itself, weekdays included, after 400 years.
+# The Gregorian calendar, weekdays included, repeats every 400 years.
 _MONTHS_IN_400_YEARS = 4_800
 _EVERY_WEEK = 1 | 1 << 7 | 1 << 14 | 1 << 21 | 1 << 28
 _LAST = 0
@@ -26,7 +26,7 @@ _LAST = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CronFields:
-    """Numbers are sets: bit n says that n matches. Weekday 0 is Sunday; nth weekday (5, 0) is the last Friday."""
+    """Numbers are bit sets: bit n is set if n matches. Weekday 0 is Sunday; nth weekday (5, 0) is the last Friday."""
 
     seconds: int
     minutes: int
@@ -41,7 +41,7 @@ class CronFields:
     is_elapsed: bool
 
     def next_wall(self, wall: int) -> int | None:
-        """The first matching wall time at or after `wall`, if there is one before the year 10000."""
+        """The first matching wall time at or after `wall`, or None if there is none before the year 10000."""
         day, second = divmod(max(wall, _FIRST_WALL), _DAY_SECONDS)
         matching = self._next_day(day)
         if matching == day:
@@ -54,7 +54,7 @@ class CronFields:
         return matching * _DAY_SECONDS + _lowest(self.hours) * 3600 + _lowest(self.minutes) * 60 + _lowest(self.seconds)
 
     def count_walls(self, begin: int, end: int) -> int:
-        """How many wall times match from `begin` until before `end`. Costs a few microseconds per matching day."""
+        """The number of matching wall times from `begin` to `end`, exclusive. Costs a few microseconds per matching day."""
         if end <= begin:
             return 0
         first_day, first_second = divmod(max(begin, _FIRST_WALL), _DAY_SECONDS)
@@ -113,7 +113,7 @@ class CronFields:
         return None
 
     def _seconds_before(self, second: int) -> int:
-        """How many seconds of a matching day match before `second`."""
+        """The number of matching seconds before `second` on a matching day."""
         hour, rest = divmod(second, 3600)
         minute, second = divmod(rest, 60)
         minutes = _count_below(self.hours, hour) * self.minutes.bit_count()
@@ -125,7 +125,7 @@ class CronFields:
 
 @lru_cache(maxsize=1024)
 def _month(year: int, month: int) -> tuple[int, int]:
-    """The weekday that it begins with, and its length."""
+    """The weekday of its first day, and its length."""
     monday_based, length = calendar.monthrange(year, month)
     return (monday_based + 1) % 7, length
 
@@ -146,7 +146,7 @@ class _Field:
     names: tuple[str, ...] = ()
 
     def parse(self, terms: list[str]) -> int:
-        """The set that some values, ranges and steps stand for; a `ValueError` says what is wrong with them."""
+        """The set for the given values, ranges and steps; the `ValueError` of an invalid one says what is wrong."""
         members = 0
         for term in terms:
             for value in self._parse_term(term):
@@ -190,7 +190,7 @@ _FIELDS = (_SECOND, _MINUTE, _HOUR, _DAY, _MONTH, _WEEKDAY)
 
 
 def parse_fields(expression: str) -> CronFields:
-    """Five or six fields. A fault is refused with the names of the field and of the expression."""
+    """Parse five or six fields. An error names the field and the expression."""
     texts = expression.split()
     if len(texts) not in (5, 6):
         raise InvalidSchedule(
@@ -208,7 +208,7 @@ def parse_fields(expression: str) -> CronFields:
                 nth_weekdays = [_parse_nth(term) for term in terms[-1] if _is_nth(term)]
             plain.append(field.parse([term for term in terms[-1] if not _is_special(field, term)]))
         except ValueError as fault:
-            raise InvalidSchedule(f"cron {expression!r}: the {field.name} field {text!r} is wrong: {fault}") from None
+            raise InvalidSchedule(f"cron {expression!r}: the {field.name} field {text!r} is invalid: {fault}") from None
     return CronFields(
         seconds=plain[0],
         minutes=plain[1],
@@ -247,5 +247,5 @@ def _number(text: str) -> int:
     if not text:
         raise ValueError("a value is missing")
     if not (text.isascii() and text.isdecimal() and len(text) <= 3):
-        raise ValueError(f"{text!r} is not a number or name that fits here")
+        raise ValueError(f"{text!r} is not a number or name that this field accepts")
     return int(text)

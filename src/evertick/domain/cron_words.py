@@ -1,4 +1,4 @@
-"""A cron expression in words. Reads the sets that decide when it fires, so that the words cannot say something else."""
+"""Describes a cron expression in words. Reads the same sets that decide when it fires, so that both always agree."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def cron_in_words(cron: Cron) -> str:
     days = _days(fields)
     if days == _EVERY_DAY and len(_members(fields.hours)) == 24:
         days = ""
-    return f"{_times(fields)}{days}{_months(fields)}, by the clock of {cron.timezone}"
+    return f"{_times(fields)}{days}{_months(fields)}, {cron.timezone} time"
 
 
 def rule_in_words(cron: Cron) -> str:
-    """Which of the two daylight-saving rules holds, and why."""
+    """Which of the two daylight-saving rules applies, and why."""
     if cron.fields.is_elapsed:
         return (
-            "Its hour field starts with *, so it keeps real time: it fires whenever the clock shows such a time. What the"
-            " clock leaves out does not fire, and what it shows twice fires twice."
+            "Its hour field starts with *, so it follows real time: it fires whenever the clock shows a matching time. A time"
+            " that the clock skips does not fire, and a time that the clock repeats fires twice."
         )
     return (
-        "Its hour field names hours of the day, so each such time fires once a day: at its first copy when the clock shows"
-        " it twice, and right after the gap when the clock leaves it out. A gap of more than 3 hours is skipped."
+        "Its hour field names hours of the day, so each such time fires once a day: at its first occurrence if the clock"
+        " repeats it, and right after the gap if the clock skips it. A gap of more than 3 hours is skipped."
     )
 
 
@@ -76,7 +76,7 @@ def _hours(hours: list[int]) -> str:
 
 
 def _step(members: list[int], size: int) -> int | None:
-    """The distance between the members, if it is the same all the way round."""
+    """The distance between the members, if it is constant, wrap-around included."""
     if len(members) < 2 or members[0] != 0:
         return None
     step = members[1]
@@ -91,7 +91,7 @@ def _days(fields: CronFields) -> str:
         if has_days and has_weekdays:
             return f" {by_day}, if that is {by_weekday}"
         return f" {by_day}" if has_days else f" on {by_weekday}" if has_weekdays else _EVERY_DAY
-    # Either suffices: one that allows every day leaves nothing to the other.
+    # Either field suffices: one that allows every day makes the other redundant.
     return f" {by_day}, and also on {by_weekday}" if has_days and has_weekdays else _EVERY_DAY
 
 

@@ -1,6 +1,6 @@
-"""A DAG as it is published: plain, immutable, canonical. No code, no defaults from outside, no order by accident.
+"""A DAG as it is published: plain, immutable, canonical. It contains no code, no external defaults and no accidental order.
 
-Two loads of the same source give the same `structural_hash`, whatever the order in which sets and dicts were walked.
+Two loads of the same source give the same `structural_hash`, whatever the iteration order of sets and dicts was.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class OnLostContact(StrEnum):
 
 
 class Choice(StrEnum):
-    """A task whose result says which tasks after it are skipped: all but those it names, or all when it is false."""
+    """A task whose result decides which downstream tasks are skipped: all but those it names, or all if it is false."""
 
     BRANCH = "branch"
     SHORT_CIRCUIT = "short_circuit"
@@ -54,8 +54,8 @@ class Choice(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """The DAG that a task starts, and whether it waits for the end of that run. `given` are params that are known only then:
-    `{"task": "count", "path": ["rows"]}` for a result or a part of it, `{"param": "day"}` for one of the run's own."""
+    """The DAG that a task starts, and whether it waits for that run to end. `given` are params known only at that time:
+    `{"task": "count", "path": ["rows"]}` for a result or a part of it, `{"param": "day"}` for a parameter of its own run."""
 
     dag: str
     params: Mapping[str, JsonValue] = field(default_factory=dict)
@@ -67,8 +67,8 @@ class ChildSpec:
 class TaskSpec:
     """One task of the plan. `name` is the full id, with its groups: `extract.orders`. `inputs` are upstream names.
 
-    `queue` is what its author wrote down; None leaves it to the routing rules. `wait` is what it waits for without a slot.
-    `executor_options` are before the DAG's: `domain/placement.py` joins them.
+    `queue` is what the author declared; None leaves it to the routing rules. `wait` is what it waits for without a slot.
+    `executor_options` take precedence over the DAG's: `domain/placement.py` merges them.
     """
 
     name: str
@@ -107,13 +107,13 @@ class TaskSpec:
 
     @property
     def runs_nowhere(self) -> bool:
-        """Whether no runner ever sees it."""
+        """Whether the task never runs on a runner."""
         return self.kind in (TaskKind.TRIGGER, TaskKind.WAIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """A group of tasks that runs again as a whole when it fails, up to `retries` times. Others are only names."""
+    """A group of tasks that runs again as a whole when it fails, up to `retries` times. Other groups are only names."""
 
     name: str
     retries: int
@@ -121,7 +121,7 @@ class GroupSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSchedule:
-    """One of a DAG's schedules, with the parameters its runs start with. What is None is as the DAG says."""
+    """One of a DAG's schedules, with the parameters of its runs. A field that is None takes the DAG's value."""
 
     name: str
     spec: ScheduleSpec
@@ -136,7 +136,7 @@ class NamedSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DagSpec:
-    """The whole plan. Tasks stand in topological order, and edges are sorted (upstream, downstream) positions in it."""
+    """The whole plan. Tasks are in topological order, and edges are sorted (upstream, downstream) positions in that order."""
 
     name: str
     tasks: tuple[TaskSpec, ...]
@@ -163,13 +163,13 @@ class DagSpec:
 
 
 def to_json(spec: DagSpec) -> str:
-    """The canonical text: sorted keys, no spaces, and only what differs from the default, so that a later release
-    which adds a field gives old DAGs no new version."""
+    """The canonical text: sorted keys, no spaces, and only values that differ from the default, so that a later release
+    that adds a field creates no new version of old DAGs."""
     return json.dumps(spec, default=_given, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def structural_hash(spec: DagSpec) -> str:
-    """The same for every DAG that means the same: the order of declaration does not count."""
+    """The same for every DAG with the same meaning: the order of declaration does not count."""
     order = sorted(range(len(spec.tasks)), key=lambda position: spec.tasks[position].name)
     rank = {position: place for place, position in enumerate(order)}
     canonical = replace(
@@ -185,18 +185,18 @@ def structural_hash(spec: DagSpec) -> str:
 
 
 def from_json(text: str) -> DagSpec:
-    """The spec that `to_json` wrote."""
+    """Parse the spec that `to_json` wrote."""
     try:
         return _read(DagSpec, json.loads(text), _DAG)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError, InvalidSchedule) as error:
         raise InvalidDag(
-            f"this is not a DAG that this release can read: {error!r}. If a later one published it, upgrade Evertick here;"
+            f"this release cannot read the published DAG: {error!r}. If a later release published it, upgrade Evertick here;"
             " otherwise publish the DAG file again."
         ) from None
 
 
 def _given(record: object) -> object:
-    """A record's fields that differ from their defaults; a schedule writes itself."""
+    """A record's fields that differ from their defaults; a schedule serializes itself."""
     if isinstance(record, ScheduleSpec):
         return json.loads(record.to_json())
     found = {}

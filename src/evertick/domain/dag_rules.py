@@ -1,6 +1,6 @@
-"""What a DAG must satisfy to be published, and the order of its tasks. Linear in tasks and edges, never recursive.
+"""Validates a DAG before it is published, and orders its tasks. Linear in tasks and edges, never recursive.
 
-Every refusal names all that is involved, so that one look at the message is enough to repair the file.
+Each error names everything that is involved, so that the message alone is enough to repair the file.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _FIELD_TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
 )
 _SHOWN = 10
 _LONGEST_LIMIT_SECONDS = 10 * 365 * 86_400.0
-_LIMIT_RULE = "it must be more than 0 and at most ten years, or left out"
+_LIMIT_RULE = "it must be more than 0 and at most ten years, or omitted"
 
 
 def validate(spec: DagSpec) -> None:
-    """Raise InvalidDag with everything that is wrong."""
+    """Raise InvalidDag with every problem found."""
     problems = [*_check_dag(spec), *_check_size(spec), *_check_tasks(spec)]
     if not problems:
         problems = [*_check_edges(spec), *_check_schedules(spec)]
@@ -81,9 +81,9 @@ def _check_dag(spec: DagSpec) -> Iterator[str]:
             yield f"tag {_short(tag)} must be 1 to {MAX_TAG} printable characters."
     for name, limit in (("max_active_runs", spec.max_active_runs), ("max_active_tasks", spec.max_active_tasks)):
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 1_000_000):
-            yield f"{name} is {limit!r}; it must be from 1 to 1,000,000, or left out."
+            yield f"{name} is {limit!r}; it must be from 1 to 1,000,000, or omitted."
     if isinstance(spec.retries, bool) or not isinstance(spec.retries, int) or not 0 <= spec.retries <= MAX_RUN_RETRIES:
-        yield f"retries is {spec.retries!r}; a run may begin again 0 to {MAX_RUN_RETRIES} times."
+        yield f"retries is {spec.retries!r}; a run can be retried 0 to {MAX_RUN_RETRIES} times."
     if not _is_limit(spec.run_timeout_seconds):
         yield f"run_timeout is {spec.run_timeout_seconds!r} s; {_LIMIT_RULE}."
     if not _is_storable(spec.description):
@@ -93,7 +93,7 @@ def _check_dag(spec: DagSpec) -> Iterator[str]:
 
 
 def _is_limit(seconds: object) -> bool:
-    """Whether a limit on time can be kept: none, or one that ends."""
+    """Whether a time limit is valid: None, or finite and positive."""
     if seconds is None:
         return True
     return (
@@ -110,7 +110,7 @@ def _check_size(spec: DagSpec) -> Iterator[str]:
     if len(spec.tasks) > MAX_TASKS:
         yield f"it has {len(spec.tasks):,} tasks; at most {MAX_TASKS:,} are allowed."
     if len(spec.edges) > MAX_EDGES:
-        yield f"it has {len(spec.edges):,} dependencies; at most {MAX_EDGES:,} are allowed: put a task between groups."
+        yield f"it has {len(spec.edges):,} dependencies; at most {MAX_EDGES:,} are allowed: put a joining task between groups."
 
 
 def _check_tasks(spec: DagSpec) -> Iterator[str]:
@@ -136,11 +136,11 @@ def _check_names(tasks: Sequence[TaskSpec]) -> Iterator[str]:
     if bad := [_short(task.name) for task in tasks if not _NAME.fullmatch(task.name)]:
         yield f"task names are not allowed: {_listed(bad)}; {_NAME_RULE}."
     if twice := [name for name, times in Counter(task.name for task in tasks).items() if times > 1]:
-        yield f"task names are used twice: {_listed(twice)}; give each task its own name."
+        yield f"task names are used twice: {_listed(twice)}; give each task a unique name."
     if both := sorted({task.name for task in tasks} & _groups(tasks)):
-        yield f"names are used for a task and for a group: {_listed(both)}; rename one of the two."
+        yield f"names are used for both a task and a group: {_listed(both)}; rename one of the two."
     if stray := [task.name for task in tasks if task.group and not task.name.startswith(task.group + ".")]:
-        yield f"tasks do not carry the name of their group: {_listed(stray)}."
+        yield f"task names do not start with the name of their group: {_listed(stray)}."
 
 
 def _groups(tasks: Sequence[TaskSpec]) -> set[str]:
@@ -164,25 +164,25 @@ def _check_task(task: TaskSpec) -> Iterator[str]:
         if not _is_limit(limit):
             yield f"task {task.name!r}: {name} is {limit!r} s; {_LIMIT_RULE}."
     if task.finish_within_seconds is None and any(notice.event is Event.DEADLINE for notice in task.notices):
-        yield f"task {task.name!r}: on_deadline needs a deadline; give it one, as in finish_within='30m'."
+        yield f"task {task.name!r}: on_deadline needs a deadline; add one, as in finish_within='30m'."
     if task.queue is not None and not _NAME.fullmatch(task.queue):
         yield f"task {task.name!r}: queue {_short(task.queue)} is not allowed; {_NAME_RULE}."
     if (task.kind is TaskKind.SHELL) != bool(task.command):
         yield f"task {task.name!r}: a shell task needs a command, and only a shell task has one."
     if (task.kind is TaskKind.TRIGGER) != (task.child is not None):
-        yield f"task {task.name!r}: a task that starts a DAG names it, and only such a task does."
+        yield f"task {task.name!r}: a task that starts a DAG must name that DAG, and only such a task does."
     if task.child is not None and (task.gates or task.retry.retries or task.mapping or task.choice or task.is_setup):
         yield (
-            f"task {task.name!r} starts a DAG and runs nowhere: retries, pools, keys, limits and mapping are for the tasks"
-            f" of {task.child.dag!r}."
+            f"task {task.name!r} starts a DAG and does not run on a runner: set retries, pools, keys, limits and mapping on the"
+            f" tasks of {task.child.dag!r}."
         )
     expected = {TaskKind.PYTHON} if task.wait and task.wait.kind is WaitKind.POLL else {TaskKind.WAIT}
     if (task.kind is TaskKind.WAIT and task.wait is None) or (task.wait is not None and task.kind not in expected):
-        yield f"task {task.name!r}: a task that waits says for what, and only such a task does."
+        yield f"task {task.name!r}: a task that waits must say what it waits for, and only such a task does."
     if task.kind is TaskKind.WAIT and (
         task.gates or task.retry.retries or task.mapping or task.choice or task.is_setup
     ):
-        yield f"task {task.name!r} only waits and runs nowhere: it takes no retries, pools, keys, limits or mapping."
+        yield f"task {task.name!r} only waits and does not run on a runner: it takes no retries, pools, keys, limits or mapping."
     if not (_is_storable(task.command) and _is_storable(task.summary) and _is_storable(task.doc)):
         yield f"task {task.name!r}: its command and its docstring must be {_TEXT_RULE}."
 
@@ -213,11 +213,11 @@ def _check_edges(spec: DagSpec) -> Iterator[str]:
                 )
                 yield f"task {task.name!r} is a {what} and cannot be mapped."
             if any(gate.kind in (GateKind.ORDER, GateKind.PAST) for gate in task.gates):
-                yield f"task {task.name!r} is mapped: `order` and `depends_on_past` are for tasks that are not."
+                yield f"task {task.name!r} is mapped: `order` and `depends_on_past` are not allowed on a mapped task."
         if task.is_setup and task.is_teardown:
-            yield f"task {task.name!r} is a setup and a teardown; make two tasks of it."
+            yield f"task {task.name!r} is both a setup and a teardown; make two tasks of it."
         if task.choice is Choice.BRANCH and not any(up == task.name for up, _ in edges):
-            yield f"branch {task.name!r} has nothing to choose among; draw arrows from it, as in {task.name}() >> [a(), b()]."
+            yield f"branch {task.name!r} has no downstream tasks to choose from; add some, as in {task.name}() >> [a(), b()]."
     if itself := [task.name for task in spec.tasks if task.child is not None and task.child.dag == spec.name]:
         yield f"tasks start their own DAG: {_listed(itself)}; each run would start the next."
     if cycle := _find_cycle(size, spec.edges):
@@ -228,13 +228,13 @@ def _check_edges(spec: DagSpec) -> Iterator[str]:
 
 
 def check_schedule(spec: DagSpec, schedule: NamedSchedule) -> None:
-    """Refuse a schedule that could not be one of this DAG's."""
+    """Raise InvalidDag if the schedule cannot belong to this DAG."""
     if problems := list(_check_schedules(replace(spec, schedules=(schedule,)))):
         raise InvalidDag(f"DAG {spec.name!r}: {problems[0]}")
 
 
 def check_run_params(spec: DagSpec, given: Mapping[str, object]) -> dict[str, JsonValue]:
-    """The parameters of a run, checked, also as what its tasks make of them."""
+    """The validated parameters of a run, including the values that its tasks derive from them."""
     values = check_params(spec.params, given)
     for task in spec.tasks:
         for problem in check_versions(task.gates, values):
@@ -252,7 +252,7 @@ def _check_schedules(spec: DagSpec) -> Iterator[str]:
         if schedule.spec.after and {s.name for s in sources_of(read_text(schedule.spec.after)) if s.kind != "asset"} & {
             spec.name
         }:
-            yield f"schedule {schedule.name!r} waits for its own DAG: each run would start the next. Name another."
+            yield f"schedule {schedule.name!r} waits for its own DAG: each run would start the next. Name another DAG."
         try:
             check_run_params(spec, schedule.params)
         except InvalidParams as error:
@@ -260,7 +260,7 @@ def _check_schedules(spec: DagSpec) -> Iterator[str]:
 
 
 def _levels(size: int, edges: Iterable[tuple[int, int]]) -> list[int]:
-    """The longest way from a root to each task; -1 for tasks on a cycle or behind one."""
+    """The longest path from a root to each task; -1 for tasks on a cycle or downstream of one."""
     downstream: list[list[int]] = [[] for _ in range(size)]
     waiting_for = [0] * size
     for up, down in edges:
@@ -272,15 +272,17 @@ def _levels(size: int, edges: Iterable[tuple[int, int]]) -> list[int]:
         for down in downstream[up]:
             waiting_for[down] -= 1
             if waiting_for[down] == 0:
-                level[down] = level[up] + 1  # the last upstream to arrive is on the longest way: `ready` goes by level
+                level[down] = (
+                    level[up] + 1
+                )  # the last upstream to arrive is on the longest path: `ready` is in level order
                 ready.append(down)
     return level
 
 
 def _find_cycle(size: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """One cycle, its first task repeated at the end; empty if there is none."""
+    """One cycle, with its first task repeated at the end; empty if there is none."""
     level = _levels(size, edges)
-    # Each task that never became ready has an upstream that did not either: walk back until a task comes twice.
+    # Each task that never became ready has an upstream that did not either: walk back until a task repeats.
     before = {down: up for up, down in edges if level[up] == -1 and level[down] == -1}
     position = next((position for position in range(size) if level[position] == -1), None)
     if position is None:
@@ -296,7 +298,7 @@ def _find_cycle(size: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _is_storable(text: object) -> bool:
-    """Whether PostgreSQL can hold it: no NUL, no half of a surrogate pair, and not a novel."""
+    """Whether PostgreSQL can store the text: no NUL, no lone surrogate, and within the size limit."""
     if text is None:
         return True
     if not isinstance(text, str) or len(text) > MAX_TEXT or "\0" in text:

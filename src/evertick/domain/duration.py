@@ -1,4 +1,4 @@
-"""Lengths of time as people write and read them: `30s`, `1h30m`, `250ms`, `PT5M`. Exact to the microsecond."""
+"""Durations in text form: `30s`, `1h30m`, `250ms`, `PT5M`. Exact to the microsecond."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ISO = re.compile(
 
 
 def parse_duration(text: str) -> timedelta:
-    """A `ValueError` says what is wrong with the text."""
+    """Parse a duration; the `ValueError` for an invalid one says what is wrong."""
     compact = "".join(text.split())
     if iso := _ISO.fullmatch(compact.upper()):
         parts = [(number, unit) for number, unit in zip(iso.groups(), "wdhms", strict=True) if number is not None]
@@ -39,7 +39,7 @@ def parse_duration(text: str) -> timedelta:
 
 
 def describe_duration(length: timedelta) -> str:
-    """In words: "5 seconds", "hour", "1 day 12 hours", "0.25 seconds". One of a single unit goes without its number."""
+    """In words: "5 seconds", "hour", "1 day 12 hours", "0.25 seconds". A single unit of one omits its number."""
     rest = length // timedelta(microseconds=1)
     counts: list[tuple[str, str]] = []
     for unit, name in _NAMES.items():

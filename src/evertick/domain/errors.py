@@ -1,46 +1,46 @@
 """Every error that Evertick raises on purpose, in one tree. A message names the thing and the next step.
 
 EvertickError
-├── UserError                what the caller asked for cannot be done: tell them how to do it instead
+├── UserError                the request cannot be carried out: the message says how to do it instead
 │   ├── InvalidDag           a DAG that cannot be published
-│   │   ├── LacksPool        it needs a pool that is not there, or more of one than it has
-│   │   └── EndlessLoop      it would start itself again for ever
+│   │   ├── LacksPool        it needs a pool that does not exist, or more slots than the pool has
+│   │   └── EndlessLoop      its runs would start each other endlessly
 │   ├── InvalidSchedule      a schedule that cannot be saved
 │   ├── InvalidParams        parameters that do not fit the DAG's declaration
 │   ├── InvalidTemplate      a template that cannot be rendered
-│   ├── NotDeclared          a task asks by name for what it, or its DAG, does not declare
-│   ├── SecretLocked         a stored value that no key here can read
-│   ├── BadChoice            a branch returned what is no task after it
+│   ├── NotDeclared          a task requests a name that neither it nor its DAG declares
+│   ├── SecretLocked         a stored value that no configured key can decrypt
+│   ├── BadChoice            a branch returned a name that is not a task after it
 │   ├── InvalidSettings      settings that contradict each other
 │   ├── InvalidRouting       routing rules or a pattern that cannot be used
 │   ├── NotFound             no such DAG, run, task, schedule, runner
-│   ├── Conflict             somebody else changed it first, or it is in the wrong state
-│   ├── Refused              who asks is not known, or has the wrong password
-│   ├── Forbidden            who asks may not do this
-│   ├── TooMany              asked too often: wait
-│   ├── TooLarge             a request that is larger than any needs to be
+│   ├── Conflict             another process changed it first, or it is in the wrong state
+│   ├── Refused              authentication failed: unknown caller or wrong password
+│   ├── Forbidden            the caller lacks the permission
+│   ├── TooMany              rate limit exceeded: wait
+│   ├── TooLarge             the request exceeds the size limit
 │   └── Stale                it changed since it was read: read it again
-├── ResultLost               a task's result cannot be read: its file is gone or changed, or its type is unknown here
-├── StorageUnavailable       object storage cannot be reached, or does not take or give what it should
-├── DeliveryFailed           a notification that its sink did not take
-├── ExecutorBusy             an executor elsewhere has no room now: nobody hands over anything for a while
-├── ExecutorUnavailable      an executor elsewhere cannot be reached, or does not say whether it took something
-├── SubmissionRefused        an executor elsewhere will never take this attempt, by the task's own fault
-├── LeaseLost                an attempt's owner was replaced: drop the work and say so
-├── NotLeader                a planning write by a scheduler that no longer leads
-├── SchemaMismatch           the database's schema and this program do not fit each other
-├── MigrationBlocked         a migration could not have a table that somebody else keeps
-├── Unanswered               an agent's question that the API did not answer: ask again
-└── PostgresUnavailable      the database cannot be reached or could not be started
-    ├── WrongServer          a server answers that was replaced by another: nothing may be written to it
-    └── AnswerLost           a change was asked for and no answer came: it may have been made or not
+├── ResultLost               a task's result cannot be read: its file is missing or changed, or its type is unknown here
+├── StorageUnavailable       object storage is unreachable or refused a read or a write
+├── DeliveryFailed           a notification that its sink did not accept
+├── ExecutorBusy             a remote executor has no capacity: submissions pause
+├── ExecutorUnavailable      a remote executor is unreachable, or does not say whether it accepted a submission
+├── SubmissionRefused        a remote executor will never accept this attempt, because of the task's own configuration
+├── LeaseLost                the attempt belongs to another owner now: drop the work and report it
+├── NotLeader                a write by a scheduler that no longer leads the shard
+├── SchemaMismatch           the database's schema and this program are incompatible
+├── MigrationBlocked         a migration could not lock a table that another session holds
+├── Unanswered               the API did not answer an agent's request: send it again
+└── PostgresUnavailable      the database is unreachable or could not be started
+    ├── WrongServer          the server was replaced by another: nothing may be written to it
+    └── AnswerLost           a write was sent and no reply came: it may have been applied or not
 """
 
 from __future__ import annotations
 
 
 class EvertickError(Exception):
-    """Something that Evertick foresaw went wrong."""
+    """An error that Evertick anticipates."""
 
     code = "error"
 
@@ -52,7 +52,7 @@ class UserError(EvertickError):
 
 
 class InvalidDag(UserError):
-    """The DAG cannot be published. `file` and `line` say where, as far as that is known."""
+    """The DAG cannot be published. `file` and `line` say where, if known."""
 
     code = "invalid_dag"
 
@@ -67,11 +67,11 @@ class InvalidDag(UserError):
 
 
 class LacksPool(InvalidDag):
-    """The DAG needs a pool that is not there, or more of one than it has."""
+    """The DAG needs a pool that does not exist, or more slots than the pool has."""
 
 
 class EndlessLoop(InvalidDag):
-    """Each run of the DAG would bring about its next one, for ever."""
+    """Each run of the DAG would cause its next one, endlessly."""
 
 
 class InvalidSchedule(UserError):
@@ -87,7 +87,7 @@ class InvalidParams(UserError):
 
 
 class BadChoice(UserError):
-    """A branch returned what is no task directly after it."""
+    """A branch returned a name that is not a task directly after it."""
 
     code = "bad_choice"
 
@@ -99,14 +99,14 @@ class InvalidTemplate(UserError):
 
 
 class NotDeclared(UserError, KeyError):
-    """A task asks for a param, variable, connection or secret that is not declared."""
+    """A task requests a param, variable, connection or secret that is not declared."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # a KeyError would quote it
 
 
 class SecretLocked(UserError):
-    """No key here can read the stored value."""
+    """No configured key can decrypt the stored value."""
 
     code = "secret_locked"
 
@@ -124,43 +124,43 @@ class InvalidRouting(UserError):
 
 
 class NotFound(UserError):
-    """There is nothing by that name or id."""
+    """Nothing has that name or id."""
 
     code = "not_found"
 
 
 class Conflict(UserError):
-    """The thing is not in a state that allows this, or somebody changed it first."""
+    """The object is not in a state that allows this, or another process changed it first."""
 
     code = "conflict"
 
 
 class ResultLost(EvertickError):
-    """A task's result cannot be read: its file is gone or changed, or its type is unknown here."""
+    """A task's result cannot be read: its file is missing or changed, or its type is unknown here."""
 
     code = "result_lost"
 
 
 class StorageUnavailable(EvertickError):
-    """Object storage cannot be reached, or does not take or give what it should."""
+    """Object storage is unreachable or refused a read or a write."""
 
     code = "storage_unavailable"
 
 
 class Refused(UserError):
-    """Who asks is not known, or has the wrong password."""
+    """Authentication failed: the caller is unknown or gave a wrong password."""
 
     code = "refused"
 
 
 class Forbidden(UserError):
-    """Who asks may not do this."""
+    """The caller lacks the permission for this."""
 
     code = "forbidden"
 
 
 class TooMany(UserError):
-    """Asked too often: wait, and ask again."""
+    """Rate limit exceeded: wait, then repeat the request."""
 
     code = "too_many"
 
@@ -170,19 +170,19 @@ class TooMany(UserError):
 
 
 class TooLarge(UserError):
-    """The request is larger than any needs to be."""
+    """The request exceeds the size limit."""
 
     code = "too_large"
 
 
 class Stale(UserError):
-    """It changed since it was read."""
+    """The object changed since it was read."""
 
     code = "stale"
 
 
 class DeliveryFailed(EvertickError):
-    """A sink did not take a notification. `is_final`: another try would end the same."""
+    """A sink did not accept a notification. `is_final`: a retry would fail the same way."""
 
     code = "delivery_failed"
 
@@ -192,7 +192,7 @@ class DeliveryFailed(EvertickError):
 
 
 class ExecutorBusy(EvertickError):
-    """An executor elsewhere has no room now (a quota, too many requests). Counts against no budget."""
+    """A remote executor has no capacity now (a quota, too many requests). Uses up no retry."""
 
     code = "executor_busy"
 
@@ -202,13 +202,13 @@ class ExecutorBusy(EvertickError):
 
 
 class ExecutorUnavailable(EvertickError):
-    """An executor elsewhere cannot be reached, or does not say whether it took something: an outage, a time-out, its own error."""
+    """A remote executor is unreachable, or does not say whether it accepted a submission: an outage, a timeout, a server error."""
 
     code = "executor_unavailable"
 
 
 class SubmissionRefused(EvertickError):
-    """An executor elsewhere will never take this attempt, by the task's own fault (a bad template): it failed with that reason."""
+    """A remote executor will never accept this attempt, because of the task's own configuration (a bad template). It fails."""
 
     code = "submission_refused"
 
@@ -220,25 +220,25 @@ class LeaseLost(EvertickError):
 
 
 class Unanswered(EvertickError):
-    """The API did not answer, or cannot do it now: to be asked again."""
+    """The API did not answer, or cannot serve the request now: send it again."""
 
     code = "unanswered"
 
 
 class NotLeader(EvertickError):
-    """This scheduler no longer leads its shard; its planning write was refused."""
+    """This scheduler no longer leads its shard; its write was rejected."""
 
     code = "not_leader"
 
 
 class SchemaMismatch(EvertickError):
-    """The database's schema and this program do not fit each other."""
+    """The database's schema and this program are incompatible."""
 
     code = "schema_mismatch"
 
 
 class MigrationBlocked(EvertickError):
-    """A migration could not have a table that somebody else keeps. It changed nothing."""
+    """A migration could not lock a table that another session holds. It changed nothing."""
 
     code = "migration_blocked"
 
@@ -250,12 +250,12 @@ class PostgresUnavailable(EvertickError):
 
 
 class WrongServer(PostgresUnavailable):
-    """A server answers that was replaced by another; nothing may be written to it."""
+    """The server was replaced by another; nothing may be written to it."""
 
     code = "wrong_server"
 
 
 class AnswerLost(PostgresUnavailable):
-    """A change was asked for and no answer came: it may have been made or not."""
+    """A write was sent and no reply came: it may have been applied or not."""
 
     code = "answer_lost"

@@ -1,6 +1,6 @@
-"""Which server may be written to, and what a failover may have cost. Pure: it is told what was seen, and judges.
+"""Which server may be written to, and which writes a failover may have lost. Pure: callers pass in what they observed.
 
-A promoted standby has the system identifier of its primary and a higher timeline; the old primary, back again, a lower one.
+A promoted standby has the system identifier of its primary and a higher timeline; the old primary, restarted, a lower one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Whose data this is, and how often a standby was promoted on the way to it."""
+    """The identity of a server's data: its cluster, and how many promotions led to it."""
 
     system_id: int
     timeline: int
@@ -22,7 +22,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """How far a server's log was when a commit on it had been acknowledged. `lsn` is a byte position."""
+    """The position of a server's log when it acknowledged a commit. `lsn` is a byte position."""
 
     server: Server
     lsn: int
@@ -30,7 +30,7 @@ class Mark:
 
 
 class Verdict(StrEnum):
-    """What is known about acknowledged writes after a connection was opened again."""
+    """Whether acknowledged writes may be lost, judged after a reconnect."""
 
     SAME = "same"
     SAFE = "safe"
@@ -39,12 +39,12 @@ class Verdict(StrEnum):
 
 
 def refusal(seen: Server | None, found: Server) -> str | None:
-    """Why nothing may be written to `found` by a process that has seen `seen`; nothing if it may."""
+    """Why a process that has worked with `seen` must not write to `found`; None if it may."""
     if seen is None or found == seen:
         return None
     if found.system_id != seen.system_id:
         return (
-            f"it belongs to another database cluster (system identifier {found.system_id}) than the one that this"
+            f"it belongs to another database cluster (system identifier {found.system_id}) than this"
             f" process has worked with ({seen.system_id}), so nothing is written to it. If the database was restored"
             " or moved on purpose, restart this process"
         )
@@ -58,15 +58,15 @@ def refusal(seen: Server | None, found: Server) -> str | None:
 
 
 def judge(remembered: Mark, stored_lsn: int | None, found: Server) -> Verdict:
-    """`stored_lsn` is what the database that we have now holds as the newest mark of the remembered server."""
+    """`stored_lsn` is the newest mark of the remembered server in the current database."""
     if stored_lsn is None or stored_lsn < remembered.lsn:
         return Verdict.LOST
     if found == remembered.server:
         return Verdict.SAME
-    # The newest mark is there. What was acknowledged after it is there too if each commit waited for the standby.
+    # The newest mark is there. Everything acknowledged after it is there too if each commit waited for the standby.
     return Verdict.SAFE if remembered.is_synchronous else Verdict.UNPROVEN
 
 
 def lsn_text(lsn: int) -> str:
-    """As PostgreSQL writes it."""
+    """The position in PostgreSQL's notation."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"

@@ -1,22 +1,22 @@
-"""Fairness between lines: whose head has waited so long that it goes before more urgent work. Pure.
+"""Fairness between ready lists: which head has waited so long that it is served before more urgent work. Pure.
 
-A line is a priority of a queue. Its place is 10 x that of its queue, in the order in which a runner names them, plus its rank:
-0 for priority 9, to 9 for priority 0. The twin of the SQL function `overdue`; a test compares both.
+There is one ready list per queue and priority. Its place is 10 x the position of its queue in the runner's order, plus its rank:
+0 for priority 9, to 9 for priority 0. Mirrors the SQL function `overdue`; a test compares both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Priorities 9 to 0 as ranks 0 to 9: in each queue a line for each.
+# Priorities 9 to 0 as ranks 0 to 9: one ready list for each, in each queue.
 RANKS = 10
 
 
 def overdue(waited_seconds: Mapping[int, float], aging_seconds: float) -> list[int]:
-    """The places whose heads go first, the most overdue in front. `waited_seconds` is how long each head has waited.
+    """The places whose heads are served first, the most overdue first. `waited_seconds` is how long each head has waited.
 
-    A head may be made to wait `aging_seconds` for each level that the line which would be served next stands above it. In
-    another queue of the same runner, which stands behind by its order alone, that is one level at least.
+    A head may wait `aging_seconds` for each level between it and the list that would be served next. A list in another
+    queue of the same runner, which is later by queue order alone, counts as at least one level away.
     """
     if not waited_seconds:
         return []

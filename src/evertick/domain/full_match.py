@@ -1,23 +1,23 @@
-"""Whether the whole of a text matches a regular expression: what `re.fullmatch` says, in bounded time (decision 0033).
+"""Whether a regular expression matches a whole text: the result of `re.fullmatch`, in bounded time (decision 0033).
 
-`re` tries one way after another, nothing else in the process runs meanwhile, and it cannot be stopped. `regex` can.
+A bad pattern makes `re` backtrack for minutes; it blocks the process and cannot be stopped. `regex` accepts a time limit.
 """
 
 from __future__ import annotations
 
 import re
 
-# Of the processor, not of the clock: a busy machine changes no answer. A pattern that people write takes far less than one
+# CPU time, not elapsed time: a busy machine does not change the result. A normal pattern takes far less than one
 # thousandth of it.
 MOST_SECONDS = 0.1
 
 
 class TakesTooLong(ValueError):
-    """The expression is built so that there are too many ways to try on this text."""
+    """The expression needs too much backtracking on this text."""
 
 
 def read_pattern(pattern: str) -> None:
-    """ValueError says why it is no regular expression."""
+    """Raises ValueError if the pattern is not a valid regular expression."""
     import regex  # type: ignore[import-untyped]
 
     try:
@@ -28,7 +28,7 @@ def read_pattern(pattern: str) -> None:
 
 
 def matches_whole(pattern: str, text: str) -> bool:
-    """ValueError says what is wrong with the pattern."""
+    """Raises ValueError if the pattern is invalid."""
     import regex
 
     try:

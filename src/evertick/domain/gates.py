@@ -1,8 +1,8 @@
-"""What a task must pass before it becomes available: pools, mutex keys, limits, which are slots of a named gate; and ordered keys,
-rates and the run before, of which it holds nothing.
+"""The gates that a task must pass before it becomes available: pools, mutex keys and limits, which are slots of a named gate;
+and ordered keys, rates and the previous run (`depends_on_past`), of which a task holds no slot.
 
-Keys are templates over the run's parameters, as in "table:{params.table}". They are filled in by the database; here they are
-only read and checked, and nothing of them is ever evaluated.
+Keys are templates over the run's parameters, as in "table:{params.table}". The database fills them in; this module only
+parses and checks them, and never evaluates anything in them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-# A mutex key has so many slots: whoever shares it takes one, whoever wants it alone takes all.
+# The slots of a mutex key: a shared holder takes one, an exclusive holder takes all.
 EXCLUSIVE = 1_000_000
 MOST_SLOTS = 1_000_000
 MOST_GATES = 20
 MOST_KEY_CHARACTERS = 200
 LONGEST_PERIOD_SECONDS = 366 * 86_400.0
-# A version is a whole number of 64 bits.
+# A version is a 64-bit integer.
 MOST_VERSION = 2**63 - 1
 _POOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 
@@ -36,16 +36,16 @@ class GateKind(StrEnum):
     PAST = "past"
 
 
-# Those whose name is a template.
+# The kinds whose name is a template.
 KEYED = (GateKind.MUTEX, GateKind.KEY, GateKind.ORDER, GateKind.RATE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSpec:
-    """One gate of a task. `name` is that of a pool or a group, or the template of a key. A pool's capacity is not the DAG's.
+    """One gate of a task. `name` is that of a pool or a group, or the template of a key. The DAG does not set a pool's capacity.
 
-    `version` is the place on an ordered key: a number, or a template such as "{params.seq}". A rate lets `capacity` tasks
-    through in any `period_seconds`.
+    `version` is the position on an ordered key: a number, or a template such as "{params.seq}". A rate admits `capacity`
+    tasks in any `period_seconds`.
     """
 
     kind: GateKind
@@ -57,12 +57,12 @@ class GateSpec:
 
 
 def awaits_past(gates: Collection[GateSpec]) -> bool:
-    """Whether a task of these gates waits for the run before."""
+    """Whether a task with these gates waits for the previous run."""
     return any(gate.kind is GateKind.PAST for gate in gates)
 
 
 def version_path(template: str) -> list[str]:
-    """The parameter that a version is: "{params.seq}" is ["seq"]."""
+    """The path of the parameter that a version reads: "{params.seq}" is ["seq"]."""
     parts = key_parts(template)
     if len(parts) != 1 or not isinstance(parts[0], list):
         raise ValueError(
@@ -72,7 +72,7 @@ def version_path(template: str) -> list[str]:
 
 
 def check_versions(gates: Collection[GateSpec], params: Mapping[str, object]) -> Iterator[str]:
-    """What is wrong with the parameters of a run as versions of ordered keys."""
+    """The problems with a run's parameters as versions of ordered keys."""
     for gate in gates:
         if isinstance(gate.version, str):
             path, found = version_path(gate.version), dict(params)
@@ -87,8 +87,8 @@ def check_versions(gates: Collection[GateSpec], params: Mapping[str, object]) ->
 
 
 def key_parts(template: str) -> list[str | list[str]]:
-    """The template as texts and paths into the parameters: "t:{params.a.b}" is ["t:", ["a", "b"]]. Braces are doubled to be
-    meant as they are."""
+    """The template as texts and paths into the parameters: "t:{params.a.b}" is ["t:", ["a", "b"]]. Doubled braces stand
+    for literal ones."""
     parts: list[str | list[str]] = []
     for text, field, form, conversion in string.Formatter().parse(template):
         if text:
@@ -103,14 +103,14 @@ def key_parts(template: str) -> list[str | list[str]]:
 
 
 def check_pool_name(name: object) -> str | None:
-    """What is wrong with a pool's name."""
+    """The problem with a pool's name, or None."""
     if isinstance(name, str) and _POOL_NAME.fullmatch(name):
         return None
-    return "a pool's name has letters, digits, '_', '-', '.' and at most 200 characters"
+    return "a pool name consists of letters, digits, '_', '-', '.' and at most 200 characters"
 
 
 def check_gates(gates: Collection[GateSpec], params: Collection[str]) -> Iterator[str]:
-    """What is wrong with a task's gates. `params` are the names that its DAG declares."""
+    """The problems with a task's gates. `params` are the names that its DAG declares."""
     if len(gates) > MOST_GATES:
         yield f"it has {len(gates)} gates; at most {MOST_GATES} are allowed."
     for gate in gates:
@@ -124,16 +124,16 @@ def check_gates(gates: Collection[GateSpec], params: Collection[str]) -> Iterato
         if gate.kind is GateKind.ORDER:
             yield from _check_version(gate, params)
         if gate.kind is GateKind.RATE and not 0 < (gate.period_seconds or 0) <= LONGEST_PERIOD_SECONDS:
-            yield f"rate {gate.name!r}: its period is more than 0 and at most a year."
+            yield f"rate {gate.name!r}: its period must be more than 0 and at most a year."
 
 
 def _check_key(gate: GateSpec, params: Collection[str]) -> Iterator[str]:
     name = f"{gate.kind} {gate.name!r}"
     if not isinstance(gate.name, str) or not gate.name.strip() or len(gate.name) > MOST_KEY_CHARACTERS:
-        yield f"{name}: a key is a text of 1 to {MOST_KEY_CHARACTERS} characters."
+        yield f"{name}: a key must be text of 1 to {MOST_KEY_CHARACTERS} characters."
         return
     if not gate.name.isprintable():
-        yield f"{name}: a key has printable characters only."
+        yield f"{name}: a key must consist of printable characters."
         return
     try:
         parts = key_parts(gate.name)

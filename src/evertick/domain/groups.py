@@ -1,4 +1,4 @@
-"""Groups of tasks that run again as a whole when they fail: who is in one, whose failure is its own, what cannot be one."""
+"""Groups of tasks that run again as a whole when they fail: their members, their leaves, and the checks on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_GROUP_RETRIES = 100
 
 
 def groups_of(spec: DagSpec) -> list[int | None]:
-    """For each task the place of its group in `spec.groups`; None where no group with retries is around it."""
+    """For each task the index of its group in `spec.groups`; None for a task without a retried group around it."""
     named = {group.name: number for number, group in enumerate(spec.groups)}
     known: dict[str | None, int | None] = {None: None}
     for name in {task.group for task in spec.tasks if task.group} if named else ():
@@ -23,7 +23,7 @@ def groups_of(spec: DagSpec) -> list[int | None]:
 
 
 def group_leaves(spec: DagSpec) -> set[int]:
-    """The tasks whose failure is that of their group: the last ones within it, as the leaves of a DAG are for a run."""
+    """The tasks whose failure fails their group: its last tasks, like the leaves of a DAG for a run."""
     of = groups_of(spec)
     return {
         idx
@@ -33,7 +33,7 @@ def group_leaves(spec: DagSpec) -> set[int]:
 
 
 def check_groups(spec: DagSpec) -> Iterator[str]:
-    """What would wait for itself, or for nothing. The edges are those of the spec, without a cycle."""
+    """Errors for groups that would wait for themselves or for nothing. The edges of `spec` must form no cycle."""
     of = groups_of(spec)
     for number, group in enumerate(spec.groups):
         members = {idx for idx, each in enumerate(of) if each == number}
@@ -43,17 +43,17 @@ def check_groups(spec: DagSpec) -> Iterator[str]:
             or not isinstance(group.retries, int)
             or not 1 <= group.retries <= MAX_GROUP_RETRIES
         ):
-            yield f"group {group.name!r}: retries is {group.retries!r}; a group may begin again 1 to {MAX_GROUP_RETRIES} times."
+            yield f"group {group.name!r}: retries is {group.retries!r}; a group can be retried 1 to {MAX_GROUP_RETRIES} times."
         elif around:
-            yield f"group {group.name!r} has retries and stands in {around[0]!r}, which has retries, too: give them to one."
+            yield f"group {group.name!r} has retries and is inside {around[0]!r}, which has retries too: keep one of them."
         elif not members:
             yield f"group {group.name!r} has retries and no tasks."
         else:
             yield from _check_one(spec, group.name, members)
     if waits := _between(spec, of):
         yield (
-            f"group {spec.groups[waits[0]].name!r} has retries, so nothing outside hears of it before all of it has ended; but"
-            f" {spec.tasks[waits[1]].name!r}, outside of it, comes after one of its tasks and before another: put it in, too."
+            f"group {spec.groups[waits[0]].name!r} has retries, so tasks outside it wait until all of it has ended; but"
+            f" {spec.tasks[waits[1]].name!r}, outside it, runs between two of its tasks: move that task into the group."
         )
 
 
@@ -71,14 +71,14 @@ def _check_one(spec: DagSpec, name: str, members: Collection[int]) -> Iterator[s
             spec.tasks[each].name for each in after - set(members) if not spec.tasks[each].is_teardown
         ):
             yield (
-                f"group {name!r} has retries, and its task {task.name!r} may skip tasks outside of it"
-                f" ({', '.join(outside[:5])}), which could not be taken back: put them into the group, or the choice out of it."
+                f"group {name!r} has retries, and its task {task.name!r} can skip tasks outside it"
+                f" ({', '.join(outside[:5])}), which a retry could not undo: move them into the group, or the branch out of it."
             )
 
 
 def _between(spec: DagSpec, of: list[int | None]) -> tuple[int, int] | None:
-    """A group, and a task outside that both waits for it and is waited for by it."""
-    # Each group as one: tasks outside are themselves, those within are -1, -2, ...
+    """A group, and a task outside it that is both downstream and upstream of the group."""
+    # Each group is one node: tasks outside keep their index, groups are -1, -2, ...
     one = [idx if group is None else -1 - group for idx, group in enumerate(of)]
     after: dict[int, set[int]] = {}
     for up, down in spec.edges:

@@ -1,7 +1,7 @@
-"""How much later than its nominal instant a schedule fires, so that many at the same instant do not crowd.
+"""Jitter: how much later than its nominal instant a schedule fires, so that many schedules do not fire at the same moment.
 
-Fixed by the names of the DAG and the schedule: the same on every machine, after every deploy, for every fire. A fire is
-known by its nominal instant; only when it is due moves. Because all of a schedule's fires move alike, their order stays.
+Derived from the names of the DAG and the schedule: the same on every machine, after every deploy, for every fire. A fire keeps
+its nominal instant; only its due time moves. Because all fires of a schedule move by the same amount, their order stays.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from evertick.domain.schedule import ScheduleSpec
 
 
 def delay_of(spec: ScheduleSpec, *, dag: str, name: str) -> timedelta:
-    """From nothing until before the schedule's jitter, in whole milliseconds."""
+    """From zero up to the schedule's jitter, exclusive, in whole milliseconds."""
     if not spec.jitter_seconds:
         return timedelta(0)
     drawn = int.from_bytes(hashlib.sha256(f"{dag}\0{name}".encode()).digest()[:8], "big")

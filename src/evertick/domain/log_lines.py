@@ -1,4 +1,4 @@
-"""The lines of a task's log as they are stored: `<unix microseconds> <level> <text>`. What does not look so is shown as it is."""
+"""Stored lines of a task's log: `<unix microseconds> <level> <text>`. A line in another format is shown unchanged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-# The level of lines that tell what a task's templates became: `name = JSON`, before anything that the task wrote.
+# The level of lines that show a task's rendered templates: `name = JSON`, before any output of the task.
 RENDERED = "RENDER"
 
 

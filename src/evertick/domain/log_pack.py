@@ -1,6 +1,6 @@
-"""How chunks of logs stand in one object of a storage: each packed for itself, one after the other, so that any can be read alone.
+"""The format of an archived log object: each chunk is compressed separately, one after the other, so that any can be read alone.
 
-The whole is a gzip file of many members: `zcat` shows all the lines, also where Evertick is not at hand. Pure.
+The whole object is a multi-member gzip file: `zcat` shows all lines without Evertick. Pure.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from uuid import UUID
 
-# Collisions are nobody's aim here: it tells what was changed, or is another object's.
+# A checksum against corruption and mixed-up objects, not against an attacker who constructs collisions.
 _DIGEST_BYTES = 8
-# Text of one second is packed at this level in a tenth of it; higher ones win little.
+# One second's text compresses at this level in a tenth of a second; higher levels gain little.
 _LEVEL = 6
 
 
 class Piece(NamedTuple):
-    """Where in an object a chunk is, and the digest of what must be there."""
+    """The position of a chunk in an object, and the digest of its bytes."""
 
     at: int
     size: int
@@ -31,7 +31,7 @@ def object_name(run_id: int, object_id: UUID) -> str:
 
 
 def pack(contents: Iterable[str]) -> tuple[bytes, list[Piece]]:
-    """The object, and the place of each of them."""
+    """The object, and the position of each chunk."""
     body, pieces = bytearray(), []
     for content in contents:
         packed = gzip.compress(content.encode(), _LEVEL, mtime=0)
@@ -41,7 +41,7 @@ def pack(contents: Iterable[str]) -> tuple[bytes, list[Piece]]:
 
 
 def unpack(packed: bytes, piece: Piece) -> str | None:
-    """The lines; None if this is not what was packed."""
+    """The lines; None if the bytes differ from the packed ones."""
     if len(packed) != piece.size or _digest(packed) != piece.digest:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Dynamic mapping as it is published: over which lists a task expands, and how. What is in the lists is not known here."""
+"""Dynamic mapping as published: over which lists a task expands, and how. The content of the lists is not known here."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from evertick.domain.states import TriggerRule
 
 DEFAULT_INSTANCES = 10_000
 MOST_INSTANCES = 100_000
-# Where the inputs of an instance have what it was given of each list: no task can have this name.
+# The key under which an instance's inputs hold its mapped arguments: no task can have this name.
 ITEM = ""
-# These may start a task while what it expands over is not there yet.
+# Trigger rules that may start a task before the result that it expands over exists.
 HASTY_RULES = frozenset({TriggerRule.ALWAYS, TriggerRule.ONE_SUCCESS, TriggerRule.ONE_FAILED, TriggerRule.ONE_DONE})
 
 
 class MapHow(StrEnum):
-    """Every combination of the lists, their elements side by side, or one list of dicts with all arguments."""
+    """Every combination of the lists, a zip of their elements, or one list of dicts with all arguments."""
 
     PRODUCT = "product"
     ZIP = "zip"
@@ -29,7 +29,7 @@ class MapHow(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedList:
-    """A list that a mapped task is given: for which argument, and either the task that returns it or its length in the code."""
+    """One list of a mapped task: its argument, and either the task that returns it or its length in the code."""
 
     argument: str | None = None
     task: str | None = None
@@ -38,7 +38,7 @@ class MappedList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mapping:
-    """How a task becomes its instances: at most so many."""
+    """How a task becomes its instances; `most` bounds their number."""
 
     how: MapHow = MapHow.PRODUCT
     lists: tuple[MappedList, ...]
@@ -46,30 +46,30 @@ class Mapping:
 
 
 def check_mapping(mapping: Mapping, *, rule: TriggerRule, upstream: Collection[str]) -> Iterator[str]:
-    """Everything that is wrong with it, as far as it can be known before a run."""
+    """Every problem that can be known before a run."""
     if not mapping.lists:
-        yield "it expands over nothing; name at least one list, as in task.expand(x=[1, 2, 3])."
+        yield "it expands over nothing; give it at least one list, as in task.expand(x=[1, 2, 3])."
     if isinstance(mapping.most, bool) or not isinstance(mapping.most, int) or not 1 <= mapping.most <= MOST_INSTANCES:
         yield f"max_instances is {mapping.most!r}; it must be from 1 to {MOST_INSTANCES:,}."
         return
     lengths = [each.length for each in mapping.lists if each.length is not None]
     if mapping.how is MapHow.ZIP and len(set(lengths)) > 1:
-        yield f"expand_zip takes lists of one length, not of {', '.join(map(str, lengths))}."
+        yield f"expand_zip takes lists of equal length, not of {', '.join(map(str, lengths))}."
     planned = prod(lengths) if mapping.how is MapHow.PRODUCT else max(lengths, default=0)
     if planned > mapping.most:
         yield (
             f"it expands to {planned:,} instances, and at most {mapping.most:,} are allowed;"
-            " give it less, or raise max_instances."
+            " shorten the lists, or raise max_instances."
         )
     for each in mapping.lists:
         if each.task is not None and each.task not in upstream:
             yield f"it expands over the result of {each.task!r}, which is not upstream of it."
         if each.task is not None and rule in HASTY_RULES:
-            yield f"it expands over the result of {each.task!r}, and trigger rule {rule} may start it before that has ended."
+            yield f"it expands over the result of {each.task!r}, but trigger rule {rule} may start it before that task has ended."
 
 
 class Items(NamedTuple):
-    """What each instance is given, or how the task ends instead, and why."""
+    """The arguments of each instance, or how the task ends instead, and why."""
 
     items: list[list[object]]
     instead: str | None = None
@@ -77,8 +77,8 @@ class Items(NamedTuple):
 
 
 def items_of(mapping: Mapping, result_of: Callable[[str], object], end_of: Callable[[str], str | None]) -> Items:
-    """What `lists_of` and `count_instances` decide in the database, by what the tasks returned that it expands over, and how
-    they ended: a mapped one that has no instances ended as a whole, the others have no end of their own."""
+    """The decision of `lists_of` and `count_instances` in the database, from the results and end states of the tasks that it
+    expands over: a mapped task without instances ended as a whole, the others have no end state of their own."""
     lists: list[list[object]] = []
     for each in mapping.lists:
         if each.task is None:

@@ -1,6 +1,6 @@
-"""What to do about the fires that are due: which become runs, and which are skipped on record.
+"""The misfire decision: which due fires become runs, and which are skipped and recorded.
 
-Every due instant ends in exactly one of the two, and the cursor moves past it. Never reads a clock: it is told `now`.
+Every due instant ends in exactly one of the two, and the cursor moves past it. Never reads a clock: `now` is an argument.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import assert_never
 from evertick.domain.cron import Cron
 from evertick.domain.schedule import ScheduleKind, ScheduleSpec, next_after
 
-# A change of leader takes up to 6 s. What is no later than this is on time, whatever the policy and the window say.
+# A change of leader takes up to 6 s. A fire that is no later than this is on time, whatever the policy and the window say.
 ON_TIME_SECONDS = 10.0
-# Of what "all" would run after a long time: at most so many, unless the schedule has a smaller limit of its own.
+# The most fires that "all" runs after a long outage, unless the schedule has a smaller limit.
 MOST_MISSED = 1000
 _LONGEST_WINDOW_SECONDS = 3e9
 _TICK = timedelta(microseconds=1)
@@ -25,7 +25,7 @@ _ON_TIME = timedelta(seconds=ON_TIME_SECONDS)
 
 
 class MisfirePolicy(StrEnum):
-    """What a schedule that fell behind does: nothing, its last missed fire, or every one. A lone due instant fires."""
+    """What a schedule that fell behind runs: nothing, its last missed fire, or every one. A single due instant always fires."""
 
     SKIP = "skip"
     LATEST = "latest"
@@ -45,7 +45,7 @@ class SkipReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkipRange:
-    """`count` due instants, from `first` to `last` with both, that get no run."""
+    """`count` due instants from `first` to `last`, inclusive, that get no run."""
 
     first: datetime
     last: datetime
@@ -55,8 +55,8 @@ class SkipRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirePlan:
-    """The runs to create, the skip to record, and where the cursor stands afterwards (None: the schedule has ended). `missing`:
-    what it passes that never was."""
+    """The runs to create, the skip to record, and the new cursor (None: the schedule has ended). `missing`: the passed wall
+    times that never occurred."""
 
     fires: tuple[datetime, ...]
     skipped: SkipRange | None
@@ -74,21 +74,20 @@ def plan_fires(
     limit: int,
     most_missed: int | None = None,
 ) -> FirePlan:
-    """Decide about everything due from the cursor `next_due` until `now`.
+    """Decide every fire that is due from the cursor `next_due` until `now`.
 
-    Instants older than the window are skipped, and of those that "all" would run the oldest beyond `most_missed`.
-    `limit` bounds the fires of one call; a `next_due` at or before `now` in the answer says that there is more, so call
-    again.
+    Instants older than the window are skipped, and with "all" also the oldest ones beyond `most_missed`.
+    `limit` bounds the fires of one call; a returned `next_due` at or before `now` means that more are due: call again.
     """
     if limit < 1:
-        raise ValueError(f"limit is {limit}: one call must be allowed to fire at least once")
+        raise ValueError(f"limit is {limit}: one call must be allowed at least one fire")
     if window_seconds is not None and isnan(window_seconds):
         raise ValueError("the catch-up window is not a number")
     if next_due > now:
         return FirePlan(fires=(), skipped=None, next_due=next_due)
     following = next_after(spec, next_due)
     if next_due >= now - _ON_TIME and (following is None or following > now):
-        # Almost every fire: one instant is due, and neither policy nor window say anything about it.
+        # The usual case: a single instant is due, and neither the policy nor the window applies.
         plan = FirePlan(fires=(next_due,), skipped=None, next_due=following)
     else:
         plan = _catch_up(spec, (next_due, following), now, policy, window_seconds, limit, most_missed)
@@ -105,7 +104,7 @@ def _catch_up(
     limit: int,
     most_missed: int | None,
 ) -> FirePlan:
-    """The same where the cursor, `due` with the instant after it, is behind."""
+    """The same for a cursor that is behind; `due` is the instant and the one after it."""
     next_due, following = due
     last = next_due
     is_behind = following is not None and following <= now
@@ -129,13 +128,13 @@ def _catch_up(
 
 
 def skip_until(spec: ScheduleSpec, *, next_due: datetime | None, now: datetime, reason: SkipReason) -> SkipRange | None:
-    """Everything that is due until `now`, for a schedule that was held: none of it fires afterwards, as no surprise."""
+    """Everything due until `now` of a schedule that was paused: none of it fires afterwards."""
     return None if next_due is None or next_due > now else _skip(spec, next_due, now, reason)
 
 
 def never_was(spec: ScheduleSpec, after: datetime, through: datetime | None) -> SkipRange | None:
-    """The wall times of a calendar schedule that no clock ever showed, because the zone left out a day, while its cursor goes
-    from `after` to `through`. They have no instant of their own: they are on record just before the clock jumped."""
+    """The wall times of a calendar schedule that never occurred because the zone skipped a day, while its cursor moves from
+    `after` to `through`. They have no instant of their own: the record places them just before the clock jumped."""
     if spec.kind is not ScheduleKind.CRON or through is None:
         return None
     lost = spec.cron.lost_between(after, through)
@@ -148,7 +147,7 @@ def never_was(spec: ScheduleSpec, after: datetime, through: datetime | None) -> 
 def _oldest_of(
     spec: ScheduleSpec, next_due: datetime, now: datetime, oldest: datetime, most: int | None
 ) -> tuple[datetime, SkipReason]:
-    """From when on "all" fires, and why not from earlier. The newest count: what ran last is worth most."""
+    """The first instant that "all" fires, and why earlier ones are skipped. The newest are kept: they are worth most."""
     begin = max(next_due, oldest)
     if most is None or count_between(spec, begin - _TICK, now) <= most:
         return oldest, SkipReason.OUTSIDE_WINDOW
@@ -165,7 +164,7 @@ def _oldest_of(
 def _fire_all(
     spec: ScheduleSpec, next_due: datetime, now: datetime, since: tuple[datetime, SkipReason], limit: int
 ) -> FirePlan:
-    """Oldest first, as far as the limit goes."""
+    """Oldest first, up to the limit."""
     skipped = None
     due: datetime | None = next_due
     oldest, reason = since
@@ -180,13 +179,13 @@ def _fire_all(
 
 
 def _skip(spec: ScheduleSpec, first: datetime, through: datetime, reason: SkipReason) -> SkipRange:
-    """The fire `first`, which is due whatever the spec says now, and all after it until `through`."""
+    """The fire `first`, which is due whatever the spec says now, and all later ones until `through`."""
     last = latest_between(spec, first, through) or first
     return SkipRange(first=first, last=last, count=1 + count_between(spec, first, through), reason=reason)
 
 
 def count_between(spec: ScheduleSpec, after: datetime, through: datetime) -> int:
-    """How many fires lie after `after` and at or before `through`, counted without visiting each."""
+    """The number of fires after `after` and at or before `through`, counted without visiting each."""
     after = after if spec.start_at is None else max(after, spec.start_at - _TICK)
     through = through if spec.end_at is None else min(through, spec.end_at)
     if through <= after:
@@ -206,7 +205,7 @@ def count_between(spec: ScheduleSpec, after: datetime, through: datetime) -> int
 
 
 def latest_between(spec: ScheduleSpec, after: datetime, through: datetime) -> datetime | None:
-    """The last fire after `after` and at or before `through`, in logarithmically many steps."""
+    """The last fire after `after` and at or before `through`, in a logarithmic number of steps."""
     through = through if spec.end_at is None else min(through, spec.end_at)
     first = next_after(spec, after)
     if first is None or first > through:
@@ -228,7 +227,7 @@ def latest_between(spec: ScheduleSpec, after: datetime, through: datetime) -> da
 def _latest_of_cron(cron: Cron, low: datetime, high: datetime) -> datetime:
     """Given a fire `low`, the last one at or before `high`."""
     through, stride = high, timedelta(seconds=1)
-    # The last fire is most often near the end: step back from there in doubling strides, then halve what is left.
+    # The last fire is usually near the end: step back from there in doubling strides, then bisect.
     while (probe := through - stride) > low:
         if (found := cron.next_after(probe)) is not None and found <= through:
             low = found

@@ -1,4 +1,4 @@
-"""Notifications: of what somebody is told, in which words, and what follows when telling fails."""
+"""Notifications: which events are reported, the text of the messages, and the retries of a failed delivery."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evertick.domain.params import JsonValue
 MOST_NOTICES = 20
 _LONGEST_LINE = 200
 _LONGEST_TEXT = 3000
-# After the first failure, then twice as long each time.
+# The delay after the first failure; it doubles with each further one.
 FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 5.0, 600.0
 
 Fact = Mapping[str, JsonValue]
@@ -26,13 +26,13 @@ class Event(StrEnum):
     DEADLINE = "deadline"
 
 
-# What can be said of a run as a whole; of a task, everything.
+# The events of a run as a whole; a task has all events.
 RUN_EVENTS = (Event.SUCCESS, Event.FAILURE, Event.RETRY, Event.DEADLINE)
 
 _WORDS = {
     "success": "succeeded",
     "failure": "failed",
-    "retry": "failed and is tried again",
+    "retry": "failed and will be retried",
     "skipped": "was skipped",
     "not_fired": "did not fire in time",
     "not_started": "did not start in time",
@@ -43,7 +43,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeSpec:
-    """Who is told of one kind of event. A failure is told once per episode, unless `every_time`."""
+    """The recipients of one kind of event. A failure is sent once per failure streak, unless `every_time`."""
 
     event: Event
     sink: str
@@ -51,12 +51,12 @@ class NoticeSpec:
 
 
 def callback_dag(dag: str, name: str) -> str:
-    """The DAG whose runs call a DAG's callback of that name."""
+    """The DAG whose runs execute the DAG's callback of that name."""
     return f"{dag}.callback.{name}"
 
 
 def headline(fact: Fact) -> str:
-    """One line, whatever the names and reasons in it."""
+    """One line, whatever characters the names and reasons contain."""
     subject = f"{fact.get('dag', 'Evertick')}"
     if fact.get("schedule") and fact.get("event") == Event.DEADLINE:
         subject += f", schedule {fact['schedule']}"
@@ -68,7 +68,7 @@ def headline(fact: Fact) -> str:
 
 
 def plain_text(fact: Fact) -> str:
-    """The message for people: the headline, then what is known, one fact per line."""
+    """The message for people: the headline, then one known fact per line."""
     shown = [headline(fact), ""]
     for name, value in fact.items():
         if name not in ("reason", "delivery") and value is not None:
@@ -83,7 +83,7 @@ def webhook_body(fact: Fact) -> bytes:
 
 
 def slack_body(fact: Fact) -> bytes:
-    """What Slack, Mattermost and their like read. Their own marks are escaped, so that a reason mentions nobody."""
+    """The format of Slack, Mattermost and compatible servers. Their markup is escaped, so that a reason mentions no users."""
     reason = f"\n```{str(fact['reason'])[:_LONGEST_TEXT]}```" if fact.get("reason") else ""
     text = headline(fact) + reason
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -91,7 +91,7 @@ def slack_body(fact: Fact) -> bytes:
 
 
 def rest_seconds(attempts: int, asked_seconds: float | None = None) -> float:
-    """How long to wait after that many attempts in vain; longer if whoever answered asks for it."""
+    """The delay after that many failed attempts; longer if the receiver asked for a longer one."""
     own = min(FIRST_REST_SECONDS * 2.0 ** min(attempts - 1, 20), LONGEST_REST_SECONDS)
     return max(own, min(asked_seconds or 0.0, 3600.0))
 

@@ -1,4 +1,4 @@
-"""What a schedule does when a run that it started is still open: decided at the fire, against the runs themselves."""
+"""The overlap policy: what a schedule does if a run that it started is still open. Decided at each fire, from the runs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from enum import StrEnum
 
 
 class OverlapPolicy(StrEnum):
-    """Start beside it; skip, on record; let one wait and skip further ones; let all wait; or cancel what is open first.
+    """Start anyway; skip and record it; queue one and skip further ones; queue all; or cancel the open runs first.
 
-    But for `allow`, one run of the schedule is active at a time.
+    Except for `allow`, one run of the schedule is active at a time.
     """
 
     ALLOW = "allow"

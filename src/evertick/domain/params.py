@@ -1,6 +1,6 @@
-"""What a DAG can be started with: declared parameters, and the check of given values against them.
+"""A DAG's declared parameters, and the validation of given values against them.
 
-Values are JSON and nothing else, small enough to store with every run. Never evaluates what a user typed.
+Values are JSON and nothing else, small enough to store with every run. User input is never evaluated.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class ParamType(StrEnum):
 class Param:
     """A parameter as a DAG file declares it: `params={"rows": Param(100, type=int, minimum=1)}`.
 
-    `type` is int, float, str, bool, list, dict or a JSON name; left out, it is the default's.
-    A default of None allows null, and so does `nullable`. Lengths are of texts and lists; `pattern` is a regular
-    expression that the whole of a text must match.
+    `type` is int, float, str, bool, list, dict or a JSON name; if omitted, it is the default's type.
+    A default of None allows null, and so does `nullable`. Length limits apply to texts and lists; `pattern` is a regular
+    expression that must match the whole text.
     """
 
     default: object = None
@@ -63,7 +63,7 @@ class Param:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamSpec:
-    """A declared parameter, checked. Null is a value only where the default is null, or where it says so."""
+    """A declared parameter, validated. Null is allowed only if the default is null or the declaration says so."""
 
     name: str
     type: ParamType = ParamType.ANY
@@ -80,7 +80,7 @@ class ParamSpec:
 
     @property
     def allowed(self) -> str:
-        """What a value may be, for people."""
+        """A description of the allowed values, for people."""
         if self.choices is not None:
             return "one of " + ", ".join(map(_shown, self.choices))
         noun = {ParamType.ANY: "any JSON value", ParamType.INTEGER: "an integer", ParamType.ARRAY: "a list"}
@@ -98,7 +98,7 @@ class ParamSpec:
 
 
 def declare_params(raw: Mapping[str, object]) -> tuple[ParamSpec, ...]:
-    """The checked declarations, sorted by name. A plain value stands for `Param(value)`."""
+    """The validated declarations, sorted by name. A plain value is short for `Param(value)`."""
     if len(raw) > MAX_PARAMS:
         raise InvalidDag(f"{len(raw)} params are declared; at most {MAX_PARAMS} are allowed.")
     specs = [_declare(name, value if isinstance(value, Param) else Param(value)) for name, value in raw.items()]
@@ -106,7 +106,7 @@ def declare_params(raw: Mapping[str, object]) -> tuple[ParamSpec, ...]:
 
 
 def check_params(declared: Iterable[ParamSpec], given: Mapping[str, object]) -> dict[str, JsonValue]:
-    """Every declared parameter with its value for one run: the given one, or the default. Names all that is wrong."""
+    """Every declared parameter with its value for one run: the given one, or the default. The error names every problem."""
     specs = {spec.name: spec for spec in declared}
     problems = [_unknown(name, specs) for name in given if name not in specs]
     values: dict[str, JsonValue] = {}
@@ -123,7 +123,7 @@ def check_params(declared: Iterable[ParamSpec], given: Mapping[str, object]) -> 
 
 
 def parse_param(declared: Iterable[ParamSpec], name: str, text: str) -> JsonValue:
-    """The value that somebody typed as `name=text`: JSON where it reads as JSON, else the text itself."""
+    """The value of a typed `name=text`: parsed as JSON if it is JSON, else the text itself."""
     specs = {spec.name: spec for spec in declared}
     if name not in specs:
         raise InvalidParams(_unknown(name, specs) + ".")
@@ -139,7 +139,7 @@ def parse_param(declared: Iterable[ParamSpec], name: str, text: str) -> JsonValu
 
 
 def as_json(value: object) -> JsonValue:
-    """The value as JSON would bring it back. ValueError says why it cannot be stored."""
+    """The value after a round trip through JSON. ValueError says why it cannot be stored."""
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
         text.encode()
@@ -185,7 +185,7 @@ def _declare(name: object, param: Param) -> ParamSpec:
 def _checked(spec: ParamSpec, given: Mapping[str, object]) -> JsonValue:
     if spec.name not in given:
         if spec.required:
-            raise ValueError(f"param {spec.name!r} must be given: {spec.allowed}")
+            raise ValueError(f"param {spec.name!r} is required: {spec.allowed}")
         return spec.default
     try:
         value = as_json(given[spec.name])
@@ -283,7 +283,7 @@ def _type_of(declared: type | str) -> ParamType:
     try:
         return ParamType(name)
     except ValueError:
-        raise ValueError(f"type {_shown(declared)} is none of {', '.join(ParamType)}") from None
+        raise ValueError(f"type {_shown(declared)} is not one of {', '.join(ParamType)}") from None
 
 
 def _type_of_value(value: JsonValue) -> ParamType:

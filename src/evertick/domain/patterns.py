@@ -1,7 +1,7 @@
 """Patterns on the full names of tasks: `dag::task`, or `dag::group::task` with one segment for each group.
 
-`*` stands for any characters within a segment, `**` for any number of whole segments. A pattern without `::` is about the
-task's own name, wherever it stands. Matching takes time in proportion to the name, whatever the pattern.
+`*` matches any characters within a segment, `**` any number of whole segments. A pattern without `::` matches the task's own
+name, wherever the task is. Matching takes time in proportion to the length of the name, whatever the pattern.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_ANY_SEGMENTS = 3
 # The shortest full name: a DAG and a task.
 _LEAST_SEGMENTS = 2
 _SEGMENT = re.compile(r"[A-Za-z0-9_.*-]+")
-# Stands for "any text" when one pattern is held against another; no name contains it.
+# Represents "any text" when one pattern is compared with another; no name contains it.
 _ANY_TEXT = "\0"
 
 Address = tuple[str, ...]
@@ -29,7 +29,7 @@ Address = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """`text` is as it was written, `segments` what it means; a compiled segment of None is `**`."""
+    """`text` is the pattern as written, `segments` its compiled form; a compiled segment of None is `**`."""
 
     text: str
     segments: tuple[str, ...]
@@ -37,12 +37,12 @@ class Pattern:
 
 
 def address_of(dag: str, task: str) -> Address:
-    """A task's full name in segments. A task's name carries its groups: `extract.orders` is `dag::extract::orders`."""
+    """A task's full name in segments. The name of a task includes its groups: `extract.orders` is `dag::extract::orders`."""
     return (dag, *task.split("."))
 
 
 def read_address(text: str) -> Address:
-    """A full name as people type it."""
+    """Parse a full name."""
     segments = tuple(text.split(SEPARATOR))
     if len(segments) < _LEAST_SEGMENTS or not all(
         _SEGMENT.fullmatch(each) and "*" not in each and ":" not in each for each in segments
@@ -56,7 +56,7 @@ def address_text(address: Sequence[str]) -> str:
 
 
 def read_pattern(text: object) -> Pattern:
-    """Refuses what could match nothing, and what is likely meant otherwise."""
+    """Parse a pattern. Rejects patterns that cannot match anything, and likely mistakes."""
     if not isinstance(text, str) or not text.strip():
         raise InvalidRouting(f"pattern {text!r}: it must be text such as 'ml::*', '**::batch::*' or 'heavy_*'.")
     if len(text) > MAX_PATTERN:
@@ -69,31 +69,31 @@ def read_pattern(text: object) -> Pattern:
     if len(segments) > MAX_SEGMENTS:
         raise InvalidRouting(f"pattern {text!r}: it must have at most {MAX_SEGMENTS} segments.")
     if any(pair == (ANY_SEGMENTS, ANY_SEGMENTS) for pair in pairwise(segments)):
-        raise InvalidRouting(f"pattern {text!r}: '**::**' says the same as '**'; write one of them.")
+        raise InvalidRouting(f"pattern {text!r}: '**::**' means the same as '**'; write one of them.")
     if segments.count(ANY_SEGMENTS) > MAX_ANY_SEGMENTS:
-        raise InvalidRouting(f"pattern {text!r}: it must have at most {MAX_ANY_SEGMENTS} times '**'.")
+        raise InvalidRouting(f"pattern {text!r}: it must contain '**' at most {MAX_ANY_SEGMENTS} times.")
     return Pattern(text=text, segments=segments, compiled=tuple(_compiled(each) for each in segments))
 
 
 def _check_segment(text: str, segment: str) -> None:
     if not segment:
-        raise InvalidRouting(f"pattern {text!r}: a segment is empty. Segments stand between '::', as in 'dag::task'.")
+        raise InvalidRouting(f"pattern {text!r}: a segment is empty. Separate segments with '::', as in 'dag::task'.")
     if ":" in segment:
-        raise InvalidRouting(f"pattern {text!r}: segments are separated by '::', two colons.")
+        raise InvalidRouting(f"pattern {text!r}: separate segments with two colons, '::'.")
     if not _SEGMENT.fullmatch(segment):
         raise InvalidRouting(
             f"pattern {text!r}: only letters, digits, '_', '-', '.', and the wildcards '*' and '**' are allowed."
         )
     if ANY_SEGMENTS in segment and segment != ANY_SEGMENTS:
         raise InvalidRouting(
-            f"pattern {text!r}: '**' stands for whole segments: write 'ml::**' or '**::heavy_*', and '*' within one."
+            f"pattern {text!r}: '**' matches whole segments: write 'ml::**' or '**::heavy_*', and '*' within a segment."
         )
 
 
 def _compiled(segment: str) -> re.Pattern[str] | None:
     if segment == ANY_SEGMENTS:
         return None
-    # Each piece is taken where it comes first and never given up again, so that no name can make this slow.
+    # Each piece matches at its first occurrence and is never retried (no backtracking), so that no name makes this slow.
     first, *rest = (re.escape(part) for part in segment.split("*"))
     if not rest:
         return re.compile(first, re.DOTALL)
@@ -102,7 +102,7 @@ def _compiled(segment: str) -> re.Pattern[str] | None:
 
 
 def matches(pattern: Pattern, address: Sequence[str]) -> bool:
-    """Whether the pattern is about this task. `**` first stands for nothing, then for one segment more at a time."""
+    """Whether the pattern matches this task. `**` first matches nothing, then one more segment at a time."""
     wanted = pattern.compiled
     at = place = 0
     resume: tuple[int, int] | None = None
@@ -113,7 +113,7 @@ def matches(pattern: Pattern, address: Sequence[str]) -> bool:
         elif at < len(wanted) and segment is not None and segment.fullmatch(address[place]):
             at, place = at + 1, place + 1
         elif resume is not None:
-            # Only the last `**` needs to take more: what stands before it fitted at the earliest place there is.
+            # Only the last `**` has to grow: everything before it already matched at the earliest possible position.
             at, place = resume[0], resume[1] + 1
             resume = (at, place)
         else:
@@ -122,11 +122,11 @@ def matches(pattern: Pattern, address: Sequence[str]) -> bool:
 
 
 def mismatch(pattern: Pattern, address: Sequence[str]) -> str | None:
-    """Why the pattern is not about this task, for people; None if it is."""
+    """Why the pattern does not match this task, for people; None if it does."""
     if matches(pattern, address):
         return None
     if pattern.compiled[0] is None and len(pattern.segments) == _LEAST_SEGMENTS:
-        return f"the task is called {address[-1]!r}, not {pattern.segments[-1]!r}"
+        return f"the task's name is {address[-1]!r}, not {pattern.segments[-1]!r}"
     if None not in pattern.compiled and len(pattern.segments) != len(address):
         return f"it has {len(pattern.segments)} segments, and the task's name has {len(address)}"
     for wanted, compiled, segment in zip(pattern.segments, pattern.compiled, address, strict=False):
@@ -134,14 +134,14 @@ def mismatch(pattern: Pattern, address: Sequence[str]) -> str | None:
             break
         if not compiled.fullmatch(segment):
             return f"{segment!r} is not {wanted!r}"
-    return "no way to fit its segments to the task's name"
+    return "its segments do not match the task's name"
 
 
 def covers(earlier: Pattern, later: Pattern) -> bool:
-    """Whether every task that `later` is about is one of `earlier`'s, so that `later` never gets its turn.
+    """Whether `earlier` matches every task that `later` matches, so that `later` is never reached.
 
-    Exact: the later pattern is tried as a name, with a text that nobody spells for `*`, and for `**` each number of such
-    segments up to more than the earlier one has. What matches those matches everything.
+    Exact: the later pattern is matched as if it were a name, with a text that no name contains for `*`, and for `**` every
+    number of such segments up to one more than the earlier pattern has. A pattern that matches those matches everything.
     """
     lengths = range(len(earlier.segments) + 1, -1, -1)
     wild = later.segments.count(ANY_SEGMENTS)

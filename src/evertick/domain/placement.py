@@ -1,7 +1,7 @@
-"""Where and how an executor shall run a task: `executor_options` of DAGs and tasks, by the executor's name.
+"""Executor options: `executor_options` of DAGs and tasks say, per executor name, where and how it runs a task.
 
-A task may be routed to any executor, so each has its own part and looks at no other's. What is known of an executor's options is
-checked when the DAG is published; the rest is the executor's to refuse.
+A task may be routed to any executor, so each has its own section and ignores the others. The options of executors known here are
+checked when the DAG is published; the executor itself rejects invalid options of any other.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Options = Mapping[str, JsonValue]
 
 
 def read_executor_options(value: object) -> Options:
-    """As plain JSON. Raises TypeError or ValueError, which say what is wrong."""
+    """The options as plain JSON. The TypeError or ValueError says what is wrong."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise TypeError('it must be a dict by executor, as in {"kubernetes": {"image": "registry/etl:7"}}')
+        raise TypeError('it must be a dict keyed by executor, as in {"kubernetes": {"image": "registry/etl:7"}}')
     for executor, options in value.items():
         if not isinstance(options, Mapping):
             raise TypeError(f'the options of {executor!r} must be a dict, as in {{"{executor}": {{...}}}}')
@@ -34,15 +34,15 @@ def read_executor_options(value: object) -> Options:
     try:
         text = json.dumps(value, allow_nan=False, sort_keys=True)
     except (TypeError, ValueError, RecursionError):
-        raise TypeError("it must be made of texts, numbers, True, False, None, lists and dicts alone") from None
+        raise TypeError("it may contain only texts, numbers, True, False, None, lists and dicts") from None
     if len(text.encode("utf-8", "surrogatepass")) > MOST_BYTES or "\\u0000" in text or "\\ud" in text:
         raise ValueError(f"it must be valid text without NUL, of at most {MOST_BYTES:,} bytes as JSON")
     return cast("Options", json.loads(text))
 
 
 def place_of(dag: Options, task: Options) -> dict[str, JsonValue]:
-    """What holds for a task: the DAG's options, with the task's before them. Those of an executor that we know are joined as it
-    joins its own; of others dicts are joined, and everything else is replaced."""
+    """The effective options of a task: the DAG's, overridden by the task's. A known executor's options are merged by its own
+    rules; for any other executor dicts are merged, and everything else is replaced."""
     found = _joined(dag, task)
     for name, join in _JOINS.items():
         below, above = dag.get(name), task.get(name)

@@ -1,6 +1,6 @@
-"""The options of a task's pod, in few words, and what they become in a pod's manifest. Pure: no cluster is asked.
+"""The short options of a task's pod, and the manifest parts that they expand to. Pure: no cluster is contacted.
 
-`pod` takes everything that has no short form, as a part of a manifest. What a cluster thinks of it is known when it is submitted.
+`pod` takes everything that has no short form, as a part of a manifest. Only the cluster validates that part, at submission.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-# The container in which the task runs; others may stand beside it.
+# The container in which the task runs; a pod may have others.
 TASK_CONTAINER = "task"
 
 Patch = dict[str, Any]
@@ -23,12 +23,12 @@ _OURS = "evertick.io/"
 
 
 def check_pod_options(options: Mapping[str, object]) -> None:
-    """Raises TypeError or ValueError, which name the option and what it must be."""
+    """The TypeError or ValueError names the option and what it must be."""
     pod_patch(options)
 
 
 def pod_patch(options: Mapping[str, object]) -> Patch:
-    """The part of a manifest that these options stand for."""
+    """The part of a manifest that these options expand to."""
     patch: Patch = {}
     for name, value in options.items():
         if (write := _WRITERS.get(name)) is None:
@@ -43,7 +43,7 @@ def pod_patch(options: Mapping[str, object]) -> Patch:
 
 
 def join_pod_options(below: Mapping[str, Any], above: Mapping[str, Any]) -> Patch:
-    """The options of a DAG with its task's before them, joined as those of a manifest are."""
+    """The options of a DAG, overridden by those of its task, merged like manifests."""
     found = dict(below)
     for name, value in above.items():
         under = found.get(name)
@@ -57,7 +57,7 @@ def join_pod_options(below: Mapping[str, Any], above: Mapping[str, Any]) -> Patc
 
 
 def merge(below: Patch, above: Mapping[str, Any]) -> Patch:
-    """`above` goes before. Dicts are joined; of lists those whose items Kubernetes tells apart are joined, too."""
+    """`above` takes precedence. Dicts are merged; lists whose items Kubernetes identifies by a key are merged, too."""
     found = dict(below)
     for key, value in above.items():
         under = found.get(key)
@@ -80,9 +80,9 @@ _TOLD_APART_BY = {
     "imagePullSecrets": "name",
     "volumeMounts": "mountPath",
 }
-# By what those of a DAG and a task are told apart.
+# The keys that identify an item in the lists of a DAG and of a task.
 _MARKS = {"volumes": "name", "volume_mounts": "mountPath"}
-# The same container, changed. A volume or variable of the same name is another one instead.
+# The same container is merged. A volume or variable of the same name is replaced.
 _JOINED = ("containers", "initContainers")
 _ADDED_TO = ("tolerations", "envFrom")
 
@@ -90,7 +90,7 @@ _ADDED_TO = ("tolerations", "envFrom")
 def _merge_lists(below: Sequence[object], above: Sequence[object], mark: str, *, is_joined: bool) -> list[object]:
     items = [*below, *above]
     if not all(isinstance(item, dict) and isinstance(item.get(mark), str) for item in items):
-        return list(above)  # the cluster will say what is wrong with it
+        return list(above)  # the cluster will reject what is wrong with it
     found: dict[str, Patch] = {item[mark]: item for item in below}  # type: ignore[index, misc]
     for item in above:
         name = item[mark]  # type: ignore[index]
@@ -137,7 +137,9 @@ def _env(value: object) -> Patch:
         raise TypeError('it must be a dict of texts, as in {"REGION": "eu"}')
     for name in value:
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name) or name.startswith("EVERTICK_"):
-            raise ValueError(f"{name!r:.100} cannot be set: use letters, digits and '_', and no name of Evertick's own")
+            raise ValueError(
+                f"{name!r:.100} cannot be set: use letters, digits and '_', and no name reserved by Evertick"
+            )
     return _in_container(env=[{"name": name, "value": text} for name, text in value.items()])
 
 
@@ -158,7 +160,7 @@ def _names(value: object, what: str) -> list[str]:
         raise TypeError(f'it must be a list of names of {what}, as in ["warehouse"]')
     for name in value:
         if not isinstance(name, str) or not _OBJECT.fullmatch(name):
-            raise ValueError(f"{name!r:.100} cannot be the name of one")
+            raise ValueError(f"{name!r:.100} is not a valid name")
     return list(value)
 
 
@@ -198,7 +200,9 @@ def _labels_of(value: object) -> Mapping[str, str]:
     found = _texts(value)
     for name, text in found.items():
         if not _LABEL.fullmatch(text):
-            raise ValueError(f"{name}={text!r:.100} is no label: at most 63 letters, digits, '_', '-' and '.'")
+            raise ValueError(
+                f"{name}={text!r:.100} is not a valid label: use at most 63 letters, digits, '_', '-' and '.'"
+            )
     return found
 
 
@@ -211,7 +215,7 @@ def _texts(value: object) -> Mapping[str, str]:
         raise TypeError('it must be a dict of texts, as in {"team": "data"}')
     for name in value:
         if not isinstance(name, str) or not _KEY.fullmatch(name) or name.startswith(_OURS):
-            raise ValueError(f"{name!r:.100} cannot be a key there")
+            raise ValueError(f"{name!r:.100} is not a valid key")
     return dict(value)
 
 

@@ -1,6 +1,6 @@
-"""What a schedule will do, or would have done: its fires between two instants, day by day, and at each change of the clock.
+"""A preview of a schedule: its fires between two instants, day by day, and the effect of each clock change.
 
-Asks the arithmetic that fires (`next_after`, `count_between`) and has none of its own: what is shown here is what happens.
+Uses the same functions that fire (`next_after`, `count_between`), so that the preview always agrees with the scheduler.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _SHOWN_WALLS = 3
 
 
 class ChangeEffect(StrEnum):
-    """What a change of the clock does to a schedule."""
+    """The effect of a clock change on a schedule."""
 
-    NOTHING_DUE = "nothing_due"  # no fire falls into what is missing or repeated
-    RUNS_AFTER = "runs_after"  # what never happens on the clock fires once, right after the gap
-    SKIPPED = "skipped"  # what never happens on the clock does not fire
-    FIRST_ONLY = "first_only"  # what happens twice fires at its first copy
-    BOTH = "both"  # what happens twice fires twice
-    REAL_TIME = "real_time"  # it counts elapsed time and does not look at the clock
+    NOTHING_DUE = "nothing_due"  # no fire is in the skipped or repeated time
+    RUNS_AFTER = "runs_after"  # skipped wall times fire once, right after the gap
+    SKIPPED = "skipped"  # skipped wall times do not fire
+    FIRST_ONLY = "first_only"  # a repeated wall time fires at its first occurrence
+    BOTH = "both"  # a repeated wall time fires twice
+    REAL_TIME = "real_time"  # it counts elapsed time and ignores the clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockChange:
-    """`at` is the first instant of the new offset. Walls are what the clock shows, without a zone."""
+    """`at` is the first instant of the new offset. Walls are wall-clock times, without a zone."""
 
     at: datetime
     offset_before: timedelta
@@ -40,7 +40,7 @@ class ClockChange:
 
     @property
     def wall_before(self) -> datetime:
-        """What the clock would show at that instant, had it not been changed."""
+        """The wall time at that instant, had the clock not changed."""
         return (self.at + self.offset_before).replace(tzinfo=None)
 
     @property
@@ -53,13 +53,13 @@ class ClockChange:
 
     @property
     def is_gap(self) -> bool:
-        """Put forward: some wall times never happen. Otherwise it is put back, and some happen twice."""
+        """The clock moves forward and skips wall times. Otherwise it moves back and repeats some."""
         return self.offset_after > self.offset_before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeOutcome:
-    """`walls` are the first few of the `wall_count` wall times that the change touches, `fires` what they give."""
+    """`walls` are the first few of the `wall_count` wall times that the change affects, `fires` the resulting fires."""
 
     change: ClockChange
     effect: ChangeEffect
@@ -70,7 +70,7 @@ class ChangeOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayCount:
-    """`is_missing`: a day that the calendar of the zone left out."""
+    """`is_missing`: a day that the zone's calendar skipped."""
 
     day: date
     count: int
@@ -78,7 +78,7 @@ class DayCount:
 
 
 def fires_between(spec: ScheduleSpec, first: datetime, last: datetime, limit: int) -> list[datetime]:
-    """The first fires from `first` to `last`, with both; at most `limit`."""
+    """The first fires from `first` to `last`, inclusive; at most `limit`."""
     fires: list[datetime] = []
     due = next_after(spec, first - _TICK)
     while due is not None and due <= last and len(fires) < limit:
@@ -88,7 +88,7 @@ def fires_between(spec: ScheduleSpec, first: datetime, last: datetime, limit: in
 
 
 def last_fires_between(spec: ScheduleSpec, first: datetime, last: datetime, limit: int) -> list[datetime]:
-    """The same from the other end: the latest one first."""
+    """The last fires from `first` to `last`, the latest first; at most `limit`."""
     fires: list[datetime] = []
     due = latest_between(spec, first - _TICK, last)
     while due is not None and len(fires) < limit:
@@ -98,12 +98,12 @@ def last_fires_between(spec: ScheduleSpec, first: datetime, last: datetime, limi
 
 
 def count_fires(spec: ScheduleSpec, first: datetime, last: datetime) -> int:
-    """How many there are from `first` to `last`, with both, without visiting each."""
+    """The number of fires from `first` to `last`, inclusive, without visiting each."""
     return count_between(spec, first - _TICK, last)
 
 
 def clock_changes(zone: str, first: datetime, last: datetime) -> Iterator[ClockChange]:
-    """Every change of the zone's clock from `first` to `last`, with both."""
+    """Every change of the zone's clock from `first` to `last`, inclusive."""
     begin, end = to_seconds(first), to_seconds(last)
     regime = regime_at(zone, begin)
     while True:
@@ -121,7 +121,7 @@ def clock_changes(zone: str, first: datetime, last: datetime) -> Iterator[ClockC
 
 
 def outcome_of(spec: ScheduleSpec, change: ClockChange) -> ChangeOutcome:
-    """What the change does to the schedule, told by which instants fire."""
+    """The effect of the change on the schedule, derived from the instants that fire."""
     if spec.kind is not ScheduleKind.CRON:
         return ChangeOutcome(change=change, effect=ChangeEffect.REAL_TIME)
     begin, end = sorted((change.wall_before, change.wall_after))
@@ -131,7 +131,7 @@ def outcome_of(spec: ScheduleSpec, change: ClockChange) -> ChangeOutcome:
     if not walls:
         return ChangeOutcome(change=change, effect=ChangeEffect.NOTHING_DUE)
     if change.is_gap:
-        # After a longer gap the expression may name that very instant itself: it fires then, but not for what was skipped.
+        # After a longer gap the expression may match that very instant: it fires then, but not for the skipped times.
         is_short = change.shift <= timedelta(seconds=LONGEST_GAP_SECONDS)
         moved = is_short and not spec.cron.fields.is_elapsed and is_fire(spec, change.at)
         effect = ChangeEffect.RUNS_AFTER if moved else ChangeEffect.SKIPPED
@@ -149,7 +149,7 @@ def is_fire(spec: ScheduleSpec, instant: datetime) -> bool:
 
 
 def days_between(spec: ScheduleSpec, first: datetime, last: datetime) -> Iterator[DayCount]:
-    """How often it fires on each day of its zone; the first and the last day only as far as the range goes."""
+    """The number of fires on each day of its zone; the first and the last day are cut at the ends of the range."""
     day, end_day = _local_day(spec.timezone, first), _local_day(spec.timezone, last)
     begin = first_instant(spec.timezone, _midnight(day))
     while day <= end_day:
@@ -162,7 +162,7 @@ def days_between(spec: ScheduleSpec, first: datetime, last: datetime) -> Iterato
 
 
 def _walls_between(spec: ScheduleSpec, first: datetime, before: datetime, limit: int) -> Iterator[datetime]:
-    """Matching wall times from `first` until before `before`."""
+    """Matching wall times from `first` to `before`, exclusive."""
     wall, end = spec.cron.fields.next_wall(_wall_seconds(first)), _wall_seconds(before)
     while wall is not None and wall < end and limit:
         yield (EPOCH + timedelta(seconds=wall)).replace(tzinfo=None)

@@ -1,5 +1,5 @@
-"""What an attempt is called in a remote place. Follows from the attempt alone, so that handing it over twice makes one thing, and
-whoever comes later finds it again.
+"""The name of an attempt in a remote executor. Derived from the attempt alone, so that submitting it twice creates one object, and
+another runner can find it again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, urlsplit
 from evertick.domain.attempt import TaskKey, session_text
 from evertick.domain.errors import InvalidSettings
 
-# Of a DNS label, which is what most places take as a name.
+# The limit of a DNS label, which most platforms use for names.
 LONGEST_NAME = 63
 _PATH = re.compile(r"[A-Za-z0-9/._~%-]*")
 _NAME = re.compile(r"et-(\d+)-(\d+)-(\d+|x)-(\d+)-([0-9a-f]{16})")
@@ -21,7 +21,7 @@ _HASHED = re.compile(r"et-h[0-9a-f]{40}-([0-9a-f]{16})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedAttempt:
-    """What a name says. A name that had to be shortened says the session only, which is the attempt's alone."""
+    """The parsed name. A shortened name contains only the session, which is unique to the attempt."""
 
     session: int
     key: TaskKey | None = None
@@ -39,7 +39,7 @@ def attempt_name(key: TaskKey, epoch: int, session: int) -> str:
 
 
 def parse_name(name: str) -> NamedAttempt | None:
-    """None for what was not named by us."""
+    """None for a name that Evertick did not create."""
     if match := _HASHED.fullmatch(name):
         return NamedAttempt(session=int(match[1], 16))
     if not (match := _NAME.fullmatch(name)):

@@ -1,4 +1,4 @@
-"""Retention: which of the old things may go, and how slowly, so that nobody who works has to wait for it."""
+"""Retention: which old rows may be deleted, and how slowly, so that deleting never delays the work."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-# An id is drawn a moment before its row can be seen, so that neighbours may be out of order by as long as a transaction lasts.
+# An id is drawn a moment before its row is visible, so rows may be out of order by as long as a transaction lasts.
 ORDER_MARGIN = timedelta(minutes=1)
 
-# Of the time at most this share is spent deleting (of two cores a tenth cost 7 % of the throughput, a twentieth 4 %); while
-# others are late, a fifth of that.
+# The share of time spent deleting is at most this (with two cores, 10 % costs 7 % of the throughput, 5 % costs 4 %); a fifth
+# of it while other work is late.
 SHARE = 0.05
 SHARE_WHILE_BEHIND = 0.01
-# A step that took long because it waited says little about how busy the database is.
+# A step that was slow because it waited says little about how busy the database is.
 LONGEST_REST_SECONDS = 60.0
-# A batch that takes longer than this was too large; one that takes less than a third of it may grow.
+# A batch that takes longer than this was too large; after one that takes less than a third of it, the size may grow.
 LONGEST_BATCH_SECONDS = 0.05
 FIRST_BATCH, LARGEST_BATCH = 50, 500
-# So many rows of tasks, logs and results belong to a run in a batch on average.
+# The average number of task, log and result rows per run in a batch.
 ROWS_PER_RUN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Dated:
-    """One thing met on a walk in the order of ids. `ended_at` is None while it is open."""
+    """One row on a walk in id order. `ended_at` is None while it is open."""
 
     id: int
     created_at: datetime
@@ -33,7 +33,7 @@ class Dated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """What may go, how far the walk came, and whether only young ones follow."""
+    """The rows to delete, how far the walk came, and whether only young rows follow."""
 
     ids: list[int]
     last: int
@@ -41,10 +41,10 @@ class Chosen:
 
 
 def choose(seen: Sequence[Dated], *, after: int, before: datetime, now: datetime) -> Chosen:
-    """Of things in the order of their ids, those that ended before `before`.
+    """From rows in id order, choose rows that ended before `before`.
 
-    The walk ends at the first young one. One that says to be of the future says nothing: a clock was wrong, and whoever
-    stopped there would stop for ever.
+    The walk ends at the first young row. A row dated in the future is ignored: a clock was wrong, and a walk that stopped
+    there would never get past it.
     """
     last = after
     ids: list[int] = []
@@ -59,7 +59,7 @@ def choose(seen: Sequence[Dated], *, after: int, before: datetime, now: datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How much is deleted at once. Follows what the database can do now."""
+    """How much is deleted at once. Adapts to the current speed of the database."""
 
     batch: int = FIRST_BATCH
 
@@ -68,7 +68,7 @@ class Pace:
         return self.batch * ROWS_PER_RUN
 
     def after(self, seconds: float) -> Pace:
-        """The pace once a batch took so long."""
+        """The pace after a batch that took this long."""
         if seconds > LONGEST_BATCH_SECONDS:
             return replace(self, batch=max(1, self.batch // 2))
         if seconds < LONGEST_BATCH_SECONDS / 3:
@@ -77,6 +77,6 @@ class Pace:
 
 
 def rest_seconds(seconds: float, *, is_behind: bool) -> float:
-    """How long to leave the database alone after it was busy with us for so long."""
+    """How long to pause after a batch that took this long."""
     share = SHARE_WHILE_BEHIND if is_behind else SHARE
     return min(seconds * (1 / share - 1), LONGEST_REST_SECONDS)

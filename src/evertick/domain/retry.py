@@ -1,4 +1,4 @@
-"""How long to wait before a failed task is tried again. Draws no random numbers itself: they are an argument."""
+"""The delay before a failed task is retried. Draws no random numbers: they are an argument."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from evertick.domain.errors import InvalidDag
 
 _LONGEST_DELAY_SECONDS = 365.0 * 86_400
 _MOST_RETRIES = 10_000
-# Past these, any delay of a nanosecond or more has reached every cap, and no float overflows on the way.
+# Beyond these, any delay of a nanosecond or more has reached every cap, so no float can overflow.
 _MULTIPLES_LIMIT = 10**15
 _DOUBLINGS_LIMIT = 200
 
 
 class Backoff(StrEnum):
-    """How the delay grows with each failure: not at all, by itself each time, or to the double each time."""
+    """How the delay grows with each failure: not at all, linearly, or exponentially."""
 
     FIXED = "fixed"
     LINEAR = "linear"
@@ -28,9 +28,9 @@ class Backoff(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """`max_delay_seconds` bounds the growth, so a fixed delay does not heed it. `jitter` shortens a delay by up to that
-    share of it, at random, so that many tasks that failed together do not come back together. `retry_on` and `never_on` are
-    names of exceptions, as `module.Class`: what is no exception (a kill, a time limit) is retried whatever they say."""
+    """`max_delay_seconds` bounds the growth; it does not apply to a fixed delay. `jitter` shortens a delay at random by up to
+    that fraction of it, so that tasks that failed together are not retried together. `retry_on` and `never_on` are names of
+    exceptions, as `module.Class`: a failure without an exception (a kill, a time limit) is retried regardless of them."""
 
     retries: int = 0
     delay_seconds: float = 30.0
@@ -61,23 +61,23 @@ class RetryPolicy:
             )
 
     def to_json(self) -> str:
-        """Canonical text: equal policies give equal bytes, and those without exceptions none about them."""
+        """Canonical text: equal policies give equal bytes, and the exception fields are omitted if empty."""
         given = {name: value for name, value in asdict(self).items() if value != ()}
         return json.dumps(given, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> RetryPolicy:
-        """The policy that `to_json` wrote, checked again. What it leaves out has its default."""
+        """Parse and validate the policy that `to_json` wrote. Omitted fields have their defaults."""
         try:
             raw = json.loads(text)
             names = {name: tuple(raw[name]) for name in ("retry_on", "never_on") if name in raw}
             return cls(**raw | names | ({"backoff": Backoff(raw["backoff"])} if "backoff" in raw else {}))
         except (TypeError, ValueError, RecursionError):
-            raise InvalidDag(f"{text[:40]!r} is not a retry policy: store what `to_json` gives") from None
+            raise InvalidDag(f"{text[:40]!r} is not a retry policy: store the output of `to_json`") from None
 
 
 def class_names(error: BaseException) -> set[str]:
-    """Of the exception and its bases, as `module.Class`; of a group, those of each in it, too."""
+    """The class names of the exception and its bases, as `module.Class`; for a group, also those of its members."""
     names = {f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__}
     for inner in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
         names |= class_names(inner)
@@ -85,14 +85,14 @@ def class_names(error: BaseException) -> set[str]:
 
 
 def may_retry(policy: RetryPolicy, raised: Collection[str]) -> bool:
-    """Whether a failure by an exception of these classes, as `module.Class`, may be tried again."""
+    """Whether a failure by an exception of these classes, as `module.Class`, may be retried."""
     if any(name in raised for name in policy.never_on):
         return False
     return not policy.retry_on or any(name in raised for name in policy.retry_on)
 
 
 def delay_before(policy: RetryPolicy, failures: int, unit_random: float) -> float:
-    """Seconds to wait before the next attempt, after `failures` failed ones; `unit_random` is from 0 until below 1."""
+    """Seconds to wait before the next attempt, after `failures` failed ones; `unit_random` is from 0 to 1, exclusive."""
     if failures < 1:
         raise ValueError(f"failures is {failures}: a retry follows at least one")
     cap = _LONGEST_DELAY_SECONDS if policy.max_delay_seconds is None else policy.max_delay_seconds

@@ -1,6 +1,6 @@
-"""Routing: which queue a task waits in. Rules are tried in order and the first that matches wins; the default comes last.
+"""Routing: which queue a task waits in. The first rule that matches applies; without a match, the default does.
 
-A queue that the task's author wrote down (`queue=`) wins over all rules. Pure: files are read elsewhere.
+A queue that the task's author declared (`queue=`) takes precedence over all rules. Pure: files are read elsewhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Without rules everything goes to the default queue."""
+    """The rules and the default queue, which is used if no rule matches."""
 
     rules: tuple[Rule, ...] = ()
     default: str = DEFAULT_QUEUE
@@ -38,7 +38,7 @@ class Routing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """One rule, by its number from 1, and what became of it: `why_not` is None for a rule that matches."""
+    """The result of one rule, numbered from 1: `why_not` is None for a rule that matches."""
 
     number: int
     match: str
@@ -48,7 +48,7 @@ class Tried:
 
 
 def route(routing: Routing, address: Address) -> str:
-    """The queue that the rules give."""
+    """The queue that the rules select."""
     for rule in routing.rules:
         if matches(rule.pattern, address):
             return rule.queue
@@ -63,7 +63,7 @@ def queues_of(routing: Routing, spec: DagSpec) -> list[str]:
 
 
 def try_rules(routing: Routing, address: Address) -> list[Tried]:
-    """Every rule in order with its verdict, for whoever wants to know why."""
+    """Every rule in order with its result, to explain a routing decision."""
     found: list[Tried] = []
     is_routed = False
     for number, rule in enumerate(routing.rules, start=1):
@@ -76,7 +76,7 @@ def try_rules(routing: Routing, address: Address) -> list[Tried]:
 
 
 def read_routing(text: str) -> Routing:
-    """The rules of a routing file. Raises InvalidRouting with everything that is wrong."""
+    """Parse a routing file. Raises InvalidRouting with every problem found."""
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -93,7 +93,7 @@ def read_routing(text: str) -> Routing:
 
 
 def _read_rules(raw: object, problems: list[str]) -> list[tuple[int, Rule]]:
-    """The rules that can be read, each with its number."""
+    """The rules that could be parsed, each with its number."""
     if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
         problems.append("rules are written as [[rule]] with a match and a queue below.")
         return []
@@ -120,7 +120,7 @@ def _unknown(given: Mapping[str, object], known: Sequence[str], owner: str) -> I
     for key in given:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it may have {' and '.join(known)}."
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}."
             yield f"{owner} has an unknown key {key[:80]!r}; {hint}"
 
 

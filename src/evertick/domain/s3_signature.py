@@ -1,4 +1,4 @@
-"""How a request to S3-compatible storage is signed (AWS Signature Version 4). Pure: the time is given, nothing is sent."""
+"""Signs requests to S3-compatible storage (AWS Signature Version 4). Pure: the time is an argument, nothing is sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EMPTY_HASH = hashlib.sha256(b"").hexdigest()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signer:
-    """Who asks, and where. Not shown: whoever has the secret is you."""
+    """The credentials and the region. Never printed: anyone with the secret can act as its owner."""
 
     key_id: str
     secret_key: str = field(repr=False)
@@ -30,7 +30,7 @@ class Signer:
         content_hash: str,
         now: datetime,
     ) -> dict[str, str]:
-        """`headers` with what makes the request ours. They must name the host; `path` is encoded already."""
+        """`headers` plus the authentication headers. They must include the host; `path` is already encoded."""
         stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
         signed = {name.lower(): value.strip() for name, value in headers.items()}
         signed |= {"x-amz-content-sha256": content_hash, "x-amz-date": stamp}

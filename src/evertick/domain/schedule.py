@@ -1,4 +1,4 @@
-"""When a DAG runs: one record for cron, interval, one-time and listed schedules, and the arithmetic of their fires.
+"""When a DAG runs: one record for cron, interval, one-time and listed schedules, and the computation of their fires.
 
 Every instant is in UTC and every answer depends on the arguments alone. Never reads a clock, and never drifts: an
 interval is whole microseconds counted from its anchor.
@@ -60,9 +60,9 @@ _FITTING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSpec:
-    """A checked schedule, made by `parse_schedule`. The bounds are inclusive; the anchor is 1970-01-01 unless told.
+    """A validated schedule, created by `parse_schedule`. The bounds are inclusive; the default anchor is 1970-01-01.
 
-    `jitter_seconds` spreads schedules that share an instant: how much later each fires is fixed, see domain/jitter.py.
+    `jitter_seconds` spreads schedules that fire at the same instant: the delay of each is fixed, see domain/jitter.py.
     """
 
     kind: ScheduleKind
@@ -99,19 +99,19 @@ class ScheduleSpec:
 
     @property
     def instants(self) -> tuple[datetime, ...]:
-        """All of them, for a schedule that lists its instants."""
+        """All instants of a schedule that lists them."""
         assert self.times is not None, "parse_schedule gives every list its instants"
         return self.times
 
     @classmethod
     def from_json(cls, text: str) -> ScheduleSpec:
-        """The schedule that `to_json` wrote, checked again."""
+        """Parse and validate the schedule that `to_json` wrote."""
         try:
             raw = json.loads(text)
         except (ValueError, RecursionError):
-            raise InvalidSchedule(f"schedule {text[:40]!r} is not JSON: store what `to_json` gives") from None
+            raise InvalidSchedule(f"schedule {text[:40]!r} is not JSON: store the output of `to_json`") from None
         if not isinstance(raw, dict):
-            raise InvalidSchedule(f"schedule {text[:40]!r} is not a JSON object: store what `to_json` gives")
+            raise InvalidSchedule(f"schedule {text[:40]!r} is not a JSON object: store the output of `to_json`")
         return _checked({name: value for name, value in raw.items() if value is not None})
 
 
@@ -124,11 +124,11 @@ def parse_schedule(
     anchor_at: datetime | None = None,
     jitter_seconds: float | None = None,
 ) -> ScheduleSpec:
-    """Read and check what people write: text, a `timedelta`, a `datetime`, a list of those, or the fields that
-    `to_json` gives.
+    """Parse and validate any accepted form: text, a `timedelta`, a `datetime`, a list of those, or the fields that
+    `to_json` writes.
 
-    Naive datetimes are wall times in the schedule's zone. What the raw fields say themselves wins over the arguments,
-    and a schedule that was parsed before comes back as it is.
+    Naive datetimes are wall times in the schedule's zone. The raw fields take precedence over the arguments,
+    and a schedule that was already parsed is returned unchanged.
     """
     if isinstance(raw, ScheduleSpec):
         return raw
@@ -139,13 +139,13 @@ def parse_schedule(
 
 
 def next_after(spec: ScheduleSpec, instant: datetime) -> datetime | None:
-    """The first fire strictly after `instant`, or nothing when the schedule has ended."""
+    """The first fire strictly after `instant`, or None when the schedule has ended."""
     found = _next_unbounded(spec, instant if spec.start_at is None else max(instant, spec.start_at - _TICK))
     return None if found is None or (spec.end_at is not None and found > spec.end_at) else found
 
 
 def describe(spec: ScheduleSpec) -> str:
-    """In words for people, without promising a particular next time."""
+    """A description for people that promises no particular next time."""
     match spec.kind:
         case ScheduleKind.CRON:
             words = f"cron {spec.expression} ({spec.timezone})"
@@ -188,22 +188,22 @@ def _next_unbounded(spec: ScheduleSpec, instant: datetime) -> datetime | None:
             place = bisect_right(spec.instants, instant)
             return spec.instants[place] if place < len(spec.instants) else None
         case ScheduleKind.AFTER:
-            return None  # time alone never makes it due
+            return None  # never due by time alone
     assert_never(spec.kind)
 
 
-# As many as fire in one tick of a large installation: about 0.4 kB each, against 20 us to parse one again.
+# As many entries as fire in one tick of a large installation: about 0.4 kB each, against 20 us to parse one again.
 _parsed_cron = lru_cache(maxsize=16_384)(parse_cron)
 
 
-# Schedules that are due together are often alike, and then so is what comes next.
+# Schedules that are due together are often alike, and then they share the next fire.
 @lru_cache(maxsize=1024)
 def _next_of_cron(expression: str, timezone: str, instant: datetime) -> datetime | None:
     return _parsed_cron(expression, timezone).next_after(instant)
 
 
 def _fields_of(raw: object) -> Mapping[str, object]:
-    """The fields of a `ScheduleSpec`, not yet checked."""
+    """The fields of a `ScheduleSpec`, not yet validated."""
     match raw:
         case str():
             return _fields_of_text(raw)
@@ -242,7 +242,7 @@ def _fields_of_text(text: str) -> Mapping[str, object]:
 
 
 def _checked(given: Mapping[str, object]) -> ScheduleSpec:
-    """Every field checked by itself, then together; `given` has no empty ones."""
+    """Validate every field by itself, then all together; `given` has no empty fields."""
     try:
         kind = ScheduleKind(str(given.get("kind")))
     except ValueError:
@@ -282,7 +282,7 @@ def _expression(raw: object, zone: str) -> str:
 
 
 def _within_bounds(spec: ScheduleSpec) -> ScheduleSpec:
-    """Refuse bounds that let the schedule never fire."""
+    """Refuse bounds within which the schedule never fires."""
     start, end = spec.start_at, spec.end_at
     if start is None and end is None:
         return spec

@@ -1,4 +1,4 @@
-"""The fields of a schedule as people write them, each read and checked by itself; domain/schedule.py checks them together."""
+"""The fields of a schedule, each parsed and validated by itself; domain/schedule.py validates them together."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _MOST_TIMES = 1000
 
 
 def read_interval(raw: object) -> float:
-    """Whole microseconds, as a number of seconds."""
+    """The interval in seconds, exact to the microsecond."""
     if isinstance(raw, bool) or not isinstance(raw, int | float):
         raise InvalidSchedule(f"every_seconds {raw!r:.40} is not a number: write seconds, such as 0.25 or 30")
     shortest, longest = _SHORTEST_INTERVAL.total_seconds(), _LONGEST_INTERVAL.total_seconds()
     if not shortest <= raw <= longest:
-        raise InvalidSchedule(f"an interval of {raw} s is not possible: it must be between {shortest} s and 100 years")
+        raise InvalidSchedule(f"an interval of {raw} s is not allowed: it must be between {shortest} s and 100 years")
     return timedelta(seconds=raw).total_seconds()
 
 
 def read_times(raw: object, zone: str) -> tuple[datetime, ...]:
-    """In order, each once."""
+    """The instants in order, without duplicates."""
     if isinstance(raw, str) or not isinstance(raw, Iterable):
         raise InvalidSchedule(f"times {raw!r:.40} is not a list: write [2030-01-01T00:00:00Z, ...]")
     listed = list(raw)
     if not 1 <= len(listed) <= _MOST_TIMES:
-        raise InvalidSchedule(f"a list of {len(listed)} times is not possible: it must have 1 to {_MOST_TIMES:,}")
+        raise InvalidSchedule(f"a list of {len(listed)} times is not allowed: it must have 1 to {_MOST_TIMES:,}")
     found = {
         read_instant(f"times[{place}]", each if each is not None else "", zone) for place, each in enumerate(listed)
     }
@@ -44,11 +44,11 @@ def read_condition(raw: object) -> str:
 
 
 def read_jitter(raw: object) -> float | None:
-    """Whole milliseconds, as a number of seconds; none at all is the same as nothing said."""
+    """The jitter in seconds, exact to the millisecond; zero is the same as omitted."""
     if isinstance(raw, bool) or not isinstance(raw, int | float):
         raise InvalidSchedule(f"jitter {raw!r:.40} is not a number of seconds: write one such as 30")
     if not 0 <= raw <= _LONGEST_JITTER.total_seconds():
-        raise InvalidSchedule(f"a jitter of {raw} s is not possible: it must be between 0 s and one day")
+        raise InvalidSchedule(f"a jitter of {raw} s is not allowed: it must be between 0 s and one day")
     return round(float(raw), 3) or None
 
 

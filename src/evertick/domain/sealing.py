@@ -1,6 +1,6 @@
-"""Values as they are stored: encrypted and authenticated (Fernet: AES-128-CBC and HMAC-SHA256), under a key that has a name.
+"""Encryption of stored values: encrypted and authenticated (Fernet: AES-128-CBC and HMAC-SHA256), under a key with an id.
 
-The first key of a ring seals; every key of it opens. A value is bound to its kind and name: one cannot be put in another's place.
+The first key of a keyring encrypts; every key decrypts. A value is bound to its kind and name: swapping two stored values fails.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from evertick.domain.errors import InvalidSettings, SecretLocked
 
 class Keyring:
     def __init__(self, keys: Iterable[str]) -> None:
-        """Raises InvalidSettings for what is no key."""
+        """Raises InvalidSettings if a key is invalid."""
         self._keys: dict[str, Fernet] = {}
         for key in keys:
             try:
                 self._keys[key_id(key)] = Fernet(key)
             except ValueError:
                 raise InvalidSettings(
-                    "a secret key is not 32 bytes in URL-safe base64: `evertick secrets rotate` makes one."
+                    "a secret key is not 32 bytes in URL-safe base64: create one with `evertick secrets rotate`."
                 ) from None
         if not self._keys:
-            raise InvalidSettings("there is no secret key: `evertick up` and `evertick secrets rotate` make one.")
+            raise InvalidSettings("there is no secret key: create one with `evertick up` or `evertick secrets rotate`.")
 
     @property
     def first_id(self) -> str:
@@ -43,7 +43,7 @@ class Keyring:
         key = self._keys.get(sealed_with)
         if key is None:
             raise SecretLocked(
-                f"{kind} {name!r} was stored under key {sealed_with}, which is not among the keys here"
+                f"{kind} {name!r} is encrypted with key {sealed_with}, which is not among the configured keys"
                 f" ({', '.join(self._keys)}): add that key, or set the {kind} again."
             )
         try:
@@ -60,5 +60,5 @@ def new_key() -> str:
 
 
 def key_id(key: str) -> str:
-    """What a key is called, which tells nothing about it."""
+    """The id of a key, which reveals nothing about the key."""
     return hashlib.sha256(key.encode()).hexdigest()[:8]

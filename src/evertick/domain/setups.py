@@ -1,4 +1,4 @@
-"""Setup and teardown: whose end decides a run, and what is cleared together. Pure questions to a DAG."""
+"""Setup and teardown: which tasks decide the state of a run, and which are cleared together. Pure functions of a DAG."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from evertick.domain.dag import DagSpec
 
 
 def leaves(spec: DagSpec, edges: Iterable[tuple[int, int]] | None = None) -> set[int]:
-    """The tasks whose failure fails the run: the last ones (by `edges`), but for teardowns that are not to decide it."""
+    """The tasks whose failure fails the run: the last ones (by `edges`), except teardowns that do not affect the run's state."""
     is_ignored = [task.is_teardown and not task.fails_run for task in spec.tasks]
     followed: set[int] = set()
-    for up, down in sorted(spec.edges if edges is None else edges, reverse=True):  # tasks stand in topological order
+    for up, down in sorted(spec.edges if edges is None else edges, reverse=True):  # tasks are in topological order
         if not is_ignored[down] or down in followed:
             followed.add(up)
     return {idx for idx, ignored in enumerate(is_ignored) if not ignored and idx not in followed}
 
 
 def cleared_with(spec: DagSpec, idxs: Collection[int]) -> set[int]:
-    """What must run again when these tasks do: the setups that they work under, and the teardowns of those.
+    """The tasks that must run again with these: the setups that they depend on, and the teardowns of those setups.
 
-    A task works under a setup that is above it, if a teardown of that setup is below it or the setup has none.
+    A task depends on an upstream setup if a teardown of that setup is downstream of the task or the setup has none.
     """
     if not any(task.is_setup for task in spec.tasks):
         return set()

@@ -1,6 +1,6 @@
-"""How the tasks of one run follow from each other: trigger rules, mapping, branches, retries of tasks and of groups, clear. Decided
-in memory, as the database decides; `dag.test()` runs by it, and tests/engine/shapes.py compares both on generated DAGs, step by
-step. At most a hundred lines of code, so that it can be read: it is what the engine is held against."""
+"""A model of one run: trigger rules, mapping, branches, retries of tasks and of groups, clear. It decides in memory what the
+database decides; `dag.test()` uses it, and tests/engine/shapes.py compares both on generated DAGs, step by step. At most a
+hundred lines of code, so that a person can review it: it is the reference for the engine."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
@@ -23,7 +23,7 @@ class Key(NamedTuple):
 
 
 class Shape:
-    """`items` are what instances were given, `reasons` why some tasks have none."""
+    """`items` are the arguments of mapped instances, `reasons` why some tasks have no instances."""
 
     def __init__(self, spec: DagSpec) -> None:
         self.spec, self._group, self._every = spec, groups_of(spec), range(len(spec.tasks))
@@ -35,7 +35,7 @@ class Shape:
         for up, down in spec.edges:
             self._up[down].append(up)
             self._down[up].append(down)
-        self._rows: list[dict[int, str]] = [{} for _ in self._every]  # by map index; a task without any waits
+        self._rows: list[dict[int, str]] = [{} for _ in self._every]  # by map index; an empty dict is a waiting task
         self.clear(())
 
     @property
@@ -43,7 +43,7 @@ class Shape:
         return {Key(idx, number): state for idx, rows in enumerate(self._rows) for number, state in rows.items()}
 
     def end(self, key: Key, state: str, value: object = None, *, no_retry: bool = False) -> None:
-        """An attempt at a ready task ended. A failed one is ready again while it has retries."""
+        """An attempt of a ready task ended. A failed one becomes ready again while it has retries."""
         self.attempts[key] += 1
         if state == "failed" and not no_retry and self.attempts[key] <= self.spec.tasks[key.idx].retry.retries:
             return
@@ -53,15 +53,15 @@ class Shape:
         self._settle({key: state, **{Key(idx): "skipped" for idx in unchosen}})
 
     def run_state(self) -> str | None:
-        """None while something is open."""
+        """None while a task is open."""
         is_bad = leaves(self.spec) & self._in(FAILED_TASK_STATES)
         return None if self._in((READY, WAITING)) else "failed" if is_bad else "success"
 
     def clear(self, whole: Collection[int], instances: Collection[Key] = ()) -> None:
-        """Tasks of an ended run that run again. An instance keeps what it was given, unless something that it waited for runs
-        again, too: then its task is taken back as a whole."""
+        """Reset tasks of an ended run so that they run again. An instance keeps its arguments unless one of its upstream tasks
+        runs again, too: then its task is reset as a whole."""
         cleared = {key for key in self.states if key.idx in whole or key in instances}
-        for idx in sorted({key.idx for key in cleared}):  # tasks stand in topological order
+        for idx in sorted({key.idx for key in cleared}):  # tasks are in topological order
             held = {self._group[up] for up in self._up[idx]} - {None, self._group[idx]}
             if any(key.idx in self._up[idx] or self._group[key.idx] in held for key in cleared):
                 cleared |= {Key(idx, number) for number in self._rows[idx]}
@@ -69,17 +69,18 @@ class Shape:
         self._settle(self._reopened(cleared))
 
     def result_of(self, name: str) -> object:
-        """What a task returned; of a mapped one the list of what its instances returned, where they did."""
+        """A task's return value; for a mapped task the list of its instances' values, where there are any."""
         if self.spec.tasks[self._place[name]].mapping is None:
             return self.results.get(Key(self._place[name]))
         return [self.results[key] for key in sorted(self.results) if key.idx == self._place[name]]
 
     def _in(self, states: Iterable[str]) -> set[int]:
-        """The tasks that stand, or of whose instances one stands, in one of these."""
+        """The tasks that are, or have an instance, in one of these states."""
         return {i for i in self._every if not {*states}.isdisjoint((self._rows[i] or {WHOLE: WAITING}).values())}
 
     def _settle(self, ended: dict[Key, str]) -> None:
-        """Those after what ended are decided, level by level; then groups that are over leave; then mapped tasks expand."""
+        """Decide the tasks downstream of the ended ones, level by level; then finished groups release their edges, and mapped
+        tasks expand."""
         while True:
             for key, state in ended.items():
                 self._rows[key.idx][key.map_index] = state
@@ -88,7 +89,7 @@ class Shape:
                 return
 
     def _decided(self, idxs: Iterable[int]) -> dict[Key, str]:
-        """What ends of these by their trigger rules. What may run is ready."""
+        """The tasks of these that end by their trigger rules. A task that may run becomes ready."""
         found: dict[Key, str] = {}
         for idx, rows in ((idx, self._rows[idx] or {WHOLE: WAITING}) for idx in idxs):
             decision = self._decision(idx) if WAITING in rows.values() else Decision.WAIT
@@ -108,7 +109,7 @@ class Shape:
         return decide(self.spec.tasks[idx].trigger_rule, UpstreamCounts.of(total, counts, setups))
 
     def _leave_groups(self) -> dict[Key, str]:
-        """Groups that have ended are heard outside, all of a group at once; then those that failed begin again, instead of that."""
+        """A group that ended releases all its edges at once; a group that failed with retries left starts again instead."""
         over = {*self._group} - self._heard - {None} - {self._group[idx] for idx in self._in((READY, WAITING))}
         bad = self._in(FAILED_TASK_STATES) & group_leaves(self.spec)
         failed = {self._group[idx] for idx in self._in(["failed"])} & {self._group[idx] for idx in bad} & over
@@ -117,7 +118,7 @@ class Shape:
         if ended := self._decided(self._every) if over - again else {}:
             return ended
         self._retried.update(again)
-        # What a branch outside did not choose stays skipped: the branch does not run again.
+        # A task that a branch outside the group skipped stays skipped: the branch does not run again.
         kept = {idx for idx, by in self._unchosen.items() if self._group[by] != self._group[idx]}
         return self._reopened({key for key in self.states if self._group[key.idx] in again and key.idx not in kept})
 

@@ -1,7 +1,7 @@
-"""Who leads which shard, where there are several: as evenly as can be, and whoever is there takes what nobody leads.
+"""Shard assignment: which scheduler leads which shard, as evenly as possible, with free shards taken by any live scheduler.
 
-Pure: what one survey showed becomes what this scheduler does now. Everybody decides alike from the same rows, so that two never
-give to each other, and one hand-over at a time brings the counts closer until nobody leads two more than another.
+Pure: from one survey of the rows it decides what this scheduler does now. All schedulers decide by the same rows, so that two never
+transfer shards to each other. One transfer at a time brings the counts closer until they differ by at most one.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-# Each shard is a look per tick and a connection or two. More of them than cores of the database help nobody.
+# Each shard costs one poll per tick and a connection or two. More shards than the database has cores bring no gain.
 MOST_SHARDS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One shard. `heir`: who alone may take it now. `free_in`: seconds until a lease or that privilege ends. `live`: all
-    schedulers that were there lately."""
+    """One shard. `heir`: the successor, the only scheduler that may take it now. `free_in`: seconds until a lease or that
+    reservation ends. `live`: all schedulers seen recently."""
 
     shard: int
     state: str
@@ -31,8 +31,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """`take`: shards to try for. `leave`: free ones beyond our share, for others to take in the next moment. `give`: a shard, and
-    to whom."""
+    """`take`: shards to try for. `leave`: free shards beyond our share, left to other schedulers. `give`: a shard to transfer,
+    and to which scheduler."""
 
     take: list[int] = field(default_factory=list)
     leave: list[int] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Decision:
 
 
 def decide(me: str, shares: Sequence[Share], *, overdue: Collection[int] = ()) -> Decision:
-    """`overdue`: shards that were left to others and that nobody took."""
+    """`overdue`: shards that were left to other schedulers and not taken."""
     live = _live(me, shares)
     counts = Counter(dict.fromkeys(live, 0))
     counts.update(name for each in shares if (name := _holder(each)) is not None and name in counts)
@@ -49,7 +49,7 @@ def decide(me: str, shares: Sequence[Share], *, overdue: Collection[int] = ()) -
         return Decision(give=_give(me, shares, counts))
     ours = [each.shard for each in shares if each.shard in free and each.heir == me]
     others = [shard for shard in free if shard not in ours]
-    # Two that look at the same time begin at different ends.
+    # Two schedulers that decide at the same time start at different ends.
     start = live.index(me) * len(others) // len(live) if others else 0
     others = others[start:] + others[:start]
     room = max(ceil(len(shares) / len(live)) - counts[me], 0)
@@ -58,7 +58,7 @@ def decide(me: str, shares: Sequence[Share], *, overdue: Collection[int] = ()) -
 
 
 def _live(me: str, shares: Sequence[Share]) -> list[str]:
-    """Whose lease has run out or whose session is over is gone, whatever it said a moment ago."""
+    """A scheduler whose lease has expired or whose session has ended is gone, whatever it reported a moment ago."""
     gone = {each.owner for each in shares if each.is_free}
     there = {name for each in shares[:1] for name in each.live}
     return sorted((there - gone) | {me})
@@ -69,7 +69,7 @@ def _holder(share: Share) -> str | None:
 
 
 def _give(me: str, shares: Sequence[Share], counts: Counter[str]) -> tuple[int, str] | None:
-    """One shard too many goes from whoever leads most to whoever leads least; of several, the first by name."""
+    """One excess shard moves from the scheduler with the most to the one with the fewest; ties are broken by name."""
     if any(each.is_free for each in shares):
         return None
     richest = min(counts, key=lambda name: (-counts[name], name))

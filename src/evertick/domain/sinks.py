@@ -1,6 +1,6 @@
-"""Where a notification goes, as one text that carries no secret: `webhook:https://…`, `slack:secret/NAME`, `email:ops@example.com`.
+"""The destination of a notification, as text without secrets: `webhook:https://…`, `slack:secret/NAME`, `email:ops@example.com`.
 
-What is secret (an address that lets anybody post, a signing key, a password) stands in it by its name, and is read when it is sent.
+A secret (a URL that allows anyone to post, a signing key, a password) is referenced by name and read when the message is sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_RECIPIENTS = 20
 _SECRET = "secret/"
 _SIGN = ";sign="
 _FORMS = (
-    "webhook:https://example.com/hook, slack:secret/NAME or email:ops@example.com, with ;sign=SECRET behind a webhook"
+    "webhook:https://example.com/hook, slack:secret/NAME or email:ops@example.com, with ;sign=SECRET after a webhook"
 )
 _MAILBOX = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*")
 
@@ -32,7 +32,7 @@ class SinkKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sink:
-    """`target` is an address, mailboxes, or the name of a DAG; `secret` is where the address is kept instead."""
+    """`target` is a URL, email addresses, or the name of a DAG; `secret` names the secret that holds the URL instead."""
 
     kind: SinkKind
     target: str = ""
@@ -46,13 +46,13 @@ class Sink:
 
 
 def parse_sink(text: str) -> Sink:
-    """A sink as settings and command lines name it. Raises UserError with what is wrong."""
+    """Parse a sink from settings or a command line. The UserError says what is wrong."""
     kind, colon, rest = text.strip().partition(":")
     try:
         if not colon or len(text) > LONGEST_SINK or (chosen := SinkKind(kind)) is SinkKind.CALL:
             raise ValueError
     except ValueError:
-        raise UserError(f"{text!r:.200} is no sink: write {_FORMS}.") from None
+        raise UserError(f"{text!r:.200} is not a sink: write {_FORMS}.") from None
     place, _, key = rest.partition(_SIGN)
     if chosen is SinkKind.EMAIL:
         return email_sink(rest.split())
@@ -62,10 +62,10 @@ def parse_sink(text: str) -> Sink:
 
 def web_sink(kind: SinkKind, url: str | None, *, secret: str | None, sign_with: str | None = None) -> Sink:
     if (url is None) == (secret is None):
-        raise UserError(f"a {kind} needs one address: its URL, or the name of the secret that holds it.")
+        raise UserError(f"a {kind} sink needs one address: its URL, or the name of the secret that holds it.")
     if sign_with is not None:
         if kind is not SinkKind.WEBHOOK:
-            raise UserError(f"a {kind} message is not signed: nobody there would check it. Leave sign_with away.")
+            raise UserError(f"a {kind} message cannot be signed: the receiver does not verify it. Remove sign_with.")
         check_name(ValueKind.SECRET, sign_with)
     if secret is not None:
         return Sink(kind=kind, secret=check_name(ValueKind.SECRET, secret), sign_with=sign_with)
@@ -74,31 +74,31 @@ def web_sink(kind: SinkKind, url: str | None, *, secret: str | None, sign_with: 
 
 def email_sink(recipients: list[str]) -> Sink:
     if not 1 <= len(recipients) <= MOST_RECIPIENTS:
-        raise UserError(f"an e-mail needs 1 to {MOST_RECIPIENTS} recipients.")
+        raise UserError(f"an email needs 1 to {MOST_RECIPIENTS} recipients.")
     for each in recipients:
         if not _MAILBOX.fullmatch(each):
-            raise UserError(f"{each!r:.100} is no e-mail address, as in ops@example.com.")
+            raise UserError(f"{each!r:.100} is not an email address: write one such as ops@example.com.")
     return Sink(kind=SinkKind.EMAIL, target=" ".join(recipients))
 
 
 def check_url(url: str) -> str:
-    """An address that can be posted to. Whether it may be, is known when its name is resolved."""
+    """Validate a URL to post to. Whether its address is allowed is checked when its name is resolved."""
     try:
         parts = urlsplit(url)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
         is_good = False
     if not is_good or len(url) > LONGEST_SINK or not url.isascii() or not url.isprintable() or " " in url:
-        raise UserError(f"{url!r:.100} is no address: it must look like https://example.com/hook, in ASCII.")
+        raise UserError(f"{url!r:.100} is not a webhook URL: write one such as https://example.com/hook, in ASCII.")
     if "@" in parts.netloc or ";" in url:
         raise UserError(
-            "a password does not belong into a webhook's URL: keep the whole URL in a secret and name that."
+            "a webhook URL must not contain a password: store the whole URL in a secret and name that secret."
         )
     return url
 
 
 def read_sink(text: str) -> Sink:
-    """What `Sink.text` wrote, calls included."""
+    """Parse the text that `Sink.text` wrote, callbacks included."""
     if text.startswith(f"{SinkKind.CALL}:"):
         return Sink(kind=SinkKind.CALL, target=text.removeprefix(f"{SinkKind.CALL}:"))
     return parse_sink(text)

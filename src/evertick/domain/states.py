@@ -1,4 +1,4 @@
-"""The one transition table of tasks and runs. The database's types, the CHECKs and the tests are made from it."""
+"""The one transition table of tasks and runs. The database's types and CHECK constraints and the tests are derived from it."""
 
 from __future__ import annotations
 

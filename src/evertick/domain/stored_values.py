@@ -1,4 +1,4 @@
-"""What tasks can be given by name: variables, connections, secrets. Their names, their forms, and what of them is secret."""
+"""Stored values that tasks use by name: variables, connections, secrets. Their names, formats, and which parts are secret."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ValueKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """Where something is and how to get in. Its password is not shown by print."""
+    """The address of a system and the credentials for it. `print` does not show the password."""
 
     type: str
     host: str = ""
@@ -35,13 +35,13 @@ class Connection:
 
     @property
     def shown(self) -> str:
-        """As one address, without what is secret in it."""
+        """The connection as one URI, without its secret parts."""
         hidden = dict.fromkeys(self.extra, "***")
         return replace(self, password="***" if self.password else "", extra=hidden).uri.replace("%2A", "*")
 
     @property
     def uri(self) -> str:
-        """As one address, with the password in it."""
+        """The connection as one URI, with the password."""
         entry = quote(self.login, safe="") + (f":{quote(self.password, safe='')}" if self.password else "")
         host = f"[{self.host}]" if ":" in self.host else self.host
         place = (f"{entry}@" if entry else "") + host + (f":{self.port}" if self.port else "")
@@ -52,27 +52,27 @@ class Connection:
 def check_name(kind: ValueKind, name: str) -> str:
     if not _NAME.fullmatch(name):
         raise UserError(
-            f"{name!r:.100} cannot name a {kind}: use letters, digits, '_', '-', '.', at most 200 characters."
+            f"{name!r:.100} is not a valid name for a {kind}: use letters, digits, '_', '-', '.', at most 200 characters."
         )
     return name
 
 
 def check_value(kind: ValueKind, text: str) -> str:
-    """The text that is stored. A connection is given as an address: `postgresql://anna:password@host:5432/shop`."""
+    """The text to store. A connection is given as a URI: `postgresql://anna:password@host:5432/shop`."""
     if not text:
-        raise UserError(f"the {kind} is empty: give its value on standard input.")
+        raise UserError(f"the {kind} is empty: pass its value on standard input.")
     if len(text.encode(errors="replace")) > LONGEST_VALUE or "\0" in text:
-        raise UserError(f"a {kind} has at most {LONGEST_VALUE:,} bytes, and no NUL.")
+        raise UserError(f"a {kind} must have at most {LONGEST_VALUE:,} bytes, and no NUL.")
     return connection_json(parse_connection(text)) if kind is ValueKind.CONNECTION else text
 
 
 def check_connection(connection: Connection) -> str:
-    """The text that is stored of one that was given in parts."""
+    """The text to store for a connection given in parts."""
     if not connection.type.strip() or not connection.type.isprintable():
         raise UserError("a connection needs a type, as in postgresql.")
     text = connection_json(connection)
     if len(text.encode(errors="replace")) > LONGEST_VALUE or "\\u0000" in text:
-        raise UserError(f"a connection has at most {LONGEST_VALUE:,} bytes, and no NUL.")
+        raise UserError(f"a connection must have at most {LONGEST_VALUE:,} bytes, and no NUL.")
     return text
 
 
@@ -83,7 +83,7 @@ def parse_connection(text: str) -> Connection:
     except ValueError:
         parts, port = urlsplit(""), None
     if not parts.scheme or "://" not in text:
-        raise UserError("a connection is an address, as in postgresql://anna:PASSWORD@host:5432/shop?sslmode=require")
+        raise UserError("a connection must be a URI such as postgresql://anna:PASSWORD@host:5432/shop?sslmode=require")
     return Connection(
         type=parts.scheme,
         host=parts.hostname or "",
@@ -101,14 +101,14 @@ def connection_json(connection: Connection) -> str:
 
 
 def read_connection(text: str) -> Connection:
-    """What `check_value` stored; or, from another backend, an address."""
+    """Parse the text that `check_value` stored, or a URI from another backend."""
     if text.lstrip().startswith("{"):
         return Connection(**json.loads(text))
     return parse_connection(text)
 
 
 def hidden_parts(kind: ValueKind, text: str) -> list[str]:
-    """What of a value must not be seen in logs, results and errors."""
+    """The parts of a value that must not appear in logs, results and errors."""
     match kind:
         case ValueKind.SECRET:
             return [text]
@@ -122,7 +122,7 @@ def hidden_parts(kind: ValueKind, text: str) -> list[str]:
 def as_environment(
     variables: Mapping[str, object], connections: Mapping[str, Connection], secrets: Mapping[str, str]
 ) -> dict[str, str]:
-    """For a shell or a program: `EVERTICK_SECRET_TOKEN`, `EVERTICK_CONNECTION_DB`, `EVERTICK_VARIABLE_REGION`."""
+    """Environment variables of a shell or a program, such as `EVERTICK_SECRET_TOKEN` and `EVERTICK_CONNECTION_DB`."""
     given = {f"EVERTICK_SECRET_{_upper(name)}": value for name, value in secrets.items()}
     given |= {f"EVERTICK_CONNECTION_{_upper(name)}": each.uri for name, each in connections.items()}
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in variables.items()}

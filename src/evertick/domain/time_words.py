@@ -1,4 +1,4 @@
-"""Lengths of time and distances from now, as people read them. Takes `now` as an argument: it is the database's."""
+"""Durations and distances from now in readable form. Takes `now` as an argument: it is the database's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def relative(instant: datetime | None, now: datetime) -> str:
 
 
 def took(started_at: datetime | None, finished_at: datetime | None, now: datetime) -> str:
-    """How long something lasted, or lasts until now."""
+    """How long it took, or has taken until now."""
     if started_at is None:
         return NEVER
     return length(max((finished_at or now).timestamp() - started_at.timestamp(), 0.0))

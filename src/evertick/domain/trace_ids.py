@@ -1,6 +1,6 @@
-"""The ids of traces and spans, derived from what they stand for: whoever knows a run can go on with its trace.
+"""The ids of traces and spans, derived from the objects that they represent: any process that knows a run can continue its trace.
 
-Nothing is stored and nobody has to agree with anybody. `installation` tells apart databases that report to one place.
+No id is stored or coordinated. `installation` distinguishes databases that report to the same collector.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TraceIds:
         return _number(f"{self.installation}/run/{self.run_id}", _TRACE_BYTES)
 
     def span(self, *parts: object) -> int:
-        """For instance ("attempt", idx, map_index, epoch)."""
+        """The id of one span, such as ("attempt", idx, map_index, epoch)."""
         path = "/".join(str(part) for part in parts)
         return _number(f"{self.installation}/run/{self.run_id}/{path}", _SPAN_BYTES)
 

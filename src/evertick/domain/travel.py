@@ -1,5 +1,5 @@
-"""A schedule taken through time, with stretches in which nothing ran or it was paused: which fires become runs, which are
-skipped. Decides by `plan_fires`, as the engine does, and holds no rule of its own.
+"""Simulates a schedule over a time range, with outages and pauses: which fires become runs and which are skipped. Decides with
+`plan_fires`, as the engine does, and has no rules of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Policies:
 
 @dataclass(slots=True)
 class Course:
-    """What came of it: fires as (nominal instant, when the run is made), skips, and the instant that is due next."""
+    """The result: fires as (nominal instant, creation time of the run), skips, and the instant that is due next."""
 
     fires: list[tuple[datetime, datetime]] = field(default_factory=list)
     skips: list[SkipRange] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Course:
 
 
 class _Turn(IntEnum):
-    """What changes at an instant; at the same one in this order."""
+    """The kinds of changes at an instant; simultaneous ones are applied in this order."""
 
     UP = 0
     UNPAUSE = 1
@@ -54,8 +54,8 @@ def take_through(
     down: Iterable[Stretch] = (),
     paused: Iterable[Stretch] = (),
 ) -> Course:
-    """From `first` to `last`, with both. Down means that no scheduler runs: what was due meanwhile is settled when one is up
-    again. A pause settles what is due and then fires nothing; its end skips all of it, and goes on after it."""
+    """Simulate from `first` to `last`, inclusive. Down means that no scheduler runs: fires that fall due meanwhile are decided
+    when one is up again. A pause first decides the due fires and then fires nothing; its end skips everything in between."""
     course = Course(next_due=next_after(spec, first - _TICK))
     journey = _Journey(spec, policies, course)
     for at, turn in _turns(first, last, down, paused):
@@ -86,7 +86,7 @@ class _Journey:
                 self._is_paused = False
 
     def go_on(self, until: datetime) -> None:
-        """While it is up and not paused, everything fires in the moment in which it is due."""
+        """While the scheduler is up and the schedule not paused, everything fires the moment it is due."""
         while self._is_up and not self._is_paused:
             due = self._course.next_due
             if due is None or due > until:
@@ -94,7 +94,7 @@ class _Journey:
             self._settle(due)
 
     def _settle(self, now: datetime) -> None:
-        """What a scheduler, or a pause, makes of everything that is due."""
+        """Decide everything that is due, as a scheduler or a pause does."""
         course = self._course
         while course.next_due is not None and course.next_due <= now:
             plan = plan_fires(
@@ -110,10 +110,10 @@ class _Journey:
             course.skips += [each for each in (plan.skipped, plan.missing) if each]
             course.next_due = plan.next_due
             if len(course.fires) > MOST_FIRES:
-                raise UserError(f"That is more than {MOST_FIRES:,} fires: travel through a shorter time.")
+                raise UserError(f"That is more than {MOST_FIRES:,} fires: choose a shorter time range.")
 
     def _skip(self, now: datetime) -> None:
-        """What a pause kept from firing is skipped on record when it ends."""
+        """Record the fires that a pause suppressed as skipped when it ends."""
         course = self._course
         skipped = skip_until(self._spec, next_due=course.next_due, now=now, reason=SkipReason.PAUSED)
         if skipped is not None:
@@ -126,7 +126,7 @@ class _Journey:
 def _turns(
     first: datetime, last: datetime, down: Iterable[Stretch], paused: Iterable[Stretch]
 ) -> list[tuple[datetime, _Turn]]:
-    """What changes within the range, in order."""
+    """The changes within the range, in order."""
     turns: list[tuple[datetime, _Turn]] = []
     for stretches, begin, end in ((down, _Turn.DOWN, _Turn.UP), (paused, _Turn.PAUSE, _Turn.UNPAUSE)):
         for since, until in _merged(stretches):
@@ -135,11 +135,11 @@ def _turns(
 
 
 def _merged(stretches: Iterable[Stretch]) -> list[Stretch]:
-    """Without overlaps, so that the end of one does not end another."""
+    """The stretches without overlaps, so that the end of one does not end another."""
     merged: list[Stretch] = []
     for since, until in sorted(stretches):
         if until <= since:
-            raise UserError(f"a stretch from {since.isoformat()} to {until.isoformat()} has no length: swap its ends.")
+            raise UserError(f"a stretch from {since.isoformat()} to {until.isoformat()} is empty: swap its ends.")
         if merged and since <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], until))
         else:

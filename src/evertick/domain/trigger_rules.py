@@ -17,7 +17,7 @@ from evertick.domain.states import TriggerRule
 # ----------------------------|-----------------------------------------|-----------------------|---------------------
 # all_success                 | all succeeded                           | at the first failure  | at the first skip
 # all_failed                  | all failed or are upstream_failed       |                       | first success, skip
-# all_done                    | all ended, however                      |                       |
+# all_done                    | all ended, in any state                 |                       |
 # all_done_min_one_success    | all ended, none skipped, some succeeded | ended, none succeeded | at the first skip
 # all_done_setup_success      | all ended; of any setups some succeeded | ended, no setup did   | all setups skipped
 # one_success                 | AT ONCE: one succeeded                  | ended, none succeeded | all were skipped
@@ -39,7 +39,7 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamCounts:
-    """How many direct upstream tasks there are and how they ended. The setup counts are part of the others."""
+    """The number of direct upstream tasks and of their end states. The setup counts are included in the others."""
 
     total: int
     success: int = 0
@@ -52,7 +52,7 @@ class UpstreamCounts:
 
     @classmethod
     def of(cls, total: int, ended: Mapping[str, int], setups: Sequence[str | None]) -> UpstreamCounts:
-        """From how often each state came, and the states of the setups among them."""
+        """From the count of each end state, and the states of the setups among them."""
         return cls(
             total=total,
             success=ended.get("success", 0),
@@ -74,7 +74,7 @@ class UpstreamCounts:
 
 
 def decide(rule: TriggerRule, counts: UpstreamCounts) -> Decision:
-    """What the rule says now. Any answer but WAIT is final: the caller acts on it and never asks again."""
+    """The decision of the rule now. Any result but WAIT is final: the caller applies it and does not decide again."""
     run, skip, upstream_failed = Decision.RUN, Decision.SKIP, Decision.UPSTREAM_FAILED
     c, done = counts, counts.is_done
     if c.total == 0:

@@ -1,4 +1,4 @@
-"""What a task can wait for without a slot: a time, a time of day, an event, a person's decision, or a condition that is polled."""
+"""Waits that need no slot: a time, a time of day, an event, an approval, or a condition that is polled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?")
 
 
 class WaitKind(StrEnum):
-    """`POLL` is a function that runners call again and again; the others no runner ever sees."""
+    """`POLL` is a function that runners call repeatedly; the other kinds never run on a runner."""
 
     TIME = "time"
     CLOCK = "clock"
@@ -32,7 +32,7 @@ class WaitKind(StrEnum):
 
 
 class Otherwise(StrEnum):
-    """How a task ends when what it waited for did not come, or was refused."""
+    """How a task ends when its wait timed out or its approval was rejected."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -40,8 +40,8 @@ class Otherwise(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitSpec:
-    """`seconds`: how long, or between two polls. `until`: an instant, or a time of day. `name`: of the event, or the question;
-    it may take parameters of the run. `lookback_seconds`: how long before its run an event may have been sent."""
+    """`seconds`: the duration, or the poll interval. `until`: an instant, or a time of day. `name`: the event's name, or the
+    approval's title; it may use parameters of the run. `lookback_seconds`: how long before its run an event may have been sent."""
 
     kind: WaitKind
     seconds: float | None = None
@@ -58,12 +58,12 @@ class WaitSpec:
 
 
 def check_wait(wait: WaitSpec, params: Collection[str]) -> Iterator[str]:
-    """What is wrong with it. `params` are the names that its DAG declares."""
+    """The problems with a wait. `params` are the names that its DAG declares."""
     if wait.name is not None:
         yield from _check_name(wait, params)
     for what, seconds in (("timeout", wait.timeout_seconds), ("lookback", wait.lookback_seconds or None)):
         if seconds is not None and not 0 < seconds <= LONGEST_WAIT_SECONDS:
-            yield f"{what} is {seconds:g} s; it must be more than 0 and at most ten years, or left out."
+            yield f"{what} is {seconds:g} s; it must be more than 0 and at most ten years, or omitted."
     if wait.kind is WaitKind.POLL:
         yield from _check_poll(wait)
     elif wait.seconds is not None and not 0 <= wait.seconds <= LONGEST_WAIT_SECONDS:
@@ -96,14 +96,14 @@ def _check_poll(wait: WaitSpec) -> Iterator[str]:
 
 
 def check_event_name(name: object) -> str | None:
-    """What is wrong with the name of an event."""
+    """The problem with an event's name, or None."""
     if isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable() and name.strip() == name:
         return None
     return f"it must be 1 to {LONGEST_NAME} printable characters without spaces around them"
 
 
 def read_clock(text: str) -> str | None:
-    """A time of day, as `08:00:00`; None for another text."""
+    """A time of day, as `08:00:00`; None for any other text."""
     found = _CLOCK.fullmatch(text.strip())
     if found is None:
         return None
@@ -112,7 +112,7 @@ def read_clock(text: str) -> str | None:
 
 
 def clock_instant(at: str, timezone: str, since: datetime) -> datetime:
-    """The first time at or after `since` that clocks there show `at`, by the rules of schedules (daylight saving included)."""
+    """The first time at or after `since` that a clock in the zone shows `at`, by the rules of schedules (DST included)."""
     hour, minute, second = (int(part) for part in at.split(":"))
     plain: ScheduleSpec = parse_schedule(f"{second} {minute} {hour} * * *", timezone=timezone)
     found = next_after(plain, since.astimezone(UTC) - timedelta(microseconds=1))

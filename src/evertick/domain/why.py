@@ -1,5 +1,5 @@
-"""Why a task does not run, in words. The database finds the reasons, with the same rows and functions that decide; here they are
-only told, and must never be weighed again.
+"""The reasons why a task does not run, in words. The database finds them with the same rows and functions that decide; this
+module only formats them, and must never evaluate them again.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from evertick.domain.gates import EXCLUSIVE
 
 Detail = Mapping[str, Any]
 
-# Where a reason's detail names tasks, also of other DAGs.
+# The fields of a reason's detail that name tasks, possibly of other DAGs.
 _IN_THE_WAY = {"holders", "smaller", "reserved_for"}
 _NAMELESS = {"dag": None, "task": None, "run_id": None}
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One reason, with what it is made of."""
+    """One reason, with the data of its sentence."""
 
     kind: str
     detail: Detail
@@ -28,7 +28,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """What holds back `waiting` tasks (or runs, where these wait to begin)."""
+    """A blocker of `waiting` tasks (or runs, if they wait to begin)."""
 
     kind: str
     name: str
@@ -39,7 +39,7 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """A task with its reasons; where it waits for another task, that one's own."""
+    """A task with its reasons and, if it waits for another task, the reasons of that one."""
 
     run_id: int
     task: str
@@ -49,14 +49,14 @@ class Explained:
 
 
 def dags_named(reasons: Sequence[Reason]) -> set[str]:
-    """The DAGs, the task's own or others, of which tasks are named because they are in the way."""
+    """The DAGs, the task's own or others, whose tasks the reasons name as blockers."""
     return {
         str(each["dag"]) for reason in reasons for name in _IN_THE_WAY for each in _several(reason.detail.get(name))
     }
 
 
 def told_to(reason: Reason, known: Collection[str]) -> Reason:
-    """The same for somebody who may know of some DAGs alone: that a task of another one is in the way, and not which."""
+    """The reason for a caller who may see only some DAGs: it tells that a task of another one blocks, and not which."""
     detail = dict(reason.detail)
     for name in _IN_THE_WAY & detail.keys():
         told = [each if each["dag"] in known else {**each, **_NAMELESS} for each in _several(detail[name])]
@@ -69,11 +69,11 @@ def _several(found: Any) -> Sequence[Detail]:
 
 
 def _task(it: Detail) -> str:
-    """One that is in the way, or only that there is one: see `told_to`."""
+    """The task that blocks, or only that there is one: see `told_to`."""
     return f"{it['dag']}.{it['task']} of run {it['run_id']}" if it["dag"] else "a task of another DAG"
 
 
-# An instant of a reason's detail, for people.
+# Formats an instant of a reason's detail for people.
 When = Callable[[str], str]
 
 
@@ -91,30 +91,30 @@ def _ended(it: Detail, when: When) -> str:
 
 
 def _running(it: Detail, when: When) -> str:
-    asked = f"; it was asked to stop ({it['asked']})" if it["asked"] else ""
-    return f"it runs on {it['runner'] or 'a runner'}, begun {when(it['since'])}{asked}"
+    asked = f"; a stop was requested ({it['asked']})" if it["asked"] else ""
+    return f"it is running on {it['runner'] or 'a runner'} and started {when(it['since'])}{asked}"
 
 
 def _queued(it: Detail, when: When) -> str:
     if it["executor"] is None:
-        return "it is queued and nobody looks after it; it is offered again with the next round of repairs"
-    asked = f"; it was asked to stop ({it['asked']})" if it["asked"] else ""
+        return "it is queued, but its queue entry is missing; the next reconciliation adds it again"
+    asked = f"; a stop was requested ({it['asked']})" if it["asked"] else ""
     if not it["has_runner"]:
         who = f"no live runner of executor {it['executor']} that serves queue {it['queue']}"
         return f"queued {when(it['since'])}; {who}: start one{asked}"
     trouble = f": {it['trouble']}" if it["trouble"] else ""
     if it["submitted_at"]:
-        return f"executor {it['executor']} has it, given {when(it['submitted_at'])}; its agent has not begun yet{trouble}{asked}"
-    again = f", tried again {when(it['retry_at'])}" if it["retry_at"] else ""
+        return f"executor {it['executor']} accepted it {when(it['submitted_at'])}; its agent has not started yet{trouble}{asked}"
+    again = f", next try {when(it['retry_at'])}" if it["retry_at"] else ""
     often = "once" if it["tries"] == 1 else f"{it['tries']} times, last"
-    tried = f"handing it over was tried {often} {when(it['tried_at'])}{again}" if it["tries"] else "not handed over yet"
-    who = f"runner {it['runner']}" if it["runner"] else "a runner that is silent"
-    return f"queued {when(it['since'])} for executor {it['executor']} by {who}, {it['ahead']} before it; {tried}{trouble}{asked}"
+    tried = f"submission was tried {often} {when(it['tried_at'])}{again}" if it["tries"] else "not submitted yet"
+    who = f"runner {it['runner']}" if it["runner"] else "a runner that stopped responding"
+    return f"queued {when(it['since'])} for executor {it['executor']} by {who}, {it['ahead']} ahead; {tried}{trouble}{asked}"
 
 
 def _quarantined(it: Detail, when: When) -> str:
-    again = f"tried again {when(it['retry_at'])}" if it["retry_at"] else "until it is published anew"
-    return f"set aside, {again}: {it['verb']} failed: {it['reason']}"
+    again = f"retried {when(it['retry_at'])}" if it["retry_at"] else "until it is published again"
+    return f"quarantined, {again}: {it['verb']} failed: {it['reason']}"
 
 
 def _paused(it: Detail, when: When) -> str:
@@ -124,36 +124,36 @@ def _paused(it: Detail, when: When) -> str:
 def _run_queued(it: Detail, when: When) -> str:
     limit = it["limit"]
     if limit is not None and it["active"] >= limit:
-        return f"its run waits: {it['active']} of {limit} runs are active (max_active_runs), {it['ahead']} before it"
+        return f"its run is queued: {it['active']} of {limit} runs are active (max_active_runs), {it['ahead']} ahead"
     return "its run is about to begin"
 
 
 def _upstream(it: Detail, when: When) -> str:
-    return f"it waits for {it['task']}, which is {it['state']} ({it['ended']} of {it['total']} before it ended, rule {it['rule']})"
+    return f"it waits for {it['task']}, which is {it['state']} ({it['ended']} of {it['total']} upstream ended, rule {it['rule']})"
 
 
 def _time(it: Detail, when: When) -> str:
     why = f": {it['reason']}" if it["reason"] else ""
-    return f"it is tried again {when(it['until'])}, after attempt {it['attempt']}{why}"
+    return f"it will be retried {when(it['until'])}, after attempt {it['attempt']}{why}"
 
 
 def _retry_line(it: Detail, when: When) -> str:
     return (
-        f"its retry was due {when(it['due_at'])}, but as many retries of queue {it['queue']} are active as"
-        f" max_active_retries allows; {it['ahead']} before it"
+        f"its retry was due {when(it['due_at'])}, but max_active_retries limits the active retries of queue {it['queue']};"
+        f" {it['ahead']} ahead"
     )
 
 
 def _gate(it: Detail, when: When) -> str:
     held = _holders(it["holders"])
     if kept := it["reserved_for"]:
-        who = f"{_task(kept)}, which needs {kept['need']} and has waited for over a minute"
+        who = f"{_task(kept)}, which needs {kept['need']} and has waited for more than a minute"
         return f"{it['gate']} {it['name']} is reserved for {who}"
-    place = f"; {it['ahead']} before it in line" if it["ahead"] is not None else ""
+    place = f"; {it['ahead']} ahead in the queue" if it["ahead"] is not None else ""
     if it["gate"] in _CHECKS:
         return _CHECKS[it["gate"]](it, when) + (place if it["gate"] == "rate" else "")
     if it["gate"] == "mutex":
-        kind = "alone" if it["need"] >= EXCLUSIVE else "shared"
+        kind = "exclusive" if it["need"] >= EXCLUSIVE else "shared"
         return f"it needs key {it['name']} ({kind}), held by {held}{place}"
     if it["gate"] == "pool" and it["need"] > it["capacity"]:
         return (
@@ -170,19 +170,19 @@ def _gate(it: Detail, when: When) -> str:
 def _order(it: Detail, when: When) -> str:
     smaller = it["smaller"]
     if not smaller:
-        return f"version {it['need']} on key {it['name']} is about to have its turn"
+        return f"version {it['need']} on key {it['name']} is about to start"
     first, more = smaller[0], f" and {it['ahead'] - 1} more" if it["ahead"] > 1 else ""
     who = f"{_task(first)} ({first['state']})"
     return f"version {it['need']} on key {it['name']} waits for version {first['version']}: {who}{more}"
 
 
 def _rate(it: Detail, when: When) -> str:
-    until = f"it is its turn {when(it['until'])}" if it["until"] else "it is about to have its turn"
+    until = f"next slot {when(it['until'])}" if it["until"] else "the next slot opens now"
     return f"rate {it['name']} is used up: {it['used']}/{it['capacity']} in {it['period']:g} s; {until}"
 
 
 def _past(it: Detail, when: When) -> str:
-    run = f"run {it['run_id']} (the run before, {it['run_state']})"
+    run = f"run {it['run_id']} (the previous run, {it['run_state']})"
     text = f"it waits for {it['task']} of {run}, which is {it['state']}"
     if it["state"] in ("failed", "canceled", "upstream_failed"):
         text += f": `evertick tasks clear {it['run_id']} {it['task']}`, or mark it as success or skipped"
@@ -194,7 +194,7 @@ _CHECKS = {"order": _order, "rate": _rate, "past": _past}
 
 def _holders(holders: Sequence[Detail]) -> str:
     if not holders:
-        return "nobody"
+        return "no task"
     shown = ", ".join(f"{_task(each)} ({each['state']})" for each in holders[:3])
     return f"{shown} and others" if len(holders) > 3 else shown
 
@@ -203,38 +203,38 @@ def _no_runner(it: Detail, when: When) -> str:
     if it["others"] and not it["draining"]:
         names = ", ".join(it["others"][:5])
         return (
-            f"no live runner of queue {it['queue']} takes this task: those that serve it match only {names}:"
-            f" start one without --match, or with a pattern of its name"
+            f"no live runner of queue {it['queue']} takes this task: the runners that serve it match only {names}:"
+            f" start one without --match, or with a pattern that matches the task"
         )
     last = (
         f"; the last one, {it['last']['runner']}, left {when(it['last']['until'])}"
         if it["last"]
-        else "; there never was one"
+        else "; none has ever connected"
     )
-    draining = f" ({it['draining']} drain)" if it["draining"] else ""
+    draining = f" ({it['draining']} draining)" if it["draining"] else ""
     return f"no live runner serves queue {it['queue']}{draining}{last}: `evertick runner --queues {it['queue']}`"
 
 
 def _in_line(it: Detail, when: When) -> str:
-    return f"it is in line for queue {it['queue']}: {it['ahead']} before it, {it['busy']}/{it['slots']} slots of its runners busy"
+    return f"it waits in queue {it['queue']}: {it['ahead']} ahead, {it['busy']}/{it['slots']} slots of its runners busy"
 
 
 def _deferred(it: Detail, when: When) -> str:
-    until = f", and gives up {when(it['deadline'])}" if it["deadline"] else ""
+    until = f", and times out {when(it['deadline'])}" if it["deadline"] else ""
     match it["kind"]:
         case "run":
             return f"it waits for run {it['run_id']} of {it['dag']}, which is {it['state']}{until}"
         case "start":
             return f"it is about to start a run of {it['dag']}"
         case "time":
-            return f"it waits for a time: it goes on {when(it['until'])}"
+            return f"it waits for a time: it continues {when(it['until'])}"
         case "event":
             return f"it waits for event {it['event']}: `evertick events send {it['event']}`{until}"
         case "approval":
-            return f"it waits for a decision on {it['title']!r}: `evertick approvals list`{until}"
+            return f"it waits for an approval, {it['title']!r}: `evertick approvals list`{until}"
         case "poll":
-            return f"it is polled again {when(it['until'])}, after {it['polls'] or 0} polls{until}"
-    return "it is about to wait"
+            return f"it is polled next {when(it['until'])}, after {it['polls'] or 0} polls{until}"
+    return "it is about to start waiting"
 
 
 _SENTENCES = {

@@ -1,7 +1,7 @@
-"""Time zones as stretches of constant UTC offset, so that calendar rules are integer arithmetic.
+"""Time zones as stretches of constant UTC offset, so that calendar rules become integer arithmetic.
 
 Seconds are whole seconds since 1970-01-01T00:00: real ones in UTC, or wall ones as a clock in the zone shows them.
-Never asks what time it is, and never guesses a zone from the machine it runs on.
+Never reads the current time or the machine's own zone.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from evertick.domain.errors import InvalidSchedule
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DAY_SECONDS = 86_400
 
-# About 388 days: a power of two keeps the lookup of a stretch a shift, and one probe of it costs 0.1 ms.
+# About 388 days: a power of two makes the lookup of a stretch a shift, and probing one stretch costs 0.1 ms.
 _STRETCH_BITS = 25
-# No zone of tzdata changes its offset twice within 3.9 days (Freetown, 1939), so no change hides between two probes.
+# No zone in tzdata changes its offset twice within 3.9 days (Freetown, 1939), so no change is missed between two probes.
 _PROBE_SECONDS = 2 * DAY_SECONDS
 # A wall clock may be up to a day ahead of UTC, and `datetime` ends with the year 9999.
 _FIRST_PROBE = int((datetime(1, 1, 3, tzinfo=UTC) - EPOCH).total_seconds())
@@ -32,8 +32,8 @@ _LONGEST_NAME = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
-    """Real time from `start` until before `end`, all of it at `offset`. The offset was another one, `offset_before`,
-    until `changed_at`: that is `start`, or up to two days earlier when the regime is a later piece of a longer one."""
+    """Real time from `start` to `end`, exclusive, all of it at `offset`. The previous offset, `offset_before`, ended at
+    `changed_at`: that is `start`, or up to two days earlier when the regime is a later piece of a longer one."""
 
     start: int
     end: int
@@ -47,7 +47,7 @@ class Regime:
 
     @property
     def gap_start(self) -> int:
-        """Wall times from here until before `wall_start` never happened (none, if the clock was not put forward)."""
+        """Wall times from here to `wall_start`, exclusive, never occurred (none, if the clock did not move forward)."""
         return self.start + (self.offset_before if self.changed_at == self.start else self.offset)
 
     @property
@@ -62,7 +62,7 @@ class Regime:
 
 @lru_cache(maxsize=1024)
 def find_zone(name: str) -> tzinfo:
-    """The zone of that name, or of that fixed offset (`+05:30`); an unknown one is refused with a near name."""
+    """The zone of that name, or of that fixed offset (`+05:30`); the error for an unknown name suggests a similar one."""
     if fixed := _FIXED_OFFSET.fullmatch(name):
         sign, hours, minutes = fixed.groups()
         distance = timedelta(hours=int(hours), minutes=int(minutes))
@@ -77,7 +77,7 @@ def find_zone(name: str) -> tzinfo:
 
 
 def _advice(name: str) -> str:
-    """The nearest zone name, by its whole or by its last part, whatever the case."""
+    """Suggests the nearest zone name, by its whole or its last part, ignoring case."""
     names: dict[str, str] = {}
     for known in sorted(available_timezones()):
         names.setdefault(known.rpartition("/")[2].casefold(), known)
@@ -97,7 +97,7 @@ def to_seconds(instant: datetime) -> int:
 
 
 def from_seconds(seconds: int) -> datetime | None:
-    """The instant, or nothing when it lies outside the years 1 to 9999."""
+    """The instant, or None if it is outside the years 1 to 9999."""
     try:
         return EPOCH + timedelta(seconds=seconds)
     except OverflowError:
@@ -105,7 +105,7 @@ def from_seconds(seconds: int) -> datetime | None:
 
 
 def regime_at(zone_name: str, seconds: int) -> Regime:
-    """The regime that a real second lies in. Long regimes come in several pieces."""
+    """The regime that contains a real second. Long regimes come in several pieces."""
     regimes = _regimes(zone_name, seconds >> _STRETCH_BITS)
     for regime in regimes:
         if seconds < regime.end:
@@ -114,7 +114,7 @@ def regime_at(zone_name: str, seconds: int) -> Regime:
 
 
 def first_instant(zone_name: str, wall: datetime) -> datetime | None:
-    """When a clock in the zone first shows `wall`, or the first instant after the gap that swallowed it."""
+    """When a clock in the zone first shows `wall`, or the first instant after the gap that skips it."""
     wall_seconds = to_seconds(wall.replace(tzinfo=UTC))
     regime = regime_at(zone_name, wall_seconds - _PROBE_SECONDS)
     while wall_seconds >= regime.wall_end:
@@ -127,11 +127,11 @@ def first_instant(zone_name: str, wall: datetime) -> datetime | None:
 
 @lru_cache(maxsize=4096)
 def _regimes(zone_name: str, stretch: int) -> tuple[Regime, ...]:
-    """Every regime of one stretch of time, found by asking the zone often enough."""
+    """Every regime of one stretch of time, found by probing the zone often enough."""
     zone = find_zone(zone_name)
     begin, finish = stretch << _STRETCH_BITS, (stretch + 1) << _STRETCH_BITS
     regimes: list[Regime] = []
-    # A clock that was put back shortly before this stretch may still be showing what it has shown before.
+    # A clock that moved back shortly before this stretch may still be repeating wall times.
     before, offset = _offset(zone, begin - _PROBE_SECONDS), _offset(zone, begin)
     changed = begin if before == offset else _change_between(zone, begin - _PROBE_SECONDS, begin)
     start = low = begin
@@ -147,7 +147,7 @@ def _regimes(zone_name: str, stretch: int) -> tuple[Regime, ...]:
 
 
 def _change_between(zone: tzinfo, low: int, high: int) -> int:
-    """The first second at another offset than `low`'s, given that `high` is at another one."""
+    """The first second at an offset other than `low`'s, given that `high` has a different one."""
     offset = _offset(zone, low)
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,1 +1,1 @@
-"""The verbs. One file and one transaction each."""
+"""The verbs: every change to the database's state, one file and one transaction each."""

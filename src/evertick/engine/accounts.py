@@ -1,6 +1,6 @@
-"""Accounts: people and programs that may use the API, and how they sign in. Who changed what is in the journal.
+"""Accounts: people and programs that may use the API, and how they sign in. The journal records who changed what.
 
-Secrets are random and handed out once; the database has their hashes alone, and no key that could forge one.
+Secrets are random and shown once; the database stores only their hashes, and no key that could forge one.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from evertick.store.db import retry_on_deadlock
 SESSION_SECONDS = 12 * 3600.0
 LINK_SECONDS = 3600.0
 TOKEN_DAYS, MOST_TOKEN_DAYS = 90.0, 3650.0
-# So many wrong passwords in a row cost nothing; an address may have many users behind it.
+# The number of wrong passwords in a row without a delay; more for an address, because many users may share it.
 FREE_FAILURES, FREE_FAILURES_OF_ADDRESS = 5, 50
 FIRST_ADMIN = "admin"
 _PREFIXES = {"token": "evt_", "session": "evs_", "link": "evl_"}
 _LONGEST_SECRET = 200
 
-# Lends a connection for a moment.
+# Lends a connection for a short time.
 Lend = Callable[[], AbstractAsyncContextManager[AsyncConnection]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Issued:
-    """A new secret, shown this once."""
+    """A new secret, shown only this once."""
 
     credential_id: int
     secret: str
@@ -45,7 +45,7 @@ class Issued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visitor:
-    """Somebody with a secret that is good, whether its use is to be noted, and how long it is good; None for ever."""
+    """A caller with a valid secret, whether to record its use, and how long it is valid; None means no expiry."""
 
     principal: Principal
     is_use_old: bool
@@ -54,7 +54,7 @@ class Visitor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """Somebody says that this is their password."""
+    """A name with a password to verify."""
 
     name: str
     password: str
@@ -70,14 +70,14 @@ async def add_user(
     tags: Collection[str] | None = None,
     password: str | None = None,
 ) -> None:
-    """Without a password it can come with a token or a one-time link only."""
+    """Without a password the user can sign in only with a token or a one-time link."""
     plain = check_name(name)
     password_hash = None if password is None else await hashed(check_password(password))
     made = await access.add_account(
         conn, name=plain, role=role, tags=check_tags(tags), password_hash=password_hash, actor=actor
     )
     if made is None:
-        raise Conflict(f"There is a user {plain!r} already (names differ by more than capitals).")
+        raise Conflict(f"User {plain!r} already exists (names must differ by more than case).")
 
 
 async def change_user(
@@ -90,13 +90,13 @@ async def change_user(
     all_tags: bool = False,
     disabled: bool | None = None,
 ) -> None:
-    """What is None stays as it is. A disabled user's sessions and tokens end."""
+    """A field that is None stays as it is. The sessions and tokens of a disabled user end."""
     wanted = AccountChange(role=role, tags=check_tags(tags), all_tags=all_tags, disabled=disabled)
     await _change(conn, name, wanted, actor)
 
 
 async def set_password(conn: AsyncConnection, *, name: str, password: str, actor: str) -> None:
-    """Every session and token of the user ends with it."""
+    """Ends every session and token of the user."""
     password_hash = await hashed(check_password(password))
     await _change(conn, name, AccountChange(password_hash=password_hash), actor)
 
@@ -104,20 +104,20 @@ async def set_password(conn: AsyncConnection, *, name: str, password: str, actor
 async def find_user(conn: AsyncConnection, name: str) -> AccountRow:
     row = await access.find_account(conn, name)
     if row is None:
-        raise NotFound(f"There is no user {name[:40]!r}. `evertick users list` shows who there is.")
+        raise NotFound(f"There is no user {name[:40]!r}. List users with `evertick users list`.")
     return row
 
 
 async def sign_in(lend: Lend, *, name: str, password: str, origin: str, means: str) -> Issued:
-    """A session for whoever knows the password. Each failure in a row makes the next try wait longer."""
+    """A session for a caller with the right password. Each failure in a row makes the next try wait longer."""
     proof = Proof(name=name, password=password, origin=origin)
-    row = await _proved(lend, proof, "The user's name or the password is wrong.")
+    row = await _proved(lend, proof, "The user name or the password is wrong.")
     async with lend() as conn:
         return await issue(conn, row, kind="session", name=means, actor=f"user:{row.name}", seconds=SESSION_SECONDS)
 
 
 async def change_own_password(lend: Lend, proof: Proof, *, password: str, actor: str) -> None:
-    """For somebody who knows the current one, or has none yet. Whoever got hold of a session cannot guess it either."""
+    """For a user who knows the current password, or has none yet. A stolen session is not enough to guess it either."""
     async with lend() as conn:
         row = await find_user(conn, proof.name)
     if row.password_hash is not None:
@@ -128,7 +128,7 @@ async def change_own_password(lend: Lend, proof: Proof, *, password: str, actor:
 
 
 async def _proved(lend: Lend, proof: Proof, refusal: str) -> AccountRow:
-    """The user whose password this is. No connection is held while it is hashed, which is slow on purpose."""
+    """The user with that password. No connection is held during the hashing, which is slow on purpose."""
     name = proof.name.strip()
     tried = [
         Tried(f"user {name.lower()[:100]}", FREE_FAILURES),
@@ -137,7 +137,7 @@ async def _proved(lend: Lend, proof: Proof, refusal: str) -> AccountRow:
     async with lend() as conn:
         wait_seconds = await access.try_login(conn, tried)
         if wait_seconds > 0:
-            raise TooMany(f"Too many failed logins: wait {wait_seconds:.0f} s.", retry_after_seconds=wait_seconds)
+            raise TooMany(f"Too many failed sign-ins: wait {wait_seconds:.0f} s.", retry_after_seconds=wait_seconds)
         row = await access.find_account(conn, name)
     usable = row if row is not None and not row.is_disabled else None
     is_known = await is_right(usable.password_hash if usable else None, proof.password)
@@ -153,7 +153,9 @@ async def _proved(lend: Lend, proof: Proof, refusal: str) -> AccountRow:
 async def sign_in_by_link(conn: AsyncConnection, *, secret: str, origin: str) -> Issued:
     row = await access.take_link(conn, secret_hash=hash_of(secret), origin=origin)
     if row is None:
-        raise Refused("This login link was used before or is too old. Make another with: evertick users link NAME")
+        raise Refused(
+            "This sign-in link was already used or has expired. Create another with: evertick users link NAME"
+        )
     return await issue(conn, row, kind="session", name="link", actor=f"user:{row.name}", seconds=SESSION_SECONDS)
 
 
@@ -167,7 +169,7 @@ async def issue(
     seconds: float | None,
     limits: tuple[Role | None, Collection[str] | None] = (None, None),
 ) -> Issued:
-    """A new token, session or link. `limits`: the most it may, and for which tags."""
+    """A new token, session or link. `limits`: its highest role, and its tags."""
     secret = _PREFIXES[kind] + secrets.token_urlsafe(32)
     role, tags = limits
     new = NewCredential(
@@ -185,19 +187,19 @@ async def issue(
 
 
 def token_seconds(days: float | None) -> float | None:
-    """0 days: it does not expire."""
+    """The lifetime in seconds; None for 0 days: it does not expire."""
     if days is not None and not 0 <= days <= MOST_TOKEN_DAYS:
-        raise UserError(f"A token lives for up to {MOST_TOKEN_DAYS:.0f} days; 0 is for ever.")
+        raise UserError(f"A token is valid for up to {MOST_TOKEN_DAYS:.0f} days; 0 means no expiry.")
     return (TOKEN_DAYS if days is None else days) * 86_400 or None
 
 
 async def revoke(conn: AsyncConnection, *, credential_id: int, actor: str, account: str | None = None) -> None:
     if await access.revoke(conn, credential_id=credential_id, actor=actor, account=account) is None:
-        raise NotFound(f"There is no token {credential_id}. `evertick tokens list` shows what there is.")
+        raise NotFound(f"There is no token {credential_id}. List tokens with `evertick tokens list`.")
 
 
 async def who(conn: AsyncConnection, secret: str) -> Visitor | None:
-    """Whom a secret belongs to. Nothing for one that is wrong, revoked or over."""
+    """The owner of a secret; None if it is wrong, revoked or expired."""
     if len(secret) > _LONGEST_SECRET or not secret.startswith(("evt_", "evs_")):
         return None
     known = await access.authenticate(conn, hash_of(secret))
@@ -207,12 +209,12 @@ async def who(conn: AsyncConnection, secret: str) -> Visitor | None:
 
 
 async def still_valid(conn: AsyncConnection, credential_ids: list[int]) -> list[Principal]:
-    """Who is still there of those that came with these, and what they may now."""
+    """The principals of these credentials that are still valid, with their current rights."""
     return [_principal(known) for known in await access.still_valid(conn, credential_ids)]
 
 
 async def first_admin(conn: AsyncConnection, *, actor: str, password: str | None) -> str | None:
-    """Where nobody is known yet, make the first admin. A one-time secret to sign in with, while it has no password."""
+    """Create the first admin if there is no account yet. Returns a one-time sign-in secret as long as the admin has no password."""
     known = await access.count_accounts(conn)
     if known.accounts == 0:
         await access.add_account(conn, name=FIRST_ADMIN, role=Role.ADMIN, tags=None, password_hash=None, actor=actor)
@@ -245,6 +247,6 @@ def hash_of(secret: str) -> bytes:
 async def _change(conn: AsyncConnection, name: str, wanted: AccountChange, actor: str) -> None:
     done = await retry_on_deadlock(lambda: access.change_account(conn, name=name, wanted=wanted, actor=actor))
     if done == "unknown":
-        raise NotFound(f"There is no user {name[:40]!r}. `evertick users list` shows who there is.")
+        raise NotFound(f"There is no user {name[:40]!r}. List users with `evertick users list`.")
     if done == "last_admin":
-        raise Conflict(f"{name!r} is the last admin: make another one first.")
+        raise Conflict(f"{name!r} is the last admin: create another one first.")

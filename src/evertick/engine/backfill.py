@@ -1,6 +1,6 @@
-"""backfill: a stretch of a DAG's schedule becomes runs, a few at a time, beside and behind the schedule itself.
+"""backfill: turns a range of a DAG's schedule into runs, a few at a time, alongside the schedule and with lower priority.
 
-People make, pause, resume and cancel it; the leader moves it on. One that cannot be planned ends alone (V11).
+Users create, pause, resume and cancel it; the leader advances it. A backfill that cannot be planned ends alone (V11).
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from evertick.store import backfills, schedules, shards
 from evertick.store.backfills import BackfillRow, Canceled, Created, Stepped
 from evertick.store.db import retry_on_deadlock
 
-# How many instants one step looks at. Most often there is room for a few of them only; from the newest on each takes about
-# twenty times as long to find.
+# How many instants one step reads. Usually only a few of them can start; newest first, finding each takes about
+# twenty times as long.
 BATCH, NEWEST_FIRST_BATCH = 200, 50
 PLAN_SECONDS = 1.0
 SAMPLE = 5
-# Of the runs that exist a look before counts at most so many.
+# The most existing runs that a preview counts.
 _MOST_COMPARED = 10_000
 _TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What somebody asks for. `schedule` names one of the DAG's; `spec` is an expression of its own instead."""
+    """A requested backfill. `schedule` names one of the DAG's; `spec` is an ad-hoc schedule instead."""
 
     dag: str
     first: datetime
@@ -53,8 +53,8 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What a wish comes to. `sample` are the first instants in its order. `existing`: how many instants have a run now, by the
-    state of the newest; None where there are too many to compare."""
+    """The preview of a backfill. `sample` are the first instants in its order. `existing`: how many instants have a run now, by the
+    state of the newest; None if they are too many to compare."""
 
     dag_id: int
     schedule_id: int | None
@@ -68,7 +68,7 @@ class Outlook:
     existing: Mapping[str, int] | None
 
     def new_runs(self, reprocess: Reprocess) -> int | None:
-        """How many runs it would make if nothing changed meanwhile."""
+        """How many runs it would create if nothing changed meanwhile."""
         if self.existing is None:
             return self.total if reprocess is Reprocess.ALL else None
         again = {
@@ -80,22 +80,22 @@ class Outlook:
 
 
 async def foresee(conn: AsyncConnection, wish: Wish) -> Outlook:
-    """Check a wish, and say what it comes to. Changes nothing."""
+    """Validate a requested backfill and preview it. Changes nothing."""
     if not 1 <= wish.parallel <= MOST_PARALLEL:
-        raise UserError(f"{wish.parallel} runs at once is not possible: from 1 to {MOST_PARALLEL}.")
+        raise UserError(f"{wish.parallel} runs at once is not allowed: use a number from 1 to {MOST_PARALLEL}.")
     row, dag_spec = await find_dag(conn, wish.dag)
     now = await shards.read_clock(conn)
     schedule_id, name, spec, params = await _when(conn, wish)
     last = now if wish.last is None else wish.last
     if wish.first > now:
         raise UserError(
-            f"The range begins at {wish.first.isoformat()}, in the future: what is still to come, the schedule fires itself."
+            f"The range begins at {wish.first.isoformat()}, in the future: the schedule itself fires those instants."
             " Choose an earlier --from."
         )
     if last > now:
         raise UserError(
-            f"The range ends at {last.isoformat()}, in the future: what is still to come, the schedule fires itself."
-            " Leave --to out for until now."
+            f"The range ends at {last.isoformat()}, in the future: the schedule itself fires those instants."
+            " Omit --to for now."
         )
     if last < wish.first:
         raise UserError(
@@ -104,13 +104,13 @@ async def foresee(conn: AsyncConnection, wish: Wish) -> Outlook:
     if wish.newest_first and (tasks := [task.name for task in dag_spec.tasks if awaits_past(task.gates)]):
         raise UserError(
             f"DAG {wish.dag!r} cannot be backfilled newest first: {tasks[0]!r} has depends_on_past, so each run waits for the"
-            " one before it. Leave --newest-first out."
+            " previous one. Omit --newest-first."
         )
     total = count_fires(spec, wish.first, last)
     if total == 0:
         raise UserError(
-            f"Nothing fires from {wish.first.isoformat()} to {last.isoformat()}. See when it would with: evertick schedules"
-            f" simulate {wish.dag}"
+            f"The schedule does not fire from {wish.first.isoformat()} to {last.isoformat()}. Preview its fires with: evertick"
+            f" schedules simulate {wish.dag}"
         )
     find = last_fires_between if wish.newest_first else fires_between
     return Outlook(
@@ -128,14 +128,14 @@ async def foresee(conn: AsyncConnection, wish: Wish) -> Outlook:
 
 
 async def instants_of(conn: AsyncConnection, wish: Wish, *, limit: int) -> tuple[list[datetime], int]:
-    """The instants that a wish means, in its order, up to so many; and how many there are. Changes nothing."""
+    """The instants of a backfill, in its order, up to a limit; and their number. Changes nothing."""
     outlook = await foresee(conn, wish)
     find = last_fires_between if wish.newest_first else fires_between
     return find(outlook.spec, outlook.first, outlook.last, limit), outlook.total
 
 
 async def create(conn: AsyncConnection, wish: Wish, *, request: str, actor: str) -> tuple[Created, Outlook]:
-    """Make the backfill; the leader starts it. The same request twice is one backfill, and with another wish a mistake."""
+    """Create the backfill; the leader starts it. Repeating a request returns the same backfill; with other arguments it fails."""
     outlook = await foresee(conn, wish)
     plan: dict[str, object] = {
         "dag_id": outlook.dag_id,
@@ -151,15 +151,15 @@ async def create(conn: AsyncConnection, wish: Wish, *, request: str, actor: str)
     }
     made = await retry_on_deadlock(lambda: backfills.create(conn, plan=plan, request=request, actor=actor))
     if made is None:
-        raise NotFound(f"DAG {wish.dag!r} was removed while its backfill was being made. Publish it again first.")
+        raise NotFound(f"DAG {wish.dag!r} was deleted while its backfill was being created. Publish it again first.")
     row = None if made.is_new else await backfills.find(conn, made.id)
     if row is not None and not _is_same(row, wish, outlook):
-        raise Conflict(f"Key {request!r} is that of another backfill: choose another key.")
+        raise Conflict(f"Key {request!r} belongs to another backfill: choose another key.")
     return made, outlook
 
 
 def _is_same(row: BackfillRow, wish: Wish, outlook: Outlook) -> bool:
-    """Whether what was asked for then is what is asked for now. What was left open, as the end, may have moved since."""
+    """Whether the earlier request had the same arguments. An omitted end may have moved since."""
     said = {"dag": wish.dag, "first_at": wish.first, "reprocess": wish.reprocess, "newest_first": wish.newest_first}
     said |= {"last_at": wish.last} if wish.last is not None else {}
     said |= {"schedule": wish.schedule} if wish.schedule is not None else {}
@@ -170,7 +170,7 @@ def _is_same(row: BackfillRow, wish: Wish, outlook: Outlook) -> bool:
 
 
 async def move_on(conn: AsyncConnection, *, shard: int, epoch: int, backfill_id: int) -> Stepped:
-    """One step by the leader: what ended is counted, and as many runs are made as there is room for."""
+    """One step by the leader: count what ended, and create as many runs as the limit allows."""
     found = await backfills.position(conn, backfill_id=backfill_id)
     over = Stepped(made=0, ended=0, moved=False, is_over=True)
     if found is None:
@@ -204,7 +204,7 @@ async def move_on(conn: AsyncConnection, *, shard: int, epoch: int, backfill_id:
     except psycopg.Error as error:
         if not is_poison(error.sqlstate):
             raise
-        reason = f"PostgreSQL refused its next run: {error}"
+        reason = f"PostgreSQL rejected its next run: {error}"
     except (*UNPLANNABLE, TookTooLongError) as error:
         reason = f"{type(error).__name__}: {error}"
     await as_leader(
@@ -216,7 +216,7 @@ async def move_on(conn: AsyncConnection, *, shard: int, epoch: int, backfill_id:
 
 
 async def pause(conn: AsyncConnection, *, backfill_id: int, actor: str) -> BackfillRow:
-    """It makes no more runs; those that are open go on."""
+    """It creates no more runs; the open ones continue."""
     return await _change(conn, backfill_id, paused=True, actor=actor)
 
 
@@ -225,7 +225,7 @@ async def resume(conn: AsyncConnection, *, backfill_id: int, actor: str) -> Back
 
 
 async def cancel(conn: AsyncConnection, *, backfill_id: int, leaves_runs: bool, actor: str) -> Canceled:
-    """It makes no more runs, and its open ones are canceled unless they are left."""
+    """It creates no more runs, and its open ones are canceled unless `leaves_runs`."""
     done = await retry_on_deadlock(
         lambda: backfills.cancel(conn, backfill_id=backfill_id, leaves_runs=leaves_runs, actor=actor)
     )
@@ -238,7 +238,7 @@ async def cancel(conn: AsyncConnection, *, backfill_id: int, leaves_runs: bool, 
 async def find_backfill(conn: AsyncConnection, backfill_id: int) -> BackfillRow:
     row = await backfills.find(conn, backfill_id)
     if row is None:
-        raise NotFound(f"There is no backfill {backfill_id}. `evertick backfill list` shows what there is.")
+        raise NotFound(f"There is no backfill {backfill_id}. List backfills with `evertick backfill list`.")
     return row
 
 
@@ -254,23 +254,23 @@ async def _change(conn: AsyncConnection, backfill_id: int, *, paused: bool, acto
 
 
 async def _when(conn: AsyncConnection, wish: Wish) -> tuple[int | None, str | None, ScheduleSpec, Mapping[str, object]]:
-    """Whose instants: the schedule's id, name and params, or none of these for an expression of its own."""
+    """The schedule's id, name and params, or none of these for an ad-hoc schedule."""
     if wish.spec is not None:
         return None, None, wish.spec, {}
     known = await schedules.of_dag(conn, dag=wish.dag)
     names = ", ".join(each.name for each in known)
     found = [each for each in known if wish.schedule in (None, each.name)]
     if not known:
-        raise UserError(f"{wish.dag} has no schedule: say when it should have run with --cron or --every.")
+        raise UserError(f"{wish.dag} has no schedule: set the instants with --cron or --every.")
     if not found:
         raise UserError(f"{wish.dag} has no schedule {wish.schedule!r}. It has: {names}.")
     if len(found) > 1:
-        raise UserError(f"{wish.dag} has several schedules: pick one with --schedule. It has: {names}.")
+        raise UserError(f"{wish.dag} has several schedules: choose one with --schedule. It has: {names}.")
     one = found[0]
     try:
         return one.schedule_id, one.name, read_spec(one.spec), one.params
     except UNPLANNABLE as error:
-        raise UserError(f"Schedule {one.name!r} of {wish.dag} cannot be read: {error}") from None
+        raise UserError(f"Schedule {one.name!r} of {wish.dag} cannot be decoded: {error}") from None
 
 
 async def _existing(

@@ -1,8 +1,8 @@
-"""A bound on pure computing: a decision that does not come to an end is broken off, so that the loop goes on (A1).
+"""A time limit for pure computation: a decision that does not finish is interrupted, so that the loop continues (A1).
 
-Works by the kernel's timer, because nothing else can interrupt code that never waits. It counts the processor's time: a machine
-that stands still or is busy with others is no fault of what is computed. Only in the main thread, which is where the scheduler
-runs; elsewhere there is no bound.
+Uses the kernel's timer, because nothing else can interrupt code that never waits. It measures CPU time: a machine
+that is suspended or busy with other processes is not the computation's fault. Works only in the main thread, where the scheduler
+runs; in other threads there is no limit.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from types import FrameType
 
 
 class TookTooLongError(Exception):
-    """What was computed did not come to an end in time."""
+    """The computation did not finish in time."""
 
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise within the block once this process has computed for so long."""
+    """Raise within the block once this process has used that much CPU time."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

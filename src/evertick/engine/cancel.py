@@ -1,4 +1,4 @@
-"""cancel: a run is ended by somebody. What runs is asked to stop; the rest ends at once."""
+"""cancel: a user ends a run. Running tasks receive a stop request; the rest ends at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evertick.store.runs import RunRow
 
 
 async def cancel(conn: AsyncConnection, *, run_id: int, actor: str, reason: str | None = None) -> int:
-    """How many running tasks were asked to stop."""
+    """The number of running tasks that received a stop request."""
     why = reason or f"canceled by {actor}"
     asked = await retry_on_deadlock(lambda: runs.cancel(conn, run_id=run_id, actor=actor, reason=why))
     if asked is None:
@@ -23,5 +23,5 @@ async def cancel(conn: AsyncConnection, *, run_id: int, actor: str, reason: str 
 async def find_run(conn: AsyncConnection, run_id: int) -> RunRow:
     run = await runs.find(conn, run_id)
     if run is None:
-        raise NotFound(f"There is no run {run_id}. `evertick runs list` shows what there is.")
+        raise NotFound(f"There is no run {run_id}. List runs with `evertick runs list`.")
     return run

@@ -1,4 +1,4 @@
-"""What a schedule does after a pause about the fires that the pause kept from it: nothing, or what somebody asks for."""
+"""Catch-up: what happens after a pause to the fires that the pause suppressed: nothing, or what the user asks for."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from evertick.store.schedules import DagSchedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatchUp:
-    """`policy` SKIP runs nothing of it. Others go back as far as `window_seconds`, or the schedule's own window."""
+    """`policy` SKIP runs none of them. Others go back as far as `window_seconds`, or the schedule's own window."""
 
     policy: MisfirePolicy = MisfirePolicy.SKIP
     window_seconds: float | None = None
 
     def plan(self, schedule: DagSchedule, now: datetime) -> JsonObject | None:
-        """For `settle_schedules`, all in one: what is left for later would fall under the schedule's own policy."""
+        """A plan for `settle_schedules`, complete: a remainder would fall under the schedule's own policy."""
         if self.policy is MisfirePolicy.SKIP:
             return plan_skip(schedule, now, SkipReason.PAUSED)
         most = schedule.catchup_limit or MOST_MISSED
@@ -36,7 +36,7 @@ NOTHING = CatchUp()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
-    """What becomes of one schedule's missed fires."""
+    """The decision about one schedule's missed fires."""
 
     name: str
     runs: list[datetime]
@@ -45,7 +45,7 @@ class Missed:
 
 
 async def preview(conn: AsyncConnection, *, dag: str, catch_up: CatchUp, name: str | None = None) -> list[Missed]:
-    """What an unpause now would do about the missed fires of a DAG's schedules, or of one. Overlap is not looked at."""
+    """A preview of what an unpause now would do to the missed fires of a DAG's schedules, or of one. Ignores overlap."""
     now = await shards.read_clock(conn)
     found = []
     for each in await schedules.of_dag(conn, dag=dag, name=name):

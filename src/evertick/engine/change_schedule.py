@@ -1,6 +1,6 @@
-"""pause, unpause and delete of one schedule, by compare-and-set (V12). Its DAG and its other schedules go on.
+"""pause, unpause and delete of one schedule, by compare-and-set (V12). Its DAG and its other schedules continue.
 
-It is not the code's any more: publishing leaves it as it is, until somebody gives it back (`reset`).
+From then on the user owns the schedule, not the code: publishing leaves it unchanged until it is reset (`reset`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from evertick.store.schedules import DagSchedule
 async def pause_schedule(
     conn: AsyncConnection, *, dag: str, name: str, actor: str, expected_version: int | None = None
 ) -> int:
-    """Its version after this. What is due is settled first."""
+    """Its new version. Due fires are decided first."""
     return await _change(conn, "pause", dag, name, actor, expected_version, plan_if_possible)
 
 
@@ -37,10 +37,10 @@ async def unpause_schedule(
     expected_version: int | None = None,
     catch_up: CatchUp = NOTHING,
 ) -> int:
-    """Its version after this. While its DAG is paused, it stays so with it."""
+    """Its new version. While its DAG is paused, it stays paused with it."""
 
     def plan(schedule: DagSchedule, now: datetime) -> JsonObject | None:
-        # Carried out under the version that the schedule gets by this.
+        # Applied under the version that this change gives the schedule.
         if not schedule.is_held:
             return None
         return catch_up.plan(replace(schedule, version=schedule.version + 1), now)
@@ -51,12 +51,12 @@ async def unpause_schedule(
 async def delete_schedule(
     conn: AsyncConnection, *, dag: str, name: str, actor: str, expected_version: int | None = None
 ) -> int:
-    """Its last version. What is due is settled first; its runs and its history stay."""
+    """Its last version. Due fires are decided first; its runs and its history stay."""
     return await _change(conn, "delete", dag, name, actor, expected_version, plan_end)
 
 
 async def reset_schedule(conn: AsyncConnection, *, dag: str, name: str, actor: str) -> bool:
-    """Give a schedule back to the code: as the DAG's file declares it, or gone if the file does not. Whether it is there."""
+    """Give a schedule back to the code: as the DAG's file declares it, or deleted if it does not. Returns whether it exists."""
     _, spec = await find_dag(conn, dag)
     declared = next((each for each in spec.schedules if each.name == name), None)
     if declared is None:
@@ -67,7 +67,7 @@ async def reset_schedule(conn: AsyncConnection, *, dag: str, name: str, actor: s
 
 
 async def find_schedule(conn: AsyncConnection, dag: str, name: str) -> DagSchedule:
-    """The schedule, or an error that suggests the name that was meant."""
+    """The schedule, or an error that suggests a similar name."""
     found = await schedules.of_dag(conn, dag=dag)
     for each in found:
         if each.name == name:

@@ -1,7 +1,7 @@
-"""claim for a runner that serves only tasks of some names: it looks along the line, and claims by their places what is its own.
+"""claim for a runner that serves only tasks that match patterns: it reads the queue, and claims matching rows by position.
 
-The line is the same for all, so that other runners pay nothing. Each row is looked at about once: what was passed over is
-remembered, and a name is matched once per version. Two round trips instead of one; the claim stays the only decision.
+The queue is the same for all runners, so that others pay nothing. Each row is read about once: skipped rows are
+remembered, and a name is matched once per version. Two round trips instead of one; only the claim decides.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from evertick.store.queues import InLine, NamedTask
 from evertick.store.tasks import StepRow
 
 WINDOW = 500
-# A place in line is given before the transaction that fills it commits, so that one may appear before others that were seen
-# already. Almost no transaction outlasts this; a look at everything finds what does, or what its claimer let go of.
+# A position in the queue is assigned before the transaction that fills it commits, so a row may appear before others that were
+# read earlier. Almost no transaction outlasts this; a full scan finds the rest, and rows that their claimer released.
 LAG_SECONDS = 2.0
 FULL_LOOK_SECONDS = 60.0
 MOST_VERDICTS = 500_000
 
 
 class Matching:
-    """One runner's: which tasks it serves, and how far along the lines it has looked. May be lost at any time."""
+    """One runner's state: which tasks it serves, and how far it has read each queue. May be lost at any time."""
 
     def __init__(self, patterns: Sequence[Pattern], queue_names: Sequence[str], *, aging_seconds: float = 0.0) -> None:
         self.turns = FairTurns(aging_seconds)
@@ -43,11 +43,11 @@ class Matching:
 
     @property
     def is_walking(self) -> bool:
-        """Whether the last look ended before the line did."""
+        """Whether the last read ended before the end of the queue."""
         return self._walk is not None
 
     def begin(self, now: float) -> list[int]:
-        """For each rank of each queue, where to look next."""
+        """For each rank of each queue, where to continue."""
         if self._walk is not None:
             return self._walk
         if now - self._looked_at >= FULL_LOOK_SECONDS:
@@ -56,7 +56,7 @@ class Matching:
         return list(self._low)
 
     def unknown(self, rows: Sequence[InLine]) -> list[tuple[int, int]]:
-        """Tasks that were never met before."""
+        """Tasks whose names are not known yet."""
         return list(dict.fromkeys(key for row in rows if (key := (row.version_id, row.idx)) not in self._verdicts))
 
     def learn(self, named: Sequence[NamedTask]) -> None:
@@ -67,11 +67,11 @@ class Matching:
             self._verdicts[each.version_id, each.idx] = any(matches(pattern, address) for pattern in self._patterns)
 
     def serves(self, row: InLine) -> bool:
-        """What could not be named is not ours."""
+        """A task without a known name is not served."""
         return self._verdicts.get((row.version_id, row.idx), False)
 
     def note(self, begun: Sequence[int], rows: Sequence[InLine], chosen: Sequence[InLine]) -> None:
-        """Go on behind what was looked at, but never past one of ours that still waits for a slot."""
+        """Advance past the rows that were read, but never past a matching one that still waits for a slot."""
         reached, is_cut = list(begun), False
         taken = {(row.place, row.seq) for row in chosen}
         for place, group in groupby(rows, key=lambda row: row.place):
@@ -94,10 +94,10 @@ async def step_matching(
     free: int,
     infra_retries: int,
 ) -> Stepped:
-    """As `step`, for a runner of some names. `is_walking`: there is more of the line to look at."""
+    """As `step`, for a runner with patterns. `is_walking`: there are more rows to read."""
     done = Stepped(claims=[], refused=[], has_more=False)
     if reports:
-        # What this makes available is for others as much as for us: they are told.
+        # Tasks that this makes available are for other runners as much as for this one: they are notified.
         none: list[str] = []
         done = await step(conn, session=session, reports=reports, queues=none, free=0, infra_retries=infra_retries)
     if free <= 0:
@@ -105,7 +105,7 @@ async def step_matching(
     begun, rows, chosen = await look_for(conn, matching, free)
     claims = await _claim(conn, matching, session, chosen) if chosen else []
     matching.note(begun, rows, chosen)
-    # Where others were faster there may be more behind: that is no reason to wait for the next tick.
+    # If other runners were faster, more may follow: do not wait for the next tick.
     is_cut = matching.is_walking or len(claims) < len(chosen)
     is_walking = is_cut and len(claims) < free
     return Stepped(claims=claims, refused=done.refused, has_more=done.has_more, is_walking=is_walking)
@@ -114,7 +114,7 @@ async def step_matching(
 async def look_for(
     conn: AsyncConnection, matching: Matching, free: int
 ) -> tuple[list[int], list[InLine], list[InLine]]:
-    """Where the look began, what it saw, and what of that is worth claiming."""
+    """Where the read began, the rows, and the ones to claim."""
     now = time.monotonic()
     begun = matching.begin(now)
     rows = await queues.look_in_line(conn, queues=matching.queues, begin=begun, window=WINDOW)
@@ -125,7 +125,7 @@ async def look_for(
 
 
 def choose(rows: Sequence[InLine], free: int, aging_seconds: float | None) -> list[InLine]:
-    """Up to `free` of the rows, which come by place and age; with an ageing, up to half of them for those that are overdue."""
+    """Up to `free` of the rows, which come by position and age; with an ageing, up to half of them for overdue ones."""
     first: list[InLine] = []
     if aging_seconds is not None:
         heads: dict[int, InLine] = {}

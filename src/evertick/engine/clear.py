@@ -1,4 +1,4 @@
-"""clear: tasks of a run are taken back so that they run again. A running one is asked to stop first."""
+"""clear: resets tasks of a run so that they run again. A running task receives a stop request first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CANNOT_MOVE = "EV003"
 
 
 class Placed(Protocol):
-    """A task's place in its run."""
+    """A task's position in its run."""
 
     @property
     def idx(self) -> int: ...
@@ -43,7 +43,7 @@ async def select_tasks(
     only_failed: bool = False,
     with_downstream: bool = False,
 ) -> list[TaskRow]:
-    """The tasks that a clear would touch: all of the run, or those named, with what comes after them if asked.
+    """The tasks that a clear would reset: all of the run, or the named ones, with their downstream tasks on request.
 
     A mapped task is named as a whole (`train`) or by one of its instances (`train[3]`).
     """
@@ -53,7 +53,7 @@ async def select_tasks(
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else f" `evertick tasks list {run_id}` shows them."
+            hint = f" Did you mean {near[0]!r}?" if near else f" List them with `evertick tasks list {run_id}`."
             raise NotFound(f"Run {run_id} of {run.dag} has no task {name!r}.{hint}")
     chosen = [row for row in rows if not names or row.task in names or full_name(row) in names]
     if only_failed:
@@ -73,7 +73,7 @@ async def select_cleared(
     only_failed: bool = False,
     with_downstream: bool = False,
 ) -> list[TaskRow]:
-    """As `select_tasks`, with the setups that these work under, and their teardowns."""
+    """As `select_tasks`, with the setups that these tasks depend on, and their teardowns."""
     chosen = await select_tasks(
         conn, run_id=run_id, names=names, only_failed=only_failed, with_downstream=with_downstream
     )
@@ -87,13 +87,13 @@ async def select_cleared(
 
 
 def full_name(row: TaskRow) -> str:
-    """As people name it: an instance of a mapped task carries its number."""
+    """The name shown to users: an instance of a mapped task includes its number."""
     return row.task if row.map_index < 0 else f"{row.task}[{row.map_index}]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Newest:
-    """The newest version of a run's DAG; None where the run has it already."""
+    """The newest version of a run's DAG; None if the run already has it."""
 
     version_id: int | None
     number: int
@@ -101,7 +101,7 @@ class Newest:
 
 
 async def newest_version(conn: AsyncConnection, run_id: int) -> Newest:
-    """What a clear on the latest version would move the run to. Refused where that has other tasks."""
+    """The version that a clear with the latest version would move the run to. Refused if its tasks differ."""
     run = await find_run(conn, run_id)
     row = await find_dag_row(conn, run.dag)
     then, number = await dags.version(conn, run.version_id), row.number or 0
@@ -110,10 +110,10 @@ async def newest_version(conn: AsyncConnection, run_id: int) -> Newest:
     new, old = _tasks_of(row.spec), _tasks_of(then.spec)
     if new != old:
         added, gone = sorted(set(new) - set(old)), sorted(set(old) - set(new))
-        what = [*(f"{name} is new" for name, _ in added), *(f"{name} is gone" for name, _ in gone)][:5]
+        what = [*(f"{name} is new" for name, _ in added), *(f"{name} is missing" for name, _ in gone)][:5]
         raise Conflict(
             f"Version {number} of {run.dag} has other tasks than run {run_id} began with"
-            f" ({', '.join(what) or 'they stand in another order'}): start a new run of it, with"
+            f" ({', '.join(what) or 'their order differs'}): start a new run of it, with"
             f" `evertick dags trigger {run.dag}`."
         )
     return Newest(version_id=row.version_id, number=number, run_number=run.version)
@@ -126,8 +126,8 @@ def _tasks_of(spec: object) -> list[tuple[str, bool]]:
 async def clear(
     conn: AsyncConnection, *, run_id: int, chosen: Collection[Placed], actor: str, version_id: int | None = None
 ) -> Cleared:
-    """Run these again, on that version if one is given (see `newest_version`). A mapped task all of whose instances are chosen is
-    cleared as a whole, and expands anew."""
+    """Run these tasks again, on that version if one is given (see `newest_version`). A mapped task whose instances are all chosen
+    is cleared as a whole, and expands again."""
     rows = await tasks.list_of_run(conn, run_id=run_id, limit=MOST_TASKS)
     there, wanted = Counter(row.idx for row in rows), Counter(row.idx for row in chosen)
     single = [(row.idx, row.map_index) for row in chosen if row.map_index >= 0 and wanted[row.idx] < there[row.idx]]
@@ -141,5 +141,5 @@ async def clear(
             raise Conflict(str(error.diag.message_primary)) from None
         raise
     if cleared is None:
-        raise NotFound(f"There is no run {run_id} any more: it was pruned. `evertick runs list` shows what there is.")
+        raise NotFound(f"Run {run_id} no longer exists: it was pruned. List runs with `evertick runs list`.")
     return cleared

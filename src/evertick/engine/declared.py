@@ -1,6 +1,6 @@
-"""declared: which variables, connections and secrets a DAG's tasks and sinks name although nobody has stored them.
+"""declared: the variables, connections and secrets that a DAG's tasks and sinks name but that are not stored.
 
-Only for a warning: they may be set before the first run, or come from elsewhere.
+Used only for a warning: they may be set before the first run, or come from another backend.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from evertick.store import secrets
 
 
 async def not_stored(conn: AsyncConnection, spec: DagSpec) -> list[str]:
-    """What is missing, each with who names it and what to do, once."""
+    """Each missing value once, with the object that names it and the command that sets it."""
     named: dict[tuple[str, str], str] = {}
     for notice in [*spec.notices, *(notice for task in spec.tasks for notice in task.notices)]:
         sink = read_sink(notice.sink)

@@ -1,7 +1,7 @@
-"""claim for an executor elsewhere, and what becomes of attempts that never began there.
+"""claim for a remote executor, and the end of attempts that never started there.
 
-A claim moves tasks from available to queued, with a session of the attempt's own; they run once their agent has begun. What is
-handed over and how is the runner's business (`services/dispatcher.py`); here is only what the database must know of it.
+A claim moves tasks from available to queued, with a separate session for each attempt; they run once their agent has started. The
+runner decides what to submit and how (`services/dispatcher.py`); this module holds only what the database must know of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from evertick.store.tasks import FROM_THE_HEAD
 
 
 class QueuedEnd(StrEnum):
-    """Why an attempt that never began is over."""
+    """Why an attempt that never started is over."""
 
     LOST = "lost"
     FAILED = "failed"
@@ -35,7 +35,7 @@ class QueuedEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeverBegan:
-    """The executor has nothing of it. `session` is the attempt's own."""
+    """An attempt that the executor does not have. `session` is the attempt's own."""
 
     key: TaskKey
     epoch: int
@@ -46,14 +46,14 @@ class NeverBegan:
 
 
 def draw_session() -> int:
-    """Of an attempt: never given twice, whatever happens to the database."""
+    """A session id for an attempt: never issued twice, whatever happens to the database."""
     return secrets.randbits(63)
 
 
 async def claim_for_dispatch(
     conn: AsyncConnection, *, session: int, queues: list[str], free: int, cursor: ClaimCursor | None = None
 ) -> list[QueuedRow]:
-    """Up to so many, as far as the runner's slots allow by what is recorded. A lost reply is harmless: they are on its list."""
+    """Up to so many, within the runner's recorded free slots. A lost reply is harmless: the claims are on its list."""
     now = time.monotonic()
     look = cursor.begin(now) if cursor is not None else FROM_THE_HEAD
     sessions = [draw_session() for _ in range(free)]
@@ -68,7 +68,7 @@ async def claim_for_dispatch(
 async def claim_matching_for_dispatch(
     conn: AsyncConnection, matching: Matching, *, session: int, free: int
 ) -> list[QueuedRow]:
-    """The same for a runner of some names."""
+    """The same for a runner with patterns."""
     begun, rows, chosen = await look_for(conn, matching, free)
     claims: list[QueuedRow] = []
     if chosen:
@@ -84,7 +84,7 @@ async def claim_matching_for_dispatch(
 
 
 async def end_queued(conn: AsyncConnection, ends: Sequence[NeverBegan], *, infra_retries: int) -> EndedQueued:
-    """For whoever knows that the executor has nothing of these. Those that began meanwhile stay as they are."""
+    """For a caller that knows that the executor does not have these. Attempts that started meanwhile are unchanged."""
     reports = [_report(end) for end in ends]
     return await retry_on_deadlock(lambda: dispatch.end_queued(conn, reports=reports, infra_retries=infra_retries))
 

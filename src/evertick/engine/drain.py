@@ -1,4 +1,4 @@
-"""drain and undrain: a runner takes no new work and finishes what it has, or takes work again."""
+"""drain and undrain: a runner claims no new tasks and finishes its current ones, or claims tasks again."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _SHORTEST_PREFIX = 4
 
 
 async def drain(conn: AsyncConnection, *, sessions: list[int], actor: str, then_leave: bool = False) -> list[int]:
-    """Those that were not asked before. Each hears of it with its next heartbeat, which a wake-up brings at once."""
+    """The sessions that were not draining before. A wake-up triggers an immediate heartbeat, which delivers the request."""
     request = Request.LEAVE if then_leave else Request.DRAIN
     return await runners.ask_of(conn, sessions=sessions, request=request, actor=actor)
 
 
 async def undrain(conn: AsyncConnection, *, sessions: list[int], actor: str) -> list[int]:
-    """Those that had been asked to drain."""
+    """The sessions that were draining."""
     return await runners.ask_of(conn, sessions=sessions, request=None, actor=actor)
 
 
 async def find_runners(conn: AsyncConnection, which: Iterable[str]) -> list[BusyRunner]:
-    """Live runners by readable id, name or session. An id or a name that several carry means all of them."""
+    """Live runners by readable id, name or session. An id or a name shared by several runners selects all of them."""
     alive = await runners.list_busy(conn, limit=10_000)
     found: dict[int, BusyRunner] = {}
     for text in which:
         matching = [each for each in alive if _is_meant(each, text)]
         if not matching:
-            raise NotFound(f"No live runner is called {text!r}. `evertick runners list` shows who is alive.")
+            raise NotFound(f"There is no live runner {text!r}. List live runners with `evertick runners list`.")
         found |= {each.session: each for each in matching}
     return list(found.values())
 

@@ -1,4 +1,4 @@
-"""extend: one heartbeat per runner. The reply names what it lost, what it must stop, and what it does not know it has."""
+"""extend: one heartbeat per runner. The reply names the attempts it lost, must stop, or holds without knowing it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Held = tuple[TaskKey, int]
 
 
 class Request(StrEnum):
-    """What people ask of a runner: to take no new work, or to leave as soon as it has none."""
+    """An operator's request to a runner: to claim no new tasks, or to exit once it has none."""
 
     DRAIN = "drain"
     LEAVE = "leave"
@@ -22,7 +22,7 @@ class Request(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extended:
-    """`is_gone`: the runner was buried; it must drop everything and start again under a new session."""
+    """`is_gone`: the runner was declared dead; it must drop everything and start again under a new session."""
 
     is_gone: bool
     lost: list[Held]

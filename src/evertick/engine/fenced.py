@@ -1,6 +1,6 @@
-"""What all planning verbs share: the fence says whether we still lead, and what one row may be guilty of.
+"""Shared by all verbs of the leader: the fence that rejects a former leader, and the errors that one row can cause.
 
-A planning verb never guesses: a refused epoch is `NotLeader`, and nothing was changed.
+A leader's verb never guesses: a rejected epoch raises `NotLeader`, and nothing was changed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from evertick.domain.errors import NotLeader
 from evertick.store.db import retry_on_deadlock
 
 NOT_LEADER = "EV001"
-# Bad values, broken constraints, rows that are too large, damaged pages, and what a trigger raises.
+# Invalid values, violated constraints, rows that are too large, damaged pages, and errors raised by a trigger.
 _POISON_CLASSES = ("22", "23", "54", "XX")
 _RAISED = "P0001"
 
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 
 def is_poison(code: str | None) -> bool:
-    """Whether an error can be one row's own fault. The twin of the SQL function of that name; a test compares both."""
+    """Whether one row can cause this error. Mirrors the SQL function of that name; a test compares both."""
     return code is not None and (code[:2] in _POISON_CLASSES or code == _RAISED)
 
 
 async def as_leader(work: Callable[[], Awaitable[T]], *, shard: int, epoch: int) -> T:
-    """One planning transaction, again if it was a deadlock's victim."""
+    """Run one transaction of the leader, and again if it was a deadlock's victim."""
     try:
         return await retry_on_deadlock(work)
     except psycopg.Error as error:

@@ -1,6 +1,6 @@
-"""finish, for the one attempt of an agent: by the API for an agent that tells it, or by whoever found what an agent left behind.
+"""finish, for the one attempt of an agent: by the API when the agent reports, or by the runner that finds its outcome file.
 
-Guarded by epoch and session, so that telling it twice, or by both, is one event.
+Guarded by epoch and session, so that repeated or concurrent reports are one event.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from evertick.store.db import retry_on_deadlock
 
 
 async def finish_attempt(conn: AsyncConnection, *, session: int, report: str, infra_retries: int) -> Stepped:
-    """`report` is made by `step.report`. What is refused was not the session's any more, and changed nothing."""
+    """`report` is created by `step.report`. A rejected report was no longer the session's own, and changed nothing."""
     rows = await retry_on_deadlock(
         lambda: agents.finish(conn, session=session, reports_json=f"[{report}]", infra_retries=infra_retries)
     )

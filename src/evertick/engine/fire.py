@@ -1,6 +1,6 @@
 """fire: due schedules become runs, and their cursors move, in one transaction per chunk (V1).
 
-A schedule that cannot be planned is set aside with its reason, one that somebody holds is passed over; neither affects
+A schedule that cannot be planned is quarantined with its reason, a locked one is passed over; neither affects
 another (V11).
 """
 
@@ -26,7 +26,7 @@ PLAN_SECONDS = 1.0
 
 
 class Half(IntEnum):
-    """Which schedules, by their ids, if two share the work."""
+    """Which schedules, by their ids, if two processes share the work."""
 
     EVEN = 0
     ODD = 1
@@ -34,8 +34,8 @@ class Half(IntEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Fired:
-    """What came of one batch. `quarantined` cannot be planned or stored; `passed_over` waits for somebody's lock; `lost` is in
-    somebody's hands this moment, or was settled by somebody else."""
+    """The result of one batch. `quarantined` could not be planned or stored; `passed_over` is locked by another session; `lost` is
+    being changed right now, or was already decided by another process."""
 
     settled: int = 0
     was_due: int = 0
@@ -68,7 +68,7 @@ async def fire(
     passed_over: Collection[int] = (),
     half: Half | None = None,
 ) -> Fired:
-    """Settle one batch of what is due now, of all schedules or of one half, but for those to pass over."""
+    """Decide one batch of the fires due now, of all schedules or of one half, except for the schedules to pass over."""
     due = await schedules.due(conn, shard=shard, batch=batch, passed_over=passed_over, half=half)
     fired = Fired(was_due=len(due), has_more=len(due) == batch)
     if not due:
@@ -85,7 +85,7 @@ async def fire(
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What will be due at one instant, read and planned before it."""
+    """The fires due at one future instant, read and planned before it."""
 
     due_at: datetime
     due: list[DueSchedule]
@@ -95,15 +95,15 @@ class Ahead:
 async def plan_ahead(
     conn: AsyncConnection, *, shard: int, due_at: datetime, batch: int, passed_over: Collection[int] = ()
 ) -> Ahead | None:
-    """None where that is more than a batch, or something among it cannot be planned: then it is read when it is due."""
+    """None if they exceed a batch, or if one cannot be planned: then they are read when they are due."""
     due = await schedules.due(conn, shard=shard, batch=batch, passed_over=passed_over, until=due_at)
     plans, unplannable = _plan(due, due_at, most_fires=min(batch, FIRES_PER_CALL))
     return Ahead(due_at, due, plans) if plans and not unplannable and len(due) < batch else None
 
 
 async def fire_ahead(conn: AsyncConnection, ahead: Ahead, *, shard: int, epoch: int, batch: int) -> Fired:
-    """Settle what was planned ahead. What was changed, moved on or held since then, or is not due yet by the database's clock,
-    is left as it is, and found by the next look."""
+    """Carry out a plan that was made ahead. A schedule that was changed, fired or paused since then, or that is not due yet by the
+    database's clock, is left alone, and found by the next poll."""
     fired = Fired(was_due=len(ahead.due))
     due = {each.schedule_id: each for each in ahead.due}
     await _settle(_Batch(conn, shard, epoch, min(batch, FIRES_PER_CALL), due, fired), ahead.plans)
@@ -115,8 +115,8 @@ _Planned = tuple[list[JsonObject], list[tuple[DueSchedule, Exception]]]
 
 
 def _plan(due: list[DueSchedule], now: datetime, *, most_fires: int) -> _Planned:
-    """What is to be done, and what cannot be planned. One bound for all: to set one for each takes as long as to plan it. If
-    that is not enough, each is planned by itself, to find the one that does not come to an end."""
+    """The plans, and the schedules that cannot be planned. One time limit for all: to set one for each takes as long as planning.
+    If it is exceeded, each is planned separately, to find the schedule that does not finish."""
     try:
         with at_most(PLAN_SECONDS):
             return _plan_each(due, now, most_fires=most_fires)
@@ -145,7 +145,7 @@ def _plan_each(due: list[DueSchedule], now: datetime, *, most_fires: int) -> _Pl
 
 
 async def _settle(work: _Batch, plans: list[JsonObject]) -> None:
-    """Settle all at once; if the database refuses, halve until the one that it refuses stands alone."""
+    """Carry out all at once; if the database rejects them, halve the batch until the rejected one is alone."""
     if not plans:
         return
     try:
@@ -192,7 +192,7 @@ def _count(fired: Fired, plans: list[JsonObject], done: Settled) -> None:
 
 
 async def _set_aside(work: _Batch, schedule: DueSchedule, error: Exception, *, is_tried_again: bool) -> None:
-    advice = "It is tried again later." if is_tried_again else "Publish a corrected schedule to clear this."
+    advice = "It will be retried later." if is_tried_again else "Publish a corrected schedule to clear this."
     reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}. {advice}"
     is_ours = await as_leader(
         lambda: schedules.set_aside(

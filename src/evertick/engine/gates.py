@@ -1,5 +1,5 @@
-"""Pools as people set them, and what the leader does for gates: let in what others left over, take back what no runner can
-take, and add up again what is used (V6).
+"""Pools as users set them, and the leader's work on gates: admit waiting tasks, release admissions that no runner can
+use, and recount the used slots (V6).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from evertick.store.gates import GatesReconciled, PoolSet, Tended
 
 
 async def set_pool(conn: AsyncConnection, *, name: str, slots: int, actor: str) -> PoolSet:
-    """Make a pool, or change its slots. Below what is used, running work ends and nothing new begins until there is room."""
+    """Create a pool, or change its slots. Below the current use, running tasks finish and none starts until slots are free."""
     if wrong := check_pool_name(name):
-        raise UserError(f"{name!r} cannot name a pool: {wrong}.")
+        raise UserError(f"{name!r} is not a valid name for a pool: {wrong}.")
     if not 0 <= slots <= MOST_SLOTS:
-        raise UserError(f"Pool {name!r} cannot have {slots:,} slots: give it 0 (closed) to {MOST_SLOTS:,}.")
+        raise UserError(f"Pool {name!r} cannot have {slots:,} slots: use 0 (closed) to {MOST_SLOTS:,}.")
     return await retry_on_deadlock(lambda: gates.set_pool(conn, name=name, slots=slots, actor=actor))
 
 
@@ -32,17 +32,17 @@ async def delete_pool(conn: AsyncConnection, *, name: str, actor: str) -> None:
     if why == "unknown":
         names = [pool.name for pool in await gates.list_gates(conn, kinds=["pool"])]
         near = difflib.get_close_matches(name, names, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else " `evertick pools list` shows what there is."
+        hint = f" Did you mean {near[0]!r}?" if near else " List pools with `evertick pools list`."
         raise NotFound(f"There is no pool {name!r}.{hint}")
     if why == "used":
         raise Conflict(
-            f"Pool {name!r} is in use: `evertick pools list` shows by how many. Close it with 0 slots first."
+            f"Pool {name!r} is in use: `evertick pools list` shows how many slots. Close it with 0 slots first."
         )
     raise Conflict(f"DAG {why!r} needs pool {name!r}. Change the DAG first, or close the pool with 0 slots.")
 
 
 async def tend(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> Tended:
-    """For the leader: whatever others could not finish at the gates, and what time has freed."""
+    """For the leader: the admissions that other transactions could not finish, and slots that became free with time."""
     return await as_leader(
         lambda: gates.tend(conn, shard=shard, epoch=epoch, batch=batch),
         shard=shard,
@@ -51,14 +51,14 @@ async def tend(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> 
 
 
 async def unadmit(conn: AsyncConnection, *, shard: int, epoch: int, grace: float, batch: int) -> int:
-    """For the leader: available tasks that no live runner can take give back what they hold. How many did."""
+    """For the leader: available tasks that no live runner can claim release their slots. Returns their number."""
     return await as_leader(
         lambda: gates.unadmit(conn, shard=shard, epoch=epoch, grace=grace, batch=batch), shard=shard, epoch=epoch
     )
 
 
 async def reconcile_gates(conn: AsyncConnection, *, shard: int, epoch: int, after: int, batch: int) -> GatesReconciled:
-    """For the leader: add up one slice of the gates again, repair, and let in who was overlooked."""
+    """For the leader: recount one batch of the gates, repair them, and admit tasks that were missed."""
     return await as_leader(
         lambda: gates.reconcile(conn, shard=shard, epoch=epoch, after=after, batch=batch), shard=shard, epoch=epoch
     )

@@ -1,5 +1,5 @@
-"""hear: what runs and tasks left behind when they ended is told to the schedules that wait for it; those that have heard of
-everything become due, and fire like any other (`fire`).
+"""hear: delivers the events of ended runs and tasks to the schedules that depend on them; a schedule whose dependencies are
+all met becomes due, and fires like any other (`fire`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from evertick.store.schedules import Heard
 
 
 async def hear(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> Heard:
-    """One batch of what has arrived."""
+    """Deliver one batch of events."""
     return await as_leader(
         lambda: schedules.hear(conn, shard=shard, epoch=epoch, batch=batch), shard=shard, epoch=epoch
     )

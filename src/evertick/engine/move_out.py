@@ -1,4 +1,4 @@
-"""move_out: the leader of a shard gives away what belongs to another, a bounded batch at a time."""
+"""move_out: the leader of a shard transfers rows that belong to another shard, in bounded batches."""
 
 from __future__ import annotations
 

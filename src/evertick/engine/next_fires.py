@@ -1,4 +1,4 @@
-"""When a saved schedule fires next, from where it stands. Changes nothing."""
+"""The next fires of a saved schedule, from its cursor. Changes nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evertick.store.schedules import ListedSchedule
 
 
 def fires_of(row: ListedSchedule, count: int) -> list[datetime]:
-    """The next fires, from where the schedule stands; none while it is paused or in error. Nominal ones: with jitter each is
+    """The next fires from the cursor; none while the schedule is paused or in error. Nominal instants: with jitter each is
     due a little later."""
     if row.paused or row.error or row.next_due is None:
         return []
@@ -19,7 +19,7 @@ def fires_of(row: ListedSchedule, count: int) -> list[datetime]:
 
 
 def fires_until(row: Upcoming, until: datetime, most: int) -> list[datetime]:
-    """When it is due from now until then, at most so often."""
+    """When it is due from now to `until`, at most `most` times."""
     delay = timedelta(seconds=row.delay_seconds)
     return [each + delay for each in _fires(row.spec, row.next_due - delay, most, until - delay)]
 
@@ -33,5 +33,5 @@ def _fires(spec: dict[str, object], first: datetime, count: int, until: datetime
                 break
             fires.append(following)
     except UNPLANNABLE:
-        return []  # nobody has tried to fire it yet
+        return []  # not evaluated yet
     return fires

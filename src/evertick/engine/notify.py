@@ -1,7 +1,7 @@
-"""notify: who is told of all DAGs, what is sent next, and what became of it. Sending itself is not done here.
+"""notify: the recipients for all DAGs, the next notifications to send, and their results. Does not send them itself.
 
-Taking is the leader's, and for a while nobody else's; what an attempt came to is recorded by the count of attempts alone, so
-that a leader which was replaced while it sent can still say that it did.
+Only the leader takes notifications, and each is reserved for a while; a result is recorded by the attempt count alone, so
+that a leader that was replaced while it sent can still record it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_AT_ONCE = 10_000
 
 
 async def tend_outbox(conn: AsyncConnection, *, shard: int, epoch: int, wish: Wish) -> Tended:
-    """The settings of whoever leads are those of the installation; what waited too long is given up; what waits is counted."""
+    """Apply the leader's settings to the installation, expire notifications that waited too long, and count the waiting ones."""
     return await as_leader(lambda: outbox.tend(conn, shard=shard, epoch=epoch, wish=wish), shard=shard, epoch=epoch)
 
 
@@ -27,20 +27,22 @@ async def take_due(conn: AsyncConnection, *, shard: int, epoch: int, room: Room)
 
 
 async def retry_one(conn: AsyncConnection, *, delivery_id: int, actor: str) -> None:
-    """A failed one is tried again from the start, under its old id."""
+    """Send a failed notification again from the start, under its old id."""
     found = await find_delivery(conn, delivery_id)
     if not await retry_on_deadlock(lambda: outbox.retry(conn, ids=[delivery_id], sink=None, batch=1, actor=actor)):
-        what = "was sent already" if found.state == "sent" else "is being tried anyway"
-        raise Conflict(f"Notification {delivery_id} {what}; only a failed one can be tried again.")
+        what = "was already sent" if found.state == "sent" else "is still being tried"
+        raise Conflict(f"Notification {delivery_id} {what}; only a failed one can be retried.")
 
 
 async def retry_failed(conn: AsyncConnection, *, sink: str | None, actor: str) -> int:
-    """All that failed, or those of one sink; at most ten thousand at once."""
+    """All failed notifications, or those of one sink; at most ten thousand at once."""
     return await retry_on_deadlock(lambda: outbox.retry(conn, ids=None, sink=sink, batch=MOST_AT_ONCE, actor=actor))
 
 
 async def find_delivery(conn: AsyncConnection, delivery_id: int) -> Delivery:
     found = await outbox.find(conn, delivery_id)
     if found is None:
-        raise NotFound(f"There is no notification {delivery_id}. `evertick notifications list` shows what there is.")
+        raise NotFound(
+            f"There is no notification {delivery_id}. List notifications with `evertick notifications list`."
+        )
     return found

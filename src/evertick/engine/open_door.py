@@ -1,4 +1,4 @@
-"""Whether the API may answer strangers: not before somebody has a password. Imports no hashing: a process that sleeps asks this."""
+"""Refuses to serve the API publicly before an admin has a password. Imports no hashing: a sleeping process runs this check."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from evertick.store import access
 
 
 async def refuse_open_door(conn: AsyncConnection, *, host: str, has_password: bool) -> None:
-    """Whoever answers strangers must have an admin with a password first: else the first to find the link owns it all."""
+    """A public API needs an admin with a password first: otherwise the first visitor with the setup link becomes the admin."""
     if has_password or is_loopback(host) or (await access.count_accounts(conn)).with_password:
         return
     raise InvalidSettings(
-        f"EVERTICK_API_HOST={host} is open to others, and no user has a password yet. Set one with `evertick users password"
-        " admin`, or EVERTICK_ADMIN_PASSWORD for automation."
+        f"EVERTICK_API_HOST={host} is reachable from other machines, but no user has a password yet. Set one with `evertick"
+        " users password admin`, or EVERTICK_ADMIN_PASSWORD for automation."
     )
 
 

@@ -1,4 +1,4 @@
-"""Passwords as argon2id hashes. Slow on purpose, so it runs on a thread, and only two at once: each takes 64 MiB."""
+"""Password hashes with argon2id. Slow on purpose, so hashing runs on a thread, and only two at once: each takes 64 MiB."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import cache
 from argon2 import PasswordHasher
 from argon2.exceptions import Argon2Error, InvalidHashError
 
-# 64 MiB, three passes: well above the least that is advised (19 MiB, two), about a tenth of a second.
+# 64 MiB, three passes: well above the recommended minimum (19 MiB, two), about a tenth of a second.
 _HASHER = PasswordHasher(time_cost=3, memory_cost=64 * 1024, parallelism=1)
-# A flood of logins must not take the memory of the machine.
+# A flood of sign-ins must not exhaust the machine's memory.
 _AT_ONCE = threading.BoundedSemaphore(2)
 
 
@@ -20,7 +20,7 @@ async def hashed(password: str) -> str:
 
 
 async def is_right(password_hash: str | None, password: str) -> bool:
-    """False, and as late, where there is no hash: who asks must not learn from the time which users exist."""
+    """False without a hash, after the same time: the response time must not reveal which users exist."""
     return await asyncio.to_thread(_verify, password_hash, password)
 
 
@@ -39,4 +39,4 @@ def _verify(password_hash: str | None, password: str) -> bool:
 
 @cache
 def _nobodys() -> str:
-    return _HASHER.hash("nobody has this password")
+    return _HASHER.hash("no account has this password")

@@ -1,5 +1,5 @@
-"""pause, unpause and delete of a DAG. What is due is settled first; a pause skips on record, and runs nothing afterwards
-as a surprise: an unpaused schedule goes on with its next fire after now, unless somebody asks for what it missed.
+"""pause, unpause and delete of a DAG. Due fires are decided first; a pause skips fires and records them, so that an
+unpaused schedule continues with its next fire after now, unless the user asks for the missed ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from evertick.store import dags
 
 
 async def pause(conn: AsyncConnection, *, dag: str, actor: str) -> bool:
-    """Whether it was running until now."""
+    """Whether it was active before."""
     row = await find_dag_row(conn, dag)
 
     async def once() -> bool:
@@ -27,7 +27,7 @@ async def pause(conn: AsyncConnection, *, dag: str, actor: str) -> bool:
 
 
 async def unpause(conn: AsyncConnection, *, dag: str, actor: str, catch_up: CatchUp = NOTHING) -> bool:
-    """Whether it was paused until now."""
+    """Whether it was paused before."""
     row = await find_dag_row(conn, dag)
 
     async def once() -> bool:
@@ -42,7 +42,7 @@ async def unpause(conn: AsyncConnection, *, dag: str, actor: str, catch_up: Catc
 
 
 async def delete(conn: AsyncConnection, *, dag: str, actor: str) -> bool:
-    """Take a DAG out of planning. Its history stays, and its open runs go on."""
+    """Stop planning a DAG. Its history stays, and its open runs continue."""
     row = await find_dag_row(conn, dag)
 
     async def once() -> bool:

@@ -1,6 +1,6 @@
-"""Where schedules go next, as rows for the store: the pure step between a cursor in the database and a fire.
+"""Plans the next step of schedules, as rows for the store: the pure step between a cursor in the database and a fire.
 
-Shared by firing, publishing, pausing and deleting, which all settle what is due before they change anything.
+Shared by firing, publishing, pausing and deleting, which all decide due fires before they change anything.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from evertick.store.schedules import DagSchedule, DueSchedule
 JsonObject = dict[str, object]
 FIRES_PER_CALL = 100
 _NONE = timedelta(0)
-# What a stored schedule can make of its own planning.
+# The errors that a stored schedule can cause in its own planning.
 UNPLANNABLE = (EvertickError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 def read_spec(raw: JsonObject | str) -> ScheduleSpec:
-    """The schedule that the database holds, decoded or as it is stored. Checking it takes a third of the time of a fire,
-    and many are alike."""
+    """Parse a schedule from the database, decoded or as stored. Cached: validation takes a third of the time of a fire,
+    and many schedules are alike."""
     return _parsed(raw if isinstance(raw, str) else json.dumps(raw))
 
 
@@ -43,7 +43,7 @@ def _parsed(text: str) -> ScheduleSpec:
 
 
 def in_words(raw: JsonObject) -> str:
-    """A stored schedule for people, also one that cannot be read."""
+    """A stored schedule in words, even if it cannot be parsed."""
     try:
         return describe(read_spec(raw))
     except UNPLANNABLE:
@@ -63,9 +63,9 @@ def plan_row(
     policy: MisfirePolicy | None = None,
     window_seconds: float | None = None,
 ) -> JsonObject | None:
-    """What `settle_schedules` must do about one schedule that is due at `now`; nothing if it is not.
+    """The plan for `settle_schedules` of one schedule that is due at `now`; None if it is not.
 
-    Without a policy and a window of one's own, the schedule's count.
+    Without an explicit policy and window, the schedule's own apply.
     """
     if due.next_due is None or due.next_due > now:
         return None
@@ -83,8 +83,8 @@ def plan_row(
 
 
 def plan_if_possible(schedule: DagSchedule, now: datetime) -> JsonObject | None:
-    """The same for whoever changes a schedule: what cannot be planned or is set aside has nothing to be settled, and must not
-    keep anybody from putting it right."""
+    """The same for a change of a schedule: one that cannot be planned or is quarantined has nothing to decide, and must not
+    prevent its own repair."""
     if schedule.paused or schedule.error is not None:
         return None
     try:
@@ -94,16 +94,16 @@ def plan_if_possible(schedule: DagSchedule, now: datetime) -> JsonObject | None:
 
 
 def plan_end(schedule: DagSchedule, now: datetime) -> JsonObject | None:
-    """What becomes of everything due until `now` under a schedule that is about to change or end. What it did not do because
-    it was held, it never will: that is skipped on record."""
+    """The plan for everything due until `now` of a schedule that is about to change or end. The fires that a pause suppressed
+    are skipped and recorded."""
     if not schedule.paused and schedule.error is None:
         return plan_if_possible(schedule, now)
     return plan_skip(schedule, now, SkipReason.PAUSED if schedule.paused else SkipReason.SET_ASIDE)
 
 
 def plan_skip(schedule: DagSchedule, now: datetime, reason: SkipReason) -> JsonObject | None:
-    """Nothing of what is due fires, and the schedule goes on after `now`. Nothing for one that cannot be read: the scheduler
-    sets it aside when it is due."""
+    """Skip everything that is due and continue after `now`. None for a schedule that cannot be parsed: the scheduler
+    quarantines it when it is due."""
     if schedule.next_due is None or schedule.next_due > now:
         return None
     delay = timedelta(seconds=schedule.delay_seconds)
@@ -155,7 +155,7 @@ def _row(due: DueSchedule | DagSchedule, plan: FirePlan) -> JsonObject:
         "last_fire": fires[-1] if fires else None,
         "next_due": following.isoformat() if following else None,
     }
-    # Only where they say something: without them the database does not look for open runs, and sets no deadline.
+    # Only if set: without them the database neither looks for open runs nor sets a deadline.
     if plan.skipped is not None:
         row["skipped"] = skip_row(plan.skipped)
     if plan.missing is not None:

@@ -1,6 +1,6 @@
-"""prune: what is over and old is deleted, one bounded transaction at a time. Only in the name of the shard's leader.
+"""prune: deletes old finished rows, one bounded transaction at a time. Only for the leader of the shard.
 
-Never a run that is open, locked or reopened. One that the database refuses to delete stays and holds up no other (V11).
+Never a run that is open, locked or reopened. A run that the database refuses to delete stays and blocks no other (V11).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Kind(StrEnum):
-    """What is pruned, by the names that the journal and the metrics use."""
+    """The kinds of pruned rows, by the names used in the journal and the metrics."""
 
     RUNS = "runs"
     JOURNAL = "journal"
@@ -40,7 +40,7 @@ class Kind(StrEnum):
 
 
 class Remains(StrEnum):
-    """Of what something may be left after it was pruned."""
+    """The kinds of rows that may have dependent rows left after they were pruned."""
 
     RUN = "run"
     VERSION = "version"
@@ -48,7 +48,7 @@ class Remains(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walked:
-    """One stretch of a walk: what went, how far it came, whether that was all, and what the database refused."""
+    """One batch of a walk: the deleted rows, the new position, whether it reached the end, and the refused rows."""
 
     pruned: int
     last: int
@@ -59,7 +59,7 @@ class Walked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """`last` is where to go on: the same place again while something is left there."""
+    """`last` is where to continue: the same position again while dependent rows remain there."""
 
     rows: int
     last: int
@@ -68,7 +68,7 @@ class Swept:
 
 
 async def prune_runs(conn: AsyncConnection, mandate: Mandate, *, after: int, pace: Pace, now: datetime) -> Walked:
-    """Delete the old among the runs that follow `after`. What hung on them is left to `sweep`."""
+    """Delete the old runs after `after`. Their dependent rows are left to `sweep`."""
     seen = await store.walk_runs(conn, after=after, batch=pace.batch)
     chosen = choose(seen, after=after, before=mandate.before, now=now)
     pruned, entry, refused = await _prune(lambda m, ids: store.prune_runs(conn, m, ids), mandate, chosen.ids)
@@ -83,7 +83,7 @@ async def prune_journal(conn: AsyncConnection, mandate: Mandate, *, after: int, 
 
 
 async def prune_kind(conn: AsyncConnection, mandate: Mandate, kind: Kind, *, pace: Pace) -> Pruned:
-    """One batch of what needs no walk. Fewer than the batch means that there are no more."""
+    """One batch of a kind that needs no walk. Fewer rows than the batch means that there are no more."""
     match kind:
         case Kind.RUNS | Kind.JOURNAL:
             raise ValueError(f"{kind} are pruned by walking over them")
@@ -104,7 +104,7 @@ async def prune_kind(conn: AsyncConnection, mandate: Mandate, kind: Kind, *, pac
 
 
 async def sweep(conn: AsyncConnection, mandate: Mandate, kind: Remains, *, after: int, pace: Pace) -> Swept:
-    """Delete some of the rows that hung on what is pruned: at most as many as the pace allows."""
+    """Delete dependent rows of pruned ones: at most as many as the pace allows."""
     ids = await store.remains(conn, shard=mandate.shard, kind=kind, after=after, batch=pace.batch)
     done, refused = await _by_halves(
         lambda some: _fenced(mandate, lambda: store.sweep(conn, mandate, kind, some, pace.rows)), ids
@@ -118,7 +118,7 @@ async def sweep(conn: AsyncConnection, mandate: Mandate, kind: Remains, *, after
 async def _prune(
     verb: Callable[[Mandate, list[int]], Awaitable[Pruned]], mandate: Mandate, ids: list[int]
 ) -> tuple[int, int | None, tuple[int, ...]]:
-    """How many went, the journal's entry that says so, and which the database refused to delete."""
+    """The number of deleted rows, the journal entry, and the rows that the database refused to delete."""
     current = mandate
 
     async def some(part: list[int]) -> int:
@@ -132,7 +132,7 @@ async def _prune(
 
 
 async def _by_halves(work: Callable[[list[int]], Awaitable[T]], ids: list[int]) -> tuple[list[T], list[int]]:
-    """All at once; if the database refuses, in halves, until the one that it refuses stands alone and is left out."""
+    """All at once; if the database refuses, in halves, until the refused one is alone and left out."""
     if not ids:
         return [], []
     try:

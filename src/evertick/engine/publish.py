@@ -1,6 +1,6 @@
 """publish: a DAG becomes a version that runs can start from. Publishing the same thing again changes nothing.
 
-What is due under schedules that the new version changes is settled first, in the same transaction.
+Fires that are due under schedules changed by the new version are decided first, in the same transaction.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ NO_RULES = Routing()
 async def publish(
     conn: AsyncConnection, *, spec: DagSpec, file: str, bundle_hash: str, actor: str, routing: Routing = NO_RULES
 ) -> Published:
-    """Make `spec` the current version of its DAG. Its bundle must be stored already.
+    """Make `spec` the current version of its DAG. Its bundle must already be stored.
 
-    Other rules make no other version: they route the tasks of the version that is there.
+    Changed routing rules create no new version: they route the tasks of the existing one.
     """
     row = dag_row(spec, file=file, bundle_hash=bundle_hash, routing=routing)
     await check_pools(conn, spec)
@@ -54,7 +54,7 @@ async def publish(
     declared = {schedule.name: schedule for schedule in spec.schedules}
 
     def plan(old: DagSchedule, now: datetime) -> JsonObject | None:
-        """What is due under a schedule that this changes or removes."""
+        """The due fires of a schedule that this changes or removes."""
         new = declared.get(old.name)
         is_kept = old.origin == "user" or (new is not None and not differs(old, schedule_row(spec, new, now, old=old)))
         return None if is_kept else plan_end(old, now)
@@ -70,13 +70,13 @@ async def publish(
 
 
 def differs(old: DagSchedule, new: JsonObject) -> bool:
-    """Whether publishing gives the schedule a new version."""
+    """Whether publishing creates a new version of the schedule."""
     rules = ("params", "misfire", "window_seconds", "catchup_limit", "overlap", "start_within", "finish_within")
     return not is_same_spec(old.spec, new["spec"]) or any(getattr(old, each) != new[each] for each in rules)
 
 
 def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO_RULES) -> JsonObject:
-    """The DAG as the tables hold it: everything that SQL must know without reading the spec."""
+    """The DAG as the tables hold it: everything that SQL must know without parsing the spec."""
     upstream = Counter(down for _, down in spec.edges)
     setups = Counter(down for up, down in spec.edges if spec.tasks[up].is_setup)
     decisive = leaves(spec)
@@ -109,7 +109,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
                 "rerun_on_loss": task.rerun_on_loss,
                 "queue_timeout": task.queue_timeout_seconds,
                 "outlets": list(task.outlets) or None,
-                # What waits for something outside runs nowhere: no gate holds it, but it is decided where gates are passed.
+                # A task that waits for something outside runs on no runner: no gate holds it, but it is decided with the gates.
                 "is_gated": bool(task.gates) or spec.max_active_tasks is not None or task.runs_nowhere,
                 "is_ordered": any(gate.kind is GateKind.ORDER for gate in task.gates),
                 "awaits_past": awaits_past(task.gates),
@@ -135,7 +135,7 @@ def dag_row(spec: DagSpec, *, file: str, bundle_hash: str, routing: Routing = NO
 
 
 def group_rows(spec: DagSpec, group_of: Sequence[int | None]) -> JsonObject:
-    """The groups with retries, and the edges with the group that they lead out of."""
+    """The groups with retries, and the edges that lead out of a group."""
     return {
         "edges": [[up, down, None if group_of[up] == group_of[down] else group_of[up]] for up, down in spec.edges],
         "groups": [
@@ -166,7 +166,7 @@ _ENDS = {Otherwise.FAIL: "failed", Otherwise.SKIP: "skipped"}
 
 
 def wait_row(spec: DagSpec, index: int, wait: WaitSpec) -> JsonObject:
-    """What a task waits for. A time of day is one of the DAG's own zone."""
+    """The condition that a task waits for. A time of day is in the DAG's time zone."""
     is_clock = wait.kind is WaitKind.CLOCK
     return {
         "idx": index,
@@ -186,7 +186,7 @@ def wait_row(spec: DagSpec, index: int, wait: WaitSpec) -> JsonObject:
 
 
 def notice_rows(spec: DagSpec) -> list[JsonObject]:
-    """Who is told of what: of the run as a whole (-1), and of its tasks."""
+    """The notification rules of the run as a whole (-1) and of its tasks."""
     told = [(-1, notice) for notice in spec.notices]
     told += [(index, notice) for index, task in enumerate(spec.tasks) for notice in task.notices]
     rows: list[JsonObject] = []
@@ -200,7 +200,7 @@ def notice_rows(spec: DagSpec) -> list[JsonObject]:
 
 
 def deadline_rows(spec: DagSpec) -> list[JsonObject]:
-    """Within how long tasks must have ended."""
+    """The deadlines of tasks."""
     given = [(index, task.finish_within_seconds) for index, task in enumerate(spec.tasks)]
     return [{"idx": index, "seconds": seconds} for index, seconds in given if seconds is not None]
 
@@ -219,7 +219,7 @@ def mapping_rows(spec: DagSpec, position: Mapping[str, int]) -> JsonObject:
 
 
 def gate_rows(spec: DagSpec, index: int) -> list[JsonObject]:
-    """What one task must pass. A limit of the whole DAG is a gate of each of its tasks."""
+    """The gates that one task must pass. A limit of the whole DAG is a gate of each of its tasks."""
     task, needed = spec.tasks[index], list(spec.tasks[index].gates)
     if spec.max_active_tasks is not None and not task.runs_nowhere:
         needed.append(GateSpec(kind=GateKind.DAG, name="", capacity=spec.max_active_tasks))
@@ -244,7 +244,7 @@ def gate_rows(spec: DagSpec, index: int) -> list[JsonObject]:
 
 
 async def check_pools(conn: AsyncConnection, spec: DagSpec) -> None:
-    """Refuse a DAG whose tasks need a pool that is not there, or more of one than it has."""
+    """Refuse a DAG whose tasks need a missing pool, or more slots than a pool has."""
     needed = [(task.name, gate) for task in spec.tasks for gate in task.gates if gate.kind is GateKind.POOL]
     if not needed:
         return
@@ -252,10 +252,10 @@ async def check_pools(conn: AsyncConnection, spec: DagSpec) -> None:
     for task, gate in needed:
         if gate.name not in slots:
             near = difflib.get_close_matches(gate.name, slots, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "there is none of that name."
+            hint = f"did you mean {near[0]!r}?" if near else "no pool has that name."
             raise LacksPool(
                 f"DAG {spec.name!r}: task {task!r} needs pool {gate.name!r}; {hint}"
-                f" Make it with `evertick pools set {gate.name} SLOTS`."
+                f" Create it with `evertick pools set {gate.name} SLOTS`."
             )
         if gate.weight > slots[gate.name]:
             raise LacksPool(

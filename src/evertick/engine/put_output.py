@@ -1,4 +1,4 @@
-"""put_output: somebody puts a value in place of what a task returned, beside it by name, or takes one away."""
+"""put_output: a user replaces a task's return value, adds a named output, or deletes one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from evertick.store.outputs import NewOutput
 
 
 async def put_output(conn: AsyncConnection, key: TaskKey, new: NewOutput, *, actor: str) -> None:
-    """Only of a task that has succeeded: another one could be about to return its own."""
-    name = new.name or "what the task returned"
+    """Only for a task that has succeeded: any other could be about to return its own value."""
+    name = new.name or "the return value"
     done = await retry_on_deadlock(lambda: outputs.put(conn, key, new, actor=actor))
     if done is None:
-        raise Conflict("Only a task that has succeeded has outputs to change: wait for its end, or mark it first.")
+        raise Conflict("Only the outputs of a succeeded task can be changed: wait for its end, or mark it first.")
     if done == "exists":
-        raise Conflict(f"There is {name!r} already: change it instead.")
+        raise Conflict(f"Output {name!r} already exists: change it instead.")
     if done == "missing":
-        raise NotFound(f"The task put out no {name!r}.")
+        raise NotFound(f"The task has no output {name!r}.")

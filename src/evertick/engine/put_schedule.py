@@ -1,6 +1,6 @@
 """put_schedule: one schedule of a DAG is created or changed by compare-and-set; a stale writer gets a conflict (V12).
 
-What is due under the old version is settled first, in the same transaction.
+Fires that are due under the old version are decided first, in the same transaction.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ async def put_schedule(
     request: str | None = None,
     origin: str = "user",
 ) -> int:
-    """The schedule's version after this. `expected_version` 0 means that it must not exist; None overwrites any.
+    """The schedule's new version. `expected_version` 0 means that it must not exist; None overwrites any.
 
-    A `request` id makes the same call after a lost reply one change. With the origin "code" it is the code's again.
+    A `request` id makes a call that is repeated after a lost reply one change. The origin "code" returns it to the code.
     """
     row, spec = await find_dag(conn, dag)
     await refuse_loops(
@@ -64,15 +64,15 @@ async def put_schedule(
 
 
 async def conflict(conn: AsyncConnection, *, dag: str, name: str, expected: int | None) -> Conflict:
-    """What a writer is told whose version is not the schedule's."""
+    """The error for a writer whose version is outdated."""
     found = [each.version for each in await schedules.of_dag(conn, dag=dag, name=name)]
     stands = f"is at version {found[0]}" if found else "does not exist"
     return Conflict(f"Schedule {name!r} of {dag} {stands}, not at {expected}. Read it again and repeat the change.")
 
 
 def schedule_row(spec: DagSpec, schedule: NamedSchedule, now: datetime, *, old: DagSchedule | None) -> JsonObject:
-    """One schedule of the DAG as the tables hold it. It starts after `now`; where it keeps its instants and only its jitter
-    or its rules change, after those that were due before."""
+    """One schedule of the DAG as the tables hold it. It starts after `now`; if its instants stay and only its jitter
+    or its policies change, it continues after the fires that were already due."""
     delay = delay_of(schedule.spec, dag=spec.name, name=schedule.name)
     keeps = old is not None and _pattern(old.spec) == _pattern(schedule.spec.to_json())
     first = next_after(schedule.spec, now - timedelta(seconds=old.delay_seconds) if old and keeps else now)
@@ -94,7 +94,7 @@ def schedule_row(spec: DagSpec, schedule: NamedSchedule, now: datetime, *, old: 
 
 
 def _pattern(text: str) -> object:
-    """What says when a schedule fires, apart from its jitter."""
+    """The part of a schedule that defines its instants, without the jitter."""
     try:
         raw = json.loads(text)
     except (ValueError, RecursionError):
@@ -103,7 +103,7 @@ def _pattern(text: str) -> object:
 
 
 def _passed(spec: ScheduleSpec, now: datetime) -> SkipRange | None:
-    """Of a schedule that names its instants: those that are over."""
+    """The past instants of a schedule that lists its instants."""
     if spec.kind not in (ScheduleKind.ONCE, ScheduleKind.TIMES):
         return None
     return skip_until(spec, next_due=next_after(spec, EARLIEST), now=now, reason=SkipReason.PAST)

@@ -1,5 +1,5 @@
-"""raise_alerts: a schedule that did not fire, a run that did not start or finish by its deadline, is put on record once per
-episode. By the leader: whoever should have done it may be the one that is gone.
+"""raise_alerts: records once per failure streak that a schedule did not fire, or that a run did not start or finish by its
+deadline. The leader does this, because the process that missed the deadline may be gone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from evertick.store.alerts import AlertChange
 async def raise_alerts(
     conn: AsyncConnection, *, shard: int, epoch: int, unfired_seconds: float, batch: int
 ) -> list[AlertChange]:
-    """What was raised, and what is over."""
+    """The alerts that were raised or resolved."""
     return await as_leader(
         lambda: alerts.raise_due(conn, shard=shard, epoch=epoch, unfired_seconds=unfired_seconds, batch=batch),
         shard=shard,

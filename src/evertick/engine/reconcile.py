@@ -1,6 +1,6 @@
-"""reconcile: re-derive what should be true from the tasks themselves, a slice of the open runs at a time.
+"""reconcile: recomputes derived state from the tasks themselves, one batch of the open runs at a time.
 
-Looks without a lock, and locks a run only to repair it. One that cannot be repaired is set aside (V11).
+Checks without locks, and locks a run only to repair it. A run that cannot be repaired is quarantined (V11).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ async def reconcile(
     elapsed: float = 0.0,
     counts_line: bool = True,
 ) -> Reconciled:
-    """Repair one slice. `last` is where the next slice starts; (0, 0) is the beginning.
+    """Repair one batch. `last` is where the next batch starts; (0, 0) is the beginning.
 
-    `elapsed` is added to the time for which we have watched a stuck run be stuck. `counts_line` also looks for tasks that are
-    missing in line, which reads all of it.
+    `elapsed` is added to the time for which a stuck run has been watched. `counts_line` also looks for tasks that are
+    missing in the queue, which reads all of it.
     """
     return await as_leader(
         lambda: runs.reconcile(
@@ -43,10 +43,10 @@ async def reconcile(
 
 
 async def skip_one(conn: AsyncConnection, *, shard: int, epoch: int, after: tuple[int, int]) -> tuple[int, int]:
-    """Set aside the next run, which alone takes longer to look at than there is time. Returns where to go on."""
+    """Quarantine the next run, whose check alone exceeds the time limit. Returns where to continue."""
     return await as_leader(lambda: runs.skip_one(conn, shard=shard, epoch=epoch, after=after), shard=shard, epoch=epoch)
 
 
 async def admit(conn: AsyncConnection, *, shard: int, epoch: int) -> Admitted:
-    """Start queued runs that were passed over while somebody worked on them."""
+    """Start queued runs that were passed over while they were locked."""
     return await as_leader(lambda: runs.admit(conn, shard=shard, epoch=epoch), shard=shard, epoch=epoch)

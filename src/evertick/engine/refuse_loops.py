@@ -1,6 +1,6 @@
-"""DAGs that run after each other must not go round for ever: whoever publishes a DAG, or changes what it waits for, is told.
+"""Refuses cycles of DAGs that start each other endlessly, when a DAG is published or its dependencies change.
 
-Looks at what is published now. Two that close a loop at the same moment both pass; the next publish of either is refused.
+Checks the currently published DAGs. Two changes that close a cycle at the same moment both pass; the next publish fails.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def refuse_loops(
     outlets: Collection[str],
     stays: Callable[[Wait], bool],
 ) -> None:
-    """`wanted`: the schedules that the DAG is about to have, besides those of its present ones that stay."""
+    """`wanted`: the schedules that the DAG is about to have, in addition to current ones that stay."""
     new = [each for each in wanted if each.spec.kind is ScheduleKind.AFTER]
     if not new:
         return
@@ -46,6 +46,6 @@ async def refuse_loops(
     updated[dag] = set(outlets)
     if way := find_loop(dag, waits, updated):
         raise EndlessLoop(
-            f"DAG {dag!r} would start itself again for ever: {' → '.join(way)}. Give one of them a time instead of"
-            " after(...), or let it wait also for something that none of them brings about."
+            f"DAG {dag!r} would start itself again endlessly: {' → '.join(way)}. Give one of them a time instead of"
+            " after(...), or let it also wait for something that none of them causes."
         )

@@ -1,6 +1,6 @@
-"""roll back: an earlier version of a DAG becomes the current one again, with its spec, its code and its schedules.
+"""roll back: makes an earlier version of a DAG the current one again, with its spec, its code and its schedules.
 
-Open runs keep the version that they have; new runs take this one.
+Open runs keep their version; new runs use this one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RolledBack:
 
 
 async def find_version(conn: AsyncConnection, dag: str, number: int | None) -> ListedVersion:
-    """A version by its number; the one before the current without."""
+    """A version by its number; without one, the version before the current."""
     row = await find_dag_row(conn, dag)
     listed = await dags.versions(conn, dag_id=row.dag_id)
     if number is None:
@@ -39,14 +39,14 @@ async def find_version(conn: AsyncConnection, dag: str, number: int | None) -> L
         if each.number == number:
             return each
     known = ", ".join(str(each.number) for each in listed[:10])
-    raise NotFound(f"DAG {dag!r} has no version {number}; it has: {known}. Old ones are pruned.")
+    raise NotFound(f"DAG {dag!r} has no version {number}; it has: {known}. Old versions are pruned.")
 
 
 async def roll_back(conn: AsyncConnection, *, dag: str, number: int | None, actor: str, routing: Routing) -> RolledBack:
     row = await find_dag_row(conn, dag)
     wanted = await find_version(conn, dag, number)
     if wanted.is_current:
-        raise Conflict(f"DAG {dag!r} is at version {wanted.number} already.")
+        raise Conflict(f"DAG {dag!r} is already at version {wanted.number}.")
     found = await dags.version(conn, wanted.version_id)
     if found is None:
         raise NotFound(f"Version {wanted.number} of DAG {dag!r} was pruned just now.")

@@ -1,4 +1,4 @@
-"""put, delete and reseal: variables, connections and secrets are stored encrypted, and read by whoever has the key."""
+"""put, delete and reseal: variables, connections and secrets are stored encrypted; reading them needs the key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def put_value(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """Which value is meant. `is_new`: there must be none of that name yet."""
+    """The value to change. `is_new`: none with that name may exist yet."""
 
     kind: ValueKind
     name: str
@@ -49,7 +49,7 @@ async def put_text(conn: AsyncConnection, keyring: Keyring, about: About, text: 
 async def put_connection(
     conn: AsyncConnection, keyring: Keyring, about: About, connection: Connection, *, actor: str
 ) -> None:
-    """One that is given in parts: not all of them can be written as an address."""
+    """A connection given in parts: not every combination can be written as a URI."""
     await _put(conn, keyring, about, check_connection(connection), actor=actor)
 
 
@@ -64,7 +64,7 @@ async def _put(conn: AsyncConnection, keyring: Keyring, about: About, content: s
     )
     is_new = await secrets.put(conn, new, actor=actor, only_new=about.is_new)
     if is_new is None:
-        raise Conflict(f"There is a {about.kind} {about.name!r} already: change that one, or take another name.")
+        raise Conflict(f"{about.kind.capitalize()} {about.name!r} already exists: change it, or choose another name.")
     return is_new
 
 
@@ -79,7 +79,7 @@ async def read_value(conn: AsyncConnection, keyring: Keyring, *, kind: ValueKind
 async def read_values(
     conn: AsyncConnection, keyring: Keyring, wanted: Collection[tuple[str, str]], holder: Holder | None = None
 ) -> dict[tuple[str, str], str]:
-    """Those of them that are stored; for the holder of an attempt those that its task declares."""
+    """The stored ones of these values; for the holder of an attempt only those that its task declares."""
     rows = await (secrets.of_attempt(conn, holder, wanted) if holder else secrets.find(conn, wanted))
     return {(row.kind, row.name): keyring.open(row.kind, row.name, row.content, row.key_id) for row in rows}
 
@@ -90,7 +90,7 @@ async def delete_value(conn: AsyncConnection, *, kind: ValueKind, name: str, act
 
 
 async def reseal(conn: AsyncConnection, keyring: Keyring) -> int:
-    """Bring every value under the first key. How many were under another. Interrupted, it goes on the next time."""
+    """Re-encrypt all values with the primary key. Returns how many had another key. Resumes after an interruption."""
     count = 0
     for row in await secrets.list_all(conn, kind=None, limit=MOST_VALUES):
         if row.key_id != keyring.first_id:
@@ -103,5 +103,5 @@ async def reseal(conn: AsyncConnection, keyring: Keyring) -> int:
 async def _missing(conn: AsyncConnection, kind: ValueKind, name: str) -> NotFound:
     known = [row.name for row in await secrets.list_all(conn, kind=kind, limit=1000)]
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"`evertick {kind}s list` shows what there is."
+    hint = f"did you mean {near[0]!r}?" if near else f"list them with `evertick {kind}s list`."
     return NotFound(f"There is no {kind} {name!r}; {hint}")

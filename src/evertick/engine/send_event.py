@@ -1,4 +1,4 @@
-"""send: somebody outside tells what happened. Tasks that wait for it go on; one that begins to wait later finds it."""
+"""send: an outside system reports an event. Tasks that wait for it continue; a task that starts waiting later finds it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LONGEST_KEY = 200
 
 
 async def send_event(conn: AsyncConnection, *, name: str, payload: object, actor: str, key: str | None = None) -> Sent:
-    """The same key under the same name is the same event, however often it is sent."""
+    """Sending the same key under the same name again returns the first event."""
     if problem := check_event_name(name):
-        raise UserError(f"{name[:100]!r} cannot name an event: {problem}.")
+        raise UserError(f"{name[:100]!r} is not a valid name for an event: {problem}.")
     if key is not None and not 0 < len(key) <= LONGEST_KEY:
-        raise UserError(f"The key of an event has 1 to {LONGEST_KEY} characters.")
+        raise UserError(f"The key of an event must have 1 to {LONGEST_KEY} characters.")
     try:
         plain = as_json(payload)
     except ValueError as error:
@@ -31,6 +31,6 @@ async def send_event(conn: AsyncConnection, *, name: str, payload: object, actor
         )
     sent = await events.send(conn, name=name, key=key, payload=plain, actor=actor)
     if sent is None:
-        # Pruned between the refusal of its key and the look at it.
-        raise UserError(f"Event {name!r} with key {key!r} is just being forgotten. Send it again.")
+        # Pruned between the conflict on its key and the read.
+        raise UserError(f"Event {name!r} with key {key!r} is being pruned. Send it again.")
     return sent

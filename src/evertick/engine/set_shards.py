@@ -1,4 +1,4 @@
-"""set_shards: over how many shards the DAGs are spread. What has to move is moved by the shards' leaders, beside their work."""
+"""set_shards: the number of shards among which the DAGs are distributed. The shards' leaders move rows alongside their work."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from evertick.store import sharing
 
 
 async def set_shards(conn: AsyncConnection, *, shards: int, actor: str) -> None:
-    """From now on. Idempotent: saying it again only has everything looked through once more."""
+    """Effective from now on. Idempotent: repeating it only checks all rows once more."""
     if not 1 <= shards <= MOST_SHARDS:
         raise UserError(f"The number of shards must be from 1 to {MOST_SHARDS}; it is {shards}.")
     await sharing.set_shards(conn, shards=shards, actor=actor, if_never_chosen=False)
 
 
 async def choose_shards(conn: AsyncConnection, *, shards: int, actor: str) -> bool:
-    """For a database where nobody has ever said how many. Whether it was so."""
+    """For a database whose number of shards was never set. Returns whether that was the case."""
     return await sharing.set_shards(conn, shards=shards, actor=actor, if_never_chosen=True)

@@ -1,6 +1,6 @@
-"""What every change of schedules does first: settle what is already due, and make sure that nothing came between.
+"""The first part of every change of schedules: decide the due fires, and make sure that nothing changed in between.
 
-A change is planned from what was read, and carried out only if the cursors still stand there; otherwise it is planned anew.
+A change is planned from the rows as read, and applied only if the cursors are still the same; otherwise it is planned again.
 So an edit, a pause or a delete neither loses a fire nor causes one, whatever the leader does meanwhile.
 """
 
@@ -22,7 +22,7 @@ from evertick.store.db import retry_on_deadlock
 from evertick.store.schedules import DagSchedule, ScheduleChange
 
 MOVED = "EV002"
-# A schedule fires at most twenty times a second, and a change takes milliseconds: whoever loses so often is in a crowd.
+# A schedule fires at most twenty times a second, and a change takes milliseconds: this many conflicts mean heavy contention.
 _MOST_TRIES = 100
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ Planner = Callable[[DagSchedule, datetime], JsonObject | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """How the schedules stood at `now`, and what is due of them: little enough to be settled by the change itself."""
+    """The state of the schedules at `now`, and their due fires: few enough to be decided by the change itself."""
 
     now: datetime
     rows: list[DagSchedule]
@@ -49,7 +49,7 @@ class Before:
 
 
 async def read_before(conn: AsyncConnection, *, dag: str, plan: Planner, name: str | None = None) -> Before:
-    """Read the DAG's schedules, or the one of that name. Of a long backlog all but the last part is settled here and now."""
+    """Read the DAG's schedules, or the one of that name. Of a long backlog all but the last part is decided immediately."""
     while True:
         now = await shards.read_clock(conn)
         rows = await schedules.of_dag(conn, dag=dag, name=name)
@@ -61,7 +61,7 @@ async def read_before(conn: AsyncConnection, *, dag: str, plan: Planner, name: s
 
 
 async def until_unmoved(change: Callable[[], Awaitable[T]]) -> T:
-    """Plan and carry out a change, again whenever a fire or somebody else's change came between."""
+    """Plan and apply a change, and repeat it whenever a fire or another change came in between."""
     for _ in range(_MOST_TRIES):
         try:
             return await retry_on_deadlock(change)

@@ -1,4 +1,4 @@
-"""start: an agent begins the attempt that was dispatched to it. Never two agents for one attempt, never one that was taken away."""
+"""start: an agent begins the attempt that was submitted for it. Never two agents for one attempt, never a reassigned attempt."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from evertick.store.db import retry_on_deadlock
 _REFUSALS: dict[str, Conflict | LeaseLost] = {
     "duplicate": Conflict("Another agent has started this attempt: this one must not run it."),
     "canceled": Conflict("This attempt was canceled before it started."),
-    "stale": LeaseLost("This attempt is no longer its task's: it was given up, replaced, or is over."),
+    "stale": LeaseLost("This attempt is no longer valid: it was declared lost, replaced, or is over."),
 }
 
 
 async def start_attempt(
     conn: AsyncConnection, bearer: Bearer, *, nonce: str, agent: NewAgent, lost_after: float
 ) -> StartedRow:
-    """Asking again with the same nonce, because the answer was lost, gives the same answer. Raises Conflict or LeaseLost."""
+    """Repeating it with the same nonce after a lost reply returns the same reply. Raises Conflict or LeaseLost."""
     row = await retry_on_deadlock(
         lambda: agents.start(
             conn,

@@ -1,6 +1,6 @@
 """finish and claim, the two verbs of a runner, in one round trip and one commit.
 
-Whether an attempt may be retried is the database's decision; how long to wait is the recorded policy's.
+The database decides whether an attempt may be retried; the recorded policy decides the delay.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ LONGEST_RETRY_SECONDS = 10 * 365 * 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """What was claimed, which reports came from an attempt that is no longer ours, and whether others could work too.
+    """The claims, the reports of attempts that were no longer ours, and whether more work is ready for others.
 
-    `is_walking`: the line was not looked at to its end, so that it is worth asking again at once. `has_arrivals`: something
-    ended that a schedule waits for.
+    `is_walking`: the queue was not read to its end, so it is worth claiming again at once. `has_arrivals`: a run or task ended
+    that a schedule depends on.
     """
 
     claims: list[StepRow]
@@ -50,9 +50,9 @@ async def step(
     infra_retries: int,
     cursor: ClaimCursor | None = None,
 ) -> Stepped:
-    """`reports` are made by `report`. Sending a report again after a lost reply is harmless.
+    """`reports` are created by `report`. Sending a report again after a lost reply is harmless.
 
-    `cursor` must be one that was made for this many queues, and is told what was found.
+    `cursor` must have been created for this many queues, and learns from the result.
     """
     reports_json = f"[{','.join(reports)}]" if reports else None
     now = time.monotonic()
@@ -80,7 +80,7 @@ async def step(
 
 
 def report(outcome: Outcome, *, policy: RetryPolicy, attempt: int) -> str:
-    """One attempt's end, as the database takes it."""
+    """The end of one attempt, in the format of the SQL function."""
     key = outcome.key
     fields: dict[str, object] = {"r": key.run_id, "i": key.idx, "m": key.map_index, "e": outcome.epoch}
     fields["kind"] = outcome.kind.value
@@ -105,7 +105,7 @@ def report(outcome: Outcome, *, policy: RetryPolicy, attempt: int) -> str:
 
 
 def storable(text: str) -> str:
-    """PostgreSQL's text holds neither NUL nor half a surrogate pair, and exceptions carry both."""
+    """PostgreSQL's text allows neither NUL nor lone surrogates, and exceptions may contain both."""
     return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 

@@ -1,4 +1,4 @@
-"""time_out: a run that takes longer than its DAG allows, and a task that no runner takes in time, are ended by the leader."""
+"""time_out: the leader ends a run that exceeds its run_timeout, and a task that is not claimed within its queue_timeout."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from evertick.store.tasks import TimedOut
 
 
 async def time_out_run(conn: AsyncConnection, *, shard: int, epoch: int, run_id: int) -> int | None:
-    """How many running tasks were asked to stop; None if the run is not over its time any more, -1 if it was set aside."""
+    """The number of tasks with a stop request; None if the run is no longer over its limit, -1 if it was quarantined."""
     return await as_leader(
         lambda: runs.time_out(conn, shard=shard, epoch=epoch, run_id=run_id), shard=shard, epoch=epoch
     )
 
 
 async def time_out_waits(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> TimedOut:
-    """Fail one batch of the tasks that waited longer in line than their queue_timeout."""
+    """Fail one batch of the tasks that were queued longer than their queue_timeout."""
     return await as_leader(
         lambda: tasks.time_out_waits(conn, shard=shard, epoch=epoch, batch=batch), shard=shard, epoch=epoch
     )

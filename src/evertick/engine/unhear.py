@@ -1,4 +1,4 @@
-"""unhear: updates of assets that a DAG has heard of, and not yet run for, count no more."""
+"""unhear: discards asset updates that were delivered to a DAG but have not started a run yet."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from evertick.store.db import retry_on_deadlock
 async def unhear(
     conn: AsyncConnection, *, dag_ids: list[int] | None, asset: str | None, before: datetime | None, actor: str
 ) -> None:
-    """Of schedules of these DAGs; None for all."""
+    """For schedules of these DAGs; None for all."""
     count = await retry_on_deadlock(
         lambda: assets.unhear(conn, dag_ids=dag_ids, asset=asset, before=before, actor=actor)
     )
     if count == 0:
-        raise NotFound("There are no such updates that a DAG has heard of and not yet run for.")
+        raise NotFound("No delivered asset update is waiting for a run of these DAGs.")

@@ -1,4 +1,4 @@
-"""update: somebody outside tells that an asset was updated. DAGs that run after it hear of it as of a task's update."""
+"""update: an outside system reports that an asset was updated. Dependent DAGs treat it like a task's update."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from evertick.store.assets import Told
 
 
 async def find_asset(conn: AsyncConnection, asset: str) -> None:
-    """For people, who mistype: an asset is what some DAG updates or waits for."""
+    """Catches typing errors: an asset must be updated by some DAG or be a dependency of one."""
     if not await assets.is_known(conn, asset):
         raise NotFound(
-            f"No DAG updates asset {asset[:100]!r} or waits for it. `evertick assets list` shows what there is."
+            f"No DAG updates asset {asset[:100]!r} or depends on it. List assets with `evertick assets list`."
         )
 
 
 async def update_asset(conn: AsyncConnection, *, asset: str, extra: Mapping[str, object], actor: str) -> Told:
-    """`extra` is what they say about it; it stays on record with the update."""
+    """`extra` describes the update and is stored with it."""
     try:
         size = len(json.dumps(as_json(dict(extra))))
     except ValueError as error:
-        raise UserError(f"What is said about the update of asset {asset!r}: {error}.") from None
+        raise UserError(f"The extra of the update of asset {asset!r}: {error}.") from None
     if size > MOST_PAYLOAD_BYTES:
         raise UserError(
-            f"What is said about the update of asset {asset!r} takes {size:,} bytes; at most {MOST_PAYLOAD_BYTES:,} are"
+            f"The extra of the update of asset {asset!r} takes {size:,} bytes; at most {MOST_PAYLOAD_BYTES:,} are"
             " allowed."
         )
     return await assets.update(conn, asset=asset, extra=extra, actor=actor)

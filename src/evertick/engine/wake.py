@@ -1,5 +1,5 @@
-"""wake: what the leader does for deferred tasks that are due. Runs of other DAGs are started, times of day are read, and
-whoever waited long enough goes on: because of the time, an event, the end of another run, or to poll again.
+"""wake: the leader's work on due deferred tasks. It starts runs of other DAGs, computes times of day, and
+resumes tasks whose wait is over: by time, by an event, by the end of another run, or to poll again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from evertick.engine.trigger import find_dag
 from evertick.store import deferrals
 from evertick.store.deferrals import ChildDue, ClockDue, Woken
 
-# A run that was started by a run that was started by ...: so many, and no more. DAGs that start each other end here.
+# The limit on the length of a chain of runs that triggered each other. It ends cycles of DAGs.
 MOST_ABOVE = 10
 
 
 async def wake(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> Woken:
-    """One batch of what is due."""
+    """One batch of the due waits."""
     due = await deferrals.children_due(conn, shard=shard, batch=batch)
     for each in due:
         await _start(conn, each, shard=shard, epoch=epoch)
@@ -35,8 +35,8 @@ async def wake(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> 
 
 
 async def _read_clocks(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> int:
-    """Times of day become instants, by the rules of schedules. One that cannot, because its zone is known here no more, keeps
-    no other from it."""
+    """Times of day become instants, by the rules of schedules. One that fails, because its zone is no longer known here, does
+    not affect the others."""
     due = await deferrals.clocks_due(conn, shard=shard, batch=batch)
     if due:
         instants = [(each, _instant_of(each)) for each in due]
@@ -54,11 +54,11 @@ def _instant_of(due: ClockDue) -> datetime | str:
 
 
 async def _start(conn: AsyncConnection, due: ChildDue, *, shard: int, epoch: int) -> None:
-    """One task's run, or the reason why there is none."""
+    """Start one task's run, or record the reason why it cannot start."""
     dag_id, params, reason = None, {}, None
     try:
         if due.depth >= MOST_ABOVE:
-            raise UserError(f"{MOST_ABOVE} runs started each other on the way here. Do these DAGs start each other?")
+            raise UserError(f"trigger depth limit ({MOST_ABOVE}) reached; check for a cycle between DAGs.")
         row, spec = await find_dag(conn, due.dag)
         given = fill_params(due.params, due.given, results=due.results, own=due.own)
         params = dict(check_params(spec.params, given))

@@ -1,6 +1,6 @@
-"""why: for a task that is not running, every reason, the most binding first; for one that waits for another, that one's, too.
+"""why: for a task that is not running, every reason, the most binding first; if it waits for another task, the reasons of that one.
 
-Only reads. What it says is what the deciding functions see at this moment.
+Read-only. The reasons come from the functions that decide, at this moment.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from evertick.domain.why import Explained, Reason
 from evertick.engine.clear import select_tasks
 from evertick.store import gates, tasks
 
-# Chains longer than this are cut: nobody reads further, and the last one shown says what it waits for.
+# Longer chains are cut: the last task shown still says what it waits for.
 LONGEST_CHAIN = 50
 
 
@@ -23,7 +23,7 @@ async def explain(conn: AsyncConnection, *, run_id: int, task: str) -> Explained
 
 
 async def explain_row(conn: AsyncConnection, row: tasks.TaskRow, *, run_id: int) -> Explained:
-    """The same for a task that was read already, whatever the size of its run."""
+    """The same for a task that was already read, whatever the size of its run."""
     chain: list[tuple[tasks.TaskRow, list[Reason]]] = []
     while len(chain) < LONGEST_CHAIN:
         reasons = await gates.why(conn, TaskKey(run_id, row.idx, row.map_index))

@@ -1,7 +1,7 @@
-"""Ways through a DAG: a branch that chooses, a short-circuit that stops, and a teardown that always cleans up.
+"""Paths through a DAG: a branch that chooses, a short-circuit that stops, and a teardown that always cleans up.
 
-`evertick dags trigger branches --param amount=5000 --wait` goes the long way; without the parameter it goes the short one.
-`python branches.py` runs it right here, without a server.
+`evertick dags trigger branches --param amount=5000 --wait` takes the long path; without the parameter it takes the short one.
+`python branches.py` runs it in this process, without a server.
 """
 
 from evertick import Param, TaskContext, dag, setup, task, task_group, teardown
@@ -14,7 +14,7 @@ def open_ledger() -> str:
 
 @task.branch
 def by_amount(context: TaskContext) -> str:
-    """Returns the name of a task or a group directly after it; what it does not name is skipped."""
+    """Returns the name of a task or a group directly after it; the others are skipped."""
     return "review" if context.params["amount"] > 1000 else "book"
 
 
@@ -28,7 +28,7 @@ def ask() -> bool:
     return True
 
 
-# Something false skips everything after it.
+# A false result skips everything downstream.
 @task.short_circuit
 def is_agreed(answer: bool) -> bool:
     return answer
@@ -39,13 +39,13 @@ def book_reviewed() -> str:
     return "booked after a review"
 
 
-# Of the two ways one is skipped: `none_failed_min_one_success` goes on if the other one succeeded.
+# One of the two paths is skipped: `none_failed_min_one_success` continues if the other one succeeded.
 @task(trigger_rule="none_failed_min_one_success")
 def report(short: str | None, long: str | None) -> str:
     return short or long or "nothing was booked"
 
 
-# Runs once everything before it has ended, however, if the ledger was opened. The run ends as if it were not there.
+# Runs once everything upstream has ended, if the ledger was opened. It does not affect the state of the run.
 @teardown
 def close_ledger(ledger: str) -> None:
     print("closing", ledger)

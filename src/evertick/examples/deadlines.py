@@ -1,7 +1,7 @@
-"""Deadlines: somebody hears of it while a run or a task is late, not when it has failed at last.
+"""Deadlines: get a notification while a run or a task is late, before it fails.
 
-It runs once a day and is in time. `evertick dags trigger deadlines --param seconds=10` shows a task that is not: `tell` is
-called while it still runs. `evertick alerts list` has what is late of a schedule, `evertick notifications list` who was told.
+It runs once a day and is in time. `evertick dags trigger deadlines --param seconds=10` shows a task that is late: `tell` is
+called while it still runs. `evertick alerts list` lists late schedules, `evertick notifications list` the notifications.
 """
 
 import time
@@ -10,7 +10,7 @@ from evertick import Param, TaskContext, dag, task
 
 
 def tell(event: dict[str, object]) -> str:
-    """Runs on a runner, as the only task of a DAG of its own."""
+    """Runs on a runner, as the only task of a separate DAG."""
     message = f"{event['dag']}, run {event['run']}: {event.get('task', 'the run')} is late: {event['alert']}"
     print(message)
     return message
@@ -18,11 +18,11 @@ def tell(event: dict[str, object]) -> str:
 
 @task(finish_within="5s", on_deadline=tell)
 def fetch(context: TaskContext) -> None:
-    """It must have ended five seconds after its run was due; nobody stops it if it has not."""
+    """Must end within five seconds after its run was due; a late task is not stopped."""
     time.sleep(context.params["seconds"])
 
 
-# Of the runs of its schedule: the first task within ten minutes, all of it within an hour.
+# For runs of its schedule: the first task must start within ten minutes, the run must end within an hour.
 @dag(
     schedule="@daily",
     start_within="10m",

@@ -1,6 +1,6 @@
 """A daily load: fan out over the tables of a shop, in groups, and fan in to one report.
 
-`evertick dags trigger etl --param rows=50 --wait` runs it now; leave the parameter out for the default.
+`evertick dags trigger etl --param rows=50 --wait` runs it now; omit the parameter for the default.
 """
 
 import random
@@ -22,7 +22,7 @@ def extract(table: str, context: TaskContext) -> Batch:
 
 @task
 def clean(batch: Batch) -> Batch:
-    """A task may end itself as skipped. What follows is then skipped too, unless its trigger rule says otherwise."""
+    """A task may end itself as skipped. Its downstream tasks are then skipped too, unless their trigger rules say otherwise."""
     if not batch["rows"]:
         raise Skip(f"nothing new in {batch['table']}")
     return {**batch, "clean": True}
@@ -45,11 +45,11 @@ def announce(summary: str) -> None:
     timezone="Europe/Berlin",
     params={"rows": Param(200, minimum=1, maximum=10_000, description="The most rows to pretend to find per table")},
     tags=["example", "daily"],
-    # For every task that does not say otherwise: four attempts, after 10, 20 and 40 seconds, a little apart.
+    # For every task without its own settings: four attempts, after 10, 20 and 40 seconds, with some jitter.
     task_defaults={"retries": 3, "retry_delay": "10s", "retry_backoff": "exponential", "retry_jitter": 0.2},
 )
 def etl() -> None:
-    """Load every table of the shop, then say how it went."""
+    """Load every table of the shop, then print a summary."""
     batches = []
     for table in TABLES:
         with task_group(table):

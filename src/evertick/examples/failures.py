@@ -1,12 +1,12 @@
-"""Ways to fail: what is tried again and what is not, when, and who takes over.
+"""Failures: which are retried, when, and which task takes over.
 
-`evertick dags trigger failures --wait` shows it; `python failures.py` runs it right here, without a server.
+`evertick dags trigger failures --wait` shows it; `python failures.py` runs it in this process, without a server.
 """
 
 from evertick import Fail, RetryAfter, TaskContext, dag, task
 
 
-# The service says when to come back: after that, instead of the policy's delay.
+# The service says when to retry: that delay replaces the policy's.
 @task(retries=2, retry_delay="1m")
 def throttled(context: TaskContext) -> int:
     if context.attempt == 1:
@@ -14,7 +14,7 @@ def throttled(context: TaskContext) -> int:
     return 200
 
 
-# Tried again for what may pass by itself, and only for that.
+# Retried only for temporary errors.
 @task(retries=5, retry_delay="100ms", retry_on=[ConnectionError], never_on=[ConnectionRefusedError])
 def unsteady(context: TaskContext) -> str:
     if context.attempt == 1:
@@ -22,19 +22,19 @@ def unsteady(context: TaskContext) -> str:
     return "connected"
 
 
-# Trying again would not help: it fails at once, whatever retries it has.
+# A retry would not help: it fails at once, despite its retries.
 @task(retries=5)
 def hopeless() -> None:
     raise Fail("there is no such customer")
 
 
-# Starts as soon as one task before it has failed. The run succeeds: the last tasks decide.
+# Starts as soon as one upstream task has failed. The run succeeds: the last tasks decide.
 @task(trigger_rule="one_failed")
 def take_over() -> str:
     return "somebody looks after it"
 
 
-# If the run fails all the same, it begins again once, as a whole.
+# If the run fails anyway, it is retried once, as a whole.
 @dag(retries=1, tags=["example"])
 def failures() -> None:
     """Three ways to fail, and one that takes over."""

@@ -1,6 +1,6 @@
-"""A group of tasks that runs again as a whole when it fails: what belongs together is fetched together, or not at all.
+"""A group of tasks that is retried as a whole: data that belongs together is fetched together, or not at all.
 
-`evertick dags trigger groups --wait` shows it; `python groups.py` runs it right here, without a server.
+`evertick dags trigger groups --wait` shows it; `python groups.py` runs it in this process, without a server.
 """
 
 from evertick import TaskContext, dag, task, task_group
@@ -8,7 +8,7 @@ from evertick import TaskContext, dag, task, task_group
 
 @task
 def open_export(context: TaskContext) -> int:
-    """The shop gives out a new export each time that it is asked; here the first one is cut short."""
+    """The shop creates a new export for each request; here the first one is cut short."""
     return context.epoch  # rises with each attempt
 
 
@@ -29,7 +29,7 @@ def compare(rows: int, lines: int) -> int:
     return rows
 
 
-# Hears of the group when all of it has ended, and of its last try only.
+# Starts once the whole group has ended, and sees only its last try.
 @task
 def book(rows: int) -> str:
     return f"{rows} rows booked"

@@ -1,4 +1,4 @@
-"""A pulse to watch: every five seconds three small tasks run, each passing its result to the next.
+"""A DAG to watch: every five seconds three small tasks run, each passing its result to the next.
 
 Start Evertick, open `evertick runs watch heartbeat`, and see runs come and go on time.
 """
@@ -10,7 +10,7 @@ from evertick import TaskContext, dag, task
 
 @task
 def extract() -> list[float]:
-    """Read five numbers from a sensor that we do not have."""
+    """Read five numbers from an imaginary sensor."""
     readings = [round(random.gauss(20, 2), 2) for _ in range(5)]
     print("read", readings)
     return readings
@@ -18,7 +18,7 @@ def extract() -> list[float]:
 
 @task(retries=2, retry_delay="1s")
 def transform(readings: list[float]) -> dict[str, float]:
-    """What a task returns (any JSON) is what the next one is called with."""
+    """The next task is called with the return value (any JSON)."""
     summary = {"low": min(readings), "high": max(readings), "mean": round(sum(readings) / len(readings), 2)}
     print("mean", summary["mean"], "of", len(readings), "readings")
     return summary
@@ -26,7 +26,7 @@ def transform(readings: list[float]) -> dict[str, float]:
 
 @task
 def load(summary: dict[str, float], context: TaskContext) -> None:
-    """A parameter named `context` tells a task which run, attempt and moment this is."""
+    """A parameter named `context` receives the run, the attempt and the logical date."""
     context.logger.info("run %s: stored %s for %s", context.run_id, summary, context.fire_at)
 
 

@@ -1,4 +1,4 @@
-"""Money and dates between tasks: what a task returns arrives as it was, also where JSON has no word for it.
+"""Money and dates between tasks: results keep their types, even types that JSON lacks.
 
 `evertick dags trigger invoices --wait` runs it; `evertick tasks show RUN bill` shows what was stored.
 """
@@ -17,7 +17,7 @@ class Invoice:
     due: datetime
 
 
-# Two named results besides the one that is returned. A name that is promised and not given fails the task.
+# Two named results in addition to the return value. A declared output that is missing fails the task.
 @task(outputs=["count", "newest"])
 def bill() -> list[Invoice]:
     today = datetime.now(UTC).replace(microsecond=0)

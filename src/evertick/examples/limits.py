@@ -1,6 +1,6 @@
-"""What may run at the same time: a key that one task holds at a time, a limit of a group, an order. No pool has to be made for it.
+"""Concurrency limits: a key that one task holds at a time, a limit of a group, an order. They need no pool.
 
-`evertick dags trigger limits --param table=orders --wait` shows it; meanwhile `evertick tasks why RUN write` says who holds what.
+`evertick dags trigger limits --param table=orders --wait` shows it; meanwhile `evertick tasks why RUN write` lists the holders.
 """
 
 from evertick import Param, dag, task, task_group
@@ -11,7 +11,7 @@ def read(part: int) -> int:
     return part * 10
 
 
-# Of all runs of all DAGs, one at a time writes to a table.
+# Across all runs of all DAGs, one task at a time writes to a table.
 @task(mutex="table:{params.table}")
 def write(parts: list[int]) -> int:
     return sum(parts)

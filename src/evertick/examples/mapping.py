@@ -1,4 +1,4 @@
-"""As many tasks as there are regions today, then one report: the number is known only when the run is under way.
+"""One task per region, then one report: the number of regions is known only during the run.
 
 `evertick dags trigger mapping --wait`, then `evertick tasks list RUN` shows each instance, and
 `evertick tasks clear RUN 'forecast[1]'` runs one of them again.
@@ -15,7 +15,7 @@ def regions() -> list[str]:
     return ["north", "south", "west"]
 
 
-# Each instance has retries, a timeout, gates and a log of its own.
+# Each instance has its own retries, timeout, gates and log.
 @task(retries=1, max_instances=100)
 def forecast(region: str, horizon: int, unit: str) -> dict[str, object]:
     if region == "west" and horizon == 30:

@@ -1,13 +1,13 @@
-"""Being told: a task fails, a function of ours hears of it. Evertick calls the function, whatever became of the task's process.
+"""Notifications: a task fails and a function is called. Evertick calls it, whatever happened to the task's process.
 
-Look at `evertick notifications list` afterwards, and at the runs of `notifications.callback.tell`.
+See `evertick notifications list` afterwards, and the runs of `notifications.callback.tell`.
 """
 
 from evertick import dag, notify, task
 
 
 def tell(event: dict[str, object]) -> str:
-    """Runs on a runner, as the only task of a DAG of its own."""
+    """Runs on a runner, as the only task of a separate DAG."""
     message = f"{event['dag']}, run {event['run']}: {event.get('task', 'the run')}: {event['event']}"
     print(message)
     return message
@@ -18,8 +18,8 @@ def fetch() -> int:
     raise ConnectionError("nobody answers")
 
 
-# For a real one: notify.email("ops@example.com"), notify.slack(secret="slack_url"), notify.webhook("https://…", sign_with="key").
+# In production: notify.email("ops@example.com"), notify.slack(secret="slack_url"), notify.webhook("https://…", sign_with="key").
 @dag(tags=["example"], on_failure=notify.call(tell, every_time=True))
 def notifications() -> None:
-    """Fails on purpose, and tells."""
+    """Fails on purpose, and calls `tell`."""
     fetch()

@@ -1,4 +1,4 @@
-"""One DAG that starts another and goes on when that has ended. Nothing is taken up while it waits.
+"""One DAG that starts another and continues when that has ended. It uses no slot while it waits.
 
 `evertick dags trigger pipeline --wait`, then `evertick runs list` shows both runs.
 """
@@ -26,7 +26,7 @@ def other_table() -> str:
 def pipeline() -> None:
     """Both tables, one after the other, and then a note."""
     orders = trigger_dag("load_table", params={"table": "orders"}, name="orders", timeout="10m")
-    # A param may be what another task returns.
+    # A param may be the result of another task.
     customers = trigger_dag("load_table", params={"table": other_table()}, name="customers", timeout="10m")
-    # The result is the number of the run that was started.
+    # The result is the id of the run that was started.
     orders >> customers >> shell("note", 'echo "both are loaded"')

@@ -1,4 +1,4 @@
-"""A pool: what several DAGs share, with as many slots as it can bear. Somebody has to make it first:
+"""A pool: a resource shared by several DAGs, with a limited number of slots. Create it first:
 evertick pools set warehouse 2
 """
 
@@ -13,13 +13,13 @@ def read(table: str) -> int:
 
 @task(pool={"warehouse": 2})
 def merge(sizes: list[int]) -> int:
-    """Takes both slots, so nothing else is in the warehouse meanwhile."""
+    """Takes both slots, so that nothing else uses the warehouse meanwhile."""
     return sum(sizes)
 
 
 @dag(tags=["example"])
 def pools() -> None:
-    """`evertick tasks why RUN merge` says who holds the slots that it waits for."""
+    """`evertick tasks why RUN merge` lists the holders of the slots."""
     merge(read.expand(table=["orders", "customers", "items"]))
 
 

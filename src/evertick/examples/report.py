@@ -1,6 +1,6 @@
-"""Things go wrong here on purpose: a flaky source, a mirror that loses the race, a shell command, a clean-up.
+"""Failures on purpose: a flaky source, a mirror that loses the race, a shell command, a cleanup.
 
-`evertick dags trigger report --wait` shows a failed attempt, its retry, and what each trigger rule makes of it.
+`evertick dags trigger report --wait` shows a failed attempt, its retry, and the effect of each trigger rule.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ async def mirror() -> list[int]:
     return [2, 7, 1, 8, 2, 8]
 
 
-# `one_success`: start with whichever arrives first. The other one's result is None then.
+# `one_success`: start with whichever result arrives first. The other one is None then.
 @task(trigger_rule="one_success", timeout="30s")
 def rank(source: list[int] | None, fallback: list[int] | None) -> list[int]:
     return sorted(source or fallback or [], reverse=True)
 
 
-# `one_failed` runs only if a source fails for good; here it ends as skipped, and the run is still a success.
+# `one_failed` runs only if a source fails for good; here it ends as skipped, and the run still succeeds.
 @task(trigger_rule="one_failed")
 def alarm() -> None:
     print("A source is in trouble: call somebody.")
@@ -43,5 +43,5 @@ def report() -> None:
     # A result arrives in a shell task's environment, as text or as JSON.
     printed = shell("print_report", 'echo "ranked: $NUMBERS"; date -u', env={"NUMBERS": numbers})
     [source, fallback] >> alarm()
-    # `all_done` runs whatever happened before: the place for cleaning up.
+    # `all_done` runs in every case: use it for cleanup.
     printed >> shell("clean_up", "rm -f report.tmp", trigger_rule="all_done")

@@ -1,4 +1,4 @@
-"""A secret, a connection and a variable, which only the tasks that declare them get, and which no log shows.
+"""A secret, a connection and a variable: only the tasks that declare them receive them, and no log shows them.
 
 Set them first; each command asks for the value, or reads it from a pipe:
     evertick secrets set shop_token; evertick connections set warehouse; evertick variables set region
@@ -9,7 +9,7 @@ from evertick import TaskContext, dag, shell, task
 
 @task(secrets=["shop_token"], variables=["region"])
 def fetch(context: TaskContext) -> str:
-    """What it prints of the secret is hidden, also in other forms and in errors."""
+    """The secret is masked in the output, in encoded forms and in errors, too."""
     token = context.secrets["shop_token"]
     print("asking with", token, "which is", token.encode().hex(), "in hex")
     return f"orders of {context.variables['region']}"
@@ -24,9 +24,9 @@ def store(orders: str, context: TaskContext) -> str:
 
 @dag(tags=["example"])
 def secrets() -> None:
-    """Fetch with a token, store with a password, and tell it by a command."""
+    """Fetch with a token, store with a password, and report with a command."""
     stored = store(fetch())
-    # In a command a secret is a variable of its environment, as every value of a template; never an argument.
+    # In a command a secret is an environment variable, like every value of a template; never an argument.
     shell(
         "tell",
         "echo {{ inputs.stored }} with {{ secrets.shop_token }}",

@@ -1,4 +1,4 @@
-"""A DAG that waits for a time, a condition, an event and a person. It takes no slot while it does.
+"""A DAG that waits for a time, a condition, an event and an approval. It takes no slot meanwhile.
 
 `evertick dags trigger waiting`, then `evertick events send go-now`, and `evertick approvals approve RUN ask --field copies=2`.
 """
@@ -21,7 +21,7 @@ from evertick import (
 
 @task.sensor(interval="1s", timeout="1h")
 def even_second() -> Done | bool:
-    """A condition that comes about by itself, at the latest with the next poll or two."""
+    """A condition that becomes true on its own, after a poll or two."""
     second = datetime.now(UTC).second
     return Done(second) if second % 2 == 0 else False
 
@@ -34,7 +34,7 @@ def tell(seconds: int, event: object, decision: dict[str, object]) -> str:
 
 @dag(params={"word": Param("now")}, tags=["example"])
 def waiting() -> None:
-    """Waits in every way there is, and tells what came of it."""
+    """Waits in every possible way, and reports the results."""
     seconds = even_second()
     event = wait_for_event("go-{params.word}", timeout="1h", name="go")
     decision = approval("Shall we?", form={"copies": Param(1, minimum=1)}, timeout="1d", name="ask")

@@ -1,1 +1,1 @@
-"""PostgreSQL and nothing else. Holds every SQL statement; takes no decisions."""
+"""Everything that talks to PostgreSQL: connections, migrations and all SQL statements. Makes no decisions."""

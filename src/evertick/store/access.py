@@ -1,4 +1,4 @@
-"""Accounts, their credentials, failed logins, and the journal as an audit log. Never sees a secret, only its hash."""
+"""Accounts, their credentials, failed logins, and the journal as an audit log. Sees only hashes of secrets."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ NEWEST = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """Whose wrong passwords are counted, and how many of them in a row cost nothing. Those that fade are forgotten one by one, with
-    time and not with one that was right."""
+    """The subject whose wrong passwords are counted, and how many in a row are free of delay. A fading count decreases only with
+    time, not after a correct password."""
 
     subject: str
     free: int
@@ -48,7 +48,7 @@ class Accounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountChange:
-    """What is None stays as it is; `all_tags` lifts the limit to some."""
+    """A field that is None stays as it is; `all_tags` removes the limit to some tags."""
 
     role: str | None = None
     tags: list[str] | None = None
@@ -59,7 +59,7 @@ class AccountChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewCredential:
-    """`seconds` None: it does not expire. `role` and `tags` take away from what the account may."""
+    """`seconds` None: it does not expire. `role` and `tags` narrow the rights of the account."""
 
     account_id: int
     kind: str
@@ -79,7 +79,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Whom a secret belongs to."""
+    """The account that a secret belongs to."""
 
     credential_id: int
     kind: str
@@ -128,7 +128,7 @@ class AuditRow:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Where a window of the journal ends, and whether there is more before it."""
+    """The lower end of a window of the journal, and whether older entries exist."""
 
     entry_id: int
     has_more: bool
@@ -169,14 +169,14 @@ async def count_accounts(conn: AsyncConnection) -> Accounts:
 
 
 async def try_login(conn: AsyncConnection, tried: Sequence[Tried]) -> float:
-    """Counts one more try of each; how many seconds to wait first, 0 if none."""
+    """Count one more try for each subject; returns how many seconds to wait first, 0 if none."""
     params = {"subjects": [each.subject for each in tried], "free": [each.free for each in tried]}
     params["fading"] = [each.subject for each in tried if each.is_fading]
     return cast(float, await one_value(conn, sql("access", "try_login"), params))
 
 
 async def forgive(conn: AsyncConnection, tried: Sequence[Tried]) -> None:
-    """After a try that was right."""
+    """Reset the counts after a correct password."""
     params = {"subjects": [each.subject for each in tried if not each.is_fading]}
     params["fading"] = [each.subject for each in tried if each.is_fading]
     await conn.execute(sql("access", "forgive"), params)
@@ -211,7 +211,7 @@ async def list_credentials(
 
 
 async def revoke(conn: AsyncConnection, *, credential_id: int, actor: str, account: str | None = None) -> str | None:
-    """Whose it was; None if there is no such one."""
+    """The name of its account; None if there is no such credential."""
     params = {"credential_id": credential_id, "actor": actor, "account": account}
     return cast("str | None", await one_value(conn, sql("access", "revoke"), params))
 
@@ -232,7 +232,7 @@ async def note(
 async def audit(
     conn: AsyncConnection, wanted: AuditFilter, *, before: int = NEWEST, floor: int = 0, limit: int = 100
 ) -> list[AuditRow]:
-    """Newest first: before one entry, and none before `floor`."""
+    """Newest first: entries before one entry, and none before `floor`."""
     params = {**asdict(wanted), "before": before, "floor": floor, "limit": limit}
     return await all_rows(conn, sql("access", "audit"), params, AuditRow)
 
@@ -240,8 +240,8 @@ async def audit(
 async def audit_page(
     conn: AsyncConnection, wanted: AuditFilter, *, before: int, limit: int, window: int
 ) -> tuple[list[AuditRow], int | None]:
-    """What fits of a window of entries, and from where to go on; None at the end. What is rare must not read all there is. Those
-    of one run have an index of their own."""
+    """The matching entries of one window, and where to continue; None at the end. A rare filter must not read the whole journal.
+    The entries of one run have a separate index."""
     floor = Floor(0, False)
     if wanted.run_id is None:
         params = {"before": before, "window": window}
@@ -253,6 +253,6 @@ async def audit_page(
 
 
 async def say_origin(conn: AsyncConnection, *, origin: str, request_id: str) -> None:
-    """Behind a pooler the session is somebody else's the next moment: there a deed has no origin rather than a wrong one."""
+    """Behind a pooler another client may use the session next: its entries then have no origin rather than a wrong one."""
     if keeps_session(conn):
         await conn.execute(sql("access", "say_origin"), {"origin": origin, "request_id": request_id})

@@ -1,4 +1,4 @@
-"""Agents' attempts: begun, watched and ended by the API on their behalf."""
+"""Agents' attempts: started, watched and finished by the API on their behalf."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evertick.store.tasks import StepRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewAgent:
-    """Where the agent's process is: whoever is there, too, can prove that it is gone."""
+    """The location of the agent's process: a runner on the same machine can prove that it is gone."""
 
     runner_id: str
     version: str
@@ -57,7 +57,7 @@ async def start(
 
 
 async def held(conn: AsyncConnection, key: TaskKey, *, epoch: int, session: int) -> HeldRow | None:
-    """None: that attempt does not run under this session, or not any more."""
+    """None: that attempt does not run under this session, or no longer does."""
     params = {**key._asdict(), "epoch": epoch, "session": session}
     return await one_row(conn, sql("agents", "held"), params, HeldRow)
 
@@ -73,7 +73,7 @@ async def bundle(conn: AsyncConnection, *, version_id: int, bundle_hash: str) ->
 
 
 async def disturbed(conn: AsyncConnection, sessions: list[int]) -> set[int]:
-    """Those of them that hold nothing any more, or are asked to stop."""
+    """The sessions that no longer hold their attempt, or have a request to stop."""
     cursor = await conn.execute(sql("agents", "disturbed"), {"sessions": sessions})
     return {cast(int, row[0]) for row in await cursor.fetchall()}
 

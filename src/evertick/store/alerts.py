@@ -13,7 +13,7 @@ from evertick.store.statements import sql
 
 @dataclass(frozen=True, slots=True)
 class AlertChange:
-    """An alert that was raised, or whose episode is over. Of a run that belongs to no schedule there is only the telling."""
+    """An alert that was raised or resolved. A run without a schedule has only a notification."""
 
     kind: str
     dag: str
@@ -40,7 +40,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """`ended`: also those that are over. `is_over` and `before` are of the last one on the page before."""
+    """`ended`: include resolved alerts. `is_over` and `before` come from the last alert of the previous page."""
 
     dag: str | None = None
     ended: bool = False
@@ -57,5 +57,5 @@ async def raise_due(
 
 
 async def list_all(conn: AsyncConnection, wanted: Wanted, *, limit: int = 100) -> list[Alert]:
-    """Open ones first, the latest first."""
+    """Open alerts first, the latest first."""
     return await all_rows(conn, sql("alerts", "list"), {**asdict(wanted), "limit": limit}, Alert)

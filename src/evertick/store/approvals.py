@@ -1,4 +1,4 @@
-"""Approvals: questions to people, and their answers."""
+"""Approvals: the questions that tasks ask people, and the answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_TASK = len(fields(ListedTask))
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRow:
-    """`wait` is what its DAG's version says: the form and who may decide. `is_open`: its task still waits for this answer."""
+    """`wait` is from its DAG's version: the form and the required role. `is_open`: the task still waits for this answer."""
 
     run_id: int
     idx: int
@@ -44,7 +44,7 @@ class ApprovalRow:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The newest question of a task, with the task as it is listed."""
+    """A task's newest approval, with the task as listed."""
 
     task: ListedTask
     title: str
@@ -58,7 +58,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionFilter:
-    """What is None is not asked; as of listed tasks. `answerers`: who decided, by name."""
+    """A filter that is None does not apply. `answerers`: names of the accounts that decided."""
 
     run_id: int | None = None
     dag_id: int | None = None
@@ -81,7 +81,7 @@ class QuestionFilter:
 async def list_approvals(
     conn: AsyncConnection, *, dag_ids: list[int] | None = None, limit: int = 100
 ) -> list[ApprovalRow]:
-    """What people are asked now."""
+    """The approvals that are open now."""
     given = {"dag_ids": dag_ids, "limit": limit}
     return await all_rows(conn, sql("approvals", "list_approvals"), given, ApprovalRow)
 
@@ -89,13 +89,13 @@ async def list_approvals(
 async def of_task(
     conn: AsyncConnection, *, run_id: int, task: str, map_index: int = -1, limit: int = 1
 ) -> list[ApprovalRow]:
-    """What one instance of a task has asked, the newest first."""
+    """The approvals of one instance of a task, the newest first."""
     given = {"run_id": run_id, "task": task, "map_index": map_index, "limit": limit}
     return await all_rows(conn, sql("approvals", "of_task"), given, ApprovalRow)
 
 
 async def list_questions(conn: AsyncConnection, wanted: QuestionFilter, asked: Asked) -> tuple[list[Question], int]:
-    """One page, and how many there are."""
+    """One page, and the total."""
     params = {**asdict(wanted), "names": Jsonb(wanted.names), "kinds": Jsonb(wanted.kinds)}
     return await read_page(conn, sql("approvals", "questions"), params, asked, _question)
 
@@ -113,7 +113,7 @@ async def decide(
     note: str | None,
     fields: Mapping[str, object],
 ) -> bool:
-    """Whether this was the decision; False when the task does not wait for one any more."""
+    """Whether this call decided it; False when the task no longer waits for a decision."""
     given = {
         "run_id": row.run_id,
         "idx": row.idx,

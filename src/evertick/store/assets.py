@@ -1,4 +1,4 @@
-"""Assets: what updates them, what waits for them, and which runs came after."""
+"""Assets: their producers, their consumers, and the runs started after updates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evertick.store.statements import sql
 
 MOST_ASSETS = 100_000
 
-# The asset, and the run that has updated it or the number of the update that somebody told of.
+# The asset, and the run that updated it or the number of an external update.
 Source = tuple[str, int | None, int | None]
 
 
@@ -37,7 +37,7 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """`heard_at`: it was updated since the DAG's last run, which now waits for others."""
+    """`heard_at`: when it was updated since the DAG's last run; the DAG now waits for its other dependencies."""
 
     asset: str
     dag: str
@@ -47,7 +47,7 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One with the tasks that update it and the DAGs that wait for it."""
+    """An asset with the tasks that update it and the DAGs that wait for it."""
 
     name: str
     since: datetime
@@ -57,7 +57,7 @@ class Asset:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """By a run, or told by somebody (`update_id`); that may be pruned by now, and then has no `extra`."""
+    """The trigger of a run: another run, or an external update (`update_id`), whose `extra` is missing once it is pruned."""
 
     asset: str
     occurred_at: datetime
@@ -70,7 +70,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class ListedUpdate:
-    """By a task of a run, or told by somebody: then it has an `update_id` and `extra`, and nothing of a run."""
+    """An update by a task of a run, or an external update, which has an `update_id` and `extra` but no run."""
 
     asset: str
     update_id: int | None
@@ -89,7 +89,7 @@ class ListedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An update that somebody told of."""
+    """An external update that was recorded."""
 
     update_id: int
     occurred_at: datetime
@@ -97,7 +97,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateFilter:
-    """What is None is not asked."""
+    """A filter that is None does not apply."""
 
     dag_ids: list[int] | None = None
     assets: list[str] | None = None
@@ -126,7 +126,7 @@ class Follower:
 
 
 async def list_updates(conn: AsyncConnection, wanted: UpdateFilter, asked: Asked) -> tuple[list[ListedUpdate], int]:
-    """Oldest first unless asked otherwise."""
+    """Oldest first by default."""
     never_null = frozenset({"map_index"})
     return await read_page(conn, sql("assets", "updates"), asdict(wanted), asked, ListedUpdate, never_null=never_null)
 
@@ -134,7 +134,7 @@ async def list_updates(conn: AsyncConnection, wanted: UpdateFilter, asked: Asked
 async def followers(
     conn: AsyncConnection, updates: list[ListedUpdate], dag_ids: list[int] | None
 ) -> dict[Source, list[Follower]]:
-    """The runs that were started after each, of these DAGs; None for all."""
+    """The runs that were started after each update, of these DAGs; None for all."""
     params = {
         "assets": sorted({each.asset for each in updates}),
         "run_ids": sorted({each.run_id for each in updates if each.run_id is not None}),
@@ -164,12 +164,12 @@ async def is_known(conn: AsyncConnection, asset: str) -> bool:
 
 
 async def list_whole(conn: AsyncConnection) -> list[Asset]:
-    """Each with what updates it and what waits for it, by name."""
+    """All assets by name, each with its producers and consumers."""
     return await _whole(conn, await list_assets(conn), None)
 
 
 async def page(conn: AsyncConnection, *, like: str | None, after: str, limit: int) -> list[Asset]:
-    """Some, from after a name, with what updates them and what waits for them."""
+    """One page of assets after a name, with their producers and consumers."""
     params = {"like": like, "after": after, "limit": limit}
     found = await all_rows(conn, sql("assets", "page"), params, AssetRow)
     return await _whole(conn, found, [row.name for row in found])

@@ -1,4 +1,4 @@
-"""Backfills: their rows, the leader's step, and what people ask of them."""
+"""Backfills: their rows, the leader's step, and requests to pause, resume and cancel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """`spec` as it is stored: one that cannot be decoded must end its own backfill only."""
+    """`spec` as it is stored: one that cannot be decoded must end only its own backfill."""
 
     spec: str
     first_at: datetime
@@ -43,7 +43,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Canceled:
-    """None in both when it was over already."""
+    """Both are None if the backfill was already over."""
 
     runs: int | None
     asked: int | None
@@ -78,15 +78,15 @@ class BackfillRow:
 
     @property
     def done(self) -> int:
-        """Instants that nothing more will happen to."""
+        """The number of instants that are complete."""
         return self.left_alone + self.succeeded + self.failed + self.canceled
 
     def remaining_seconds(self, now: datetime) -> float | None:
-        """How long it will still take if it goes on as it did. Nothing is known before the first of its runs has ended."""
+        """The estimated time left at the current rate. Unknown until the first of its runs has ended."""
         ended = self.succeeded + self.failed + self.canceled
         if self.state != "running" or ended == 0 or self.made == 0:
             return None
-        # What is left of the range will be left alone as often as what is behind.
+        # Assume that the remaining range skips instants as often as the completed part.
         behind = self.made + self.left_alone
         runs_left = (self.total - behind) * self.made / behind + self.open_runs
         return max((now - self.created_at).total_seconds(), 0.0) / ended * runs_left
@@ -106,7 +106,7 @@ class FailedRun:
 
 
 async def create(conn: AsyncConnection, *, plan: JsonObject, request: str, actor: str) -> Created | None:
-    """None in place of the id when the DAG is gone."""
+    """The id is None if the DAG no longer exists."""
     values = {"plan": Jsonb(plan), "request": request, "actor": actor}
     made = await one_row(conn, sql("backfills", "create"), values, Created)
     return None if made is None or made.id is None else made

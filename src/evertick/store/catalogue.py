@@ -1,4 +1,4 @@
-"""DAGs as people look through them: a page of them, their newest runs, and the grid of one. Reads only."""
+"""The DAG catalogue: a page of DAGs, their newest runs, and the grid of one DAG. Read-only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JsonObject = dict[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """`tags`: one of them, and `tag`, too. `like`: a pattern of LIKE. `newest`: how the newest run stands."""
+    """`tags`: any of them, and `tag` as well. `like`: a LIKE pattern. `newest`: the state of the newest run."""
 
     tags: list[str] | None = None
     tag: str | None = None
@@ -73,7 +73,7 @@ class GridRun:
 
 @dataclass(frozen=True, slots=True)
 class GridCell:
-    """How many instances of a task of a run are in one state."""
+    """The number of instances of a task of a run in one state."""
 
     run_id: int
     task: str
@@ -93,13 +93,13 @@ async def page(conn: AsyncConnection, wanted: Wanted, *, after: str, limit: int)
 async def sorted_page(
     conn: AsyncConnection, wanted: Wanted, *, by: str, is_down: bool, offset: int, limit: int
 ) -> list[ListedDag]:
-    """`by`: name, next, newest or took. What has no such thing comes last."""
+    """`by`: name, next, newest or took. DAGs without a value come last."""
     params = {**asdict(wanted), "by": by, "is_down": is_down, "offset": offset, "limit": limit}
     return await all_rows(conn, sql("catalogue", "sorted_page"), params, ListedDag)
 
 
 async def newest_runs(conn: AsyncConnection, *, dag_ids: Sequence[int], each: int) -> list[NewestRun]:
-    """Of each DAG so many, oldest first."""
+    """The newest `each` runs of each DAG, oldest first."""
     params = {"dag_ids": list(dag_ids), "each": each}
     return await all_rows(conn, sql("catalogue", "newest_runs"), params, NewestRun)
 
@@ -119,6 +119,6 @@ async def cells(conn: AsyncConnection, *, run_ids: Sequence[int], limit: int) ->
 
 
 async def group_retries(conn: AsyncConnection, *, run_ids: Sequence[int]) -> dict[tuple[int, str], int]:
-    """How often groups have begun again, by run and name; those that have not are left out."""
+    """The number of retries of each group, by run and name; groups without a retry are omitted."""
     cursor = await conn.execute(sql("catalogue", "group_retries"), {"run_ids": list(run_ids)})
     return {(run_id, name): retried for run_id, name, retried in await cursor.fetchall()}

@@ -1,4 +1,4 @@
-"""What has changed since an earlier look: runs, tasks and deeds whose rows were written by a younger transaction."""
+"""Changes since an earlier poll: runs, tasks and journal entries whose rows a later transaction wrote."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _XID_MASK = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """`oldest`: the oldest transaction that was open; `next`: the first that had not begun. The newest ids that were seen."""
+    """`oldest`: the oldest transaction that was open; `next`: the first one not yet started. The newest ids seen."""
 
     oldest: int
     next: int
@@ -82,7 +82,7 @@ async def open_runs(conn: AsyncConnection, *, limit: int) -> list[int]:
 
 
 async def runs(conn: AsyncConnection, *, since: int, after: int, were_open: list[int], limit: int) -> list[ChangedRun]:
-    """Written by `since` or younger; those over only above the run `after`, or if they were open."""
+    """Rows written by transaction `since` or later; finished runs only with an id above `after`, or if they were open."""
     params = {"since": _xid(since), "after": after, "open": were_open, "limit": limit}
     return await all_rows(conn, sql("changes", "runs"), params, ChangedRun)
 
@@ -108,5 +108,5 @@ async def tagged_dags(conn: AsyncConnection, dag_ids: list[int]) -> list[TaggedD
 
 
 def _xid(full: int) -> str:
-    """As rows have it: without how often the numbers began anew."""
+    """The 32-bit transaction id that rows store: without the wraparound epoch."""
     return str(full & _XID_MASK)

@@ -1,4 +1,4 @@
-"""What pictures are drawn from: attempts of a run, ends and durations of the newest runs. Only reads, always a bounded part."""
+"""The data of charts: attempts of a run, end states and durations of the newest runs. Read-only and always bounded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RunAttempt:
 
 @dataclass(frozen=True, slots=True)
 class OpenTask:
-    """When its gates let it in, and when a runner took it for an executor elsewhere."""
+    """When its gates admitted it, and when a runner claimed it for a remote executor."""
 
     idx: int
     map_index: int
@@ -58,7 +58,7 @@ class RunLength:
 
 @dataclass(frozen=True, slots=True)
 class StateOfTask:
-    """How many instances of a task are in a state; one that is not mapped has one."""
+    """The number of instances of a task in a state; a task that is not mapped has one."""
 
     idx: int
     state: str

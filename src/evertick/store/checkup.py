@@ -1,4 +1,4 @@
-"""What `evertick doctor` asks about the server and the work in it."""
+"""The data of `evertick doctor`: facts about the server and the work in it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SealedBy:
 
 @dataclass(frozen=True, slots=True)
 class StoredLogs:
-    """`waiting_seconds`: of the longest that a log waits to be moved; None if none does."""
+    """`waiting_seconds`: how long the oldest log has been waiting for archival; None if none waits."""
 
     are_there: bool
     waiting_seconds: float | None
@@ -46,7 +46,7 @@ class StoredLogs:
 
 @dataclass(frozen=True, slots=True)
 class FarRow:
-    """What one executor has of one queue. `stuck`: how much was kept from beginning for long, `trouble` what was said of one."""
+    """The work of one executor on one queue. `stuck`: attempts that have not started for long, `trouble`: the error of one."""
 
     executor: str
     queue: str

@@ -1,4 +1,4 @@
-"""Which server a connection leads to, and the marks by which a loss of acknowledged writes is noticed."""
+"""Identifies the server behind a connection, and keeps the marks that reveal a loss of acknowledged writes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from evertick.domain.failover import Mark, Server
 from evertick.store.rows import all_rows, one_row, one_value
 from evertick.store.statements import sql
 
-# An old mark is replaced by whoever comes first. Nobody else writes for that long.
+# The first process that finds an old mark replaces it; the others then skip the write for this long.
 MARK_SECONDS = 1.0
-# What a server says that does not tell everybody who it is: no right, or a PostgreSQL by another maker without a log of its own.
+# Errors of servers that do not reveal their identity: a missing privilege, or a PostgreSQL variant without its own WAL.
 _UNTOLD = (
     errors.InsufficientPrivilege,
     errors.FeatureNotSupported,
@@ -27,7 +27,7 @@ _UNTOLD = (
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a server says about itself and the session. `system_id` and `timeline` are None where it does not tell."""
+    """A server's report about itself and the session. `system_id` and `timeline` are None if it does not reveal them."""
 
     system_id: int | None
     timeline: int | None
@@ -45,7 +45,7 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One server that this database has lived on, for people."""
+    """One server on which this database has been, for people."""
 
     system_id: int
     timeline: int
@@ -62,7 +62,7 @@ class _Marked:
 
 
 async def look(conn: AsyncConnection) -> Sight:
-    """Never by a prepared statement: whether this session keeps those is what we are about to find out."""
+    """Never a prepared statement: whether this session keeps those is one of the questions."""
     async with conn.cursor(row_factory=class_row(Sight)) as cursor:
         try:
             await cursor.execute(sql("cluster", "look"), prepare=False)
@@ -76,14 +76,14 @@ async def look(conn: AsyncConnection) -> Sight:
 
 
 async def mark(conn: AsyncConnection, server: Server, *, actor: str) -> Mark | None:
-    """A mark of this server that is committed, by us or by another process a moment ago. None: there is none yet."""
+    """A committed mark of this server, by this process or by another a moment ago. None: there is none yet."""
     params = {"system_id": server.system_id, "timeline": server.timeline, "seconds": MARK_SECONDS, "actor": actor}
     found = await one_row(conn, sql("cluster", "mark"), params, _Marked)
     return None if found is None else Mark(server=server, lsn=found.lsn, is_synchronous=found.is_synchronous)
 
 
 async def marked(conn: AsyncConnection, server: Server) -> int | None:
-    """How far the newest mark of that server goes, as the database that we have now knows it."""
+    """The position of that server's newest mark in the current database."""
     params = {"system_id": server.system_id, "timeline": server.timeline}
     return cast("int | None", await one_value(conn, sql("cluster", "marked"), params))
 

@@ -1,4 +1,4 @@
-"""DAGs, their immutable versions, the bundles they came from, and the files that could not be loaded."""
+"""DAGs, their immutable versions, their bundles, and the files that could not be loaded."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class VersionOfDag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DagFilter:
-    """`tags`: one of them, and `tag`, too. `like`: a pattern of LIKE, without regard to capitals."""
+    """`tags`: any of them, and `tag` as well. `like`: a LIKE pattern, case-insensitive."""
 
     tags: list[str] | None = None
     tag: str | None = None
@@ -80,7 +80,7 @@ class DagFilter:
 
 @dataclass(frozen=True, slots=True)
 class PublishedRoute:
-    """Where a task waits now, and the queue that its author wrote down, if any."""
+    """The queue in which a task waits now, and the queue that its author declared, if any."""
 
     queue: str
     written: str | None
@@ -129,7 +129,7 @@ async def bundle(conn: AsyncConnection, bundle_hash: str) -> BundleRow | None:
 
 
 async def of_bundles(conn: AsyncConnection, hashes: Collection[str]) -> list[str]:
-    """The names of all DAGs that were ever published from this code."""
+    """The names of all DAGs that were ever published from this bundle."""
     cursor = await conn.execute(sql("dags", "of_bundles"), {"hashes": list(hashes)})
     return [cast(str, row[0]) for row in await cursor.fetchall()]
 
@@ -185,13 +185,13 @@ async def version(conn: AsyncConnection, version_id: int) -> VersionRow | None:
 async def versions(
     conn: AsyncConnection, *, dag_id: int, limit: int = 10_000, before: int = 2**31 - 1
 ) -> list[ListedVersion]:
-    """Newest first, those before a number."""
+    """Newest first, starting before a number."""
     params = {"dag_id": dag_id, "limit": limit, "before": before}
     return await all_rows(conn, sql("dags", "versions"), params, ListedVersion)
 
 
 async def queues(conn: AsyncConnection, version_id: int | None) -> list[str]:
-    """The queue of each task of a version, in their order."""
+    """The queue of each task of a version, in task order."""
     cursor = await conn.execute(sql("dags", "queues"), {"version_id": version_id})
     return [cast(str, row[0]) for row in await cursor.fetchall()]
 
@@ -214,7 +214,7 @@ async def import_errors(conn: AsyncConnection) -> list[ImportErrorRow]:
 
 
 async def ids_with_tags(conn: AsyncConnection, *, tags: list[str]) -> list[int]:
-    """The DAGs that carry one of these."""
+    """The DAGs that carry any of these tags."""
     cursor = await conn.execute(sql("dags", "ids_with_tags"), {"tags": tags})
     return [cast(int, row[0]) for row in await cursor.fetchall()]
 
@@ -230,7 +230,7 @@ async def version_number(conn: AsyncConnection, *, dag_id: int, number: int) -> 
 
 
 async def named(conn: AsyncConnection, names: list[str]) -> list[DagRow]:
-    """These, in the order of the names given."""
+    """These DAGs, in the order of the given names."""
     rows = await all_rows(conn, sql("dags", "named"), {"names": names, "limit": len(names)}, DagRow)
     found = {row.name: row for row in rows}
     return [found[name] for name in names if name in found]
@@ -241,6 +241,6 @@ async def versions_of(conn: AsyncConnection, dag_ids: list[int] | None) -> list[
 
 
 async def kinds(conn: AsyncConnection, version_ids: list[int]) -> dict[int, list[str]]:
-    """The kinds of the tasks of these versions, in their order."""
+    """The task kinds of these versions, in task order."""
     cursor = await conn.execute(sql("dags", "kinds"), {"version_ids": version_ids})
     return {cast(int, row[0]): cast("list[str]", row[1]) for row in await cursor.fetchall()}

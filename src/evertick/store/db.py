@@ -1,6 +1,6 @@
 """Connections to PostgreSQL, one set of session options per purpose, and the retry of a deadlocked transaction.
 
-Every connection is opened here, so that no session is ever without its timeouts and none leads to a server that was
+Every connection is opened here, so that every session has its timeouts and none leads to a server that was
 replaced. Must never log or show a password.
 """
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Purpose(StrEnum):
-    """What a connection is for. It decides the timeouts and how plans are made."""
+    """The use of a connection. It decides the timeouts and how statements are planned."""
 
     HOT = "hot"
     PLANNING = "planning"
@@ -40,7 +40,7 @@ class Purpose(StrEnum):
     API_WRITE = "api-write"
 
 
-# A frozen client must not hold locks for long, and a cut network must be noticed before a lease passes to another.
+# A frozen client must not hold locks for long, and a cut network must be noticed before a lease passes to another process.
 _NETWORK = {
     "connect_timeout": "10",
     "keepalives_idle": "5",
@@ -49,7 +49,7 @@ _NETWORK = {
     "tcp_user_timeout": "10000",
 }
 
-# The server, too, must notice soon that a client's host is gone: until then it keeps that client's locks.
+# The server must also notice soon that a client's host is gone: until then it keeps that client's locks.
 _EVERY_SESSION = {
     "search_path": "evertick",
     "timezone": "UTC",
@@ -60,18 +60,18 @@ _EVERY_SESSION = {
     "tcp_user_timeout": "10000",
 }
 
-# What is read is in memory, or on a disk without an arm. With the server's own value, which is for disks with one, ten thousand
-# failed runs are found by reading a million: 170 ms instead of 70.
+# Data is in memory or on an SSD. With the default random_page_cost, which is meant for spinning disks, finding ten thousand
+# failed runs reads a million: 170 ms instead of 70.
 _READING = {"default_transaction_read_only": "on", "random_page_cost": "1.1"}
 
-# The queue tables look empty to the planner half of the time; a plan made then must not read all of a table once it has
-# grown. Every join of these connections is a few keys against an index, so the other kinds of join are never right.
+# Half of the time the queue tables look empty to the planner; a plan made then must not read the whole table once it has
+# grown. Every join on these connections is a few keys against an index, so other join types are never right.
 _STEADY_PLANS = {
     "plan_cache_mode": "force_generic_plan",
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
-    # Before PostgreSQL 18 a plan that is "off" counts as very dear, and a dear plan is given parallel workers.
+    # Before PostgreSQL 18 a plan type that is "off" only counts as very expensive, and an expensive plan gets parallel workers.
     "max_parallel_workers_per_gather": "0",
 }
 
@@ -99,7 +99,7 @@ _SESSION: dict[Purpose, dict[str, str]] = {
         "lock_timeout": "2s",
         "idle_in_transaction_session_timeout": "5s",
     },
-    # Somebody waits in front of a screen, and the engine goes first: what takes longer is broken off (H4).
+    # A person waits for these results, and the engine has priority: a statement that takes longer is canceled (H4).
     Purpose.API_READ: {
         "statement_timeout": "5s",
         "lock_timeout": "1s",
@@ -113,7 +113,7 @@ _SESSION: dict[Purpose, dict[str, str]] = {
         "idle_in_transaction_session_timeout": "5s",
         **_STEADY_PLANS,
     },
-    # Wake-ups and marks: whoever sends them must soon know that he cannot.
+    # Wake-ups and marks: the sender must soon notice if they cannot be sent.
     Purpose.WATCH: {
         "statement_timeout": "3s",
         "lock_timeout": "2s",
@@ -121,7 +121,7 @@ _SESSION: dict[Purpose, dict[str, str]] = {
     },
 }
 
-# How long an answer may take: longer than the server's own timeouts, so that its word comes first where it has one.
+# The longest wait for a reply: longer than the server's own timeouts, so that the server's error arrives first if it has one.
 _LONGEST_SECONDS: dict[Purpose, float | None] = {
     Purpose.HOT: 20.0,
     Purpose.PLANNING: 35.0,
@@ -132,33 +132,33 @@ _LONGEST_SECONDS: dict[Purpose, float | None] = {
     Purpose.API_WRITE: 13.0,
 }
 
-# Of several hosts one may hang: it is waited for that long after another one has answered.
+# One of several hosts may hang: this is how long to wait for it after another one has answered.
 FIRST_PATIENCE_SECONDS, PATIENCE_SECONDS = 2.0, 0.5
 
 _HINTS = {
-    "too many clients": "Its connections are all taken: see 'Connections' in docs/howto/operate.md for how to reserve some.",
-    "remaining connection slots": "Its connections are all taken: see 'Connections' in docs/howto/operate.md for how to"
+    "too many clients": "All connections are in use: see 'Connections' in docs/howto/operate.md for how to reserve some.",
+    "remaining connection slots": "All connections are in use: see 'Connections' in docs/howto/operate.md for how to"
     " reserve some.",
     "too many connections for role": "Raise the CONNECTION LIMIT of this role.",
-    "certificate verify failed": "The server's certificate is not one that sslrootcert in EVERTICK_DATABASE_URL vouches for, or it"
-    " has expired: give the CA's certificate, or renew the server's.",
-    "does not match host name": "Connect by a name that is in the server's certificate, or give it one with this name.",
-    "no encryption": "It takes no connection without TLS: add ?sslmode=verify-full&sslrootcert=ca.crt to EVERTICK_DATABASE_URL.",
-    "server does not support SSL": "Turn ssl = on in its postgresql.conf; without TLS whoever is on the network reads along.",
+    "certificate verify failed": "The server's certificate is not signed by a CA in sslrootcert of EVERTICK_DATABASE_URL, or it"
+    " has expired: set the CA's certificate, or renew the server's.",
+    "does not match host name": "Connect by a name that is in the server's certificate, or issue a certificate for this name.",
+    "no encryption": "It accepts only TLS connections: add ?sslmode=verify-full&sslrootcert=ca.crt to EVERTICK_DATABASE_URL.",
+    "server does not support SSL": "Set ssl = on in its postgresql.conf; without TLS the traffic can be read on the network.",
     "connection requires a valid client certificate": "Add sslcert= and sslkey= of this machine to EVERTICK_DATABASE_URL.",
-    "certificate expired": "The certificate of this machine has expired: renew the one that sslcert= names.",
-    "unknown ca": "The certificate that sslcert= names is not of a CA that the server trusts.",
+    "certificate expired": "The client certificate of this machine has expired: renew the file that sslcert= names.",
+    "unknown ca": "The server does not trust the CA of the certificate that sslcert= names.",
     "certificate authentication failed": "The name (CN) in the certificate that sslcert= names must be that of the role.",
-    "root certificate file": "Correct sslrootcert= in EVERTICK_DATABASE_URL; sslrootcert=system takes the machine's own CAs.",
-    "unsupported startup parameter": "A pooler stands before it: give Evertick the server's own address, or see"
+    "root certificate file": "Correct sslrootcert= in EVERTICK_DATABASE_URL; sslrootcert=system uses the machine's own CAs.",
+    "unsupported startup parameter": "A connection pooler is in front of it: use the server's own address, or see"
     " 'Behind a pooler' in docs/howto/operate.md.",
 }
 
 
 async def connect(url: str, *, purpose: Purpose) -> AsyncConnection:
-    """Open an autocommit connection that is fit for `purpose`, to a primary of PostgreSQL 15 or newer.
+    """Open an autocommit connection for `purpose` to a primary of PostgreSQL 15 or newer.
 
-    Of several hosts all are asked, and the one that was promoted last is taken.
+    With several hosts, all are tried, and the server that was promoted last is used.
     """
     parts, guard = parse(url), guard_of(url)
     hosts = each_host(parts)
@@ -193,7 +193,7 @@ async def connect(url: str, *, purpose: Purpose) -> AsyncConnection:
 
 
 async def retry_on_deadlock(work: Callable[[], Awaitable[T]], *, tries: int = 5) -> T:
-    """Run one whole transaction, and again if PostgreSQL chose it as a deadlock's or a serialisation's victim.
+    """Run one whole transaction, and again if PostgreSQL aborted it because of a deadlock or a serialization failure.
 
     `work` must begin and end its own transaction: the failed one is already rolled back when it runs again.
     """
@@ -201,13 +201,13 @@ async def retry_on_deadlock(work: Callable[[], Awaitable[T]], *, tries: int = 5)
         try:
             return await work()
         except (errors.DeadlockDetected, errors.SerializationFailure):
-            # Two victims that wait equally long would meet again.
+            # Two victims that wait equally long would collide again.
             await asyncio.sleep(random.uniform(0, 0.01 * 2**number))
     return await work()
 
 
 def refuse_old_server(server_version: int, place: str) -> None:
-    """Raise for a server older than the SQL that Evertick is written in. `server_version` is libpq's number."""
+    """Raise for a server older than the SQL that Evertick uses. `server_version` is libpq's number."""
     if server_version >= OLDEST_SERVER_VERSION:
         return
     raise PostgresUnavailable(
@@ -218,7 +218,7 @@ def refuse_old_server(server_version: int, place: str) -> None:
 
 
 async def _open(parts: Parts, purpose: Purpose, guard: Guard) -> Line:
-    """A connection to one host, if that is a server that we may use."""
+    """A connection to one host, if its server may be used."""
     place = place_of(parts)
     try:
         line = await Line.connect(
@@ -248,16 +248,16 @@ async def _open(parts: Parts, purpose: Purpose, guard: Guard) -> Line:
 
 
 async def look_at(line: Line, guard: Guard, place: str) -> None:
-    """Find out where a connection leads, and refuse a server that was replaced or a session that is not as we asked."""
+    """Identify the server behind a connection, and refuse a replaced server or a session without our settings."""
     sight = await cluster.look(line)
     if sight.is_standby:
         raise PostgresUnavailable(f"The PostgreSQL at {place} is a standby, and Evertick needs the primary.")
-    # What the server calls itself at the start is not who answers: a pooler speaks in its name.
+    # The backend pid in the startup message is not that of the server process that answers: a pooler is in between.
     line.is_shared = sight.pid != line.info.backend_pid
     if sight.search_path.split(",")[0].strip().strip('"') != _EVERY_SESSION["search_path"]:
         raise PostgresUnavailable(
             f"The PostgreSQL at {place} is behind a pooler that drops session settings: search_path is"
-            f" {sight.search_path!r} and must be evertick. Give Evertick the server's own address, or see 'Behind a"
+            f" {sight.search_path!r} and must be evertick. Set EVERTICK_DATABASE_URL to the server's own address, or see 'Behind a"
             " pooler' in docs/howto/operate.md."
         )
     line.server, line.untold = sight.server, sight.untold
@@ -279,7 +279,7 @@ def _cannot(place: str, error: Exception, parts: Parts) -> str:
 
 
 def _all_refused(refused: list[PostgresUnavailable], parts: Parts) -> PostgresUnavailable:
-    """One refusal as it is; several in one message, as a refusal of the server if it was one."""
+    """A single error unchanged; several in one message, with the type of a refusal by the server if there was one."""
     if len(refused) == 1:
         return refused[0]
     kind = WrongServer if any(isinstance(each, WrongServer) for each in refused) else PostgresUnavailable
@@ -288,10 +288,10 @@ def _all_refused(refused: list[PostgresUnavailable], parts: Parts) -> PostgresUn
 
 @contextmanager
 def telling(url: str) -> Iterator[None]:
-    """Whatever PostgreSQL says becomes one of our errors, with its place."""
+    """Turn every PostgreSQL error into one of ours, with the server's location."""
     try:
         yield
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-        raise PostgresUnavailable(f"PostgreSQL at {where(url)} gave up: {error}. Try again.") from None
+        raise PostgresUnavailable(f"PostgreSQL at {where(url)} failed: {error}. Try again.") from None
     except psycopg.Error as error:
-        raise EvertickError(f"PostgreSQL at {where(url)} refused: {error}") from None
+        raise EvertickError(f"PostgreSQL at {where(url)} rejected the statement: {error}") from None

@@ -1,4 +1,4 @@
-"""Tasks that wait without a slot: what is due of them, and the runs that they start."""
+"""Tasks that wait without a slot: the due waits, and the runs that they start."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from evertick.store.statements import sql
 
 @dataclass(frozen=True, slots=True)
 class ChildDue:
-    """A task that is about to start a run. `depth`: how many runs above it started each other. `given`: params that are found in
-    its `own` run's, or in `results` of tasks before it."""
+    """A task that is about to start a run. `depth`: the length of the chain of runs that triggered each other above it. `given`:
+    params to take from its `own` run's params, or from `results` of upstream tasks."""
 
     run_id: int
     idx: int
@@ -34,7 +34,7 @@ class ChildDue:
 
 @dataclass(frozen=True, slots=True)
 class ClockDue:
-    """A task that waits for a time of day. `since`: the instant that its run is for."""
+    """A task that waits for a time of day. `since`: the logical date of its run."""
 
     run_id: int
     idx: int
@@ -47,7 +47,7 @@ class ClockDue:
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """How many waits were looked at, how many of them were set aside, and when the next is due."""
+    """How many waits were checked, how many of them were quarantined, and when the next is due."""
 
     looked_at: int
     refused: int
@@ -68,7 +68,7 @@ async def start_child(
     params: Mapping[str, object],
     reason: str | None,
 ) -> int | None:
-    """The run; None when the task waits no more, or fails for `reason`."""
+    """The run; None when the task no longer waits, or fails for `reason`."""
     given = {
         "shard": shard,
         "epoch": epoch,
@@ -91,7 +91,7 @@ async def clocks_due(conn: AsyncConnection, *, shard: int, batch: int) -> list[C
 async def set_clocks(
     conn: AsyncConnection, instants: Sequence[tuple[ClockDue, datetime | str]], *, shard: int, epoch: int
 ) -> None:
-    """The instant of each, or the reason why there is none."""
+    """The instant of each, or the reason why it has none."""
     rows = [
         {
             "run_id": due.run_id,

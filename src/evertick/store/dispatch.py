@@ -1,4 +1,4 @@
-"""Attempts that were handed to an executor elsewhere: the work list of the runners of that executor."""
+"""Attempts that were submitted to a remote executor: the work list of that executor's runners."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class QueuedRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DispatchRow:
-    """One attempt on the list. `state` is queued or running; None once the attempt is over, whatever became of its task.
-    `has_finished`: its agent told how it ended, and was not given up."""
+    """One attempt on the list. `state` is queued or running; None once the attempt is over, whatever the state of its task.
+    `has_finished`: its agent reported the outcome and was not declared dead."""
 
     run_id: int
     idx: int
@@ -59,7 +59,7 @@ class DispatchRow:
 
 @dataclass(frozen=True, slots=True)
 class NotBegun:
-    """`submitted_at`: when the executor said that it has it. `trouble`: what was last wrong."""
+    """`submitted_at`: when the executor accepted it. `trouble`: the last error."""
 
     executor: str
     run_id: int
@@ -76,7 +76,7 @@ class NotBegun:
 
 @dataclass(frozen=True, slots=True)
 class EndedQueued:
-    """Which attempts moved, by their sessions, and how many tasks can start now."""
+    """The sessions of the attempts that moved, and how many tasks can start now."""
 
     moved_sessions: list[int] | None
     offered: int
@@ -85,7 +85,7 @@ class EndedQueued:
 async def claim(
     conn: AsyncConnection, *, session: int, queues: list[str], free: int, look: Look, sessions: list[int]
 ) -> list[QueuedRow]:
-    """`sessions`: one for each that is free, drawn for the attempts."""
+    """`sessions`: one for each free slot, generated for the attempts."""
     params = {"session": session, "queues": queues, "free": free, "sessions": sessions}
     params |= {"low": look.low, "aging_seconds": look.aging_seconds}
     cursor = await conn.execute(sql("dispatch", "claim"), params, prepare=True)
@@ -95,7 +95,7 @@ async def claim(
 async def claim_rows(
     conn: AsyncConnection, *, session: int, queues: list[str], places: list[int], seqs: list[int], sessions: list[int]
 ) -> list[QueuedRow]:
-    """These rows of the line, as far as nobody was faster and there is room."""
+    """Claim these rows of the queue, if no other runner took them and there is capacity."""
     params = {"session": session, "queues": queues, "places": places, "seqs": seqs, "sessions": sessions}
     cursor = await conn.execute(sql("dispatch", "claim_rows"), params, prepare=True)
     return [QueuedRow(*row) for row in await cursor.fetchall()]
@@ -115,7 +115,7 @@ async def known(conn: AsyncConnection, sessions: list[int]) -> set[int]:
 
 
 async def note_tries(conn: AsyncConnection, *, owner: int, sessions: list[int]) -> set[int]:
-    """Those that may be handed over."""
+    """The sessions that may be submitted."""
     cursor = await conn.execute(sql("dispatch", "note_tries"), {"owner": owner, "sessions": sessions})
     return {cast(int, row[0]) for row in await cursor.fetchall()}
 
@@ -125,7 +125,7 @@ async def note_submitted(conn: AsyncConnection, *, owner: int, sessions: list[in
 
 
 async def note_troubles(conn: AsyncConnection, *, owner: int, troubles: list[dict[str, object]]) -> None:
-    """[{session, trouble, seconds until it is tried again}]."""
+    """[{session, trouble, seconds until the next try}]."""
     await conn.execute(sql("dispatch", "note_troubles"), {"owner": owner, "troubles": Json(troubles)})
 
 

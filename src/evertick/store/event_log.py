@@ -1,4 +1,4 @@
-"""The journal by many filters, with an offset and a total. By key and newest first it is in `access`."""
+"""The journal by many filters, with an offset and a total. `access` reads it by key, newest first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ListedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventFilter:
-    """What is None is not asked."""
+    """A filter that is None does not apply."""
 
     entry_id: int | None = None
     dag: str | None = None
@@ -54,8 +54,8 @@ class EventFilter:
 
 
 async def list_events(conn: AsyncConnection, wanted: EventFilter, asked: Asked) -> tuple[list[ListedEvent], int]:
-    """Oldest first unless asked otherwise. DAGs and runs are asked for by their numbers, which entries have: their names would be
-    looked up, and made, for each entry."""
+    """Oldest first by default. DAGs and runs are filtered by their ids, which entries store: names would have to be looked up
+    for each entry."""
     named = None if wanted.dag is None else [wanted.dag]
     among = RunFilter(dags=named, dag_like=wanted.dag_like, dag_heads=wanted.dag_heads)
     is_of_dags = any(each is not None for each in (wanted.dag, wanted.dag_like, wanted.dag_heads))

@@ -1,4 +1,4 @@
-"""Events: what was sent from outside, for tasks that wait for it."""
+"""Events that were sent from outside for tasks that wait for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evertick.store.statements import sql
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """`is_new`: False for a key that was sent before, and then it is what was sent then."""
+    """`is_new`: False for a key that was sent before; the record then describes the earlier event."""
 
     event_id: int
     is_new: bool
@@ -25,7 +25,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """`is_heard`: those who waited for it when it came have been told."""
+    """`is_heard`: it was delivered to the tasks that waited when it arrived."""
 
     event_id: int
     name: str

@@ -1,7 +1,7 @@
-"""Faults on demand: a process dies, or loses its connection, at a statement that was named beforehand. For tests only.
+"""Fault injection for tests: a process dies, or loses its connection, at a chosen statement.
 
 Nothing is installed unless a failpoint is armed. `tasks.step:after:2@/tmp/marker` kills this process when the server has
-committed the second `step` and before anybody here knows; the marker makes that happen once, also after a restart.
+committed the second `step` and before the client knows; the marker limits that to one time, across restarts.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _FORM = re.compile(r"(?P<statement>\w+\.\w+):(?P<fault>\w+)(?::(?P<number>\d+))?
 
 Cursor = AsyncCursor[Any]
 
-# Of the process, not of a connection: it is the process that dies, whichever of its connections meets the statement.
+# Counted per process, not per connection: the process dies, whichever of its connections executes the statement.
 _installed: list[type[Cursor]] = []
 
 
 class Fault(StrEnum):
-    """What happens: the process dies, or the connection is lost, before the statement is sent or after its commit."""
+    """The fault: the process dies, or the connection is lost, before the statement is sent or after its commit."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -41,7 +41,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failpoint:
-    """At which execution of which statement what happens. With a marker it happens once for that file's life."""
+    """The statement, the number of its execution, and the fault. With a marker file it happens once while that file exists."""
 
     statement: str
     fault: Fault
@@ -69,7 +69,7 @@ def arm(text: str | None) -> None:
 
 
 def install(cursor: type[Cursor]) -> None:
-    """Have every new connection of this process use this class of cursors."""
+    """Use this cursor class for every new connection of this process."""
     _installed[:] = [cursor]
 
 
@@ -78,7 +78,7 @@ def disarm() -> None:
 
 
 def cursor_class() -> type[Cursor] | None:
-    """What `connect` gives to psycopg: None, and so psycopg's own, unless a failpoint is armed."""
+    """The cursor class that `connect` passes to psycopg: None, and so psycopg's own, unless a failpoint is armed."""
     return _installed[0] if _installed else None
 
 
@@ -86,7 +86,7 @@ def parse(text: str) -> Failpoint:
     found = _FORM.fullmatch(text)
     if found is None or found["fault"] not in list(Fault):
         raise InvalidSettings(
-            f"The failpoint {text!r} cannot be read: it must look like tasks.step:after:2@/path/marker, with one of"
+            f"The failpoint {text!r} is invalid: it must look like tasks.step:after:2@/path/marker, with one of"
             f" {', '.join(Fault)}."
         )
     known = [f"{noun}.{name}" for noun in nouns() for name in statements(noun)]

@@ -1,4 +1,4 @@
-"""Gates: pools, keys and limits, who holds them and who waits."""
+"""Gates: pools, keys and limits, their holders and their waiters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GateRow:
     used: int
     holders: int
     waiters: int
-    version: int | None  # of an ordered key: the smallest that is open
+    version: int | None  # of an ordered key: the smallest open one
     period: float | None  # of a rate
 
 
@@ -49,7 +49,7 @@ class PoolSet:
 
 @dataclass(frozen=True, slots=True)
 class Tended:
-    """`next_opening` is when the next slot of a rate comes back for which somebody waits."""
+    """`next_opening` is when the next slot of a rate becomes free for a waiting task."""
 
     admitted: int
     next_opening: datetime | None
@@ -57,7 +57,7 @@ class Tended:
 
 @dataclass(frozen=True, slots=True)
 class GatesReconciled:
-    """`last_gate_id` is where to go on, None from the beginning. `drifted` gates had counted wrongly."""
+    """`last_gate_id` is where to continue, None to start over. `drifted`: gates whose count was wrong."""
 
     last_gate_id: int | None
     drifted: int
@@ -82,7 +82,7 @@ async def tend(conn: AsyncConnection, *, shard: int, epoch: int, batch: int) -> 
 
 
 async def unadmit(conn: AsyncConnection, *, shard: int, epoch: int, grace: float, batch: int) -> int:
-    """How many tasks gave back what they held."""
+    """The number of tasks whose admission was released."""
     params = {"shard": shard, "epoch": epoch, "grace": grace, "batch": batch}
     return int(await one_value(conn, sql("gates", "unadmit"), params))
 
@@ -113,7 +113,7 @@ async def why(conn: AsyncConnection, key: TaskKey) -> list[Reason]:
 
 
 async def blocked(conn: AsyncConnection, *, limit: int) -> list[Blocked]:
-    """What holds back the most work now."""
+    """The blockers of the most work now."""
     return await all_rows(conn, sql("gates", "blocked"), {"limit": limit}, Blocked)
 
 

@@ -1,7 +1,7 @@
-"""What this process has seen of the server behind a URL, so that it never writes to one that was replaced.
+"""The failover guard: what this process has seen of the server behind a URL, so that it never writes to one that was replaced.
 
-Of the process, not of a connection: all its connections must agree, those of other threads too. A restart forgets, which
-is how people tell a process that a restore was meant.
+Kept per process, not per connection: all its connections must agree, across threads too. A restart clears it, which
+is how an operator confirms that a restore was intended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from evertick.store.line import Line
 
 @dataclass(slots=True)
 class Guard:
-    """`seen` is the highest server; `mark` the newest one that is known to be committed there."""
+    """`seen` is the server with the highest timeline; `mark` the newest mark known to be committed there."""
 
     seen: Server | None = None
     mark: Mark | None = None
@@ -26,9 +26,9 @@ class Guard:
     _lines: weakref.WeakSet[Line] = field(default_factory=weakref.WeakSet)
 
     def admit(self, found: Server | None, place: str) -> None:
-        """Take note of a server, or raise if it was replaced. One that does not tell who it is cannot be refused.
+        """Record a server, or raise if it was replaced. A server that does not reveal its identity cannot be refused.
 
-        Whoever still waits for an answer of its predecessor stops waiting: a commit there may wait for ever.
+        Connections that still wait for a reply of its predecessor are cut: a commit there may never return.
         """
         if found is None:
             return
@@ -49,7 +49,7 @@ class Guard:
         return server is self.seen or server is None or server == self.seen
 
     def alarm(self) -> None:
-        """Behind one open connection another server has appeared: every connection is to be opened again."""
+        """Another server has appeared behind an open connection: all connections must be opened again."""
         self.alarms += 1
 
     def remember(self, mark: Mark) -> None:
@@ -58,7 +58,7 @@ class Guard:
                 self.mark = mark
 
     def follow_up(self, mark: Mark) -> bool:
-        """A later mark of the same server; whether it is one. The first of another server comes after the comparison only."""
+        """Record a later mark of the same server; returns whether it is one. Another server's first mark follows the comparison."""
         with self._lock:
             is_later = self.mark is not None and mark.server == self.mark.server and mark.lsn > self.mark.lsn
             if is_later:
@@ -66,7 +66,7 @@ class Guard:
             return is_later
 
     def forget_mark(self) -> None:
-        """It was compared with what the database holds, and told."""
+        """The mark was compared with the database, and the result was reported."""
         self.mark = None
 
 

@@ -1,7 +1,7 @@
-"""A connection that never waits for ever, and knows which server it leads to.
+"""A connection with a time limit on every reply, and with the identity of its server.
 
-The server's own timeouts bound what it does, not what becomes of its answer: a frozen host, a swallowed packet or a commit
-that waits for a dead standby would hold its caller for good. Whether such a statement was carried out stays unknown.
+The server's own timeouts bound its work, not the delivery of its reply: a frozen host, a lost packet or a commit
+that waits for a dead standby would block the caller indefinitely. Whether such a statement was executed remains unknown.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from psycopg.pq import TransactionStatus
 
 from evertick.domain.failover import Server
 
-# Where PostgreSQL says that a cached plan must not change its result type: the words depend on the server's language.
+# The C function that raises "cached plan must not change result type": the message text depends on the server's language.
 _REFUSES_OTHER_TYPE = "RevalidateCachedQuery"
 
 
 class Line(AsyncConnection[Any]):
-    """`longest_seconds`: how long one answer may take; None is for ever, for those who wait to be called."""
+    """`longest_seconds`: the time limit of one reply; None is unlimited, for connections that listen for notifications."""
 
     longest_seconds: float | None = None
     server: Server | None = None
@@ -42,22 +42,24 @@ class Line(AsyncConnection[Any]):
         except psycopg.errors.FeatureNotSupported as error:
             if error.diag.source_function != _REFUSES_OTHER_TYPE:
                 raise
-            # What was prepared before a migration changed the type of a column fails for ever; a new session prepares it anew.
+            # A statement prepared before a migration changed a column's type keeps failing; a new session prepares it again.
             self.pgconn.finish()
-            raise psycopg.OperationalError(f"{error}; what this connection had prepared is out of date") from error
+            raise psycopg.OperationalError(
+                f"{error}; the prepared statements of this connection are out of date"
+            ) from error
         except psycopg.OperationalError as error:
             if asyncio.get_running_loop().time() < timer.when():
                 raise
             raise psycopg.OperationalError(
-                f"PostgreSQL did not answer within {self.longest_seconds:g} s; whether it did what was asked is unknown"
+                f"PostgreSQL did not answer within {self.longest_seconds:g} s; whether the statement was executed is unknown"
             ) from error
         finally:
             timer.cancel()
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing is under way: no statement whose caller was canceled, no transaction, nothing that the server has said
-        unasked. That is how it hangs up, and the next statement would be the one to find out."""
+        """Whether the connection is idle: no statement of a canceled caller, no transaction, no unsolicited message from the
+        server. A server that closes the connection sends such a message, which the next statement would otherwise run into."""
         if self.closed or self.pgconn.transaction_status != TransactionStatus.IDLE:
             return False
         if self._said is None:
@@ -66,27 +68,27 @@ class Line(AsyncConnection[Any]):
         return not self._said.poll(0)
 
     def cut(self) -> None:
-        """Break the line now, so that whoever waits for an answer on it stops waiting."""
+        """Close the socket now, so that callers waiting for a reply stop waiting."""
         if not self.closed:
             with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(self.fileno())) as line:
                 line.shutdown(socket.SHUT_RDWR)
 
 
 def keeps_session(conn: AsyncConnection) -> bool:
-    """Whether what is set, prepared, locked or listened to on this connection stays there.
+    """Whether session state (settings, prepared statements, locks, listens) persists on this connection.
 
-    Not behind a pooler, which may give each transaction another session.
+    Not behind a pooler, which may use another session for each transaction.
     """
     return not (isinstance(conn, Line) and conn.is_shared)
 
 
 def take_your_time(conn: AsyncConnection) -> None:
-    """For work that may take long by its nature: a migration."""
+    """For operations that may take long: a migration."""
     if isinstance(conn, Line):
         conn.longest_seconds = None
 
 
 class Opened(Protocol):
-    """Whatever has a connection: a link, or one that was lent."""
+    """Any holder of a connection: a link, or a borrowed connection."""
 
     async def get(self) -> AsyncConnection: ...

@@ -19,7 +19,7 @@ from evertick.store.run_lists import ListedRun, numbers_of
 from evertick.store.statements import sql
 
 _NUMBERED = re.compile(r"__(\d{1,18})$")
-# What a filter of tasks asks of versions, of the tasks in them, and of rows.
+# The parts of a task filter: on versions, on the tasks in them, and on rows.
 _OF_VERSIONS = frozenset({"dag_id", "dag_ids", "dags", "dag_like", "dag_heads", "versions"})
 _OF_SPECS = frozenset({"tasks", "queues", "groups", "like", "heads"})
 _OF_ROWS = _OF_VERSIONS | _OF_SPECS | {"states", "plain_states", "started", "finished", "is_mapped", "map_indexes"}
@@ -76,10 +76,10 @@ class _ListedDag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFilter:
-    """As of runs. `states` are of `names`, which says what a phase is called; 'none' is one without a name. `plain_states`:
-    these as the table has them, with statistics. `is_live`: all of these
-    are of tasks that are not over and have begun, which only open runs have. `kinds` says what a kind of task is called,
-    `no_pool` what stands for none."""
+    """The run fields as in the filter of runs. `states` are names from `names`, which maps phases to names; 'none' is a phase
+    without a name. `plain_states`: the same as stored in the table, which has statistics. `is_live`: all of these states are of
+    tasks that have started and are not over, which only open runs have. `kinds` maps task kinds to names,
+    `no_pool` is the name for no pool."""
 
     run_id: int | None = None
     dag_id: int | None = None
@@ -125,7 +125,7 @@ class TaskFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedDagFilter:
-    """`seen_tags`: whoever asks may know only of DAGs with one of these."""
+    """`seen_tags`: the caller may see only DAGs with one of these tags."""
 
     seen_tags: list[str] | None = None
     any_tags: list[str] | None = None
@@ -144,7 +144,7 @@ class ListedDagFilter:
 
 
 async def list_tasks(conn: AsyncConnection, wanted: TaskFilter, asked: Asked) -> tuple[list[ListedTask], int]:
-    """In the order of runs, and of tasks in them, unless asked otherwise."""
+    """In the order of runs, and of tasks in them, by default."""
     if wanted.run_id is None:
         specs = await _specs_of(conn, wanted)
         if specs is not None and [] in specs.values():
@@ -160,8 +160,8 @@ async def list_tasks(conn: AsyncConnection, wanted: TaskFilter, asked: Asked) ->
 
 
 def _is_of_rows(wanted: TaskFilter) -> bool:
-    """Whether all that is asked is known by a task's own row, or by its place in its version. What is over has a row, and
-    its state no second name; what has begun has a row, too."""
+    """Whether the filter needs only a task's own row, or its position in its version. A finished task has a row, and
+    no second name for its state; a task that has started has a row, too."""
     is_over = wanted.plain_states is not None and _OVER.issuperset(wanted.plain_states)
     is_begun = wanted.states is None and (wanted.started or wanted.finished) is not None
     others = (each.name for each in fields(wanted) if each.name not in _OF_ROWS)
@@ -169,7 +169,7 @@ def _is_of_rows(wanted: TaskFilter) -> bool:
 
 
 async def _specs_of(conn: AsyncConnection, wanted: TaskFilter) -> dict[str, list[int] | None] | None:
-    """Which versions, or places in them, a filter leaves; None if they are too many to name."""
+    """The versions, or positions in them, that pass the filter; None if they are too many to list."""
     if not any(getattr(wanted, name) is not None for name in _OF_VERSIONS | _OF_SPECS):
         return {"version_ids": None, "places": None}
     is_of_tasks = any(getattr(wanted, name) is not None for name in _OF_SPECS)
@@ -182,13 +182,13 @@ async def _specs_of(conn: AsyncConnection, wanted: TaskFilter) -> dict[str, list
 
 
 async def list_dags(conn: AsyncConnection, wanted: ListedDagFilter, asked: Asked) -> tuple[list[str], int]:
-    """Their names."""
+    """The names of the DAGs."""
     found, total = await read_page(conn, sql("listing", "dags"), asdict(wanted), asked, _ListedDag)
     return [each.dag for each in found], total
 
 
 async def find_run(conn: AsyncConnection, *, dag_id: int, text_id: str) -> ListedRun | None:
-    """By its key, or by the number at the end of a made-up id."""
+    """Find a run by its key, or by the number at the end of a generated id."""
     run_id = cast("int | None", await one_value(conn, sql("listing", "run_of_key"), {"dag_id": dag_id, "key": text_id}))
     if run_id is None and (numbered := _NUMBERED.search(text_id)):
         run_id = int(numbered[1])
@@ -220,7 +220,7 @@ async def tags(conn: AsyncConnection, *, seen_tags: list[str] | None) -> list[st
 
 
 async def count_runs(conn: AsyncConnection, *, dags: list[str]) -> dict[str, dict[str, int]]:
-    """By DAG and state; what has none is left out."""
+    """By DAG and state; zero counts are omitted."""
     found: dict[str, dict[str, int]] = {}
     cursor = await conn.execute(sql("listing", "count_runs"), {"dags": dags})
     for name, state, runs in await cursor.fetchall():
@@ -229,13 +229,13 @@ async def count_runs(conn: AsyncConnection, *, dags: list[str]) -> dict[str, dic
 
 
 async def note(conn: AsyncConnection, *, run_id: int, idx: int, map_index: int) -> Note | None:
-    """Of a run: `idx` and `map_index` are -1."""
+    """For a run, `idx` and `map_index` are -1."""
     return await one_row(conn, sql("listing", "note"), {"run_id": run_id, "idx": idx, "map_index": map_index}, Note)
 
 
 async def put_note(
     conn: AsyncConnection, *, run_id: int, idx: int, map_index: int, content: str | None, actor: str
 ) -> bool:
-    """Of a run: `idx` and `map_index` are -1. Whether there is such a run."""
+    """For a run, `idx` and `map_index` are -1. Returns whether the run exists."""
     params = {"run_id": run_id, "idx": idx, "map_index": map_index, "content": content, "actor": actor}
     return bool(await one_value(conn, sql("listing", "put_note"), params))

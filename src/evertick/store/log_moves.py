@@ -1,4 +1,4 @@
-"""Moving logs to object storage: which runs are due, parts of their logs, the list of objects. What to do is decided elsewhere."""
+"""Archiving logs to object storage: due runs, parts of their logs, the list of objects. Decisions are made elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evertick.store.statements import sql
 
 
 class Leading(NamedTuple):
-    """In whose name."""
+    """The leader in whose name logs are archived."""
 
     shard: int
     epoch: int
@@ -25,7 +25,7 @@ class Leading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """`finished_at` is None of a run that is gone; `bytes` of its logs are in the database."""
+    """`finished_at` is None for a run that was deleted; `bytes` of its logs are in the database."""
 
     run_id: int
     finished_at: datetime | None
@@ -33,7 +33,7 @@ class EndedRun:
 
 
 class ChunkKey(NamedTuple):
-    """Within its run."""
+    """The key of a chunk within its run."""
 
     idx: int
     map_index: int
@@ -75,7 +75,7 @@ async def list_object(conn: AsyncConnection, leading: Leading, *, run_id: int, b
 async def move(
     conn: AsyncConnection, leading: Leading, object_id: UUID, placed: Sequence[tuple[ChunkKey, Piece]]
 ) -> int:
-    """How many chunks are in the storage now, and nowhere else."""
+    """The number of chunks that are now only in the storage."""
     pieces = [
         {**key._asdict(), "at": piece.at, "bytes": piece.size, "digest": piece.digest.hex()} for key, piece in placed
     ]

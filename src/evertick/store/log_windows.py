@@ -1,4 +1,4 @@
-"""Parts of a task's log by their place in it, however long it is. Only reads, and never the whole."""
+"""Windows of a task's log by position, however long the log is. Read-only, and never the whole log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evertick.store.statements import sql
 
 
 class Size(NamedTuple):
-    """Of one attempt's log; `last` is where its last chunk begins."""
+    """The size of one attempt's log; `last` is where its last chunk begins."""
 
     epoch: int
     size: int
@@ -20,8 +20,8 @@ class Size(NamedTuple):
 
 
 class Sought(NamedTuple):
-    """What lines are looked for: a regular expression and a LIKE pattern that their chunks match; None for any. `text` is what the
-    LIKE pattern looks for, as it was given."""
+    """A search in log lines: a regular expression and a LIKE pattern for their chunks; None matches any. `text` is the search
+    text of the LIKE pattern, as given."""
 
     pattern: str | None = None
     like: str | None = None
@@ -29,7 +29,7 @@ class Sought(NamedTuple):
 
 
 ANY = Sought()
-# As many chunks are looked through at most: 1 GB of log, more than is kept of any attempt unless somebody asked for it.
+# The most chunks searched: 1 GB of log, more than is kept of any attempt by default.
 _WINDOW = 16_000
 
 
@@ -41,7 +41,7 @@ async def sizes(conn: AsyncConnection, key: TaskKey) -> list[Size]:
 async def onward(
     conn: AsyncConnection, key: TaskKey, *, at: tuple[int, int], sought: Sought = ANY, limit: int
 ) -> list[FoundChunk]:
-    """Chunks from the one that byte `at` (epoch, offset) lies in, in order. Those in the storage come whatever is sought."""
+    """Chunks in order, starting with the chunk of byte `at` (epoch, offset). Archived chunks are returned whatever is searched."""
     cursor = await conn.execute(sql("log_windows", "onward"), _place(key, at, sought, limit))
     return [FoundChunk(*row) for row in await cursor.fetchall()]
 
@@ -49,7 +49,7 @@ async def onward(
 async def backward(
     conn: AsyncConnection, key: TaskKey, *, at: tuple[int, int], sought: Sought = ANY, limit: int
 ) -> list[FoundChunk]:
-    """Chunks from the one that byte `at` lies in, the last first."""
+    """Chunks in reverse order, starting with the chunk of byte `at`."""
     cursor = await conn.execute(sql("log_windows", "backward"), _place(key, at, sought, limit))
     return [FoundChunk(*row) for row in await cursor.fetchall()]
 

@@ -1,4 +1,4 @@
-"""Log chunks of attempts, as they arrive and as they are read."""
+"""Log chunks of attempts: appended as they arrive, and read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NewChunk(NamedTuple):
 
 
 class FoundChunk(NamedTuple):
-    """As its row tells: with its lines, or with the part of an object in the storage where they are."""
+    """A chunk as stored: with its lines, or with the part of an archived object that contains them."""
 
     epoch: int
     seq: int
@@ -36,7 +36,7 @@ class FoundChunk(NamedTuple):
 
 
 async def append(conn: AsyncConnection, *, session: int, chunks: list[NewChunk]) -> None:
-    """Sending the same chunk twice is harmless."""
+    """Appending the same chunk twice is harmless."""
     rows = [
         {
             "r": chunk.key.run_id,
@@ -62,7 +62,7 @@ async def read(
 
 
 async def news(conn: AsyncConnection, key: TaskKey, *, known: dict[int, int], limit: int) -> list[FoundChunk]:
-    """Chunks after the last `seq` that is known of each epoch, and of epochs after those; in order."""
+    """Chunks after the last known `seq` of each epoch, and of later epochs; in order."""
     params: dict[str, object] = {**key._asdict(), "epochs": list(known), "seqs": list(known.values())}
     cursor = await conn.execute(sql("logs", "news"), {**params, "newest": max(known, default=0), "limit": limit})
     return [FoundChunk(*row) for row in await cursor.fetchall()]

@@ -1,7 +1,7 @@
-"""Brings a database's schema up to this program, forward only, one transaction per migration; an index may be made beside the work.
+"""Migrates a database's schema to this program, forward only, one transaction per migration; indexes can be built concurrently.
 
-Safe when many processes start at once, and while the release before is at work. Must never change an applied migration, nor
-keep those waiting for long who use a table that it wants.
+Safe when many processes start at once, and while the previous release is running. Must never change an applied migration, nor
+block other sessions for long on a table that it locks.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from evertick.store.statements import sql
 MIGRATIONS_DIRECTORY = Path(__file__).with_name("migrations")
 
 _FILE_NAME = re.compile(r"^(\d{4})_([a-z0-9_]+)\.sql$")
-# The first line of a migration beside which older programs may work: the last migration that these must know.
+# The first line of a migration that older programs tolerate: the last migration that such a program must know.
 _OLDEST_PROGRAM = re.compile(r"^-- oldest program: (\d{4})$", re.MULTILINE)
-# What is the whole of a migration that makes an index while everybody uses the table. It cannot be part of a transaction.
+# The complete text of a migration that builds an index without blocking writes. It cannot run in a transaction.
 _INDEX = re.compile(r"create (?:unique )?index concurrently (\w+) on [^;]+;?", re.IGNORECASE)
 _TURN_SECONDS = 0.1
 LOCK_KEY = 0x65766572746963  # "evertic" in ASCII: any number would do, as long as it never changes
@@ -40,8 +40,8 @@ LOCK_KEY = 0x65766572746963  # "evertic" in ASCII: any number would do, as long 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """One numbered file. `oldest_program`: whose own migrations end there or later may work with it. `index`: what it makes beside
-    the work, if it does that and nothing else."""
+    """One numbered file. `oldest_program`: programs whose own migrations end there or later can run with it. `index`: the index
+    that it builds concurrently, if it does nothing else."""
 
     number: int
     name: str
@@ -57,7 +57,7 @@ class Migration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """One migration as the database remembers it. `oldest_program`: whose own migrations end there or later may work on."""
+    """One migration as the database records it. `oldest_program`: programs whose migrations end there or later can keep running."""
 
     number: int
     name: str
@@ -72,8 +72,8 @@ class Applied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaStatus:
-    """Which migrations a database has, and which it still needs. `newer`: those of a later release, beside which this program may
-    work."""
+    """The applied migrations of a database, and the pending ones. `newer`: migrations of a later release that this program
+    can run with."""
 
     applied: tuple[Applied, ...]
     pending: tuple[Migration, ...]
@@ -86,7 +86,7 @@ class SchemaStatus:
 
 @dataclass(frozen=True, slots=True)
 class _InTheWay:
-    """A session that has one of our tables."""
+    """A session that holds a lock on one of our tables."""
 
     pid: int
     application: str
@@ -95,10 +95,10 @@ class _InTheWay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long to ask for a table that somebody uses, how long to leave it to the others before asking again, and when to give up.
+    """How long to wait for a table lock, how long to pause before the next try, and when to give up.
 
-    Whoever asks for a table stops everybody who comes later. But the server ends an autovacuum that is in the way only for who has
-    asked for longer than its `deadlock_timeout`, which is a second.
+    A waiting lock request blocks all later ones on that table. But the server cancels a blocking autovacuum only for a request
+    that has waited longer than its `deadlock_timeout`, which is a second.
     """
 
     lock_seconds: float = 2.0
@@ -116,9 +116,9 @@ async def migrate(
     patience: Patience = USUAL,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[str]:
-    """Apply every pending migration and return their labels; the empty list means that nothing was to do.
+    """Apply every pending migration and return their labels; an empty list means that the schema was current.
 
-    `tell` hears of each try that was given up because a table was in use.
+    `tell` is called for each try that failed because a table was in use.
     """
     done: list[str] = []
     give_up_at = time.monotonic() + patience.give_up_seconds
@@ -134,8 +134,8 @@ async def migrate(
             blocked = f"{current.pending[0].label} waits for a table that is in use{await _whose(conn)}."
             if time.monotonic() > give_up_at:
                 raise MigrationBlocked(
-                    f"Migration {blocked} It has tried for {patience.give_up_seconds:g} s and is not applied. End what is"
-                    " in its way and run `evertick db migrate` again."
+                    f"Migration {blocked} It timed out after {patience.give_up_seconds:g} s and is not applied. End the"
+                    " sessions that block it and run `evertick db migrate` again."
                 ) from None
             tell(blocked)
             await asyncio.sleep(patience.pause_seconds * random.uniform(0.5, 1.0))
@@ -143,7 +143,7 @@ async def migrate(
 
 
 async def status(conn: AsyncConnection, directory: Path = MIGRATIONS_DIRECTORY) -> SchemaStatus:
-    """Compare the database with the migrations of this program. Raises SchemaMismatch where they contradict."""
+    """Compare the database with the migrations of this program. Raises SchemaMismatch if they contradict each other."""
     known = migrations(directory)
     applied = await _applied(conn)
     _refuse_contradiction(known, applied)
@@ -153,24 +153,24 @@ async def status(conn: AsyncConnection, directory: Path = MIGRATIONS_DIRECTORY) 
 
 
 def migrations(directory: Path = MIGRATIONS_DIRECTORY) -> list[Migration]:
-    """The migrations of a directory in order, numbered from 1 without a gap."""
+    """The migrations of a directory in order, numbered from 1 without gaps."""
     found = [_read(path) for path in sorted(directory.glob("*.sql"))]
     for expected, migration in enumerate(found, 1):
         if migration.number != expected:
             raise SchemaMismatch(
-                f"Migration {migration.label} stands where number {expected:04} is due: the files in {directory}"
-                " must be numbered from 0001 without a gap or a repeated number."
+                f"Migration {migration.label} is in the place of number {expected:04}: number the files in {directory}"
+                " from 0001 without a gap or a repeated number."
             )
     return found
 
 
 async def _apply_next(conn: AsyncConnection, directory: Path, patience: Patience) -> str | None:
-    """Apply the first pending migration, unless another process is at it or did so a moment ago."""
+    """Apply the first pending migration, unless another process is applying it or just did."""
     take_your_time(conn)
     async with conn.transaction():
         if not await one_value(conn, sql("migration", "lock"), {"key": LOCK_KEY}):
             return None
-        # What it does to a table of its own may take long.
+        # Work on a table that this migration creates may take long.
         await conn.execute("set local statement_timeout = 0")
         await _limit_waits(conn, patience.lock_seconds, is_local=True)
         await _create_record(conn)
@@ -187,16 +187,16 @@ async def _apply_next(conn: AsyncConnection, directory: Path, patience: Patience
 async def _apply(conn: AsyncConnection, migration: Migration) -> None:
     await conn.execute(migration.script, prepare=False)
     await _record(conn, migration)
-    # What is new has no rights yet, and what was replaced has lost them: nobody may see it so.
+    # New objects have no grants yet, and replaced ones lost theirs: grant before the commit makes them visible.
     if await roles.are_used(conn):
         await roles.apply(conn, keeps_older=True)
 
 
 async def _make_index(conn: AsyncConnection, directory: Path, patience: Patience) -> str | None:
-    """Nobody waits for it: it waits for those whose transactions are older. A try that failed has left half an index behind."""
+    """Build an index without blocking writers: it waits for older transactions. A failed try leaves an invalid index behind."""
     if not keeps_session(conn):
         raise MigrationBlocked(
-            "An index that is made beside the work needs a session of its own, and a pooler stands before the server. Run"
+            "Building an index concurrently needs its own session, but a pooler is in front of the server. Run"
             " `evertick db migrate` with the server's own address."
         )
     if not await one_value(conn, sql("migration", "lock_session"), {"key": LOCK_KEY}):
@@ -237,7 +237,7 @@ async def _record(conn: AsyncConnection, migration: Migration) -> None:
 
 
 async def _whose(conn: AsyncConnection) -> str:
-    """Who has had our tables for longest, for people."""
+    """The sessions that have held our tables the longest, for people."""
     found = await all_rows(conn, sql("migration", "in_the_way"), {}, _InTheWay)
     return "".join(f", by {each.application} (pid {each.pid}) for {each.seconds:.0f} s" for each in found)
 
@@ -277,7 +277,7 @@ def _refuse_contradiction(known: list[Migration], applied: list[Applied]) -> Non
         if (migration.number, migration.name, migration.checksum) != (record.number, record.name, record.checksum):
             raise SchemaMismatch(
                 f"Migration {migration.label} differs from {record.label} that was applied to this database on"
-                f" {record.applied_at:%Y-%m-%d %H:%M} UTC. An applied migration never changes: restore the file and put"
+                f" {record.applied_at:%Y-%m-%d %H:%M} UTC. An applied migration must not change: restore the file and put"
                 " the change into a new one, or install the release that this database belongs to."
             )
 
@@ -285,7 +285,7 @@ def _refuse_contradiction(known: list[Migration], applied: list[Applied]) -> Non
 def _read(path: Path) -> Migration:
     match = _FILE_NAME.match(path.name)
     if match is None:
-        raise SchemaMismatch(f"{path.name} is not a migration's name: it must look like 0001_tables.sql.")
+        raise SchemaMismatch(f"{path.name} is not a valid migration name: it must look like 0001_tables.sql.")
     text = path.read_text(encoding="utf-8")
     checksum = hashlib.sha256(text.encode()).hexdigest()
     number = int(match[1])
@@ -295,19 +295,19 @@ def _read(path: Path) -> Migration:
         name=match[2],
         script=text,
         checksum=checksum,
-        # Without a word about it nobody who does not know it may work with it.
+        # Without a declaration, a program that does not know the migration cannot run with it.
         oldest_program=int(oldest[1]) if oldest else number,
         index=_index_of(text, path),
     )
 
 
 def _index_of(text: str, path: Path) -> str | None:
-    """The index that a script makes beside the work. It must do that alone: what cannot be undone must not be half of something."""
+    """The index that a script builds concurrently. It must do nothing else: it cannot be rolled back with other changes."""
     bare = re.sub(r"--[^\n]*", "", text).strip()
     found = _INDEX.fullmatch(bare)
     if found is None and re.search(r"\bconcurrently\b", bare, re.IGNORECASE):
         raise SchemaMismatch(
-            f"{path.name} does something concurrently: it must be one `create index concurrently NAME on ...`."
+            f"{path.name} does something concurrently: it must be a single `create index concurrently NAME on ...`."
         )
     return found[1] if found else None
 

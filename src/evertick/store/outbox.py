@@ -1,4 +1,4 @@
-"""Notifications that wait for being sent, and what became of the others."""
+"""The outbox: notifications that wait to be sent, and the results of the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from evertick.store.statements import sql
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One that its taker shall send now. `attempts` counts this one, and is what its record is guarded by."""
+    """A notification to send now. `attempts` includes this attempt and guards its record."""
 
     delivery_id: int
     sink: str
@@ -44,7 +44,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Tended:
-    """How many were given up, and how many wait how long."""
+    """How many notifications expired, and how many have been waiting for how long."""
 
     given_up: int
     waiting: int
@@ -53,7 +53,7 @@ class Tended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """Who is told of all DAGs, after how long one is given up (how many at once), and how far is counted."""
+    """The default recipients for all DAGs, the expiry time (and how many expire per call), and the limit of counting."""
 
     defaults: list[dict[str, object]]
     give_up_seconds: float
@@ -63,7 +63,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """How much a taker can send: of each sink, in all, and by when it is done with it."""
+    """A sender's capacity: per sink, in total, and the time by which it finishes."""
 
     passed_over: Collection[str]
     each: int
@@ -98,7 +98,7 @@ async def take(conn: AsyncConnection, *, shard: int, epoch: int, room: Room) -> 
 
 
 async def record(conn: AsyncConnection, taken: Taken, *, state: str, answer: str, rest_seconds: float) -> bool:
-    """Whether it was still this attempt's to say."""
+    """Whether this attempt still owned the notification."""
     params = {
         "delivery_id": taken.delivery_id,
         "attempts": taken.attempts,
@@ -116,7 +116,7 @@ async def retry(conn: AsyncConnection, *, ids: list[int] | None, sink: str | Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which of them; None for all. `before`: only older ones than this number."""
+    """A filter; None for all. `before`: only ids below this one."""
 
     state: str | None = None
     sink: str | None = None

@@ -1,4 +1,4 @@
-"""What tasks returned and put out by name: listed by many filters, and put there by somebody."""
+"""Return values and named outputs of tasks: listed by many filters, and set by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evertick.store.statements import sql
 
 @dataclass(frozen=True, slots=True)
 class ListedOutput:
-    """`key` None: what the task returned."""
+    """`key` None: the task's return value."""
 
     run_id: int
     dag: str
@@ -35,7 +35,7 @@ class ListedOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFilter:
-    """What is None is not asked. `returned`: what the key of a returned value is called."""
+    """A filter that is None does not apply. `returned`: the name to use for the key of a return value."""
 
     returned: str
     run_id: int | None = None
@@ -59,7 +59,7 @@ class OutputFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewOutput:
-    """`name` None: in place of what the task returned. `is_removed`: taken away. `must`: 'new' or 'old'."""
+    """`name` None: replaces the task's return value. `is_removed`: deleted. `must`: 'new' or 'old'."""
 
     name: str | None
     must: str

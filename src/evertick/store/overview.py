@@ -1,4 +1,4 @@
-"""How everything stands, for the front page. Reads only, and never more than a bounded number of rows."""
+"""The overview for the home page. Read-only, and never more than a bounded number of rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evertick.store.rows import all_rows, one_row
 from evertick.store.statements import sql
 
 JsonObject = dict[str, object]
-# Counts end here: "1,000 or more" is all that anybody wants to know.
+# Counts stop here and are shown as "1,000 or more".
 CAP = 5000
 
 
@@ -46,7 +46,7 @@ class RunningRun:
 
 @dataclass(frozen=True, slots=True)
 class FailingDag:
-    """`newest`: how its newest runs ended, the newest first."""
+    """`newest`: the states of its newest runs, the newest first."""
 
     dag: str
     failures: int
@@ -57,14 +57,14 @@ class FailingDag:
 
     @property
     def in_a_row(self) -> int:
-        """How many failed one after the other, up to the latest that ended."""
+        """The number of consecutive failures up to the latest finished run."""
         ended = [state for state in self.newest if state not in ("queued", "running")]
         return next((place for place, state in enumerate(ended) if state != "failed"), len(ended))
 
 
 @dataclass(frozen=True, slots=True)
 class LateThing:
-    """An open alert, or a schedule that was set aside with its `reason`."""
+    """An open alert, or a quarantined schedule with its `reason`."""
 
     kind: str
     dag: str
@@ -87,7 +87,7 @@ class Upcoming:
 
 @dataclass(frozen=True, slots=True)
 class QueueLine:
-    """A queue with something in line, the first of it since `oldest_at`."""
+    """A queue with waiting tasks, the first of them since `oldest_at`."""
 
     queue: str
     depth: int

@@ -1,6 +1,6 @@
-"""One page of a list, and how long the list is: by an offset, in the order that somebody asks for.
+"""One page of a list, and the list's total: by an offset, in the requested order.
 
-Reads what the page needs and no more. An order that no index knows is refused where too much would have to be sorted for it.
+Reads only what the page needs. An order without an index is refused if too many rows would have to be sorted.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from psycopg.sql import SQL, Composed, Identifier
 
 from evertick.domain.errors import UserError
 
-# A total is counted so far and no further: counting must not read a million rows for a page of fifty.
+# Totals are counted up to this limit: counting must not read a million rows for a page of fifty.
 MOST_COUNTED = 10_000
-# So many are sorted for a page where no index knows the order. A million runs took a second.
+# The most rows sorted for a page in an order without an index. A million runs took a second.
 MOST_SORTED = 50_000
-# An index is read backwards only for columns of which nothing is said about nulls.
+# An index scan runs backwards only for columns without a "nulls first/last" clause.
 NEVER_NULL = frozenset({"run_id", "idx", "map_index", "dag", "entry_id"})
 _KEYS = frozenset({"run_id", "entry_id", "occurred_at"})
 _ORDER = "/* order */"
-# How a condition begins that is true where nothing is asked of it.
+# The start of a condition that is true if its parameter is not set.
 _IF_ASKED = re.compile(r"\(%\((\w+)\)s::\w+(?:\[\])? is (null|not true)\s+or\b")
 _NULLS_LAST: dict[bool, LiteralString] = {True: "{} desc nulls last, ", False: "{} nulls last, "}
 
@@ -35,8 +35,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One page: from where, how many, in which order (columns, True for descending); what has no value comes last. `is_counted`:
-    also how many there are in all."""
+    """One page: the offset, the size, the order (columns, True for descending); missing values come last. `is_counted`:
+    also return the total."""
 
     limit: int
     offset: int = 0
@@ -44,7 +44,7 @@ class Asked:
     is_counted: bool = True
 
 
-# Nothing of the page: only how many there are.
+# No rows of the page: only the total.
 COUNT_ONLY = Asked(limit=0)
 
 
@@ -58,19 +58,19 @@ async def read_page(
     never_null: frozenset[str] = NEVER_NULL,
     is_small: bool = True,
 ) -> tuple[list[T], int]:
-    """One page and a total, of a statement that says where its order goes. `is_small`: what fits is never too much to sort."""
+    """One page and a total, from a statement with a marker for its order. `is_small`: the matches are always few enough to sort."""
     if not (is_small or is_by_key(asked.order)):
         await refuse_endless(conn, question(statement, params, COUNT_ONLY, never_null))
     return await answer(conn, question(statement, params, asked, never_null), record)
 
 
 def is_by_key(order: Order) -> bool:
-    """Whether rows are read in that order one after the other."""
+    """Whether rows are read in that order directly from the primary key."""
     return not order or order[0][0] in _KEYS
 
 
 async def count(conn: AsyncConnection, asked: Question, most: int) -> int:
-    """How many there are, so far and no further. The question is for no page (COUNT_ONLY)."""
+    """The number of matches, up to a limit. The question must be for no page (COUNT_ONLY)."""
     statement, params = asked
     cursor = await conn.execute(statement, {**params, "most": most}, prepare=False)
     rows = await cursor.fetchall()
@@ -78,10 +78,10 @@ async def count(conn: AsyncConnection, asked: Question, most: int) -> int:
 
 
 async def refuse_endless(conn: AsyncConnection, asked: Question) -> None:
-    """No index knows the order that is wanted, so that all that fits would have to be read and sorted for one page."""
+    """Refuse an order without an index if too many matches would have to be read and sorted for one page."""
     if await count(conn, asked, MOST_SORTED + 1) > MOST_SORTED:
         raise UserError(
-            f"More than {MOST_SORTED:,} fit, too many to put in this order. Narrow the list with a filter, or order it by id."
+            f"More than {MOST_SORTED:,} rows match, too many to sort. Narrow the list with a filter, or sort it by id."
         )
 
 
@@ -94,7 +94,7 @@ def question(statement: LiteralString, params: Mapping[str, Any], asked: Asked, 
 
 
 async def answer(conn: AsyncConnection, asked: Question, record: Callable[..., T]) -> tuple[list[T], int]:
-    """Never prepared: a plan for all filters at once would be right for none of them."""
+    """Never prepared: one plan for all combinations of filters would be wrong for each of them."""
     cursor = await conn.execute(*asked, prepare=False)
     rows = await cursor.fetchall()
     # A page behind the last one is a single row that has only the total.
@@ -103,8 +103,8 @@ async def answer(conn: AsyncConnection, asked: Question, record: Callable[..., T
 
 @lru_cache(maxsize=256)
 def only_asked(statement: LiteralString, unasked: frozenset[str], untrue: frozenset[str]) -> LiteralString:
-    """The statement without its conditions on parameters of which nothing is asked: there are dozens, all true, and to read them
-    takes the server up to half of the time of a list. `untrue`: those that are false, which is something else than nothing."""
+    """The statement without its conditions on parameters that are not set: there are dozens, all true, and parsing them
+    takes the server up to half of the time of a list. `untrue`: parameters that are false, which differs from not set."""
     kept: list[LiteralString] = []
     at = 0
     for found in _IF_ASKED.finditer(statement):
@@ -116,7 +116,7 @@ def only_asked(statement: LiteralString, unasked: frozenset[str], untrue: frozen
 
 
 def _closing(statement: str, opening: int) -> int:
-    """Where the parenthesis ends that opens there."""
+    """The position of the parenthesis that closes the one at `opening`."""
     depth = 0
     for place in range(opening, len(statement)):
         depth += (statement[place] == "(") - (statement[place] == ")")
@@ -126,7 +126,7 @@ def _closing(statement: str, opening: int) -> int:
 
 
 def _in_order(statement: LiteralString, order: Order, never_null: frozenset[str]) -> Composed:
-    """The statement with the columns put where it says so, before its own, which break ties."""
+    """The statement with these order columns inserted at the marker, before its own, which break ties."""
     head, _, tail = statement.partition(_ORDER)
     parts = [
         SQL(("{} desc, " if is_down else "{}, ") if column in never_null else _NULLS_LAST[is_down]).format(

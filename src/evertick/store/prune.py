@@ -1,4 +1,4 @@
-"""Retention: walking over what is old, and deleting it. What to delete is decided elsewhere; the functions check it again."""
+"""Retention: walks over old rows and deletes them. Decided elsewhere; the SQL functions check each row again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evertick.store.statements import sql
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mandate:
-    """In whose name is pruned, up to when, and the journal's entry of this round, once there is one."""
+    """The leader in whose name rows are pruned, the cutoff, and this round's journal entry once there is one."""
 
     shard: int
     epoch: int
@@ -35,7 +35,7 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """How many rows went, and whether none are left."""
+    """How many rows were deleted, and whether none are left."""
 
     swept: int
     is_clean: bool

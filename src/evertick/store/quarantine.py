@@ -1,4 +1,4 @@
-"""What was set aside because it fails every time, with the reason and when it is tried again."""
+"""Quarantined rows: rows that fail every time, with the reason and the time of the next retry."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from psycopg import AsyncConnection
 from evertick.store.rows import all_rows
 from evertick.store.statements import sql
 
-# Before all of them.
+# Before every row.
 FIRST = ("-infinity", "", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """`subject_id` is that of a schedule, a run or a DAG. `retry_at` is None where only a new version helps."""
+    """`subject_id` is that of a schedule, a run or a DAG. `retry_at` is None if only a new version helps."""
 
     kind: str
     subject_id: int
@@ -31,7 +31,7 @@ class SetAside:
 
 
 async def list_all(conn: AsyncConnection, *, after: tuple[str, str, int] = FIRST, limit: int = 1000) -> list[SetAside]:
-    """`after`: since when, of what kind and which the last one on the page before is."""
+    """`after`: the time, the kind and the id of the last row of the previous page."""
     return await all_rows(conn, sql("quarantine", "list"), _params(None, None, after, limit), SetAside)
 
 

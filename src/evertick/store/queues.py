@@ -1,4 +1,4 @@
-"""Queues: how much is in line, who serves them, and what lies where in line."""
+"""Queues: how many tasks are queued, which runners serve them, and the order of the queued tasks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Depth:
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """`oldest_at` is since when the first in line waits. Runners: those that live, of them the ones that drain, and the ones
-    that serve only tasks of some names."""
+    """`oldest_at` is when the first queued task was enqueued. Runners: the live ones, how many of them drain, and how many
+    serve only tasks that match patterns."""
 
     queue: str
     depth: int
@@ -35,7 +35,7 @@ class QueueRow:
 
 
 class InLine(NamedTuple):
-    """A task in line: `place` is 10 x the place of its queue, from 0, plus its rank."""
+    """A queued task: `place` is 10 x the position of its queue, from 0, plus its rank."""
 
     place: int
     seq: int
@@ -60,7 +60,7 @@ class RoutedTask:
 
 
 async def depths(conn: AsyncConnection, *, cap: int, most: int) -> list[Depth]:
-    """How many tasks each queue has in line, `cap` if there are as many or more, for at most so many queues."""
+    """The number of queued tasks of each queue, `cap` if there are as many or more, for at most `most` queues."""
     return await all_rows(conn, sql("queues", "depths"), {"cap": cap, "most": most}, Depth)
 
 
@@ -71,7 +71,7 @@ async def list_all(conn: AsyncConnection, *, cap: int, limit: int = 1000) -> lis
 async def look_in_line(
     conn: AsyncConnection, *, queues: Sequence[str], begin: Sequence[int], window: int
 ) -> list[InLine]:
-    """For each rank of each queue up to `window` rows from that place on."""
+    """For each rank of each queue, up to `window` rows starting at that position."""
     params = {"queues": list(queues), "begin": list(begin), "window": window}
     cursor = await conn.execute(sql("queues", "look_in_line"), params, prepare=True)
     return [InLine(*row) for row in await cursor.fetchall()]

@@ -1,7 +1,7 @@
-"""A role of PostgreSQL for each kind of service, with the right to what that service asks of the database and nothing else.
+"""A PostgreSQL role for each kind of service, with the privileges that the service's statements need and nothing else.
 
-The rights are read off the statements: a role may execute the functions that its statements name, and touch the tables that
-these name themselves. The functions work with the owner's rights, so that a task is moved by its verb or not at all.
+The privileges are derived from the statements: a role may execute the functions that its statements call, and access the
+tables that they name. Functions run with the owner's privileges, so that a task changes only through its verb.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from evertick.store.statements import nouns, sql, statements
 
 RUNNER, SCHEDULER, PUBLISHER, API = "evertick_runner", "evertick_scheduler", "evertick_publisher", "evertick_api"
 
-# What every service asks: whether the schema fits, which server it is, the time.
+# The statements of every service: the schema check, the server's identity, the time.
 _EVERYBODY = (
     *("migration.has_record", "migration.applied", "shards.read_clock"),
     *("cluster.look*", "cluster.mark*", "cluster.report_loss"),
 )
 
-# As in `noun.statement`. Who stands for people may ask everything but what only a leader, a runner or the owner does.
+# Patterns of `noun.statement`. A service that acts for users may do everything except what a leader, a runner or the owner does.
 MAY: dict[str, tuple[str, ...]] = {
     RUNNER: (
         *_EVERYBODY,
@@ -38,7 +38,7 @@ MAY: dict[str, tuple[str, ...]] = {
         ),
         *("tasks.step", "tasks.claim_rows", "tasks.extend", "queues.look_in_line", "queues.names", "queues.published"),
         *("dags.version", "dags.bundle", "secrets.of_attempt", "logs.append", "logs.shipped_until", "runs.existing"),
-        # Of one that drives an executor elsewhere.
+        # For a runner that drives a remote executor.
         *("dispatch.claim*", "dispatch.list_of", "dispatch.known", "dispatch.note_*", "dispatch.end_queued"),
         *("dispatch.adopt", "dispatch.forget", "agents.held", "agents.finish"),
     ),
@@ -102,18 +102,18 @@ _MAY_NOT: dict[str, tuple[str, ...]] = {
         *("runs.reap_orphan", "runs.skip_one", "runs.admit", "runs.time_out", "outbox.take", "gates.reconcile"),
     ),
 }
-# Without a login: whoever installs a service makes one, with its own password or certificate, and puts it into the role.
-# Roles belong to the whole server, and others may be making the same at this moment.
+# Without login: the installer of a service creates a login role, with its own password or certificate, and grants it this role.
+# Roles belong to the whole server, and another process may be creating the same one at this moment.
 _CREATE = (
     "do $$ begin create role {role} nologin; exception when duplicate_object or unique_violation then null; end $$"
 )
-# Reads no table, and is part of so many statements and views that it must stay part of their plans.
+# It reads no table, and so many statements and views inline it that it must remain inlinable.
 _PLAIN = "clock"
 # An insert, up to where the next change of the same statement begins.
 _INSERT = re.compile(
     r"\binsert into (?:evertick\.)?(\w+)(.*?)(?=\binsert into\b|(?<!do )\bupdate\b|\bdelete from\b|\Z)", re.DOTALL
 )
-# From this version on there is a right to vacuum that is not the owner's.
+# From this version on there is a privilege to vacuum without owning the table.
 _MAINTAIN_VERSION = 170000
 
 
@@ -127,16 +127,16 @@ class _Thing:
 
 
 def statements_of(role: str) -> list[str]:
-    """Which statements a service with that role executes."""
+    """The statements that a service with that role executes."""
     known = [f"{noun}.{name}" for noun in nouns() for name in statements(noun)]
     wanted, unwanted = MAY[role], _MAY_NOT.get(role, ())
     return [each for each in known if _fits(each, wanted) and not _fits(each, unwanted)]
 
 
 async def script(conn: AsyncConnection, *, keeps_older: bool = False) -> list[str]:
-    """The statements that make the roles and give them their rights, for the database of this connection. Again is harmless.
+    """The statements that create the roles and grant their privileges, for the database of this connection. Idempotent.
 
-    `keeps_older`: nothing is taken away, because services of the release before may be at work.
+    `keeps_older`: nothing is revoked, because services of the previous release may be running.
     """
     things = await all_rows(conn, sql("roles", "things"), {}, _Thing)
     database = str(await one_value(conn, sql("roles", "database"), {}))
@@ -148,7 +148,7 @@ async def script(conn: AsyncConnection, *, keeps_older: bool = False) -> list[st
     everybody = ", ".join(MAY)
     lines += [f"grant connect on database {database} to {everybody}", f"grant usage on schema evertick to {everybody}"]
     for role in () if keeps_older else MAY:
-        # What an older release gave and this one does not need goes.
+        # Privileges that an older release granted and this one does not need are revoked.
         lines += [f"revoke all on all {kind} in schema evertick from {role}" for kind in ("tables", "functions")]
     named = {name for role in MAY for name in _functions(role, things)}
     lines += [
@@ -164,12 +164,12 @@ async def script(conn: AsyncConnection, *, keeps_older: bool = False) -> list[st
 
 
 async def are_used(conn: AsyncConnection) -> bool:
-    """Whether these roles have rights in this database."""
+    """Whether these roles have privileges in this database."""
     return bool(await one_value(conn, sql("roles", "are_used"), {"role": RUNNER}))
 
 
 async def apply(conn: AsyncConnection, *, keeps_older: bool = False) -> None:
-    """In one transaction: nobody ever has half of his rights."""
+    """In one transaction: no role ever has only part of its privileges."""
     lines = await script(conn, keeps_older=keeps_older)
     async with conn.transaction():
         await conn.execute(";\n".join(lines), prepare=False)
@@ -185,7 +185,7 @@ def _grants(role: str, things: list[_Thing]) -> Iterator[str]:
 
 
 def _functions(role: str, things: list[_Thing]) -> set[str]:
-    """Those that the role's statements call, and those that the views call which it reads."""
+    """The functions that the role's statements call, and those called by the views that they read."""
     views = {each.name: each.arguments for each in things if each.kind == "view"}
     texts = _texts(role) + [views[name] for name in _tables(role, things) if name in views]
     known = {each.name for each in things if each.kind == "function"}
@@ -203,7 +203,7 @@ def _tables(role: str, things: Iterable[_Thing]) -> dict[str, set[str]]:
 
 
 def _touched(text: str) -> Iterator[tuple[str, str]]:
-    """Which names a statement reads, inserts into, updates and deletes from. Some of them are its own."""
+    """The names that a statement reads, inserts into, updates and deletes from. Some of them are its own CTEs."""
     read = re.findall(r"\b(?:from|join)\s+(?:evertick\.)?(\w+)", text)
     inserted = re.findall(r"\binsert into (?:evertick\.)?(\w+)", text)
     updated = re.findall(r"(?<!do )\bupdate (?:only )?(?:evertick\.)?(\w+)", text)

@@ -1,4 +1,4 @@
-"""How rows become records: one cursor per question, typed by the record that the caller names."""
+"""Turns rows into records: one cursor per query, typed by the record that the caller names."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ Params = Mapping[str, object]
 
 
 class _Json(Loader):
-    """As psycopg's own, in a fifth of the time where nothing is in it: most params are empty, and every row of a run has some."""
+    """Like psycopg's own loader, in a fifth of the time for an empty object: most params are empty, and every run row has some."""
 
     def load(self, data: Buffer) -> Any:
-        # Bytes would be looked at for their encoding first.
+        # `json.loads` would detect the encoding of bytes first.
         text = str(data, "utf-8")
         return {} if text == "{}" else json.loads(text)
 
 
-# How values are read on every connection of ours.
+# How values are decoded on all our connections.
 VALUES = AdaptersMap(psycopg.adapters)
 VALUES.register_loader("json", _Json)
 VALUES.register_loader("jsonb", _Json)
 
 
 def record_row(record: type[T]) -> AsyncRowFactory[T]:
-    """As psycopg's `class_row`, in half the time where the columns come in the order of the fields: no dictionary for each row."""
+    """Like psycopg's `class_row`, in half the time if the columns are in field order: it builds no dictionary per row."""
     named: AsyncRowFactory[T] = class_row(record)
     expected = [name.encode() for name in getattr(record, "__match_args__", ())]
 
@@ -62,7 +62,7 @@ async def one_row(conn: AsyncConnection, statement: LiteralString, params: Param
 
 
 async def one_value(conn: AsyncConnection, statement: LiteralString, params: Params) -> Any:
-    """The first column of the first row. What it is, the statement knows; the caller says it in its own type."""
+    """The first column of the first row. The caller states its type, which the statement determines."""
     cursor = await conn.execute(statement, params)
     row = await cursor.fetchone()
     return None if row is None else row[0]

@@ -28,11 +28,11 @@ from evertick.store.rows import all_rows
 from evertick.store.statements import sql
 
 _PAGE, _WAY = "/* page */", "/* way */"
-# So many are sooner fetched and sorted than found one by one among a million that are in order.
+# Up to this many are faster fetched and sorted than found one by one among a million in index order.
 MOST_FEW = 10_000
-# Between finding and fetching is less than a millisecond: that runs are deleted there several times in a row does not happen.
+# Less than a millisecond passes between the two reads: runs deleted in between several times in a row do not occur in practice.
 _MOST_READS = 10
-# What may leave few runs of many.
+# Filters that may leave few runs of many.
 _SELECTIVE = (
     *("kinds", "versions", "due", "fire", "started", "finished", "changed", "seconds", "like", "heads"),
     *("actor_like", "actor_heads", "params_like", "asset_like"),
@@ -64,9 +64,9 @@ class ListedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFilter:
-    """What is None is not asked. `types` are finer than `kinds`, and no index knows them: with types come their kinds.
-    `like`: patterns of ILIKE, `heads`: beginnings; one of them must fit. `names`: what a state is called where it is
-    ordered by name."""
+    """A filter that is None does not apply. `types` are finer than `kinds`, and no index has them: filter by their kinds, too.
+    `like`: patterns of ILIKE, `heads`: prefixes; any of them must match. `names`: the names of states, for sorting
+    by name."""
 
     dag_id: int | None = None
     dag_ids: list[int] | None = None
@@ -95,8 +95,8 @@ class RunFilter:
 
 
 class Meant(NamedTuple):
-    """The DAGs that are meant, and their schedules where instants matter. Indexes know times within each. `caused_ids`: if only
-    runs are asked for that came after an asset, the schedules that have such."""
+    """The DAGs that match, and their schedules if times matter. Indexes order times within each. `caused_ids`: the schedules
+    with runs triggered by an asset, if only such runs are wanted."""
 
     dag_ids: list[int]
     schedule_ids: Sequence[int] = ()
@@ -104,7 +104,7 @@ class Meant(NamedTuple):
 
 
 async def list_runs(conn: AsyncConnection, wanted: RunFilter, asked: Asked) -> tuple[list[ListedRun], int]:
-    """One page, and how many there are, up to `MOST_COUNTED`. Oldest first unless asked otherwise."""
+    """One page, and the total, up to `MOST_COUNTED`. Oldest first by default."""
     within = await _meant(conn, wanted, asked.order)
     if _may_be_rare(wanted, asked.order):
         total = await count(conn, question_of_runs(wanted, COUNT_ONLY, within), MOST_COUNTED + 1)
@@ -118,8 +118,8 @@ async def list_runs(conn: AsyncConnection, wanted: RunFilter, asked: Asked) -> t
 
 
 async def _read(conn: AsyncConnection, asked: Question) -> tuple[list[ListedRun], int]:
-    """What changes between the two reads is shown as it is at the second. If one is deleted there, it is read again: whoever gets
-    fewer than a page takes it for the last one."""
+    """A change between the two reads is shown as of the second. If a run was deleted in between, the page is read again: a caller
+    takes an incomplete page for the last one."""
     for _ in range(_MOST_READS):
         cursor = await conn.execute(*asked, prepare=False)
         ((total, run_ids),) = await cursor.fetchall()
@@ -132,8 +132,8 @@ async def _read(conn: AsyncConnection, asked: Question) -> tuple[list[ListedRun]
 
 
 def _may_be_rare(wanted: RunFilter, order: Order) -> bool:
-    """Few runs are fetched and sorted: an index that knows the order might be read to its end for them. States have indexes in the
-    order of runs."""
+    """Whether to fetch all matches and sort them: an index in the requested order might be read to its end for a few. States have
+    indexes in the order of runs."""
     is_asked = any(getattr(wanted, name) is not None for name in _SELECTIVE)
     return is_asked or (wanted.states is not None and not is_by_key(order))
 
@@ -148,7 +148,7 @@ async def _meant(conn: AsyncConnection, wanted: RunFilter, order: Order) -> Mean
 
 
 def question_of_runs(wanted: RunFilter, asked: Asked, within: Meant, *, is_few: bool = False) -> Question:
-    """`is_few`: all that fits is fetched before it is sorted."""
+    """`is_few`: fetch all matches before sorting them."""
     meant = {"within": within.dag_ids, "schedules": list(within.schedule_ids), "causes": within.caused_ids}
     params = {**asdict(wanted), **_bounds_of(wanted), **meant, "names": Jsonb(wanted.names)}
     statement = sql("listing", "runs")
@@ -157,12 +157,12 @@ def question_of_runs(wanted: RunFilter, asked: Asked, within: Meant, *, is_few: 
         head, _, tail = statement.split(_PAGE)
         way: LiteralString = "desc" if asked.order and asked.order[0][1] else ""
         statement = head + page.replace("listed_run", "found").replace(_WAY, way) + tail
-    # Of the journal's entries not each is about a run, but each run has a text.
+    # Not every journal entry refers to a run, but each run has a text.
     return question(statement, params, asked, NEVER_NULL | {"text_id"})
 
 
 def _bounds_of(wanted: RunFilter) -> dict[str, object]:
-    """The ends of what is asked of time, and how a text begins."""
+    """The bounds of the time filters, and the prefix of a text."""
     bounds: dict[str, object] = {
         "is_of_run": any((wanted.due, wanted.fire, wanted.heads)),
         "is_of_status": any((wanted.states, wanted.started, wanted.finished, wanted.changed)),
@@ -176,7 +176,7 @@ def _bounds_of(wanted: RunFilter) -> dict[str, object]:
 
 
 def served_page(order: Order) -> LiteralString | None:
-    """The page of runs in that order, if an index knows it. Runs that are equal there come in the order of their numbers."""
+    """The page of runs in that order, if an index provides it. Runs with equal values are ordered by id."""
     if not order or list(order[1:]) not in ([], [("run_id", False)]):
         return None
     match order[0]:
@@ -199,7 +199,7 @@ def served_page(order: Order) -> LiteralString | None:
 
 
 async def dags_of(conn: AsyncConnection, asked: Mapping[str, object]) -> list[int]:
-    """Which DAGs a filter of runs or of tasks leaves, by its fields."""
+    """The DAGs that pass a filter of runs or of tasks, by its fields."""
     if asked["dag_id"] is not None:
         return [cast(int, asked["dag_id"])]
     params = {name: asked[name] for name in ("dag_ids", "dags", "dag_like", "dag_heads")}
@@ -207,7 +207,7 @@ async def dags_of(conn: AsyncConnection, asked: Mapping[str, object]) -> list[in
 
 
 async def numbers_of(conn: AsyncConnection, text_ids: Sequence[str], asked: Mapping[str, object]) -> list[int]:
-    """Of the runs with these texts, in the DAGs that a filter leaves."""
+    """The ids of the runs with these texts, in the DAGs that pass a filter."""
     params = {"within": await dags_of(conn, asked), "text_ids": list(text_ids)}
     return await _numbers(conn, sql("listing", "runs_of_texts"), params)
 

@@ -1,4 +1,4 @@
-"""Runners: registration, silence, and the end of one that is gone."""
+"""Runners: registration, heartbeat timeouts, and the cleanup after one that is gone."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class BusyRunner:
 
     @property
     def is_agent(self) -> bool:
-        """It stands for one attempt elsewhere, and serves no queue."""
+        """It represents one remote attempt, and serves no queue."""
         return not self.queues
 
 
@@ -83,7 +83,7 @@ class AgentsOf:
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """How many attempts were taken from a runner (None: it lives), and how many could not be moved and were set aside."""
+    """How many attempts were taken from a runner (None: it is alive), and how many could not be moved and were quarantined."""
 
     reaped: int | None
     refused: int
@@ -94,14 +94,14 @@ async def register(conn: AsyncConnection, runner: NewRunner) -> None:
 
 
 async def ask_of(conn: AsyncConnection, *, sessions: list[int], request: str | None, actor: str) -> list[int]:
-    """Those of whom it was not asked before."""
+    """The sessions that had no such request before."""
     params = {"sessions": sessions, "request": request, "actor": actor}
     cursor = await conn.execute(sql("runners", "ask_of"), params)
     return [cast(int, row[0]) for row in await cursor.fetchall()]
 
 
 async def bury(conn: AsyncConnection, *, session: int, reason: str, infra_retries: int) -> int:
-    """How many attempts the runner still held."""
+    """The number of attempts that the runner still held."""
     params = {"session": session, "reason": reason, "infra_retries": infra_retries}
     return cast(int, await one_value(conn, sql("runners", "bury"), params))
 

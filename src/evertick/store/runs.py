@@ -1,4 +1,4 @@
-"""Runs: triggering, canceling, reading, and the pass that repairs what an interrupted step left."""
+"""Runs: triggering, canceling, reading, and the reconciliation of state that an interrupted step left behind."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from evertick.store.rows import all_rows, one_row, one_value
 from evertick.store.statements import sql
 
 JsonObject = dict[str, object]
-# As `page_of_all` has it.
+# The same order as in `page_of_all`.
 LONGEST_PAGE = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Triggered:
-    """`defers`: some of its first tasks wait for something outside, and the leader has to look at them."""
+    """`defers`: some of its first tasks wait for something outside, and the leader has to check them."""
 
     run_id: int
     is_new: bool
@@ -59,7 +59,7 @@ class Reconciled:
 
     @property
     def last(self) -> tuple[int, int]:
-        """Where the next slice starts."""
+        """Where the next batch starts."""
         return (self.last_dag_id or 0, self.last_run_id or 0)
 
 
@@ -71,7 +71,7 @@ class _Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """How many queued runs started, and how many DAGs were set aside because theirs could not."""
+    """How many queued runs started, and how many DAGs were quarantined because their runs could not."""
 
     admitted: int
     refused: int
@@ -89,8 +89,8 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Particulars:
-    """What somebody may say of a run besides its parameters. `key`: the same again is the same run; `fire_at`: the instant that
-    it is for, of which a DAG has one run."""
+    """The properties of a run besides its parameters. `key`: an idempotency key, the same key is the same run; `fire_at`: the
+    logical date, of which a DAG has one run."""
 
     key: str | None = None
     fire_at: datetime | None = None
@@ -111,12 +111,12 @@ async def trigger(
 
 
 async def delete(conn: AsyncConnection, *, run_id: int, actor: str) -> str | None:
-    """'deleted', 'open' or None: there is none."""
+    """'deleted', 'open', or None: there is no such run."""
     return cast("str | None", await one_value(conn, sql("runs", "delete"), {"run_id": run_id, "actor": actor}))
 
 
 async def cancel(conn: AsyncConnection, *, run_id: int, actor: str, reason: str) -> int | None:
-    """How many tasks were asked to stop, or None if the run is not open."""
+    """The number of tasks with a stop request, or None if the run is not open."""
     values = {"run_id": run_id, "actor": actor, "reason": reason}
     return cast("int | None", await one_value(conn, sql("runs", "cancel"), values))
 
@@ -140,7 +140,7 @@ async def existing(conn: AsyncConnection, run_ids: list[int]) -> set[int]:
 async def newest_of_each_dag(
     conn: AsyncConnection, *, dag_ids: list[int] | None = None, after: str = "", limit: int = 1000
 ) -> list[RunRow]:
-    """In the order of the DAGs' names, from after one."""
+    """In the order of the DAGs' names, after one name."""
     params = {"dag_ids": dag_ids, "after": after, "limit": limit}
     return await all_rows(conn, sql("runs", "newest_of_each_dag"), params, RunRow)
 
@@ -170,7 +170,7 @@ async def reconcile(
 
 
 async def skip_one(conn: AsyncConnection, *, shard: int, epoch: int, after: tuple[int, int]) -> tuple[int, int]:
-    """Where to go on after the run that was set aside."""
+    """Where to continue after the quarantined run."""
     values = {"shard": shard, "epoch": epoch, "after_dag": after[0], "after_run": after[1]}
     row = await one_row(conn, sql("runs", "skip_one"), values, _Skipped)
     assert row is not None
@@ -205,7 +205,7 @@ async def journal(conn: AsyncConnection, *, run_id: int, limit: int = 200) -> li
 async def page(
     conn: AsyncConnection, *, before: int, dag_ids: list[int] | None, state: str | None, limit: int, window: int
 ) -> tuple[list[RunRow], int | None]:
-    """Newest first, and before which run to go on; None where there are no more."""
+    """Newest first, and the run before which to continue; None at the end."""
     if dag_ids is None and state is None and limit <= LONGEST_PAGE:
         newest = await all_rows(conn, sql("runs", "page_of_all"), {"before": before, "limit": limit}, RunRow)
         return newest, newest[-1].run_id if len(newest) == limit else None
@@ -214,7 +214,7 @@ async def page(
     found = await all_rows(conn, sql("runs", "page_of_dag" if is_one else "page"), values, RunRow)
     if len(found) == limit:
         return found, found[-1].run_id
-    # The window was looked through: whether there is something before it decides whether to go on.
+    # The window was exhausted: whether older runs exist decides whether there is a next page.
     rest = {**values, "dag_ids": dag_ids if is_one else None}
     end = await one_value(conn, sql("runs", "end_of_window"), rest)
     if end is None:

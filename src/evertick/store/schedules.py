@@ -1,4 +1,4 @@
-"""Schedules as they stand: what is due, what is next, what was skipped."""
+"""Schedules: the due ones, their next fires, and the skips."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DueSchedule:
 
 @dataclass(frozen=True, slots=True)
 class DagSchedule:
-    """`spec` as it is stored: one that cannot be decoded must not keep it from being changed."""
+    """`spec` as it is stored: one that cannot be decoded must still be changeable."""
 
     schedule_id: int
     version: int
@@ -96,7 +96,7 @@ class ScheduleVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleChange:
-    """Whose schedule, by whom, at which version (any, if None), how it stood when the change was planned, and what is due."""
+    """The schedule's DAG, the expected version (None: any), its state when the change was planned, and the due fires."""
 
     dag_id: int
     actor: str
@@ -113,7 +113,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One schedule that waits for other work. `condition` as it is stored."""
+    """One schedule that depends on other DAGs or assets. `condition` as it is stored."""
 
     dag: str
     name: str
@@ -129,7 +129,7 @@ class Outlet:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Of what kind, which DAG or asset, and the run that ended or updated it, or who told of the update."""
+    """The kind, the DAG or asset, and the run that ended or updated it, or the actor of an external update."""
 
     kind: str
     name: str
@@ -140,8 +140,8 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """`won`: the schedules that moved on. `overlapped`: fires that were skipped because a run was open. `canceled`: tasks of
-    such runs that were asked to stop."""
+    """`won`: the schedules that advanced. `overlapped`: fires skipped because a run was open. `canceled`: tasks of
+    such runs that received a stop request."""
 
     won: list[int]
     overlapped: int
@@ -168,8 +168,8 @@ async def due(
     half: int | None = None,
     until: datetime | None = None,
 ) -> list[DueSchedule]:
-    """Oldest first, without those in `passed_over`; only those with even (0) or odd (1) ids if a half is named. Due now, or
-    `until` an instant that is still to come, which then is their `read_at`."""
+    """Oldest first, without the ids in `passed_over`; only even (0) or odd (1) ids if a half is named. Due now, or
+    `until` a future instant, which is then their `read_at`."""
     params = {"shard": shard, "batch": batch, "passed_over": list(passed_over), "half": half, "until": until}
     return await all_rows(conn, sql("schedules", "due"), params, DueSchedule)
 
@@ -181,7 +181,7 @@ async def next_due(conn: AsyncConnection, *, shard: int) -> tuple[datetime | Non
 
 
 async def fire(conn: AsyncConnection, *, shard: int, epoch: int, plans: list[JsonObject]) -> Settled:
-    """The schedules that are not among those which won had moved on."""
+    """Schedules that are not in `won` had already been advanced by another process."""
     params = {"shard": shard, "epoch": epoch, "plans": Jsonb(plans)}
     return cast(Settled, await one_row(conn, sql("schedules", "fire"), params, Settled))
 
@@ -210,7 +210,7 @@ async def settle(conn: AsyncConnection, *, plans: list[JsonObject]) -> Settled:
 async def set_aside(
     conn: AsyncConnection, *, shard: int, epoch: int, due: DueSchedule, reason: str, is_tried_again: bool
 ) -> bool:
-    """Whether it was that version's turn, and it had not been set aside before."""
+    """Whether that version was current and not quarantined before."""
     params = {
         "shard": shard,
         "epoch": epoch,
@@ -223,7 +223,7 @@ async def set_aside(
 
 
 async def of_dag(conn: AsyncConnection, *, dag: str, name: str | None = None) -> list[DagSchedule]:
-    """All of a DAG's, or the one of that name."""
+    """All of a DAG's, or the one with that name."""
     return await all_rows(conn, sql("schedules", "of_dag"), {"dag": dag, "name": name}, DagSchedule)
 
 
@@ -260,7 +260,7 @@ async def skips(
 
 
 async def history(conn: AsyncConnection, *, dag: str, name: str, limit: int = 50) -> list[ScheduleVersion]:
-    """Latest first; also of a schedule that was deleted."""
+    """Latest first; also for a deleted schedule."""
     params = {"dag": dag, "name": name, "limit": limit}
     return await all_rows(conn, sql("schedules", "history"), params, ScheduleVersion)
 

@@ -1,4 +1,4 @@
-"""Variables, connections and secrets, as they are stored: encrypted. Nothing here can read them."""
+"""Variables, connections and secrets as they are stored: encrypted. This module cannot decrypt them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NewValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who holds which attempt."""
+    """The session that holds an attempt, and the attempt."""
 
     key: TaskKey
     epoch: int
@@ -50,7 +50,7 @@ class NamedValue:
 
 
 async def put(conn: AsyncConnection, value: NewValue, *, actor: str, only_new: bool = False) -> bool | None:
-    """Whether it is new; None when only a new one was wanted and there is one."""
+    """Whether it is new; None if only a new one was wanted and it exists."""
     params = {**asdict(value), "actor": actor, "only_new": only_new}
     return cast("bool | None", await one_value(conn, sql("secrets", "put"), params))
 
@@ -65,14 +65,14 @@ async def find(conn: AsyncConnection, wanted: Collection[tuple[str, str]]) -> li
 
 
 async def of_attempt(conn: AsyncConnection, holder: Holder, wanted: Collection[tuple[str, str]]) -> list[ValueRow]:
-    """As `find`, of what the task declares that this session holds at this epoch."""
+    """Like `find`, limited to values declared by the task that this session holds at this epoch."""
     params = {"kinds": [kind for kind, _ in wanted], "names": [name for _, name in wanted]}
     who = {**holder.key._asdict(), "session": holder.session, "epoch": holder.epoch}
     return await all_rows(conn, sql("secrets", "of_attempt"), {**params, **who}, ValueRow)
 
 
 async def lock(conn: AsyncConnection, wanted: Collection[tuple[str, str]]) -> list[ValueRow]:
-    """As `find`, and nobody else changes them until this transaction ends."""
+    """Like `find`, and locked against changes until this transaction ends."""
     params = {"kinds": [kind for kind, _ in wanted], "names": [name for _, name in wanted]}
     return await all_rows(conn, sql("secrets", "lock"), params, ValueRow)
 

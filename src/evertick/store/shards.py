@@ -1,4 +1,4 @@
-"""Who plans a shard: the lease row, its epoch, what the leader sees in one look, and the database's clock."""
+"""Shard leadership: the lease row, its epoch, the leader's poll, and the database's clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evertick.store.statements import sql
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Of one shard. `leaders` lead any of the `of_shards` that there are, and nobody leads the `unled`."""
+    """The leader of one shard. `leaders` lead any of the `of_shards` shards; the `unled` ones have no leader."""
 
     owner: str | None
     epoch: int
@@ -27,19 +27,19 @@ class Leader:
 
     @property
     def missing(self) -> str | None:
-        """In words, what nobody leads."""
+        """A description of the shards without a leader."""
         if not self.unled:
             return None
         if len(self.unled) == self.of_shards:
-            return "nobody leads, so nothing fires"
+            return "no scheduler leads, so nothing fires"
         which = ", ".join(str(each) for each in self.unled)
-        return f"nobody leads shard{'s' if len(self.unled) > 1 else ''} {which}, so nothing fires there"
+        return f"shard{'s' if len(self.unled) > 1 else ''} {which}: no scheduler leads, so nothing fires there"
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """`epoch`: of the lead that was just taken, or None. `is_watched`: our session holds the session lock from now on.
-    `free_in`: seconds until somebody else's lease ends. `of_shards`: how many shards are led."""
+    """`epoch`: of the leadership just acquired, or None. `is_watched`: our session holds the session lock from now on.
+    `free_in`: seconds until another scheduler's lease ends. `of_shards`: the number of shards."""
 
     epoch: int | None
     is_watched: bool
@@ -49,9 +49,9 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one look of the leader found. A part that could not be looked at is None, and named in `troubles`. `marked_lsn` and
-    `is_synchronous`: the mark that was made in passing. `of_shards` and `has_moves`: how many shards are led, and whether
-    something in this one may belong to another; None in a look that did not renew."""
+    """The result of one poll by the leader. A part that failed is None, and named in `troubles`. `marked_lsn` and
+    `is_synchronous`: the mark that was written along the way. `of_shards` and `has_moves`: the number of shards, and whether
+    something in this one may belong to another; None in a poll that did not renew the lease."""
 
     read_at: datetime
     is_watched: bool
@@ -84,7 +84,7 @@ async def bound_session(
     transaction_seconds: float,
     idle_seconds: float = 0.0,
 ) -> None:
-    """For the leader's own connections, with no limit for 0. Behind a pooler none of this holds: the lease alone decides."""
+    """For the leader's own connections; 0 means no limit. Behind a pooler none of this persists: only the lease decides."""
     params = {
         "statement_ms": str(int(statement_seconds * 1000)),
         "lock_ms": str(int(lock_seconds * 1000)),
@@ -96,14 +96,14 @@ async def bound_session(
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Sessions that were silent for too long, and sessions that are gone and still hold something."""
+    """Sessions whose heartbeats timed out, and ended sessions that still hold something."""
 
     silent: list[int]
     stranded: list[int]
 
 
 async def stand_by(conn: AsyncConnection, *, shard: int, owner: str, seconds: float, watches: bool) -> Standing:
-    """Take the shard if it is free. `watches`: our session is our own, so that its end can be seen."""
+    """Take the shard if it is free. `watches`: the session is not pooled, so that its end can be detected."""
     params = {"shard": shard, "owner": owner, "seconds": seconds, "watches": watches}
     row = await one_row(conn, sql("shards", "stand_by"), params, Standing)
     assert row is not None
@@ -111,7 +111,7 @@ async def stand_by(conn: AsyncConnection, *, shard: int, owner: str, seconds: fl
 
 
 async def take(conn: AsyncConnection, *, shard: int, owner: str, seconds: float) -> int | None:
-    """The new epoch, or None while somebody else's lease lasts. Nobody watches our session."""
+    """The new epoch, or None while another scheduler's lease lasts. The session is not monitored."""
     return (await stand_by(conn, shard=shard, owner=owner, seconds=seconds, watches=False)).epoch
 
 
@@ -126,8 +126,8 @@ async def look(
     watch: tuple[bool, bool] = (False, False),
     mark: Mark | None = None,
 ) -> Seen:
-    """With `seconds` the lease is renewed, with `elapsed` silence is added up. `watch`: whether our session may hold the
-    session lock, and whether it does. `mark` is moved on in passing."""
+    """With `seconds` the lease is renewed, with `elapsed` missed heartbeats are counted. `watch`: whether our session may hold the
+    session lock, and whether it does. `mark` is advanced along the way."""
     params = {
         "shard": shard,
         "epoch": epoch,

@@ -1,4 +1,4 @@
-"""How the shards are shared out: how many there are, who could lead them, and how what belongs elsewhere gets there."""
+"""Shard assignment: the number of shards, the schedulers that can lead them, and the moves of rows to their new shard."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from evertick.domain.sharing import Share
 from evertick.store.rows import all_rows, one_row, one_value
 from evertick.store.statements import sql
 
-# What is still to move is counted no further: whoever looks wants to know whether it gets on.
+# Remaining moves are counted up to this limit: it suffices to show progress.
 MOST_COUNTED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """`is_over`: nothing is left to move, for good. `is_closed`: and the shard is led no more."""
+    """`is_over`: nothing is left to move, permanently. `is_closed`: and the shard is no longer led."""
 
     moved: int
     is_over: bool
@@ -26,7 +26,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class ShardRow:
-    """One shard as people see it. `misplaced`: how much of it is still to be moved to another."""
+    """One shard, for people. `misplaced`: how many of its rows still have to move to another shard."""
 
     shard: int
     state: str
@@ -46,7 +46,7 @@ class SchedulerRow:
 
 
 async def survey(conn: AsyncConnection, *, owner: str, seconds: float, watches: bool) -> list[Share]:
-    """How the shards are shared out; and we are counted for so many seconds."""
+    """The current assignment of shards; also registers this scheduler as live for `seconds`."""
     return await all_rows(
         conn, sql("shards", "survey"), {"owner": owner, "seconds": seconds, "watches": watches}, Share
     )

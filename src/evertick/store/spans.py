@@ -1,4 +1,4 @@
-"""From when until when, or from how much until how much: one value for what is asked with four."""
+"""Ranges of time or of numbers: one value from four optional bounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def between_numbers(gte: float | None, gt: float | None, lte: float | None, lt: 
 
 
 def _between(gte: T | None, gt: T | None, lte: T | None, lt: T | None) -> Range[T] | None:
-    """The narrower of two bounds on one side holds."""
+    """The narrower of two bounds on one side applies."""
     if gte is gt is lte is lt is None:
         return None
     is_open_below = gt is not None and (gte is None or gt >= gte)

@@ -1,6 +1,6 @@
-"""The named SQL statements of `sql/<noun>.sql`. Knows their names and text, never what they mean.
+"""The named SQL statements of `sql/<noun>.sql`: their names and text.
 
-A statement starts at `-- name: claim_batch`; the comment lines below it say why it is as it is.
+A statement starts at `-- name: claim_batch`; the comment lines below it give the reason for its form.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _split(text: str, path: Path) -> dict[str, LiteralString]:
                 raise LookupError(f"{path.name}:{number} names {match[1]!r} a second time")
             current = bodies[match[1]] = []
         elif line.lstrip().startswith("--") or not line.strip():
-            # Comments stay in the file: psycopg would read a per cent sign in one as a parameter.
+            # Comments are left out: psycopg would read a per cent sign in one as a parameter.
             continue
         elif current is None:
             raise LookupError(f"{path.name}:{number} comes before any '-- name:' line")

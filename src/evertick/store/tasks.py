@@ -1,4 +1,4 @@
-"""Tasks: the runner's one hot statement, the promoter's, and what people read and ask for."""
+"""Tasks: the runner's hot statement, the promoter's statements, and reads and requests of users."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JsonObject = dict[str, object]
 
 
 class StepRow(NamedTuple):
-    """A claim, a refused report, or word that more is ready. A tuple, because thousands pass per second."""
+    """A claim, a rejected report, or a notice that more is ready. A tuple, because thousands pass per second."""
 
     kind: str
     run_id: int
@@ -34,8 +34,8 @@ class StepRow(NamedTuple):
 
 
 class Look(NamedTuple):
-    """How a claim looks at the line: `low` says for each rank of each queue where to begin (`claim`), None at the head; with
-    `aging_seconds` those that waited too long go first (`overdue`), without the most urgent do."""
+    """Where a claim starts reading the queue: `low` gives the start for each rank of each queue (`claim`), None is the head; with
+    `aging_seconds` overdue tasks are claimed first (`overdue`), without it the most urgent."""
 
     low: list[int] | None = None
     aging_seconds: float | None = None
@@ -54,7 +54,7 @@ class ExtendRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """`refused` had to be set aside; `has_line`: some wait for room."""
+    """`refused`: rows that had to be quarantined; `has_line`: some retries wait for capacity."""
 
     promoted: int
     refused: int
@@ -148,7 +148,7 @@ async def step(
 async def claim_rows(
     conn: AsyncConnection, *, session: int, queues: list[str], places: list[int], seqs: list[int]
 ) -> list[StepRow]:
-    """Claims these rows of the line, as far as nobody was faster."""
+    """Claim these rows of the queue, if no other runner took them."""
     params = {"session": session, "queues": queues, "places": places, "seqs": seqs}
     cursor = await conn.execute(sql("tasks", "claim_rows"), params, prepare=True)
     return [StepRow(*row) for row in await cursor.fetchall()]
@@ -216,7 +216,7 @@ async def downstream(conn: AsyncConnection, *, version_id: int, idxs: list[int])
 async def page_of_run(
     conn: AsyncConnection, *, run_id: int, after: tuple[int, int], state: str | None, limit: int
 ) -> list[TaskRow]:
-    """After this index and map index."""
+    """Rows after this index and map index."""
     params = {"run_id": run_id, "idx": after[0], "map_index": after[1], "state": state, "limit": limit}
     return await all_rows(conn, sql("tasks", "page_of_run"), params, TaskRow)
 

@@ -1,4 +1,4 @@
-"""Runs that ended, with what happened in them."""
+"""Finished runs with their attempts, for traces."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def ended_after(conn: AsyncConnection, after: int, *, limit: int) -> list[
 
 
 async def runs(conn: AsyncConnection, run_ids: list[int]) -> list[EndedRun]:
-    """Those of them that are over."""
+    """The finished ones of these runs."""
     return await all_rows(conn, sql("traces", "runs"), {"run_ids": run_ids}, EndedRun)
 
 

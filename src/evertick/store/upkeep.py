@@ -1,4 +1,4 @@
-"""The database's own state: dead rows and their vacuum, who holds an old snapshot, how large the tables are."""
+"""The state of the database itself: dead rows and their vacuum, sessions with an old snapshot, table sizes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from psycopg.sql import SQL, Identifier
 from evertick.store.rows import all_rows, one_value
 from evertick.store.statements import sql
 
-# A line of so many means that runners cannot keep up, not that they are about to fetch it.
+# A queue this long means that runners cannot keep up, not that they are about to claim it.
 LONG_LINE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who keeps dead rows from being vacuumed. `held_seconds` is None where the server does not know.
+    """A session that keeps dead rows from being vacuumed. `held_seconds` is None if the server does not know it.
 
     `behind`: how many transactions have begun since.
     """
@@ -43,7 +43,7 @@ async def dead_rows(conn: AsyncConnection, tables: Sequence[str]) -> dict[str, i
 
 
 async def vacuum(conn: AsyncConnection, tables: Sequence[str]) -> None:
-    """Clear dead rows away, indexes included. Waits for nobody, and never locks a table to give its end back."""
+    """Vacuum dead rows, indexes included. Never waits for a lock, and never locks a table to truncate it."""
     options = SQL("vacuum (skip_locked, truncate off, index_cleanup on) {}")
     await conn.execute(options.format(SQL(", ").join(map(Identifier, tables))), prepare=False)
 

@@ -1,6 +1,6 @@
-"""Wake-ups: NOTIFY only shortens waits, and is sent outside data transactions; polling is the truth.
+"""Wake-ups: NOTIFY only shortens waits, and is sent outside data transactions; correctness relies on polling.
 
-One cluster-wide lock is held while a transaction with NOTIFY commits, so whoever sends must coalesce.
+A transaction with NOTIFY holds one cluster-wide lock while it commits, so senders must coalesce.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from enum import StrEnum
 
 from psycopg import AsyncConnection
 
-# How long somebody who listens may be the last to learn that another server is in charge. Until then it polls.
+# How long a listener may take to notice that another server is in charge. Until then it polls.
 LOOK_UP_SECONDS = 5.0
 
 
 class Channel(StrEnum):
-    """Who is woken: runners with free slots, runners that must stop something, the scheduler, everybody on the machine of a
-    runner that has joined, schedulers that could lead, and APIs that remember who somebody is."""
+    """The receivers of a wake-up: runners with free slots, runners that must stop something, the scheduler, all runners on a
+    machine where another registered, schedulers that could lead, and API processes that cache authentication."""
 
     READY = "evertick_ready"
     STOP = "evertick_stop"
     PLAN = "evertick_plan"
     JOIN = "evertick_join"
     LEAD = "evertick_lead"
-    # Sent with the change itself, which is rare: nobody may be let in by what was revoked because a word came late.
+    # Sent within the change itself, which is rare: a late notification must not let a revoked credential sign in.
     ACCESS = "evertick_access"
 
 
 async def notify(conn: AsyncConnection, channel: Channel) -> None:
-    """Send one wake-up now, in a transaction of its own that need not be durable."""
-    # For this transaction only: what is written on this connection next must be durable, whoever has its session then.
+    """Send one wake-up now, in a separate transaction that need not be durable."""
+    # For this transaction only: the next write on this connection must be durable, whichever session it gets.
     await conn.execute("select set_config('synchronous_commit', 'off', true), pg_notify(%s, '')", [channel.value])
 
 
@@ -40,10 +40,10 @@ async def listen(
     *,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Call `on_wake` for each wake-up, until the connection breaks, it is wanted no more or the task is canceled."""
+    """Call `on_wake` for each wake-up, until the connection breaks, is no longer wanted, or the task is canceled."""
     for channel in channels:
         await conn.execute(f"listen {channel.value}")
-    # Whatever was sent before we listened is found by looking.
+    # A notification sent before we listened is replaced by a poll.
     for channel in channels:
         on_wake(channel)
     while is_wanted():

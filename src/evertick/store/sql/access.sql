@@ -1,7 +1,7 @@
--- Accounts and what they prove themselves with; and the audit log, which is the journal.
+-- Accounts and their credentials; and the audit log, which is the journal.
 
 -- name: add_account
--- No row: there is one of that name.
+-- No row: an account with that name exists.
 with made as (
     insert into account (name, role, tags, password_hash, created_by, created_at, password_changed_at)
     values (%(name)s, %(role)s, %(tags)s::text[], %(password_hash)s::text, %(actor)s, clock(),
@@ -27,20 +27,20 @@ select account_id, name, role, tags, password_hash, is_disabled, created_by, cre
   from account where lower(name) > lower(%(after)s) order by lower(name) limit %(limit)s
 
 -- name: count_accounts
--- How many there are, and how many of them can come with a password.
+-- The number of accounts, and how many of them can sign in with a password.
 select count(*) as accounts, count(password_hash) filter (where not is_disabled) as with_password from account
 
 -- name: try_login
 select try_login(%(subjects)s::text[], %(free)s::int[], %(fading)s::text[])
 
 -- name: forgive
--- For whoever came in at last. Behind their address there are others, who did not: of its tries only this one is taken back. If it
--- were forgotten, whoever has a password could try those of all others from there.
+-- After a successful sign-in. Other users may share the address: of its count only this try is subtracted. If the count were
+-- reset, any user with a valid password could try the passwords of all others from there.
 with gone as (delete from login_try where subject = any(%(subjects)s::text[]))
 update login_try set failures = greatest(failures - 1, 0) where subject = any(%(fading)s::text[])
 
 -- name: add_credential
--- Sessions and links that ended long ago go with it.
+-- Also deletes sessions and links that ended long ago.
 with old as (
     delete from credential where credential_id in (
         select credential_id from credential
@@ -60,7 +60,7 @@ with old as (
 select credential_id, expires_at from made
 
 -- name: take_link
--- A one-time link works once: whoever revokes it has it.
+-- A one-time link works once: the caller that revokes it may use it.
 with taken as (
     update credential c set revoked_at = clock(), used_at = clock(), used_from = %(origin)s::text
      where c.secret_hash = %(secret_hash)s and c.kind = 'link' and c.revoked_at is null and c.expires_at > clock()
@@ -70,7 +70,7 @@ select a.account_id, a.name, a.role, a.tags, a.password_hash, a.is_disabled, a.c
   from taken t join account a on a.account_id = t.account_id where not a.is_disabled
 
 -- name: authenticate
--- By the unique hash. What was revoked, has expired or belongs to a disabled account is not found.
+-- By the unique hash. A revoked or expired credential, or one of a disabled account, is not found.
 select c.credential_id, c.kind, c.name as credential, c.role as role_cap, c.tags as tag_cap, a.account_id, a.name, a.role, a.tags,
        coalesce(c.used_at < clock() - interval '1 minute', true) as is_use_old,
        extract(epoch from c.expires_at - clock())::float8 as seconds_left
@@ -79,7 +79,7 @@ select c.credential_id, c.kind, c.name as credential, c.role as role_cap, c.tags
    and (c.expires_at is null or c.expires_at > clock()) and not a.is_disabled
 
 -- name: still_valid
--- Of those that somebody came with a while ago.
+-- Rechecks credentials that authenticated a while ago.
 select c.credential_id, c.kind, c.name as credential, c.role as role_cap, c.tags as tag_cap, a.account_id, a.name, a.role, a.tags,
        false as is_use_old, extract(epoch from c.expires_at - clock())::float8 as seconds_left
   from unnest(%(credential_ids)s::bigint[]) w
@@ -87,7 +87,7 @@ select c.credential_id, c.kind, c.name as credential, c.role as role_cap, c.tags
  where c.revoked_at is null and (c.expires_at is null or c.expires_at > clock()) and not a.is_disabled
 
 -- name: note_use
--- Once a minute at most: who reads a thousand times leaves one trace.
+-- At most once a minute: a thousand reads write one update.
 update credential set used_at = clock(), used_from = %(origin)s::text
  where credential_id = %(credential_id)s and coalesce(used_at < clock() - interval '1 minute', true)
 
@@ -100,7 +100,7 @@ select c.credential_id, a.name as account, c.kind, c.name, c.role, c.tags, c.cre
  order by c.credential_id limit %(limit)s
 
 -- name: revoke
--- No row: there is none, or it was revoked before. With an account only that one's. API processes remember it for some seconds.
+-- No row: there is none, or it was already revoked. With an account, only its own. API processes cache it for some seconds.
 with ended as (
     update credential c set revoked_at = clock() from account a
      where c.credential_id = %(credential_id)s and c.revoked_at is null and a.account_id = c.account_id
@@ -114,12 +114,12 @@ with ended as (
 select account, pg_notify('evertick_access', '') from ended
 
 -- name: note
--- What was refused, or done without a verb of its own.
+-- A rejected request, or an action without its own verb.
 insert into journal (occurred_at, verb, actor, dag_id, run_id, detail)
 values (clock(), %(verb)s, %(actor)s, %(dag_id)s::int, %(run_id)s::bigint, %(detail)s::jsonb)
 
 -- name: audit_floor
--- Where a window of so many entries before one ends, and whether there are more before that.
+-- The lower end of a window of entries before one entry, and whether older entries exist.
 select w.entry_id, exists (select 1 from journal x where x.entry_id < w.entry_id) as has_more
   from (select min(n.entry_id) as entry_id
           from (select j.entry_id from journal j where j.entry_id < %(before)s::bigint order by j.entry_id desc limit %(window)s) n) w
@@ -138,5 +138,5 @@ select j.entry_id, j.occurred_at, j.verb, j.actor, j.origin, j.request_id, d.nam
  order by j.entry_id desc limit %(limit)s
 
 -- name: say_origin
--- Of this session, until it says something else: what it does is journalled with it.
+-- For this session until it changes: the journal entries of its actions include it.
 select set_config('evertick.origin', %(origin)s, false), set_config('evertick.request_id', %(request_id)s, false)

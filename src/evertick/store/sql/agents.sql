@@ -1,4 +1,4 @@
--- Agents: attempts that run in a remote place and are spoken for by the API.
+-- Agents: remote attempts, for which the API acts.
 
 -- name: start
 select verdict, attempt, version_id, fire_at, params, inputs
@@ -6,7 +6,7 @@ select verdict, attempt, version_id, fire_at, params, inputs
                      %(agent)s::jsonb, %(lost_after)s::double precision)
 
 -- name: held
--- What an agent may ask about: its own attempt, while it is its own.
+-- An agent may ask only about its own attempt, while it holds it.
 select k.version_id, k.attempt from task k
  where k.run_id = %(run_id)s and k.idx = %(idx)s and k.map_index = %(map_index)s and k.epoch = %(epoch)s
    and k.session = %(session)s and k.state = 'running'
@@ -15,12 +15,12 @@ select k.version_id, k.attempt from task k
 select inputs_of(%(run_id)s::bigint, %(version_id)s::int, %(idx)s::int, %(map_index)s::int)
 
 -- name: bundle
--- Only that of the attempt's own version.
+-- Only the bundle of the attempt's own version.
 select b.archive from dag_version v join bundle b on b.hash = v.bundle_hash
  where v.version_id = %(version_id)s and v.bundle_hash = %(bundle_hash)s
 
 -- name: disturbed
--- Of these agents, those that hold nothing any more or are asked to stop. Asked once a second for all that wait.
+-- The agents that no longer hold their attempt or have a stop request. Runs once a second for all waiting agents.
 select s.session from unnest(%(sessions)s::bigint[]) s(session)
   left join lateral (select l.* from lease l where l.session = s.session limit 1) l on true
   left join lateral (select y.request from task y

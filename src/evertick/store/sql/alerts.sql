@@ -1,4 +1,4 @@
--- Alerts: what did not happen in time.
+-- Alerts: deadlines that were missed.
 
 -- name: raise
 select kind, dag, schedule, run_id, nullif(task, '') as task, has_ended

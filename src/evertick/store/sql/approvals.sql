@@ -1,7 +1,7 @@
--- Questions to people, and their answers.
+-- Approvals: questions to people, and their answers.
 
 -- name: list_approvals
--- The oldest first. Open is what its task still waits for; a cancel, a mark or a clear leaves the question as it was.
+-- The oldest first. Open means that the task still waits for it; a cancel, a mark or a clear leaves the row unchanged.
 select a.run_id, a.idx, a.map_index, a.epoch, d.name as dag, s.name as task, d.dag_id, a.title, a.asked_at, w.deadline, a.decided_at,
        a.decided_by, a.is_approved, a.note, a.fields, v.spec->'tasks'->a.idx->'wait' as wait,
        k.state = 'deferred' and k.epoch = a.epoch and a.decided_at is null as is_open
@@ -15,7 +15,7 @@ select a.run_id, a.idx, a.map_index, a.epoch, d.name as dag, s.name as task, d.d
  order by a.asked_at, a.run_id, a.idx limit %(limit)s
 
 -- name: of_task
--- Those of one instance of a task of a run (map_index -1: it is not mapped), the newest first.
+-- The approvals of one instance of a task of a run (map_index -1: it is not mapped), the newest first.
 select a.run_id, a.idx, a.map_index, a.epoch, d.name as dag, s.name as task, d.dag_id, a.title, a.asked_at, w.deadline, a.decided_at,
        a.decided_by, a.is_approved, a.note, a.fields, v.spec->'tasks'->a.idx->'wait' as wait,
        k.state = 'deferred' and k.epoch = a.epoch and a.decided_at is null as is_open
@@ -28,7 +28,7 @@ select a.run_id, a.idx, a.map_index, a.epoch, d.name as dag, s.name as task, d.d
  order by a.epoch desc limit %(limit)s
 
 -- name: questions
--- Each task's newest question, open or answered, with what the list of tasks shows of the task.
+-- Each task's newest approval, open or answered, with the columns of the task list.
 with found as not materialized (
     select t.*, a.title, a.asked_at, a.decided_at, a.decided_by, a.is_approved, a.fields, v.spec->'tasks'->a.idx->'wait' as wait,
            split_part(a.decided_by, ':', 2) as answerer, %(names)s::jsonb->>t.phase as shown, %(kinds)s::jsonb->>t.kind as operator

@@ -1,10 +1,10 @@
--- Assets: what updates them, what waits for them, and which runs came after.
+-- Assets: their producers, their consumers, and the runs started after updates.
 
 -- name: list
 select name, since from listed_asset order by name limit %(limit)s
 
 -- name: page
--- Some, from after a name.
+-- One page, from after a name.
 select name, since from listed_asset
  where name > %(after)s and (%(like)s::text is null or name ilike %(like)s) order by name limit %(limit)s
 
@@ -15,7 +15,7 @@ select exists (select 1 from awaited w where w.kind = 'asset' and w.name = %(ass
                 where d.deleted_at is null and s.outlets @> array[%(asset)s::text])
 
 -- name: producers
--- Which task updates which asset, of current versions; of some assets, or of all.
+-- The tasks of current versions that update some assets, or all.
 select o.name as asset, d.name as dag, s.name as task, v.created_at as since
   from dag d join dag_version v on v.version_id = d.version_id join task_spec s on s.version_id = d.version_id
   cross join lateral unnest(s.outlets) o(name)
@@ -23,7 +23,7 @@ select o.name as asset, d.name as dag, s.name as task, v.created_at as since
  order by o.name, d.name, s.name limit 100000
 
 -- name: consumers
--- Which DAG has a schedule that waits for which asset, and what of it has been heard since its last run.
+-- The DAGs with a schedule that depends on an asset, and the update since their last run.
 select w.name as asset, d.name as dag, c.changed_at as since, h.occurred_at as heard_at
   from awaited w join schedule c on c.schedule_id = w.schedule_id and c.deleted_at is null join dag d on d.dag_id = c.dag_id
   left join heard h on h.schedule_id = w.schedule_id and h.kind = w.kind and h.name = w.name
@@ -31,7 +31,7 @@ select w.name as asset, d.name as dag, c.changed_at as since, h.occurred_at as h
  order by w.name, d.name limit 100000
 
 -- name: causes
--- The updates of assets that a run was started after.
+-- The asset updates after which a run was started.
 select c.name as asset, c.occurred_at, c.run_id as source_run_id, d.name as source_dag,
        case when x.run_id is not null then run_text(x.key, x.kind, coalesce(x.fire_at, x.created_at), x.run_id) end as source_text_id,
        c.update_id, u.extra
@@ -56,7 +56,7 @@ select t.total, f.*
       from found order by /* order */ occurred_at, run_id, idx, map_index, asset, update_id limit %(limit)s offset %(offset)s) f on true
 
 -- name: followers
--- The runs that were started after updates of some assets, by some runs or by people.
+-- The runs that were started after updates of some assets, by runs or from outside.
 select c.name as asset, c.run_id as source_run_id, c.update_id, d.name as dag, run_text(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) as text_id,
        r.fire_at, coalesce(s.started_at, r.created_at) as started_at, s.finished_at, s.state::text as state
   from cause c join run r on r.schedule_id = c.schedule_id and r.fire_at = c.fire_at

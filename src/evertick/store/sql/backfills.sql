@@ -1,10 +1,10 @@
--- Backfills: made and steered by people, moved by the leader.
+-- Backfills: created and controlled by users, advanced by the leader.
 
 -- name: create
 select id, is_new from create_backfill(%(plan)s::jsonb, %(request)s::text, %(actor)s::text)
 
 -- name: position
--- What the leader needs to plan the next step; only of one that could make a run.
+-- The data for planning the next step; only for a backfill that could create a run.
 select spec::text as spec, first_at, last_at, position, newest_first, state = 'running' and not is_planned as is_planning
   from backfill where backfill_id = %(backfill_id)s::int
 
@@ -39,7 +39,7 @@ select b.backfill_id, d.name as dag, c.name as schedule, b.spec, b.params, b.fir
  order by b.backfill_id desc limit %(limit)s
 
 -- name: existing
--- For a look before: how the newest run of each of some instants stands; nothing for one that has none.
+-- For a preview: the state of the newest run of each of some instants; no row for one without a run.
 select i.instant, n.run_id, n.state::text as state
   from unnest(%(instants)s::timestamptz[]) i(instant)
   cross join lateral newest_run_for(%(dag_id)s::int, %(schedule_id)s::int, i.instant) n
@@ -47,7 +47,7 @@ select i.instant, n.run_id, n.state::text as state
  order by i.instant limit 10000
 
 -- name: failed_runs
--- The latest that failed, for people to look at.
+-- The latest failed runs, for people.
 select r.run_id, r.fire_at from backfill_run r
   cross join lateral (select x.state from run_status x where x.run_id = r.run_id offset 0) s
  where r.backfill_id = %(backfill_id)s::int and s.state = 'failed' order by r.run_id desc limit %(limit)s

@@ -1,7 +1,8 @@
--- DAGs as people look through them: a page in the order of their names, with what became of their newest runs.
+-- The DAG catalogue: a page in name order, with the states of the newest runs.
 
 -- name: page
--- From after a name. Of the spec only what a list shows: a large DAG must not weigh on it. The newest run is looked at only if it is asked for.
+-- From after a name. Only the listed parts of the spec: a large DAG must not slow it down. The newest run is read only if
+-- requested.
 select d.dag_id, d.name, d.paused, v.number as version, v.task_count, coalesce(v.spec->'tags', '[]') as tags,
        left(v.spec->>'description', 300) as description, d.file
   from dag d join dag_version v on v.version_id = d.version_id
@@ -14,7 +15,7 @@ select d.dag_id, d.name, d.paused, v.number as version, v.task_count, coalesce(v
  order by d.name limit %(limit)s
 
 -- name: sorted_page
--- In another order than by name: each DAG that fits is looked at, by one or two index probes, and no spec is read but those of the page.
+-- In another order than by name: each matching DAG costs one or two index probes, and only the page's specs are read.
 select d.dag_id, d.name, d.paused, v.number as version, v.task_count, coalesce(v.spec->'tags', '[]') as tags,
        left(v.spec->>'description', 300) as description, d.file
   from (select f.dag_id, f.name, f.weight from (
@@ -49,14 +50,14 @@ select r.dag_id, s.run_id, s.state, r.created_at, r.fire_at, s.started_at, s.fin
  order by r.dag_id, s.run_id
 
 -- name: next_fires
--- The schedule of each DAG that is next, or one that waits for something else than time.
+-- For each DAG its next schedule, or one that depends on something other than time.
 select distinct on (c.dag_id) c.dag_id, c.name, c.spec, s.next_due, s.paused, s.error
   from schedule c join schedule_state s on s.schedule_id = c.schedule_id
  where c.dag_id = any(%(dag_ids)s::int[]) and c.deleted_at is null
  order by c.dag_id, s.next_due nulls last, c.name limit cardinality(%(dag_ids)s::int[])
 
 -- name: grid
--- The newest runs of a DAG, before one, with the run's own facts.
+-- The newest runs of a DAG, before one run.
 select r.run_id, v.number as version, r.kind, r.fire_at, r.created_at, s.state, s.started_at, s.finished_at,
        v.task_count + s.extra_tasks as task_count
   from (select n.run_id from run n where n.dag_id = %(dag_id)s and n.run_id < %(before)s::bigint order by n.run_id desc limit %(limit)s) w
@@ -64,7 +65,7 @@ select r.run_id, v.number as version, r.kind, r.fire_at, r.created_at, s.state, 
  order by r.run_id desc
 
 -- name: cells
--- The tasks of these runs by name, the instances of a mapped one together: how many in each state.
+-- The tasks of these runs by name, with the instances of a mapped task combined: how many are in each state.
 select k.run_id, s.name as task, k.state::text as state, count(*) as count, bool_or(k.map_index >= 0) as is_mapped,
        min(k.started_at) as started_at, max(k.finished_at) as finished_at, max(k.attempt) as attempt
   from unnest(%(run_ids)s::bigint[]) w(run_id)
@@ -74,7 +75,7 @@ select k.run_id, s.name as task, k.state::text as state, count(*) as count, bool
  limit %(limit)s
 
 -- name: group_retries
--- The groups of these runs that began again as a whole. Asked only for DAGs that have such groups.
+-- The groups of these runs that were retried as a whole. Queried only for DAGs with such groups.
 select g.run_id, w.name, g.retried
   from unnest(%(run_ids)s::bigint[]) r(run_id)
  cross join lateral (select * from run_group x where x.run_id = r.run_id and x.retried > 0 offset 0) g

@@ -1,9 +1,9 @@
--- What has changed since an earlier look, for those who watch: read from the rows themselves, so that nobody who moves a task
--- writes anything for it. Who wrote a row is in its xmin; a transaction that was open at the last look is at least as young as
--- the oldest of that look (`since`), whatever the order in which they commit. So is any part of it behind a savepoint.
+-- Changes since an earlier poll, for live views: read from the rows themselves, so that no task transition has to write anything
+-- extra. A row's xmin is the transaction that wrote it; a transaction that was open at the last poll is not older than
+-- the oldest open one of that poll (`since`), whatever the commit order. The same holds for its subtransactions.
 
 -- name: mark
--- Where a look stands. What is younger than `oldest` may not have been there to see.
+-- The position of a poll. Rows younger than `oldest` may not have been visible.
 select pg_snapshot_xmin(s)::text::bigint as oldest, pg_snapshot_xmax(s)::text::bigint as next,
        (select coalesce(max(r.run_id), 0) from run_status r) as newest_run,
        (select coalesce(max(j.entry_id), 0) from journal j) as newest_entry, clock() as at
@@ -13,7 +13,7 @@ select pg_snapshot_xmin(s)::text::bigint as oldest, pg_snapshot_xmax(s)::text::b
 select run_id from run_status where state in ('queued', 'running') order by run_id desc limit %(limit)s
 
 -- name: runs
--- Open ones that changed, by their small index; new ones that are over already, by the key; and those that were open when last seen.
+-- Changed open runs, by their small index; new runs that are already over, by the key; and runs that were open at the last poll.
 select run_id, dag_id, state::text as state, open_tasks, started_at, finished_at, xmin::text::bigint as written_by
   from run_status
  where state in ('queued', 'running') and age(xmin) between 0 and age(%(since)s::text::xid)
@@ -28,7 +28,7 @@ select r.run_id, r.dag_id, r.state::text, r.open_tasks, r.started_at, r.finished
  limit %(limit)s
 
 -- name: entries
--- What people and repairs did. Of the details only a name: the rest is for the audit log.
+-- Actions of users and of reconciliation. Only one name of the details: the rest is in the audit log.
 select j.entry_id, j.occurred_at, j.verb, coalesce(j.dag_id, r.dag_id) as dag_id, j.run_id, s.name as task, j.map_index,
        coalesce(j.detail->>'pool', j.detail->>'runner', case when j.verb like '%%\_schedule' then j.detail->>'name' end) as subject,
        (j.detail->>'backfill')::int as backfill, r.state::text as state, j.xmin::text::bigint as written_by
@@ -39,7 +39,8 @@ select j.entry_id, j.occurred_at, j.verb, coalesce(j.dag_id, r.dag_id) as dag_id
  order by j.entry_id limit %(limit)s
 
 -- name: watched
--- The newest open runs of the given DAGs, or of all; and of the runs that have just moved those of the same DAGs, which may be over.
+-- The newest open runs of the given DAGs, or of all; and of the runs that just changed those of the same DAGs, finished ones
+-- included.
 (select run_id from run_status
   where state in ('queued', 'running') and (%(is_all)s or dag_id in (select d.dag_id from dag d where d.name = any(%(dags)s::text[])))
   order by run_id desc limit %(limit)s)
@@ -49,7 +50,7 @@ select r.run_id from unnest(%(moved)s::bigint[]) m
  where %(is_all)s or r.dag_id in (select d.dag_id from dag d where d.name = any(%(dags)s::text[]))
 
 -- name: tasks
--- Of these runs, run by run by the key.
+-- The changed tasks of these runs, run by run by the key.
 select k.run_id, r.dag_id, s.name as task, k.map_index, k.state::text as state, k.attempt, k.started_at, k.finished_at, k.written_by
   from unnest(%(run_ids)s::bigint[]) w
  cross join lateral (select r.dag_id from run_status r where r.run_id = w offset 0) r

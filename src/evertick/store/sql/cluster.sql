@@ -1,22 +1,22 @@
--- Which server this is, and how far its log was when a commit was last acknowledged.
+-- The identity of this server, and the position of its log when a commit was last acknowledged.
 
 -- name: look
--- The timeline by the name of the current log file: the control file still tells the old one for a while after a promotion.
+-- The timeline from the name of the current WAL file: the control file shows the old one for a while after a promotion.
 select (select system_identifier from pg_control_system()) as system_id,
        case when not pg_is_in_recovery()
             then ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint end as timeline,
        pg_is_in_recovery() as is_standby, pg_backend_pid() as pid, current_setting('search_path') as search_path
 
 -- name: look_without_rights
--- What every server tells everybody.
+-- The facts that every role may read.
 select null::bigint as system_id, null::bigint as timeline,
        pg_is_in_recovery() as is_standby, pg_backend_pid() as pid, current_setting('search_path') as search_path
 
 -- name: mark
--- Of all processes one per second writes; the others read what it wrote, and wait for nobody. A row that can be seen is
--- committed, and if commits wait for a standby it is there as well: that is what makes it a mark. The first to come to a new
--- timeline notes that, and tells people if there was another one before. No row: somebody else is just noting it. A mark from
--- the future is of a clock that was put back.
+-- Of all processes one per second writes; the others read the row that it wrote, and wait for no lock. A visible row is
+-- committed, and if commits wait for a standby, the standby has it too: that makes it a mark. The first process on a new
+-- timeline records it, and reports it if there was an earlier one. No row: another process is recording it right now. A mark
+-- from the future comes from a clock that was set back.
 with setting as (
     select current_setting('synchronous_standby_names') <> '' and current_setting('synchronous_commit') not in ('off', 'local')
            as is_synchronous
@@ -50,11 +50,11 @@ select (newest.lsn - '0/0')::bigint as lsn, newest.is_synchronous
  order by newest.lsn desc limit 1
 
 -- name: marked
--- The newest mark of a timeline as this database knows it.
+-- The newest mark of a timeline in this database.
 select (lsn - '0/0')::bigint from cluster where system_id = %(system_id)s and timeline = %(timeline)s
 
 -- name: report_loss
--- Many processes may find the same loss: it is told again only by one who knows of a larger one.
+-- Many processes may find the same loss: it is reported again only if it is larger than the known one.
 with told as (
     insert into cluster as c (system_id, timeline, first_seen_at, marked_at, lsn, is_synchronous, lost_until)
     values (%(system_id)s, %(timeline)s, clock_timestamp(), '-infinity', '0/0', false, '0/0'::pg_lsn + %(lost_until)s::numeric)
@@ -68,6 +68,6 @@ select clock(), 'writes_lost', %(actor)s,
   from told t
 
 -- name: history
--- For people: what happened to the database as a whole.
+-- For people: the history of the database as a whole.
 select system_id, timeline, first_seen_at, lsn::text as lsn, is_synchronous, lost_until::text as lost_until
   from cluster order by first_seen_at desc limit %(limit)s

@@ -1,12 +1,12 @@
--- DAGs, their versions and the code that these came from.
+-- DAGs, their versions and the bundles of those.
 
 -- name: publish
 select out_dag_id, out_version_id, is_new, coalesce(rerouted, 0) as rerouted
   from publish_dag(%(dag)s::jsonb, %(seen)s::jsonb, %(settle)s::jsonb, %(actor)s::text)
 
 -- name: put_bundle
--- Content-addressed: the same hash is the same code. Its date is put anew, because prune takes old code that nobody uses,
--- and whoever puts it is about to.
+-- Content-addressed: the same hash is the same code. The date is renewed, because prune deletes old unused bundles,
+-- and this one is about to be used.
 insert into bundle (hash, file, archive, uses_threads, created_at)
 values (%(hash)s, %(file)s, %(archive)s, %(uses_threads)s, clock())
 on conflict (hash) do update set created_at = excluded.created_at
@@ -15,7 +15,7 @@ on conflict (hash) do update set created_at = excluded.created_at
 select file, archive, uses_threads from bundle where hash = %(hash)s
 
 -- name: of_bundles
--- Which DAGs have a version of this code: a file may define several. Deleted ones, too.
+-- The DAGs with a version from this bundle: a file may define several. Includes deleted ones.
 select distinct d.name from dag_version v join dag d on d.dag_id = v.dag_id
  where v.bundle_hash = any(%(hashes)s::text[]) order by d.name limit 100000
 
@@ -42,7 +42,7 @@ select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.de
 select name from dag where deleted_at is null order by name limit 10000
 
 -- name: files
--- Which DAGs came from which file, so that a scan that finds the file gone can remove them.
+-- The DAGs of each file, so that a scan that finds a file missing can remove them.
 select file, name from dag where deleted_at is null order by file, name limit 100000
 
 -- name: version
@@ -57,11 +57,11 @@ select v.version_id, v.number, v.hash, v.bundle_hash, v.task_count, v.created_at
  where v.dag_id = %(dag_id)s and v.number < %(before)s::int order by v.number desc limit %(limit)s
 
 -- name: queues
--- Where the tasks of a version wait now: their author's choice, or the rules'.
+-- The queues of a version's tasks: their author's choice, or that of the routing rules.
 select queue from task_spec where version_id = %(version_id)s::int order by idx limit 100000
 
 -- name: published_route
--- Of one task of the current version. The spec has a queue only where the author wrote one down.
+-- One task of the current version. The spec has a queue only if the author declared one.
 select s.queue, v.spec->'tasks'->s.idx->>'queue' as written
   from dag d join dag_version v on v.version_id = d.version_id
   join task_spec s on s.version_id = d.version_id and s.name = %(task)s
@@ -81,12 +81,12 @@ delete from import_error where file = %(file)s
 select file, line, message, detail, occurred_at from import_error order by file limit 1000
 
 -- name: ids_with_tags
--- For somebody who may know of these DAGs alone. Deleted ones, too: their history stays.
+-- For a caller who may see only these DAGs. Includes deleted ones: their history stays.
 select d.dag_id from dag d join dag_version v on v.version_id = d.version_id
  where v.spec->'tags' ?| %(tags)s::text[] order by d.dag_id limit 100000
 
 -- name: page
--- In order of the name, from after one; only DAGs with one of some tags, with a tag, or with some words in the name, if that is asked.
+-- In name order, from after one; optionally only DAGs with one of some tags, with a tag, or with a text in the name.
 select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec, v.created_at,
        null as uses_threads
   from dag d join dag_version v on v.version_id = d.version_id
@@ -105,13 +105,13 @@ select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.de
  where d.deleted_at is null and d.name = any(%(names)s::text[]) order by d.name limit %(limit)s
 
 -- name: versions_of
--- Of some DAGs, or of all that are not deleted, oldest first.
+-- The versions of some DAGs, or of all that are not deleted, oldest first.
 select d.name as dag, v.version_id, v.number, v.created_at
   from dag d join dag_version v on v.dag_id = d.dag_id
  where d.deleted_at is null and (%(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s)) order by v.version_id limit 100000
 
 -- name: kinds
--- What kind each task of a version is, in their order: the spec has it where it is not the usual one.
+-- The kind of each task of a version, in task order: the spec has it only if it is not the default.
 select v.version_id, array(select coalesce(t.task->>'kind', 'python') from jsonb_array_elements(v.spec->'tasks') with ordinality t(task, place)
                             order by t.place) as kinds
   from dag_version v where v.version_id = any(%(version_ids)s::int[]) order by v.version_id limit 1000

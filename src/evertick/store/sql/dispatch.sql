@@ -1,4 +1,4 @@
--- Attempts that were handed to an executor elsewhere, in the order of their life there.
+-- Attempts submitted to a remote executor, in the order of their life there.
 
 -- name: claim
 select run_id, idx, map_index, epoch, session, place, seq
@@ -10,8 +10,8 @@ select run_id, idx, map_index, epoch, session, place, seq
   from queue_rows(%(session)s::bigint, %(queues)s::text[], %(places)s::int[], %(seqs)s::bigint[], %(sessions)s::bigint[])
 
 -- name: list_of
--- All that a runner looks after, with where each attempt stands: no state where it is over, or its run was pruned. Each task is
--- found by its whole key, whatever statistics say. Ages, because the reader's clock is not the database's.
+-- All attempts that a runner manages, with the state of each: none where it is over, or its run was pruned. Each task is
+-- found by its whole key, whatever the statistics say. Ages, because the reader's clock is not the database's.
 select d.run_id, d.idx, d.map_index, d.epoch, d.session, d.queue, d.tries, d.submitted_at is not null as is_submitted,
        extract(epoch from clock() - d.queued_at)::double precision as queued_seconds,
        extract(epoch from clock() - d.tried_at)::double precision as tried_seconds,
@@ -26,7 +26,7 @@ select d.run_id, d.idx, d.map_index, d.epoch, d.session, d.queue, d.tries, d.sub
  where d.owner = %(owner)s order by d.queued_at, d.run_id, d.idx, d.map_index limit %(limit)s
 
 -- name: not_begun
--- What was handed over and has not begun, the oldest first, for people: with what is wrong, if something is.
+-- Submitted attempts that have not started, the oldest first, for people: with the last error, if any.
 select d.executor, d.run_id, d.map_index, g.name as dag, s.name as task, d.queue, d.queued_at, d.tries, d.submitted_at, d.trouble, d.retry_at
   from dispatch d join task k on k.run_id = d.run_id and k.idx = d.idx and k.map_index = d.map_index and k.epoch = d.epoch
   join task_spec s on s.version_id = k.version_id and s.idx = d.idx
@@ -35,14 +35,14 @@ select d.executor, d.run_id, d.map_index, g.name as dag, s.name as task, d.queue
  order by d.queued_at, d.run_id, d.idx, d.map_index limit %(limit)s
 
 -- name: known
--- Which of these attempts are on the list, whoever looks after them.
+-- The attempts of these that are on the list, whichever runner manages them.
 select k.session from unnest(%(sessions)s::bigint[]) s(session)
  cross join lateral (select x.session from dispatch x where x.session = s.session offset 0) k
 
 -- name: note_tries
--- Before each is handed over: whoever looks for what was lost counts from here. And when that is done again if nobody says how it went: a
--- call that ends the runner, or fails as nobody has foreseen, is not made again and again without a pause. Not for one that another
--- runner looks after by now, nor for one that may not begin any more. Returns which may be handed over.
+-- Before each submission: the search for lost attempts counts from here. It also sets when to submit again if no result is
+-- reported: a call that kills the runner, or fails unexpectedly, is not repeated without a pause. Excludes an attempt that
+-- another runner manages by now, or that may no longer start. Returns the attempts that may be submitted.
 update dispatch d set tries = d.tries + 1, tried_at = clock(),
        retry_at = clock() + make_interval(secs => least(0.5 * 2 ^ least(d.tries, 10), 60))
  where d.session = any(%(sessions)s::bigint[]) and d.owner = %(owner)s::bigint and exists (

@@ -1,4 +1,4 @@
--- Gates: what stands between pending and available, who holds it and who waits.
+-- Gates: the conditions between pending and available, with their holders and waiters.
 
 -- name: set_pool
 select is_new, admitted from set_pool(%(name)s::text, %(slots)s::int, %(actor)s::text)
@@ -17,7 +17,7 @@ select last_gate_id, drifted, admitted
   from reconcile_gates(%(shard)s::smallint, %(epoch)s::bigint, %(after)s::int, %(batch)s::int)
 
 -- name: list
--- With how many tasks hold each, and how many are known to wait for it: those in lines that are blocked on it now.
+-- With the number of tasks that hold each gate, and of the known waiters: the tasks in queues that are blocked on it now.
 select g.gate_id, g.kind, g.name, g.capacity, g.used, coalesce(h.holders, 0) as holders, coalesce(w.waiters, 0) as waiters,
        case when g.kind = 'order' then room_at(g.gate_id) end as version, g.period
   from gate g
@@ -32,7 +32,7 @@ select g.gate_id, g.kind, g.name, g.capacity, g.used, coalesce(h.holders, 0) as 
  order by g.kind, g.name limit %(limit)s
 
 -- name: holders
--- On an ordered key nobody holds anything: those of its open tasks that are past it, with their versions.
+-- An ordered key has no holders: returns its open tasks that have passed it, with their versions.
 select h.run_id, h.idx, h.map_index, d.name as dag, s.name as task, k.state, n.weight, h.since
   from gate_hold h
   cross join lateral (select x.weight::bigint from unnest(h.gate_ids, h.weights) as x(gate_id, weight)
@@ -46,7 +46,7 @@ select h.run_id, h.idx, h.map_index, d.name as dag, s.name as task, k.state, n.w
  order by h.since, h.run_id, h.idx limit %(limit)s
 
 -- name: waiters
--- In the order in which they are let in: on an ordered key by version.
+-- In the order in which they are admitted: on an ordered key by version.
 select w.run_id, w.idx, w.map_index, d.name as dag, s.name as task, 'pending' as state, l.need as weight, w.since
   from gate_line l
   join gate_wait w on w.line_id = l.line_id
@@ -56,7 +56,7 @@ select w.run_id, w.idx, w.map_index, d.name as dag, s.name as task, 'pending' as
  order by (select l.need from gate g where g.gate_id = l.blocked_on and g.kind = 'order'), w.rank, w.seq limit %(limit)s
 
 -- name: why
--- In the order in which the function gives them, the most binding first.
+-- In the order of the function's result, the most binding first.
 select kind, detail from why(%(run_id)s::bigint, %(idx)s::int, %(map_index)s::int) limit 100
 
 -- name: blocked

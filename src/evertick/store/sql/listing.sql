@@ -1,11 +1,11 @@
--- Runs, tasks and DAGs by many filters, with an offset and a total, for clients that page so. Each statement asks twice, of the same
--- rows: how many there are, up to a bound, and for one page of them. By number, and runs in the orders of the pages below, it is read from
--- an index and ends early; another order sorts whatever fits, and is refused where that is too much.
+-- Runs, tasks and DAGs by many filters, with an offset and a total, for clients that page this way. Each statement reads the
+-- same rows twice: for their number, up to a bound, and for one page. By id, and for runs in the orders of the pages below, it
+-- reads from an index and ends early; any other order sorts all matches, and is refused if they are too many.
 
 -- name: runs
--- The numbers of one page: what is sorted is only what the order needs, and the rest is fetched by them (runs_by_number). What is asked of
--- time is asked twice: once as it is meant, and once as the indexes know it, within `within`, the DAGs that are meant; of starts they know
--- that a run ends after its own.
+-- The ids of one page: the sort carries only the columns that the order needs, and the rest is fetched by id (runs_by_number).
+-- Each time filter appears twice: exactly, and in a form that the indexes support, with `within`, the matching DAGs; for start
+-- times they use the fact that a run ends after its start.
 with found as not materialized (
     select *, %(names)s::jsonb->>state as shown from listed_run
      where (%(dag_id)s::int is null or dag_id = %(dag_id)s) and (%(dag_ids)s::int[] is null or dag_id = any(%(dag_ids)s))
@@ -50,14 +50,14 @@ select (select count(*) from (select from found limit %(most)s) x) as total, arr
     ) p) as run_ids
 
 -- name: runs_by_number
--- In the order of the numbers. Apart from finding them, because this is planned once, and that anew for every question.
+-- In the order of the ids. Separate from finding them, because this is planned once, and that anew for every query.
 select l.run_id, l.dag_id, l.dag, l.version_id, l.version, l.version_created_at, l.text_id, l.run_type, l.fire_at, l.due_at, l.created_at,
        l.started_at, l.finished_at, l.seconds, l.state, l.reason, l.params, l.triggered_by, l.note
   from unnest(%(run_ids)s::bigint[]) with ordinality k(run_id, place) join listed_run l on l.run_id = k.run_id order by k.place
  limit 100000
 
--- Pages of `runs` in an order that an index knows: each takes the place of its page, and reads `found` where it says listed_run. An index
--- knows the order within a DAG, so that much is read of each DAG as is wanted of all: DAGs are few, runs are not.
+-- Pages of `runs` in an order that an index supports: each replaces its page, and reads `found` where it says listed_run. The
+-- indexes are ordered within a DAG, so as many rows are read from each DAG as are wanted of all: DAGs are few, runs are not.
 
 -- name: dags_of_runs
 select dag_id from dag
@@ -66,11 +66,11 @@ select dag_id from dag
  order by dag_id limit 100000
 
 -- name: schedules_of
--- Of these DAGs, also those that were deleted: their runs are there.
+-- The schedules of these DAGs, deleted ones included: their runs still exist.
 select c.schedule_id from schedule c where c.dag_id = any(%(within)s::int[]) order by c.schedule_id limit 1000000
 
 -- name: schedules_with_causes
--- Each once: from one to the next in the index, however many causes there are of each.
+-- Each once: skips from one to the next in the index, however many triggers each has.
 with recursive found(schedule_id) as (
     select min(schedule_id) from cause
     union all
@@ -79,7 +79,7 @@ with recursive found(schedule_id) as (
 select schedule_id from found where schedule_id is not null limit 1000000
 
 -- name: runs_of_texts
--- Their numbers, each looked for in each DAG: an index knows texts within a DAG.
+-- The ids of runs by text, probed in each DAG: the index on texts is per DAG.
 select r.run_id
   from unnest(%(within)s::int[]) g(dag_id) cross join unnest(%(text_ids)s::text[]) t(text_id)
   cross join lateral (
@@ -88,7 +88,8 @@ select r.run_id
  limit 100000
 
 -- name: page_of_few
--- In any order. The fence (offset 0) keeps the planner from reading an index in that order until enough fit, which may be never.
+-- In any order. The fence (offset 0) keeps the planner from scanning an index in that order until enough rows match, which may
+-- be never.
 select f.run_id from (select * from listed_run offset 0) f order by /* order */ run_id limit %(limit)s offset %(offset)s
 
 -- name: page_by_dag
@@ -121,7 +122,7 @@ select x.run_id
  order by x.at /* way */, x.run_id limit %(limit)s offset %(offset)s
 
 -- name: page_by_fire
--- Those without an instant come last: they are looked for only if there are not enough others. Then they are many, or few in all.
+-- Runs without a logical date come last: they are read only if there are not enough others. Then they are many, or few in all.
 with known as materialized (
     select x.run_id, x.at
       from (
@@ -162,7 +163,7 @@ select x.run_id
  order by x.at /* way */ nulls last, x.run_id limit %(limit)s offset %(offset)s
 
 -- name: page_by_change
--- What is over has changed last with its end.
+-- A finished run last changed at its end.
 select x.run_id
   from (select c.run_id, c.at
           from unnest(%(within)s::int[]) g(dag_id) cross join lateral (
@@ -173,9 +174,9 @@ select x.run_id
  order by x.at /* way */, x.run_id limit %(limit)s offset %(offset)s
 
 -- name: page_by_start
--- The latest first. A run ends after its start: whoever has started since some instant and is over has ended since it. `edge` is an
--- instant since which enough have started, found among those that ended last; among twice as many, so that one that took long does
--- not set it far back. The comparison with infinity tells the planner that few have ended since.
+-- The latest first. A run ends after its start: a finished run that started after some instant also ended after it. `edge` is an
+-- instant after which enough runs have started, found among the last ones to end; among twice as many, so that one long run does
+-- not move it far back. The comparison with infinity tells the planner that few have ended since.
 with closed as materialized (
     select x.run_id, x.at
       from unnest(%(within)s::int[]) g(dag_id)
@@ -240,7 +241,7 @@ select t.total, f.*
       from found order by /* order */ run_id, idx, map_index limit %(limit)s offset %(offset)s) f on true
 
 -- name: specs_of_tasks
--- The versions that a filter of tasks leaves; with `is_of_tasks` each with a place in it.
+-- The versions that pass a filter of tasks; with `is_of_tasks` each with a position in it.
 select case when %(is_of_tasks)s then (v.version_id::bigint << 32) + s.idx else v.version_id end as spec
   from dag_version v join dag d on d.dag_id = v.dag_id
   left join task_spec s on %(is_of_tasks)s and s.version_id = v.version_id
@@ -254,8 +255,8 @@ select case when %(is_of_tasks)s then (v.version_id::bigint << 32) + s.idx else 
  limit %(limit)s
 
 -- name: task_rows
--- As `tasks`, of those that have a row, by what the row itself knows: what they are is looked up for one page. With the joins in between
--- the planner put a million runs in a hash to count ten thousand tasks. The row of a run that was deleted stays for a while.
+-- As `tasks`, for tasks with a row, filtered by the row's own columns: the rest is looked up for one page. With the joins in
+-- between the planner hashed a million runs to count ten thousand tasks. The row of a deleted run remains for a while.
 with found as not materialized (
     select k.run_id, k.idx, k.map_index
       from task k cross join lateral (select from run_status b where b.run_id = k.run_id offset 0) b
@@ -307,7 +308,7 @@ select run_id, dag_id, dag, version_id, version, version_created_at, text_id, ru
 select run_id from run where dag_id = %(dag_id)s and key = %(key)s
 
 -- name: tasks_of
--- Some tasks of one run, by their places in it, with what its list shows of each.
+-- Some tasks of one run, by their positions in it, with the columns of the run's task list.
 select t.run_id, t.dag_id, t.dag, t.version_id, t.version, t.version_created_at, t.text_id, t.fire_at, t.due_at, t.idx, t.map_index, t.task,
        t.queue, t.priority, t.max_attempts, t.phase, t.attempt, t.tries, t.started_at, t.finished_at, t.seconds, t.reason, t.host, t.note,
        t.pool, t.slots
@@ -315,7 +316,7 @@ select t.run_id, t.dag_id, t.dag, t.version_id, t.version, t.version_created_at,
  where t.run_id = %(run_id)s and t.idx = any(%(idxs)s::int[]) order by t.idx, t.map_index limit %(limit)s
 
 -- name: active_runs
--- How many runs of a DAG are open.
+-- The number of a DAG's open runs.
 select count(*) from run_status r where r.dag_id = %(dag_id)s and r.state in ('queued', 'running')
 
 -- name: note
@@ -325,13 +326,13 @@ select content, written_by, written_at from note where run_id = %(run_id)s and i
 select put_note(%(run_id)s::bigint, %(idx)s::int, %(map_index)s::int, %(content)s::text, %(actor)s::text)
 
 -- name: tags
--- Each tag that a DAG has which may be known of.
+-- The tags of the DAGs that the caller may see.
 select distinct x.tag from listed_dag d cross join lateral unnest(d.tags) x(tag)
  where %(seen_tags)s::text[] is null or d.tags && %(seen_tags)s
  order by x.tag limit 100000
 
 -- name: count_runs
--- How many runs of each of some DAGs are in each state: reads all of them.
+-- The number of runs of each of some DAGs in each state: reads all of them.
 select d.name, s.state::text as state, count(*) as count
   from run_status s join dag d on d.dag_id = s.dag_id
  where d.name = any(%(dags)s::text[]) group by d.name, s.state order by d.name, s.state limit 100000

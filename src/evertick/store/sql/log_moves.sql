@@ -1,11 +1,11 @@
--- Moving logs to object storage, by the functions of the migration that has them.
+-- Archiving logs to object storage, by the functions of the migration that defines them.
 
 -- name: watch
 select watch_logs(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
 
 -- name: ended
--- Of the watched runs those that ended long enough ago, and how many bytes of their logs are here. Their sizes are known without
--- reading them. One that is gone has nothing to move.
+-- The watched runs that ended long enough ago, and how many bytes of their logs are in the database. The sizes are known without
+-- reading the lines. A deleted run has nothing to archive.
 select w.run_id, s.finished_at,
        (select coalesce(sum(octet_length(c.content)), 0) from log_chunk c where c.run_id = w.run_id)::bigint as bytes
   from log_watch w

@@ -1,13 +1,13 @@
--- Parts of a task's log by their place in it: bytes are the measure, because a log knows no numbers of lines.
+-- Windows of a task's log by position: in bytes, because a log has no line numbers.
 
 -- name: sizes
--- How far the log of each attempt goes, in bytes of its spool, and where its last chunk begins.
+-- The size of each attempt's log, in bytes of its spool, and where its last chunk begins.
 select epoch, max(until) as size, max(seq) as last from log_chunk
  where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s group by epoch order by epoch limit 1000
 
 -- name: onward
--- From the chunk that a place lies in; of them those that could hold what is looked for: of lines that are in the storage only their
--- reader can tell. The window bounds what a search reads.
+-- From the chunk at a position on, the chunks that could match a search: archived lines are searched only by their reader.
+-- The window bounds how much a search reads.
 select w.epoch, w.seq, w.until, w.is_late, w.content, w.object_id, w.at, w.bytes, w.digest
   from (select c.epoch, c.seq, c.until, c.is_late, c.content, c.object_id, c.at, c.bytes, c.digest from log_chunk c
          where c.run_id = %(run_id)s and c.idx = %(idx)s and c.map_index = %(map_index)s
@@ -20,7 +20,7 @@ select w.epoch, w.seq, w.until, w.is_late, w.content, w.object_id, w.at, w.bytes
  order by w.epoch, w.seq limit %(limit)s
 
 -- name: backward
--- The other way, from the chunk that a place lies in.
+-- Backwards, from the chunk at a position.
 select w.epoch, w.seq, w.until, w.is_late, w.content, w.object_id, w.at, w.bytes, w.digest
   from (select c.epoch, c.seq, c.until, c.is_late, c.content, c.object_id, c.at, c.bytes, c.digest from log_chunk c
          where c.run_id = %(run_id)s and c.idx = %(idx)s and c.map_index = %(map_index)s

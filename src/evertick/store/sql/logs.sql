@@ -1,9 +1,9 @@
--- Logs of attempts, in chunks. Lines of an ended attempt may arrive late, and say so. Of a chunk whose lines are in the storage
--- the row says where; whoever sends it again finds that it is there.
+-- Logs of attempts, in chunks. Lines of an ended attempt may arrive late, and are marked. A chunk whose lines are archived
+-- has a row with the position; sending it again finds that row.
 
 -- name: append
--- Whether a line is late is the database's word: the session no longer holds that attempt. Of a run that was pruned meanwhile
--- nothing is kept: nobody could read it, and nobody would delete it.
+-- The database decides whether a line is late: the session no longer holds that attempt. Lines of a run that was pruned
+-- meanwhile are dropped: they could be neither read nor deleted.
 insert into log_chunk (run_id, idx, map_index, epoch, seq, until, is_late, content)
 select x.r, x.i, x.m, x.e, x.seq, x.until,
        not exists (select 1 from lease l where l.session = %(session)s::bigint and l.run_id = x.r and l.idx = x.i
@@ -19,7 +19,7 @@ select epoch, seq, until, is_late, content, object_id, at, bytes, digest from lo
  order by epoch, seq limit %(limit)s
 
 -- name: news
--- After the last chunk that is known of each attempt, by the key: an earlier attempt's lines may come while a later one writes.
+-- After the last known chunk of each attempt, by the key: an earlier attempt's lines may arrive while a later one writes.
 select n.epoch, n.seq, n.until, n.is_late, n.content, n.object_id, n.at, n.bytes, n.digest
   from unnest(%(epochs)s::int[], %(seqs)s::bigint[]) as k(epoch, seq)
  cross join lateral (select c.epoch, c.seq, c.until, c.is_late, c.content, c.object_id, c.at, c.bytes, c.digest from log_chunk c
@@ -32,6 +32,6 @@ union all
  order by epoch, seq limit %(limit)s
 
 -- name: shipped_until
--- Where to go on with the log of a runner that died.
+-- Where to continue with the log of a runner that died.
 select coalesce(max(until), 0) from log_chunk
  where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s and epoch = %(epoch)s

@@ -1,4 +1,4 @@
--- Notifications that wait, and what became of those that were sent.
+-- Notifications that wait, and the results of those sent.
 
 -- name: tend
 select given_up, waiting, oldest_seconds
@@ -11,7 +11,7 @@ select delivery_id, sink, event, fact, attempts, created_at
                        %(seconds)s::double precision)
 
 -- name: record
--- Not fenced: that it was sent is true, whoever leads by now. Who was overtaken by another attempt changes nothing.
+-- Not fenced: that it was sent is true, whichever scheduler leads now. If another attempt took over, this changes nothing.
 update outbox o
    set state = %(state)s::text, answer = left(%(answer)s::text, 1000),
        due_at = clock() + make_interval(secs => %(rest_seconds)s::double precision),

@@ -1,7 +1,7 @@
--- What tasks returned and put out by name, listed by many filters, and put there by somebody.
+-- Return values and named outputs of tasks: listed by many filters, and set by hand.
 
 -- name: list
--- With the place of each in its run; what they hold is read one by one.
+-- With the position of each in its run; the values are read one by one.
 with found as not materialized (
     select * from listed_output
      where (%(run_id)s::bigint is null or run_id = %(run_id)s) and (%(dag_id)s::int is null or dag_id = %(dag_id)s)

@@ -1,8 +1,8 @@
--- How everything stands, for the front page: each part by an index and bounded, whatever the history.
+-- The overview for the home page: each part by an index and bounded, whatever the history.
 
 -- name: pulse
--- One row. Open runs and late schedules are counted no further than the cap. Fire lag is that of the newest scheduled runs: when each was
--- created after the instant that it was due.
+-- One row. Open runs and late schedules are counted up to the cap. Fire lag is that of the newest scheduled runs: how long after
+-- its due time each was created.
 with open as materialized (
     select s.state from run_status s
      where s.state in ('queued', 'running') and (%(dag_ids)s::int[] is null or s.dag_id = any(%(dag_ids)s)) limit %(cap)s
@@ -31,7 +31,7 @@ select clock() as read_at,
        (select count(*) from (select 1 from dag d where d.deleted_at is null limit %(cap)s) l) as dags
 
 -- name: running
--- What runs longest comes first: that is where something hangs.
+-- The longest-running come first: they are the most likely to hang.
 select o.run_id, d.name as dag, o.state, o.started_at, o.open_tasks, v.task_count + o.extra_tasks as task_count, f.kind, f.fire_at
   from (select s.run_id, s.dag_id, s.version_id, s.state, s.started_at, s.open_tasks, s.extra_tasks from run_status s
          where s.state = 'running' and s.state in ('queued', 'running')
@@ -40,8 +40,8 @@ select o.run_id, d.name as dag, o.state, o.started_at, o.open_tasks, v.task_coun
  order by o.started_at, o.run_id limit %(limit)s
 
 -- name: failing
--- DAGs of which one of the newest runs failed, the latest failure first, each with how its newest runs ended. The newest by their key and
--- nothing else: joined to them, the planner would read every failure there ever was.
+-- DAGs with a failure among their newest runs, the latest failure first, each with the states of its newest runs. The newest by
+-- their key alone: in a join with them, the planner would read every failure there ever was.
 with recent as materialized (
     select n.run_id, n.dag_id, n.state from run_status n order by n.run_id desc limit %(window)s
 ), bad as materialized (
@@ -57,7 +57,7 @@ select d.name as dag, b.failures, b.run_id, s.finished_at, s.reason,
  order by b.run_id desc
 
 -- name: late
--- Alerts that are open, and schedules that were set aside.
+-- Open alerts and quarantined schedules.
 (select a.kind, d.name as dag, c.name as schedule, nullif(a.task, '') as task, a.run_id, a.due_at as since, a.count, null as reason
    from alert a join schedule c on c.schedule_id = a.schedule_id join dag d on d.dag_id = c.dag_id
   where a.ended_at is null and (%(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s))
@@ -69,7 +69,7 @@ union all
   order by c.schedule_id limit %(limit)s)
 
 -- name: upcoming
--- By the index of live cursors: the next ones within the time asked for.
+-- By the index of live cursors: the next fires within the requested time.
 select d.name as dag, c.name as schedule, s.next_due, c.spec, c.delay_seconds
   from (select y.schedule_id, y.next_due from shard h cross join lateral (
             select x.schedule_id, x.next_due from schedule_state x
@@ -82,7 +82,8 @@ select d.name as dag, c.name as schedule, s.next_due, c.spec, c.delay_seconds
  order by s.next_due, c.schedule_id limit %(limit)s
 
 -- name: lines
--- Every queue with something in line, stepping from queue to queue through the index: how much, since when, and whether anybody serves it.
+-- Every queue with waiting tasks, skipping from queue to queue through the index: how many, since when, and whether a runner
+-- serves it.
 with recursive line as (
     (select queue from ready order by queue limit 1)
     union all

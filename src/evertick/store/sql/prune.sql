@@ -1,8 +1,8 @@
--- Retention: finding what is old enough to go, and deleting it by the functions of the migration that has them.
+-- Retention: finds rows that are old enough, and deletes them by the functions of the migration that defines them.
 
 -- name: walk_runs
--- From the oldest on, by the key: ids rise with time, so that the walk can end where the young ones begin, and needs no index
--- of its own. What is still open, or ended late, is met again when the next round begins.
+-- From the oldest on, by the key: ids rise with time, so the walk can end where the young rows begin, and needs no extra
+-- index. A run that is still open, or ended late, is visited again in the next round.
 select r.run_id as id, r.created_at, case when s.state in ('success', 'failed', 'canceled') then s.finished_at end as ended_at
   from run r join run_status s on s.run_id = r.run_id
  where r.run_id > %(after)s::bigint
@@ -13,14 +13,14 @@ select entry_id as id, occurred_at as created_at, occurred_at as ended_at
   from journal where entry_id > %(after)s::bigint order by entry_id limit %(batch)s::int
 
 -- name: run_at_or_above
--- For a search by halves: where in the ids an instant lies.
+-- For a binary search: the id at an instant.
 select run_id as id, created_at, null::timestamptz as ended_at from run where run_id >= %(id)s::bigint order by run_id limit 1
 
 -- name: newest_run_id
 select run_id from run order by run_id desc limit 1
 
 -- name: remains
--- Those of which something is left, oldest first.
+-- Objects with pending cleanup, oldest first.
 select id from remains where shard = %(shard)s::smallint and kind = %(kind)s::text and id > %(after)s::bigint
  order by id limit %(batch)s::int
 
@@ -49,6 +49,6 @@ select pruned, entry
                       %(entry)s::bigint)
 
 -- name: count_old
--- For people who ask before they delete; the runs themselves are counted by walking over them.
+-- For a preview before deleting; the runs themselves are counted by walking over them.
 select (select count(*) from journal j where j.occurred_at < %(before)s::timestamptz) as journal,
        (select count(*) from skip_record k where k.recorded_at < %(before)s::timestamptz) as skip_records

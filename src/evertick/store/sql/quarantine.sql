@@ -1,7 +1,7 @@
--- What was set aside, for people.
+-- Quarantined rows, for people.
 
 -- name: list
--- Whatever is still out of planning, and what will be tried again; the longest-standing first.
+-- Schedules still out of planning, and rows that will be retried; the oldest first.
 select q.kind, q.subject_id, q.verb, q.reason, q.failures, q.since, q.failed_at, q.retry_at,
        coalesce(d.name, ds.name, dr.name) as dag, c.name as schedule
   from quarantine q

@@ -1,8 +1,8 @@
--- Queues: how much is in line, and who serves them.
+-- Queues: how many tasks wait, and which runners serve them.
 
 -- name: depths
--- Steps from queue to queue through the index of the line, and counts each no further than the cap: the price is bounded,
--- however long the lines are.
+-- Skips from queue to queue through the index, and counts each up to the cap: the cost is bounded,
+-- however long the queues are.
 with recursive line as (
     (select queue from ready order by queue limit 1)
     union all
@@ -13,8 +13,8 @@ select l.queue, (select count(*) from (select 1 from ready r where r.queue = l.q
   from line l where l.queue is not null limit %(most)s
 
 -- name: list
--- Every queue that has something in line, is served by a live runner, or is where the current version of a DAG sends tasks.
--- Depth is counted no further than the cap. The first of each rank is the one that waits longest there.
+-- Every queue that has waiting tasks, is served by a live runner, or is the target of a DAG's current version.
+-- Depth is counted up to the cap. The first row of each rank has waited longest there.
 with recursive line as (
     (select queue from ready order by queue limit 1)
     union all
@@ -43,8 +43,8 @@ select k.queue, (select count(*) from (select 1 from ready r where r.queue = k.q
  order by k.queue limit %(limit)s
 
 -- name: look_in_line
--- For a runner that serves only some tasks: the next rows of each rank of its queues, from where it has looked before.
--- Nothing is locked: what it wants it claims by its place.
+-- For a runner that serves only some tasks: the next rows of each rank of its queues, after its last position.
+-- Takes no locks: the runner claims the rows it wants by their position.
 select 10 * (n.n - 1) + k.rank as place, r.seq, t.version_id, r.idx,
        extract(epoch from clock() - r.offered_at)::double precision as waited_seconds
   from generate_subscripts(%(queues)s::text[], 1) n(n) cross join generate_series(0, 9) k(rank)
@@ -58,7 +58,7 @@ select 10 * (n.n - 1) + k.rank as place, r.seq, t.version_id, r.idx,
  order by place, r.seq limit %(window)s::int * 10 * cardinality(%(queues)s::text[])
 
 -- name: names
--- The full names of some tasks of some versions, each asked for once by whoever looks for tasks by name.
+-- The full names of some tasks of some versions, queried once by each reader that selects tasks by name.
 select w.version_id, w.idx, v.dag, s.name as task
   from unnest(%(version_ids)s::int[], %(idxs)s::int[]) w(version_id, idx)
  cross join lateral (
@@ -67,6 +67,6 @@ select w.version_id, w.idx, v.dag, s.name as task
     select d.name as dag from dag_version v join dag d on d.dag_id = v.dag_id where v.version_id = w.version_id offset 0) v
 
 -- name: published
--- The tasks of the current versions and where they wait.
+-- The tasks of the current versions and their queues.
 select d.name as dag, s.name as task, s.queue
   from dag d join task_spec s on s.version_id = d.version_id where d.deleted_at is null limit %(limit)s

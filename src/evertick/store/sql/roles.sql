@@ -1,7 +1,7 @@
--- The roles of services, and what there is that they may have rights to.
+-- The roles of services, and the objects on which they may have privileges.
 
 -- name: things
--- Functions with their arguments as `alter function` wants them, tables, and views with what they are made of.
+-- Functions with their arguments as `alter function` needs them, tables, and views with their definition.
 select 'function' as kind, p.proname::text as name, pg_get_function_identity_arguments(p.oid) as arguments
   from pg_proc p where p.pronamespace = 'evertick'::regnamespace and p.prokind = 'f'
 union all

@@ -1,10 +1,10 @@
--- Schedules: what is due, and where each one stands.
+-- Schedules: the due ones, and the state of each.
 
 -- name: due
 -- By the index of live cursors: rows read are rows due, whatever the number of schedules. Oldest first; but if more are due than
--- fit, an eighth of the places is for those that became due last: what comes after a burst does not wait until it is over. With
--- half, only the even or the odd ids: of two that share the work neither takes what the other has. What will be due at an instant
--- that is still to come can be asked for before.
+-- fit, an eighth of the places is for the latest due ones: a fire after a burst does not wait until the burst is over. With
+-- half, only the even or the odd ids, so that two processes that share the work never take the same row. Schedules that will be due
+-- at a future instant can be requested ahead of time.
 with now as materialized (
     select coalesce(%(until)s::timestamptz, clock()) as t
 ), oldest as materialized (
@@ -29,7 +29,7 @@ select s.schedule_id, s.version, s.next_due, c.spec::text as spec, c.misfire, c.
  order by s.next_due, s.schedule_id
 
 -- name: next_due
--- When to wake up, and what the time is there.
+-- When to wake up, and the database's time.
 select min(next_due), clock() from schedule_state
  where shard = %(shard)s::smallint and next_due is not null and not paused and error is null
 
@@ -37,12 +37,12 @@ select min(next_due), clock() from schedule_state
 select won, overlapped, canceled from fire(%(shard)s::smallint, %(epoch)s::bigint, %(plans)s::jsonb)
 
 -- name: set_aside
--- A schedule that cannot be planned leaves the index, with the reason for people to see; the others go on.
+-- A schedule that cannot be planned leaves the index, with the reason for people; the others continue.
 select set_schedule_aside(%(shard)s::smallint, %(epoch)s::bigint, %(schedule_id)s::int, %(version)s::int, %(reason)s::text,
                           %(is_tried_again)s::boolean)
 
 -- name: of_dag
--- Everything that an edit, a pause or a delete must settle first.
+-- Everything that an edit, a pause or a delete must decide first.
 select c.schedule_id, s.version, s.next_due, c.spec::text as spec, c.misfire, c.window_seconds, c.catchup_limit, c.overlap,
        c.start_within, c.finish_within, c.delay_seconds, c.name, c.params, s.paused, s.is_held, c.origin, s.error
   from schedule c join schedule_state s on s.schedule_id = c.schedule_id join dag d on d.dag_id = c.dag_id
@@ -50,32 +50,32 @@ select c.schedule_id, s.version, s.next_due, c.spec::text as spec, c.misfire, c.
  order by c.schedule_id limit 1000
 
 -- name: hear
--- Whoever waited for what has happened is due now.
+-- Makes the schedules due whose dependencies have been met.
 select became_due, has_more from hear_arrivals(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
 
 -- name: waits
--- What starts DAGs, where that is no time. Asked when somebody changes that. What was deleted awaits nothing.
+-- The dependencies that start DAGs. Queried when one of them is changed. A deleted schedule has none.
 select d.name as dag, c.name, c.origin, c.spec->>'after' as condition
   from (select distinct w.schedule_id from awaited w) w
   join schedule c on c.schedule_id = w.schedule_id join dag d on d.dag_id = c.dag_id
  order by d.name, c.name limit 10000
 
 -- name: outlets
--- Which assets the current versions of these DAGs update.
+-- The assets that the current versions of these DAGs update.
 select distinct d.name as dag, o.asset
   from dag d join task_spec s on s.version_id = d.version_id cross join lateral unnest(s.outlets) o(asset)
  where d.name = any(%(dags)s::text[])
  limit 100000
 
 -- name: causes
--- What a run was started by, where that was no time.
+-- The triggers of a run, other than time.
 select k.kind, k.name, k.run_id, k.occurred_at, u.updated_by
   from run r join cause k on k.schedule_id = r.schedule_id and k.fire_at = r.fire_at
   left join asset_update u on u.update_id = k.update_id
  where r.run_id = %(run_id)s order by k.kind, k.name limit 1000
 
 -- name: settle
--- What is due under schedules that somebody is about to change, where that is more than fits into the change itself.
+-- The due fires of schedules that are about to change, if they are too many for the change itself.
 select won, overlapped, canceled from settle_schedules(%(plans)s::jsonb)
 
 -- name: list
@@ -92,7 +92,7 @@ select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.la
  where d.dag_id = any(%(dag_ids)s::int[]) order by d.name, c.name limit %(limit)s
 
 -- name: page
--- In the order of their DAGs' names and their own, from after one.
+-- In the order of the DAGs' names and their own, from after one.
 select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.last_fired, s.paused, s.is_held, s.error, c.misfire,
        c.window_seconds, c.catchup_limit, c.overlap, c.start_within, c.finish_within, c.delay_seconds, c.params, c.origin, c.changed_by, c.changed_at, c.deleted_at
   from schedule c join schedule_state s on s.schedule_id = c.schedule_id join dag d on d.dag_id = c.dag_id
@@ -114,7 +114,7 @@ select v.version, v.change, v.changed_by, v.changed_at, v.origin, v.is_held, v.s
  order by v.version desc limit %(limit)s
 
 -- name: put
--- Null: somebody else changed it first.
+-- Null: another process changed it first.
 select put_schedule(%(dag_id)s::int, %(schedule)s::jsonb, %(expected)s::int, %(request)s::text, %(origin)s::text, %(seen)s::jsonb,
                     %(settle)s::jsonb, %(actor)s::text)
 

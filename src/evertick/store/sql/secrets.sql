@@ -11,13 +11,13 @@ select v.kind, v.name, v.content, v.key_id, v.description, v.changed_by, v.chang
  limit 1000
 
 -- name: of_attempt
--- The same, of those that the task of an attempt declares, for the session that holds it.
+-- The same, limited to values that the task of an attempt declares, for the session that holds it.
 select kind, name, content, key_id, description, changed_by, changed_at
   from values_of_attempt(%(session)s::bigint, %(run_id)s::bigint, %(idx)s::int, %(map_index)s::int, %(epoch)s::int,
                          %(kinds)s::text[], %(names)s::text[])
 
 -- name: lock
--- The same, for whoever changes one that must not have changed meanwhile.
+-- The same, locked for a change that depends on the current value.
 select v.kind, v.name, v.content, v.key_id, v.description, v.changed_by, v.changed_at
   from unnest(%(kinds)s::text[], %(names)s::text[]) as w(kind, name) join stored_value v on v.kind = w.kind and v.name = w.name
  limit 1000 for update of v
@@ -27,7 +27,7 @@ select kind, name, content, key_id, description, changed_by, changed_at
   from stored_value where %(kind)s::text is null or kind = %(kind)s order by kind, name limit %(limit)s
 
 -- name: names
--- Without what they hold: a list by name opens only its own page.
+-- Without the values: a list by name decrypts only its own page.
 select name, description from stored_value where kind = %(kind)s order by name limit %(limit)s
 
 -- name: delete

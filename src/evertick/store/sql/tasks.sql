@@ -8,7 +8,7 @@ select promoted, refused, next_due, has_line
 select failed, refused from time_out_waits(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
 
 -- name: step
--- The one hot statement: what ended is recorded and what is free is claimed, in one round trip and one commit.
+-- The one hot statement: records what ended and claims what is free, in one round trip and one commit.
 select kind, run_id, idx, map_index, epoch, attempt, version_id, fire_at, params, inputs, place, seq
   from step(%(session)s::bigint, %(reports)s::jsonb, %(infra_retries)s::int, %(queues)s::text[], %(free)s::int,
             %(low)s::bigint[], %(aging_seconds)s::double precision)
@@ -30,7 +30,7 @@ select reopened, asked
 select mark_task(%(run_id)s::bigint, %(idx)s::int, %(map_index)s::int, %(state)s::task_state, %(actor)s::text)
 
 -- name: list_of_run
--- The tasks view shows the ones that have no row yet as waiting.
+-- The tasks view shows tasks without a row as waiting.
 select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at, finished_at, exit_code, reason,
        request
   from tasks where run_id = %(run_id)s order by idx, map_index limit %(limit)s
@@ -41,7 +41,7 @@ select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priorit
   from tasks where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s
 
 -- name: liveliest_of_run
--- What somebody who watches a large run wants to see first: what runs, what went wrong, what comes next.
+-- The tasks that matter first in the view of a large run: running, then failed, then upcoming ones.
 select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at, finished_at, exit_code, reason,
        request
   from tasks where run_id = %(run_id)s
@@ -61,11 +61,11 @@ select a.epoch, a.attempt, a.outcome, a.reason, a.exit_code, a.started_at, a.fin
 select value from result where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s
 
 -- name: has_result
--- One may be null.
+-- A result may be null.
 select exists (select 1 from result where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s)
 
 -- name: downstream
--- Everything below the given tasks in this version.
+-- All tasks downstream of the given ones in this version.
 with recursive below as (
     select g.dst from edge g where g.version_id = %(version_id)s and g.src = any(%(idxs)s::int[])
     union
@@ -82,7 +82,7 @@ select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priorit
  order by idx, map_index limit %(limit)s
 
 -- name: by_name
--- All of that name in a run: one, or one per map index.
+-- All tasks of that name in a run: one, or one per map index.
 select t.idx, t.map_index, t.task, t.state, t.attempt, t.max_attempts, t.epoch, t.queue, t.priority, t.not_before, t.started_at,
        t.finished_at, t.exit_code, t.reason, t.request
   from run_status r join task_spec s on s.version_id = r.version_id and s.name = %(task)s

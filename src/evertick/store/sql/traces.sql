@@ -1,4 +1,4 @@
--- Runs that ended, with what happened in them: what a trace is made of. Asked only where traces are wanted.
+-- Finished runs with their attempts, as the source of traces. Queried only if tracing is enabled.
 
 -- name: newest
 select coalesce(max(run_id), 0) from run_status
@@ -8,7 +8,7 @@ select coalesce(max(run_id), 0) from run_status
 select run_id from run_status where state in ('queued', 'running') limit %(limit)s
 
 -- name: ended_after
--- By the key, from where the last look ended.
+-- By the key, after the last poll.
 select run_id from run_status
  where run_id > %(after)s and state in ('success', 'failed', 'canceled') order by run_id limit %(limit)s
 
@@ -19,8 +19,8 @@ select r.run_id, d.name as dag, v.number as version, r.kind, r.fire_at, r.create
  where r.run_id = any(%(run_ids)s::bigint[]) and s.finished_at is not null order by r.run_id limit 1000
 
 -- name: attempts
--- Each with the instant from which nothing but a free slot was missing: the start of its run, the end of the last task
--- above it, or the end of the attempt before it, whichever came last.
+-- Each with the instant from which only a free slot was missing: the start of its run, the end of the last upstream
+-- task, or the end of the previous attempt, whichever came last.
 select a.run_id, a.idx, a.map_index, t.name as task, t.queue, a.epoch, a.attempt, a.outcome, a.reason, a.started_at, a.finished_at,
        n.runner_id, n.host,
        greatest(r.created_at,

@@ -1,23 +1,23 @@
--- The database's own state: what is dead, who keeps it from being cleared away, how large everything is.
+-- The state of the database itself: dead rows, the sessions that keep them from being vacuumed, table sizes.
 
 -- name: dead_rows
--- From the statistics, which lag a second behind: asking costs nothing, however large the tables are.
+-- From the statistics, which lag a second behind: the query is cheap, however large the tables are.
 select c.relname as name, pg_stat_get_dead_tuples(c.oid) as dead
   from pg_class c
  where c.oid = any(%(tables)s::text[]::regclass[]) order by c.relname limit 100
 
 -- name: is_behind
--- Whether somebody waits for the database: a schedule that is late, or a long line. The line's length is the statistics' word,
--- because counting walks over what is dead as well; but they may be wrong for long about a line that is empty.
+-- Whether work waits for the database: a late schedule, or a long queue. The length of the queue comes from the statistics,
+-- because counting also walks over dead rows; but they may be wrong for long about an empty queue.
 select exists (select 1 from schedule_state s
                 where s.shard = any(array(select h.shard from shard h)) and s.next_due < clock() - interval '1 second'
                   and not s.paused and s.error is null)
        or (pg_stat_get_live_tuples('ready'::regclass) >= %(line)s::bigint and exists (select 1 from ready))
 
 -- name: snapshot_holders
--- Whoever keeps dead rows from being vacuumed in this database, the oldest first: sessions by their transaction, prepared
--- transactions, replication slots and standbys that send their horizon. Vacuum itself holds nothing up. Of sessions that
--- belong to others a role without pg_read_all_stats sees only that they exist.
+-- Everything that keeps dead rows from being vacuumed in this database, the oldest first: sessions by their transaction, prepared
+-- transactions, replication slots and standbys that report their horizon. Vacuum itself holds back nothing. Of other roles'
+-- sessions a role without pg_read_all_stats sees only that they exist.
 select h.kind, h.name, h.pid, h.held_seconds, h.xmin, h.behind from (
     select case when a.backend_type = 'walsender' then 'standby' else 'session' end as kind,
            coalesce(nullif(a.application_name, ''), a.backend_type) as name, a.pid,
@@ -38,6 +38,6 @@ select h.kind, h.name, h.pid, h.held_seconds, h.xmin, h.behind from (
 order by h.behind desc limit 20
 
 -- name: sizes
--- With their indexes and what is stored out of line.
+-- With their indexes and TOAST data.
 select c.relname as name, pg_total_relation_size(c.oid) as bytes
   from pg_class c where c.relnamespace = 'evertick'::regnamespace and c.relkind = 'r' order by 2 desc, 1 limit %(limit)s
