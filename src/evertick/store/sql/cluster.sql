@@ -1,16 +1,19 @@
 -- Which server this is, and how far its log was when a commit was last acknowledged.
 
 -- name: look
--- The timeline by the name of the current log file: the control file still tells the old one for a while after a promotion.
+-- The timeline by the name of the current log file: the control file still has the old one for a while after a promotion.
+-- While a session that is the client's own (not a pooler's) has the lock, the set of functions that it calls is not dropped.
 select (select system_identifier from pg_control_system()) as system_id,
        case when not pg_is_in_recovery()
             then ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint end as timeline,
-       pg_is_in_recovery() as is_standby, pg_backend_pid() as pid, current_setting('search_path') as search_path
+       pg_is_in_recovery() as is_standby, pg_backend_pid() as pid, current_setting('search_path') as search_path,
+       case when pg_backend_pid() = %(pid)s then pg_try_advisory_lock_shared(%(functions)s) end as holds_functions
 
 -- name: look_without_rights
 -- What every server tells everybody.
 select null::bigint as system_id, null::bigint as timeline,
-       pg_is_in_recovery() as is_standby, pg_backend_pid() as pid, current_setting('search_path') as search_path
+       pg_is_in_recovery() as is_standby, pg_backend_pid() as pid, current_setting('search_path') as search_path,
+       case when pg_backend_pid() = %(pid)s then pg_try_advisory_lock_shared(%(functions)s) end as holds_functions
 
 -- name: mark
 -- Of all processes one per second writes; the others read what it wrote, and wait for nobody. A row that can be seen is

@@ -1,14 +1,18 @@
 -- The roles of services, and what there is that they may have rights to.
 
 -- name: things
--- Functions with their arguments as `alter function` wants them, tables, and views with what they are made of.
-select 'function' as kind, p.proname::text as name, pg_get_function_identity_arguments(p.oid) as arguments
-  from pg_proc p where p.pronamespace = 'evertick'::regnamespace and p.prokind = 'f'
+-- Functions with their arguments as `alter function` wants them, tables, and views with what they are made of: those that all
+-- releases share, and those of one set of functions.
+select 'function' as kind, n.nspname::text as schema, p.proname::text as name,
+       pg_get_function_identity_arguments(p.oid) as arguments
+  from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+ where n.nspname in ('evertick', %(functions)s) and p.prokind = 'f'
 union all
-select case c.relkind when 'v' then 'view' else 'table' end, c.relname::text,
+select case c.relkind when 'v' then 'view' else 'table' end, n.nspname::text, c.relname::text,
        case c.relkind when 'v' then pg_get_viewdef(c.oid) else '' end
-  from pg_class c where c.relnamespace = 'evertick'::regnamespace and c.relkind in ('r', 'p', 'v')
- order by 1, 2, 3 limit 10000
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace
+ where n.nspname in ('evertick', %(functions)s) and c.relkind in ('r', 'p', 'v')
+ order by 1, 2, 3, 4 limit 10000
 
 -- name: database
 select quote_ident(current_database())
