@@ -23,8 +23,8 @@ create function is_free(s shard, p_owner text) returns boolean language sql stab
        and (s.heir is null or s.heir = p_owner or s.heir_until < clock())
 $$;
 
-create function take_shard(p_shard smallint, p_owner text, p_seconds double precision) returns bigint
-language plpgsql as $$
+create function take_shard(p_shard smallint, p_owner text, p_seconds double precision)
+returns bigint language plpgsql as $$
 declare
     taken bigint;
 begin
@@ -42,8 +42,8 @@ begin
     return taken;
 end $$;
 
-create function renew_shard(p_shard smallint, p_epoch bigint, p_seconds double precision) returns boolean
-language plpgsql as $$
+create function renew_shard(p_shard smallint, p_epoch bigint, p_seconds double precision)
+returns boolean language plpgsql as $$
 begin
     update shard set lease_until = clock() + make_interval(secs => p_seconds)
     where shard = p_shard and epoch = p_epoch and lease_until is not null;
@@ -55,8 +55,7 @@ end $$;
 -- goes here, and not only with the session. It goes before the commit, and that is no danger: who finds it free waits
 -- for this row, and finds it given back.
 create function resign_shard(p_shard smallint, p_epoch bigint, p_heir text, p_heir_seconds double precision)
-returns boolean
-language plpgsql as $$
+returns boolean language plpgsql as $$
 declare
     held boolean := exists (select 1 from shard s where s.shard = p_shard and s.is_watched);
 begin
@@ -143,9 +142,9 @@ $$;
 -- may be frozen, and is not counted: it would be given a shard that it cannot take. That we are there need not survive
 -- a crash of the server.
 create function survey(p_owner text, p_seconds double precision, p_watches boolean)
-returns table (shard smallint, state text, owner text, heir text, is_free boolean, free_in double precision,
-               live text[])
-language plpgsql as $$
+returns table (
+    shard smallint, state text, owner text, heir text, is_free boolean, free_in double precision, live text[]
+) language plpgsql as $$
 #variable_conflict use_column
 declare
     t timestamptz := clock();

@@ -414,10 +414,11 @@ $$;
 -- How the upstream of the waiting tasks of a run has ended, by the tasks themselves, and how many more there are than
 -- the version names, because some of them are mapped. p_idxs null: of all that wait. Counted once for all instances of
 -- a task.
-create function upstream_of(p_run_id bigint, p_idxs int[]) returns table (
+create function upstream_of(p_run_id bigint, p_idxs int[])
+returns table (
     idx int, map_index int, success int, failed int, upstream_failed int, skipped int, setup_success int,
-        setup_skipped int, more int)
-language sql stable as $$
+    setup_skipped int, more int
+) language sql stable as $$
     with counted as (
         select w.idx,
                count(*) filter (where u.state = 'success')::int as success,

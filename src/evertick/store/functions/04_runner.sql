@@ -6,8 +6,8 @@
 -- made while the table was empty compares each with each (measured: 4 to 13 times slower with 3,000 in line). p_low
 -- says where in line to begin, ten ranks for each queue: rows that are gone but cannot be vacuumed yet, because
 -- somebody holds an old snapshot, need not be walked over. Without it the look begins at the head.
-create function claim(p_session bigint, p_queues text[], p_free int, p_low bigint[]) returns setof step_row
-language plpgsql as $$
+create function claim(p_session bigint, p_queues text[], p_free int, p_low bigint[])
+returns setof step_row language plpgsql as $$
 declare
     wanted int := p_free;
     got int;
@@ -73,7 +73,8 @@ $$;
 -- tasks were offered. The same report twice is one event: the second finds the task ended by that very attempt and is
 -- silently dropped. p_unchosen: tasks that a branch among them has skipped, which end with it.
 create function finish(p_session bigint, p_reports jsonb, p_infra_retries int, p_unchosen ended[] default null,
-                       out refused ended[], out offered int) language plpgsql as $$
+                       out refused ended[], out offered int)
+language plpgsql as $$
 declare
     moved_now ended[];
     ended_now ended[];
@@ -191,8 +192,7 @@ end $$;
 -- One round trip of a runner: what ended is recorded, what is free is claimed.
 -- With p_aging those that waited too long go first (claim_fairly).
 create function step(p_session bigint, p_reports jsonb, p_infra_retries int, p_queues text[], p_free int,
-                     p_low bigint[],
-                     p_aging double precision)
+                     p_low bigint[], p_aging double precision)
 returns setof step_row language plpgsql as $$
 declare
     stale ended[];
@@ -306,8 +306,8 @@ end $$;
 
 -- Claims these very rows of the line, as far as they are still there and nobody has them, in the order in which they
 -- are named. p_places: 10 x (place of the queue in p_queues, from 0) + rank. The guards are those of claim.
-create function claim_rows(p_session bigint, p_queues text[], p_places int[], p_seqs bigint[]) returns setof step_row
-language plpgsql as $$
+create function claim_rows(p_session bigint, p_queues text[], p_places int[], p_seqs bigint[])
+returns setof step_row language plpgsql as $$
 declare
     t timestamptz := clock();
 begin

@@ -56,8 +56,7 @@ end $$;
 -- Claims up to p_free tasks of the queues for the runner's executor, in the order of claim; with p_aging those that
 -- waited too long first, as claim_fairly does.
 create function claim_for_dispatch(p_session bigint, p_queues text[], p_free int, p_low bigint[],
-                                   p_aging double precision,
-                                   p_sessions bigint[])
+                                   p_aging double precision, p_sessions bigint[])
 returns setof queued_row language plpgsql as $$
 declare
     places int[] := '{}';
@@ -203,8 +202,8 @@ begin
 end $$;
 
 -- What a task is given of those above it, as `claim` gives it.
-create function inputs_of(p_run_id bigint, p_version_id int, p_idx int, p_map_index int) returns text
-language plpgsql stable as $$
+create function inputs_of(p_run_id bigint, p_version_id int, p_idx int, p_map_index int)
+returns text language plpgsql stable as $$
 begin
     if p_map_index >= 0 then
         return inputs_of_instance(p_run_id, p_version_id, p_idx, p_map_index);
@@ -223,8 +222,8 @@ end $$;
 -- The verdict is 'started', 'again', 'duplicate', 'canceled' (somebody wants it stopped: whoever dispatched it confirms
 -- that) or 'stale' (it is no longer the task's attempt).
 create function start_attempt(p_run_id bigint, p_idx int, p_map_index int, p_epoch int, p_session bigint, p_nonce text,
-                              p_agent jsonb, p_lost_after double precision) returns started_attempt
-                                  language plpgsql as $$
+                              p_agent jsonb, p_lost_after double precision)
+returns started_attempt language plpgsql as $$
 declare
     answer started_attempt;
     found_state task_state;
@@ -287,8 +286,8 @@ end $$;
 
 -- How an agent's attempt ended, through the ordinary door; with its only attempt the agent is gone. p_reports: as
 -- `finish` has them.
-create function finish_attempt(p_session bigint, p_reports jsonb, p_infra_retries int) returns setof step_row
-language plpgsql as $$
+create function finish_attempt(p_session bigint, p_reports jsonb, p_infra_retries int)
+returns setof step_row language plpgsql as $$
 begin
     return query select * from step(p_session, p_reports, p_infra_retries, '{}', 0, null, null);
     update runner r set gone_at = clock(), gone_reason = 'finished'

@@ -23,8 +23,8 @@ begin
 end $$;
 
 -- Whether a task is still pending for that instant; a cancel, a clear or a mark does not clean up behind it.
-create function waits_until(p_run_id bigint, p_idx int, p_map_index int, p_instant timestamptz) returns boolean
-language sql stable as $$
+create function waits_until(p_run_id bigint, p_idx int, p_map_index int, p_instant timestamptz)
+returns boolean language sql stable as $$
     select exists (select 1 from task k where k.run_id = p_run_id and k.idx = p_idx and k.map_index = p_map_index
                    and k.state = 'pending' and k.not_before = p_instant)
 $$;
@@ -64,9 +64,9 @@ end $$;
 -- Pending tasks whose time has come enter the line of their queue, and leave it as far as there is room. Runs that
 -- somebody works on are passed by, and the limit counts only what is taken: neither hides the others. Returns how many
 -- became available, how many had to be set aside, when the next one is due by time, and whether somebody waits in line.
-create function promote(p_shard smallint, p_epoch bigint, p_limit int, p_bound int,
-                        out promoted int, out refused int, out next_due timestamptz, out has_line boolean)
-                            language plpgsql as $$
+create function promote(p_shard smallint, p_epoch bigint, p_limit int, p_bound int, out promoted int, out refused int,
+                        out next_due timestamptz, out has_line boolean)
+language plpgsql as $$
 declare
     q text;
     room int;

@@ -45,7 +45,8 @@ end $$;
 -- that is gone and still holds something. Returns how many attempts were taken from it, null when it lives, and how
 -- many would not be moved.
 create function reap_runner(p_shard smallint, p_epoch bigint, p_session bigint, p_lost_after double precision,
-                            p_infra_retries int, out reaped int, out refused int) language plpgsql as $$
+                            p_infra_retries int, out reaped int, out refused int)
+language plpgsql as $$
 declare
     why text;
 begin
@@ -84,8 +85,8 @@ $$;
 -- namespace) to look. By compare-and-set: of two that see the same orphan one gets it. Handing over twice is harmless,
 -- because an executor takes a name once; so a silence that proves nothing is enough. More than the slots allow are
 -- taken, too: they are there already.
-create function adopt_dispatches(p_session bigint, p_silent_seconds double precision, p_most int) returns int
-language plpgsql as $$
+create function adopt_dispatches(p_session bigint, p_silent_seconds double precision, p_most int)
+returns int language plpgsql as $$
 declare
     adopted int;
 begin

@@ -37,7 +37,8 @@ end $$;
 -- A schedule that cannot be planned leaves the index of what is due, with the reason for people to see; the others go
 -- on.
 create function set_schedule_aside(p_shard smallint, p_epoch bigint, p_schedule_id int, p_version int, p_reason text,
-                                   p_is_tried_again boolean) returns boolean language plpgsql as $$
+                                   p_is_tried_again boolean)
+returns boolean language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
     update schedule_state s set error = left(p_reason, 2000)

@@ -317,8 +317,8 @@ $$;
 -- stuck. Returns where to go on; nothing means from the beginning, and what is done once per round is done then.
 create function reconcile(p_shard smallint, p_epoch bigint, p_after_dag int, p_after_run bigint, p_limit int,
                           p_counts_line boolean default true, p_elapsed double precision default 0,
-                              p_tasks int default 20000,
-                          out last_dag_id int, out last_run_id bigint, out repaired text[], out refused int)
+                          p_tasks int default 20000, out last_dag_id int, out last_run_id bigint, out repaired text[],
+                          out refused int)
 language plpgsql set enable_hashjoin = on as $$
 declare
     r record;
@@ -391,8 +391,9 @@ end $$;
 
 -- The next run of the round is set aside: to look at it alone takes longer than there is time. Returns which one it
 -- was.
-create function skip_run(p_shard smallint, p_epoch bigint, p_after_dag int, p_after_run bigint,
-                         out skipped_dag_id int, out skipped_run_id bigint) language plpgsql as $$
+create function skip_run(p_shard smallint, p_epoch bigint, p_after_dag int, p_after_run bigint, out skipped_dag_id int,
+                         out skipped_run_id bigint)
+language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
     select x.dag_id, x.run_id into skipped_dag_id, skipped_run_id
@@ -436,8 +437,8 @@ end $$;
 -- A run in which nothing has been able to move for as long as the threshold says, and which cannot be repaired either,
 -- fails; so do the tasks that wait in it. Returns whether it was failed: 'reaped', 'moved' (not an orphan after all),
 -- 'refused'.
-create function reap_orphan(p_shard smallint, p_epoch bigint, p_run_id bigint, p_after double precision) returns text
-language plpgsql as $$
+create function reap_orphan(p_shard smallint, p_epoch bigint, p_run_id bigint, p_after double precision)
+returns text language plpgsql as $$
 declare
     status run_status;
     why text := format('orphaned: nothing in it could move for %s s', round(p_after));
@@ -485,8 +486,8 @@ begin
 end $$;
 
 -- The groups of a run whose counters are not what its tasks say.
-create function groups_that_drifted(p_run_id bigint) returns table (grp int, ended int, more int)
-language sql stable as $$
+create function groups_that_drifted(p_run_id bigint)
+returns table (grp int, ended int, more int) language sql stable as $$
     select w.grp, c.ended, c.more
     from run_status r
     join retry_group w on w.version_id = r.version_id

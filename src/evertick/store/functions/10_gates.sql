@@ -66,8 +66,8 @@ end $$;
 
 -- Takes tasks of a run out of their lines, all, those of one index, or one of them: the first thing to do for whoever
 -- takes a pending task away. The gates are looked at again at the end: one may have been reserved for who is gone.
-create function quit_lines(p_run_ids bigint[], p_idx int, p_map_index int default null) returns void
-language plpgsql as $$
+create function quit_lines(p_run_ids bigint[], p_idx int, p_map_index int default null)
+returns void language plpgsql as $$
 declare
     touched gate_weight[];
 begin
@@ -248,8 +248,8 @@ begin
 end $$;
 
 -- How many tasks with these needs fit in now. Null where nothing limits them.
-create function fits_in(p_gate_ids int[], p_weights int[], p_checks int[], p_needs bigint[]) returns int
-language sql stable as $$
+create function fits_in(p_gate_ids int[], p_weights int[], p_checks int[], p_needs bigint[])
+returns int language sql stable as $$
     select least(
         (select min(greatest(g.capacity - g.used, 0) / n.weight)
          from unnest(p_gate_ids, p_weights) as n(gate_id, weight)
@@ -547,8 +547,8 @@ end $$;
 
 -- Counts back what was released, lets in who waited, then who enters: the only place where gates are locked and
 -- counted. p_noted: tasks that only count, see note_tasks. p_also: gates to look at besides.
-create function work_gates(p_entering ended[], p_noted ended[], p_released gate_weight[], p_also int[]) returns int
-language plpgsql as $$
+create function work_gates(p_entering ended[], p_noted ended[], p_released gate_weight[], p_also int[])
+returns int language plpgsql as $$
 declare
     wants gate_want[] := '{}';
     arrivals gate_arrival[] := '{}';

@@ -47,8 +47,8 @@ begin
 end $$;
 
 -- Whether some runner could take this task of a queue, or could a moment ago.
-create function is_served(p_queue text, p_version_id int, p_idx int, p_grace double precision) returns boolean
-language plpgsql stable as $$
+create function is_served(p_queue text, p_version_id int, p_idx int, p_grace double precision)
+returns boolean language plpgsql stable as $$
 begin
     return exists (select 1 from runner r where p_queue = any(r.queues)
                    and ((r.gone_at is null and r.request is null)
@@ -104,8 +104,8 @@ end $$;
 
 -- Available tasks that hold gates although no live runner would take them, for longer than the grace: they give them
 -- back, and come again when a runner does. Returns how many.
-create function unadmit(p_shard smallint, p_epoch bigint, p_grace double precision, p_limit int) returns int
-language plpgsql as $$
+create function unadmit(p_shard smallint, p_epoch bigint, p_grace double precision, p_limit int)
+returns int language plpgsql as $$
 declare
     dead text[];
     chosen ended[];
@@ -184,8 +184,8 @@ $$;
 -- One slice of the gates: what is used is added up again under the gate's lock, holds and places of tasks that have
 -- none are dropped, whoever was overlooked is let in, and gates that nobody needs are deleted. Gates that somebody
 -- works on are passed by. Returns where to go on (null: from the beginning), and how many gates had drifted.
-create function reconcile_gates(p_shard smallint, p_epoch bigint, p_after int, p_limit int,
-                                out last_gate_id int, out drifted int, out admitted int)
+create function reconcile_gates(p_shard smallint, p_epoch bigint, p_after int, p_limit int, out last_gate_id int,
+                                out drifted int, out admitted int)
 language plpgsql set enable_hashjoin = on as $$
 declare
     slice int[];

@@ -17,8 +17,8 @@ begin
 end $$;
 
 -- What an instance is called with: the results that it takes as they are, and under '' what it was given of each list.
-create function inputs_of_instance(p_run_id bigint, p_version_id int, p_idx int, p_map_index int) returns text
-language plpgsql stable as $$
+create function inputs_of_instance(p_run_id bigint, p_version_id int, p_idx int, p_map_index int)
+returns text language plpgsql stable as $$
 begin
     return (
         select coalesce(jsonb_object_agg(s.name, case when s.is_mapped then results_of(p_run_id, i.src)

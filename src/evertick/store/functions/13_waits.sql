@@ -34,10 +34,11 @@ begin
 end $$;
 
 -- What is due and has not started its run yet: the leader reads the other DAG, and starts it or says why not.
-create function children_due(p_shard smallint, p_limit int) returns table (
+create function children_due(p_shard smallint, p_limit int)
+returns table (
     run_id bigint, idx int, map_index int, epoch int, dag text, params jsonb, depth int, parent_dag text, given jsonb,
-        own jsonb, results jsonb)
-language sql stable as $$
+    own jsonb, results jsonb
+) language sql stable as $$
     select f.run_id, f.idx, f.map_index, f.epoch, c.dag, c.params,
            coalesce((select x.depth from child_run x where x.run_id = f.run_id), 0), d.name, coalesce(c.given, '{}'),
            case when c.given is null then '{}' else (select x.params from run x where x.run_id = f.run_id) end,
@@ -57,8 +58,8 @@ $$;
 -- time that the task becomes ready, by its key, however often this is called. Returns that run; null when the task
 -- waits no more or fails.
 create function start_child(p_shard smallint, p_epoch bigint, p_run_id bigint, p_idx int, p_map_index int,
-                            p_task_epoch int, p_dag_id int,
-                            p_params jsonb, p_depth int, p_reason text) returns bigint language plpgsql as $$
+                            p_task_epoch int, p_dag_id int, p_params jsonb, p_depth int, p_reason text)
+returns bigint language plpgsql as $$
 declare
     child bigint;
     spec task_child;
@@ -140,8 +141,8 @@ end $$;
 
 -- With what a wait begins.
 create function first_wait(p_run_id bigint, p_idx int, p_map_index int, p_version_id int, p_since timestamptz,
-                           p_now timestamptz,
-                           out kind wait_kind, out key text, out wake_at timestamptz, out deadline timestamptz)
+                           p_now timestamptz, out kind wait_kind, out key text, out wake_at timestamptz,
+                           out deadline timestamptz)
 language plpgsql stable as $$
 declare
     spec task_wait;
@@ -218,9 +219,10 @@ begin
 end $$;
 
 -- A time of day becomes an instant: which one, the leader says, by the rules of the schedules.
-create function clocks_due(p_shard smallint, p_limit int) returns table (
-    run_id bigint, idx int, map_index int, epoch int, at text, timezone text, since timestamptz)
-        language sql stable as $$
+create function clocks_due(p_shard smallint, p_limit int)
+returns table (
+    run_id bigint, idx int, map_index int, epoch int, at text, timezone text, since timestamptz
+) language sql stable as $$
     select f.run_id, f.idx, f.map_index, f.epoch, w.at, w.timezone, coalesce(r.fire_at, r.created_at)
     from (select * from deferral x where x.shard = p_shard and x.wake_at <= clock() and x.kind = 'clock'
           order by x.wake_at limit p_limit) f
@@ -261,8 +263,8 @@ end $$;
 -- A person's decision, if the task still waits for it. Returns whether it was taken. Whoever comes second changes
 -- nothing.
 create function decide_approval(p_run_id bigint, p_idx int, p_map_index int, p_epoch int, p_is_approved boolean,
-                                p_actor text,
-                                p_note text, p_fields jsonb) returns boolean language plpgsql as $$
+                                p_actor text, p_note text, p_fields jsonb)
+returns boolean language plpgsql as $$
 declare
     t timestamptz := clock();
     rejected task_state;
@@ -435,8 +437,9 @@ end $$;
 -- One batch of waits that are due. Runs that somebody works on are passed by. Where the database refuses a batch, its
 -- waits go one by one, and what is refused even alone is set aside and looked at again later. Returns how many were
 -- looked at, how many were set aside, and when the next is due.
-create function wake_waits(p_shard smallint, p_epoch bigint, p_limit int,
-                           out looked_at int, out refused int, out next_wake timestamptz) language plpgsql as $$
+create function wake_waits(p_shard smallint, p_epoch bigint, p_limit int, out looked_at int, out refused int,
+                           out next_wake timestamptz)
+language plpgsql as $$
 declare
     due deferral[];
     one deferral;

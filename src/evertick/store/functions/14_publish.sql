@@ -15,8 +15,7 @@ $$;
 -- delay_seconds, next_due, skipped}]}. p_seen: the schedules as they stood when this was planned (see refuse_moved).
 -- p_settle: what is due under schedules that this changes or removes (see settle_schedules): it is settled first.
 create function publish_dag(p_dag jsonb, p_seen jsonb, p_settle jsonb, p_actor text, out out_dag_id int,
-                            out out_version_id int, out is_new boolean,
-                            out rerouted int)
+                            out out_version_id int, out is_new boolean, out rerouted int)
 language plpgsql as $$
 declare
     t timestamptz := clock();
@@ -142,8 +141,8 @@ end $$;
 -- Schedules are declared: what is absent is removed, what is the same keeps its cursor, what changed starts anew from
 -- now under a higher version. A schedule's id is stable per (dag, name). What somebody put by hand is not the code's to
 -- change.
-create function sync_schedules(p_dag_id int, p_schedules jsonb, p_removes_all boolean, p_actor text) returns void
-language plpgsql as $$
+create function sync_schedules(p_dag_id int, p_schedules jsonb, p_removes_all boolean, p_actor text)
+returns void language plpgsql as $$
 declare
     changed int[];
     t timestamptz := clock();
@@ -201,8 +200,8 @@ end $$;
 -- the caller has seen, 0 for none, null for any. p_request makes a repeated request one change. p_origin: whose it is
 -- from now on, the code's or somebody's. Returns the schedule's version, or null when somebody else was first.
 create function put_schedule(p_dag_id int, p_schedule jsonb, p_expected int, p_request text, p_origin text,
-                             p_seen jsonb,
-                             p_settle jsonb, p_actor text) returns int language plpgsql as $$
+                             p_seen jsonb, p_settle jsonb, p_actor text)
+returns int language plpgsql as $$
 declare
     put int;
     id int;
@@ -261,8 +260,8 @@ end $$;
 
 -- Removes a DAG from planning: its schedules end, its history stays. What is due is settled first; open runs go on with
 -- the version that they started with.
-create function delete_dag(p_dag_id int, p_seen jsonb, p_settle jsonb, p_actor text) returns boolean
-language plpgsql as $$
+create function delete_dag(p_dag_id int, p_seen jsonb, p_settle jsonb, p_actor text)
+returns boolean language plpgsql as $$
 begin
     perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
     perform refuse_moved(d.name, null, p_seen) from dag d where d.dag_id = p_dag_id;
@@ -280,8 +279,8 @@ end $$;
 
 -- Pauses a DAG, or lets it go on. p_settle: before a pause, what is due; after it, what each schedule does about the
 -- fires that the pause kept from it, and where it goes on. One that is paused for itself stays so.
-create function pause_dag(p_dag_id int, p_paused boolean, p_seen jsonb, p_settle jsonb, p_actor text) returns boolean
-language plpgsql as $$
+create function pause_dag(p_dag_id int, p_paused boolean, p_seen jsonb, p_settle jsonb, p_actor text)
+returns boolean language plpgsql as $$
 declare
     t timestamptz := clock();
 begin

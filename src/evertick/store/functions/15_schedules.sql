@@ -5,8 +5,8 @@
 -- only where they say something. The cursor moves and its runs are created in this one transaction (V1); a plan whose
 -- schedule has moved on, changed or been paused meanwhile is left out. Whoever changes a schedule also settles what it
 -- did not do while it was held: p_even_held. Returns the schedules that were settled.
-create function settle_schedules(p_plans jsonb, p_even_held boolean default false) returns settled
-language plpgsql as $$
+create function settle_schedules(p_plans jsonb, p_even_held boolean default false)
+returns settled language plpgsql as $$
 begin
     perform 1 from schedule_state s
     where s.schedule_id = any(array(select (x->>'schedule_id')::int from jsonb_array_elements(p_plans) x))
@@ -94,10 +94,12 @@ begin
     return done;
 end $$;
 
-create function read_schedules(p_schedules jsonb) returns table (
-    name text, spec jsonb, params jsonb, misfire text, window_seconds double precision, catchup_limit int, overlap text,
-    start_within double precision, finish_within double precision, delay_seconds double precision, next_due timestamptz,
-    skipped jsonb) language sql stable as $$
+create function read_schedules(p_schedules jsonb)
+returns table (
+    name text, spec jsonb, params jsonb, misfire text, window_seconds double precision, catchup_limit int,
+    overlap text, start_within double precision, finish_within double precision, delay_seconds double precision,
+    next_due timestamptz, skipped jsonb
+) language sql stable as $$
     select * from jsonb_to_recordset(p_schedules) as x(
         name text, spec jsonb, params jsonb, misfire text, window_seconds double precision, catchup_limit int,
             overlap text,
@@ -161,7 +163,8 @@ end $$;
 -- version. Not the code's any more: publishing leaves it as it is. Returns its version, or null when it is not at the
 -- expected one.
 create function change_schedule(p_dag_id int, p_name text, p_change text, p_expected int, p_seen jsonb, p_settle jsonb,
-                                p_actor text) returns int language plpgsql as $$
+                                p_actor text)
+returns int language plpgsql as $$
 declare
     id int;
     changed int;

@@ -119,8 +119,8 @@ end $$;
 
 -- Updates that schedules of these DAGs (null: of all) have heard of count no more, as if they had not happened. How
 -- many.
-create function unhear(p_dag_ids int[], p_asset text, p_before timestamptz, p_actor text) returns int
-language plpgsql as $$
+create function unhear(p_dag_ids int[], p_asset text, p_before timestamptz, p_actor text)
+returns int language plpgsql as $$
 declare
     meant int[] := array(
         select c.schedule_id from schedule c join heard h on h.schedule_id = c.schedule_id and h.kind = 'asset'

@@ -39,8 +39,8 @@ create function has_deadline(a alert) returns boolean language sql stable as $$
 $$;
 
 -- Whether a run was in time. One that is pruned is nobody's concern any more.
-create function was_in_time(p_run_id bigint, p_kind text, p_due_at timestamptz) returns boolean
-language sql stable as $$
+create function was_in_time(p_run_id bigint, p_kind text, p_due_at timestamptz)
+returns boolean language sql stable as $$
     select coalesce((
         select (s.state in ('success', 'failed', 'canceled') and s.finished_at <= p_due_at)
             or (p_kind = 'start' and (
@@ -51,16 +51,16 @@ $$;
 
 -- Whether a task had ended, with all of its instances, however: a failure is told as one. One without a row has not
 -- begun.
-create function was_task_in_time(p_run_id bigint, p_idx int, p_due_at timestamptz) returns boolean
-language sql stable as $$
+create function was_task_in_time(p_run_id bigint, p_idx int, p_due_at timestamptz)
+returns boolean language sql stable as $$
     select was_in_time(p_run_id, 'finish', p_due_at) or coalesce((
         select bool_and(k.state in ('success', 'failed', 'skipped', 'upstream_failed', 'canceled')
                         and k.finished_at <= p_due_at)
         from task k where k.run_id = p_run_id and k.idx = p_idx), false)
 $$;
 
-create function is_unfired(s schedule_state, t timestamptz, p_seconds double precision) returns boolean
-language sql stable as $$
+create function is_unfired(s schedule_state, t timestamptz, p_seconds double precision)
+returns boolean language sql stable as $$
     select s.next_due < t - make_interval(secs => p_seconds) and not s.paused
 $$;
 

@@ -33,8 +33,8 @@ begin
 end $$;
 
 -- The newest run for an instant, whoever made it: the schedule or a backfill. One that was pruned is none.
-create function newest_run_for(p_dag_id int, p_schedule_id int, p_instant timestamptz) returns run_status
-language sql stable as $$
+create function newest_run_for(p_dag_id int, p_schedule_id int, p_instant timestamptz)
+returns run_status language sql stable as $$
     select s from (
         (select r.run_id from run r where r.schedule_id = p_schedule_id and r.fire_at = p_instant)
         union all
@@ -117,9 +117,9 @@ $$;
 -- only from the position that the caller has seen. Returns how many runs were made and ended, whether it moved at all,
 -- and whether it is over.
 create function step_backfill(p_shard smallint, p_epoch bigint, p_backfill_id int, p_position timestamptz,
-                              p_instants timestamptz[], p_is_all boolean,
-                              out made int, out ended int, out moved boolean, out is_over boolean)
-                                  language plpgsql as $$
+                              p_instants timestamptz[], p_is_all boolean, out made int, out ended int,
+                              out moved boolean, out is_over boolean)
+language plpgsql as $$
 declare
     b backfill;
     d dag;
@@ -186,8 +186,8 @@ begin
 end $$;
 
 -- One that cannot be planned, or that the database refuses, ends with the reason; the others go on (V11).
-create function fail_backfill(p_shard smallint, p_epoch bigint, p_backfill_id int, p_reason text) returns boolean
-language plpgsql as $$
+create function fail_backfill(p_shard smallint, p_epoch bigint, p_backfill_id int, p_reason text)
+returns boolean language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
     update backfill b set state = 'failed', finished_at = clock(), reason = left(p_reason, 2000)

@@ -178,8 +178,8 @@ end $$;
 
 -- Who counts the ends of these tasks, and whether they have been heard there. Of a group with retries all ends are
 -- heard at once, so all who come after the group do.
-create function after_tasks(p_tasks ended[]) returns table (run_id bigint, version_id int, dst int, has_heard boolean)
-language sql stable as $$
+create function after_tasks(p_tasks ended[])
+returns table (run_id bigint, version_id int, dst int, has_heard boolean) language sql stable as $$
     select x.run_id, x.version_id, x.dst, bool_or(x.has_heard) from (
         select p.run_id, p.version_id, g.dst, true as has_heard
         from unnest(p_tasks) p join edge g on g.version_id = p.version_id and g.src = p.idx and g.out_of is null
@@ -268,8 +268,7 @@ end $$;
 -- Clears tasks of a run so that they run again, with p_version_id on that version: p_idxs as a whole, and these
 -- instances of mapped ones. Returns how many were reopened and how many were asked to stop first.
 create function clear_tasks(p_run_id bigint, p_idxs int[], p_instances jsonb, p_actor text, p_version_id int,
-                            out reopened int,
-                            out asked int)
+                            out reopened int, out asked int)
 language plpgsql as $$
 declare
     chosen ended[];

@@ -2,8 +2,8 @@
 
 -- Writes a note, or takes it away (null). Whether there is such a run: its row is held, so that nobody deletes it
 -- meanwhile and leaves the note behind.
-create function put_note(p_run_id bigint, p_idx int, p_map_index int, p_content text, p_actor text) returns boolean
-language plpgsql as $$
+create function put_note(p_run_id bigint, p_idx int, p_map_index int, p_content text, p_actor text)
+returns boolean language plpgsql as $$
 begin
     perform 1 from run_status r where r.run_id = p_run_id for key share;
     if not found then
@@ -27,8 +27,8 @@ end $$;
 -- it away. Only of one that has succeeded: another could be writing its own. 'done', 'exists' or 'missing' against
 -- p_must ('new', 'old'), or null: there is no such task, or it has not succeeded.
 create function put_output(p_run_id bigint, p_idx int, p_map_index int, p_name text, p_value jsonb, p_must text,
-                           p_actor text) returns text
-language plpgsql as $$
+                           p_actor text)
+returns text language plpgsql as $$
 declare
     owner task;
     before jsonb;

@@ -124,8 +124,9 @@ end $$;
 -- found by jumping along the index from one to the next, however many wait for each.
 create function take_deliveries(p_shard smallint, p_epoch bigint, p_passed_over text[], p_each int, p_limit int,
                                 p_seconds double precision)
-returns table (delivery_id bigint, sink text, event text, fact jsonb, attempts int, created_at timestamptz)
-    language plpgsql as $$
+returns table (
+    delivery_id bigint, sink text, event text, fact jsonb, attempts int, created_at timestamptz
+) language plpgsql as $$
 #variable_conflict use_column
 declare
     t timestamptz := clock();
@@ -155,9 +156,8 @@ end $$;
 -- what has waited for longer than p_seconds and is not being sent right now is given up; and what waits is counted, up
 -- to p_most.
 create function tend_outbox(p_shard smallint, p_epoch bigint, p_defaults jsonb, p_seconds double precision, p_limit int,
-                            p_most int,
-                            out given_up int, out waiting int, out oldest_seconds double precision)
-                                language plpgsql as $$
+                            p_most int, out given_up int, out waiting int, out oldest_seconds double precision)
+language plpgsql as $$
 declare
     t timestamptz := clock();
 begin
@@ -183,8 +183,8 @@ begin
 end $$;
 
 -- People want failed ones tried again: these, or all of a sink, or all. Those that wait are tried anyway.
-create function retry_deliveries(p_ids bigint[], p_sink text, p_limit int, p_actor text) returns int
-language plpgsql as $$
+create function retry_deliveries(p_ids bigint[], p_sink text, p_limit int, p_actor text)
+returns int language plpgsql as $$
 declare
     again int;
     t timestamptz := clock();

@@ -3,8 +3,7 @@
 -- Changes an account, and leaves what is null as it is. 'changed', 'unknown', or 'last_admin': nobody could undo that.
 -- A new password, and being disabled, end everything that the account has given out.
 create function change_account(p_name text, p_role text, p_tags text[], p_all_tags boolean, p_disabled boolean,
-                               p_password_hash text,
-                               p_actor text)
+                               p_password_hash text, p_actor text)
 returns text language plpgsql as $$
 declare
     before account;
@@ -46,8 +45,8 @@ end $$;
 -- says how long to wait: 0 if this try may go on. After p_free failures each one doubles the wait, up to a quarter of
 -- an hour. Of those in p_fading one failure a minute is forgotten: an address has many people behind it, and some of
 -- them always mistype.
-create function try_login(p_subjects text[], p_free int[], p_fading text[]) returns double precision
-language plpgsql as $$
+create function try_login(p_subjects text[], p_free int[], p_fading text[])
+returns double precision language plpgsql as $$
 declare
     t timestamptz := clock();
     wait double precision;

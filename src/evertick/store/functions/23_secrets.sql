@@ -36,8 +36,8 @@ begin
 end $$;
 
 -- The same value under another key. One that was changed meanwhile stays as it is: it has the new key already.
-create function reseal_value(p_kind text, p_name text, p_old text, p_content text, p_key_id text) returns boolean
-language plpgsql as $$
+create function reseal_value(p_kind text, p_name text, p_old text, p_content text, p_key_id text)
+returns boolean language plpgsql as $$
 begin
     update stored_value v set content = p_content, key_id = p_key_id
     where v.kind = p_kind and v.name = p_name and v.content = p_old;

@@ -9,8 +9,7 @@
 -- One journal entry per round, with what was deleted so far: written by the transaction that deletes, so that it is
 -- true after a crash as well. Returns the entry.
 create function note_pruned(p_entry bigint, p_actor text, p_before timestamptz, p_kind text, p_count bigint)
-returns bigint
-language plpgsql as $$
+returns bigint language plpgsql as $$
 declare
     noted bigint;
 begin
@@ -33,7 +32,8 @@ end $$;
 -- clear has reopened a moment ago stays. The cursors of schedules are not touched: no fire can happen twice because its
 -- run is gone.
 create function prune_runs(p_shard smallint, p_epoch bigint, p_run_ids bigint[], p_before timestamptz, p_actor text,
-                           p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
+                           p_entry bigint, out pruned bigint, out entry bigint)
+language plpgsql as $$
 declare
     doomed bigint[];
 begin
@@ -87,8 +87,9 @@ end $$;
 -- Deletes at most p_limit rows that hung on runs or versions which are gone. What has none left is taken off the list.
 -- By place, because a delete has no limit of its own. Nobody else can want these rows: every verb begins with the run,
 -- or with the DAG.
-create function sweep(p_shard smallint, p_epoch bigint, p_kind text, p_ids bigint[], p_limit int,
-                      out swept int, out is_clean boolean) language plpgsql as $$
+create function sweep(p_shard smallint, p_epoch bigint, p_kind text, p_ids bigint[], p_limit int, out swept int,
+                      out is_clean boolean)
+language plpgsql as $$
 declare
     gone bigint[];
     hung text;
@@ -128,7 +129,8 @@ end $$;
 -- left after that long. 100,000 ids more, for runs that began in the very moment. The DAG's lock keeps a publish from
 -- bringing one back.
 create function prune_versions(p_shard smallint, p_epoch bigint, p_before timestamptz, p_limit int, p_actor text,
-                               p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
+                               p_entry bigint, out pruned bigint, out entry bigint)
+language plpgsql as $$
 declare
     doomed int[];
 begin
@@ -147,8 +149,8 @@ begin
 end $$;
 
 create function prune_journal(p_shard smallint, p_epoch bigint, p_entry_ids bigint[], p_before timestamptz,
-                              p_actor text,
-                              p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
+                              p_actor text, p_entry bigint, out pruned bigint, out entry bigint)
+language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
     delete from journal where ctid = any(array(
@@ -160,8 +162,8 @@ end $$;
 
 -- One batch of what needs no walk and has nothing hanging on it.
 create function prune_kind(p_shard smallint, p_epoch bigint, p_kind text, p_before timestamptz, p_limit int,
-                           p_actor text,
-                           p_entry bigint, out pruned bigint, out entry bigint) language plpgsql as $$
+                           p_actor text, p_entry bigint, out pruned bigint, out entry bigint)
+language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
     if p_kind = 'skip_records' then

@@ -38,8 +38,8 @@ create function watch_again(p_run_ids bigint[]) returns void language sql as $$
 $$;
 
 -- Lists an object that is about to be put. Who has not moved anything into it within the hour has lost it.
-create function list_log_object(p_shard smallint, p_epoch bigint, p_run_id bigint, p_bytes int) returns uuid
-language plpgsql as $$
+create function list_log_object(p_shard smallint, p_epoch bigint, p_run_id bigint, p_bytes int)
+returns uuid language plpgsql as $$
 declare
     listed uuid;
 begin
@@ -51,8 +51,8 @@ end $$;
 
 -- The object is in the storage: the lines that are in it go. Under the run's lock, because pruning deletes by place; of
 -- a run that is gone nothing is moved. Returns how many chunks.
-create function move_logs(p_shard smallint, p_epoch bigint, p_object_id uuid, p_pieces jsonb) returns int
-language plpgsql as $$
+create function move_logs(p_shard smallint, p_epoch bigint, p_object_id uuid, p_pieces jsonb)
+returns int language plpgsql as $$
 declare
     target bigint;
     moved int;
@@ -83,8 +83,7 @@ end $$;
 -- These runs need no more looking after: they are gone, or ended when whoever moved their logs saw them last, and
 -- nobody has let them begin again since.
 create function unwatch_logs(p_shard smallint, p_epoch bigint, p_run_ids bigint[], p_finished timestamptz[])
-returns void
-language plpgsql as $$
+returns void language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
     perform 1 from run_status r where r.run_id = any(p_run_ids) order by r.run_id for no key update;
@@ -96,8 +95,7 @@ end $$;
 -- Objects to remove: listed for long, and without a line. They stay on the list until they are gone
 -- (forget_log_objects).
 create function dead_log_objects(p_shard smallint, p_epoch bigint, p_limit int)
-returns table (object_id uuid, run_id bigint)
-language plpgsql as $$
+returns table (object_id uuid, run_id bigint) language plpgsql as $$
 #variable_conflict use_column
 declare
     due uuid[];
@@ -111,8 +109,8 @@ begin
     return query select o.object_id, o.run_id from log_object o where o.object_id = any(due) and o.look_at <= clock();
 end $$;
 
-create function forget_log_objects(p_shard smallint, p_epoch bigint, p_object_ids uuid[]) returns void
-language plpgsql as $$
+create function forget_log_objects(p_shard smallint, p_epoch bigint, p_object_ids uuid[])
+returns void language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
     delete from log_object o where o.object_id = any(p_object_ids) and o.look_at <= clock();

@@ -17,8 +17,8 @@ create function stranded() returns setof bigint language sql stable as $$
 $$;
 
 -- A claim counts as a heartbeat: no attempt is judged by a silence that began before it.
-create function has_claimed_since(p_session bigint, p_seconds double precision) returns boolean
-language sql stable as $$
+create function has_claimed_since(p_session bigint, p_seconds double precision)
+returns boolean language sql stable as $$
     select exists (
         select 1 from lease l join task k on k.run_id = l.run_id and k.idx = l.idx and k.map_index = l.map_index
         where l.session = p_session and k.started_at > clock() - make_interval(secs => p_seconds)
@@ -29,8 +29,8 @@ $$;
 -- Adds what passed, at most two seconds, to the silence of each runner whose counter stands still; a new beat sets it
 -- to zero. So a restarted leader, an outage or a clock jump adds nothing. A row that somebody works on is passed by.
 -- Returns who has been silent for too long by our threshold and by its own, and has not claimed since then.
-create function listen_for_silence(p_elapsed double precision, p_lost_after double precision) returns setof bigint
-language sql as $$
+create function listen_for_silence(p_elapsed double precision, p_lost_after double precision)
+returns setof bigint language sql as $$
     with watched as (
         update runner r
         set silent_seconds = case when r.beat > r.watched_beat then 0 else r.silent_seconds + least(p_elapsed, 2) end,
@@ -47,7 +47,8 @@ $$;
 
 -- Who is lost, apart from a look.
 create function listen(p_shard smallint, p_epoch bigint, p_elapsed double precision, p_lost_after double precision,
-                       out silent bigint[], out stranded bigint[]) language plpgsql as $$
+                       out silent bigint[], out stranded bigint[])
+language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
     silent := array(select x from listen_for_silence(p_elapsed, p_lost_after) x);
@@ -111,16 +112,13 @@ $$;
 -- per second. One that is older here than there stays as it is, for whoever has to tell of the loss. Of what there is
 -- one for all shards (silence, the line, gates, arrivals, the outbox, marks) the leader of shard 0 alone is told.
 create function look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean,
-                     p_is_watched boolean,
-                     p_elapsed double precision, p_lost_after double precision, p_system_id bigint, p_timeline bigint,
-                         p_lsn bigint,
-                     out read_at timestamptz, out is_watched boolean, out next_fire timestamptz,
-                         out next_timer timestamptz,
+                     p_is_watched boolean, p_elapsed double precision, p_lost_after double precision,
+                     p_system_id bigint, p_timeline bigint, p_lsn bigint, out read_at timestamptz,
+                     out is_watched boolean, out next_fire timestamptz, out next_timer timestamptz,
                      out has_line boolean, out next_expiry timestamptz, out silent bigint[], out stranded bigint[],
                      out overdue bigint[], out with_room int[], out backfills int[], out has_arrivals boolean,
-                     out next_wake timestamptz, out has_gates boolean,
-                     out next_opening timestamptz, out has_deliveries boolean, out marked_lsn bigint,
-                         out is_synchronous boolean,
+                     out next_wake timestamptz, out has_gates boolean, out next_opening timestamptz,
+                     out has_deliveries boolean, out marked_lsn bigint, out is_synchronous boolean,
                      out of_shards smallint, out has_moves boolean, out troubles text[])
 language plpgsql as $$
 begin

@@ -17,8 +17,8 @@ $$;
 
 -- Why a task is not running: every reason, the most binding first. It asks the functions and rows that decide: `decide`
 -- for the upstream, the line's own gate, `is_served` for the queue. Stable, so that all of it is of one moment.
-create function why(p_run_id bigint, p_idx int, p_map_index int) returns table (kind text, detail jsonb)
-language plpgsql stable as $$
+create function why(p_run_id bigint, p_idx int, p_map_index int)
+returns table (kind text, detail jsonb) language plpgsql stable as $$
 declare
     status run_status;
     spec task_spec;
