@@ -107,7 +107,7 @@ def test_every_statement_is_somebodys_or_the_owners() -> None:
     owners = ("lock", "lock_session", "unlock_session", "set_lock_timeout", "in_the_way", "record")
     assert known - anybodys == {
         *(f"migration.{name}" for name in owners),
-        *(f"function_sets.{name}" for name in ("record", "superseded", "lock_unused", "forget")),
+        *(f"function_sets.{name}" for name in ("record", "superseded", "forget")),
     }
 
 

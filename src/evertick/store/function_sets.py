@@ -94,7 +94,7 @@ async def drop_superseded(conn: AsyncConnection, own: FunctionSet) -> list[str]:
     """Drop the sets of earlier releases that no connection uses, in the transaction of the caller; their hashes."""
     dropped = []
     for each in await all_rows(conn, sql("function_sets", "superseded"), {"hash": own.hash}, _Superseded):
-        if not await one_value(conn, sql("function_sets", "lock_unused"), {"key": lock_key(each.hash)}):
+        if not await one_value(conn, sql("migration", "lock"), {"key": lock_key(each.hash)}):
             continue
         await conn.execute(SQL("drop schema if exists {} cascade").format(Identifier(f"evertick_fn_{each.hash}")))
         await conn.execute(sql("function_sets", "forget"), {"hash": each.hash})

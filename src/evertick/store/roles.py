@@ -86,7 +86,6 @@ _MAY_NOT: dict[str, tuple[str, ...]] = {
             "migration.record",
             "function_sets.record",
             "function_sets.superseded",
-            "function_sets.lock_unused",
             "function_sets.forget",
             "prune.prune_*",
             "prune.sweep",

@@ -17,9 +17,5 @@ select f.hash
  where f.place > 2 and f.hash <> %(hash)s
  order by f.place limit 100
 
--- name: lock_unused
--- Every connection shares this lock while it is open, where its session is its own (cluster.look).
-select pg_try_advisory_xact_lock(%(key)s)
-
 -- name: forget
 delete from evertick.function_set where hash = %(hash)s
