@@ -342,7 +342,7 @@ def _refuse_contradiction(known: list[Migration], applied: list[Applied]) -> Non
 def _read(path: Path) -> Migration:
     match = _FILE_NAME.match(path.name)
     if match is None:
-        raise SchemaMismatch(f"{path.name} is not a migration's name: it must look like 0001_tables.sql.")
+        raise SchemaMismatch(f"{path.name} is not a migration's name: it must look like 0001_baseline.sql.")
     text = path.read_text(encoding="utf-8")
     checksum = hashlib.sha256(text.encode()).hexdigest()
     number = int(match[1])
