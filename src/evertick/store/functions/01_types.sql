@@ -4,8 +4,8 @@ create type ended as (run_id bigint, idx int, map_index int, version_id int, sta
 
 create type group_key as (run_id bigint, version_id int, grp int);
 
--- What came of due schedules: which moved on, how many of their fires were skipped because of a run that is still open,
--- and how many tasks of such runs were asked to stop.
+-- The result of applying fire plans: the schedules that advanced, how many of their fires were skipped because of an
+-- open run, and how many tasks of such runs were asked to stop.
 create type settled as (won int[], overlapped int, canceled int);
 
 create type step_row as (

@@ -17,7 +17,8 @@ begin
     end if;
 end $$;
 
--- Whether that one may take a shard: nobody's lease lasts, and it is not being handed over to another.
+-- Whether that scheduler may take a shard: no lease is valid, and the shard is not being transferred to another
+-- scheduler.
 create function is_free(s shard, p_owner text) returns boolean language sql stable as $$
     select (s.lease_until is null or s.lease_until < clock()) and s.state <> 'closed'
        and (s.heir is null or s.heir = p_owner or s.heir_until < clock())
@@ -50,10 +51,10 @@ begin
     return found;
 end $$;
 
--- Gives the lead back; with an heir, nobody else takes it for so many seconds. Whoever comes next must be able to hold
--- the session lock from its first moment on: one that dies unwatched is waited for until its lease is over. So the lock
--- goes here, and not only with the session. It goes before the commit, and that is no danger: who finds it free waits
--- for this row, and finds it given back.
+-- Releases the leadership; with a successor, no other scheduler takes it for so many seconds. The next leader must be
+-- able to hold the session lock from its first moment: if it dies without the lock, its lease must expire first. So the
+-- lock is released here, and not only with the session. It is released before the commit. That is safe: a scheduler
+-- that finds it free waits for this row, and then finds it released.
 create function resign_shard(p_shard smallint, p_epoch bigint, p_heir text, p_heir_seconds double precision)
 returns boolean language plpgsql as $$
 declare
@@ -72,15 +73,15 @@ begin
     return true;
 end $$;
 
--- Stands by for a shard. The lease decides who leads; the session lock makes a crash visible at once: while the row
--- says that its leader's session holds that lock, a lock that is free proves that the session is over, and with it the
--- leader's lease. A leader without it (frozen predecessor, pooler) is waited for. Returns how long there is nothing to
--- do for a standby.
+-- Waits to become the leader of a shard. The lease decides who leads; the session lock makes a crash visible at once:
+-- while the row says that the leader's session holds the lock, a free lock proves that the session has ended, and with
+-- it the leader's lease. For a leader without the lock (after a frozen predecessor, or behind a pooler) the lease must
+-- expire. Returns for how long a standby has nothing to do.
 create function stand_by(p_shard smallint, p_owner text, p_seconds double precision, p_watches boolean,
                          out taken bigint, out is_watched boolean, out free_in double precision, out of_shards smallint)
 language plpgsql as $$
 begin
-    -- Held to the end of this transaction: nobody else can come to the same conclusion meanwhile.
+    -- Held to the end of this transaction, so that no other scheduler can reach the same conclusion meanwhile.
     is_watched := p_watches and pg_try_advisory_xact_lock(4712, p_shard);
     if is_watched and exists (select 1 from shard s where s.shard = p_shard and s.is_watched
                               and s.lease_until is not null) then
@@ -110,8 +111,8 @@ create function shard_of(p_dag text, p_shards int) returns smallint language sql
         end::smallint
 $$;
 
--- How many shards there shall be from now on. Nothing is moved here: each leader finds out with its next renewal, and
--- moves what is not its own. p_if_never_chosen: only if nobody has said so before. Returns whether it was written.
+-- Sets the number of shards. Nothing is moved here: each leader notices at its next renewal, and moves what is not its
+-- own. p_if_never_chosen: only if the number was never set. Returns whether it was written.
 create function set_shards(p_shards int, p_actor text, p_if_never_chosen boolean) returns boolean language plpgsql as $$
 declare
     before int;
@@ -137,10 +138,10 @@ create function count_shards() returns void language sql as $$
     update shard s set of_shards = (select count(*) from shard x where x.state <> 'closed')
 $$;
 
--- Says that a scheduler is there, and tells it how the shards are distributed. A shard is free when nobody's lease
--- lasts, and when the session of a watched leader holds its lock no more (stand_by). Who was silent for most of a lease
--- may be frozen, and is not counted: it would be given a shard that it cannot take. That we are there need not survive
--- a crash of the server.
+-- Registers a scheduler as alive and returns how the shards are distributed. A shard is free when no lease is valid,
+-- and when the session of a leader that has the session lock no longer holds it (stand_by). A scheduler that was silent
+-- for most of a lease may be frozen, and is not counted: it would be given a shard that it cannot take. Being
+-- registered need not survive a crash of the server.
 create function survey(p_owner text, p_seconds double precision, p_watches boolean)
 returns table (
     shard smallint, state text, owner text, heir text, is_free boolean, free_in double precision, live text[]
@@ -174,7 +175,7 @@ begin
     where s.state <> 'closed' order by s.shard;
 end $$;
 
--- Where what hangs on a run belongs. What is left of a run that is gone belongs to shard 0.
+-- The shard of the rows that belong to a run. Those of a deleted run belong to shard 0.
 create function home_of(p_run_id bigint) returns smallint language plpgsql stable as $$
 begin
     return coalesce((select d.shard from run_status r join dag d on d.dag_id = r.dag_id where r.run_id = p_run_id), 0);
@@ -202,10 +203,10 @@ create function misplaced(p_shard smallint, p_limit int) returns bigint language
                                   limit p_limit) x)
 $$;
 
--- The leader of a shard gives away what belongs to another one: DAGs first, what hangs on them after. It waits for
--- nobody: what somebody holds moves the next time. Because a transaction may just be writing a row for the shard that
--- its DAG had a moment ago, the leader goes on looking for a minute after the last change; then the moving is over, and
--- a shard that is leaving closes.
+-- The leader of a shard gives away what belongs to another one: DAGs first, then the rows that depend on them. It never
+-- waits for a lock: a locked row moves the next time. Because a transaction may be writing a row for the shard that its
+-- DAG had a moment ago, the leader continues for a minute after the last change; then the rebalancing is over, and a
+-- shard that is leaving closes.
 create function move_out(p_shard smallint, p_epoch bigint, p_limit int, out moved int, out is_over boolean,
                          out is_closed boolean)
 language plpgsql as $$
@@ -264,8 +265,8 @@ begin
     end if;
 end $$;
 
--- Nothing is left to move. Only the leader of that epoch says so, and not before whoever could still write for it is
--- done.
+-- Ends the rebalancing when nothing is left to move. Only the leader of that epoch does this, and only once every
+-- transaction that could still write for the shard has ended.
 create function end_moves(p_shard smallint, p_epoch bigint, p_now timestamptz, out is_over boolean,
                           out is_closed boolean)
 language plpgsql as $$

@@ -69,10 +69,10 @@ create function state_after(d decision, is_held boolean) returns task_state lang
                   else 'waiting' end
 $$;
 
--- Puts those of the given tasks in line that are available, and says how many, so that the caller knows whether to wake
--- somebody. Those of a backfill stand in the last line, whatever their priority; who never made one pays nothing for
--- asking. Those that are pending pass their gates at the end of the transaction, unless it is a pause that holds them;
--- their place on an ordered key they take all the same.
+-- Puts those of the given tasks that are available into the ready queue, and returns how many, so that the caller knows
+-- whether to notify runners. Tasks of a backfill get the last rank, whatever their priority; an installation without
+-- backfills pays nothing for this check. Pending tasks pass their gates at the end of the transaction, unless a pause
+-- holds them; they take their place on an ordered key in any case.
 create function offer(p_tasks ended[]) returns int language plpgsql as $$
 declare
     offered int;
@@ -111,8 +111,8 @@ begin
     return offered;
 end $$;
 
--- Starts runs: first tasks enter, and waiting rows (of a cleared run) are decided again. Returns what ended at once.
--- The caller holds the runs' locks and has set them running. Runs that are new have no waiting rows to be looked for.
+-- Starts runs: first tasks enter, and waiting rows (of a cleared run) are evaluated again. Returns the tasks that ended
+-- at once. The caller holds the runs' locks and has set them running. New runs have no waiting rows.
 create function start_runs(p_run_ids bigint[], p_are_new boolean default false) returns ended[] language plpgsql as $$
 declare
     moved ended[];
@@ -128,8 +128,8 @@ begin
     )
     select array_agg(row(run_id, idx, map_index, version_id, state)::ended) into moved from entering;
     if offer(array(select m from unnest(moved) m where (m).state = 'available')) < cardinality(moved) then
-        -- Whatever a pause says by now: whoever unpauses cannot see a run that is not committed, and would not come by
-        -- again.
+        -- Whatever a pause says by now: an unpause cannot see a run that is not committed, and would not process it
+        -- later.
         perform enter_gates(array(select m from unnest(moved) m where (m).state = 'pending'));
     end if;
     return case when p_are_new then '{}' else decide_waiting(p_run_ids) end;
@@ -165,8 +165,8 @@ begin
 end $$;
 
 -- The queued runs of a DAG that may start as far as their schedules are concerned: of a schedule whose runs must not
--- overlap, the oldest, and only while none of it runs. Asked only about DAGs that have such a schedule, and not
--- inlined: admission of all others must not depend on the schedules.
+-- overlap, the oldest, and only while none of it runs. Called only for DAGs that have such a schedule, and not inlined:
+-- the admission of all others must not depend on the schedules.
 create function whose_turn(p_dag_id int) returns setof bigint language plpgsql stable as $$
 begin
     return query
@@ -181,8 +181,8 @@ begin
     order by x.run_id;
 end $$;
 
--- The queued runs of a DAG for which a task of a running one waits: they were cleared after it had begun. Asked only
--- about DAGs whose tasks wait for the run before.
+-- The queued runs of a DAG for which a task of a running run waits: they were cleared after it had begun. Called only
+-- for DAGs whose tasks wait for the run before.
 create function waited_for(p_dag_id int) returns setof bigint language plpgsql stable as $$
 begin
     return query
@@ -195,9 +195,9 @@ begin
           and exists (select 1 from gate_line l where l.blocked_on = g.gate_id));
 end $$;
 
--- Lets queued runs of the DAGs start as far as pause and max_active_runs allow, oldest first; one that a running run
--- waits for starts in any case, or both would wait for ever. A queued run that somebody has locked is passed over:
--- waiting for it here could deadlock, and reconcile comes by again.
+-- Starts queued runs of the DAGs as far as pause and max_active_runs allow, oldest first. A run for which a running run
+-- waits starts in any case, otherwise both would wait forever. A queued run that is locked is skipped: waiting for it
+-- here could deadlock, and reconcile admits it later.
 create function admit_runs(p_dag_ids int[]) returns int language plpgsql as $$
 declare
     admitted bigint[];
@@ -233,17 +233,17 @@ begin
     return cardinality(admitted);
 end $$;
 
--- What follows from tasks that have just ended: successors are counted up, decided, offered, or end in turn, level by
--- level; then each run's counters move, and a run with nothing open is closed. The caller holds the runs' locks.
+-- Completes tasks that have just ended: successors are counted up, evaluated, enqueued, or end as well, level by level;
+-- then each run's counters move, and a run without open tasks is closed. The caller holds the runs' locks.
 create function settle(p_ended ended[]) returns int language plpgsql as $$
 declare
     frontier ended[] := coalesce(p_ended, '{}');
     everything ended[] := frontier;
     moved ended[];
     offered int := 0;
-    -- where no group has retries, asking is a look at an empty table
+    -- without groups with retries this is one lookup in an empty table
     has_groups boolean := exists (select 1 from retry_group);
-    -- for each of the frontier: whether it is heard outside of its group now, which was done with within
+    -- for each task of the frontier: whether its end counts outside of its group now; inside it was counted before
     left_groups boolean[];
     to_retry group_key[] := '{}';
     counted int := 0;
@@ -254,7 +254,7 @@ begin
     end if;
     loop
         loop
-            -- Most tasks that end have nobody after them; asking is cheaper than setting up what follows.
+            -- Most tasks that end have no successor; this check is cheaper than setting up the following steps.
             exit when not exists (select 1 from unnest(frontier) e join edge g on g.version_id = e.version_id
                                   and g.src = e.idx);
             with hit as (
@@ -271,11 +271,11 @@ begin
                     and (g.out_of is null) = (e.has_left is null)
                 group by e.run_id, g.dst, e.version_id
             ), total as (
-                -- Added up here, not in the conflict's update: whoever changes a waiting row holds its run's lock, as
-                -- we do. OFFSET 0, so that each row is looked up by its whole key: joined, a plan made while runs were
-                -- small reads all tasks of the run for each (measured: 15 ms of 18 per batch in a run of 3,000). A task
-                -- that waits no more is not touched: "on conflict" would lock its row even so, and a claim that holds
-                -- another such row and wants this one would be a deadlock.
+                -- Added up here, not in the update of the conflict: changing a waiting row needs its run's lock, which
+                -- we hold. OFFSET 0, so that each row is looked up by its whole key: joined, a plan made while runs
+                -- were small reads all tasks of the run for each (measured: 15 ms of 18 per batch in a run of 3,000). A
+                -- task that no longer waits is not touched: "on conflict" would lock its row even so, and a claim that
+                -- holds another such row and wants this one would deadlock.
                 select h.run_id, h.dst, h.version_id,
                        coalesce(w.n_success, 0) + h.success as success,
                        coalesce(w.n_failed, 0) + h.failed as failed,
@@ -331,7 +331,7 @@ begin
         left_groups := array_fill(true, array[cardinality(frontier)]);
     end loop;
     if cardinality(to_retry) > 0 then
-        -- Open by one more until all of it is counted anew: it must not end in between.
+        -- One more open task until everything is counted again: the run must not end in between.
         update run_status r set open_tasks = r.open_tasks + 1
         where r.run_id = any(array(select a.run_id from unnest(to_retry) a)) and r.state = 'running';
         return offered + close_runs(everything) + retry_groups(to_retry);
@@ -350,7 +350,7 @@ declare
     is_told boolean;
     told bigint[];
     again bigint[];
-    -- where nobody is told of anything, asking is a look at two empty tables
+    -- without failure streaks and default notifications this is a lookup in two empty tables
     has_episodes boolean := exists (select 1 from episode);
     has_defaults boolean := exists (select 1 from default_notice);
     t timestamptz := clock();
@@ -404,7 +404,7 @@ begin
         else admit_runs(limited) end;
 end $$;
 
--- Whether all tasks of a group with retries have ended: only then those after it hear of any.
+-- Whether all tasks of a group with retries have ended: only then the tasks after it count any of them.
 create function is_over(p_run_id bigint, p_version_id int, p_grp int) returns boolean language sql stable as $$
     select coalesce((select g.ended >= cardinality(w.members) + g.more from run_group g
                      join retry_group w on w.version_id = p_version_id and w.grp = p_grp
@@ -472,7 +472,7 @@ begin
     select array_agg(run_id) filter (where state = 'running'),
         array_agg(distinct dag_id) filter (where state = 'queued')
     into started, held from opened;
-    -- where no task has a deadline, asking is a look at an empty table
+    -- without deadlines of tasks this is a lookup in an empty table
     if exists (select 1 from task_deadline) then
         perform set_task_deadlines(p_run_ids);
     end if;
@@ -485,7 +485,7 @@ begin
     return coalesce(cardinality(started), 0);
 end $$;
 
--- Attempts that are not their task's last: they become history, and the ones that have to wait get their timer. Apart
+-- Attempts that are not their task's last: they become history, and tasks that have to wait get their timer. Apart
 -- from finish, because a statement pays for every table it names, and most attempts are the last. p_session null: each
 -- names its own.
 create function remember(p_session bigint, p_retried jsonb) returns void language plpgsql as $$
@@ -541,8 +541,8 @@ begin
     return offer(freed);
 end $$;
 
--- Counts tasks that ended for their groups. Of groups that are over by that: the tasks whose ends are heard outside
--- now, and the groups that begin again instead. The caller holds the runs' locks.
+-- Counts ended tasks for their groups. Of groups that are finished by this: the tasks whose ends count outside now, and
+-- the groups that begin again instead. The caller holds the runs' locks.
 create function leave_groups(p_ended ended[], out heard ended[], out again group_key[]) language plpgsql as $$
 declare
     over group_key[];
@@ -578,8 +578,8 @@ begin
         where o <> all(again));
 end $$;
 
--- Whether a group that is over runs again: something in it failed, it failed by that, and it has tries left. Not where
--- it only could not start, and not in a run that somebody canceled or that took too long.
+-- Whether a finished group runs again: a task in it failed, the group failed by that, and it has retries left. Not if
+-- it merely could not start, and not in a run that was canceled or timed out.
 create function begins_again(p_group group_key) returns boolean language sql stable as $$
     select count(*) filter (where k.state = 'failed') > 0
        and count(*) filter (where s.decides_grp and k.state in ('failed', 'canceled', 'upstream_failed')) > 0
@@ -607,7 +607,7 @@ declare
 begin
     foreach one in array p_groups loop
         select w.* into what from retry_group w where w.version_id = one.version_id and w.grp = one.grp;
-        -- Nothing of it has been heard outside, so nothing there is taken back.
+        -- Nothing of it has been counted outside, so nothing there is reset.
         update run_group g set retried = g.retried + 1, ended = 0 where g.run_id = one.run_id and g.grp = one.grp
         returning g.retried into tries;
         insert into journal (occurred_at, verb, actor, run_id, detail)
@@ -626,5 +626,5 @@ begin
                     and s.idx = u.idx
                 where k.reason = format('not chosen by %s', s.name))));
     end loop;
-    return reopen(everything);   -- all at once: a group that is still to begin again must not be heard
+    return reopen(everything);   -- all at once: a group that is still to begin again must not be counted
 end $$;

@@ -2,10 +2,10 @@
 -- an attempt exists, its epoch and session. A report that does not match changes nothing and is returned to its caller.
 
 -- Claims up to p_free available tasks of the queues. MATERIALIZED, because a plan that ran the locking subquery twice
--- would lock more than it takes. Rows are deleted by their place, here and in finish: joined by key, a plan that was
--- made while the table was empty compares each with each (measured: 4 to 13 times slower with 3,000 in line). p_low
--- says where in line to begin, ten ranks for each queue: rows that are gone but cannot be vacuumed yet, because
--- somebody holds an old snapshot, need not be walked over. Without it the look begins at the head.
+-- would lock more than it takes. Rows are deleted by ctid, here and in finish: joined by key, a plan that was made
+-- while the table was empty compares each with each (measured: 4 to 13 times slower with 3,000 queued tasks). p_low is
+-- where to begin, ten ranks for each queue: it skips deleted rows that cannot be vacuumed yet because of an old
+-- snapshot. Without it the scan begins at the head.
 create function claim(p_session bigint, p_queues text[], p_free int, p_low bigint[])
 returns setof step_row language plpgsql as $$
 declare
@@ -123,9 +123,9 @@ begin
     ), moved as (
         update task k
         set state = d.state,
-            -- what was given back or lost never came from the user's own retries
+            -- a returned or lost attempt never uses the user's own retries
             attempt = case when d.kind in ('given_back', 'lost') and d.state = 'pending' then d.attempt - 1
-                           when d.state = 'deferred' then 0   -- it went well: errors are counted anew
+                           when d.state = 'deferred' then 0   -- it went well: errors are counted from zero again
                            else d.attempt end,
             losses = case when d.kind = 'lost' then d.losses + 1 else d.losses end,
             session = case when d.kind in ('given_back', 'lost') then null else p_session end,
@@ -189,8 +189,8 @@ begin
     end if;
 end $$;
 
--- One round trip of a runner: what ended is recorded, what is free is claimed.
--- With p_aging those that waited too long go first (claim_fairly).
+-- One round trip of a runner: records the ended attempts and claims tasks for its free slots. With p_aging, tasks that
+-- waited too long are claimed first (claim_fairly).
 create function step(p_session bigint, p_reports jsonb, p_infra_retries int, p_queues text[], p_free int,
                      p_low bigint[], p_aging double precision)
 returns setof step_row language plpgsql as $$
@@ -226,9 +226,8 @@ begin
     end if;
 end $$;
 
--- A heartbeat. p_held: [[run_id, idx, map_index, epoch]]. The reply names what the runner lost, what is recorded as its
--- own but missing from its list (a claim whose reply was lost), what somebody asked to stop, and what is asked of the
--- runner.
+-- A heartbeat. p_held: [[run_id, idx, map_index, epoch]]. The reply lists what the runner lost, what is recorded as its
+-- own but missing from its list (a claim whose reply was lost), what was asked to stop, and the request to the runner.
 create function extend(p_session bigint, p_held jsonb)
 returns table (kind text, run_id bigint, idx int, map_index int, epoch int) language plpgsql as $$
 #variable_conflict use_column
@@ -257,8 +256,8 @@ begin
     where l.run_id is null or h.run_id is null or k.request is not null;
 end $$;
 
--- The rules changed and the code did not: from now on the version's tasks go where the rules say. What is in line
--- already stays there. Returns how many tasks were routed anew.
+-- Applies changed routing rules to the tasks of a version whose code did not change. Tasks that are queued already stay
+-- in their queue. Returns how many tasks got another queue.
 create function reroute(p_dag_id int, p_version_id int, p_tasks jsonb, p_actor text) returns int language plpgsql as $$
 declare
     moved jsonb;
@@ -304,8 +303,8 @@ begin
         or exists (select 1 from unnest(p_match) m where address_of(p_version_id, p_idx) ~ pattern_regex(m));
 end $$;
 
--- Claims these very rows of the line, as far as they are still there and nobody has them, in the order in which they
--- are named. p_places: 10 x (place of the queue in p_queues, from 0) + rank. The guards are those of claim.
+-- Claims exactly these queued rows, as far as they are still there and not locked, in the given order. p_places: 10 x
+-- (position of the queue in p_queues, from 0) + rank. The guards are those of claim.
 create function claim_rows(p_session bigint, p_queues text[], p_places int[], p_seqs bigint[])
 returns setof step_row language plpgsql as $$
 declare
@@ -348,9 +347,9 @@ begin
     order by m.turn;
 end $$;
 
--- The heads of lines that have waited longer than p_aging seconds for each level between them and the line that strict
--- order serves next; the most overdue first. One look-up for each rank of each queue, however long the lines are. The
--- twin of domain/fairness.py, which says more; a test compares both. plpgsql, because it keeps the plan.
+-- The heads of queues that have waited longer than p_aging seconds for each level between them and the rank that strict
+-- order serves next; the most overdue first. One lookup for each rank of each queue, however long the queues are. The
+-- counterpart of domain/fairness.py, which explains it; a test compares both. plpgsql, because it keeps the plan.
 create function overdue(p_queues text[], p_low bigint[], p_aging double precision, p_most int)
 returns table (place int, seq bigint) language plpgsql as $$
 #variable_conflict use_column
@@ -378,7 +377,7 @@ begin
     order by h.waited - a.allowed desc, h.place limit p_most;
 end $$;
 
--- claim, with up to half of the free slots, one at least, for those that waited too long.
+-- claim, with up to half of the free slots, one at least, for tasks that waited too long.
 create function claim_fairly(p_session bigint, p_queues text[], p_free int, p_low bigint[], p_aging double precision)
 returns setof step_row language plpgsql as $$
 declare
@@ -397,9 +396,10 @@ begin
     end if;
 end $$;
 
--- Tasks that a branch or a short-circuit did not choose are skipped, whatever their trigger rule says, before its end
--- is recorded and could start them. As with its end, only the attempt's owner is heard, and nobody who was asked to
--- stop. What has been decided already stays. The caller settles what is returned, with the end.
+-- Skips the tasks that a branch or a short-circuit did not select, whatever their trigger rule says, before its end is
+-- recorded and could start them. As for its end, only the attempt's owner may do this, and not after it was asked to
+-- stop. Tasks that were evaluated already stay as they are. The caller completes the returned tasks together with the
+-- end.
 create function skip_unchosen(p_session bigint, p_reports jsonb) returns ended[] language plpgsql as $$
 declare
     skipped ended[];

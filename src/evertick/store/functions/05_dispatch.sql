@@ -6,22 +6,22 @@
 -- Only its way from queued to running is here; heartbeats, ends and losses are those of every runner
 -- (docs/decisions/0029-agents.md).
 
--- How many more a runner may take: what it looks after counts from its row to the end, so that its slots are never
--- exceeded by claims, whatever it has forgotten (K8).
+-- How many more tasks a runner may take: every row of the work list that it owns counts, so that claims never exceed
+-- its slots, even if the runner has lost track of some (K8).
 create function dispatch_room(p_session bigint) returns int language sql stable as $$
     select r.slots - (select count(*) from dispatch d where d.owner = p_session)::int
     from runner r where r.session = p_session and r.gone_at is null and r.request is null
 $$;
 
--- Claims these very rows of the line for the runner's executor, as claim_rows does for the runner itself. p_sessions:
--- one that was drawn for each. No lease: nobody runs it yet.
+-- Claims exactly these queued rows for the runner's executor, as claim_rows does for the runner itself. p_sessions: one
+-- new session for each. No lease, because nothing runs yet.
 create function queue_rows(p_session bigint, p_queues text[], p_places int[], p_seqs bigint[], p_sessions bigint[])
 returns setof queued_row language plpgsql as $$
 declare
     room int;
     t timestamptz := clock();
 begin
-    -- A claim whose answer never came may still be under way: they count one after the other.
+    -- A claim whose answer never arrived may still be under way: they must count one after the other.
     perform 1 from runner r where r.session = p_session for no key update;
     room := dispatch_room(p_session);
     if coalesce(room, 0) <= 0 then
@@ -53,7 +53,7 @@ begin
     select m.run_id, m.idx, m.map_index, m.epoch, m.session, m.place, m.seq from moved m order by m.turn;
 end $$;
 
--- Claims up to p_free tasks of the queues for the runner's executor, in the order of claim; with p_aging those that
+-- Claims up to p_free tasks of the queues for the runner's executor, in the order of claim; with p_aging tasks that
 -- waited too long first, as claim_fairly does.
 create function claim_for_dispatch(p_session bigint, p_queues text[], p_free int, p_low bigint[],
                                    p_aging double precision, p_sessions bigint[])
@@ -72,7 +72,7 @@ begin
         select coalesce(array_agg(o.place), '{}'), coalesce(array_agg(o.seq), '{}') into places, seqs
         from overdue(p_queues, p_low, p_aging, (p_free + 1) / 2) o;
     end if;
-    -- One series for queue and rank, so that no plan can change the order in which they are asked.
+    -- One series for queue and rank, so that no plan can change the order in which they are read.
     select array_agg(h.place), array_agg(h.seq) into head_places, head_seqs from (
         select k.place, p.seq from generate_series(0, 10 * cardinality(p_queues) - 1) k(place) cross join lateral (
             select r.seq from ready r
@@ -83,10 +83,11 @@ begin
     return query select * from queue_rows(p_session, p_queues, places || head_places, seqs || head_seqs, p_sessions);
 end $$;
 
--- What became of attempts that never began. p_reports: [{r, i, m, e, s, kind, reason, retry_in, no_retry}]; s is the
--- attempt's session, and kind 'lost' (infra retries), 'failed' (the task's own fault), 'given_back' or 'killed' (its
--- stop was asked for). The caller knows that the executor has nothing under that name: the row of the work list goes
--- with it. One that has begun, or that is somebody else's by now, stays as it is. Returns the attempts that moved.
+-- Records the end of attempts that never began. p_reports: [{r, i, m, e, s, kind, reason, retry_in, no_retry}]; s is
+-- the attempt's session, and kind 'lost' (infra retries), 'failed' (the task's own fault), 'given_back' or 'killed' (it
+-- was asked to stop). The caller knows that the executor has nothing under that name: the row of the work list is
+-- deleted. An attempt that has begun, or that has another owner by now, stays as it is. Returns the attempts that
+-- moved.
 create function end_dispatches(p_reports jsonb, p_infra_retries int, out moved_sessions bigint[], out offered int)
 language plpgsql as $$
 declare
@@ -181,8 +182,9 @@ begin
     offered := offered + pass_gates();
 end $$;
 
--- Takes attempts off the work list of which the executor has nothing any more. Only those that are over, or were never
--- more than a name: what is queued or runs under that very session stays. p_sessions of the attempts. Returns how many.
+-- Deletes attempts from the work list of which the executor has nothing any more. Only attempts that have ended, or
+-- never existed there: what is queued or runs under that very session stays. p_sessions of the attempts. Returns how
+-- many.
 create function forget_dispatches(p_sessions bigint[]) returns int language plpgsql as $$
 declare
     forgotten int;
@@ -216,10 +218,10 @@ begin
         where i.version_id = p_version_id and i.idx = p_idx);
 end $$;
 
--- An agent begins the attempt that was dispatched: queued to running, with a lease under the attempt's own session.
--- p_nonce is drawn by the agent's process: the same one again is the same answer, because the first may have been lost;
--- another one is a second agent. p_agent: {runner_id, version, host, boot_id, pid_namespace, uid, pid, pid_started}.
--- The verdict is 'started', 'again', 'duplicate', 'canceled' (somebody wants it stopped: whoever dispatched it confirms
+-- An agent begins the attempt that was dispatched: queued to running, with a lease under the attempt's own session. The
+-- agent's process draws p_nonce: the same one again gets the same answer, because the first may have been lost; another
+-- one is a second agent. p_agent: {runner_id, version, host, boot_id, pid_namespace, uid, pid, pid_started}. The
+-- verdict is 'started', 'again', 'duplicate', 'canceled' (it was asked to stop; the runner that dispatched it confirms
 -- that) or 'stale' (it is no longer the task's attempt).
 create function start_attempt(p_run_id bigint, p_idx int, p_map_index int, p_epoch int, p_session bigint, p_nonce text,
                               p_agent jsonb, p_lost_after double precision)

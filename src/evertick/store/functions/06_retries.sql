@@ -14,7 +14,7 @@ begin
     where x.shard = any(places) and x.queue = p_queue and (
         select true from task k
         where k.run_id = x.run_id and k.idx = x.idx and k.map_index = x.map_index
-          -- what was cleared is no retry
+          -- a cleared task is no retry
           and ((k.state = 'available' and k.epoch = x.epoch and k.attempt + k.losses > 0)
                or (k.state in ('queued', 'running') and k.epoch = x.epoch + 1))) is null;
     return coalesce(p_bound, (select greatest(sum(r.slots) / 2, 1) from runner r
@@ -29,9 +29,9 @@ returns boolean language sql stable as $$
                    and k.state = 'pending' and k.not_before = p_instant)
 $$;
 
--- Lets retries out of the line: they become available, or merely pending where their DAG is paused or they have gates
--- to pass. Rows are found by key and changed at their place (docs/decisions/0005-plans-that-do-not-flip.md); nobody but
--- the leader changes the line. Returns how many became available.
+-- Takes retries out of the retry queue: they become available, or merely pending if their DAG is paused or they have
+-- gates to pass. Rows are found by key and changed by ctid (docs/decisions/0005-plans-that-do-not-flip.md); only the
+-- leader changes the retry queue. Returns how many became available.
 create function let_retries_in(p_places tid[]) returns int language plpgsql as $$
 declare
     due ended[];
@@ -61,9 +61,9 @@ begin
     return offer(due);
 end $$;
 
--- Pending tasks whose time has come enter the line of their queue, and leave it as far as there is room. Runs that
--- somebody works on are passed by, and the limit counts only what is taken: neither hides the others. Returns how many
--- became available, how many had to be set aside, when the next one is due by time, and whether somebody waits in line.
+-- Due pending tasks enter the retry queue of their queue, and leave it as far as there is room. Locked runs are
+-- skipped, and the limit counts only what is taken: neither hides the others. Returns how many became available, how
+-- many had to be set aside, when the next one is due, and whether any task waits in a retry queue.
 create function promote(p_shard smallint, p_epoch bigint, p_limit int, p_bound int, out promoted int, out refused int,
                         out next_due timestamptz, out has_line boolean)
 language plpgsql as $$
@@ -161,9 +161,9 @@ begin
             and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed')));
 end $$;
 
--- A run that takes longer than its DAG allows: what has not started ends, what runs is asked to stop, as for a cancel;
--- but the run fails. Counted from the start of the run, which a clear of an ended run sets anew. Returns how many tasks
--- are asked to stop; null when it is not over its time any more.
+-- Ends a run that takes longer than its DAG allows: what has not started ends, what runs is asked to stop, as for a
+-- cancel; but the run fails. Counted from the start of the run, which a clear of an ended run sets again. Returns how
+-- many tasks are asked to stop; null when the run is not over its limit any more.
 create function time_out_run(p_shard smallint, p_epoch bigint, p_run_id bigint) returns int language plpgsql as $$
 declare
     why text;
@@ -194,9 +194,9 @@ begin
     end;
 end $$;
 
--- Available tasks that no runner took within their queue_timeout fail, without another try. What is claimed leaves the
--- line and takes its limit along; a pause does so, too. The line is one for all shards. Returns how many failed and how
--- many had to be set aside.
+-- Available tasks that no runner took within their queue_timeout fail, without another try. A claim or a pause removes
+-- the row and with it the limit. The ready queue is one for all shards. Returns how many failed and how many had to be
+-- set aside.
 create function time_out_waits(p_shard smallint, p_epoch bigint, p_limit int, out failed int, out refused int)
 language plpgsql as $$
 declare

@@ -41,9 +41,9 @@ begin
     return moved;
 end $$;
 
--- The leader gives up a runner: one that it has watched being silent for too long and that has not spoken since, or one
--- that is gone and still holds something. Returns how many attempts were taken from it, null when it lives, and how
--- many would not be moved.
+-- The leader declares a runner dead: one that it has observed to be silent for too long and that has not sent a
+-- heartbeat since, or one that has ended and still holds something. Returns how many attempts were taken from it, null
+-- when it lives, and how many could not be moved.
 create function reap_runner(p_shard smallint, p_epoch bigint, p_session bigint, p_lost_after double precision,
                             p_infra_retries int, out reaped int, out refused int)
 language plpgsql as $$
@@ -68,7 +68,7 @@ begin
     select count(*) into refused from lease l where l.session = p_session;
 end $$;
 
--- Whose attempts somebody else should look after: owners that are gone, were never there, or have been silent for a
+-- Owners whose attempts another runner should take over: they have ended, never existed, or have been silent for a
 -- while. Steps from owner to owner through the index, because there are few of them and many attempts.
 create function lost_owners(p_silent_seconds double precision) returns setof bigint language sql stable as $$
     with recursive holder as (
@@ -81,10 +81,10 @@ create function lost_owners(p_silent_seconds double precision) returns setof big
     where h.owner is not null and (r.session is null or r.gone_at is not null or r.silent_seconds > p_silent_seconds)
 $$;
 
--- A runner looks after what theirs was: of its executor, and of its queues, because these say in which place (cluster,
--- namespace) to look. By compare-and-set: of two that see the same orphan one gets it. Handing over twice is harmless,
--- because an executor takes a name once; so a silence that proves nothing is enough. More than the slots allow are
--- taken, too: they are there already.
+-- A runner takes over the attempts of such an owner: of its own executor and of its own queues, because these determine
+-- the place (cluster, namespace). By compare-and-set: of two runners that see the same attempt one gets it. Submitting
+-- twice is harmless, because an executor accepts a name once; so an unproven silence is enough. More than the slots
+-- allow are taken, too: they exist already.
 create function adopt_dispatches(p_session bigint, p_silent_seconds double precision, p_most int)
 returns int language plpgsql as $$
 declare

@@ -34,8 +34,7 @@ begin
            jsonb_build_object('kind', p_kind, 'verb', p_verb, 'reason', shown);
 end $$;
 
--- A schedule that cannot be planned leaves the index of what is due, with the reason for people to see; the others go
--- on.
+-- A schedule that cannot be planned leaves the index of due schedules, with a visible reason; the others continue.
 create function set_schedule_aside(p_shard smallint, p_epoch bigint, p_schedule_id int, p_version int, p_reason text,
                                    p_is_tried_again boolean)
 returns boolean language plpgsql as $$
@@ -50,9 +49,9 @@ begin
     return true;
 end $$;
 
--- Schedules whose time to be tried again has come may fire. What has not failed again for as long as it was set aside
--- is forgotten, and so is a schedule that was published anew. Timers and places in line whose task is gone or waits for
--- something else by now are dropped.
+-- Schedules whose retry time has come may fire. A row that has not failed again for as long as it was set aside is
+-- deleted, and so is that of a schedule that was published again. Timers and queue entries whose task is gone or waits
+-- for something else by now are dropped.
 create function take_back(p_shard smallint) returns void language plpgsql as $$
 declare
     t timestamptz := clock();

@@ -1,7 +1,7 @@
 -- The round over the open runs: everything that can be derived from the tasks is derived again, and runs beyond repair
 -- are ended. The fast paths keep all of this right already, so every repair is counted and recorded.
 
--- The upstream counters of the given waiting tasks, computed anew from the tasks themselves.
+-- The upstream counters of the given waiting tasks, computed from the tasks themselves.
 create function recount_upstream(p_run_id bigint, p_idxs int[]) returns int language plpgsql as $$
 declare
     changed int;
@@ -20,7 +20,7 @@ begin
     return changed;
 end $$;
 
--- The counters of a run, computed anew from its tasks. Returns whether they had drifted.
+-- The counters of a run, computed from its tasks. Returns whether they had drifted.
 create function recount_run(p_run_id bigint) returns boolean language plpgsql as $$
 begin
     update run_status r
@@ -63,7 +63,7 @@ begin
         repairs := array_append(repairs, 'group_counter_drift');
     end if;
 
-    -- a run without its first tasks, or a waiting task that nobody decided
+    -- a run without its first tasks, or a waiting task that was never evaluated
     n := recount_upstream(p_run_id, array(
         select k.idx from task k where k.run_id = p_run_id and k.state = 'waiting'));
     if n > 0 then
@@ -102,7 +102,7 @@ begin
         perform settle(decide_waiting(array[p_run_id]));
     end if;
 
-    -- available but not in line; in line but not available is removed by the claim that meets it
+    -- available but not queued; queued but not available is removed by the claim that meets it
     lost := array(
         select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended
         from task k
@@ -115,7 +115,7 @@ begin
         perform offer(lost);
     end if;
 
-    -- pending until a time that nobody watches
+    -- pending until a time without a timer
     insert into timer (shard, due_at, run_id, idx, map_index)
     select d.shard, k.not_before, k.run_id, k.idx, k.map_index
     from task k join dag d on d.dag_id = status.dag_id
@@ -136,7 +136,7 @@ begin
         perform release(lost);
     end if;
 
-    -- deferred, and nobody would ever look at it
+    -- deferred without a row that wakes it
     lost := array(select row(k.run_id, k.idx, k.map_index, k.version_id, k.state)::ended from task k
                   where k.run_id = p_run_id and k.state = 'deferred' and not exists (
                       select 1 from deferral w
@@ -146,7 +146,7 @@ begin
         repairs := array_append(repairs, 'deferral_missing');
     end if;
 
-    -- queued, and on nobody's list: nobody would ever hand it over. Whatever an executor has of it may not begin any
+    -- queued, and on no work list, so that no runner would submit it. Whatever an executor has of it must not begin any
     -- more
     unlisted := (
         select jsonb_agg(jsonb_build_object('r', k.run_id, 'i', k.idx, 'm', k.map_index, 'e', k.epoch, 's', k.session,
@@ -159,7 +159,7 @@ begin
         repairs := array_append(repairs, 'dispatch_missing');
     end if;
 
-    -- running without a lease: nobody could ever report or lose it
+    -- running without a lease: no runner could report or lose it
     insert into lease (session, run_id, idx, map_index, epoch)
     select k.session, k.run_id, k.idx, k.map_index, k.epoch from task k
     where k.run_id = p_run_id and k.state = 'running'
@@ -184,7 +184,7 @@ begin
     return repairs;
 end $$;
 
--- Closes a running run all of whose tasks have ended, whatever its counter says.
+-- Closes a running run whose tasks have all ended, whatever its counter says.
 create function close_if_done(p_run_id bigint) returns boolean language plpgsql as $$
 begin
     update run_status r
@@ -209,17 +209,18 @@ begin
     return true;
 end $$;
 
--- What would change if anything happened in a run: an attempt, an end, a task that came up, a word from people.
+-- A text that changes with everything that can happen in a run: an attempt, an end, a task that started, a request of
+-- an operator.
 create function fingerprint(p_run_id bigint) returns text language sql stable as $$
     select concat_ws(' ', r.open_tasks, count(k.*), sum(k.epoch), max(k.finished_at),
                      (select max(j.entry_id) from journal j where j.run_id = p_run_id and j.verb <> 'quarantine'))
     from run_status r left join task k on k.run_id = r.run_id where r.run_id = p_run_id group by r.open_tasks
 $$;
 
--- How a running run stands, by one look that locks nothing: 'sound', 'drifted' (reconcile_run would repair something)
--- or 'stuck' (nothing can move, and nothing follows). Stable, so that all its questions are asked of one moment: every
--- move is one transaction, and no moment shows half of one. p_in_line: how many of its tasks are in line, counted a
--- moment before; null where nobody has counted.
+-- The condition of a running run, by one query that locks nothing: 'sound', 'drifted' (reconcile_run would repair
+-- something) or 'stuck' (nothing can move, and no final state follows). Stable, so that all its subqueries see one
+-- snapshot: every move is one transaction, and no snapshot shows half of one. p_in_line: how many of its tasks are
+-- queued, counted a moment before; null if they were not counted.
 create function examine_run(p_run_id bigint, p_in_line int) returns text language plpgsql stable as $$
 declare
     status run_status;
@@ -249,8 +250,7 @@ begin
         return 'drifted';
     end if;
     if exists (
-        -- running without a lease, queued and on nobody's list, or pending for a time that nobody watches, or for
-        -- nothing
+        -- running without a lease, queued and on no work list, or pending for a time without a timer, or for nothing
         select 1 from task k
         where k.run_id = p_run_id and case k.state
             when 'running' then not exists (
@@ -311,10 +311,10 @@ create function is_timed(p_task task) returns boolean language sql stable as $$
 $$;
 
 -- One bounded slice of the running runs, in the order of the index of open runs, so that history costs nothing. A run
--- is locked only when a look at it shows something to repair, and set aside when it cannot be repaired. p_tasks bounds
--- the slice by size, too: a large run comes alone. p_counts_line: whether to look for tasks that should be in line,
--- which reads all of the line and so is not for every round. p_elapsed: seconds since the round before, for what is
--- stuck. Returns where to go on; nothing means from the beginning, and what is done once per round is done then.
+-- is locked only when a check shows something to repair, and set aside when it cannot be repaired. p_tasks bounds the
+-- slice by size, too: a large run is processed alone. p_counts_line: whether to check for tasks that should be queued,
+-- which reads the whole ready queue and so is not done in every round. p_elapsed: seconds since the round before, for
+-- stuck runs. Returns where to continue; null means from the beginning, and the work of once per round is done then.
 create function reconcile(p_shard smallint, p_epoch bigint, p_after_dag int, p_after_run bigint, p_limit int,
                           p_counts_line boolean default true, p_elapsed double precision default 0,
                           p_tasks int default 20000, out last_dag_id int, out last_run_id bigint, out repaired text[],
@@ -389,8 +389,7 @@ begin
     perform pass_gates();
 end $$;
 
--- The next run of the round is set aside: to look at it alone takes longer than there is time. Returns which one it
--- was.
+-- Sets the next run of the round aside: checking it alone takes longer than the time limit. Returns which one it was.
 create function skip_run(p_shard smallint, p_epoch bigint, p_after_dag int, p_after_run bigint, out skipped_dag_id int,
                          out skipped_run_id bigint)
 language plpgsql as $$
@@ -406,7 +405,7 @@ begin
     end if;
 end $$;
 
--- Queued runs that whoever made room for them passed over. One DAG whose runs cannot start keeps no other from it.
+-- Admits queued runs that were skipped when room became free. One DAG whose runs cannot start does not block any other.
 -- Returns how many runs started and how many DAGs were set aside.
 create function admit_passed_over(p_shard smallint, out admitted int, out refused int) language plpgsql as $$
 declare
@@ -485,7 +484,7 @@ begin
     end;
 end $$;
 
--- The groups of a run whose counters are not what its tasks say.
+-- The groups of a run whose counters differ from its tasks.
 create function groups_that_drifted(p_run_id bigint)
 returns table (grp int, ended int, more int) language sql stable as $$
     select w.grp, c.ended, c.more
@@ -501,7 +500,7 @@ returns table (grp int, ended int, more int) language sql stable as $$
     where r.run_id = p_run_id and (coalesce(g.ended, 0), coalesce(g.more, 0)) <> (c.ended, c.more)
 $$;
 
--- Counts a run's groups anew from its tasks. Returns how many had drifted.
+-- Counts a run's groups again from its tasks. Returns how many had drifted.
 create function recount_groups(p_run_id bigint) returns int language plpgsql as $$
 declare
     drifted int;

@@ -15,8 +15,8 @@ begin
     end if;
 end $$;
 
--- Notes tasks that are pending for an ordered key although a pause keeps them from its line, and ended tasks that the
--- next run may wait for. Nobody is let in: they only count.
+-- Notes tasks that are pending for an ordered key although a pause keeps them from its queue, and ended tasks that the
+-- next run may wait for. No task is admitted: they only count.
 create function note_tasks(p_tasks ended[]) returns void language plpgsql as $$
 begin
     if coalesce(cardinality(p_tasks), 0) > 0 then
@@ -32,8 +32,8 @@ create function note_past(p_ended ended[]) returns void language sql as $$
         join task_spec s on s.version_id = (e).version_id and s.idx = (e).idx and s.awaits_past))
 $$;
 
--- Tasks that are no longer available, queued or running hold nothing: what they held is noted, and counted back at the
--- end. Those that have ended leave their ordered keys, too; who comes after them may be next.
+-- Tasks that are no longer available, queued or running hold no slots: what they held is noted, and counted back at the
+-- end. Those that have ended leave their ordered keys, too; their successors there may be next.
 create function leave_gates(p_tasks ended[]) returns void language plpgsql as $$
 declare
     given gate_weight[];
@@ -64,8 +64,8 @@ begin
     end if;
 end $$;
 
--- Takes tasks of a run out of their lines, all, those of one index, or one of them: the first thing to do for whoever
--- takes a pending task away. The gates are looked at again at the end: one may have been reserved for who is gone.
+-- Removes tasks of a run from their gate queues: all, those of one index, or one of them. A verb that takes a pending
+-- task away calls this first. The gates are processed again at the end: one may have been reserved for a removed task.
 create function quit_lines(p_run_ids bigint[], p_idx int, p_map_index int default null)
 returns void language plpgsql as $$
 declare
@@ -85,9 +85,9 @@ begin
     end if;
 end $$;
 
--- The end of every verb that moves tasks: what was noted on the way is done. Mapped tasks first become their instances,
--- which may end some and bring in others, and tasks that wait for something outside are deferred. Returns how many
--- tasks became available.
+-- The end of every verb that moves tasks: carries out what was noted on the way. Mapped tasks first become their
+-- instances, which may end some and start others, and tasks that wait for something outside are deferred. Returns how
+-- many tasks became available.
 create function pass_gates() returns int language plpgsql as $$
 declare
     coming text := nullif(current_setting('evertick.entering', true), '');
@@ -140,7 +140,7 @@ begin
     return case when length(name) > 400 then left(name, 300) || '…' || md5(name) else name end;
 end $$;
 
--- The version of a task on an ordered key. Whoever makes a run checks that its parameter is such a number.
+-- The version of a task on an ordered key. The verb that creates a run checks that its parameter is such a number.
 create function version_of(p_version jsonb, p_run_id bigint) returns bigint language plpgsql stable as $$
 begin
     if jsonb_typeof(p_version) = 'number' then
@@ -173,13 +173,13 @@ begin
                                                  and o.fire_at < b.fire_at and o.backfill_id = b.backfill_id
                               where b.run_id = p_run_id order by o.fire_at desc, o.run_id desc limit 1) end;
     select s.name into wanted from task_spec s where s.version_id = p_version_id and s.idx = p_idx;
-    -- Most runs have the version of the run before, where the place is the same; only otherwise is it looked for.
+    -- Most runs have the version of the run before, where the index is the same; only otherwise it is looked up.
     return past_name(before.run_id, coalesce(
         (select s.idx from task_spec s where s.version_id = before.version_id and s.idx = p_idx and s.name = wanted),
         (select s.idx from task_spec s where s.version_id = before.version_id and s.name = wanted)));
 end $$;
 
--- The state and the run's state are looked at again: what was noted on the way may have gone on since.
+-- The state and the run's state are checked again: a noted task may have moved since.
 create function wants_of(p_tasks ended[]) returns gate_want[] language sql stable as $$
     select coalesce(array_agg(row(p.run_id, p.idx, p.map_index, p.version_id,
                                   case when r.kind = 'backfill' then 9 else 9 - s.priority end, g.kind,
@@ -201,8 +201,8 @@ create function wants_of(p_tasks ended[]) returns gate_want[] language sql stabl
           null
 $$;
 
--- By task, with gates in order of their ids. Two of a task's keys may turn out to be the same one; and one that waits
--- for the run before it may have none.
+-- By task, with gates in order of their ids. Two of a task's keys may turn out to be the same one; and a task that
+-- depends on the run before may have none.
 create function arrivals_of(p_wants gate_want[]) returns gate_arrival[] language sql stable as $$
     select array_agg(row(t.run_id, t.idx, t.map_index, t.version_id, t.rank, t.gate_ids, t.weights, t.checks,
                          t.needs)::gate_arrival
@@ -225,7 +225,7 @@ create function arrivals_of(p_wants gate_want[]) returns gate_arrival[] language
         group by n.run_id, n.idx, n.map_index, n.version_id, n.rank) t
 $$;
 
--- Whether the task that a gate is named after succeeded or was skipped. One whose run was deleted keeps nobody waiting.
+-- Whether the task that a gate is named after succeeded or was skipped. If its run was deleted, it blocks nothing.
 create function is_past_over(p_name text) returns boolean language sql stable as $$
     select not exists (select 1 from run_status r where r.run_id = split_part(p_name, '/', 1)::bigint)
         -- in another version it may have been mapped
@@ -260,8 +260,8 @@ returns int language sql stable as $$
             cross join lateral (select x.kind from gate x where x.gate_id = n.gate_id offset 0) g) end)
 $$;
 
--- The first of these gates that has no room for one more, and what is needed there. Nothing where there is none. Checks
--- come first: who has to wait for others or for a time need not be looked at whenever a slot becomes free.
+-- The first of these gates that has no room for one more, and how much is needed there. Null where there is none.
+-- Checks come first: a task that waits for others or for a time need not be processed whenever a slot becomes free.
 create function blocker_of(p_gate_ids int[], p_weights int[], p_checks int[], p_needs bigint[], out gate_id int,
                            out need bigint)
 language plpgsql stable as $$
@@ -279,7 +279,7 @@ begin
     where g.capacity - g.used < n.weight order by n.gate_id limit 1;
 end $$;
 
--- Writes down the versions of tasks on their ordered keys. Who is known there keeps its place.
+-- Records the versions of tasks on their ordered keys. A task that is recorded there keeps its place.
 create function take_places(p_tasks gate_arrival[]) returns void language sql as $$
     insert into gate_order (gate_id, version, run_id, idx, map_index, since)
     select n.gate_id, n.need, a.run_id, a.idx, a.map_index, clock()
@@ -289,7 +289,7 @@ create function take_places(p_tasks gate_arrival[]) returns void language sql as
     on conflict (run_id, idx, map_index, gate_id) do nothing
 $$;
 
--- The slots of rates that time has given back are free again. The instant itself belongs to the next period.
+-- Frees the slots of rates whose time is over. The instant itself belongs to the next period.
 create function return_slots(p_gate_ids int[]) returns void language sql as $$
     with back as (
         delete from gate_pass p where p.gate_id = any(p_gate_ids) and p.until <= clock() returning p.gate_id
@@ -299,8 +299,8 @@ create function return_slots(p_gate_ids int[]) returns void language sql as $$
     where g.gate_id = b.gate_id
 $$;
 
--- When the next slot of these rates comes back, as far as somebody waits for one: the leader comes by then. Now, where
--- one is free already: it came back while somebody looked at another gate.
+-- When the next slot of these rates becomes free, as far as a task waits for one: the leader processes the gate at that
+-- time. Now, if one is free already: it became free while the tasks were processed at another gate.
 create function set_openings(p_gate_ids int[]) returns void language sql as $$
     update gate g set opens_at = n.opens_at
     from (select x.gate_id, case when not exists (select 1 from gate_line l where l.blocked_on = x.gate_id) then null
@@ -333,14 +333,14 @@ begin
         where g.gate_id = n.gate_id
     )
     select array_agg(row(m.run_id, m.idx, m.map_index, m.version_id, m.state)::ended) into freed from moved m;
-    -- Whoever lets in at once has the same gates, or none of them has checks.
+    -- Tasks that are admitted together have the same gates, or none of them has checks.
     if (p_tasks[1]).checks <> '{}' then
         perform count_passes((p_tasks[1]).checks, coalesce(cardinality(freed), 0));
     end if;
     return offer(freed);
 end $$;
 
--- Each task that was let in takes a slot of each of its rates for a period.
+-- Each admitted task takes a slot of each of its rates for a period.
 create function count_passes(p_checks int[], p_count int) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
@@ -351,10 +351,10 @@ begin
     update gate g set used = g.used + p_count where g.gate_id = any(p_checks) and g.kind = 'rate';
 end $$;
 
--- Of tasks that nobody waits before: those for which there is room, counted in their order, and the others. All at
--- once, because a run may begin with thousands of tasks that need a gate each. Whoever does not fit counts, too: no
--- gate gets too many, and what could have slipped in beside is looked at again, line by line; so are those that have
--- checks to pass, or nothing at all.
+-- Of tasks without an earlier waiter: those for which there is room, counted in their order, and the others. All at
+-- once, because a run may begin with thousands of tasks that need a gate each. Tasks that do not fit count, too: no
+-- gate gets too many, and smaller ones that would have fitted are processed again, queue by queue; so are tasks with
+-- checks to pass, or without a gate.
 create function who_fits(p_tasks gate_arrival[], out fitting gate_arrival[], out others gate_arrival[])
 language sql stable as $$
     select array_agg(j.whole order by j.place) filter (where j.fits),
@@ -373,7 +373,7 @@ language sql stable as $$
         group by n.place) j
 $$;
 
--- Puts tasks at the end of the line of those who need the same.
+-- Puts tasks at the end of the queue of tasks with the same needs.
 create function join_line(p_gate_ids int[], p_weights int[], p_checks int[], p_needs bigint[], p_tasks gate_arrival[])
 returns void language plpgsql as $$
 declare
@@ -397,7 +397,7 @@ begin
     perform refresh_line(line);
 end $$;
 
--- Writes down who is first in a line. An empty one is gone.
+-- Records which task is first in a queue. An empty queue is deleted.
 create function refresh_line(p_line bigint) returns void language plpgsql as $$
 declare
     head record;
@@ -411,9 +411,9 @@ begin
     where l.line_id = p_line and (l.rank, l.seq) is distinct from (head.rank, head.seq);
 end $$;
 
--- The line for which a gate is kept free: the oldest that needs many slots, once its first has waited for a minute.
--- Without that it could wait for ever, while those who need less come and go. One that needs more than there is keeps
--- nothing.
+-- The queue for which a gate is kept free: the oldest that needs many slots, once its first task has waited for a
+-- minute. Without that it could wait forever, while tasks that need less come and go. One that needs more than the gate
+-- has reserves nothing.
 create function reserved_for(p_gate_id int) returns bigint language sql stable as $$
     select o.line_id from gate g cross join lateral (
         select l.line_id, l.since, l.need from gate_line l
@@ -421,9 +421,9 @@ create function reserved_for(p_gate_id int) returns bigint language sql stable a
     where g.gate_id = p_gate_id and o.since < clock() - interval '60 seconds' and o.need > g.capacity - g.used
 $$;
 
--- Locks what a line needs besides what is held. A gate that comes later in the order may be waited for; an earlier one
--- is only tried, because waiting for it could deadlock. Returns what is held then, null when somebody else has one of
--- them.
+-- Locks the gates that a queue needs in addition to the held ones. A gate that comes later in the order may be
+-- waited for; an earlier one is only tried, because waiting for it could deadlock. Returns what is held then, null when
+-- another transaction holds one of them.
 create function lock_also(p_held int[], p_gate_ids int[]) returns int[] language plpgsql as $$
 declare
     g int;
@@ -448,9 +448,9 @@ begin
     return p_held;
 end $$;
 
--- Lets in from the lines that are blocked on a gate, the most urgent and oldest first, as long as there is room. A line
--- whose need is larger than what is free is not even looked at; one that finds another of its gates full moves there.
--- p_looks bounds the work of one transaction: what is left over is the leader's.
+-- Admits tasks from the queues that are blocked on a gate, the most urgent and oldest first, as long as there is room.
+-- A queue whose need is larger than the free slots is skipped; one that finds another of its gates full moves there.
+-- p_looks bounds the work of one transaction: the leader does the rest.
 create function open_gate(p_gate_id int, inout held int[], inout looks int, out admitted int) language plpgsql as $$
 declare
     free bigint;
@@ -534,7 +534,7 @@ begin
             admitted := admitted + let_in(taken);
         end if;
         perform refresh_line(line.line_id);
-        -- Nobody to take although somebody is first: he is just being taken away.
+        -- No task could be taken although one is first: another transaction is removing it.
         if taken is null and exists (select 1 from gate_line l where l.line_id = line.line_id
                                      and (l.rank, l.seq) = (line.rank, line.seq)) then
             set_aside := set_aside || line.line_id;
@@ -545,8 +545,8 @@ begin
     end if;
 end $$;
 
--- Counts back what was released, lets in who waited, then who enters: the only place where gates are locked and
--- counted. p_noted: tasks that only count, see note_tasks. p_also: gates to look at besides.
+-- Counts back what was released, admits waiting tasks, then entering ones: the only place where gates are locked and
+-- counted. p_noted: tasks that only count, see note_tasks. p_also: further gates to process.
 create function work_gates(p_entering ended[], p_noted ended[], p_released gate_weight[], p_also int[])
 returns int language plpgsql as $$
 declare
@@ -574,7 +574,7 @@ begin
     end if;
     if cardinality(p_entering) > 0 or counting <> '{}' then
         wants := wants_of(p_entering);
-        -- In one order, and before any lock of a gate that others can see.
+        -- In one order, and before any lock of a gate that other transactions can see.
         insert into gate (kind, name, capacity, version_id, period)
         select distinct on (w.kind, w.name) w.kind, w.name, w.capacity, w.version_id, w.period
             from unnest(wants || counting) w
@@ -619,7 +619,7 @@ begin
                 array_agg(a order by a.rank, a.run_id, a.idx, a.map_index) as tasks
             from unnest(arrivals) a group by a.gate_ids, a.weights, a.checks, a.needs
         loop
-            -- Nobody goes past those who wait already.
+            -- No task overtakes one that waits already.
             if exists (select 1 from gate_line l where l.blocked_on = any(line.gate_ids || line.checks)) then
                 perform join_line(line.gate_ids, line.weights, line.checks, line.needs, line.tasks);
             else

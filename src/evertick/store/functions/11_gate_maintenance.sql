@@ -1,7 +1,7 @@
 -- Pools as operators change them, and what the leader does for the tasks that wait at gates.
 
--- Makes a pool or changes its slots; whoever fits in now is let in. Below what is used nothing new is let in until
--- there is room.
+-- Creates a pool or changes its slots, and admits the tasks that fit now. While more is used than there are slots,
+-- nothing new is admitted.
 create function set_pool(p_name text, p_slots int, p_actor text, out is_new boolean, out admitted int)
 language plpgsql as $$
 declare
@@ -63,7 +63,7 @@ create function is_served_to_all(p_queue text, p_grace double precision) returns
                         or r.gone_at > clock() - make_interval(secs => p_grace)))
 $$;
 
--- Whether something that was taken back for want of a runner could be taken by one now. Each task is asked about once,
+-- Whether something that was released for lack of a runner could be taken by one now. Each task is checked once,
 -- however many runs wait.
 create function can_come_back() returns boolean language sql stable as $$
     select exists (
@@ -72,8 +72,8 @@ create function can_come_back() returns boolean language sql stable as $$
         where l.queue is not null and is_served(l.queue, w.version_id, w.idx, 0))
 $$;
 
--- Gates that somebody left to the leader, rates that have a slot again, and lines that a runner could serve again.
--- Returns how many were let in, and when the next slot of a rate for which somebody waits comes back.
+-- Gates that a verb left to the leader, rates that have a free slot again, and queues that a runner could serve again.
+-- Returns how many tasks were admitted, and when the next slot of a rate for which a task waits becomes free.
 create function tend_gates(p_shard smallint, p_epoch bigint, p_limit int, out admitted int,
                            out next_opening timestamptz)
 language plpgsql as $$
@@ -172,7 +172,7 @@ create function holds_gates(p_run_id bigint, p_idx int, p_map_index int) returns
                    and k.state in ('available', 'queued', 'running'))
 $$;
 
--- What a gate should have as used: of a rate the slots that time has not given back, of the others what tasks hold.
+-- What the counter of a gate should say: of a rate the slots whose time is not over, of the others what tasks hold.
 create function used_of(p_gate_id int) returns int language sql stable as $$
     select case when (select g.kind = 'rate' from gate g where g.gate_id = p_gate_id)
                 then (select count(*) from gate_pass p where p.gate_id = p_gate_id)
@@ -181,9 +181,9 @@ create function used_of(p_gate_id int) returns int language sql stable as $$
                                where p_gate_id = any(h.gate_ids) and n.gate_id = p_gate_id), 0) end::int
 $$;
 
--- One slice of the gates: what is used is added up again under the gate's lock, holds and places of tasks that have
--- none are dropped, whoever was overlooked is let in, and gates that nobody needs are deleted. Gates that somebody
--- works on are passed by. Returns where to go on (null: from the beginning), and how many gates had drifted.
+-- One slice of the gates: the counter is computed again under the gate's lock, holds and places without a task are
+-- deleted, overlooked tasks are admitted, and gates that no task needs are deleted. Locked gates are skipped. Returns
+-- where to continue (null: from the beginning), and how many gates had drifted.
 create function reconcile_gates(p_shard smallint, p_epoch bigint, p_after int, p_limit int, out last_gate_id int,
                                 out drifted int, out admitted int)
 language plpgsql set enable_hashjoin = on as $$

@@ -115,9 +115,9 @@ begin
     n := total;
 end $$;
 
--- Replaces a mapped task by its instances, or ends it. Returns the instances, or the task as it ended; nothing where it
--- is not pending any more. Its epoch goes on in them: none is ever issued twice. The caller holds the run's lock. Hash
--- joins, because an element is found by its place in a list that has no index.
+-- Replaces a mapped task by its instances, or ends it. Returns the instances, or the task as it ended; nothing if it is
+-- not pending any more. Its epoch continues in them, so that none is issued twice. The caller holds the run's lock.
+-- Hash joins, because an element is found by its position in a list that has no index.
 create function expand(p_head ended) returns ended[] language plpgsql set enable_hashjoin = on as $$
 declare
     head task;
@@ -184,8 +184,8 @@ begin
     return made;
 end $$;
 
--- Expands mapped tasks; what ends by that is settled. Returns how many instances and other tasks became available.
--- Instances with gates, and mapped tasks that become ready by this, are noted in their turn.
+-- Expands mapped tasks and completes the tasks that end by it. Returns how many instances and other tasks became
+-- available. Instances with gates, and mapped tasks that become ready by this, are noted as well.
 create function expand_all(p_heads ended[]) returns int language plpgsql as $$
 declare
     head ended;
@@ -203,7 +203,7 @@ begin
     return offered;
 end $$;
 
--- Where all instances of a task wait again, the task waits as a whole, and will look at its lists anew. The epoch is
+-- When all instances of a task wait again, the task waits as a whole, and will evaluate its lists again. The epoch is
 -- the highest that was ever issued.
 create function fold_instances(p_tasks ended[]) returns void language plpgsql as $$
 declare
@@ -224,9 +224,9 @@ begin
     end loop;
 end $$;
 
--- Takes back all instances of mapped tasks, for a clear of these as a whole: what runs is asked to stop, what has not
--- started ends, and what has ended waits again. While an instance is being stopped it stands for the whole, alone; its
--- end folds it. Returns what was taken back.
+-- Resets all instances of mapped tasks, when these are cleared as a whole: what runs is asked to stop, what has not
+-- started ends, and what has ended waits again. While an instance is being stopped it alone stands for the whole; its
+-- end collapses it. Returns what was reset.
 create function take_back_instances(p_run_id bigint, p_idxs int[]) returns ended[] language plpgsql as $$
 declare
     one record;
@@ -267,9 +267,8 @@ begin
     return everything;
 end $$;
 
--- An instance never waits for others: where one was reopened and something above it runs again, too, what it was given
--- is of the past, and the task is taken back as a whole. The same for those below, in turn. Returns what was taken
--- back.
+-- An instance never waits for upstream tasks: if one was reopened and something upstream of it runs again, too, its
+-- inputs are outdated, and the task is reset as a whole. The same for the tasks downstream. Returns what was reset.
 create function fold_unready(p_tasks ended[]) returns ended[] language plpgsql as $$
 declare
     frontier ended[] := p_tasks;

@@ -23,8 +23,8 @@ begin
     perform begin_waits(deferred);
 end $$;
 
--- Runs that have just been closed wake who waits for them. Only noted: whoever ends a task holds its run's lock, and
--- the other's would come out of order.
+-- Runs that have just been closed wake the tasks that wait for them. Only noted: the verb that ends a task holds its
+-- run's lock, and taking the other run's lock would violate the lock order.
 create function note_closed(p_closed bigint[]) returns void language plpgsql as $$
 begin
     update deferral d set wake_at = clock() where d.key = any(array(select 'run:' || x from unnest(p_closed) x));
@@ -33,7 +33,7 @@ begin
     end if;
 end $$;
 
--- What is due and has not started its run yet: the leader reads the other DAG, and starts it or says why not.
+-- Due child runs that are not started yet: the leader reads the other DAG, and starts the run or records why not.
 create function children_due(p_shard smallint, p_limit int)
 returns table (
     run_id bigint, idx int, map_index int, epoch int, dag text, params jsonb, depth int, parent_dag text, given jsonb,
@@ -94,7 +94,7 @@ begin
         select r.run_id into child from run r where r.dag_id = p_dag_id and r.key = made;
     end if;
     if spec.waits then
-        -- Word of its end comes at once; a look in between, in case that word is lost.
+        -- The end of the run wakes it at once; the regular check covers a lost wake-up.
         update deferral d set kind = 'run', key = 'run:' || child,
             wake_at = least(d.deadline, clock() + interval '10 minutes')
         where d.run_id = p_run_id and d.idx = p_idx and d.map_index = p_map_index and d.epoch = p_task_epoch;
@@ -106,9 +106,9 @@ begin
     return child;
 end $$;
 
--- The rows of tasks that have just been deferred, or lost their row. Who needs somebody to look first (a DAG to start,
--- a time of day to read, an event that may be there already) is due at once; the leader looks after this is committed,
--- and so do those who send events. The caller holds the runs' locks.
+-- The rows of tasks that have just been deferred, or lost their row. A wait that the leader must evaluate first (a DAG
+-- to start, a time of day, an event that may exist already) is due at once; the leader evaluates it after this is
+-- committed, and so does a transaction that sends an event. The caller holds the runs' locks.
 create function begin_waits(p_tasks ended[]) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
@@ -231,8 +231,8 @@ returns table (
     join task_wait w on w.version_id = s.version_id and w.idx = f.idx
 $$;
 
--- Those that have no instant, with the reason, are set aside and looked at again in a minute: a time zone that is
--- missing may come back.
+-- Waits for which no instant could be computed are set aside with the reason and tried again in a minute: a missing
+-- time zone may come back.
 create function set_clocks(p_shard smallint, p_epoch bigint, p_instants jsonb) returns void language plpgsql as $$
 begin
     perform fence(p_shard, p_epoch);
@@ -245,7 +245,7 @@ begin
         and d.kind = 'clock';
 end $$;
 
--- An event with a key that was sent before under that name is the one that was sent then.
+-- An event with a key that was sent before under that name is the earlier event.
 create function send_event(p_name text, p_key text, p_payload jsonb, p_actor text)
 returns table (event_id bigint, is_new boolean, sent_at timestamptz, sent_by text) language plpgsql as $$
 #variable_conflict use_column
@@ -260,7 +260,7 @@ begin
     end if;
 end $$;
 
--- A person's decision, if the task still waits for it. Returns whether it was taken. Whoever comes second changes
+-- A person's decision, if the task still waits for it. Returns whether it was accepted. A second decision changes
 -- nothing.
 create function decide_approval(p_run_id bigint, p_idx int, p_map_index int, p_epoch int, p_is_approved boolean,
                                 p_actor text, p_note text, p_fields jsonb)
@@ -373,8 +373,8 @@ begin
     end if;
 end $$;
 
--- Looks at waits that are due: some end, a condition is polled again, and the others wait on. A task that does not wait
--- with that epoch any more has left its row behind. The caller holds the runs' locks.
+-- Evaluates due waits: some end, a condition is polled again, and the others continue to wait. A row whose task does
+-- not wait with that epoch any more is a leftover. The caller holds the runs' locks.
 create function look_at_waits(p_due deferral[]) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
@@ -406,7 +406,7 @@ begin
     if polled is not null then
         perform release(polled);
     end if;
-    -- Word of the end of a run may be lost where a repair closes it: such a wait is looked at now and then.
+    -- The wake-up may be lost when a repair closes the run: such a wait is checked from time to time.
     update deferral d set wake_at
         = coalesce(least(d.deadline, case when d.kind = 'run' then t + interval '10 minutes' end), 'infinity')
     from unnest(p_due) x
@@ -416,9 +416,9 @@ begin
     perform pass_gates();
 end $$;
 
--- Those who wait for an event that has come are due. So many at a time; one that has more of them is heard again. A row
--- that somebody is just changing is not waited for, or both could wait for each other; as long as there is one, the
--- event counts as not heard.
+-- Makes the waits due whose event has arrived. At most so many at a time; an event with more of them is delivered
+-- again. A row that is locked is skipped, otherwise both transactions could wait for each other; while there is one,
+-- the event counts as not delivered.
 create function hear_events(p_limit int) returns void language plpgsql as $$
 declare
     come record;
@@ -434,9 +434,9 @@ begin
     end loop;
 end $$;
 
--- One batch of waits that are due. Runs that somebody works on are passed by. Where the database refuses a batch, its
--- waits go one by one, and what is refused even alone is set aside and looked at again later. Returns how many were
--- looked at, how many were set aside, and when the next is due.
+-- One batch of due waits. Locked runs are skipped. If the database refuses a batch, its waits are processed one by one,
+-- and what is refused even alone is set aside and tried again later. Returns how many were evaluated, how many were set
+-- aside, and when the next is due.
 create function wake_waits(p_shard smallint, p_epoch bigint, p_limit int, out looked_at int, out refused int,
                            out next_wake timestamptz)
 language plpgsql as $$
@@ -480,7 +480,7 @@ begin
     next_wake := next_wake_of(p_shard);
 end $$;
 
--- When the leader has to look at what waits: at once while there is an event that nobody was told of.
+-- When the leader must evaluate waits next: at once while an event is not delivered.
 create function next_wake_of(p_shard smallint) returns timestamptz language sql stable as $$
     select case when exists (select 1 from event e where not e.is_heard) then clock()
                 else nullif((select min(d.wake_at) from deferral d where d.shard = p_shard), 'infinity') end

@@ -12,8 +12,8 @@ $$;
 -- weight, capacity, version, period}], mappings: [{idx, how, most}], lists: [{idx, place, src, length}], children:
 -- [{idx, dag, params, given, waits, timeout}], notices: [{idx, event, sink, every_time}], deadlines: [{idx, seconds}],
 -- schedules: [{name, spec, params, misfire, window_seconds, catchup_limit, overlap, start_within, finish_within,
--- delay_seconds, next_due, skipped}]}. p_seen: the schedules as they stood when this was planned (see refuse_moved).
--- p_settle: what is due under schedules that this changes or removes (see settle_schedules): it is settled first.
+-- delay_seconds, next_due, skipped}]}. p_seen: the schedules as they were when this was planned (see refuse_moved).
+-- p_settle: what is due under schedules that this changes or removes (see settle_schedules): it is applied first.
 create function publish_dag(p_dag jsonb, p_seen jsonb, p_settle jsonb, p_actor text, out out_dag_id int,
                             out out_version_id int, out is_new boolean, out rerouted int)
 language plpgsql as $$
@@ -119,7 +119,7 @@ begin
     update dag d set notifies = true
     where d.dag_id = out_dag_id and not d.notifies and exists (
         select 1 from notice n where n.version_id = out_version_id and n.idx = -1);
-    -- A run of another version may be what a run waits for: whoever ends its tasks must tell.
+    -- A run may wait for a run of another version: the end of its tasks must wake it.
     update task_spec s set awaits_past = true
     from dag d, dag_version v
     where d.dag_id = out_dag_id and d.awaits_past and v.dag_id = d.dag_id and s.version_id = v.version_id
@@ -138,9 +138,9 @@ begin
     perform pass_gates();
 end $$;
 
--- Schedules are declared: what is absent is removed, what is the same keeps its cursor, what changed starts anew from
--- now under a higher version. A schedule's id is stable per (dag, name). What somebody put by hand is not the code's to
--- change.
+-- Schedules are declared: an absent one is removed, an unchanged one keeps its cursor, a changed one starts again from
+-- now under a higher version. A schedule's id is stable per (dag, name). The code does not change a schedule that a
+-- user has set.
 create function sync_schedules(p_dag_id int, p_schedules jsonb, p_removes_all boolean, p_actor text)
 returns void language plpgsql as $$
 declare
@@ -170,7 +170,7 @@ begin
                                         excluded.finish_within))
         returning c.schedule_id, c.name, c.version
     ), missed as (
-        -- instants that were over before anybody knew of the schedule; a later version begins when it is made
+        -- instants that were over before the schedule was known; a later version begins when it is created
         insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
         select c.schedule_id, k.first_at, k.last_at, k.count, k.reason, t
         from written c join wanted w on w.name = c.name
@@ -197,8 +197,8 @@ begin
 end $$;
 
 -- Creates or changes one schedule by compare-and-set (V12). p_schedule: as in publish_dag. p_expected: the version that
--- the caller has seen, 0 for none, null for any. p_request makes a repeated request one change. p_origin: whose it is
--- from now on, the code's or somebody's. Returns the schedule's version, or null when somebody else was first.
+-- the caller has seen, 0 for none, null for any. p_request makes a repeated request one change. p_origin: the owner
+-- from now on, code or user. Returns the schedule's version, or null if another process changed it first.
 create function put_schedule(p_dag_id int, p_schedule jsonb, p_expected int, p_request text, p_origin text,
                              p_seen jsonb, p_settle jsonb, p_actor text)
 returns int language plpgsql as $$
@@ -258,8 +258,8 @@ begin
     return put;
 end $$;
 
--- Removes a DAG from planning: its schedules end, its history stays. What is due is settled first; open runs go on with
--- the version that they started with.
+-- Removes a DAG from planning: its schedules end, its history stays. Due fires are applied first; open runs continue
+-- with the version that they started with.
 create function delete_dag(p_dag_id int, p_seen jsonb, p_settle jsonb, p_actor text)
 returns boolean language plpgsql as $$
 begin
@@ -277,8 +277,8 @@ begin
     return true;
 end $$;
 
--- Pauses a DAG, or lets it go on. p_settle: before a pause, what is due; after it, what each schedule does about the
--- fires that the pause kept from it, and where it goes on. One that is paused for itself stays so.
+-- Pauses or unpauses a DAG. p_settle: before a pause, what is due; after it, what each schedule does about the fires
+-- during the pause, and its next due time. A schedule that is paused itself stays paused.
 create function pause_dag(p_dag_id int, p_paused boolean, p_seen jsonb, p_settle jsonb, p_actor text)
 returns boolean language plpgsql as $$
 declare

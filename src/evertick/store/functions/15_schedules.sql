@@ -1,10 +1,10 @@
 -- Schedules: their fires, the history of their versions, changes of one schedule, and runs that must not overlap.
 
--- Settles due schedules. p_plans: [{schedule_id, version, expected, fires: [instant], last_fire, skipped: {first_at,
+-- Applies fire plans. p_plans: [{schedule_id, version, expected, fires: [instant], last_fire, skipped: {first_at,
 -- last_at, count, reason}, missing: the same, next_due, overlap, has_deadlines}]; skipped, missing and the last two
--- only where they say something. The cursor moves and its runs are created in this one transaction (V1); a plan whose
--- schedule has moved on, changed or been paused meanwhile is left out. Whoever changes a schedule also settles what it
--- did not do while it was held: p_even_held. Returns the schedules that were settled.
+-- only if they are set. The cursor advances and its runs are created in this one transaction (V1); a plan whose
+-- schedule has advanced, changed or been paused meanwhile is left out. A change of a schedule also applies what was due
+-- while it was paused: p_even_held. Returns the schedules whose plans were applied.
 create function settle_schedules(p_plans jsonb, p_even_held boolean default false)
 returns settled language plpgsql as $$
 begin
@@ -14,7 +14,7 @@ begin
     return settle_locked(p_plans, p_even_held);
 end $$;
 
--- The same for whoever holds the locks of these schedules.
+-- The same for a caller that holds the locks of these schedules.
 create function settle_locked(p_plans jsonb, p_even_held boolean) returns settled language plpgsql as $$
 declare
     done settled;
@@ -25,7 +25,7 @@ begin
     if jsonb_path_exists(p_plans, '$[*].overlap') then
         select o.plans, o.canceled into p_plans, done.canceled from resolve_overlap(p_plans) o;
     end if;
-    -- Every row is found by its key. "is not true", because the index of what is due fits "not paused" as well, and a
+    -- Every row is found by its key. "is not true", because the index of due schedules fits "not paused" as well, and a
     -- plan that was made while there were few schedules takes it and compares each with each (measured: 80 ms for a
     -- thousand).
     with plan as materialized (
@@ -72,8 +72,9 @@ begin
     return done;
 end $$;
 
--- A schedule that somebody is just changing is passed by: who changes it settles what is due, and it keeps no other
--- waiting. So is one that is not due yet by this clock: it was planned ahead, by a leader whose own clock is fast.
+-- A schedule that another transaction is changing is skipped: that transaction applies what is due, and it does not
+-- delay the others. So is one that is not due yet by the database's clock: it was planned ahead, by a leader whose own
+-- clock is fast.
 create function fire(p_shard smallint, p_epoch bigint, p_plans jsonb) returns settled language plpgsql as $$
 declare
     free int[];
@@ -119,7 +120,7 @@ create function note_schedules(p_ids int[], p_change text) returns void language
     from schedule c join schedule_state s on s.schedule_id = c.schedule_id
     where c.schedule_id = any(p_ids)
     on conflict (schedule_id, version) do nothing;
-    -- What they wait for from now on; what they have heard of before counts no more.
+    -- The events that they wait for from now on; events that were received before no longer count.
     delete from heard h where h.schedule_id = any(p_ids);
     delete from awaited w where w.schedule_id = any(p_ids);
     insert into awaited (kind, name, schedule_id)
@@ -131,9 +132,9 @@ create function note_schedules(p_ids int[], p_change text) returns void language
         select w.name from awaited w where w.schedule_id = any(p_ids) and w.kind in ('dag', 'end'));
 $$;
 
--- A change is planned from what was read before. If a fire or somebody else's change came between, it is planned anew:
--- so that nothing is left out that has become due, and nothing is passed that was not. p_seen: [[schedule_id, version,
--- next_due]] of the DAG, or of its one schedule p_name; the caller holds their locks.
+-- A change is planned from what was read before. If a fire or another change came between, it is planned again, so that
+-- no due fire is left out and none is skipped. p_seen: [[schedule_id, version, next_due]] of the DAG, or of its one
+-- schedule p_name; the caller holds their locks.
 create function refuse_moved(p_dag text, p_name text, p_seen jsonb) returns void language plpgsql as $$
 begin
     if p_seen is distinct from (
@@ -145,7 +146,7 @@ begin
     end if;
 end $$;
 
--- Schedules end. What was due is settled before, by the caller.
+-- Ends schedules. The caller has applied what was due.
 create function remove_schedules(p_ids int[], p_actor text) returns void language plpgsql as $$
 begin
     if cardinality(p_ids) = 0 then
@@ -178,7 +179,7 @@ begin
     if not found then
         return null;
     end if;
-    -- One that is paused already, or is not, stays as it is: what is due of it is the leader's.
+    -- A schedule that already is in the wanted state stays as it is: the leader applies what is due.
     select c.version into changed from schedule c join schedule_state s on s.schedule_id = c.schedule_id
     where c.schedule_id = id and p_change <> 'delete' and s.is_held = (p_change = 'pause');
     if found then
@@ -209,10 +210,10 @@ begin
     return changed;
 end $$;
 
--- What becomes of fires of schedules whose runs must not overlap, judged by the runs that are open now. "skip" lets one
--- run be open, "queue_one" two, "queue_all" any number; "cancel" ends what is open in favour of the newest fire. What
--- gets no run is taken out of the plan's fires, and becomes its `overlapped`, a range like its `skipped`. The caller
--- holds the schedules' locks.
+-- Decides the fires of schedules whose runs must not overlap, by the runs that are open now. "skip" allows one open
+-- run, "queue_one" two, "queue_all" any number; "cancel" ends what is open in favor of the newest fire. A fire without
+-- a run is taken out of the plan's fires, and becomes its `overlapped`, a range like its `skipped`. The caller holds
+-- the schedules' locks.
 create function resolve_overlap(p_plans jsonb, out plans jsonb, out canceled int) language plpgsql as $$
 declare
     live jsonb;
@@ -268,9 +269,8 @@ begin
     left join lateral (select w.first, w.last where w.first <= w.last) k on true;
 end $$;
 
--- A long backlog is settled in parts. What was skipped in one part and goes on in the next is one range, and one
--- record: nothing fired between, nobody changed the schedule, and all of it was due already when the first part was
--- written down.
+-- A long backlog is applied in parts. A range that is skipped in one part and continues in the next becomes one record:
+-- nothing fired between, the schedule did not change, and all of it was due already when the first part was recorded.
 create function join_overlapped(p_ids int[]) returns void language sql as $$
     with part as (
         select n.schedule_id, b.first_at as begins_at, n.first_at, n.last_at, n.count

@@ -10,7 +10,7 @@ create function sources_of(p_condition jsonb) returns table (kind text, name tex
     select k.key, k.value from part p cross join lateral jsonb_each_text(p.c) k where k.key in ('dag', 'end', 'asset')
 $$;
 
--- Whether what was heard of ({"dag:a", "asset:b"}) is all that the condition asks for.
+-- Whether the received events ({"dag:a", "asset:b"}) satisfy the condition.
 create function is_met(p_condition jsonb, p_heard text[]) returns boolean language plpgsql immutable as $$
 begin
     if p_condition ? 'all' then
@@ -21,9 +21,9 @@ begin
     return (select k.key || ':' || k.value = any(p_heard) from jsonb_each_text(p_condition) k);
 end $$;
 
--- Runs that have just been closed, and tasks that have just ended: what somebody waits for is noted, in the transaction
--- of that end. Only noted: whoever ends a task holds its run's lock, and schedules are locked before runs. The runner's
--- step tells it, so that the leader is woken.
+-- Records the closed runs and ended tasks that a schedule waits for, in the transaction of that end. They are only
+-- recorded: the verb that ends a task holds its run's lock, and schedules are locked before runs. The runner's step
+-- reports it, so that the leader is notified.
 create function note_arrivals(p_closed bigint[], p_ended ended[]) returns void language plpgsql as $$
 begin
     perform note_closed(p_closed);
@@ -46,8 +46,8 @@ begin
     end if;
 end $$;
 
--- What has arrived is told to the schedules that wait for it; those that have heard of everything are due now. More of
--- the same before they fire is one and the same: the run has not begun and will find it. Returns how many became due.
+-- Delivers events to the schedules that wait for them; a schedule whose condition is met is due now. The same event
+-- several times before it fires counts once: the run has not begun and will find it. Returns how many became due.
 create function hear_arrivals(p_shard smallint, p_epoch bigint, p_limit int, out became_due int, out has_more boolean)
 language plpgsql as $$
 declare
@@ -102,7 +102,8 @@ begin
     select count(*) into became_due from moved;
 end $$;
 
--- Somebody tells of an update of an asset. It stays on record, and whoever waits for it hears of it as of a task's.
+-- Records an update of an asset that is reported from outside. The schedules that wait for it receive it like one of a
+-- task.
 create function update_asset(p_asset text, p_extra jsonb, p_actor text, out update_id bigint,
                              out occurred_at timestamptz)
 language plpgsql as $$
@@ -117,8 +118,8 @@ begin
             jsonb_build_object('asset', p_asset, 'update', update_asset.update_id));
 end $$;
 
--- Updates that schedules of these DAGs (null: of all) have heard of count no more, as if they had not happened. How
--- many.
+-- Discards the updates that schedules of these DAGs (null: of all) have received, as if they had not happened. Returns
+-- how many.
 create function unhear(p_dag_ids int[], p_asset text, p_before timestamptz, p_actor text)
 returns int language plpgsql as $$
 declare

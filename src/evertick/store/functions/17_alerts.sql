@@ -11,8 +11,7 @@ create function set_deadlines(p_run_ids bigint[]) returns void language sql as $
     on conflict do nothing
 $$;
 
--- Deadlines of tasks count from when their run was due, and of a run that somebody started from then. A backfill is
--- late anyway.
+-- Deadlines of tasks count from when their run was due, and for a triggered run from its start. A backfill has none.
 create function set_task_deadlines(p_run_ids bigint[]) returns void language sql as $$
     insert into deadline (shard, due_at, run_id, kind, idx)
     select d.shard, coalesce(r.fire_at + make_interval(secs => c.delay_seconds), r.created_at)
@@ -38,7 +37,7 @@ create function has_deadline(a alert) returns boolean language sql stable as $$
             else c.finish_within is not null end)
 $$;
 
--- Whether a run was in time. One that is pruned is nobody's concern any more.
+-- Whether a run was on time. A deleted run raises no alert.
 create function was_in_time(p_run_id bigint, p_kind text, p_due_at timestamptz)
 returns boolean language sql stable as $$
     select coalesce((
@@ -49,8 +48,8 @@ returns boolean language sql stable as $$
         from run_status s where s.run_id = p_run_id), true)
 $$;
 
--- Whether a task had ended, with all of its instances, however: a failure is told as one. One without a row has not
--- begun.
+-- Whether a task had ended with all of its instances, in any state: a failure has its own notification. A task without
+-- a row has not begun.
 create function was_task_in_time(p_run_id bigint, p_idx int, p_due_at timestamptz)
 returns boolean language sql stable as $$
     select was_in_time(p_run_id, 'finish', p_due_at) or coalesce((
@@ -64,8 +63,8 @@ returns boolean language sql stable as $$
     select s.next_due < t - make_interval(secs => p_seconds) and not s.paused
 $$;
 
--- Raises what is late and ends what is over, each once per episode. By the indexes of what is due: nothing here grows
--- with the number of schedules. Returns what changed.
+-- Raises what is late and resolves what is over, each once per failure streak. Uses the indexes of what is due: nothing
+-- here grows with the number of schedules. Returns what changed.
 create function raise_alerts(p_shard smallint, p_epoch bigint, p_unfired_seconds double precision, p_limit int)
 returns table (kind text, dag text, schedule text, run_id bigint, task text, has_ended boolean) language plpgsql as $$
 #variable_conflict use_column

@@ -32,7 +32,7 @@ begin
     end if;
 end $$;
 
--- The newest run for an instant, whoever made it: the schedule or a backfill. One that was pruned is none.
+-- The newest run for an instant, of the schedule or of a backfill. Null if it was deleted.
 create function newest_run_for(p_dag_id int, p_schedule_id int, p_instant timestamptz)
 returns run_status language sql stable as $$
     select s from (
@@ -45,7 +45,7 @@ returns run_status language sql stable as $$
     order by made.run_id desc limit 1
 $$;
 
--- Counts what has ended since the last look. The caller holds the backfill's lock. Returns how many.
+-- Counts the runs that have ended since the last call. The caller holds the backfill's lock. Returns how many.
 create function count_ended(p_backfill_id int) returns int language plpgsql as $$
 declare
     n int;
@@ -68,16 +68,16 @@ begin
         from counted c where b.backfill_id = p_backfill_id and c.n > 0
     )
     select c.n into n from counted c;
-    -- Counted anew, not taken off: a run that was pruned before anybody counted it must not keep the backfill open.
+    -- Counted again, not decremented: a run that was deleted before it was counted must not keep the backfill open.
     update backfill b set open_runs
         = (select count(*) from backfill_run o where o.backfill_id = p_backfill_id and o.is_open)
     where b.backfill_id = p_backfill_id;
     return n;
 end $$;
 
--- Which of the given instants get a run now, in their order: as many as there is room for. One whose newest run is
--- still open, or needs no repetition, is left alone. It ends before the first for which there is no room, and before
--- the first that the schedule itself has still to fire.
+-- The instants that get a run now, in their order: as many as there is room for. An instant whose newest run is still
+-- open, or needs no repetition, is skipped. It stops before the first instant without room, and before the first that
+-- the schedule itself has still to fire.
 create function choose_instants(b backfill, p_instants timestamptz[], p_room int)
 returns table (place bigint, instant timestamptz, is_needed boolean) language sql stable as $$
     with cursor_at as (
@@ -113,9 +113,9 @@ create function room_for(b backfill, d dag) returns int language sql stable as $
                                          where r.dag_id = (d).dag_id and r.state in ('queued', 'running')) end), 0)::int
 $$;
 
--- One step of a backfill. p_instants: what comes after p_position in its order; p_is_all: no more than these. It moves
--- only from the position that the caller has seen. Returns how many runs were made and ended, whether it moved at all,
--- and whether it is over.
+-- One step of a backfill. p_instants: the instants after p_position in its order; p_is_all: there are no more than
+-- these. It advances only from the position that the caller has seen. Returns how many runs were created and ended,
+-- whether it advanced at all, and whether it is finished.
 create function step_backfill(p_shard smallint, p_epoch bigint, p_backfill_id int, p_position timestamptz,
                               p_instants timestamptz[], p_is_all boolean, out made int, out ended int,
                               out moved boolean, out is_over boolean)
@@ -134,7 +134,7 @@ begin
     ended := 0;
     moved := false;
     is_over := false;
-    -- Somebody is just changing it: the next step sees to what.
+    -- Another transaction is changing it: the next step continues.
     perform 1 from backfill x where x.backfill_id = p_backfill_id and x.shard = p_shard for no key update skip locked;
     if not found then
         return;
@@ -185,7 +185,7 @@ begin
     perform pass_gates();
 end $$;
 
--- One that cannot be planned, or that the database refuses, ends with the reason; the others go on (V11).
+-- A backfill that cannot be planned, or that the database refuses, ends with the reason; the others continue (V11).
 create function fail_backfill(p_shard smallint, p_epoch bigint, p_backfill_id int, p_reason text)
 returns boolean language plpgsql as $$
 begin
@@ -195,7 +195,7 @@ begin
     return found;
 end $$;
 
--- Pauses or resumes. Returns false if it was not in a state for that; its open runs go on either way.
+-- Pauses or resumes. Returns false if its state does not allow it; its open runs continue either way.
 create function pause_backfill(p_backfill_id int, p_paused boolean, p_actor text) returns boolean language plpgsql as $$
 begin
     update backfill b set state = case when p_paused then 'paused' else 'running' end
@@ -210,9 +210,10 @@ begin
     return true;
 end $$;
 
--- Cancels: no more runs are made, and those that are open are canceled unless they are to be left. Returns how many
--- runs were canceled and how many tasks are asked to stop; null when it is over already. The runs are locked before the
--- first is closed: closing one takes the DAG's lock, and whoever ends another holds that run and wants the DAG.
+-- Cancels: no more runs are created, and open ones are canceled unless they are to be kept. Returns how many runs were
+-- canceled and how many tasks are asked to stop; null when it has ended already. The runs are locked before the first
+-- is closed: closing one takes the DAG's lock, and a transaction that ends another run holds that run and waits for the
+-- DAG.
 create function cancel_backfill(p_backfill_id int, p_leaves_runs boolean, p_actor text, out runs int, out asked int)
 language plpgsql as $$
 declare

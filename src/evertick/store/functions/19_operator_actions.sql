@@ -7,8 +7,7 @@ returns table (run_id bigint, is_new boolean, defers boolean) language plpgsql a
 declare
     made bigint;
 begin
-    -- An instant of one's own is a key as well: nothing else has a run for it, neither somebody nor a schedule of the
-    -- DAG.
+    -- An explicit instant is a key as well: no other run has it, triggered or scheduled.
     insert into run as r (dag_id, version_id, kind, key, fire_at, params, triggered_by, created_at)
     select d.dag_id, d.version_id, 'manual', p_key, p_fire_at, p_params, p_actor, clock()
     from dag d where d.dag_id = p_dag_id and d.deleted_at is null and d.version_id is not null
@@ -34,7 +33,7 @@ begin
         insert into note (run_id, idx, map_index, content, written_by, written_at)
             values (made, -1, -1, p_note, p_actor, clock());
     end if;
-    -- The run says itself who triggered it; somebody who also says from where gets it into the audit log.
+    -- The run itself says who triggered it; a request with an origin also gets an entry in the audit log.
     if coalesce(current_setting('evertick.origin', true), '') <> '' then
         insert into journal (occurred_at, verb, actor, dag_id, run_id, detail)
         values (clock(), 'trigger', p_actor, p_dag_id, made, jsonb_strip_nulls(jsonb_build_object('key', p_key)));
@@ -44,8 +43,8 @@ begin
     return query select made, true, coalesce(current_setting('evertick.arrived', true) = 'yes', false);
 end $$;
 
--- Whatever of a run has not started ends now, what runs is asked to stop. The caller holds the run's lock, and closes
--- the run with what ended. Returns that, and how many are asked to stop.
+-- Ends everything of a run that has not started, and asks what runs to stop. The caller holds the run's lock, and
+-- closes the run with what ended. Returns that, and how many are asked to stop.
 create function stop_tasks(p_run_id bigint, p_reason text, out stopped ended[], out asked int) language plpgsql as $$
 declare
     t timestamptz := clock();
@@ -84,7 +83,7 @@ begin
     perform recount_groups(p_run_id);
 end $$;
 
--- Cancels a run. Returns how many tasks are asked to stop; null when the run is over.
+-- Cancels a run. Returns how many tasks are asked to stop; null when the run has ended.
 create function cancel_run(p_run_id bigint, p_actor text, p_reason text) returns int language plpgsql as $$
 declare
     asked int := stop_run(p_run_id, p_actor, p_reason);
@@ -93,7 +92,7 @@ begin
     return asked;
 end $$;
 
--- The same, for who cancels several: gates are passed once, at the very end.
+-- The same, for a caller that cancels several runs: gates are processed once, at the very end.
 create function stop_run(p_run_id bigint, p_actor text, p_reason text) returns int language plpgsql as $$
 declare
     now_ended ended[];
@@ -112,8 +111,7 @@ begin
     return asked;
 end $$;
 
--- The attempts of tasks that are taken back become history, their results are gone, and what they polled for they poll
--- for anew.
+-- The attempts of reset tasks become history, their results are deleted, and their polls start again.
 create function keep_attempts(p_tasks ended[]) returns void language plpgsql as $$
 begin
     insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, let_in_at,
@@ -131,8 +129,8 @@ begin
     where q.run_id = p.run_id and q.idx = p.idx and q.map_index = p.map_index;
 end $$;
 
--- Tasks after the given ones that were let in by ends which count no more, and have not started: they leave the line,
--- and end for a moment, so that they can wait again. What a runner is just taking stays with it. Returns them.
+-- Downstream tasks that were enabled by ends which no longer count, and have not started: they leave the queue, and end
+-- for a moment, so that they can wait again. A task that a runner is claiming stays with it. Returns them.
 create function take_back_successors(p_tasks ended[]) returns ended[] language plpgsql as $$
 declare
     one record;
@@ -176,8 +174,8 @@ begin
     return taken;
 end $$;
 
--- Who counts the ends of these tasks, and whether they have been heard there. Of a group with retries all ends are
--- heard at once, so all who come after the group do.
+-- The tasks that count the ends of these tasks, and whether they have counted them. Of a group with retries all ends
+-- are counted at once, by every task after the group.
 create function after_tasks(p_tasks ended[])
 returns table (run_id bigint, version_id int, dst int, has_heard boolean) language sql stable as $$
     select x.run_id, x.version_id, x.dst, bool_or(x.has_heard) from (
@@ -193,7 +191,7 @@ returns table (run_id bigint, version_id int, dst int, has_heard boolean) langua
     ) x group by x.run_id, x.version_id, x.dst
 $$;
 
--- Takes terminal tasks back to waiting, counts their upstream anew and decides them. The caller holds the runs' locks.
+-- Resets terminal tasks to waiting, counts their upstream again and evaluates them. The caller holds the runs' locks.
 create function reopen(p_tasks ended[]) returns int language plpgsql as $$
 declare
     runs bigint[];
@@ -212,7 +210,7 @@ begin
         perform fold_instances(p_tasks);
     end if;
     runs := array(select distinct p.run_id from unnest(p_tasks) p order by 1);
-    perform recount_groups(x) from unnest(runs) x;   -- who counts on a group asks whether it is over
+    perform recount_groups(x) from unnest(runs) x;   -- a task that depends on a group checks whether it is finished
     p_tasks := p_tasks || fold_unready(p_tasks);
     foreach r in array runs loop
         perform recount_groups(r);
@@ -220,7 +218,7 @@ begin
             select p.idx from unnest(p_tasks) p where p.run_id = r
             union
             select g.dst from after_tasks(p_tasks) g where g.run_id = r));
-        -- It starts anew, and so does the time that it may take.
+        -- It starts again, and so does its time limit.
         update run_status s
         set state = 'queued', started_at = null, finished_at = null, cancel_requested = false, reason = null
         where s.run_id = r and s.state in ('success', 'failed', 'canceled');
@@ -234,8 +232,8 @@ begin
         select distinct s.dag_id from run_status s where s.run_id = any(runs) and s.state = 'queued'));
 end $$;
 
--- An ended run goes on with another version of its DAG: the one that is current, if it has the same tasks at the same
--- places, so that what is on record still means what it says. The caller holds the run's lock.
+-- Moves an ended run to another version of its DAG: the current one, if it has the same tasks with the same indexes, so
+-- that existing records keep their meaning. The caller holds the run's lock.
 create function move_run(p_run_id bigint, p_version_id int) returns void language plpgsql as $$
 declare
     status run_status;
@@ -260,7 +258,7 @@ begin
     update run_status r set version_id = p_version_id
     where r.run_id = p_run_id and r.version_id = status.version_id and r.state in ('success', 'failed', 'canceled');
     update task k set version_id = p_version_id where k.run_id = p_run_id;
-    delete from run_group g where g.run_id = p_run_id;   -- of other groups; counted anew by whoever reopens something
+    delete from run_group g where g.run_id = p_run_id;   -- of other groups; counted again when something is reopened
     insert into moved_run as m (run_id, version_id) values (p_run_id, p_version_id)
     on conflict (run_id) do update set version_id = excluded.version_id;
 end $$;
@@ -293,7 +291,7 @@ begin
           select (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_instances) x))
       and k.state in ('success', 'failed', 'skipped', 'canceled', 'upstream_failed');
     reopened := coalesce(cardinality(chosen), 0) + cardinality(taken);
-    -- Somebody looked after it: its retries count anew.
+    -- An operator has acted: its retries count from zero again.
     update run_status r set retried = 0 where r.run_id = p_run_id and r.retried > 0;
     update run_group g set retried = 0 where g.run_id = p_run_id and g.retried > 0;
     insert into journal (occurred_at, verb, actor, run_id, detail)
@@ -307,8 +305,9 @@ begin
     end if;
 end $$;
 
--- Marks a task as ended in the given state. What never ran because of how it had ended before is decided again.
--- Returns 'marked', 'asked' (it runs: it moves once it has stopped), or null when the run or task cannot be marked.
+-- Marks a task as ended in the given state. Tasks that never ran because of how it had ended before are evaluated
+-- again. Returns 'marked', 'asked' (it runs: it moves once it has stopped), or null when the run or task cannot be
+-- marked.
 create function mark_task(p_run_id bigint, p_idx int, p_map_index int, p_state task_state, p_actor text)
 returns text language plpgsql as $$
 declare
@@ -363,8 +362,7 @@ begin
         perform pass_gates();
         return 'marked';
     end if;
-    -- It had ended before, and maybe the run with it: keep that attempt, then let what was blocked by it be decided
-    -- again.
+    -- It had ended before, and maybe the run with it: keep that attempt, then evaluate again what it had blocked.
     insert into attempt (run_id, idx, map_index, epoch, attempt, session, outcome, reason, exit_code, let_in_at,
                          taken_at, started_at,
                          start_seconds, finished_at)
@@ -390,7 +388,7 @@ begin
     return 'marked';
 end $$;
 
--- After a mark in a run: blocked tasks are decided again; a closed run with nothing to decide is judged anew.
+-- After a mark in a run: blocked tasks are evaluated again; a closed run with nothing to evaluate gets its state again.
 create function reopen_marked(p_run_id bigint, p_blocked ended[]) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
@@ -416,7 +414,8 @@ begin
     where r.run_id = p_run_id and r.state = 'running' and r.open_tasks = 1;
 end $$;
 
--- A paused DAG offers nothing: what was available goes back to pending. Repeated by reconcile for what slipped through.
+-- A paused DAG offers nothing: available tasks become pending again. reconcile repeats it for tasks that slipped
+-- through.
 create function hold_dag(p_dag_id int) returns int language plpgsql as $$
 declare
     held ended[];
@@ -424,7 +423,7 @@ begin
     perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
     perform quit_lines(array(select r.run_id from run_status r where r.dag_id = p_dag_id and r.state = 'running'),
                        null);
-    -- The lines are walked over once: looked for run by run, a long line is read as often as there are runs.
+    -- One scan over the queue: with a lookup per run, a long queue would be read as often as there are runs.
     delete from ready q where q.ctid = any(array(
         select x.ctid from ready x
         cross join lateral (select 1 from run_status r

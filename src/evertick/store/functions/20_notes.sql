@@ -1,7 +1,7 @@
--- What people write about runs and tasks: notes, and outputs that they set themselves.
+-- Texts and values that people add to runs and tasks: notes, and outputs that they set themselves.
 
--- Writes a note, or takes it away (null). Whether there is such a run: its row is held, so that nobody deletes it
--- meanwhile and leaves the note behind.
+-- Writes a note, or deletes it (null). Returns whether there is such a run: its row is locked, so that it cannot be
+-- deleted meanwhile and leave the note behind.
 create function put_note(p_run_id bigint, p_idx int, p_map_index int, p_content text, p_actor text)
 returns boolean language plpgsql as $$
 begin
@@ -23,9 +23,9 @@ begin
     return true;
 end $$;
 
--- Somebody puts an output in place of, or beside, what a task returned; p_name null is that itself, p_value null takes
--- it away. Only of one that has succeeded: another could be writing its own. 'done', 'exists' or 'missing' against
--- p_must ('new', 'old'), or null: there is no such task, or it has not succeeded.
+-- Sets an output of a task in place of, or in addition to, what it returned; p_name null is the returned value, p_value
+-- null deletes it. Only of a task that has succeeded: another could be writing its own. 'done', 'exists' or 'missing'
+-- against p_must ('new', 'old'), or null: there is no such task, or it has not succeeded.
 create function put_output(p_run_id bigint, p_idx int, p_map_index int, p_name text, p_value jsonb, p_must text,
                            p_actor text)
 returns text language plpgsql as $$

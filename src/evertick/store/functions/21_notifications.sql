@@ -44,8 +44,8 @@ begin
     end if;
 end $$;
 
--- Writes what happened into the outbox, for each who wants to know. A success ends the episode of its schedule; a
--- failure in an episode that has begun already is counted there, and told only to those who want to hear of every one.
+-- Writes events into the outbox, for each destination that subscribed to them. A success ends the failure streak of its
+-- schedule; a failure within a streak is counted there, and sent only to destinations that want every one.
 create function tell(p_happened happening[]) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
@@ -91,8 +91,8 @@ begin
     order by w.run_id, w.idx < 0, w.idx, w.task, w.sink;
 end $$;
 
--- What was just found late: each is the first of its episode. Of a task those hear whom the run's version names, of a
--- run those whom the DAG names now.
+-- Missed deadlines: each is the first of its failure streak. Of a task the destinations are those of the run's version,
+-- of a run those of the DAG's current version.
 create function tell_alerts(p_late late[]) returns void language plpgsql as $$
 declare
     t timestamptz := clock();
@@ -119,9 +119,9 @@ begin
     order by a.place, n.sink;
 end $$;
 
--- Takes what is due for sending: of each sink at most p_each, and of those in p_passed_over nothing, so that a sink
--- with any number waiting holds up no other. Nobody else takes them for p_seconds. Which sinks something waits for is
--- found by jumping along the index from one to the next, however many wait for each.
+-- Claims due deliveries: of each destination at most p_each, and of those in p_passed_over none, so that a destination
+-- with many waiting deliveries does not delay the others. No other process claims them for p_seconds. The destinations
+-- with waiting deliveries are found by jumping along the index from one to the next, however many wait for each.
 create function take_deliveries(p_shard smallint, p_epoch bigint, p_passed_over text[], p_each int, p_limit int,
                                 p_seconds double precision)
 returns table (
@@ -152,9 +152,9 @@ begin
     returning o.delivery_id, o.sink, o.event, o.fact, o.attempts, o.created_at;
 end $$;
 
--- Now and then, by the leader: its settings become who is told of all DAGs (p_defaults: [{event, sink, every_time}]);
--- what has waited for longer than p_seconds and is not being sent right now is given up; and what waits is counted, up
--- to p_most.
+-- Regularly, by the leader: its settings become the notifications for all DAGs (p_defaults: [{event, sink,
+-- every_time}]); deliveries that have waited for longer than p_seconds and are not being sent right now expire; and
+-- waiting ones are counted, up to p_most.
 create function tend_outbox(p_shard smallint, p_epoch bigint, p_defaults jsonb, p_seconds double precision, p_limit int,
                             p_most int, out given_up int, out waiting int, out oldest_seconds double precision)
 language plpgsql as $$
@@ -182,7 +182,7 @@ begin
     from (select o.waiting_since from outbox o where o.shard = p_shard and o.state = 'waiting' limit p_most) w;
 end $$;
 
--- People want failed ones tried again: these, or all of a sink, or all. Those that wait are tried anyway.
+-- Retries failed deliveries on request: these, or all of a destination, or all. Waiting ones are tried anyway.
 create function retry_deliveries(p_ids bigint[], p_sink text, p_limit int, p_actor text)
 returns int language plpgsql as $$
 declare

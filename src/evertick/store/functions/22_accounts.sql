@@ -1,7 +1,7 @@
 -- Accounts and sign-in attempts (docs/decisions/0020-api.md).
 
--- Changes an account, and leaves what is null as it is. 'changed', 'unknown', or 'last_admin': nobody could undo that.
--- A new password, and being disabled, end everything that the account has given out.
+-- Changes an account; what is null stays as it is. 'changed', 'unknown', or 'last_admin': that could not be undone. A
+-- new password, and disabling, revoke all credentials of the account.
 create function change_account(p_name text, p_role text, p_tags text[], p_all_tags boolean, p_disabled boolean,
                                p_password_hash text, p_actor text)
 returns text language plpgsql as $$
@@ -36,15 +36,15 @@ begin
             'after', (select jsonb_build_object('role', a.role, 'tags', a.tags, 'is_disabled', a.is_disabled)
                       from account a where a.account_id = before.account_id),
             'password', case when p_password_hash is null then 'kept' else 'changed' end));
-    -- API processes remember for some seconds whom they have let in.
+    -- API processes cache for some seconds which credentials are valid.
     perform pg_notify('evertick_access', '');
     return 'changed';
 end $$;
 
--- Counts one more try of each subject before its password is looked at, so that many at once cannot pass together, and
--- says how long to wait: 0 if this try may go on. After p_free failures each one doubles the wait, up to a quarter of
--- an hour. Of those in p_fading one failure a minute is forgotten: an address has many people behind it, and some of
--- them always mistype.
+-- Counts one more attempt of each subject before its password is checked, so that many at once cannot pass together,
+-- and returns how long to wait: 0 if this attempt may proceed. After p_free failures each one doubles the wait, up to a
+-- quarter of an hour. Of the subjects in p_fading one failure a minute is forgotten: many people share an address, and
+-- some of them always mistype.
 create function try_login(p_subjects text[], p_free int[], p_fading text[])
 returns double precision language plpgsql as $$
 declare

@@ -44,8 +44,8 @@ begin
     return found;
 end $$;
 
--- The values that an attempt was promised, for whoever holds it: nothing that its task does not declare, and nothing to
--- anybody else. So a runner's own role needs no right to the table, and what it may open is what it is running.
+-- The values that an attempt declares, only for the session that holds it. So a runner's role needs no right to the
+-- table, and it can read only the values of what it runs.
 create function values_of_attempt(p_session bigint, p_run_id bigint, p_idx int, p_map_index int, p_epoch int,
                                   p_kinds text[], p_names text[])
 returns setof stored_value language sql stable as $$

@@ -6,8 +6,8 @@
 -- an index on finished_at would cost every run. Here each run is checked again, under its lock. The leader of shard 0
 -- does all of it.
 
--- One journal entry per round, with what was deleted so far: written by the transaction that deletes, so that it is
--- true after a crash as well. Returns the entry.
+-- One audit entry per round, with the number of deleted rows so far: written by the transaction that deletes, so that
+-- it is true after a crash as well. Returns the entry.
 create function note_pruned(p_entry bigint, p_actor text, p_before timestamptz, p_kind text, p_count bigint)
 returns bigint language plpgsql as $$
 declare
@@ -28,9 +28,9 @@ begin
     return noted;
 end $$;
 
--- Deletes those of the given runs that have ended before p_before. One that somebody holds, that is open, or that a
--- clear has reopened a moment ago stays. The cursors of schedules are not touched: no fire can happen twice because its
--- run is gone.
+-- Deletes those of the given runs that have ended before p_before. A run that is locked, open, or was reopened by a
+-- clear a moment ago stays. The cursors of schedules are not touched: no fire can happen twice because its run is
+-- deleted.
 create function prune_runs(p_shard smallint, p_epoch bigint, p_run_ids bigint[], p_before timestamptz, p_actor text,
                            p_entry bigint, out pruned bigint, out entry bigint)
 language plpgsql as $$
@@ -47,14 +47,14 @@ begin
     entry := note_pruned(p_entry, p_actor, p_before, 'runs', pruned);
 end $$;
 
--- These runs are gone for everybody; what hung on them is left to sweep. The caller has locked them and knows that they
--- are over.
+-- Deletes these runs; the rows that depend on them are left to sweep. The caller has locked them and knows that they
+-- have ended.
 create function forget_runs(p_shard smallint, p_doomed bigint[]) returns void language plpgsql as $$
 declare
     awaited int[];
 begin
     insert into remains (shard, kind, id) select p_shard, 'run', d from unnest(p_doomed) d;
-    -- Who waited for one of them waits for nothing now (is_past_over): the leader lets them in.
+    -- A task that waited for one of them waits for nothing now (is_past_over): the leader admits it.
     awaited := array(select g.gate_id from gate g
                      where g.kind = 'past' and split_part(g.name, '/', 1)::bigint = any(p_doomed)
                      order by g.gate_id for no key update);
@@ -65,7 +65,7 @@ begin
     delete from run r where r.run_id = any(p_doomed);
 end $$;
 
--- Somebody deletes one run. 'deleted', 'open' when it is not over yet, or null: there is none. As with pruning, its
+-- Deletes one run on request. 'deleted', 'open' when it has not ended, or null: there is none. As with retention, its
 -- schedule's cursor stays.
 create function delete_run(p_run_id bigint, p_actor text) returns text language plpgsql as $$
 declare
@@ -84,9 +84,9 @@ begin
     return 'deleted';
 end $$;
 
--- Deletes at most p_limit rows that hung on runs or versions which are gone. What has none left is taken off the list.
--- By place, because a delete has no limit of its own. Nobody else can want these rows: every verb begins with the run,
--- or with the DAG.
+-- Deletes at most p_limit rows that belong to deleted runs or versions. A run without any more rows is taken off the
+-- list. By ctid, because a delete has no limit of its own. No other transaction uses these rows: every verb begins with
+-- the run, or with the DAG.
 create function sweep(p_shard smallint, p_epoch bigint, p_kind text, p_ids bigint[], p_limit int, out swept int,
                       out is_clean boolean)
 language plpgsql as $$
@@ -116,8 +116,8 @@ begin
     is_clean := swept < p_limit;
     if is_clean then
         if p_kind = 'run' then
-            -- Their logs in the storage go next. What is being put at this moment stays on its list for as long as that
-            -- may take.
+            -- Their logs in the storage go next. An object that is being uploaded at this moment stays on its list for
+            -- as long as that may take.
             update log_object o set look_at = greatest(o.look_at, clock()) where o.run_id = any(gone);
         end if;
         delete from remains m where m.shard = p_shard and m.kind = p_kind and m.id = any(gone);
@@ -125,9 +125,9 @@ begin
 end $$;
 
 -- Deletes versions that were replaced before p_before and that no run has any more. A run takes the version that is
--- current when it begins, so all runs of a version are among those that had begun when it was replaced: few of them are
--- left after that long. 100,000 ids more, for runs that began in the very moment. The DAG's lock keeps a publish from
--- bringing one back.
+-- current when it begins, so all runs of a version are among the runs that had begun when it was replaced: few of them
+-- are left after that long. 100,000 ids more, for runs that began in the very moment. The DAG's lock keeps a publish
+-- from bringing one back.
 create function prune_versions(p_shard smallint, p_epoch bigint, p_before timestamptz, p_limit int, p_actor text,
                                p_entry bigint, out pruned bigint, out entry bigint)
 language plpgsql as $$
@@ -187,12 +187,12 @@ begin
         delete from alert where ctid = any(array(
             select a.ctid from alert a where a.ended_at < p_before limit p_limit for update skip locked));
     elsif p_kind = 'notifications' then
-        -- Sent or given up. The oldest first, by the key: what waits is never old for long.
+        -- Sent or expired ones. The oldest first, by the key: waiting ones are never old for long.
         delete from outbox where ctid = any(array(
             select x.ctid from outbox x where x.ended_at < p_before order by x.delivery_id
                 limit p_limit for update skip locked));
     elsif p_kind = 'events' then
-        -- In the order of their ids, which is that of time: the first young one ends the look.
+        -- In the order of their ids, which is that of time: the first recent one ends the scan.
         delete from event where ctid = any(array(
             select x.ctid from (select e.ctid, e.sent_at from event e where e.is_heard order by e.event_id
                                 limit p_limit for update skip locked) x
@@ -208,14 +208,14 @@ begin
             select b.ctid from backfill b where b.finished_at < p_before and b.open_runs = 0
             limit p_limit for update skip locked));
     elsif p_kind = 'runners' then
-        -- Gone for long. One that comes back finds out that it is gone by not being there.
+        -- Runners that ended long ago. One that comes back notices it because its row is missing.
         delete from runner where ctid = any(array(
             select r.ctid from runner r
             where r.gone_at < p_before and not exists (select 1 from lease l where l.session = r.session)
             limit p_limit for update of r skip locked));
     elsif p_kind = 'bundles' then
-        -- Code that no version has. Publishing puts the code first and the version a moment later, and puts its date
-        -- anew even if it is there already: an old date means that nobody is about to use it.
+        -- Code that no version has. Publishing stores the code first and the version a moment later, and renews its
+        -- date even if it exists: an old date means that no process is about to use it.
         delete from bundle where ctid = any(array(
             select b.ctid from bundle b
             where b.created_at < p_before and b.hash <> all(select v.bundle_hash from dag_version v)

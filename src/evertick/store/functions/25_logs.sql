@@ -6,8 +6,8 @@
 -- removed, so the list is complete whatever process dies in between. The leader of shard 0 does all of it; apart from a
 -- clear nothing else writes here.
 
--- The next runs, up to where the young ones begin: an id is drawn a moment before its row can be seen. One that says to
--- be of the future says nothing. Returns how many.
+-- The next runs, up to the recent ones: an id is drawn a moment before its row becomes visible. A run with a creation
+-- time in the future does not count as recent. Returns how many.
 create function watch_logs(p_shard smallint, p_epoch bigint, p_limit int) returns int language plpgsql as $$
 declare
     begun bigint;
@@ -37,7 +37,8 @@ create function watch_again(p_run_ids bigint[]) returns void language sql as $$
     on conflict (run_id) do nothing
 $$;
 
--- Lists an object that is about to be put. Who has not moved anything into it within the hour has lost it.
+-- Records an object that is about to be uploaded. A process that has not moved anything into it within the hour has
+-- lost it.
 create function list_log_object(p_shard smallint, p_epoch bigint, p_run_id bigint, p_bytes int)
 returns uuid language plpgsql as $$
 declare
@@ -80,8 +81,8 @@ begin
     return moved;
 end $$;
 
--- These runs need no more looking after: they are gone, or ended when whoever moved their logs saw them last, and
--- nobody has let them begin again since.
+-- Ends the archiving of these runs: they are deleted, or had ended when their logs were archived and have not begun
+-- again since.
 create function unwatch_logs(p_shard smallint, p_epoch bigint, p_run_ids bigint[], p_finished timestamptz[])
 returns void language plpgsql as $$
 begin

@@ -1,8 +1,8 @@
 -- What the leader polls once per tick, in one round trip; how another scheduler takes over; and the views of tasks and
 -- attempts.
 
--- Leases of sessions that are gone, or were never there: a claim that slipped in while its runner was being buried.
--- Steps from session to session through the index, because there are few of them and many leases.
+-- Leases of sessions that have ended, or never existed: a claim that committed while its runner was being declared
+-- dead. Steps from session to session through the index, because there are few of them and many leases.
 create function stranded() returns setof bigint language sql stable as $$
     with recursive holder as (
         (select session from lease order by session limit 1)
@@ -26,9 +26,9 @@ returns boolean language sql stable as $$
           and k.started_at <= clock())
 $$;
 
--- Adds what passed, at most two seconds, to the silence of each runner whose counter stands still; a new beat sets it
--- to zero. So a restarted leader, an outage or a clock jump adds nothing. A row that somebody works on is passed by.
--- Returns who has been silent for too long by our threshold and by its own, and has not claimed since then.
+-- Adds the elapsed time, at most two seconds, to the silence of each runner whose counter stands still; a new heartbeat
+-- sets it to zero. So a restarted leader, an outage or a clock jump adds nothing. A locked row is skipped. Returns the
+-- runners that have been silent for too long by our threshold and by their own, and have not claimed since then.
 create function listen_for_silence(p_elapsed double precision, p_lost_after double precision)
 returns setof bigint language sql as $$
     with watched as (
@@ -45,7 +45,7 @@ returns setof bigint language sql as $$
     limit 100
 $$;
 
--- Who is lost, apart from a look.
+-- The lost runners, without the other parts of look.
 create function listen(p_shard smallint, p_epoch bigint, p_elapsed double precision, p_lost_after double precision,
                        out silent bigint[], out stranded bigint[])
 language plpgsql as $$
@@ -55,7 +55,7 @@ begin
     stranded := array(select x from stranded() x);
 end $$;
 
--- Whether a run has taken longer than its DAG allows, and something in it goes on that nobody has asked to stop.
+-- Whether a run has taken longer than its DAG allows, and something in it is still running that was not asked to stop.
 create function is_overdue(p_run_id bigint) returns boolean language sql stable as $$
     select exists (
         select 1 from run_status r join dag_version v on v.version_id = r.version_id
@@ -81,8 +81,8 @@ create function overdue_runs(p_shard smallint) returns setof bigint language sql
     limit 100
 $$;
 
--- DAGs with queued runs that could start: whoever should have started them passed them over, because somebody worked on
--- them. Steps from DAG to DAG through the index of open runs.
+-- DAGs with queued runs that could start: they were skipped because of a lock when room became free. Steps from DAG to
+-- DAG through the index of open runs.
 create function dags_with_room(p_shard smallint) returns setof int language sql stable as $$
     with recursive active as (
         (select r.dag_id from run_status r where r.state in ('queued', 'running') order by r.dag_id limit 1)
@@ -106,11 +106,11 @@ create function dags_with_room(p_shard smallint) returns setof int language sql 
 $$;
 
 -- Everything that the leader must know, in one round trip: the lease is renewed, silence is added up, and the answer
--- says what is due now and when something is due next. p_seconds and p_elapsed are null for a look that only reads.
--- Each part fails on its own and says so in `troubles`; none waits for a lock: what somebody works on is looked at
--- again in a moment. A mark that the leader remembers (0007_cluster.sql) is moved on in passing: one transaction less
--- per second. One that is older here than there stays as it is, for whoever has to tell of the loss. Of what there is
--- one for all shards (silence, the line, gates, arrivals, the outbox, marks) the leader of shard 0 alone is told.
+-- says what is due now and when something is due next. p_seconds and p_elapsed are null for a call that only reads.
+-- Each part fails on its own and reports it in `troubles`; none waits for a lock: a locked row is read again in a
+-- moment. A mark that the leader remembers (table cluster) is advanced as well: one transaction less per second. If the
+-- stored mark is older, it stays as it is, for the process that reports the loss. What exists once for all shards
+-- (silence, the ready queue, gates, arrivals, the outbox, marks) is reported only to the leader of shard 0.
 create function look(p_shard smallint, p_epoch bigint, p_seconds double precision, p_watches boolean,
                      p_is_watched boolean, p_elapsed double precision, p_lost_after double precision,
                      p_system_id bigint, p_timeline bigint, p_lsn bigint, out read_at timestamptz,
@@ -223,11 +223,11 @@ begin
     exception when others then
         troubles := array_append(troubles, 'mark: ' || sqlerrm);
     end;
-    -- By this the leader sets its timer. Read last: it would be late by as long as the look took.
+    -- The leader sets its timer by this. Read last: otherwise the timer would be late by the duration of the query.
     read_at := clock();
 end $$;
 
--- What a deferred task waits for, in a few words; `why` tells more.
+-- What a deferred task waits for, in a few words; `why` has the details.
 create function waits_for(p_run_id bigint, p_idx int, p_map_index int) returns text language plpgsql stable as $$
 begin
     return (
@@ -246,7 +246,7 @@ create function shown_utc(p_instant timestamptz) returns text language sql stabl
     select to_char(p_instant at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
 $$;
 
--- What people read: one row per task of each run, the ones without a row included.
+-- For people: one row per task of each run, including those without a row.
 create view tasks as
 select r.run_id, s.idx, coalesce(k.map_index, -1) as map_index, r.dag_id, d.name as dag, x.version_id, s.name as task,
        s.queue, s.priority, s.max_attempts,

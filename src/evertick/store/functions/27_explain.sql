@@ -69,7 +69,7 @@ begin
                                               'ended', coalesce(k.n_success, 0) + coalesce(k.n_failed, 0)
                                                        + coalesce(k.n_upstream_failed, 0) + coalesce(k.n_skipped, 0),
                                               'total', spec.upstream_total + coalesce(k.n_more, 0))
-        -- of a group with retries all tasks, because it hears of none before all have ended
+        -- of a group with retries all tasks, because none counts before all have ended
         from (select e.src from edge e where e.version_id = status.version_id and e.dst = p_idx
               union select unnest(w.members) from edge e join retry_group w on w.version_id = e.version_id
                   and w.grp = e.out_of
@@ -172,7 +172,7 @@ begin
                 join task_spec s on s.version_id = k.version_id and s.idx = k.idx
                 join run r on r.run_id = f.run_id join dag d on d.dag_id = r.dag_id));
     when 'rate' then
-        -- Slots come back in the order in which they were taken, and are taken again at once by those who wait.
+        -- Slots become free in the order in which they were taken, and waiting tasks take them again at once.
         return jsonb_build_object('period', g.period, 'until', (
             select p.until from gate_pass p where p.gate_id = p_gate_id order by p.until, p.seq
             offset p_ahead % g.capacity limit 1) + make_interval(secs => g.period * (p_ahead / g.capacity)));
@@ -187,15 +187,15 @@ begin
     end case;
 end $$;
 
--- How many of a runner's slots are taken: by what it runs, and by what it looks after elsewhere.
+-- How many of a runner's slots are taken: by what it runs, and by what it observes elsewhere.
 create function busy_slots(p_session bigint) returns bigint language plpgsql stable as $$
 begin
     return (select count(*) from lease l where l.session = p_session)
         + (select count(*) from dispatch d where d.owner = p_session);
 end $$;
 
--- Who serves a queue for a task, how busy they are, and who did so last; and the patterns of those that serve the queue
--- for others.
+-- The runners that serve a queue for a task, how busy they are, and which did so last; and the patterns of runners that
+-- serve the queue for other tasks.
 create function queue_facts(p_queue text, p_version_id int, p_idx int) returns jsonb language sql stable as $$
     select jsonb_build_object(
         'queue', p_queue,
@@ -256,7 +256,7 @@ union all
 select 'quarantined', q.kind || ' ' || q.subject_id, 1, q.since, jsonb_build_object('verb', q.verb, 'reason', q.reason)
 from quarantine q where q.retry_at is null or q.retry_at > clock();
 
--- What `why` tells of a queued task: who looks after it, how many were queued before it, and what was wrong last.
+-- What `why` reports of a queued task: the runner that observes it, how many were queued before it, and the last error.
 create function why_queued(p_task task) returns jsonb language plpgsql stable as $$
 begin
     return (

@@ -1,12 +1,12 @@
 -- Runs, tasks, DAGs, outputs, events and assets as the APIs list them.
 
--- Each run with a text for its id, from which it is found again. Whatever a query does not name here costs it nothing:
--- the joins are outer ones, of rows that are always there, because only such a join is left out where nothing of it is
--- asked for. `status`, `status_dag_id` and `fact_kind` are what the indexes know.
+-- Each run with its display id, by which it is found again. A column that a query does not name costs it nothing: the
+-- joins are outer joins of rows that always exist, because only such a join is removed when none of its columns is
+-- used. `status`, `status_dag_id` and `fact_kind` are the columns of the indexes.
 create view listed_run as
 select r.run_id, r.dag_id, d.name as dag, s.version_id, v.number as version, v.created_at as version_created_at,
        run_text(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) as text_id,
-       -- As other schedulers call it. What came after an asset is told by what it came after.
+       -- As other schedulers call it. A run that was caused by an asset is recognized by its cause.
        case when r.kind = 'manual' and r.triggered_by ^@ 'run ' then 'operator_triggered'
             when r.kind = 'scheduled' and exists (
                  select 1 from cause c where c.schedule_id = r.schedule_id and c.fire_at = r.fire_at
@@ -23,8 +23,8 @@ select r.run_id, r.dag_id, d.name as dag, s.version_id, v.number as version, v.c
   left join dag_version v on v.version_id = s.version_id
   left join note n on n.run_id = r.run_id and n.idx = -1 and n.map_index = -1;
 
--- Each task of each run, also those without a row, which are waiting. `phase` is its state, with a retry that waits,
--- and a sensor between two polls, told apart.
+-- Each task of each run, including those without a row, which are waiting. `phase` is its state, with waiting retries,
+-- and sensors between two polls, as phases of their own.
 create view listed_task as
 select r.run_id, r.dag_id, d.name as dag, b.version_id, v.number as version, v.created_at as version_created_at,
        run_text(r.key, r.kind, coalesce(r.fire_at, r.created_at), r.run_id) as text_id,
@@ -33,7 +33,7 @@ select r.run_id, r.dag_id, d.name as dag, b.version_id, v.number as version, v.c
        case when k.state is null then 'waiting' when k.state = 'pending' and k.not_before is not null then 'retrying'
             when k.state = 'deferred' and not s.defers then 'polling' else k.state::text end as phase,
        coalesce(k.attempt, 0) as attempt, k.started_at, k.finished_at,
-       -- How many attempts there were in all: `attempt` begins anew when a task is cleared.
+       -- How many attempts there were in all: `attempt` begins at zero when a task is cleared.
        (select count(*) from attempt a where a.run_id = k.run_id and a.idx = k.idx and a.map_index = k.map_index
            and a.epoch <> k.epoch)::int
            + (k.started_at is not null or exists (
@@ -74,7 +74,7 @@ select d.dag_id, d.name as dag, d.paused, d.file, v.spec,
                        join run_status s on s.run_id = n.run_id) last on true
  where d.deleted_at is null;
 
--- What tasks returned (key null), and what they put out by name beside it.
+-- What tasks returned (key null), and their named outputs.
 create view listed_output as
 select t.*, e.key
   from result v join listed_task t on t.run_id = v.run_id and t.idx = v.idx and t.map_index = v.map_index
@@ -109,8 +109,8 @@ select a.name, min(a.since) as since
         a
  group by a.name;
 
--- Each update of an asset that is still on record: a task of a version that updates it has succeeded, or somebody told
--- of it.
+-- Each update of an asset that is still recorded: a task of a version that updates it has succeeded, or it was reported
+-- from outside.
 create view listed_update as
 select o.name as asset, null::bigint as update_id, t.run_id, t.dag_id, t.dag, t.text_id, t.idx, t.task, t.map_index,
        t.finished_at as occurred_at, null::jsonb as extra

@@ -21,25 +21,23 @@ create type trigger_rule as enum (
     'none_failed_min_one_success', 'all_skipped', 'always');
 create type decision as enum ('wait', 'run', 'skip', 'upstream_failed');
 create type task_request as enum ('cancel', 'clear', 'mark_success', 'mark_failed', 'mark_skipped');
--- Of most gates a task holds slots, from when it is let in until it leaves. Of the last three it holds nothing: they
--- are looked at when it is let in (`checks`). A task passes such a check if its need is no larger than what there is
--- room for (room_at).
+-- A task holds slots of most gates from its admission until it ends. Of the last three it holds nothing: they are
+-- checked at admission (`checks`). A task passes such a check if its need is no larger than the room there (room_at).
 create type gate_kind as enum ('pool', 'mutex', 'key', 'group', 'task', 'dag', 'order', 'rate', 'past');
 create type map_how as enum ('product', 'zip', 'kwargs');
--- What is waited for: a DAG that is yet to be started, the run of it; an instant, a time of day that is yet to become
--- one, an event, a person's decision, the next poll.
+-- What a task waits for: a DAG that is not started yet, or the run of it; an instant; a time of day that has no instant
+-- yet; an event; a person's decision; the next poll.
 create type wait_kind as enum ('start', 'run', 'time', 'clock', 'event', 'approval', 'poll');
 
 -- Functions that tables need ------------------------------------------------------------------------------------------
 
--- The database's clock decides. Tests set evertick.now; nothing else does. Stable, so that an index can be asked with
--- it.
+-- The database's clock decides. Only tests set evertick.now. Stable, so that it can be compared with an index.
 create function clock() returns timestamptz language sql stable as $$
     select coalesce(nullif(current_setting('evertick.now', true), '')::timestamptz, clock_timestamp())
 $$;
 
--- A text for a run's id: its key, or one that ends with its number. Of parts that are immutable, so that PostgreSQL
--- puts it in line where it is called: an index on it costs a new run 2.3 us so, and 6 us with to_char.
+-- The display id of a run: its key, or a text that ends with its number. Made of immutable parts, so that PostgreSQL
+-- inlines it: an index on it costs a new run 2.3 us this way, and 6 us with to_char.
 create function run_text(p_key text, p_kind run_kind, p_at timestamptz, p_run_id bigint)
 returns text language sql immutable as $$
     select coalesce(p_key,
@@ -78,7 +76,7 @@ create table dag (
     -- whether some schedule of it lets its runs start only one after the other
     has_turns       boolean not null default false,
     awaits_past     boolean not null default false,   -- whether some task of it waits for the run before
-    notifies        boolean not null default false,   -- whether somebody is told of its runs, see 0022_outbox.sql
+    notifies        boolean not null default false,   -- whether its runs cause notifications
     -- whether some version of it lets a run that fails begin again as a whole
     has_run_retries boolean not null default false,
     file            text not null,
@@ -125,11 +123,11 @@ create table task_spec (
     is_ordered     boolean not null default false,   -- of them, one of an ordered key
     -- of them, the one of the run before; or another version of it has that
     awaits_past    boolean not null default false,
-    -- it waits for something outside and no runner sees it, see 0020_deferral.sql
+    -- it waits without a slot, see deferral
     defers         boolean not null default false,
-    is_mapped      boolean not null default false,   -- it becomes its instances when it may start, see 0019_mapping.sql
+    is_mapped      boolean not null default false,   -- it is replaced by its instances when it may start
     notifies       boolean not null default false,   -- it has rows in notice
-    grp            int,                              -- the group with retries that it is in, see 0027_groups.sql
+    grp            int,                              -- the group with retries that it belongs to
     decides_grp    boolean not null default false,   -- its failure is that of the group
     primary key (version_id, idx)
 );
@@ -154,7 +152,7 @@ create table edge (
 );
 create index edge_upstream on edge (version_id, dst, src) include (out_of);
 
--- Which upstream results a task takes as arguments; their names are what the function's caller sees.
+-- The upstream results that a task takes as arguments, under the names of the upstream tasks.
 create table task_input (
     version_id int not null,
     idx        int not null,
@@ -234,17 +232,17 @@ create table task_wait (
     primary key (version_id, idx)
 );
 
--- Who is told of what, as the version says: of a task, or of the run as a whole (idx -1).
+-- The notifications that the version asks for: of a task, or of the run as a whole (idx -1).
 create table notice (
     version_id int not null,
     idx        int not null,
     event      text not null check (event in ('success', 'failure', 'retry', 'skipped', 'deadline')),
-    sink       text not null,   -- without any secret: these stand in it by their names
+    sink       text not null,   -- refers to secrets by their names
     every_time boolean not null,
     primary key (version_id, idx, event, sink)
 );
 
--- Who is told of the runs of all DAGs: the settings of the leader.
+-- The notifications for the runs of all DAGs: the settings of the leader.
 create table default_notice (
     event      text not null check (event in ('failure', 'deadline')),
     sink       text not null,
@@ -298,7 +296,7 @@ create table schedule_state (
 create index schedule_due on schedule_state (shard, next_due)
     where next_due is not null and not paused and error is null;
 
--- Every version that a schedule had, with who made it and why. Grows with changes, not with fires.
+-- Every version that a schedule had, with its author and the reason. Grows with changes, not with fires.
 create table schedule_version (
     schedule_id int not null references schedule on delete restrict,
     version     int not null,
@@ -321,8 +319,8 @@ create table skip_record (
     primary key (schedule_id, first_at)
 );
 
--- After other work: who waits for what, what has happened and nobody has looked at yet, what each schedule has heard of
--- since its last run, and what a fire was caused by.
+-- Dependencies: the schedules that wait for a name, the events that are not delivered yet, the events that each
+-- schedule has received since its last run, and the events that caused a fire.
 create table awaited (
     kind        text not null check (kind in ('dag', 'end', 'asset')),
     name        text not null,
@@ -331,7 +329,7 @@ create table awaited (
 );
 create index awaited_of on awaited (schedule_id);
 
--- Updates of assets that somebody told of. Those that tasks make are known by the tasks.
+-- Updates of assets that were reported from outside. Those that tasks make follow from the tasks.
 create table asset_update (
     update_id   bigint generated always as identity primary key,
     asset       text not null,
@@ -436,7 +434,7 @@ create table run (
 create index run_of_dag on run (dag_id, run_id);
 create unique index run_fire on run (schedule_id, fire_at) where schedule_id is not null;
 create unique index run_key on run (dag_id, key) where key is not null;
--- Of those that somebody gave an instant of their own: hardly any, so it is almost empty and costs the others nothing.
+-- Runs with an explicit instant. There are hardly any, so the index is almost empty and costs the other runs nothing.
 create unique index run_instant on run (dag_id, fire_at) where kind = 'manual' and fire_at is not null;
 -- Clients of other schedulers order by this text: of a DAG with a million runs that took 1.8 s to sort.
 create index run_of_text on run (dag_id, (run_text(key, kind, coalesce(fire_at, created_at), run_id)));
@@ -463,12 +461,12 @@ create table run_status (
     check (state not in ('success', 'failed', 'canceled') or (open_tasks = 0 and finished_at is not null)),
     check (state <> 'running' or open_tasks > 0)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off);
--- The state in it keeps every change of state from being HOT. Worth it: a companion table instead costs a run 95 bytes
--- of WAL more. Statistics know of no open run, as a rule, so walking over all of them looks cheaper than a look at one
--- by its id. Whoever looks for runs by their ids in a batch therefore excludes the closed states instead of naming the
--- open ones: then this index does not offer itself.
+-- The state in the index keeps every change of state from being HOT. It is worth it: a companion table costs a run 95
+-- bytes of WAL more. Statistics usually know of no open run, so a scan of all of them looks cheaper than a lookup by
+-- id. A query for a batch of run ids therefore excludes the closed states instead of naming the open ones: then the
+-- planner does not consider this index.
 create index run_active on run_status (dag_id, state, run_id) where state in ('queued', 'running');
--- Those that somebody looks for among a million that went well. Costs only them.
+-- Runs that did not succeed, which people search among a million that did. Only they are in it.
 create index run_unwell on run_status (dag_id, run_id) where state in ('failed', 'canceled');
 create index run_ended on run_status (dag_id, finished_at) where finished_at is not null;
 
@@ -485,7 +483,7 @@ create table task (
     session           bigint,
     request           task_request,
     not_before        timestamptz,
-    -- when its gates let it in; null without gates. This and the next two are only looked at
+    -- when its gates admitted it; null without gates. This and the next two are for display only
     let_in_at         timestamptz,
     -- when a runner took it for an executor elsewhere; it is started when its agent begins
     taken_at          timestamptz,
@@ -499,7 +497,7 @@ create table task (
     n_skipped         int,
     n_setup_success   int,
     n_setup_skipped   int,
-    n_more            int,   -- how many upstream tasks there are besides those of the version, by mapping
+    n_more            int,   -- how many upstream tasks there are in addition to those of the version, by mapping
     exit_code         int,
     reason            text,
     primary key (run_id, idx, map_index),
@@ -606,8 +604,8 @@ create table log_chunk (
 ) with (autovacuum_vacuum_insert_scale_factor = 0.05, autovacuum_freeze_min_age = 0, vacuum_truncate = off,
         toast.autovacuum_vacuum_insert_scale_factor = 0.05, toast.autovacuum_freeze_min_age = 0);
 
--- Retries whose time has come, waiting for room: of each queue no more are active at once than max_active_retries, so
--- that a storm of them leaves room for new work (H5). The task stays pending with the instant that it waited for.
+-- Due retries that wait for room: at most max_active_retries of each queue are active at once, so that a storm of
+-- retries leaves room for new work (H5). The task stays pending with the instant that it waited for.
 create table retry_line (
     shard     smallint not null,
     queue     text not null,
@@ -618,8 +616,7 @@ create table retry_line (
     primary key (shard, queue, due_at, run_id, idx, map_index)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 
--- Retries that were let in, with the epoch that they had then: active while they are available with it or run with the
--- next.
+-- Admitted retries, with the epoch that they had then: active while they are available with it or run with the next.
 create table retry_slot (
     shard     smallint not null,
     queue     text not null,
@@ -630,7 +627,7 @@ create table retry_slot (
     primary key (shard, queue, run_id, idx, map_index)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 
--- Runs that somebody moved to a later version than they began with: nobody else could tell that it is still needed.
+-- Runs that were moved to a later version than they began with: only this row shows that the version is still needed.
 create table moved_run (
     run_id     bigint primary key,
     version_id int not null
@@ -657,8 +654,7 @@ create table child_run (
     depth         int not null check (depth > 0)
 );
 
--- The epoch is the task's while it waits so: a row whose task waits with another one, or not at all, is left over from
--- before.
+-- The epoch is the task's while it waits: a row whose task waits with another epoch, or not at all, is a leftover.
 create table deferral (
     run_id    bigint not null,
     idx       int not null,
@@ -674,7 +670,7 @@ create table deferral (
 create index deferral_due on deferral (shard, wake_at);
 create index deferral_key on deferral (key) where key is not null;
 
--- What was sent from outside. It stays for as long as runs do: a wait that begins later finds it.
+-- Events that were sent from outside. They stay for as long as runs do, so a wait that begins later finds them.
 create table event (
     event_id bigint generated always as identity primary key,
     name     text not null,
@@ -682,13 +678,13 @@ create table event (
     payload  jsonb not null,
     sent_at  timestamptz not null,
     sent_by  text not null,
-    is_heard boolean not null default false   -- whether those who waited when it came have been told
+    is_heard boolean not null default false   -- whether the waits that existed when it arrived have received it
 ) with (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = off);
 create index event_of_name on event (name, sent_at);
 create unique index event_key on event (name, key) where key is not null;
 create index event_new on event (event_id) where not is_heard;
 
--- A question to people, and its answer. Asked anew with every epoch of its task.
+-- A question to people, and its answer. Each epoch of the task asks again.
 create table approval (
     run_id      bigint not null,
     idx         int not null,
@@ -748,7 +744,7 @@ create table dispatch (
     -- of the attempt alone: after a lost failover an epoch can be given twice, this never
     session      bigint not null unique,
     executor     text not null,
-    owner        bigint not null,          -- the session of the runner that looks after it
+    owner        bigint not null,          -- the session of the runner that observes it
     queue        text not null,
     queued_at    timestamptz not null,
     tries        int not null default 0,
@@ -756,13 +752,13 @@ create table dispatch (
     submitted_at timestamptz,              -- when the executor said that it has it
     started_at   timestamptz,              -- when its agent began
     nonce        text,                     -- what the agent that began drew: another one of the same name is refused
-    trouble      text,                     -- what was last wrong, for `why`
+    trouble      text,                     -- the last error, for `why`
     retry_at     timestamptz,              -- when it is handed over again
     primary key (run_id, idx, map_index, epoch)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 create index dispatch_of on dispatch (owner);
 
--- One note for a run (idx and map_index -1) or a task. It goes with the run, see sweep.
+-- One note per run (idx and map_index -1) or task. It is deleted with the run, see sweep.
 create table note (
     run_id     bigint not null,
     idx        int not null,
@@ -775,18 +771,18 @@ create table note (
 
 -- Gates ---------------------------------------------------------------------------------------------------------------
 
--- A pool is made and changed by people. The others are made by the first task that needs them, with the capacity that
--- the newest version says, and deleted when nobody needs them.
+-- Operators create and change pools. Every other gate is created by the first task that needs it, with the capacity
+-- that the newest version states, and deleted when no task needs it.
 create table gate (
     gate_id    int generated always as identity primary key,
     kind       gate_kind not null,
     name       text not null,
     capacity   int not null check (capacity >= 0),
     used       int not null default 0,
-    is_behind  boolean not null default false,   -- somebody could not look at all of its lines: the leader does
+    is_behind  boolean not null default false,   -- a verb could not process all of its queues: the leader does
     version_id int,
     period     double precision,   -- of a rate: for how many seconds a slot is taken
-    opens_at   timestamptz,        -- of a rate for which somebody waits: when the next slot comes back
+    opens_at   timestamptz,        -- of a rate for which a task waits: when the next slot becomes free
     unique (kind, name)
 ) with (fillfactor = 30, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 create index gate_behind on gate (gate_id) where is_behind;
@@ -804,9 +800,8 @@ create table gate_hold (
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
         vacuum_truncate = off);
 
--- The open tasks of an ordered key, from when they are pending for the first time until they have ended, whatever
--- happens in between. Written under the key's lock; whoever ends a task deletes its row, and comes by the key at the
--- end.
+-- The open tasks of an ordered key, from when they are pending for the first time until they have ended. Written under
+-- the key's lock; a verb that ends a task deletes its row, and processes the key at the end.
 create table gate_order (
     gate_id   int not null,
     version   bigint not null,
@@ -818,7 +813,7 @@ create table gate_order (
     unique (run_id, idx, map_index, gate_id)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 
--- The slots of a rate that are taken, and until when: as many as its counter says. Nobody gives them back but time.
+-- The slots of a rate that are taken, and until when: as many as its counter says. Only time frees them.
 create table gate_pass (
     gate_id int not null,
     until   timestamptz not null,
@@ -826,9 +821,10 @@ create table gate_pass (
     primary key (gate_id, until, seq)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
 
--- All pending tasks that need exactly these gates: blocked on one of them, where they need so much, and who is first,
--- since when. Whoever changes a line holds the lock of the gate that it is blocked on. A line with a queue has been
--- taken back, because no live runner served that queue: it is blocked on that alone.
+-- All pending tasks that need exactly these gates: the gate that blocks them, how much they need there, which task is
+-- first, and since when. A change of a queue needs the lock of the gate that it is blocked on. Tasks whose admission
+-- was released because no live runner serves their queue are in a row with that queue: it is blocked on the queue
+-- alone.
 create table gate_line (
     line_id    bigint generated always as identity primary key,
     gate_ids   int[] not null,
@@ -862,7 +858,7 @@ create table gate_wait (
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0,
         vacuum_truncate = off);
 
--- What a pool is for. By its name: the gate itself is looked at too often to carry texts.
+-- Descriptions of pools, by name: the row of the gate itself is read too often to carry texts.
 create table pool_text (
     name        text primary key,
     description text not null
@@ -875,7 +871,7 @@ create table runner (
     runner_id          text not null,
     name               text,
     version            text not null,
-    -- Where its process is: whoever is there, too, can prove that it is gone.
+    -- Where its process runs: another runner at the same place can prove that it has ended.
     host               text not null,
     boot_id            text not null,
     pid_namespace      text not null,
@@ -887,13 +883,14 @@ create table runner (
     -- How what it claims is run: by itself, or by that executor. The agent of an attempt has its executor's, too, and
     -- no queue.
     executor           text not null default 'local',
-    -- What people ask of it: to take no new work, or to leave as soon as it has none.
+    -- What operators ask of it: to claim no new work, or to exit as soon as it has none.
     request            text check (request in ('drain', 'leave')),
     beat               bigint not null default 0,
     beat_at            timestamptz not null,
     watched_beat       bigint not null default 0,
     silent_seconds     double precision not null default 0,
-    -- It stops what must not outlive its contact a moment before this silence is full: nobody may give it up earlier.
+    -- The runner stops what must not outlive its lease just before it has been silent for this long: it must not be
+    -- declared dead earlier.
     lost_after_seconds double precision not null,
     started_at         timestamptz not null,
     gone_at            timestamptz,
@@ -910,18 +907,18 @@ create table shard (
     lease_until timestamptz,
     is_watched  boolean not null default false,  -- the leader's session holds the session lock, see stand_by
     led_since   timestamptz,
-    -- 0028_shards.sql has the rest
+    -- open: receives DAGs; leaving: is being emptied; closed: has no leader
     state       text not null default 'open' check (state in ('open', 'leaving', 'closed')),
     -- how many are led now; in every row, so that its leader reads it in passing
     of_shards   smallint not null default 1,
-    chosen_at   timestamptz,                     -- when somebody last said how many there shall be
-    moves_since timestamptz,                     -- since when its leader looks for what belongs to another one
-    heir        text,                            -- who alone may take it until then: it was handed over
+    chosen_at   timestamptz,                     -- when the number was set
+    moves_since timestamptz,                     -- since when its leader moves rows that belong to another shard
+    heir        text,                            -- the only scheduler that may take it until then, after a transfer
     heir_until  timestamptz
 );
 insert into shard (shard, epoch) values (0, 0);
 
--- Schedulers that could lead, where there is more than one shard to lead.
+-- Schedulers that are able to lead, where there is more than one shard.
 create table scheduler (
     owner      text primary key,
     since      timestamptz not null,
@@ -930,7 +927,7 @@ create table scheduler (
 ) with (fillfactor = 50, vacuum_truncate = off);
 
 -- The servers that this database has lived on, one row per timeline. After a failover the row of the old timeline is as
--- the standby had received it: whoever remembers a later mark knows that acknowledged writes are lost.
+-- the standby had received it: a process that remembers a later mark knows that acknowledged writes are lost.
 create table cluster (
     system_id      bigint not null,
     timeline       bigint not null,
@@ -952,8 +949,8 @@ create table function_set (
 
 -- Maintenance ---------------------------------------------------------------------------------------------------------
 
--- What could not be planned, promoted, repaired or reaped, with the reason. It is tried again at retry_at; where that
--- is null, nothing but publishing it anew can help.
+-- Rows that could not be planned, promoted, repaired or reaped, with the reason. They are tried again at retry_at;
+-- where that is null, only publishing again helps.
 create table quarantine (
     kind       text not null check (kind in ('schedule', 'run', 'dag')),
     subject_id bigint not null,
@@ -966,8 +963,8 @@ create table quarantine (
     primary key (kind, subject_id)
 );
 
--- Runs in which nothing can move, although no final state follows from their tasks; for how long we have watched them
--- be so, and by what we would see that something moved meanwhile.
+-- Runs in which nothing can move although no final state follows from their tasks: for how long they have been observed
+-- in this state, and the fingerprint that would show a change.
 create table orphan_watch (
     run_id          bigint primary key,
     fingerprint     text not null,
@@ -991,7 +988,7 @@ create table log_object (
 create index log_object_of_run on log_object (run_id);
 create index log_object_look on log_object (look_at) where look_at is not null;
 
--- Runs whose logs are still to be moved, and how far the walk over all runs has come that puts them here.
+-- Runs whose logs are still to be archived, and the position of the walk over all runs that adds them.
 create table log_watch (
     run_id bigint primary key
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, vacuum_truncate = off);
@@ -1001,7 +998,7 @@ create table log_walk (
     after   bigint not null
 );
 
--- What people and repairs did: explicit, and kept.
+-- The audit log: actions of people and repairs, kept.
 create table journal (
     entry_id    bigint generated always as identity primary key,
     occurred_at timestamptz not null,
@@ -1021,7 +1018,7 @@ create index journal_in_time on journal (occurred_at);
 
 -- Alerts and notifications --------------------------------------------------------------------------------------------
 
--- What did not happen in time. One row per episode: it begins with the first miss, counts the further ones, and ends
+-- Missed deadlines. One row per failure streak: it begins with the first miss, counts the further ones, and ends
 -- when the schedule fires again or a later run is in time, or when there is no such deadline any more.
 create table alert (
     alert_id    bigint generated always as identity primary key,
@@ -1037,8 +1034,8 @@ create table alert (
 );
 create unique index alert_open on alert (schedule_id, kind, task) where ended_at is null;
 
--- What has failed and not succeeded since, of a schedule: a task by its name, or the run as a whole (''). Told when it
--- begins.
+-- A failure streak: what of a schedule has failed and not succeeded since, a task by its name, or the run as a whole
+-- (''). A notification is sent when it begins.
 create table episode (
     schedule_id int not null,
     task        text not null,
@@ -1056,10 +1053,10 @@ create table outbox (
     run_id        bigint,
     fact          jsonb not null,
     created_at    timestamptz not null,
-    waiting_since timestamptz not null,   -- later than that where somebody asked for it again
+    waiting_since timestamptz not null,   -- later than that if it was requested again
     state         text not null default 'waiting' check (state in ('waiting', 'sent', 'failed')),
     attempts      int not null default 0,
-    due_at        timestamptz not null,   -- when it is tried next; while it is being sent, when somebody else may try
+    due_at        timestamptz not null,   -- when it is tried next; while it is being sent, when another process may try
     ended_at      timestamptz,
     answer        text,                   -- what the sink said, or why it could not be reached
     check ((ended_at is null) = (state = 'waiting'))
@@ -1068,8 +1065,8 @@ create index outbox_waiting on outbox (shard, sink, due_at) where state = 'waiti
 
 -- Accounts and stored values ------------------------------------------------------------------------------------------
 
--- People and programs. One without a password can only come with a token or a one-time link. `tags`: only DAGs with one
--- of them.
+-- People and programs. An account without a password can only sign in with a token or a one-time link. `tags`: only
+-- DAGs with one of them.
 create table account (
     account_id          int generated always as identity primary key,
     name                text not null,
@@ -1083,8 +1080,8 @@ create table account (
 );
 create unique index account_name on account (lower(name));
 
--- Tokens, browser sessions and one-time links. Of the secret only its hash is here: it has 256 random bits, so a quick
--- hash is enough. `role` and `tags` can only take away from what the account may.
+-- Tokens, browser sessions and one-time links. Only the hash of the secret is stored: the secret has 256 random bits,
+-- so a quick hash is enough. `role` and `tags` can only reduce what the account may do.
 create table credential (
     credential_id bigint generated always as identity primary key,
     secret_hash   bytea not null unique,
