@@ -1,6 +1,7 @@
--- What has changed since an earlier look, for those who watch: read from the rows themselves, so that nobody who moves a task
--- writes anything for it. Who wrote a row is in its xmin; a transaction that was open at the last look is at least as young as
--- the oldest of that look (`since`), whatever the order in which they commit. So is any part of it behind a savepoint.
+-- What has changed since an earlier look, for those who watch: read from the rows themselves, so that nobody who moves
+-- a task writes anything for it. Who wrote a row is in its xmin; a transaction that was open at the last look is at
+-- least as young as the oldest of that look (`since`), whatever the order in which they commit. So is any part of it
+-- behind a savepoint.
 
 -- name: mark
 -- Where a look stands. What is younger than `oldest` may not have been there to see.
@@ -13,24 +14,28 @@ select pg_snapshot_xmin(s)::text::bigint as oldest, pg_snapshot_xmax(s)::text::b
 select run_id from run_status where state in ('queued', 'running') order by run_id desc limit %(limit)s
 
 -- name: runs
--- Open ones that changed, by their small index; new ones that are over already, by the key; and those that were open when last seen.
+-- Open ones that changed, by their small index; new ones that are over already, by the key; and those that were open
+-- when last seen.
 select run_id, dag_id, state::text as state, open_tasks, started_at, finished_at, xmin::text::bigint as written_by
   from run_status
  where state in ('queued', 'running') and age(xmin) between 0 and age(%(since)s::text::xid)
 union all
 select run_id, dag_id, state::text, open_tasks, started_at, finished_at, xmin::text::bigint
   from run_status
- where run_id > %(after)s::bigint and state not in ('queued', 'running') and age(xmin) between 0 and age(%(since)s::text::xid)
+ where run_id > %(after)s::bigint and state not in ('queued', 'running')
+     and age(xmin) between 0 and age(%(since)s::text::xid)
 union all
 select r.run_id, r.dag_id, r.state::text, r.open_tasks, r.started_at, r.finished_at, r.xmin::text::bigint
   from unnest(%(open)s::bigint[]) k
- cross join lateral (select x.*, x.xmin from run_status x where x.run_id = k and x.state not in ('queued', 'running') offset 0) r
+ cross join lateral (select x.*, x.xmin from run_status x
+                     where x.run_id = k and x.state not in ('queued', 'running') offset 0) r
  limit %(limit)s
 
 -- name: entries
 -- What people and repairs did. Of the details only a name: the rest is for the audit log.
 select j.entry_id, j.occurred_at, j.verb, coalesce(j.dag_id, r.dag_id) as dag_id, j.run_id, s.name as task, j.map_index,
-       coalesce(j.detail->>'pool', j.detail->>'runner', case when j.verb like '%%\_schedule' then j.detail->>'name' end) as subject,
+       coalesce(j.detail->>'pool', j.detail->>'runner', case when j.verb like '%%\_schedule' then j.detail->>'name' end)
+           as subject,
        (j.detail->>'backfill')::int as backfill, r.state::text as state, j.xmin::text::bigint as written_by
   from journal j
   left join run_status r on r.run_id = j.run_id
@@ -39,9 +44,11 @@ select j.entry_id, j.occurred_at, j.verb, coalesce(j.dag_id, r.dag_id) as dag_id
  order by j.entry_id limit %(limit)s
 
 -- name: watched
--- The newest open runs of the given DAGs, or of all; and of the runs that have just moved those of the same DAGs, which may be over.
+-- The newest open runs of the given DAGs, or of all; and of the runs that have just moved those of the same DAGs, which
+-- may be over.
 (select run_id from run_status
-  where state in ('queued', 'running') and (%(is_all)s or dag_id in (select d.dag_id from dag d where d.name = any(%(dags)s::text[])))
+  where state in ('queued', 'running')
+      and (%(is_all)s or dag_id in (select d.dag_id from dag d where d.name = any(%(dags)s::text[])))
   order by run_id desc limit %(limit)s)
 union
 select r.run_id from unnest(%(moved)s::bigint[]) m
@@ -50,7 +57,8 @@ select r.run_id from unnest(%(moved)s::bigint[]) m
 
 -- name: tasks
 -- Of these runs, run by run by the key.
-select k.run_id, r.dag_id, s.name as task, k.map_index, k.state::text as state, k.attempt, k.started_at, k.finished_at, k.written_by
+select k.run_id, r.dag_id, s.name as task, k.map_index, k.state::text as state, k.attempt, k.started_at, k.finished_at,
+    k.written_by
   from unnest(%(run_ids)s::bigint[]) w
  cross join lateral (select r.dag_id from run_status r where r.run_id = w offset 0) r
  cross join lateral (select x.*, x.xmin::text::bigint as written_by from task x

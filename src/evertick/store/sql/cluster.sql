@@ -1,8 +1,9 @@
 -- Which server this is, and how far its log was when a commit was last acknowledged.
 
 -- name: look
--- The timeline by the name of the current log file: the control file still has the old one for a while after a promotion.
--- While a session that is the client's own (not a pooler's) has the lock, the set of functions that it calls is not dropped.
+-- The timeline by the name of the current log file: the control file still has the old one for a while after a
+-- promotion. While a session that is the client's own (not a pooler's) has the lock, the set of functions that it calls
+-- is not dropped.
 select (select system_identifier from pg_control_system()) as system_id,
        case when not pg_is_in_recovery()
             then ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint end as timeline,
@@ -17,15 +18,17 @@ select null::bigint as system_id, null::bigint as timeline,
 
 -- name: mark
 -- Of all processes one per second writes; the others read what it wrote, and wait for nobody. A row that can be seen is
--- committed, and if commits wait for a standby it is there as well: that is what makes it a mark. The first to come to a new
--- timeline notes that, and tells people if there was another one before. No row: somebody else is just noting it. A mark from
--- the future is of a clock that was put back.
+-- committed, and if commits wait for a standby it is there as well: that is what makes it a mark. The first to come to
+-- a new timeline notes that, and tells people if there was another one before. No row: somebody else is just noting it.
+-- A mark from the future is of a clock that was put back.
 with setting as (
-    select current_setting('synchronous_standby_names') <> '' and current_setting('synchronous_commit') not in ('off', 'local')
+    select current_setting('synchronous_standby_names') <> ''
+        and current_setting('synchronous_commit') not in ('off', 'local')
            as is_synchronous
 ), placed as (
     insert into cluster (system_id, timeline, first_seen_at, marked_at, lsn, is_synchronous)
-    select %(system_id)s, %(timeline)s, clock_timestamp(), clock_timestamp(), pg_current_wal_insert_lsn(), s.is_synchronous
+    select %(system_id)s, %(timeline)s, clock_timestamp(), clock_timestamp(), pg_current_wal_insert_lsn(),
+        s.is_synchronous
       from setting s
      where not exists (select 1 from cluster c where c.system_id = %(system_id)s and c.timeline = %(timeline)s)
     on conflict (system_id, timeline) do nothing
@@ -35,7 +38,8 @@ with setting as (
     select clock(), 'failover', %(actor)s, jsonb_build_object('system_id', p.system_id::text, 'timeline', p.timeline)
       from placed p where exists (select 1 from cluster)
 ), moved as (
-    update cluster c set marked_at = clock_timestamp(), lsn = pg_current_wal_insert_lsn(), is_synchronous = s.is_synchronous
+    update cluster c set marked_at = clock_timestamp(), lsn = pg_current_wal_insert_lsn(),
+        is_synchronous = s.is_synchronous
       from setting s
      where c.ctid = (select x.ctid from cluster x
                       where x.system_id = %(system_id)s and x.timeline = %(timeline)s
@@ -49,7 +53,8 @@ select (newest.lsn - '0/0')::bigint as lsn, newest.is_synchronous
         union all
         select lsn, is_synchronous from moved
         union all
-        select c.lsn, c.is_synchronous from cluster c where c.system_id = %(system_id)s and c.timeline = %(timeline)s) newest
+        select c.lsn, c.is_synchronous from cluster c where c.system_id = %(system_id)s and c.timeline = %(timeline)s)
+            newest
  order by newest.lsn desc limit 1
 
 -- name: marked
@@ -60,7 +65,8 @@ select (lsn - '0/0')::bigint from cluster where system_id = %(system_id)s and ti
 -- Many processes may find the same loss: it is told again only by one who knows of a larger one.
 with told as (
     insert into cluster as c (system_id, timeline, first_seen_at, marked_at, lsn, is_synchronous, lost_until)
-    values (%(system_id)s, %(timeline)s, clock_timestamp(), '-infinity', '0/0', false, '0/0'::pg_lsn + %(lost_until)s::numeric)
+    values (%(system_id)s, %(timeline)s, clock_timestamp(), '-infinity', '0/0', false,
+            '0/0'::pg_lsn + %(lost_until)s::numeric)
     on conflict (system_id, timeline) do update set lost_until = excluded.lost_until
         where c.lost_until is null or c.lost_until < excluded.lost_until
     returning c.timeline, c.lsn, c.lost_until

@@ -18,7 +18,8 @@ select last_gate_id, drifted, admitted
 
 -- name: list
 -- With how many tasks hold each, and how many are known to wait for it: those in lines that are blocked on it now.
-select g.gate_id, g.kind, g.name, g.capacity, g.used, coalesce(h.holders, 0) as holders, coalesce(w.waiters, 0) as waiters,
+select g.gate_id, g.kind, g.name, g.capacity, g.used, coalesce(h.holders, 0) as holders,
+    coalesce(w.waiters, 0) as waiters,
        case when g.kind = 'order' then room_at(g.gate_id) end as version, g.period
   from gate g
   left join (select x as gate_id, count(*) as holders from gate_hold, unnest(gate_ids) x group by x

@@ -1,9 +1,9 @@
--- Logs of attempts, in chunks. Lines of an ended attempt may arrive late, and say so. Of a chunk whose lines are in the storage
--- the row says where; whoever sends it again finds that it is there.
+-- Logs of attempts, in chunks. Lines of an ended attempt may arrive late, and say so. Of a chunk whose lines are in the
+-- storage the row says where; whoever sends it again finds that it is there.
 
 -- name: append
--- Whether a line is late is the database's word: the session no longer holds that attempt. Of a run that was pruned meanwhile
--- nothing is kept: nobody could read it, and nobody would delete it.
+-- Whether a line is late is the database's word: the session no longer holds that attempt. Of a run that was pruned
+-- meanwhile nothing is kept: nobody could read it, and nobody would delete it.
 insert into log_chunk (run_id, idx, map_index, epoch, seq, until, is_late, content)
 select x.r, x.i, x.m, x.e, x.seq, x.until,
        not exists (select 1 from lease l where l.session = %(session)s::bigint and l.run_id = x.r and l.idx = x.i
@@ -15,15 +15,19 @@ on conflict (run_id, idx, map_index, epoch, seq) do nothing
 
 -- name: read
 select epoch, seq, until, is_late, content, object_id, at, bytes, digest from log_chunk
- where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s and (epoch, seq) > (%(epoch)s::int, %(seq)s::bigint)
+ where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s
+     and (epoch, seq) > (%(epoch)s::int, %(seq)s::bigint)
  order by epoch, seq limit %(limit)s
 
 -- name: news
--- After the last chunk that is known of each attempt, by the key: an earlier attempt's lines may come while a later one writes.
+-- After the last chunk that is known of each attempt, by the key: an earlier attempt's lines may come while a later one
+-- writes.
 select n.epoch, n.seq, n.until, n.is_late, n.content, n.object_id, n.at, n.bytes, n.digest
   from unnest(%(epochs)s::int[], %(seqs)s::bigint[]) as k(epoch, seq)
- cross join lateral (select c.epoch, c.seq, c.until, c.is_late, c.content, c.object_id, c.at, c.bytes, c.digest from log_chunk c
-                      where c.run_id = %(run_id)s and c.idx = %(idx)s and c.map_index = %(map_index)s and c.epoch = k.epoch
+ cross join lateral (select c.epoch, c.seq, c.until, c.is_late, c.content, c.object_id, c.at, c.bytes, c.digest
+                     from log_chunk c
+                      where c.run_id = %(run_id)s and c.idx = %(idx)s and c.map_index = %(map_index)s
+                          and c.epoch = k.epoch
                         and c.seq > k.seq order by c.seq limit %(limit)s) n
 union all
 (select c.epoch, c.seq, c.until, c.is_late, c.content, c.object_id, c.at, c.bytes, c.digest from log_chunk c

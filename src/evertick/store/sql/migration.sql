@@ -1,8 +1,8 @@
 -- What the database remembers of its migrations.
 
 -- name: lock
--- Transaction-level, so that it also works through a pooler and ends with a process that dies halfway. Tried and never waited for:
--- who waits has a snapshot, and whoever makes an index beside the work waits for everybody that has one.
+-- Transaction-level, so that it also works through a pooler and ends with a process that dies halfway. Tried and never
+-- waited for: who waits has a snapshot, and whoever makes an index beside the work waits for everybody that has one.
 select pg_try_advisory_xact_lock(%(key)s)
 
 -- name: lock_session
@@ -17,7 +17,8 @@ select pg_advisory_unlock(%(key)s)
 select set_config('lock_timeout', %(timeout)s, %(is_local)s)
 
 -- name: in_the_way
--- The session that has had a table of ours for longest in one transaction: a migration waits for that one, or for those behind it.
+-- The session that has had a table of ours for longest in one transaction: a migration waits for that one, or for those
+-- behind it.
 select a.pid, coalesce(nullif(a.application_name, ''), 'a session') as application,
        extract(epoch from clock_timestamp() - a.xact_start)::float8 as seconds
   from pg_stat_activity a
@@ -31,8 +32,8 @@ select a.pid, coalesce(nullif(a.application_name, ''), 'a session') as applicati
 select to_regclass('evertick.migration') is not null
 
 -- name: applied
--- In order, because a migration builds on all before it. The limit is far above any number of migrations. A database from before the
--- first release may have no oldest_program: what else contradicts is told.
+-- In order, because a migration builds on all before it. The limit is far above any number of migrations. A database
+-- from before the first release may have no oldest_program: what else contradicts is told.
 select m.number, m.name, m.applied_at, m.checksum, coalesce((to_jsonb(m) ->> 'oldest_program')::int, m.number)
   from evertick.migration m
  order by m.number

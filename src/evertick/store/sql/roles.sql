@@ -1,8 +1,8 @@
 -- The roles of services, and what there is that they may have rights to.
 
 -- name: things
--- Functions with their arguments as `alter function` wants them, tables, and views with what they are made of: those that all
--- releases share, and those of one set of functions.
+-- Functions with their arguments as `alter function` wants them, tables, and views with what they are made of: those
+-- that all releases share, and those of one set of functions.
 select 'function' as kind, n.nspname::text as schema, p.proname::text as name,
        pg_get_function_identity_arguments(p.oid) as arguments
   from pg_proc p join pg_namespace n on n.oid = p.pronamespace
@@ -19,4 +19,5 @@ select quote_ident(current_database())
 
 -- name: are_used
 -- A server may have the roles for another database.
-select coalesce((select has_schema_privilege(r.oid, 'evertick', 'usage') from pg_roles r where r.rolname = %(role)s), false)
+select coalesce((select has_schema_privilege(r.oid, 'evertick', 'usage') from pg_roles r where r.rolname = %(role)s),
+                false)

@@ -7,17 +7,18 @@ select c.relname as name, pg_stat_get_dead_tuples(c.oid) as dead
  where c.oid = any(%(tables)s::text[]::regclass[]) order by c.relname limit 100
 
 -- name: is_behind
--- Whether somebody waits for the database: a schedule that is late, or a long line. The line's length is the statistics' word,
--- because counting walks over what is dead as well; but they may be wrong for long about a line that is empty.
+-- Whether somebody waits for the database: a schedule that is late, or a long line. The line's length is the
+-- statistics' word, because counting walks over what is dead as well; but they may be wrong for long about a line that
+-- is empty.
 select exists (select 1 from schedule_state s
                 where s.shard = any(array(select h.shard from shard h)) and s.next_due < clock() - interval '1 second'
                   and not s.paused and s.error is null)
        or (pg_stat_get_live_tuples('ready'::regclass) >= %(line)s::bigint and exists (select 1 from ready))
 
 -- name: snapshot_holders
--- Whoever keeps dead rows from being vacuumed in this database, the oldest first: sessions by their transaction, prepared
--- transactions, replication slots and standbys that send their horizon. Vacuum itself holds nothing up. Of sessions that
--- belong to others a role without pg_read_all_stats sees only that they exist.
+-- Whoever keeps dead rows from being vacuumed in this database, the oldest first: sessions by their transaction,
+-- prepared transactions, replication slots and standbys that send their horizon. Vacuum itself holds nothing up. Of
+-- sessions that belong to others a role without pg_read_all_stats sees only that they exist.
 select h.kind, h.name, h.pid, h.held_seconds, h.xmin, h.behind from (
     select case when a.backend_type = 'walsender' then 'standby' else 'session' end as kind,
            coalesce(nullif(a.application_name, ''), a.backend_type) as name, a.pid,
