@@ -52,10 +52,12 @@ class Names:
     types: dict[str, str]
     columns: dict[str, dict[str, str]]
     own_columns: dict[str, str]
+    having: dict[str, set[str]]
+    views: set[str]
     values: dict[str, dict[str, dict[str, str]]]
 
     @classmethod
-    def read(cls, tables: str) -> Names:
+    def read(cls, tables: str, views: set[str]) -> Names:
         given = tomllib.loads((HERE / "sql.toml").read_text(encoding="utf-8"))
         targets: dict[str, set[str]] = {}
         for renamed in given["columns"].values():
@@ -66,7 +68,9 @@ class Names:
         own = {
             old: next(iter(new))
             for old, new in targets.items()
-            if len(new) == 1 and {table for table, names in having.items() if old in names} <= owners[old] and "_" in old
+            if len(new) == 1
+            and {table for table, names in having.items() if old in names} <= owners[old]
+            and "_" in old
         }
         return cls(
             functions=given["functions"],
@@ -74,6 +78,8 @@ class Names:
             types={**given["types"], **given["tables"]},
             columns=given["columns"],
             own_columns=own,
+            having=having,
+            views=views,
             values=given["values"],
         )
 
@@ -110,12 +116,17 @@ class Renaming:
         self.tokens, self.names, self.report, self.place = tokens_of(text), names, report, place
         self.keeps_outputs = keeps_outputs
         self.solid = [n for n, token in enumerate(self.tokens) if token.kind not in ("space", "comment")]
-        self.aliases = dict(self._aliases(text))
-        self.tables = set(self.aliases.values())
+        self.aliases: dict[str, set[str]] = {}
+        for alias, table in self._aliases(text):
+            self.aliases.setdefault(alias, set()).add(table)
+        self.tables = {table for tables in self.aliases.values() for table in tables}
+        defined = re.search(r"^create (?:table (\w+)|(?:unique )?index (?:concurrently )?\w+ on (\w+))", text, re.M)
+        self.defined = (defined[1] or defined[2]) if defined else ""
 
     def _aliases(self, text: str) -> Iterator[tuple[str, str]]:
         plain = re.sub(r"--[^\n]*", "", text)
-        known = "|".join(sorted({*self.names.columns, *self.names.relations}, key=len, reverse=True))
+        names = {*self.names.having, *self.names.relations, *self.names.views}
+        known = "|".join(sorted(names, key=len, reverse=True))
         for table, alias in re.findall(rf"\b(?:evertick\.)?({known})\b(?:\s+as)?\s+(\w+)", plain):
             yield (alias if alias not in _NO_ALIAS else table), table
             yield table, table
@@ -162,7 +173,9 @@ class Renaming:
     def _choices(self, position: int, word: str, before: str, after: str) -> Iterator[tuple[str, str]]:
         names = self.names
         follows = self.tokens[position + 1].text if position + 1 < len(self.tokens) else ""
-        if word in names.functions and (follows == "(" or before == "function" or (after == "." and self._is_own(word))):
+        if word in names.functions and (
+            follows == "(" or before == "function" or (after == "." and self._is_own(word))
+        ):
             yield "function", names.functions[word]
         if word in names.relations and self._is_relation(position, word, before, after):
             yield "table", names.relations[word]
@@ -171,14 +184,17 @@ class Renaming:
 
     def _is_own(self, word: str) -> bool:
         """`finish.refused`: an argument of the function that is being defined."""
-        return self.tokens[0].text != "" and re.search(rf"function {word}\(", "".join(t.text for t in self.tokens)) is not None
+        return (
+            self.tokens[0].text != ""
+            and re.search(rf"function {word}\(", "".join(t.text for t in self.tokens)) is not None
+        )
 
     def _is_relation(self, position: int, word: str, before: str, after: str) -> bool:
         if before in _BEFORE_TABLE or (before == "." and self._around(position, -1, 2) == "evertick"):
             return before != "exists" and not (before == "using" and after == "(")
         if before == "on" and after == "(" and self._around(position, -1, 3) in ("index", "unique", "concurrently"):
             return True
-        if after == "." and self.aliases.get(word) == word:
+        if after == "." and word in self.aliases.get(word, ()):
             return True
         return before == "," and self._clause(position) in ("from", "truncate", "using", "vacuum") and after != "("
 
@@ -188,7 +204,11 @@ class Renaming:
             each = self.tokens[n]
             if each.depth < depth:
                 return ""
-            if each.depth == depth and each.kind == "word" and each.text.lower() in _CLAUSES | {"using", "truncate", "vacuum"}:
+            if (
+                each.depth == depth
+                and each.kind == "word"
+                and each.text.lower() in _CLAUSES | {"using", "truncate", "vacuum"}
+            ):
                 return each.text.lower()
         return ""
 
@@ -196,24 +216,46 @@ class Renaming:
     def _is_type(before: str, after: str) -> bool:
         if before in (":", "setof", "returns", "type") or after == "[":
             return True
-        is_name = re.fullmatch(r"[a-z_]\w*", before) is not None and before not in _NO_ALIAS | {"and", "or", "not", "then", "by"}
-        return is_name and after in (",", ";", ")", ":", "%") and before not in ("from", "join", "into", "when", "else", "return")
+        words = _NO_ALIAS | {"and", "or", "not", "then", "by", "begin", "else", "declare"}
+        is_name = re.fullmatch(r"[a-z_]\w*", before) is not None and before not in words
+        return (
+            is_name
+            and after in (",", ";", ")", ":", "%", "not", "default", "primary")
+            and before not in ("from", "join", "into", "when", "else", "return")
+        )
 
     def _column(self, position: int, alias: str | None) -> str:
         word = self.tokens[position].text
-        table = self.aliases.get(alias) if alias else None
-        new = self.names.columns.get(table or "", {}).get(word)
+        tables = self.aliases.get(alias, set()) if alias else set()
+        if (tables and tables <= self.names.views) or (self.tables and self.tables <= self.names.views):
+            return word
+        if self.keeps_outputs and self._around(position, -1) == "as":
+            return word
+        new = self._column_of_any(tables, word)
         if new is None and alias is None:
-            new = self._column_of_list(position, word)
+            new = self.names.columns.get(self.defined, {}).get(word) or self._column_of_list(position, word)
+            new = new or self._column_of_only_table(word)
         if new is None and word in self.names.own_columns and not word.startswith("p_"):
             new = self.names.own_columns[word]
         if new is None:
             wanted = {t for t, renamed in self.names.columns.items() if word in renamed}
-            if wanted & self.tables and not (alias and table):
-                self.report.doubtful.append(f"{self.place}: {alias + '.' if alias else ''}{word} ({', '.join(sorted(wanted & self.tables))}?)")
+            if wanted & self.tables and not tables - wanted:
+                self.report.doubtful.append(
+                    f"{self.place}: {alias + '.' if alias else ''}{word} ({', '.join(sorted(wanted & self.tables))}?)"
+                )
             return word
         self.report.changed["column"] += 1
         return new + self._kept_output(position, word, new)
+
+    def _column_of_any(self, tables: set[str], word: str) -> str | None:
+        """An alias may stand for several tables in one statement: they must agree on the name."""
+        found = {self.names.columns[each][word] for each in tables if word in self.names.columns.get(each, ())}
+        kept = {
+            each
+            for each in tables
+            if word in self.names.having.get(each, ()) and word not in self.names.columns.get(each, ())
+        }
+        return next(iter(found)) if len(found) == 1 and not kept else None
 
     def _column_of_list(self, position: int, word: str) -> str | None:
         """In `insert into t (a, b)` and `update t set a = …`."""
@@ -221,16 +263,23 @@ class Renaming:
         plain = re.sub(r"--[^\n]*", "", clause)
         found = re.search(r"\binsert\s+into\s+(?:evertick\.)?(\w+)(?:\s+as\s+\w+)?\s*\([\w\s,]*$", plain)
         if found is None and self._around(position, 1) == "=" and self._clause(position) == "set":
-            found = [*re.finditer(r"\bupdate\s+(?:only\s+)?(?:evertick\.)?(\w+)\b", plain)][-1] if "update" in plain else None
+            updates = [*re.finditer(r"\bupdate\s+(?:only\s+)?(?:evertick\.)?(\w+)\b", plain)]
+            found = updates[-1] if updates else None
         return self.names.columns.get(found[1], {}).get(word) if found else None
 
+    def _column_of_only_table(self, word: str) -> str | None:
+        """In a plain statement a bare name is a column of the one table that has it."""
+        having = [table for table in self.tables if word in self.names.having.get(table, ())]
+        return self.names.columns.get(having[0], {}).get(word) if self.keeps_outputs and len(having) == 1 else None
+
     def _kept_output(self, position: int, word: str, new: str) -> str:
-        """At the end of an item of an outermost select list: ` as old`."""
-        if not self.keeps_outputs or self.tokens[position].depth > 0 or self._clause(position) != "select":
+        """At the end of an item of a select list, of the statement or of a part of it: ` as old`."""
+        if not self.keeps_outputs or self._clause(position) != "select":
             return ""
-        if self._around(position, 1) not in (",", "from", ""):
+        if self._around(position, 1) not in (",", "from", "", ")"):
             return ""
-        self.report.outputs.append(f"{self.place}: {word}")
+        if self.tokens[position].depth == 0:
+            self.report.outputs.append(f"{self.place}: {word}")
         return f" as {word}"
 
     def _in_comment(self, text: str) -> str:
@@ -251,6 +300,12 @@ class Renaming:
                 if bare in values and table in self.tables:
                     self.report.changed["value"] += 1
                     return f"'{values[bare]}'"
+        if (
+            bare in self.names.relations
+            and self._around(position, 1) == ":"
+            and self._around(position, 1, 3) == "regclass"
+        ):
+            return f"'{self.names.relations[bare]}'"
         if bare in self.names.relations:
             self.report.doubtful.append(f"{self.place}: the text {text} may be the name of a table")
         elif _SQL.search(bare):
@@ -261,7 +316,11 @@ class Renaming:
 def rename_sql_file(text: str, names: Names, report: Report, place: str) -> str:
     """Statement by statement, definition by definition."""
     is_statements = re.search(r"^-- name: ", text, re.M) is not None
-    parts = re.split(r"(?=^-- name: )" if is_statements else r"(?<=;)(?=\n)(?=(?:\n*--[^\n]*)*\n+(?:create|alter|insert)\b)", text, flags=re.M)
+    parts = re.split(
+        r"(?=^-- name: )" if is_statements else r"(?<=;)(?=\n)(?=(?:\n*--[^\n]*)*\n+(?:create|alter|insert)\b)",
+        text,
+        flags=re.M,
+    )
     done = []
     for part in parts:
         named = re.search(r"^-- name: (\w+)|^create (?:or replace )?\w+ (?:index )?(\w+)", part, re.M)
@@ -307,7 +366,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args(arguments)
     tables = next(ROOT.glob("src/evertick/*/migrations/0001_baseline.sql")).read_text(encoding="utf-8")
-    names, report, files = Names.read(tables), Report(), 0
+    views = {
+        name
+        for path in ROOT.glob("src/evertick/*/functions/*.sql")
+        for name in re.findall(r"^create view (\w+)", path.read_text(encoding="utf-8"), re.M)
+    }
+    names, report, files = Names.read(tables, views), Report(), 0
     for given in options.paths:
         for path in [given] if given.is_file() else sorted([*given.rglob("*.sql"), *given.rglob("*.py")]):
             text = path.read_text(encoding="utf-8")
@@ -319,7 +383,9 @@ def main(arguments: list[str]) -> int:
                     path.write_text(new, encoding="utf-8")
     print("\n".join(f"doubtful {each}" for each in report.doubtful))
     print("\n".join(f"output   {each}" for each in report.outputs))
-    print(f"{files} files; {dict(report.changed)}; {len(report.doubtful)} doubtful, {len(report.outputs)} outputs keep their name")
+    print(
+        f"{files} files; {dict(report.changed)}; {len(report.doubtful)} doubtful, {len(report.outputs)} outputs keep their name"
+    )
     return 0
 
 
