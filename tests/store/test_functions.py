@@ -130,9 +130,14 @@ async def test_the_own_set_is_never_dropped_however_old_it_is(
 ) -> None:
     """An older release that migrates again, with no other connection of its own."""
     folders = [release(tmp_path, number) for number in range(3)]
-    for folder in [*folders, folders[0]]:
-        await migrate(conn, functions=folder)
-    assert own_set(folders[0]).hash in await installed(conn)
+    old = own_set(folders[0])
+    async with await AsyncConnection.connect(database, autocommit=True) as holder:
+        await holder.execute("select pg_advisory_lock_shared(%s)", [lock_key(old.hash)])
+        for folder in folders:
+            await migrate(conn, functions=folder)
+    await eventually(lambda: value(conn, "select pg_try_advisory_xact_lock(%s)", lock_key(old.hash)))
+    assert await migrate(conn, functions=folders[0]) == []
+    assert old.hash in await installed(conn)
 
 
 @pytest.mark.parametrize("purpose", Purpose)

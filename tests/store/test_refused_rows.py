@@ -65,6 +65,7 @@ TWICE = {
     "alert": alert("not_fired"),
     "remains": "insert into remains values (0, 'run', 1)",
     "pool_text": "insert into pool_text values ('p', 'what it is for')",
+    "function_set": "insert into function_set (hash, release) values ('f00', '1.0')",
     "cluster": "insert into cluster values (1, 1, clock(), clock(), '0/0', false)",
 }
 

@@ -86,6 +86,8 @@ async def install(conn: AsyncConnection, functions: FunctionSet) -> None:
     await conn.execute("set local check_function_bodies = off")
     for script in functions.scripts:
         await conn.execute(script, prepare=False)
+    # A partial restore may have left the row.
+    await conn.execute(sql("function_sets", "forget"), {"hash": functions.hash})
     params = {"hash": functions.hash, "release": version("evertick")}
     await conn.execute(sql("function_sets", "record"), params)
 

@@ -6,9 +6,8 @@ select to_regnamespace(%(schema)s) is not null
        and exists (select 1 from evertick.function_set f where f.hash = %(hash)s)
 
 -- name: record
--- In the transaction that creates the schema. After a partial restore the row is there already.
+-- In the transaction that creates the schema.
 insert into evertick.function_set (hash, release) values (%(hash)s, %(release)s)
-on conflict (hash) do update set release = excluded.release, created_at = excluded.created_at
 
 -- name: superseded
 -- The two newest stay, because behind a pooler no lock tells who uses them.
