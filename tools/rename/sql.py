@@ -70,7 +70,7 @@ class Names:
             for old, new in targets.items()
             if len(new) == 1
             and {table for table, names in having.items() if old in names} <= owners[old]
-            and "_" in old
+            and ("_" in old or old in given["distinct"])
         }
         return cls(
             functions=given["functions"],
@@ -119,9 +119,40 @@ class Renaming:
         self.aliases: dict[str, set[str]] = {}
         for alias, table in self._aliases(text):
             self.aliases.setdefault(alias, set()).add(table)
+        self.keys = self._document_keys()
         self.tables = {table for tables in self.aliases.values() for table in tables}
         defined = re.search(r"^create (?:table (\w+)|(?:unique )?index (?:concurrently )?\w+ on (\w+))", text, re.M)
         self.defined = (defined[1] or defined[2]) if defined else ""
+
+    def _document_keys(self) -> dict[str, set[int]]:
+        """By the alias of a `jsonb_to_recordset(…) as x(…)` the places of its columns: keys of a document, which stay."""
+        found: dict[str, set[int]] = {}
+        words = [(n, self.tokens[n]) for n in self.solid]
+        for place, (_, token) in enumerate(words):
+            if not re.fullmatch(r"jsonb?_to_record(set)?", token.text):
+                continue
+            closed = next(
+                (
+                    k
+                    for k in range(place + 2, len(words))
+                    if words[k][1].depth == token.depth and words[k][1].text == ")"
+                ),
+                None,
+            )
+            if closed is None:
+                continue
+            named = closed + 2 if closed + 1 < len(words) and words[closed + 1][1].text == "as" else closed + 1
+            if named + 1 >= len(words) or words[named + 1][1].text != "(":
+                continue
+            columns = found.setdefault(words[named][1].text, set())
+            for n, each in words[named + 2 :]:
+                if each.text == ")" and each.depth == words[named + 1][1].depth:
+                    break
+                # The first word of each item: its type may have a new name.
+                before = self.tokens[self.solid[self.solid.index(n) - 1]].text
+                if before in (",", "("):
+                    columns.add(n)
+        return found
 
     def _aliases(self, text: str) -> Iterator[tuple[str, str]]:
         plain = re.sub(r"--[^\n]*", "", text)
@@ -163,6 +194,10 @@ class Renaming:
             return token.text
         word, before, after = token.text, self._around(position, -1), self._around(position, 1)
         is_qualified = before == "." and self._around(position, -1, 2) != "evertick"
+        if any(position in places for places in self.keys.values()):
+            return word
+        if is_qualified and self._around(position, -1, 2) in self.keys:
+            return word
         if is_qualified:
             return self._column(position, self._around(position, -1, 2))
         for kind, new in self._choices(position, word, before, after):
