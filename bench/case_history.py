@@ -14,6 +14,7 @@ from bench.work import percentile, run, warm_up
 from psycopg import AsyncConnection
 
 from evertick.store import dags
+from evertick.store.function_sets import own_set
 
 _YOUNG, OLD = "bench_young", "bench_old"
 DATABASES = (_YOUNG, OLD)
@@ -201,7 +202,9 @@ def _figures(case: str, condition: str, samples: dict[str, list[float]], facts: 
 
 async def fill(bench: Bench, house: House, tasks: int) -> None:
     """Insert half of the tasks in one-task runs and half in chains of forty, then vacuum as autovacuum would in time."""
-    async with await AsyncConnection.connect(house.url, autocommit=True, options="-c search_path=evertick") as conn:
+    async with await AsyncConnection.connect(
+        house.url, autocommit=True, options=f"-c search_path={own_set().search_path}"
+    ) as conn:
         filled = 0
         while filled < tasks:
             chunk = min(_CHUNK_TASKS, tasks - filled)

@@ -31,6 +31,7 @@ from evertick.services.postgres import EmbeddedPostgres
 from evertick.store import dags
 from evertick.store.database import create_database
 from evertick.store.db import Purpose, connect
+from evertick.store.function_sets import own_set
 from evertick.store.migrate import migrate, migrations
 
 ROOT = Path(__file__).parents[1]
@@ -87,8 +88,8 @@ class Server:
 
 
 def template_name() -> str:
-    """The name contains a hash of the migrations: an external server may have a template that a killed run left."""
-    checksums = "".join(migration.checksum for migration in migrations())
+    """One for each state of the migrations and functions: a killed benchmark may have left one on the server."""
+    checksums = "".join(migration.checksum for migration in migrations()) + own_set().hash
     return f"bench_template_{hashlib.sha256(checksums.encode()).hexdigest()[:12]}"
 
 

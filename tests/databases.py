@@ -20,6 +20,7 @@ from psycopg.sql import SQL, Identifier
 
 from evertick.services.postgres import EmbeddedPostgres
 from evertick.store.db import Purpose, connect
+from evertick.store.function_sets import own_set
 from evertick.store.migrate import migrate, migrations
 from tests.waiting import eventually_sync
 
@@ -48,7 +49,7 @@ class Cluster:
         return psycopg.connect(self.url, autocommit=True)
 
     def template(self) -> str:
-        """The name of a database that has every migration, made once per server and set of migrations."""
+        """The name of a database that has every migration and the functions, made once per server and state of these files."""
         name = template_name()
         with self.admin() as admin:
             admin.execute("select pg_advisory_lock(%s)", [_TEMPLATE_LOCK])
@@ -103,8 +104,8 @@ def quick_folder() -> str | None:
 
 
 def template_name() -> str:
-    """One for each set of migrations, so that a server can be shared by programs that differ in them."""
-    checksums = "".join(migration.checksum for migration in migrations())
+    """One for each state of the migrations and functions, so that programs that differ in them can share a server."""
+    checksums = "".join(migration.checksum for migration in migrations()) + own_set().hash
     return f"evertick_template_{hashlib.sha256(checksums.encode()).hexdigest()[:12]}"
 
 

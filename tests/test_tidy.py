@@ -16,7 +16,7 @@ MAY_READ_SETTINGS = {"services", "api", "ui", "cli"}
 
 # Written by a tool from the models of Airflow's client, so it has their names and their length.
 GENERATED = {"api/airflow/models"}
-LONGEST_MODULE = 350
+LONGEST_MODULE = 500
 LONGEST_FUNCTION = 60
 MOST_PARAMETERS = 7
 EMPTY_WORDS = {"manager", "helper", "util", "common"}

@@ -53,8 +53,8 @@ end $$;
 """
 
 
-def guards_of(tmp_path: Path, migration: str = "", statements: str = "") -> list[Guard]:
-    for folder, text in (("migrations", migration), ("sql", statements)):
+def guards_of(tmp_path: Path, migration: str = "", statements: str = "", functions: str = "") -> list[Guard]:
+    for folder, text in (("migrations", migration), ("functions", functions), ("sql", statements)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "0001_things.sql").write_text(text)
     return find_guards(tmp_path)
@@ -81,6 +81,12 @@ def test_every_guard_of_a_function_and_a_table_is_found(tmp_path: Path) -> None:
         "move: on conflict (name) where state = 'a' do update set name = excluded.name where thing.session = 1": "unique",
         "move: thing.session = 1": "session",
     }
+
+
+def test_guards_are_found_in_the_files_of_functions_as_well(tmp_path: Path) -> None:
+    found = guards_of(tmp_path, functions=FUNCTION)
+    assert {guard.file for guard in found} == {"functions/0001_things.sql"}
+    assert "move: t.epoch = p_epoch" in {guard.name for guard in found}
 
 
 def test_a_removed_guard_leaves_the_rest_as_it_was(tmp_path: Path) -> None:

@@ -35,7 +35,9 @@ TELLING += ["not_before", "due_at", "deleted_at", "cancel_requested", "open_task
 # Pure decisions, covered by table-driven tests.
 NO_GUARDS = frozenset({"decide", "state_after", "clock"})
 # Statements that only read, but whose result causes changes.
-DECIDING = frozenset({"schedules.due", "schedules.next_due", "schedules.of_dag", "runs.orphans"})
+DECIDING = frozenset(
+    {"schedules.due", "schedules.next_due", "schedules.of_dag", "runs.orphans", "function_sets.superseded"}
+)
 
 _TOKEN = re.compile(r"--[^\n]*|'(?:[^']|'')*'|\$\$|%\(\w+\)s|[A-Za-z_]\w*|\d+|\s+|.", re.S)
 _FUNCTION = re.compile(r"create function (\w+)\(.*?\$\$(.*?)\$\$", re.S)
@@ -71,10 +73,10 @@ class Token:
 
 
 def find_guards(store: Path = STORE) -> list[Guard]:
-    """Every guard of every migration and statement, in the order of the files."""
+    """Every guard of every table, function and statement, in the order of the files."""
     found: list[Guard] = []
-    for path in sorted((store / "migrations").glob("*.sql")):
-        found += _of_migration(path.read_text(encoding="utf-8"), f"migrations/{path.name}")
+    for path in _definitions(store):
+        found += _of_definitions(path.read_text(encoding="utf-8"), f"{path.parent.name}/{path.name}")
     for path in sorted((store / "sql").glob("*.sql")):
         found += _of_statements(path.read_text(encoding="utf-8"), path.stem)
     return _numbered(found)
@@ -84,7 +86,7 @@ def mentions(name: str, store: Path = STORE) -> set[str]:
     """The functions and statements that name the function or table `name`."""
     found: set[str] = set()
     call = re.compile(rf"\b{name}\b")
-    for path in (store / "migrations").glob("*.sql"):
+    for path in _definitions(store):
         found |= {match[1] for match in _FUNCTION.finditer(path.read_text(encoding="utf-8")) if call.search(match[2])}
     for path in (store / "sql").glob("*.sql"):
         statements = _STATEMENT.finditer(path.read_text(encoding="utf-8"))
@@ -92,7 +94,12 @@ def mentions(name: str, store: Path = STORE) -> set[str]:
     return found
 
 
-def _of_migration(text: str, file: str) -> Iterator[Guard]:
+def _definitions(store: Path) -> list[Path]:
+    """The files of tables and of functions."""
+    return [*sorted((store / "migrations").glob("*.sql")), *sorted((store / "functions").glob("*.sql"))]
+
+
+def _of_definitions(text: str, file: str) -> Iterator[Guard]:
     for match in _TABLE.finditer(text):
         yield from _of_table(Code(text, file, match[1], match.start(2), match.end(2)))
     for match in re.finditer(r"create (unique )index \w+ on (\w+)", text):
@@ -138,9 +145,9 @@ def _of_table(code: Code) -> Iterator[Guard]:
     keys = re.compile(r"(?<=\s)(unique( nulls not distinct)?|primary key) \([^)]*\)")
     for found in keys.finditer(code.text, code.start, code.end):
         yield code.guard("unique", found.start(), found.end(), "check (true)")
-    for found in re.compile(r"(?<=\s)(unique|(?<!identity )primary key)(?=,?(?: *--[^\n]*)?\n)").finditer(
-        code.text, code.start, code.end
-    ):
+    for found in re.compile(
+        r"(?<=\s)(unique|(?<!identity )primary key)(?=(?: references \w+ on delete \w+)?,?(?: *--[^\n]*)?\n)"
+    ).finditer(code.text, code.start, code.end):
         yield code.guard("unique", found.start(), found.end(), "not null")
     for found in re.compile(r"\bcheck (?=\()").finditer(code.text, code.start, code.end):
         yield code.guard("check", found.start(), _closing(code.text, found.end()), "check (true)")

@@ -69,7 +69,7 @@ class Worker:
         mutant = guard.removed_from(text)
         path.write_text(mutant, encoding="utf-8")
         try:
-            is_schema = guard.file.startswith("migrations/")
+            is_schema = guard.file.startswith(("migrations/", "functions/"))
             function = function_around(mutant, guard.start) if is_schema else None
             return self._ask({"tests": tests, "function": function, "stops": True, "has_own_template": is_schema})
         finally:

@@ -20,6 +20,7 @@ from psycopg.sql import SQL, Identifier
 from tests.databases import Cluster, template_name
 from tools.calls import Calls
 
+from evertick.store.function_sets import own_set
 from evertick.store.migrate import migrations
 from evertick.store.statements import statements
 
@@ -124,6 +125,7 @@ def verdict_from(reader: int) -> Verdict:
 def run_tests(job: dict[str, Any], url: str, session: pytest.Session, pipe: IO[str]) -> Verdict:
     """Run the job's tests in the given order, with the program as it is in the files now."""
     statements.cache_clear()
+    own_set.cache_clear()
     recorder, calls, cluster = Recorder(pipe), Calls(url), Cluster(url=url)
     try:
         if job["function"]:
@@ -156,6 +158,13 @@ def replace_function(cluster: Cluster, template: str, function: str) -> None:
         admin.execute(copy.format(Identifier(name), Identifier(template)))
     try:
         with psycopg.connect(cluster.database_url(name), options="-c search_path=evertick") as conn:
+            (old,) = conn.execute("select hash from function_set").fetchone() or ("",)
+            new = own_set()
+            conn.execute(
+                SQL("alter schema {} rename to {}").format(Identifier(f"evertick_fn_{old}"), Identifier(new.schema))
+            )
+            conn.execute("update function_set set hash = %s", [new.hash])
+            conn.execute("select set_config('search_path', %s, false)", [new.search_path])
             conn.execute(function.replace("create function", "create or replace function", 1).encode())
             for migration in migrations():
                 values = [migration.checksum, migration.number]

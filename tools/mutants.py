@@ -39,7 +39,7 @@ TESTS = sorted(
 )
 TESTS += [
     f"tests/store/test_{name}.py"
-    for name in ("access", "cluster", "migrate", "refused_rows", "states", "stored_values")
+    for name in ("access", "cluster", "functions", "migrate", "refused_rows", "states", "stored_values")
 ]
 WORKERS = 2
 

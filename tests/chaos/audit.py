@@ -12,11 +12,13 @@ from typing import LiteralString, NamedTuple
 from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier
 
+from evertick.store.function_sets import FunctionSet, own_set
+
 _INSIDE = "_unaudited"
 
 _FENCE: LiteralString = """
 begin
-    perform evertick.{inside}({arguments});
+    perform {inside}({arguments});
     insert into chaos_audit.planning (tx, backend, shard, epoch) values (pg_current_xact_id(), chaos_audit.me(), p_shard, p_epoch);
 exception when sqlstate 'EV001' then
     perform chaos_audit.note_refused_fence(p_shard, p_epoch);
@@ -26,7 +28,7 @@ end
 
 _FINISH: LiteralString = """
 begin
-    select {answers} into {outputs} from evertick.{inside}({arguments}) f;
+    select {answers} into {outputs} from {inside}({arguments}) f;
     insert into chaos_audit.report (at_ns, session, run_id, idx, map_index, epoch, kind, is_refused)
     select chaos_audit.boot_ns(), p_session, (x->>'r')::bigint, (x->>'i')::int, (x->>'m')::int, (x->>'e')::bigint, x->>'kind',
            exists (select 1 from unnest(refused) f where f.run_id = (x->>'r')::bigint and f.idx = (x->>'i')::int
@@ -39,7 +41,7 @@ _EXTEND: LiteralString = """
 #variable_conflict use_column
 begin
     return query
-    with answer as materialized (select * from evertick.{inside}({arguments})), noted as (
+    with answer as materialized (select * from {inside}({arguments})), noted as (
         insert into chaos_audit.refusal (at_ns, kind, session)
         select chaos_audit.boot_ns(), 'extend', p_session from answer a where a.kind in ('lost', 'gone'))
     select * from answer;
@@ -75,8 +77,14 @@ async def install_audit(conn: AsyncConnection) -> None:
     text = Path(__file__).with_name("audit.sql").read_text(encoding="utf-8")
     async with conn.transaction():
         await conn.execute(text)
+        await wrap_functions(conn, own_set())
+
+
+async def wrap_functions(conn: AsyncConnection, functions: FunctionSet) -> None:
+    """Of each set of functions that services will call, after `install_audit` and before any of them starts."""
+    async with conn.transaction():
         for name, (body, needed) in _WRAPPED.items():
-            await _wrap(conn, name, body, needed)
+            await _wrap(conn, functions.schema, name, body, needed)
 
 
 async def refusals(conn: AsyncConnection) -> dict[str, int]:
@@ -92,29 +100,31 @@ async def refusals(conn: AsyncConnection) -> dict[str, int]:
     return dict(zip(("finish", "extend", "fence"), row, strict=True))
 
 
-async def _wrap(conn: AsyncConnection, name: LiteralString, body: LiteralString, needed: tuple[str, ...]) -> None:
-    found = await _look_up(conn, name)
+async def _wrap(
+    conn: AsyncConnection, schema: str, name: LiteralString, body: LiteralString, needed: tuple[str, ...]
+) -> None:
+    found = await _look_up(conn, schema, name)
     inputs, outputs = found.arguments("ib"), found.arguments("ob")
     missing = [each for each in needed if each not in inputs]
     assert not missing, f"the audit of {name} must follow its change: it has no argument {', '.join(missing)} any more"
     inside = f"{name}{_INSIDE}"
     filled = SQL(body).format(
-        inside=Identifier(inside),
+        inside=Identifier(schema, inside),
         arguments=SQL(", ").join(map(Identifier, inputs)),
         outputs=SQL(", ").join(map(Identifier, outputs)),
         answers=SQL(", ").join(Identifier("f", name) for name in outputs),
     )
     await conn.execute(SQL("alter function {} rename to {}").format(SQL(found.signature), Identifier(inside)))
     returns = f"returns {found.result}" if found.is_set or not outputs else ""
-    declaration = f"create function evertick.{name}({found.declared}) {returns} language plpgsql as "
+    declaration = f"create function {schema}.{name}({found.declared}) {returns} language plpgsql as "
     await conn.execute(SQL(declaration) + SQL("$chaos$") + filled + SQL("$chaos$"))
 
 
-async def _look_up(conn: AsyncConnection, name: str) -> _Function:
+async def _look_up(conn: AsyncConnection, schema: str, name: str) -> _Function:
     cursor = await conn.execute(
         "select p.oid::regprocedure::text, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid), p.proargnames,"
-        " p.proargmodes::text[], p.proretset from pg_proc p where p.pronamespace = 'evertick'::regnamespace and p.proname = %s",
-        [name],
+        " p.proargmodes::text[], p.proretset from pg_proc p where p.pronamespace = %s::regnamespace and p.proname = %s",
+        [schema, name],
     )
     rows = await cursor.fetchall()
     assert len(rows) == 1, f"the audit wraps one function {name}, and there are {len(rows)}: it must follow that change"

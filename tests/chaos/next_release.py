@@ -1,5 +1,5 @@
 """The release that follows this one, made from this one: a copy of the program with a higher version, migrations of the kinds
-that real upgrades have, and statements that need them. Nothing of it is ever released.
+that real upgrades have, functions that need them, and statements that call these. Nothing of it is ever released.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import evertick
+from evertick.store.function_sets import FunctionSet, own_set
 from evertick.store.migrate import migrations
 
 PROGRAM = Path(evertick.__file__).parent
-SCHEMA = PROGRAM / "store" / "schema.sql"
 
 # Columns with a default on the tables that every task passes through, each in a migration of its own: whoever has one of them and
 # waits for the other would be in the way of those who take them in the other order.
@@ -27,13 +27,13 @@ _RUNS = "alter table run_status add column cost int not null default 0;"
 _RUNNERS = """
 alter table runner add column zone text;
 create index runner_by_zone on runner (zone);
-create table claimed_by (session bigint primary key, release text not null default 'old', claims bigint not null default 0);
+create table claimed_by (session bigint primary key, release text not null, claims bigint not null default 0);
 """
 
 # What may take long, on a table that everybody uses: beside the work.
 _INDEX = "create index concurrently task_by_note on task (note) where note <> 'none';"
 
-# A verb with one more argument, beside the one that the release before calls.
+# A verb with one more argument.
 _STEP = """
 create function step(p_session bigint, p_reports jsonb, p_infra_retries int, p_queues text[], p_free int, p_low bigint[],
                      p_aging double precision, p_release text)
@@ -45,7 +45,7 @@ end $$;
 """
 # What `claim` does more: it counts.
 _COUNTED = """
-    insert into claimed_by as c (session, claims) select p_session, p_free - wanted where wanted < p_free
+    insert into claimed_by as c (session, release, claims) select p_session, 'new', p_free - wanted where wanted < p_free
     on conflict (session) do update set claims = c.claims + excluded.claims;
 end $$;"""
 
@@ -57,6 +57,7 @@ class NextRelease:
     folder: Path
     version: str
     migrations: tuple[str, ...]
+    functions: FunctionSet
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         before = given.get("PYTHONPATH")
@@ -74,42 +75,35 @@ def make_next_release(folder: Path) -> NextRelease:
         "next_runs": _RUNS,
         "next_runners": _RUNNERS,
         "next_index": _INDEX,
-        "next_verbs": _STEP + _claim_that_counts() + _promote_in_bigint(),
     }
     last = len(migrations())
     for number, (name, script) in enumerate(scripts.items(), last + 1):
         file = folder / "evertick" / "store" / "migrations" / f"{number:04}_{name}.sql"
         file.write_text(f"-- oldest program: {last:04}\n{script}")
+    functions = folder / "evertick" / "store" / "functions"
+    (runner,) = functions.glob("*_runner.sql")
+    runner.write_text(_claim_that_counts(runner.read_text()) + _STEP)
+    (retries,) = functions.glob("*_retries.sql")
+    retries.write_text(_promote_in_bigint(retries.read_text()))
     _change(folder / "evertick" / "store" / "sql" / "tasks.sql", "%(aging_seconds)s::double precision)", ", 'new')")
     number = _next(version("evertick"))
     metadata = folder / f"evertick-{number}.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text(f"Metadata-Version: 2.1\nName: evertick\nVersion: {number}\n")
-    return NextRelease(folder=folder, version=number, migrations=tuple(scripts))
+    return NextRelease(folder=folder, version=number, migrations=tuple(scripts), functions=own_set(functions))
 
 
-def _claim_that_counts() -> str:
+def _claim_that_counts(text: str) -> str:
     """The function as it is, with one more statement at its end."""
-    body = _definition("claim").replace("CREATE FUNCTION", "create or replace function")
-    assert body.endswith("end $$;"), "claim must end as it did"
-    return body.removesuffix("end $$;") + _COUNTED
+    found = re.findall(r"^create function claim\(.*?^end \$\$;", text, re.MULTILINE | re.DOTALL)
+    assert len(found) == 1, f"there are {len(found)} functions claim"
+    return text.replace(found[0], found[0].removesuffix("end $$;") + _COUNTED)
 
 
-def _promote_in_bigint() -> str:
-    """The same function with a wider type in its answer: whoever has prepared a statement with it must prepare it anew."""
-    body = _definition("promote")
-    assert body.count("OUT promoted integer") == 1, "promote must answer as it did"
-    arguments = "smallint, bigint, integer, integer"
-    return f"\ndrop function promote({arguments});\n" + body.replace("OUT promoted integer", "OUT promoted bigint")
-
-
-def _definition(name: str) -> str:
-    """A function's text, as people read it."""
-    found = re.findall(
-        rf"^CREATE FUNCTION evertick\.{name}\(.*?^end \$\$;", SCHEMA.read_text(), re.MULTILINE | re.DOTALL
-    )
-    assert len(found) == 1, f"there are {len(found)} functions {name}"
-    return str(found[0])
+def _promote_in_bigint(text: str) -> str:
+    """The same function with a wider type in its answer."""
+    assert text.count("out promoted int,") == 1, "promote must answer as it did"
+    return text.replace("out promoted int,", "out promoted bigint,")
 
 
 def _change(file: Path, behind: str, added: str) -> None:

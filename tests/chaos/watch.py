@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
+from evertick.store.function_sets import own_set
 from tests.waiting import eventually
 
 Row = tuple[Any, ...]
@@ -100,6 +101,6 @@ class Watcher:
                 autocommit=True,
                 connect_timeout=5,
                 application_name="chaos-watcher",
-                options="-c search_path=evertick -c statement_timeout=20s -c lock_timeout=10s",
+                options=f"-c search_path={own_set().search_path} -c statement_timeout=20s -c lock_timeout=10s",
             )
         return self._conn

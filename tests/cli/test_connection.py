@@ -62,10 +62,10 @@ async def test_an_empty_database_is_migrated_by_one_command(
     assert "has no Evertick schema yet. Run `evertick db migrate`" in await cli.refused("runs", "list", status=4)
     behind = await cli("db", "status")
     assert behind.status == 1
-    assert "0001_tables" in behind.out
+    assert "0001_baseline" in behind.out
     applied = await cli("db", "migrate")
     assert applied.status == 0
-    assert applied.out.count("Applied") == len(migrations())
+    assert applied.out.count("Applied") == len(migrations()) + 1
     again = await cli("db", "migrate")
     assert "Applied" not in again.out
     assert "up to date" in again.out
@@ -77,7 +77,7 @@ async def test_the_status_tells_programs_where_the_schema_stands(cli: Cli) -> No
     found = await cli.json("db", "status")
     assert found["is_current"] is True
     assert found["pending"] == []
-    assert found["applied"][0]["migration"] == "0001_tables"
+    assert found["applied"][0]["migration"] == "0001_baseline"
     assert (found["leader"], found["runners"]) == (None, 0)
 
 

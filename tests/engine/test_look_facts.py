@@ -27,6 +27,7 @@ async def look(conn: AsyncConnection) -> Seen:
 
 
 async def test_backfills_that_go_on_or_have_runs_to_count(db: AsyncConnection) -> None:
+    await put(db, make_dag("d", {"a": []}))
     await db.execute(BACKFILL.format(open_runs="0, 0, 0, 0"))  # type: ignore[arg-type]
     await db.execute(BACKFILL.format(open_runs="2, 2, 2, 2"))  # type: ignore[arg-type]
     wanted = "select array_agg(backfill_id order by backfill_id) from backfill where request = any(%s)"

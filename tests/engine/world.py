@@ -16,13 +16,16 @@ from evertick.domain.schedule import parse_schedule
 from evertick.engine.publish import publish
 from evertick.engine.step import report, step
 from evertick.store import dags, runners, runs, shards, tasks
+from evertick.store.function_sets import lock_key, own_set
 from evertick.store.runners import NewRunner
 from evertick.store.tasks import StepRow
 
 T0 = datetime(2030, 1, 1, tzinfo=UTC)
-# The server shows those of all its databases, and other tests are at work in theirs.
+# The server shows those of all its databases, and other tests are at work in theirs. Each connection also shares the lock of its
+# set of functions.
 OWN_LOCKS = (
-    "(select k.* from pg_locks k join pg_database b on b.oid = k.database and b.datname = current_database()) own"
+    "(select k.* from pg_locks k join pg_database b on b.oid = k.database and b.datname = current_database()"
+    f"  where k.locktype <> 'advisory' or k.classid <> {lock_key(own_set().hash) >> 32}) own"
 )
 _SESSIONS = itertools.count(1000)
 

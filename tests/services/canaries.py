@@ -152,7 +152,7 @@ async def _one(conn: AsyncConnection, query: str, *params: object) -> int:
 
 async def _tables(conn: AsyncConnection) -> AsyncIterator[tuple[str, str]]:
     """Each table's whole content as text: what a dump would have."""
-    cursor = await conn.execute("select tablename from pg_tables where schemaname = current_schema()")
+    cursor = await conn.execute("select tablename from pg_tables where schemaname = 'evertick'")
     for (name,) in await cursor.fetchall():
         rows = await conn.execute(SQL("select t::text from {} t").format(Identifier(name)))
         yield name, "\n".join(row[0] for row in await rows.fetchall())

@@ -54,7 +54,14 @@ INSERT = {
     "timer": "insert into timer select 0, clock(), n, 0, -1 from generate_series(1, %s) n",
     "retry_line": "insert into retry_line select 0, 'q', clock(), n, 0, -1 from generate_series(1, %s) n",
     "retry_slot": "insert into retry_slot select 0, 'q', n, 0, -1, 1 from generate_series(1, %s) n",
-    "schedule_state": "insert into schedule_state select n, 0, 1 from generate_series(1, %s) n",
+    "schedule_state": """
+        with d as (insert into dag (name, file) values (gen_random_uuid()::text, 'd.py') returning dag_id),
+        s as (
+            insert into schedule (dag_id, name, version, spec, params, misfire, window_seconds, changed_by, changed_at)
+            select d.dag_id, n::text, 1, '{}', '{}', 'latest', 0, 'me', clock() from d, generate_series(1, %s) n
+            returning schedule_id
+        )
+        insert into schedule_state (schedule_id, shard, version) select s.schedule_id, 0, 1 from s""",
     "remains": "insert into remains select 0, 'run', n from generate_series(1, %s) n",
 }
 
@@ -312,7 +319,8 @@ async def test_a_round_deletes_all_kinds_in_small_steps(database: str, conn: Asy
 
 async def test_it_knows_when_others_wait_for_the_database(conn: AsyncConnection) -> None:
     assert not await is_behind(conn)
-    await conn.execute("insert into schedule_state values (1, 0, 1, clock() + interval '1 hour')")
+    await conn.execute(INSERT["schedule_state"], [1])
+    await conn.execute("update schedule_state set next_due = clock() + interval '1 hour'")
     assert not await is_behind(conn)
     await conn.execute("update schedule_state set next_due = clock() - interval '2 seconds'")
     assert await is_behind(conn)

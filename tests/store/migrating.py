@@ -15,7 +15,7 @@ async def main(url: str, directory: Path) -> None:
     async with await connect(url, purpose=Purpose.PLANNING) as conn:
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
-        print(json.dumps(await migrate(conn, directory)))
+        print(json.dumps(await migrate(conn, directory, None)))
 
 
 if __name__ == "__main__":

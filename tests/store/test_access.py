@@ -57,9 +57,10 @@ async def test_the_tables_refuse_what_makes_no_sense(db: AsyncConnection) -> Non
     an_account = "insert into account (name, role, tags, created_by, created_at) values ('a', {}, {}, 'x', clock())"
     await refused(db, CheckViolation, an_account.format("'king'", "null"))
     await refused(db, CheckViolation, an_account.format("'admin'", "'{}'"))
+    await db.execute(an_account.format("'admin'", "null"))  # type: ignore[arg-type]
     one = (
         "insert into credential (secret_hash, account_id, kind, name, role, created_by, created_at, expires_at)"
-        " values ('s', 1, {}, 'n', {}, 'x', clock(), {})"
+        " values ('s', (select account_id from account), {}, 'n', {}, 'x', clock(), {})"
     )
     await refused(db, CheckViolation, one.format("'key'", "null", "clock()"))
     await refused(db, CheckViolation, one.format("'token'", "'king'", "clock()"))

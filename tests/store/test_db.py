@@ -13,6 +13,7 @@ from evertick.domain.errors import PostgresUnavailable
 from evertick.store import cluster as clusters
 from evertick.store.address import where
 from evertick.store.db import Purpose, connect, refuse_old_server, retry_on_deadlock
+from evertick.store.function_sets import own_set
 from evertick.store.line import Line
 from tests.databases import Cluster
 from tests.external_postgres import PASSWORD
@@ -40,7 +41,7 @@ async def test_every_purpose_has_its_name_its_timeouts_and_our_schema(shared_dat
     async with await connect(shared_database, purpose=purpose) as conn:
         assert conn.autocommit
         assert await show(conn, "application_name") == f"evertick-{purpose}"
-        assert await show(conn, "search_path") == "evertick"
+        assert await show(conn, "search_path") == own_set().search_path
         assert await show(conn, "timezone") == "UTC"
         assert await show(conn, "jit") == "off"
         for timeout in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
@@ -73,7 +74,7 @@ async def test_options_in_the_url_are_kept_and_ours_are_added(shared_database: s
     url = conninfo.make_conninfo(shared_database, options="-c work_mem=7MB -c search_path=elsewhere")
     async with await connect(url, purpose=Purpose.READ) as conn:
         assert await show(conn, "work_mem") == "7MB"
-        assert await show(conn, "search_path") == "evertick"
+        assert await show(conn, "search_path") == own_set().search_path
 
 
 async def test_an_unreachable_server_is_named_without_the_password() -> None:

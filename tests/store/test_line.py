@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from contextlib import nullcontext
 
 import psycopg
 import pytest
+from psycopg.pq import TransactionStatus
 
 from evertick.services.link import Link
+from evertick.store import failpoints
 from evertick.store.db import Purpose, connect
-from evertick.store.line import Line, keeps_session, take_your_time
+from evertick.store.function_sets import own_set
+from evertick.store.line import Line, in_transactions, keeps_session, take_your_time
+from evertick.store.sharing import set_shards
+from evertick.store.upkeep import vacuum
 from evertick.store.wake import Channel, listen
 from tests.waiting import eventually
 
@@ -114,3 +120,55 @@ async def test_a_listener_looks_up_now_and_then_and_ends_when_it_is_no_longer_wa
 async def test_a_direct_connection_keeps_its_session(shared_database: str) -> None:
     async with await line_to(shared_database) as line:
         assert keeps_session(line)
+
+
+@pytest.fixture
+async def pooled(database: str) -> AsyncIterator[Line]:
+    """A connection as behind a pooler: the session has the path that an operator gave the role, and it may be anybody's."""
+    async with await line_to(database) as line:
+        await line.execute("set search_path = evertick")
+        line.is_shared = True
+        in_transactions(line, own_set().search_path)
+        yield line
+
+
+async def test_behind_a_pooler_each_statement_finds_the_functions_of_this_release(pooled: Line) -> None:
+    show = "select current_setting('search_path')"
+    found = await pooled.execute("select open_shards(), current_setting('search_path')")
+    assert await found.fetchone() == (1, own_set().search_path)
+    assert pooled.pgconn.transaction_status == TransactionStatus.IDLE
+    async with pooled.cursor() as cursor:
+        await cursor.execute("select count(*) from tasks where run_id = %(run)s", {"run": 1})
+        assert await cursor.fetchone() == (0,)
+    async with pooled.transaction():
+        assert await (await pooled.execute("select open_shards()")).fetchone() == (1,)
+        async with pooled.transaction():
+            assert await (await pooled.execute("select open_shards()")).fetchone() == (1,)
+    assert await (await pooled.execute(show, prepare=False)).fetchone() == ("evertick",), "nothing stays in the session"
+
+
+async def test_behind_a_pooler_a_statement_that_fails_leaves_no_transaction_open(pooled: Line) -> None:
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        await pooled.execute("select 1 / 0")
+    assert pooled.pgconn.transaction_status == TransactionStatus.IDLE
+    assert await (await pooled.execute("select open_shards()")).fetchone() == (1,)
+
+
+async def test_behind_a_pooler_tables_are_vacuumed_outside_of_a_transaction(pooled: Line) -> None:
+    await vacuum(pooled, ["ready", "lease"])
+    assert pooled.pgconn.transaction_status == TransactionStatus.IDLE
+
+
+async def test_behind_a_pooler_a_fault_after_a_statement_comes_after_its_commit(
+    database: str, conn: psycopg.AsyncConnection
+) -> None:
+    failpoints.arm("shards.set_shards:drop_reply")
+    try:
+        line = await line_to(database)
+    finally:
+        failpoints.disarm()
+    line.is_shared = True
+    in_transactions(line, own_set().search_path)
+    with pytest.raises(psycopg.OperationalError, match="the connection is lost"):
+        await set_shards(line, shards=3, actor="test", if_never_chosen=False)
+    assert await (await conn.execute("select count(*) from shard where state = 'open'")).fetchone() == (3,)

@@ -42,11 +42,11 @@ def three(tmp_path: Path) -> Path:
 
 async def test_pending_migrations_are_applied_in_order_and_only_once(empty_database: str, three: Path) -> None:
     async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
-        before = await status(conn, three)
+        before = await status(conn, three, None)
         assert (len(before.applied), len(before.pending), before.is_current) == (0, 3, False)
-        assert await migrate(conn, three) == ["0001_first", "0002_second", "0003_third"]
-        assert await migrate(conn, three) == []
-        after = await status(conn, three)
+        assert await migrate(conn, three, None) == ["0001_first", "0002_second", "0003_third"]
+        assert await migrate(conn, three, None) == []
+        after = await status(conn, three, None)
         assert [record.label for record in after.applied] == ["0001_first", "0002_second", "0003_third"]
         assert after.is_current
         assert await (await conn.execute("select evertick.thing_name()")).fetchone() == ("100 %",)
@@ -54,10 +54,10 @@ async def test_pending_migrations_are_applied_in_order_and_only_once(empty_datab
 
 async def test_a_later_release_adds_only_what_is_new(empty_database: str, three: Path) -> None:
     async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
-        await migrate(conn, three)
+        await migrate(conn, three, None)
         write(three, _0004_fourth="drop function thing_name()")
-        assert [migration.label for migration in (await status(conn, three)).pending] == ["0004_fourth"]
-        assert await migrate(conn, three) == ["0004_fourth"]
+        assert [migration.label for migration in (await status(conn, three, None)).pending] == ["0004_fourth"]
+        assert await migrate(conn, three, None) == ["0004_fourth"]
 
 
 async def test_a_failing_migration_leaves_those_before_it_and_nothing_of_itself(
@@ -66,8 +66,8 @@ async def test_a_failing_migration_leaves_those_before_it_and_nothing_of_itself(
     write(three, _0003_third="create table half (); select 1 / 0")
     async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
         with pytest.raises(psycopg.errors.DivisionByZero):
-            await migrate(conn, three)
-        assert len((await status(conn, three)).applied) == 2
+            await migrate(conn, three, None)
+        assert len((await status(conn, three, None)).applied) == 2
         assert await (await conn.execute("select to_regclass('evertick.half')")).fetchone() == (None,)
 
 
@@ -107,7 +107,7 @@ async def test_a_starter_waits_for_a_migration_that_takes_longer_than_its_lock_t
         seen: set[object] = set()
         async with busy.transaction():
             await busy.execute(sql("migration", "lock"), {"key": LOCK_KEY})
-            waiting = group.create_task(migrate(starter, three))
+            waiting = group.create_task(migrate(starter, three, None))
             await eventually(lambda: has_asked(observer, starter.info.backend_pid, times=3, seen=seen))
             assert not waiting.done()
         assert await waiting == ["0001_first", "0002_second", "0003_third"]
@@ -124,14 +124,14 @@ async def has_asked(observer: psycopg.AsyncConnection, backend: int, *, times: i
 async def test_a_program_works_with_the_migrations_of_the_release_after_it(empty_database: str, three: Path) -> None:
     write(three, _0003_third="-- oldest program: 0002\ncreate table later ();")
     async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
-        await migrate(conn, three)
+        await migrate(conn, three, None)
         (three / "0003_third.sql").unlink()
-        found = await status(conn, three)
+        found = await status(conn, three, None)
         assert (found.is_current, [each.label for each in found.newer]) == (True, ["0003_third"])
-        assert await migrate(conn, three) == []
+        assert await migrate(conn, three, None) == []
         (three / "0002_second.sql").unlink()
         with pytest.raises(SchemaMismatch, match=r"newer.*0003_third.*ends at 0001_first"):
-            await status(conn, three)
+            await status(conn, three, None)
 
 
 @pytest.mark.requirement("N33")
@@ -144,11 +144,11 @@ async def test_one_of_several_later_migrations_that_needs_a_newer_program_is_eno
         _0004_fourth="-- oldest program: 0002\ncreate table still_later ();",
     )
     async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
-        await migrate(conn, three)
+        await migrate(conn, three, None)
         for name in ("0003_third", "0004_fourth"):
             (three / f"{name}.sql").unlink()
         with pytest.raises(SchemaMismatch, match=r"newer.*0004_fourth"):
-            await status(conn, three)
+            await status(conn, three, None)
 
 
 @pytest.mark.parametrize("line", ["-- oldest program: 4", "--oldest program: 0002", "create table x ();"])
@@ -169,13 +169,13 @@ async def test_whoever_uses_a_table_is_not_held_up_by_a_migration_that_waits_for
         await connect(empty_database, purpose=Purpose.PLANNING) as migrating,
         asyncio.TaskGroup() as group,
     ):
-        await migrate(migrating, three)
+        await migrate(migrating, three, None)
         write(three, _0004_fourth="alter table thing add column later int not null default 7;")
         reader_pid = reader.info.backend_pid
         async with reader.transaction():
             await reader.execute("select count(*) from thing")
             patience = Patience(lock_seconds=0.2, pause_seconds=0.02)
-            done = group.create_task(migrate(migrating, three, patience=patience, tell=given_up.append))
+            done = group.create_task(migrate(migrating, three, None, patience=patience, tell=given_up.append))
             await eventually(lambda: stands_before_a_lock(user, migrating.info.backend_pid))
             # Behind the migration in line, and past it as soon as that gives way.
             await user.execute("set lock_timeout = 0")
@@ -203,7 +203,7 @@ async def test_a_migration_that_a_deadlock_ended_is_tried_again(empty_database: 
     )
     given_up: list[str] = []
     async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
-        applied = await migrate(conn, three, patience=Patience(pause_seconds=0.0), tell=given_up.append)
+        applied = await migrate(conn, three, None, patience=Patience(pause_seconds=0.0), tell=given_up.append)
     assert applied[-1] == "0005_fifth"
     assert len(given_up) == 1
 
@@ -227,14 +227,14 @@ async def test_an_index_is_made_while_everybody_writes_and_several_ask_for_it(em
         await connect(empty_database, purpose=Purpose.PLANNING) as other,
         asyncio.TaskGroup() as group,
     ):
-        await migrate(one, three)
+        await migrate(one, three, None)
         write(three, _0004_index=INDEX, _0005_fifth="create table later ();")
         limits = "select current_setting('statement_timeout'), current_setting('lock_timeout')"
         before = await (await one.execute(limits)).fetchone()
         async with writer.transaction():
             await writer.execute("insert into thing values (2, 'open')")
             given_up: list[str] = []
-            done = [group.create_task(migrate(each, three, tell=given_up.append)) for each in (one, other)]
+            done = [group.create_task(migrate(each, three, None, tell=given_up.append)) for each in (one, other)]
             pids = [each.info.backend_pid for each in (one, other)]
             await eventually(lambda: any_stands_before_a_lock(user, pids))
             await user.execute("insert into thing values (3, 'not held up')")
@@ -244,9 +244,10 @@ async def test_an_index_is_made_while_everybody_writes_and_several_ask_for_it(em
         assert await is_valid(user)
         assert given_up == []
         assert [await (await each.execute(limits)).fetchone() for each in (one, other)] == [before, before]
+        # Each connection keeps the one on its set of functions.
         held = (
             "select count(*) from pg_locks join pg_database d on d.oid = database"
-            " where locktype = 'advisory' and d.datname = current_database()"
+            " where locktype = 'advisory' and mode <> 'ShareLock' and d.datname = current_database()"
         )
         assert await (await user.execute(held)).fetchone() == (0,)
 
@@ -258,25 +259,25 @@ async def any_stands_before_a_lock(observer: psycopg.AsyncConnection, backends: 
 
 async def test_half_an_index_that_a_try_left_behind_is_made_anew(empty_database: str, three: Path) -> None:
     async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
-        await migrate(conn, three)
+        await migrate(conn, three, None)
         await conn.execute("insert into thing values (2)")
         write(three, _0004_index=INDEX)
         with pytest.raises(psycopg.errors.UniqueViolation):
-            await migrate(conn, three)
+            await migrate(conn, three, None)
         assert await is_valid(conn) is False
         await conn.execute("delete from thing where id = 2")
-        assert await migrate(conn, three) == ["0004_index"]
+        assert await migrate(conn, three, None) == ["0004_index"]
         assert await is_valid(conn)
 
 
 async def test_an_index_beside_the_work_needs_a_session_of_its_own(empty_database: str, three: Path) -> None:
     async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
-        await migrate(conn, three)
+        await migrate(conn, three, None)
         write(three, _0004_index=INDEX)
         assert isinstance(conn, Line)
         conn.is_shared = True
         with pytest.raises(MigrationBlocked, match=r"Building an index .* needs its own session.*server's own address"):
-            await migrate(conn, three)
+            await migrate(conn, three, None)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +300,7 @@ async def test_a_migration_that_never_gets_its_table_says_so_and_has_changed_not
         await connect(empty_database, purpose=Purpose.PLANNING) as reader,
         await connect(empty_database, purpose=Purpose.PLANNING) as migrating,
     ):
-        await migrate(migrating, three)
+        await migrate(migrating, three, None)
         write(three, _0004_fourth="create table half (); alter table thing add column later int;")
         async with reader.transaction():
             await reader.execute("select count(*) from thing")
@@ -307,8 +308,8 @@ async def test_a_migration_that_never_gets_its_table_says_so_and_has_changed_not
             with pytest.raises(
                 MigrationBlocked, match=r"0004_fourth waits .* timed out after 0\.1 s and is not applied"
             ):
-                await migrate(migrating, three, patience=patience)
-        assert [each.label for each in (await status(migrating, three)).pending] == ["0004_fourth"]
+                await migrate(migrating, three, None, patience=patience)
+        assert [each.label for each in (await status(migrating, three, None)).pending] == ["0004_fourth"]
         assert await (await reader.execute("select to_regclass('evertick.half')")).fetchone() == (None,)
 
 
@@ -319,33 +320,33 @@ def test_a_table_is_asked_for_longer_than_an_autovacuum_is_spared_and_shorter_th
 
 async def test_a_schema_newer_than_the_program_is_refused(empty_database: str, three: Path) -> None:
     async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
-        await migrate(conn, three)
+        await migrate(conn, three, None)
         (three / "0003_third.sql").unlink()
         for verb in (migrate, status):
             with pytest.raises(SchemaMismatch, match=r"newer.*0003_third.*ends at 0002_second\. Upgrade Evertick"):
-                await verb(conn, three)
+                await verb(conn, three, None)
 
 
 async def test_a_database_of_before_the_first_release_is_refused_as_what_it_is(
     empty_database: str, three: Path
 ) -> None:
     async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
-        await migrate(conn, three)
+        await migrate(conn, three, None)
         await conn.execute("alter table evertick.migration drop column oldest_program")
-        assert not (await status(conn, three)).pending
+        assert not (await status(conn, three, None)).pending
         path = next(three.glob("0002*"))
         path.write_text(path.read_text() + "-- changed\n")
         with pytest.raises(SchemaMismatch, match="differs from"):
-            await status(conn, three)
+            await status(conn, three, None)
 
 
 async def test_a_changed_migration_that_was_applied_is_refused(empty_database: str, three: Path) -> None:
     async with await connect(empty_database, purpose=Purpose.PLANNING) as conn:
-        await migrate(conn, three)
+        await migrate(conn, three, None)
         write(three, _0002_second="alter table thing add column name text")
         for verb in (migrate, status):
             with pytest.raises(SchemaMismatch, match=r"0002_second differs .* must not change"):
-                await verb(conn, three)
+                await verb(conn, three, None)
 
 
 @pytest.mark.parametrize(

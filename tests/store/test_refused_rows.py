@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from psycopg import AsyncConnection
-from psycopg.errors import CheckViolation, UniqueViolation
+from psycopg.errors import CheckViolation, ForeignKeyViolation, RestrictViolation, UniqueViolation
 
 SOUND = {
     "first_at": "clock()",
@@ -65,6 +65,7 @@ TWICE = {
     "alert": alert("not_fired"),
     "remains": "insert into remains values (0, 'run', 1)",
     "pool_text": "insert into pool_text values ('p', 'what it is for')",
+    "function_set": "insert into function_set (hash, release) values ('f00', '1.0')",
     "cluster": "insert into cluster values (1, 1, clock(), clock(), '0/0', false)",
 }
 
@@ -75,8 +76,43 @@ async def test_a_row_that_makes_no_sense_is_refused(rollback_conn: AsyncConnecti
         await rollback_conn.execute(NONSENSE[nonsense])  # type: ignore[arg-type]
 
 
+DAG = "insert into dag (dag_id, name, file) overriding system value values (1, 'a', 'a.py')"
+SCHEDULE = (
+    "insert into schedule (schedule_id, dag_id, name, version, spec, params, misfire, window_seconds, changed_by, changed_at)"
+    " overriding system value values (1, 1, 's', 1, '{}', '{}', 'latest', 0, 'me', clock())"
+)
+ORPHANS = {
+    "dag_version": "insert into dag_version (dag_id, number, hash, bundle_hash, spec, task_count, created_at)"
+    " values (1, 1, 'h', 'b', '{}', 1, clock())",
+    "schedule": SCHEDULE,
+    "schedule_state": "insert into schedule_state (schedule_id, shard, version) values (1, 0, 1)",
+    "schedule_version": TWICE["schedule_version"],
+    "backfill": backfill(),
+    "credential": "insert into credential (secret_hash, account_id, kind, name, created_by, created_at)"
+    " values ('s', 1, 'token', 'n', 'x', clock())",
+}
+
+
+@pytest.mark.parametrize("table", ORPHANS)
+async def test_a_row_without_its_parent_is_refused(rollback_conn: AsyncConnection, table: str) -> None:
+    with pytest.raises(ForeignKeyViolation):
+        await rollback_conn.execute(ORPHANS[table])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("parent", ["dag", "schedule"])
+async def test_a_parent_that_has_rows_stays(rollback_conn: AsyncConnection, parent: str) -> None:
+    await rollback_conn.execute(DAG)
+    await rollback_conn.execute(SCHEDULE)
+    await rollback_conn.execute(ORPHANS["schedule_state"])  # type: ignore[arg-type]
+    # PostgreSQL 18 calls it a RestrictViolation, those before a ForeignKeyViolation.
+    with pytest.raises((ForeignKeyViolation, RestrictViolation)):
+        await rollback_conn.execute(f"delete from {parent}")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("table", TWICE)
 async def test_a_row_that_is_there_is_refused(rollback_conn: AsyncConnection, table: str) -> None:
+    await rollback_conn.execute(DAG)
+    await rollback_conn.execute(SCHEDULE)
     await rollback_conn.execute(TWICE[table])  # type: ignore[arg-type]
     with pytest.raises(UniqueViolation):
         await rollback_conn.execute(TWICE[table])  # type: ignore[arg-type]

@@ -14,9 +14,9 @@ from tests.engine.world import Runner, make_dag, put, start, states
 # In the order in which they were made: one may be made of another.
 VIEWS = (
     "select c.relname, pg_get_viewdef(c.oid) from pg_class c"
-    " where c.relkind = 'v' and c.relnamespace = 'evertick'::regnamespace order by c.oid"
+    " where c.relkind = 'v' and c.relnamespace = current_schema()::regnamespace order by c.oid"
 )
-FUNCTIONS = "select proname, prosrc from pg_proc where pronamespace = 'evertick'::regnamespace"
+FUNCTIONS = "select proname, prosrc from pg_proc where pronamespace = current_schema()::regnamespace"
 SHAPE = {"extract": [], "load": ["extract"]}
 
 

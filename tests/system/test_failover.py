@@ -19,6 +19,7 @@ from evertick.services.lead import Lead
 from evertick.services.link import Link
 from evertick.services.watch import Watch
 from evertick.store.db import Purpose, connect
+from evertick.store.function_sets import own_set
 from tests.engine import invariants
 from tests.services.hosting import Said, quick
 from tests.system.processes import Installation, Service
@@ -62,7 +63,7 @@ async def installed(pair: Pair, work: Published, folder: Path) -> AsyncIterator[
 
 def traces(member: Member, database: str) -> tuple[Any, ...]:
     with member.connect(database) as conn:
-        conn.execute("set search_path = evertick")
+        conn.execute(f"set search_path = {own_set().search_path}")
         found = conn.execute(TRACES).fetchone()
     assert found is not None
     return tuple(found)

@@ -24,6 +24,7 @@ from evertick.engine.step import step
 from evertick.execution.kill import find_by_token, kill_tree
 from evertick.services.postgres_home import holder_of
 from evertick.store.db import Purpose, connect
+from evertick.store.function_sets import own_set
 from tests.databases import Cluster
 from tests.engine import invariants
 from tests.external_postgres import external_cluster, system_programs
@@ -102,7 +103,7 @@ class SetUp:
             self.start(kind)
 
     def rows(self, query: str, *params: object) -> list[tuple[object, ...]]:
-        with psycopg.connect(self.url, options="-c search_path=evertick", autocommit=True) as conn:
+        with psycopg.connect(self.url, options=f"-c search_path={own_set().search_path}", autocommit=True) as conn:
             return conn.execute(query, params).fetchall()  # type: ignore[arg-type]
 
     def trigger(self, dag: str) -> int:
@@ -281,7 +282,7 @@ def test_settings_that_are_not_safe_are_refused_in_the_same_words(set_up: SetUp)
 
 
 async def test_the_sql_is_the_same_and_so_is_what_is_always_true(set_up: SetUp, conn: psycopg.AsyncConnection) -> None:
-    body = "select proname, md5(prosrc) from pg_proc where pronamespace = 'evertick'::regnamespace order by 1, 2"
+    body = "select proname, md5(prosrc) from pg_proc where pronamespace = current_schema()::regnamespace order by 1, 2"
     cursor = await conn.execute(body)  # type: ignore[arg-type]
     assert set_up.rows(body) == await cursor.fetchall()
     async with await connect(set_up.url, purpose=Purpose.PLANNING) as its_own:

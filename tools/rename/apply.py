@@ -1,7 +1,7 @@
 """Applies `map.toml`: moves and merges modules, renames symbols, and rewrites every reference. Deleted when the redesign is done.
 
-    python tools/rename/apply.py --check     lists names that collide where modules merge
-    python tools/rename/apply.py             rewrites src, tests, tools, bench, docs and deploy in place
+python tools/rename/apply.py --check     lists names that collide where modules merge
+python tools/rename/apply.py             rewrites src, tests, tools, bench, docs and deploy in place
 """
 
 from __future__ import annotations
@@ -21,8 +21,21 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = Path.cwd()
-PACKAGES = {"evertick": ROOT / "src" / "evertick", "tests": ROOT / "tests", "bench": ROOT / "bench", "tools": ROOT / "tools"}
-BUILTIN_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+PACKAGES = {
+    "evertick": ROOT / "src" / "evertick",
+    "tests": ROOT / "tests",
+    "bench": ROOT / "bench",
+    "tools": ROOT / "tools",
+}
+BUILTIN_SCOPES = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.Lambda,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+)
 
 
 def load_map() -> tuple[dict[str, str], dict[str, list[str]], dict[tuple[str, str], str]]:
@@ -109,7 +122,12 @@ def origins() -> dict[str, dict[str, tuple[str, str]]]:
     for name, path in MODULES.items():
         if path.name != "__init__.py":
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES and not node.level:
+                if (
+                    isinstance(node, ast.ImportFrom)
+                    and node.module
+                    and node.module.split(".")[0] in PACKAGES
+                    and not node.level
+                ):
                     for alias in node.names:
                         if alias.asname is None and f"{node.module}.{alias.name}" not in MODULES:
                             found[name][alias.name] = (node.module, alias.name)
@@ -140,7 +158,9 @@ def aliased() -> set[tuple[str, str]]:
                     to, symbol = target_of(node.module, each.name)
                     if symbol is None and (each.asname is None or each.asname == to.rpartition(".")[2]):
                         seen[new_module(name), to.rpartition(".")[2]].add(to)
-    return {(name, to) for (name, _), targets in seen.items() if len(targets) > 1 for to in targets if ".queries." in to}
+    return {
+        (name, to) for (name, _), targets in seen.items() if len(targets) > 1 for to in targets if ".queries." in to
+    }
 
 
 def bound_names(node: ast.AST) -> set[str]:
@@ -166,9 +186,9 @@ def bound_names(node: ast.AST) -> set[str]:
         elif isinstance(child, ast.Import | ast.ImportFrom):
             for alias in child.names:
                 names.add(alias.asname or alias.name.split(".")[0])
-        elif isinstance(child, ast.ExceptHandler) and child.name:
-            names.add(child.name)
-        elif isinstance(child, ast.MatchAs | ast.MatchStar) and child.name:
+        elif (isinstance(child, ast.ExceptHandler) and child.name) or (
+            isinstance(child, ast.MatchAs | ast.MatchStar) and child.name
+        ):
             names.add(child.name)
         elif isinstance(child, ast.MatchMapping) and child.rest:
             names.add(child.rest)
@@ -262,7 +282,9 @@ class Rewriter:
             text = name if new_local == name and not (alias.asname == alias.name) else f"{name} as {new_local}"
             if text not in groups[parent]:
                 groups[parent].append(text)
-            changed |= parent != module or text != (alias.name if alias.asname in (None, alias.name) else f"{alias.name} as {alias.asname}")
+            changed |= parent != module or text != (
+                alias.name if alias.asname in (None, alias.name) else f"{alias.name} as {alias.asname}"
+            )
         if not changed:
             return None
         indent = " " * node.col_offset
@@ -309,7 +331,13 @@ class Rewriter:
             arguments = node.args
             for each in (*arguments.defaults, *(d for d in arguments.kw_defaults if d is not None)):
                 self.walk(each, scopes)
-            for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
+            for each in (
+                *arguments.posonlyargs,
+                *arguments.args,
+                *arguments.kwonlyargs,
+                arguments.vararg,
+                arguments.kwarg,
+            ):
                 if each is not None and each.annotation is not None:
                     self.walk(each.annotation, scopes)
             if node.returns is not None:
@@ -336,7 +364,11 @@ class Rewriter:
             return
         if isinstance(node, ast.Global):
             return
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "TypeVar":
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and getattr(node.value.func, "id", "") == "TypeVar"
+        ):
             name, text = node.value.args[0], getattr(node.targets[0], "id", "")
             if text in self.own and not scopes:
                 self.source.edit(*self.source.span(name), json.dumps(self.own[text]))
@@ -376,7 +408,9 @@ class Rewriter:
             return
         to, symbol, local = found
         if symbol is None and local == "":
-            self.problems.append(f"{self.source.path}:{node.lineno}: module {node.id} is merged into this file and used as a value")
+            self.problems.append(
+                f"{self.source.path}:{node.lineno}: module {node.id} is merged into this file and used as a value"
+            )
             return
         if local != node.id:
             if self.clashes(local, scopes):
@@ -395,10 +429,14 @@ class Rewriter:
         start, end = self.source.span(node)
         local = found[2]
         if local and local != node.value.id and self.clashes(local, scopes):
-            self.problems.append(f"{self.source.path}:{node.lineno}: module {node.value.id} → {local} is bound in the function")
+            self.problems.append(
+                f"{self.source.path}:{node.lineno}: module {node.value.id} → {local} is bound in the function"
+            )
         text = f"{local}.{new_attr}" if local else new_attr
         if not local and self.clashes(new_attr, scopes):
-            self.problems.append(f"{self.source.path}:{node.lineno}: {node.value.id}.{attr} → {new_attr} is bound in the function")
+            self.problems.append(
+                f"{self.source.path}:{node.lineno}: {node.value.id}.{attr} → {new_attr} is bound in the function"
+            )
         if text != f"{node.value.id}.{attr}":
             self.source.edit(start, end, text)
 
@@ -535,7 +573,7 @@ def merge(new: str, olds: list[str], texts: dict[str, str], originals: dict[str,
             for name in names:
                 seen[name] = (code, old)
             kept.append(chunk)
-        bodies.append(kept and "\n\n\n".join(kept) or "")
+        bodies.append((kept and "\n\n\n".join(kept)) or "")
     bound: dict[str, str] = {}
     for text in [*imports, *typed]:
         for node in ast.parse(text).body:
@@ -582,8 +620,12 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
         return "|".join(re.escape(n) for n in sorted(found, key=len, reverse=True))
 
     tail = r"(?![\w/-])(?:(?P<link>\.py::|\.py|::|:|\.)(?P<symbol>[A-Za-z_]\w*)?)?"
-    slash = re.compile(rf"(?<![\w/-])(?P<lead>(?:src/)?evertick/|(?:\.\./)+src/evertick/)?(?P<name>{names('evertick', '/')}){tail}")
-    dots = re.compile(rf"(?<![\w.])evertick\.(?P<name>{names('evertick', '.')})(?![\w])(?:(?P<link>:|\.)(?P<symbol>[A-Za-z_]\w*))?")
+    slash = re.compile(
+        rf"(?<![\w/-])(?P<lead>(?:src/)?evertick/|(?:\.\./)+src/evertick/)?(?P<name>{names('evertick', '/')}){tail}"
+    )
+    dots = re.compile(
+        rf"(?<![\w.])evertick\.(?P<name>{names('evertick', '.')})(?![\w])(?:(?P<link>:|\.)(?P<symbol>[A-Za-z_]\w*))?"
+    )
     tests = re.compile(rf"(?<![\w])tests(?P<sign>[./])(?P<name>{names('tests', '/').replace('/', '[./]')})(?![\w-])")
     return slash, dots, tests
 
@@ -605,7 +647,10 @@ def retext(text: str) -> str:
         old = "evertick." + match["name"].replace("/", ".")
         lead = match["lead"] or ""
         if not lead and not (match["link"] or "").startswith((".py", ".", "::")):
-            quoted = match.string[match.start() - 1 : match.start()] in "\"'`" and match.string[match.end() : match.end() + 1] in "\"'`"
+            quoted = (
+                match.string[match.start() - 1 : match.start()] in "\"'`"
+                and match.string[match.end() : match.end() + 1] in "\"'`"
+            )
             if not quoted:
                 return match[0]
         new = new_module(old).removeprefix("evertick.").replace(".", "/")
@@ -669,7 +714,7 @@ def repair(text: str) -> str:
         noun, name = match[2], match[4]
         if noun not in known:
             return match[0]
-        return f'{match[1]}{known[noun]}{match[3]}{STATEMENTS.get(f"{noun}:{name}", name)}{match[5]}'
+        return f"{match[1]}{known[noun]}{match[3]}{STATEMENTS.get(f'{noun}:{name}', name)}{match[5]}"
 
     text = re.sub(r'(\(")(\w+)(", ")(\w+)(")', pair, text)
     return re.sub(r'(")(\w+)(\.)([\w*]+)(")', pair, text)
@@ -765,8 +810,14 @@ def packages() -> None:
         if path.parent.is_dir() and not path.exists():
             path.write_text(f'"""{doc}"""\n', encoding="utf-8")
     for folder in sorted((ROOT / "src/evertick").rglob("*"), reverse=True):
-        if folder.is_dir() and folder.name != "__pycache__" and folder.name in ("store", "services", "execution", "authoring", "sql"):
-            left = [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts and p.name != "__init__.py"]
+        if (
+            folder.is_dir()
+            and folder.name != "__pycache__"
+            and folder.name in ("store", "services", "execution", "authoring", "sql")
+        ):
+            left = [
+                p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts and p.name != "__init__.py"
+            ]
             if not left:
                 shutil.rmtree(folder)
     kubernetes = ROOT / "src/evertick/execution"
@@ -776,7 +827,9 @@ def packages() -> None:
             (folder / "__init__.py").write_text("", encoding="utf-8")
     for name in ("store", "authoring", "execution", "services", "kube"):
         folder = ROOT / "tests" / name
-        left = [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts and p.name != "__init__.py"]
+        left = [
+            p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts and p.name != "__init__.py"
+        ]
         if folder.is_dir() and not left:
             shutil.rmtree(folder)
 
@@ -786,7 +839,11 @@ def others() -> None:
     listed = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
     for name in listed:
         path = ROOT / name
-        if path.suffix in (".md", ".toml", ".yaml", ".yml", ".sql", ".html", ".js", "") and path.is_file() and "rename" not in name:
+        if (
+            path.suffix in (".md", ".toml", ".yaml", ".yml", ".sql", ".html", ".js", "")
+            and path.is_file()
+            and "rename" not in name
+        ):
             if name.startswith("src/") and path.suffix != ".sql":
                 continue
             text = path.read_text(encoding="utf-8")
@@ -799,7 +856,12 @@ def others() -> None:
             path.write_text(new, encoding="utf-8")
     statements = ROOT / "src/evertick/db/statements.py"
     text = statements.read_text(encoding="utf-8")
-    statements.write_text(text.replace('with_name("sql")', 'with_name("queries")').replace("sql/{noun}", "queries/{noun}").replace("sql/<noun>", "queries/<noun>"), encoding="utf-8")
+    statements.write_text(
+        text.replace('with_name("sql")', 'with_name("queries")')
+        .replace("sql/{noun}", "queries/{noun}")
+        .replace("sql/<noun>", "queries/<noun>"),
+        encoding="utf-8",
+    )
 
 
 def path_of(module: str) -> Path:

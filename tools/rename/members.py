@@ -1,6 +1,6 @@
 """Renames methods and attributes by the types that mypy infers: `Class.old = new` in `map.toml`. Deleted when the redesign is done.
 
-    python tools/rename/members.py           rewrites src, tests and bench in place
+python tools/rename/members.py           rewrites src, tests and bench in place
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ from mypy.find_sources import create_source_list
 from mypy.nodes import MemberExpr, MypyFile, RefExpr, TypeInfo
 from mypy.options import Options
 from mypy.traverser import TraverserVisitor
-from mypy.types import CallableType, Instance, NoneType, TupleType, Type, TypeType, TypeVarType, UnionType, get_proper_type
+from mypy.types import (
+    CallableType,
+    Instance,
+    NoneType,
+    TupleType,
+    Type,
+    TypeType,
+    TypeVarType,
+    UnionType,
+    get_proper_type,
+)
 
 ROOT = Path.cwd()
 MAP: dict[str, dict[str, str]] = {}

@@ -37,9 +37,9 @@ app.command("prune", epilog="Example: evertick db prune --older-than 30d --dry-r
 
 @app.command("migrate", epilog="Example: evertick db migrate")
 def migrate_database() -> None:
-    """Apply every migration that the database lacks. Safe to run at any time, by several at once, while services work.
+    """Apply pending migrations and install the functions of this release.
 
-    A table that somebody uses for long is left to them and asked for again, for ten minutes.
+    Safe to run at any time, concurrently, while services work. If a table is in use for long, it retries for ten minutes.
     """
     url = database_url(read_settings())
 
@@ -126,7 +126,7 @@ def show_status(as_json: Json = False) -> None:
         print_json(_document(found))
     else:
         _show(found)
-    if found.schema.pending:
+    if not found.schema.is_current:
         raise typer.Exit(1)
 
 
@@ -155,6 +155,7 @@ def _document(found: Standing) -> dict[str, object]:
         "applied": [{"migration": each.label, "applied_at": each.applied_at} for each in found.schema.applied],
         "pending": [each.label for each in found.schema.pending],
         "newer": [each.label for each in found.schema.newer],
+        "missing_functions": found.schema.missing_functions.hash if found.schema.missing_functions else None,
         "leader": found.leader,
         "runners": found.runners,
         "bytes": found.bytes,
@@ -166,13 +167,13 @@ def _document(found: Standing) -> dict[str, object]:
 
 
 def _show(found: Standing) -> None:
-    applied, pending = found.schema.applied, found.schema.pending
+    applied, is_current = found.schema.applied, found.schema.is_current
     newest = applied[-1].label if applied else "none"
-    schema = state("failed", f"behind ({newest})") if pending else state("success", f"current ({newest})")
+    schema = state("success", f"current ({newest})") if is_current else state("failed", f"behind ({newest})")
     if found.schema.newer:
         schema = state("running", f"of a later release ({newest}), with which this one works")
     values: dict[str, Cell] = {"Database": found.place, "PostgreSQL": found.server_version, "Schema": schema}
-    if not pending:
+    if is_current:
         values |= {"Scheduler": found.leader or "nobody leads", "Runners": noun(found.runners, "runner") + " alive"}
         values |= _age_and_size(found)
     if len(found.timelines) > 1:
@@ -183,8 +184,10 @@ def _show(found: Standing) -> None:
             lost = f"acknowledged writes of timeline {each.timeline} after {each.lsn}, at least until {each.lost_until}"
             values["Lost"] = state("failed", lost)
     show(facts(values))
-    if pending:
-        names = ", ".join(each.label for each in pending)
+    if not is_current:
+        functions = found.schema.missing_functions
+        pending = [each.label for each in found.schema.pending] + ([functions.label] if functions else [])
+        names = ", ".join(pending)
         show(hint(f"Pending: {names}. Apply them with: evertick db migrate"))
 
 

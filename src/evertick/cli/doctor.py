@@ -60,8 +60,8 @@ async def _look_at_database(settings: Settings) -> list[Finding]:
                     schema = await status(conn)
                 except psycopg.errors.InsufficientPrivilege as denied:
                     return [_no_rights(denied)]
-                if schema.pending:
-                    return [_not_migrated(url, schema.pending[0].label)]
+                if schema.next_label:
+                    return [_not_migrated(url, schema.next_label)]
                 return await examine(
                     conn, settings, lambda its, _: examine_releases(its, schema), examine_far, examine_logs
                 )

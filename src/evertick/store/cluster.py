@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import cast
 
@@ -10,6 +10,7 @@ from psycopg import AsyncConnection, errors
 from psycopg.rows import class_row
 
 from evertick.domain.failover import Mark, Server
+from evertick.store.function_sets import lock_key, own_set
 from evertick.store.rows import all_rows, one_row, one_value
 from evertick.store.statements import sql
 
@@ -34,6 +35,7 @@ class Sight:
     is_standby: bool
     pid: int
     search_path: str
+    holds_functions: bool | None
     untold: str | None = None
 
     @property
@@ -62,17 +64,18 @@ class _Marked:
 
 
 async def look(conn: AsyncConnection) -> Sight:
-    """Never a prepared statement: whether this session keeps those is one of the questions."""
+    """Never by a prepared statement: whether this session keeps those is what we are about to find out."""
+    params = {"pid": conn.info.backend_pid, "functions": lock_key(own_set().hash)}
     async with conn.cursor(row_factory=class_row(Sight)) as cursor:
         try:
-            await cursor.execute(sql("cluster", "look"), prepare=False)
+            await cursor.execute(sql("cluster", "look"), params, prepare=False)
             untold = None
         except _UNTOLD as error:
             untold = str(error).splitlines()[0]
-            await cursor.execute(sql("cluster", "look_without_rights"), prepare=False)
+            await cursor.execute(sql("cluster", "look_without_rights"), params, prepare=False)
         found = await cursor.fetchone()
     assert found is not None
-    return found if untold is None else Sight(None, None, found.is_standby, found.pid, found.search_path, untold)
+    return found if untold is None else replace(found, system_id=None, timeline=None, untold=untold)
 
 
 async def mark(conn: AsyncConnection, server: Server, *, actor: str) -> Mark | None:

@@ -19,8 +19,9 @@ from psycopg import AsyncConnection, conninfo, errors
 from evertick.domain.errors import EvertickError, PostgresUnavailable, WrongServer
 from evertick.store import cluster, failpoints
 from evertick.store.address import Parts, each_host, parse, place_of, where, without_password
+from evertick.store.function_sets import TABLES_SCHEMA, own_set
 from evertick.store.guard import Guard, guard_of
-from evertick.store.line import Line
+from evertick.store.line import Line, in_transactions
 from evertick.store.rows import VALUES
 
 OLDEST_SERVER_VERSION = 150000
@@ -51,7 +52,6 @@ _NETWORK = {
 
 # The server must also notice soon that a client's host is gone: until then it keeps that client's locks.
 _EVERY_SESSION = {
-    "search_path": "evertick",
     "timezone": "UTC",
     "jit": "off",
     "tcp_keepalives_idle": "5",
@@ -235,7 +235,9 @@ async def _open(parts: Parts, purpose: Purpose, guard: Guard) -> Line:
         refuse_old_server(line.info.server_version, place)
         await look_at(line, guard, place)
         line.longest_seconds = _LONGEST_SECONDS[purpose]
-        if not line.is_shared:
+        if line.is_shared:
+            in_transactions(line, own_set().search_path)
+        else:
             line.prepare_threshold = 0 if purpose is Purpose.HOT else 5
         guard.watch_over(line)
     except psycopg.Error as error:
@@ -254,19 +256,26 @@ async def look_at(line: Line, guard: Guard, place: str) -> None:
         raise PostgresUnavailable(f"The PostgreSQL at {place} is a standby, and Evertick needs the primary.")
     # The backend pid in the startup message is not that of the server process that answers: a pooler is in between.
     line.is_shared = sight.pid != line.info.backend_pid
-    if sight.search_path.split(",")[0].strip().strip('"') != _EVERY_SESSION["search_path"]:
+    if not _fits(sight.search_path, is_shared=line.is_shared):
         raise PostgresUnavailable(
             f"The PostgreSQL at {place} is behind a pooler that drops session settings: search_path is"
-            f" {sight.search_path!r} and must be evertick. Set EVERTICK_DATABASE_URL to the server's own address, or see 'Behind a"
+            f" {sight.search_path!r} and must be {TABLES_SCHEMA}. Set EVERTICK_DATABASE_URL to the server's own address, or see 'Behind a"
             " pooler' in docs/howto/operate.md."
         )
     line.server, line.untold = sight.server, sight.untold
     guard.admit(sight.server, place)
 
 
+def _fits(search_path: str, *, is_shared: bool) -> bool:
+    """Behind a pooler each transaction sets its own; there the database has the tables on its path, as an operator must see to."""
+    found = [each.strip().strip('"') for each in search_path.split(",")]
+    return found == own_set().search_path.split(",") or (is_shared and TABLES_SCHEMA in found)
+
+
 def _conninfo(host: Parts, purpose: Purpose) -> str:
     parts = dict(host)
-    ours = " ".join(f"-c {name}={value}" for name, value in {**_EVERY_SESSION, **_SESSION[purpose]}.items())
+    settings = {"search_path": own_set().search_path, **_EVERY_SESSION, **_SESSION[purpose]}
+    ours = " ".join(f"-c {name}={value}" for name, value in settings.items())
     parts["options"] = f"{parts.get('options', '')} {ours}".strip()
     parts["application_name"] = f"evertick-{purpose}"
     return conninfo.make_conninfo("", **{**_NETWORK, **parts})

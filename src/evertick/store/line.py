@@ -10,12 +10,13 @@ import asyncio
 import os
 import select
 import socket
-from contextlib import suppress
-from typing import Any, Protocol
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, _AsyncGeneratorContextManager, asynccontextmanager, suppress
+from typing import Any, Protocol, Self
 
 import psycopg
-from psycopg import AsyncConnection
-from psycopg.abc import RV, PQGen
+from psycopg import AsyncConnection, AsyncCursor, AsyncTransaction
+from psycopg.abc import RV, Params, PQGen
 from psycopg.pq import TransactionStatus
 
 from evertick.domain.failover import Server
@@ -25,13 +26,33 @@ _REFUSES_OTHER_TYPE = "RevalidateCachedQuery"
 
 
 class Line(AsyncConnection[Any]):
-    """`longest_seconds`: the time limit of one reply; None is unlimited, for connections that listen for notifications."""
+    """`longest_seconds`: how long one answer may take; None is without limit, for connections that wait for notifications.
+
+    `shared_path`: the search path that each transaction sets, where the session belongs to a pooler.
+    """
 
     longest_seconds: float | None = None
     server: Server | None = None
     untold: str | None = None
     is_shared: bool = False
+    shared_path: str | None = None
     _said: select.poll | None = None
+
+    def transaction(
+        self, savepoint_name: str | None = None, force_rollback: bool = False
+    ) -> _AsyncGeneratorContextManager[AsyncTransaction]:
+        """As psycopg's; behind a pooler it begins by saying where the functions of this release are."""
+        usual = super().transaction(savepoint_name, force_rollback)
+        is_outermost = self.pgconn.transaction_status == TransactionStatus.IDLE
+        return self._with_path(usual, self.shared_path) if self.shared_path and is_outermost else usual
+
+    @asynccontextmanager
+    async def _with_path(
+        self, usual: AbstractAsyncContextManager[AsyncTransaction], search_path: str
+    ) -> AsyncIterator[AsyncTransaction]:
+        async with usual as begun:
+            await self.execute("select set_config('search_path', %s, true)", [search_path])
+            yield begun
 
     async def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
         if self.longest_seconds is None:
@@ -72,6 +93,28 @@ class Line(AsyncConnection[Any]):
         if not self.closed:
             with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(self.fileno())) as line:
                 line.shutdown(socket.SHUT_RDWR)
+
+
+class _SharedCursor(AsyncCursor[Any]):
+    """Behind a pooler each statement is a transaction that sets its search path. One that says that it must not be prepared is
+    sent as it is: VACUUM cannot be part of a transaction."""
+
+    async def execute(self, query: Any, params: Params | None = None, **options: Any) -> Self:
+        is_alone = self.connection.pgconn.transaction_status == TransactionStatus.IDLE
+        if not is_alone or options.get("prepare") is False:
+            return await super().execute(query, params, **options)
+        async with self.connection.transaction():
+            return await super().execute(query, params, **options)
+
+
+def in_transactions(line: Line, search_path: str) -> None:
+    """Have every transaction on a pooler's session set its search path, single statements included."""
+    line.shared_path = search_path
+    given = line.cursor_factory
+    # Beneath a class of its own that a failpoint has installed: that one comes after the commit.
+    line.cursor_factory = (
+        type("SharedCursor", (given, _SharedCursor), {}) if given is not AsyncCursor else _SharedCursor
+    )
 
 
 def keeps_session(conn: AsyncConnection) -> bool:

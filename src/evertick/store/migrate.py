@@ -1,4 +1,4 @@
-"""Migrates a database's schema to this program, forward only, one transaction per migration; indexes can be built concurrently.
+"""Brings a database up to this program: the tables by migrations, forward only, one transaction each; then the set of functions.
 
 Safe when many processes start at once, and while the previous release is running. Must never change an applied migration, nor
 block other sessions for long on a table that it locks.
@@ -12,6 +12,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,8 +22,9 @@ from psycopg import AsyncConnection, errors
 from psycopg.sql import SQL, Identifier
 
 from evertick.domain.errors import MigrationBlocked, SchemaMismatch
-from evertick.store import roles
+from evertick.store import function_sets, roles
 from evertick.store.address import where
+from evertick.store.function_sets import FUNCTIONS_DIRECTORY, FunctionSet, own_set
 from evertick.store.line import keeps_session, take_your_time
 from evertick.store.rows import all_rows, one_value
 from evertick.store.statements import sql
@@ -72,16 +74,26 @@ class Applied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaStatus:
-    """The applied migrations of a database, and the pending ones. `newer`: migrations of a later release that this program
-    can run with."""
+    """The applied migrations of a database, and the pending ones. `newer`: those of a later release, with which this program works.
+
+    `missing_functions`: the set of this program, where the database does not have it.
+    """
 
     applied: tuple[Applied, ...]
     pending: tuple[Migration, ...]
     newer: tuple[Applied, ...] = ()
+    missing_functions: FunctionSet | None = None
 
     @property
     def is_current(self) -> bool:
-        return not self.pending
+        return not self.pending and self.missing_functions is None
+
+    @property
+    def next_label(self) -> str | None:
+        """What `migrate` does next, if anything."""
+        if self.pending:
+            return self.pending[0].label
+        return None if self.missing_functions is None else self.missing_functions.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,26 +124,30 @@ USUAL = Patience()
 async def migrate(
     conn: AsyncConnection,
     directory: Path = MIGRATIONS_DIRECTORY,
+    functions: Path | None = FUNCTIONS_DIRECTORY,
     *,
     patience: Patience = USUAL,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[str]:
-    """Apply every pending migration and return their labels; an empty list means that the schema was current.
+    """Apply every pending migration, then install the functions; the labels of what was done, none if the database was current.
 
-    `tell` is called for each try that failed because a table was in use.
+    `tell` receives each try that was abandoned because a table was in use. Sets of functions that are no longer used go.
     """
     done: list[str] = []
     give_up_at = time.monotonic() + patience.give_up_seconds
-    while (current := await status(conn, directory)).pending:
+    while not (current := await status(conn, directory, functions)).is_current:
         try:
-            label = await _apply_next(conn, directory, patience)
+            if current.pending:
+                label = await _apply_next(conn, directory, patience)
+            else:
+                label = await _install_next(conn, directory, functions, patience)
             if label is None:
                 await asyncio.sleep(_TURN_SECONDS)
             else:
                 done.append(label)
                 give_up_at = time.monotonic() + patience.give_up_seconds
         except (errors.LockNotAvailable, errors.DeadlockDetected):
-            blocked = f"{current.pending[0].label} waits for a table that is in use{await _whose(conn)}."
+            blocked = f"{current.next_label} waits for a table that is in use{await _whose(conn)}."
             if time.monotonic() > give_up_at:
                 raise MigrationBlocked(
                     f"Migration {blocked} It timed out after {patience.give_up_seconds:g} s and is not applied. End the"
@@ -139,16 +155,25 @@ async def migrate(
                 ) from None
             tell(blocked)
             await asyncio.sleep(patience.pause_seconds * random.uniform(0.5, 1.0))
+    if functions is not None:
+        await _drop_superseded(conn, own_set(functions), patience)
     return done
 
 
-async def status(conn: AsyncConnection, directory: Path = MIGRATIONS_DIRECTORY) -> SchemaStatus:
-    """Compare the database with the migrations of this program. Raises SchemaMismatch if they contradict each other."""
+async def status(
+    conn: AsyncConnection, directory: Path = MIGRATIONS_DIRECTORY, functions: Path | None = FUNCTIONS_DIRECTORY
+) -> SchemaStatus:
+    """Compare the database with the tables and functions of this program. Raises SchemaMismatch where they contradict."""
     known = migrations(directory)
     applied = await _applied(conn)
     _refuse_contradiction(known, applied)
+    own = None if functions is None else own_set(functions)
+    has_functions = own is None or (bool(applied) and await function_sets.is_installed(conn, own))
     return SchemaStatus(
-        applied=tuple(applied), pending=tuple(known[len(applied) :]), newer=tuple(applied[len(known) :])
+        applied=tuple(applied),
+        pending=tuple(known[len(applied) :]),
+        newer=tuple(applied[len(known) :]),
+        missing_functions=None if has_functions else own,
     )
 
 
@@ -168,13 +193,10 @@ async def _apply_next(conn: AsyncConnection, directory: Path, patience: Patience
     """Apply the first pending migration, unless another process is applying it or just did."""
     take_your_time(conn)
     async with conn.transaction():
-        if not await one_value(conn, sql("migration", "lock"), {"key": LOCK_KEY}):
+        if not await _lock(conn, patience):
             return None
-        # Work on a table that this migration creates may take long.
-        await conn.execute("set local statement_timeout = 0")
-        await _limit_waits(conn, patience.lock_seconds, is_local=True)
         await _create_record(conn)
-        pending = (await status(conn, directory)).pending
+        pending = (await status(conn, directory, None)).pending
         if not pending:
             return None
         migration = pending[0]
@@ -182,6 +204,41 @@ async def _apply_next(conn: AsyncConnection, directory: Path, patience: Patience
             await _apply(conn, migration)
             return migration.label
     return await _make_index(conn, directory, patience)
+
+
+async def _install_next(
+    conn: AsyncConnection, directory: Path, functions: Path | None, patience: Patience
+) -> str | None:
+    """Install the functions, unless another process is at it or did so a moment ago. With their rights, or not at all."""
+    take_your_time(conn)
+    async with conn.transaction():
+        if not await _lock(conn, patience):
+            return None
+        missing = (await status(conn, directory, functions)).missing_functions
+        if missing is None:
+            return None
+        await function_sets.install(conn, missing)
+        if await roles.are_used(conn):
+            await roles.apply(conn, keeps_older=True)
+    return missing.label
+
+
+async def _drop_superseded(conn: AsyncConnection, own: FunctionSet, patience: Patience) -> None:
+    """What is in use stays, and what cannot be dropped now is left to the next time."""
+    with suppress(errors.LockNotAvailable, errors.DeadlockDetected):
+        async with conn.transaction():
+            if await _lock(conn, patience):
+                await function_sets.drop_superseded(conn, own)
+
+
+async def _lock(conn: AsyncConnection, patience: Patience) -> bool:
+    """Only one process at a time changes the schema. Never waited for: see migration.lock."""
+    if not await one_value(conn, sql("migration", "lock"), {"key": LOCK_KEY}):
+        return False
+    # Work on a new table may take long.
+    await conn.execute("set local statement_timeout = 0")
+    await _limit_waits(conn, patience.lock_seconds, is_local=True)
+    return True
 
 
 async def _apply(conn: AsyncConnection, migration: Migration) -> None:
@@ -202,7 +259,7 @@ async def _make_index(conn: AsyncConnection, directory: Path, patience: Patience
     if not await one_value(conn, sql("migration", "lock_session"), {"key": LOCK_KEY}):
         return None
     try:
-        pending = (await status(conn, directory)).pending
+        pending = (await status(conn, directory, None)).pending
         index = pending[0].index if pending else None
         if index is None:
             return None
@@ -285,7 +342,7 @@ def _refuse_contradiction(known: list[Migration], applied: list[Applied]) -> Non
 def _read(path: Path) -> Migration:
     match = _FILE_NAME.match(path.name)
     if match is None:
-        raise SchemaMismatch(f"{path.name} is not a valid migration name: it must look like 0001_tables.sql.")
+        raise SchemaMismatch(f"{path.name} is not a valid migration name: it must look like 0001_baseline.sql.")
     text = path.read_text(encoding="utf-8")
     checksum = hashlib.sha256(text.encode()).hexdigest()
     number = int(match[1])
@@ -313,6 +370,6 @@ def _index_of(text: str, path: Path) -> str | None:
 
 
 def refuse_pending(found: SchemaStatus, url: str) -> None:
-    if found.pending:
-        first = "has no Evertick schema yet" if not found.applied else f"lacks migration {found.pending[0].label}"
+    if not found.is_current:
+        first = f"lacks migration {found.next_label}" if found.applied else "has no Evertick schema yet"
         raise SchemaMismatch(f"The database at {where(url)} {first}. Run `evertick db migrate`.")

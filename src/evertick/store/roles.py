@@ -13,6 +13,7 @@ from fnmatch import fnmatch
 
 from psycopg import AsyncConnection
 
+from evertick.store.function_sets import TABLES_SCHEMA, own_set
 from evertick.store.rows import all_rows, one_value
 from evertick.store.statements import nouns, sql, statements
 
@@ -20,7 +21,7 @@ RUNNER, SCHEDULER, PUBLISHER, API = "evertick_runner", "evertick_scheduler", "ev
 
 # The statements of every service: the schema check, the server's identity, the time.
 _EVERYBODY = (
-    *("migration.has_record", "migration.applied", "shards.read_clock"),
+    *("migration.has_record", "migration.applied", "function_sets.is_installed", "shards.read_clock"),
     *("cluster.look*", "cluster.mark*", "cluster.report_loss"),
 )
 
@@ -83,6 +84,9 @@ _MAY_NOT: dict[str, tuple[str, ...]] = {
             "migration.*lock*",
             "migration.in_the_way",
             "migration.record",
+            "function_sets.record",
+            "function_sets.superseded",
+            "function_sets.forget",
             "prune.prune_*",
             "prune.sweep",
             "log_moves.*",
@@ -107,8 +111,6 @@ _MAY_NOT: dict[str, tuple[str, ...]] = {
 _CREATE = (
     "do $$ begin create role {role} nologin; exception when duplicate_object or unique_violation then null; end $$"
 )
-# It reads no table, and so many statements and views inline it that it must remain inlinable.
-_PLAIN = "clock"
 # An insert, up to where the next change of the same statement begins.
 _INSERT = re.compile(
     r"\binsert into (?:evertick\.)?(\w+)(.*?)(?=\binsert into\b|(?<!do )\bupdate\b|\bdelete from\b|\Z)", re.DOTALL
@@ -122,8 +124,15 @@ class _Thing:
     """A function (with its arguments), a table or a view of ours."""
 
     kind: str
+    schema: str
     name: str
     arguments: str
+
+    @property
+    def is_plain(self) -> bool:
+        """A function that tables need. It reads none, and is part of so many statements and views that it must stay part of their
+        plans: it works with its caller's rights, and every role may call it."""
+        return self.kind == "function" and self.schema == TABLES_SCHEMA
 
 
 def statements_of(role: str) -> list[str]:
@@ -138,23 +147,32 @@ async def script(conn: AsyncConnection, *, keeps_older: bool = False) -> list[st
 
     `keeps_older`: nothing is revoked, because services of the previous release may be running.
     """
-    things = await all_rows(conn, sql("roles", "things"), {}, _Thing)
+    functions = own_set()
+    things = await all_rows(conn, sql("roles", "things"), {"functions": functions.schema}, _Thing)
+    schemas = sorted({each.schema for each in things})
     database = str(await one_value(conn, sql("roles", "database"), {}))
     lines = [_CREATE.format(role=role) for role in MAY]
-    lines += [
-        "revoke all on schema evertick from public",
-        "revoke execute on all functions in schema evertick from public",
-    ]
+    for schema in schemas:
+        lines += [
+            f"revoke all on schema {schema} from public",
+            f"revoke execute on all functions in schema {schema} from public",
+        ]
     everybody = ", ".join(MAY)
-    lines += [f"grant connect on database {database} to {everybody}", f"grant usage on schema evertick to {everybody}"]
+    lines += [
+        f"grant connect on database {database} to {everybody}",
+        f"grant usage on schema {', '.join(schemas)} to {everybody}",
+    ]
     for role in () if keeps_older else MAY:
-        # Privileges that an older release granted and this one does not need are revoked.
-        lines += [f"revoke all on all {kind} in schema evertick from {role}" for kind in ("tables", "functions")]
+        # What an older release gave and this one does not need goes.
+        lines += [
+            f"revoke all on all {kind} in schema {', '.join(schemas)} from {role}" for kind in ("tables", "functions")
+        ]
     named = {name for role in MAY for name in _functions(role, things)}
     lines += [
-        f"alter function evertick.{each.name}({each.arguments}) security definer set search_path = evertick, pg_temp"
+        f"alter function {each.schema}.{each.name}({each.arguments})"
+        f" security definer set search_path = {functions.schema}, {TABLES_SCHEMA}, pg_temp"
         for each in things
-        if each.kind == "function" and each.name in named and each.name != _PLAIN
+        if each.kind == "function" and each.name in named and not each.is_plain
     ]
     for role in MAY:
         lines += _grants(role, things)
@@ -178,10 +196,11 @@ async def apply(conn: AsyncConnection, *, keeps_older: bool = False) -> None:
 def _grants(role: str, things: list[_Thing]) -> Iterator[str]:
     called = _functions(role, things)
     for each in things:
-        if each.kind == "function" and (each.name in called or each.name == _PLAIN):
-            yield f"grant execute on function evertick.{each.name}({each.arguments}) to {role}"
+        if each.kind == "function" and (each.name in called or each.is_plain):
+            yield f"grant execute on function {each.schema}.{each.name}({each.arguments}) to {role}"
+    schema_of = {each.name: each.schema for each in things if each.kind != "function"}
     for name, rights in sorted(_tables(role, things).items()):
-        yield f"grant {', '.join(sorted(rights))} on evertick.{name} to {role}"
+        yield f"grant {', '.join(sorted(rights))} on {schema_of[name]}.{name} to {role}"
 
 
 def _functions(role: str, things: list[_Thing]) -> set[str]:

@@ -9,6 +9,7 @@ from typing import cast
 from psycopg import AsyncConnection
 from psycopg.sql import SQL, Identifier
 
+from evertick.store.function_sets import TABLES_SCHEMA
 from evertick.store.rows import all_rows, one_value
 from evertick.store.statements import sql
 
@@ -45,7 +46,9 @@ async def dead_rows(conn: AsyncConnection, tables: Sequence[str]) -> dict[str, i
 async def vacuum(conn: AsyncConnection, tables: Sequence[str]) -> None:
     """Vacuum dead rows, indexes included. Never waits for a lock, and never locks a table to truncate it."""
     options = SQL("vacuum (skip_locked, truncate off, index_cleanup on) {}")
-    await conn.execute(options.format(SQL(", ").join(map(Identifier, tables))), prepare=False)
+    await conn.execute(
+        options.format(SQL(", ").join(Identifier(TABLES_SCHEMA, table) for table in tables)), prepare=False
+    )
 
 
 async def is_behind(conn: AsyncConnection) -> bool:

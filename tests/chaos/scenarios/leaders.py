@@ -159,7 +159,7 @@ async def all_lead(stage: Stage) -> None:
     )
     watch = stage.cluster.watch
     elected = await watch.must(
-        "select pg_get_functiondef(oid) from pg_proc where pronamespace = 'evertick'::regnamespace and proname = any(%s)",
+        "select pg_get_functiondef(oid) from pg_proc where pronamespace = current_schema()::regnamespace and proname = any(%s)",
         ["fence", "take_shard"],
     )
     async with stage.nemesis.fault(Fault.OVERLAP, "all", part="everybody"):

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
+from importlib.metadata import version
 
 from evertick.engine import drain as verb
 from evertick.store.db import Purpose, connect
 from evertick.store.wake import Channel, notify
+from tests.chaos.audit import wrap_functions
 from tests.chaos.cluster import Shape
 from tests.chaos.downtime import CLAIMS, LEADING, longest_pause
 from tests.chaos.members import Member
@@ -29,6 +31,11 @@ GAVE_WAY = "waits for a table"
 # The load ends when the play does; this is only how long it may be.
 LONGEST_SECONDS = 1800.0
 FIRST_FIRES_SECONDS = 3.0
+# Each lease that was gained since then, by the release of its runner.
+_CLAIMS_BY_RELEASE = """
+select r.version, count(*) from chaos_audit.lease_move m join runner r on r.session = m.session
+ where m.is_gained and m.at_ns > %s group by 1
+"""
 SCHEDULERS, RUNNERS, API = ("scheduler-1", "scheduler-2"), ("runner-1", "runner-2"), "api-1"
 
 
@@ -84,7 +91,10 @@ class Upgrade:
         stage.note(f"tries given up because of a reader: {told.count(GAVE_WAY)}")
         stage.expect(migrating.returncode == 0, f"migrate ended with {migrating.returncode}: {told}")
         stage.expect(GAVE_WAY in told, "the migration did not meet the reader")
-        stage.expect(all(name in told for name in self.release.migrations), f"migrate did: {told}")
+        labels = [*self.release.migrations, self.release.functions.label]
+        stage.expect(all(name in told for name in labels), f"migrate did: {told}")
+        async with await connect(stage.cluster.server.url, purpose=Purpose.PLANNING) as conn:
+            await wrap_functions(conn, self.release.functions)
 
     async def go_on(self) -> None:
         """Everybody is as before, and runs that must be retried come to their end: planned and claimed by the old release."""
@@ -136,9 +146,13 @@ class Upgrade:
     async def both_worked(self, since_ns: int) -> None:
         """Old and new have led and have claimed on the new schema; otherwise nothing was proven."""
         watch, stage = self.stage.cluster.watch, self.stage
-        claims = dict(await watch.must("select release, sum(claims)::bigint from claimed_by group by 1"))
-        stage.note(f"claims by release: {claims}")
-        stage.expect(claims.get("old", 0) and claims.get("new", 0), f"not both releases have claimed: {claims}")
+        # By the release that each runner says it is; and by what only the functions of the new one count.
+        claims = dict(await watch.must(_CLAIMS_BY_RELEASE, since_ns))
+        (counted,) = await watch.must("select coalesce(sum(claims), 0)::bigint from claimed_by")
+        stage.note(f"claims by release: {claims}, counted by the new functions: {counted[0]}")
+        both = {version("evertick"), self.release.version}
+        stage.expect(both <= claims.keys(), f"not both releases have claimed: {claims}")
+        stage.expect(counted[0], "the new functions were not called")
         owners = await watch.must(
             "select distinct owner from chaos_audit.shard_move where at_ns > %s and owner is not null", since_ns
         )

@@ -15,7 +15,8 @@ with made as (
 select account_id from made
 
 -- name: change_account
-select change_account(%(name)s, %(role)s::text, %(tags)s::text[], %(all_tags)s::boolean, %(disabled)s::boolean, %(password_hash)s::text,
+select change_account(%(name)s, %(role)s::text, %(tags)s::text[], %(all_tags)s::boolean, %(disabled)s::boolean,
+                      %(password_hash)s::text,
                       %(actor)s)
 
 -- name: find_account
@@ -34,8 +35,8 @@ select count(*) as accounts, count(password_hash) filter (where not is_disabled)
 select try_login(%(subjects)s::text[], %(free)s::int[], %(fading)s::text[])
 
 -- name: forgive
--- After a successful sign-in. Other users may share the address: of its count only this try is subtracted. If the count were
--- reset, any user with a valid password could try the passwords of all others from there.
+-- After a successful sign-in. Other users may share the address: of its count only this try is subtracted. If the
+-- count were reset, any user with a valid password could try the passwords of all others from there.
 with gone as (delete from login_try where subject = any(%(subjects)s::text[]))
 update login_try set failures = greatest(failures - 1, 0) where subject = any(%(fading)s::text[])
 
@@ -52,7 +53,8 @@ with old as (
     returning credential_id, expires_at, account_id, kind, name, role, tags
 ), noted as (
     insert into journal (occurred_at, verb, actor, detail)
-    select clock(), case m.kind when 'session' then 'sign_in' when 'link' then 'add_link' else 'add_token' end, %(actor)s,
+    select clock(), case m.kind when 'session' then 'sign_in' when 'link' then 'add_link'
+        else 'add_token' end, %(actor)s,
            jsonb_build_object('user', a.name, m.kind, m.name, 'id', m.credential_id, 'role', m.role, 'tags', m.tags,
                               'expires_at', m.expires_at)
       from made m join account a on a.account_id = m.account_id
@@ -66,12 +68,14 @@ with taken as (
      where c.secret_hash = %(secret_hash)s and c.kind = 'link' and c.revoked_at is null and c.expires_at > clock()
     returning c.account_id
 )
-select a.account_id, a.name, a.role, a.tags, a.password_hash, a.is_disabled, a.created_by, a.created_at, a.password_changed_at
+select a.account_id, a.name, a.role, a.tags, a.password_hash, a.is_disabled, a.created_by, a.created_at,
+    a.password_changed_at
   from taken t join account a on a.account_id = t.account_id where not a.is_disabled
 
 -- name: authenticate
 -- By the unique hash. A revoked or expired credential, or one of a disabled account, is not found.
-select c.credential_id, c.kind, c.name as credential, c.role as role_cap, c.tags as tag_cap, a.account_id, a.name, a.role, a.tags,
+select c.credential_id, c.kind, c.name as credential, c.role as role_cap, c.tags as tag_cap, a.account_id, a.name,
+    a.role, a.tags,
        coalesce(c.used_at < clock() - interval '1 minute', true) as is_use_old,
        extract(epoch from c.expires_at - clock())::float8 as seconds_left
   from credential c join account a on a.account_id = c.account_id
@@ -80,7 +84,8 @@ select c.credential_id, c.kind, c.name as credential, c.role as role_cap, c.tags
 
 -- name: still_valid
 -- Rechecks credentials that authenticated a while ago.
-select c.credential_id, c.kind, c.name as credential, c.role as role_cap, c.tags as tag_cap, a.account_id, a.name, a.role, a.tags,
+select c.credential_id, c.kind, c.name as credential, c.role as role_cap, c.tags as tag_cap, a.account_id, a.name,
+    a.role, a.tags,
        false as is_use_old, extract(epoch from c.expires_at - clock())::float8 as seconds_left
   from unnest(%(credential_ids)s::bigint[]) w
   join credential c on c.credential_id = w join account a on a.account_id = c.account_id
@@ -92,7 +97,8 @@ update credential set used_at = clock(), used_from = %(origin)s::text
  where credential_id = %(credential_id)s and coalesce(used_at < clock() - interval '1 minute', true)
 
 -- name: list_credentials
-select c.credential_id, a.name as account, c.kind, c.name, c.role, c.tags, c.created_by, c.created_at, c.expires_at, c.used_at, c.used_from,
+select c.credential_id, a.name as account, c.kind, c.name, c.role, c.tags, c.created_by, c.created_at, c.expires_at,
+    c.used_at, c.used_from,
        c.revoked_at
   from credential c join account a on a.account_id = c.account_id
  where (%(account)s::text is null or lower(a.name) = lower(%(account)s)) and c.kind <> 'link' and c.revoked_at is null
@@ -100,7 +106,8 @@ select c.credential_id, a.name as account, c.kind, c.name, c.role, c.tags, c.cre
  order by c.credential_id limit %(limit)s
 
 -- name: revoke
--- No row: there is none, or it was already revoked. With an account, only its own. API processes cache it for some seconds.
+-- No row: there is none, or it was already revoked. With an account, only its own. API processes cache it for some
+-- seconds.
 with ended as (
     update credential c set revoked_at = clock() from account a
      where c.credential_id = %(credential_id)s and c.revoked_at is null and a.account_id = c.account_id
@@ -122,12 +129,14 @@ values (clock(), %(verb)s, %(actor)s, %(dag_id)s::int, %(run_id)s::bigint, %(det
 -- The lower end of a window of entries before one entry, and whether older entries exist.
 select w.entry_id, exists (select 1 from journal x where x.entry_id < w.entry_id) as has_more
   from (select min(n.entry_id) as entry_id
-          from (select j.entry_id from journal j where j.entry_id < %(before)s::bigint order by j.entry_id desc limit %(window)s) n) w
+          from (select j.entry_id from journal j where j.entry_id < %(before)s::bigint order by j.entry_id desc
+                limit %(window)s) n) w
  where w.entry_id is not null
 
 -- name: audit
 -- Newest first, by the primary key.
-select j.entry_id, j.occurred_at, j.verb, j.actor, j.origin, j.request_id, d.name as dag, j.run_id, s.name as task, j.map_index, j.detail
+select j.entry_id, j.occurred_at, j.verb, j.actor, j.origin, j.request_id, d.name as dag, j.run_id, s.name as task,
+    j.map_index, j.detail
   from journal j left join dag d on d.dag_id = j.dag_id
   left join run_status r on r.run_id = j.run_id
   left join task_spec s on s.version_id = r.version_id and s.idx = j.idx

@@ -2,7 +2,8 @@
 
 -- name: start
 select verdict, attempt, version_id, fire_at, params, inputs
-  from start_attempt(%(run_id)s::bigint, %(idx)s::int, %(map_index)s::int, %(epoch)s::int, %(session)s::bigint, %(nonce)s::text,
+  from start_attempt(%(run_id)s::bigint, %(idx)s::int, %(map_index)s::int, %(epoch)s::int, %(session)s::bigint,
+                     %(nonce)s::text,
                      %(agent)s::jsonb, %(lost_after)s::double precision)
 
 -- name: held
@@ -24,7 +25,8 @@ select b.archive from dag_version v join bundle b on b.hash = v.bundle_hash
 select s.session from unnest(%(sessions)s::bigint[]) s(session)
   left join lateral (select l.* from lease l where l.session = s.session limit 1) l on true
   left join lateral (select y.request from task y
-                      where y.run_id = l.run_id and y.idx = l.idx and y.map_index = l.map_index and y.epoch = l.epoch offset 0) k on true
+                      where y.run_id = l.run_id and y.idx = l.idx and y.map_index = l.map_index
+                          and y.epoch = l.epoch offset 0) k on true
  where l.session is null or k.request is not null
 
 -- name: finish

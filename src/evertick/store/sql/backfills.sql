@@ -5,7 +5,8 @@ select id, is_new from create_backfill(%(plan)s::jsonb, %(request)s::text, %(act
 
 -- name: position
 -- The data for planning the next step; only for a backfill that could create a run.
-select spec::text as spec, first_at, last_at, position, newest_first, state = 'running' and not is_planned as is_planning
+select spec::text as spec, first_at, last_at, position, newest_first, state = 'running'
+    and not is_planned as is_planning
   from backfill where backfill_id = %(backfill_id)s::int
 
 -- name: step
@@ -23,15 +24,19 @@ select pause_backfill(%(backfill_id)s::int, %(paused)s::boolean, %(actor)s::text
 select runs, asked from cancel_backfill(%(backfill_id)s::int, %(leaves_runs)s::boolean, %(actor)s::text)
 
 -- name: find
-select b.backfill_id, d.name as dag, c.name as schedule, b.spec, b.params, b.first_at, b.last_at, b.reprocess, b.newest_first,
-       b.parallel, b.state, b.reason, b.position, b.total, b.left_alone, b.made, b.open_runs, b.succeeded, b.failed, b.canceled,
+select b.backfill_id, d.name as dag, c.name as schedule, b.spec, b.params, b.first_at, b.last_at, b.reprocess,
+    b.newest_first,
+       b.parallel, b.state, b.reason, b.position, b.total, b.left_alone, b.made, b.open_runs, b.succeeded, b.failed,
+           b.canceled,
        b.created_by, b.created_at, b.finished_at, d.paused as is_dag_paused
   from backfill b join dag d on d.dag_id = b.dag_id left join schedule c on c.schedule_id = b.schedule_id
  where b.backfill_id = %(backfill_id)s::int
 
 -- name: list
-select b.backfill_id, d.name as dag, c.name as schedule, b.spec, b.params, b.first_at, b.last_at, b.reprocess, b.newest_first,
-       b.parallel, b.state, b.reason, b.position, b.total, b.left_alone, b.made, b.open_runs, b.succeeded, b.failed, b.canceled,
+select b.backfill_id, d.name as dag, c.name as schedule, b.spec, b.params, b.first_at, b.last_at, b.reprocess,
+    b.newest_first,
+       b.parallel, b.state, b.reason, b.position, b.total, b.left_alone, b.made, b.open_runs, b.succeeded, b.failed,
+           b.canceled,
        b.created_by, b.created_at, b.finished_at, d.paused as is_dag_paused
   from backfill b join dag d on d.dag_id = b.dag_id left join schedule c on c.schedule_id = b.schedule_id
  where (%(dag)s::text is null or d.name = %(dag)s::text) and b.backfill_id < %(before)s::bigint

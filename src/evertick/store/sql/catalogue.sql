@@ -1,8 +1,8 @@
 -- The DAG catalogue: a page in name order, with the states of the newest runs.
 
 -- name: page
--- From after a name. Only the listed parts of the spec: a large DAG must not slow it down. The newest run is read only if
--- requested.
+-- From after a name. Only the listed parts of the spec: a large DAG must not slow it down. The newest run is read only
+-- if requested.
 select d.dag_id, d.name, d.paused, v.number as version, v.task_count, coalesce(v.spec->'tags', '[]') as tags,
        left(v.spec->>'description', 300) as description, d.file
   from dag d join dag_version v on v.version_id = d.version_id
@@ -20,20 +20,26 @@ select d.dag_id, d.name, d.paused, v.number as version, v.task_count, coalesce(v
        left(v.spec->>'description', 300) as description, d.file
   from (select f.dag_id, f.name, f.weight from (
             select g.dag_id, g.name, case %(by)s::text
-                when 'next' then (select min(extract(epoch from s.next_due)) from schedule c join schedule_state s on s.schedule_id = c.schedule_id
-                                   where c.dag_id = g.dag_id and c.deleted_at is null and not s.paused and s.error is null)
-                when 'newest' then (select extract(epoch from n.created_at) from run n where n.dag_id = g.dag_id order by n.run_id desc limit 1)
+                when 'next' then (select min(extract(epoch from s.next_due)) from schedule c
+                                  join schedule_state s on s.schedule_id = c.schedule_id
+                                   where c.dag_id = g.dag_id and c.deleted_at is null and not s.paused
+                                       and s.error is null)
+                when 'newest' then (select extract(epoch from n.created_at) from run n where n.dag_id = g.dag_id
+                                    order by n.run_id desc limit 1)
                 when 'took' then (select extract(epoch from coalesce(s.finished_at, clock()) - s.started_at)
-                                    from (select n.run_id from run n where n.dag_id = g.dag_id order by n.run_id desc limit 1) w
+                                    from (select n.run_id from run n where n.dag_id = g.dag_id order by n.run_id desc
+                                          limit 1) w
                                     join run_status s on s.run_id = w.run_id)
                 end as weight
               from dag g join dag_version x on x.version_id = g.version_id
              where g.deleted_at is null and (%(tags)s::text[] is null or x.spec->'tags' ?| %(tags)s)
                and (%(tag)s::text is null or x.spec->'tags' ? %(tag)s)
-               and (%(like)s::text is null or g.name ilike %(like)s) and (%(paused)s::boolean is null or g.paused = %(paused)s)
+               and (%(like)s::text is null or g.name ilike %(like)s)
+                   and (%(paused)s::boolean is null or g.paused = %(paused)s)
                and (%(newest)s::run_state is null or %(newest)s = (
                    select s.state from run_status s
-                    where s.run_id = (select n.run_id from run n where n.dag_id = g.dag_id order by n.run_id desc limit 1)))) f
+                    where s.run_id = (select n.run_id from run n where n.dag_id = g.dag_id order by n.run_id desc
+                                      limit 1)))) f
          order by case when %(is_down)s then -f.weight else f.weight end nulls last,
                   case when not %(is_down)s then f.name end, case when %(is_down)s then f.name end desc
          limit %(limit)s offset %(offset)s) p
@@ -45,7 +51,8 @@ select d.dag_id, d.name, d.paused, v.number as version, v.task_count, coalesce(v
 -- One index probe per DAG.
 select r.dag_id, s.run_id, s.state, r.created_at, r.fire_at, s.started_at, s.finished_at
   from unnest(%(dag_ids)s::int[]) w(dag_id)
- cross join lateral (select n.run_id, n.dag_id, n.created_at, n.fire_at from run n where n.dag_id = w.dag_id order by n.run_id desc limit %(each)s) r
+ cross join lateral (select n.run_id, n.dag_id, n.created_at, n.fire_at from run n where n.dag_id = w.dag_id
+                     order by n.run_id desc limit %(each)s) r
  cross join lateral (select * from run_status x where x.run_id = r.run_id offset 0) s
  order by r.dag_id, s.run_id
 
@@ -60,8 +67,10 @@ select distinct on (c.dag_id) c.dag_id, c.name, c.spec, s.next_due, s.paused, s.
 -- The newest runs of a DAG, before one run.
 select r.run_id, v.number as version, r.kind, r.fire_at, r.created_at, s.state, s.started_at, s.finished_at,
        v.task_count + s.extra_tasks as task_count
-  from (select n.run_id from run n where n.dag_id = %(dag_id)s and n.run_id < %(before)s::bigint order by n.run_id desc limit %(limit)s) w
-  join run r on r.run_id = w.run_id join run_status s on s.run_id = w.run_id join dag_version v on v.version_id = r.version_id
+  from (select n.run_id from run n where n.dag_id = %(dag_id)s and n.run_id < %(before)s::bigint order by n.run_id desc
+        limit %(limit)s) w
+  join run r on r.run_id = w.run_id join run_status s on s.run_id = w.run_id
+      join dag_version v on v.version_id = r.version_id
  order by r.run_id desc
 
 -- name: cells

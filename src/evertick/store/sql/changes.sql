@@ -13,24 +13,28 @@ select pg_snapshot_xmin(s)::text::bigint as oldest, pg_snapshot_xmax(s)::text::b
 select run_id from run_status where state in ('queued', 'running') order by run_id desc limit %(limit)s
 
 -- name: runs
--- Changed open runs, by their small index; new runs that are already over, by the key; and runs that were open at the last poll.
+-- Changed open runs, by their small index; new runs that are already over, by the key; and runs that were open at the
+-- last poll.
 select run_id, dag_id, state::text as state, open_tasks, started_at, finished_at, xmin::text::bigint as written_by
   from run_status
  where state in ('queued', 'running') and age(xmin) between 0 and age(%(since)s::text::xid)
 union all
 select run_id, dag_id, state::text, open_tasks, started_at, finished_at, xmin::text::bigint
   from run_status
- where run_id > %(after)s::bigint and state not in ('queued', 'running') and age(xmin) between 0 and age(%(since)s::text::xid)
+ where run_id > %(after)s::bigint and state not in ('queued', 'running')
+     and age(xmin) between 0 and age(%(since)s::text::xid)
 union all
 select r.run_id, r.dag_id, r.state::text, r.open_tasks, r.started_at, r.finished_at, r.xmin::text::bigint
   from unnest(%(open)s::bigint[]) k
- cross join lateral (select x.*, x.xmin from run_status x where x.run_id = k and x.state not in ('queued', 'running') offset 0) r
+ cross join lateral (select x.*, x.xmin from run_status x
+                     where x.run_id = k and x.state not in ('queued', 'running') offset 0) r
  limit %(limit)s
 
 -- name: entries
 -- Actions of users and of reconciliation. Only one name of the details: the rest is in the audit log.
 select j.entry_id, j.occurred_at, j.verb, coalesce(j.dag_id, r.dag_id) as dag_id, j.run_id, s.name as task, j.map_index,
-       coalesce(j.detail->>'pool', j.detail->>'runner', case when j.verb like '%%\_schedule' then j.detail->>'name' end) as subject,
+       coalesce(j.detail->>'pool', j.detail->>'runner', case when j.verb like '%%\_schedule' then j.detail->>'name' end)
+           as subject,
        (j.detail->>'backfill')::int as backfill, r.state::text as state, j.xmin::text::bigint as written_by
   from journal j
   left join run_status r on r.run_id = j.run_id
@@ -39,10 +43,11 @@ select j.entry_id, j.occurred_at, j.verb, coalesce(j.dag_id, r.dag_id) as dag_id
  order by j.entry_id limit %(limit)s
 
 -- name: watched
--- The newest open runs of the given DAGs, or of all; and of the runs that just changed those of the same DAGs, finished ones
--- included.
+-- The newest open runs of the given DAGs, or of all; and of the runs that just changed those of the same DAGs,
+-- finished ones included.
 (select run_id from run_status
-  where state in ('queued', 'running') and (%(is_all)s or dag_id in (select d.dag_id from dag d where d.name = any(%(dags)s::text[])))
+  where state in ('queued', 'running')
+      and (%(is_all)s or dag_id in (select d.dag_id from dag d where d.name = any(%(dags)s::text[])))
   order by run_id desc limit %(limit)s)
 union
 select r.run_id from unnest(%(moved)s::bigint[]) m
@@ -51,7 +56,8 @@ select r.run_id from unnest(%(moved)s::bigint[]) m
 
 -- name: tasks
 -- The changed tasks of these runs, run by run by the key.
-select k.run_id, r.dag_id, s.name as task, k.map_index, k.state::text as state, k.attempt, k.started_at, k.finished_at, k.written_by
+select k.run_id, r.dag_id, s.name as task, k.map_index, k.state::text as state, k.attempt, k.started_at, k.finished_at,
+    k.written_by
   from unnest(%(run_ids)s::bigint[]) w
  cross join lateral (select r.dag_id from run_status r where r.run_id = w offset 0) r
  cross join lateral (select x.*, x.xmin::text::bigint as written_by from task x

@@ -5,24 +5,28 @@
 select (select system_identifier from pg_control_system()) as system_id,
        case when not pg_is_in_recovery()
             then ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint end as timeline,
-       pg_is_in_recovery() as is_standby, pg_backend_pid() as pid, current_setting('search_path') as search_path
+       pg_is_in_recovery() as is_standby, pg_backend_pid() as pid, current_setting('search_path') as search_path,
+       case when pg_backend_pid() = %(pid)s then pg_try_advisory_lock_shared(%(functions)s) end as holds_functions
 
 -- name: look_without_rights
 -- The facts that every role may read.
 select null::bigint as system_id, null::bigint as timeline,
-       pg_is_in_recovery() as is_standby, pg_backend_pid() as pid, current_setting('search_path') as search_path
+       pg_is_in_recovery() as is_standby, pg_backend_pid() as pid, current_setting('search_path') as search_path,
+       case when pg_backend_pid() = %(pid)s then pg_try_advisory_lock_shared(%(functions)s) end as holds_functions
 
 -- name: mark
--- Of all processes one per second writes; the others read the row that it wrote, and wait for no lock. A visible row is
--- committed, and if commits wait for a standby, the standby has it too: that makes it a mark. The first process on a new
--- timeline records it, and reports it if there was an earlier one. No row: another process is recording it right now. A mark
--- from the future comes from a clock that was set back.
+-- Of all processes one per second writes; the others read the row that it wrote, and wait for no lock. A visible row
+-- is committed, and if commits wait for a standby, the standby has it too: that makes it a mark. The first process on
+-- a new timeline records it, and reports it if there was an earlier one. No row: another process is recording it right
+-- now. A mark from the future comes from a clock that was set back.
 with setting as (
-    select current_setting('synchronous_standby_names') <> '' and current_setting('synchronous_commit') not in ('off', 'local')
+    select current_setting('synchronous_standby_names') <> ''
+        and current_setting('synchronous_commit') not in ('off', 'local')
            as is_synchronous
 ), placed as (
     insert into cluster (system_id, timeline, first_seen_at, marked_at, lsn, is_synchronous)
-    select %(system_id)s, %(timeline)s, clock_timestamp(), clock_timestamp(), pg_current_wal_insert_lsn(), s.is_synchronous
+    select %(system_id)s, %(timeline)s, clock_timestamp(), clock_timestamp(), pg_current_wal_insert_lsn(),
+        s.is_synchronous
       from setting s
      where not exists (select 1 from cluster c where c.system_id = %(system_id)s and c.timeline = %(timeline)s)
     on conflict (system_id, timeline) do nothing
@@ -32,7 +36,8 @@ with setting as (
     select clock(), 'failover', %(actor)s, jsonb_build_object('system_id', p.system_id::text, 'timeline', p.timeline)
       from placed p where exists (select 1 from cluster)
 ), moved as (
-    update cluster c set marked_at = clock_timestamp(), lsn = pg_current_wal_insert_lsn(), is_synchronous = s.is_synchronous
+    update cluster c set marked_at = clock_timestamp(), lsn = pg_current_wal_insert_lsn(),
+        is_synchronous = s.is_synchronous
       from setting s
      where c.ctid = (select x.ctid from cluster x
                       where x.system_id = %(system_id)s and x.timeline = %(timeline)s
@@ -46,7 +51,8 @@ select (newest.lsn - '0/0')::bigint as lsn, newest.is_synchronous
         union all
         select lsn, is_synchronous from moved
         union all
-        select c.lsn, c.is_synchronous from cluster c where c.system_id = %(system_id)s and c.timeline = %(timeline)s) newest
+        select c.lsn, c.is_synchronous from cluster c where c.system_id = %(system_id)s and c.timeline = %(timeline)s)
+            newest
  order by newest.lsn desc limit 1
 
 -- name: marked
@@ -57,7 +63,8 @@ select (lsn - '0/0')::bigint from cluster where system_id = %(system_id)s and ti
 -- Many processes may find the same loss: it is reported again only if it is larger than the known one.
 with told as (
     insert into cluster as c (system_id, timeline, first_seen_at, marked_at, lsn, is_synchronous, lost_until)
-    values (%(system_id)s, %(timeline)s, clock_timestamp(), '-infinity', '0/0', false, '0/0'::pg_lsn + %(lost_until)s::numeric)
+    values (%(system_id)s, %(timeline)s, clock_timestamp(), '-infinity', '0/0', false,
+            '0/0'::pg_lsn + %(lost_until)s::numeric)
     on conflict (system_id, timeline) do update set lost_until = excluded.lost_until
         where c.lost_until is null or c.lost_until < excluded.lost_until
     returning c.timeline, c.lsn, c.lost_until

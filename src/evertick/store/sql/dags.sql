@@ -26,13 +26,15 @@ select pause_dag(%(dag_id)s::int, %(paused)s::boolean, %(seen)s::jsonb, %(settle
 select delete_dag(%(dag_id)s::int, %(seen)s::jsonb, %(settle)s::jsonb, %(actor)s::text)
 
 -- name: find
-select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec, v.created_at,
+select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec,
+    v.created_at,
        b.uses_threads
   from dag d left join dag_version v on v.version_id = d.version_id left join bundle b on b.hash = v.bundle_hash
  where d.name = %(name)s
 
 -- name: list
-select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec, v.created_at,
+select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec,
+    v.created_at,
        null as uses_threads
   from dag d join dag_version v on v.version_id = d.version_id
  where d.deleted_at is null order by d.name limit %(limit)s
@@ -52,7 +54,8 @@ select d.name, v.bundle_hash, b.file, b.uses_threads, v.spec
 
 -- name: versions
 -- Newest first. A rollback makes an old one current again, with its number.
-select v.version_id, v.number, v.hash, v.bundle_hash, v.task_count, v.created_at, v.version_id = d.version_id as is_current
+select v.version_id, v.number, v.hash, v.bundle_hash, v.task_count, v.created_at,
+    v.version_id = d.version_id as is_current
   from dag_version v join dag d on d.dag_id = v.dag_id
  where v.dag_id = %(dag_id)s and v.number < %(before)s::int order by v.number desc limit %(limit)s
 
@@ -72,7 +75,8 @@ insert into import_error (file, line, message, detail, occurred_at)
 values (%(file)s, %(line)s, %(message)s, %(detail)s, clock())
 on conflict (file) do update set line = excluded.line, message = excluded.message, detail = excluded.detail,
     occurred_at = excluded.occurred_at
- where (import_error.line, import_error.message, import_error.detail) is distinct from (excluded.line, excluded.message, excluded.detail)
+ where (import_error.line, import_error.message, import_error.detail) is distinct from
+     (excluded.line, excluded.message, excluded.detail)
 
 -- name: drop_import_error
 delete from import_error where file = %(file)s
@@ -87,7 +91,8 @@ select d.dag_id from dag d join dag_version v on v.version_id = d.version_id
 
 -- name: page
 -- In name order, from after one; optionally only DAGs with one of some tags, with a tag, or with a text in the name.
-select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec, v.created_at,
+select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec,
+    v.created_at,
        null as uses_threads
   from dag d join dag_version v on v.version_id = d.version_id
  where d.deleted_at is null and d.name > %(after)s and (%(tags)s::text[] is null or v.spec->'tags' ?| %(tags)s)
@@ -99,7 +104,8 @@ select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.de
 select v.spec from dag_version v where v.dag_id = %(dag_id)s and v.number = %(number)s
 
 -- name: named
-select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec, v.created_at,
+select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.deleted_at, v.number, v.spec,
+    v.created_at,
        null as uses_threads
   from dag d join dag_version v on v.version_id = d.version_id
  where d.deleted_at is null and d.name = any(%(names)s::text[]) order by d.name limit %(limit)s
@@ -108,10 +114,12 @@ select d.dag_id, d.name, d.paused, d.version_id, d.max_active_runs, d.file, d.de
 -- The versions of some DAGs, or of all that are not deleted, oldest first.
 select d.name as dag, v.version_id, v.number, v.created_at
   from dag d join dag_version v on v.dag_id = d.dag_id
- where d.deleted_at is null and (%(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s)) order by v.version_id limit 100000
+ where d.deleted_at is null and (%(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s)) order by v.version_id
+     limit 100000
 
 -- name: kinds
 -- The kind of each task of a version, in task order: the spec has it only if it is not the default.
-select v.version_id, array(select coalesce(t.task->>'kind', 'python') from jsonb_array_elements(v.spec->'tasks') with ordinality t(task, place)
+select v.version_id, array(select coalesce(t.task->>'kind', 'python')
+                           from jsonb_array_elements(v.spec->'tasks') with ordinality t(task, place)
                             order by t.place) as kinds
   from dag_version v where v.version_id = any(%(version_ids)s::int[]) order by v.version_id limit 1000

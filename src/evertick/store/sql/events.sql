@@ -1,7 +1,8 @@
 -- Events sent from outside, for tasks that wait for them.
 
 -- name: send
-select event_id, is_new, sent_at, sent_by from send_event(%(name)s::text, %(key)s::text, %(payload)s::jsonb, %(actor)s::text)
+select event_id, is_new, sent_at, sent_by
+    from send_event(%(name)s::text, %(key)s::text, %(payload)s::jsonb, %(actor)s::text)
 
 -- name: list_events
 -- The newest first.

@@ -17,8 +17,10 @@ select last_gate_id, drifted, admitted
   from reconcile_gates(%(shard)s::smallint, %(epoch)s::bigint, %(after)s::int, %(batch)s::int)
 
 -- name: list
--- With the number of tasks that hold each gate, and of the known waiters: the tasks in queues that are blocked on it now.
-select g.gate_id, g.kind, g.name, g.capacity, g.used, coalesce(h.holders, 0) as holders, coalesce(w.waiters, 0) as waiters,
+-- With the number of tasks that hold each gate, and of the known waiters: the tasks in queues that are blocked on it
+-- now.
+select g.gate_id, g.kind, g.name, g.capacity, g.used, coalesce(h.holders, 0) as holders,
+    coalesce(w.waiters, 0) as waiters,
        case when g.kind = 'order' then room_at(g.gate_id) end as version, g.period
   from gate g
   left join (select x as gate_id, count(*) as holders from gate_hold, unnest(gate_ids) x group by x

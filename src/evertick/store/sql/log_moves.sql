@@ -4,8 +4,8 @@
 select watch_logs(%(shard)s::smallint, %(epoch)s::bigint, %(batch)s::int)
 
 -- name: ended
--- The watched runs that ended long enough ago, and how many bytes of their logs are in the database. The sizes are known without
--- reading the lines. A deleted run has nothing to archive.
+-- The watched runs that ended long enough ago, and how many bytes of their logs are in the database. The sizes are
+-- known without reading the lines. A deleted run has nothing to archive.
 select w.run_id, s.finished_at,
        (select coalesce(sum(octet_length(c.content)), 0) from log_chunk c where c.run_id = w.run_id)::bigint as bytes
   from log_watch w

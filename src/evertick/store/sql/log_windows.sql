@@ -6,8 +6,8 @@ select epoch, max(until) as size, max(seq) as last from log_chunk
  where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s group by epoch order by epoch limit 1000
 
 -- name: onward
--- From the chunk at a position on, the chunks that could match a search: archived lines are searched only by their reader.
--- The window bounds how much a search reads.
+-- From the chunk at a position on, the chunks that could match a search: archived lines are searched only by their
+-- reader. The window bounds how much a search reads.
 select w.epoch, w.seq, w.until, w.is_late, w.content, w.object_id, w.at, w.bytes, w.digest
   from (select c.epoch, c.seq, c.until, c.is_late, c.content, c.object_id, c.at, c.bytes, c.digest from log_chunk c
          where c.run_id = %(run_id)s and c.idx = %(idx)s and c.map_index = %(map_index)s

@@ -15,15 +15,19 @@ on conflict (run_id, idx, map_index, epoch, seq) do nothing
 
 -- name: read
 select epoch, seq, until, is_late, content, object_id, at, bytes, digest from log_chunk
- where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s and (epoch, seq) > (%(epoch)s::int, %(seq)s::bigint)
+ where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s
+     and (epoch, seq) > (%(epoch)s::int, %(seq)s::bigint)
  order by epoch, seq limit %(limit)s
 
 -- name: news
--- After the last known chunk of each attempt, by the key: an earlier attempt's lines may arrive while a later one writes.
+-- After the last known chunk of each attempt, by the key: an earlier attempt's lines may arrive while a later one
+-- writes.
 select n.epoch, n.seq, n.until, n.is_late, n.content, n.object_id, n.at, n.bytes, n.digest
   from unnest(%(epochs)s::int[], %(seqs)s::bigint[]) as k(epoch, seq)
- cross join lateral (select c.epoch, c.seq, c.until, c.is_late, c.content, c.object_id, c.at, c.bytes, c.digest from log_chunk c
-                      where c.run_id = %(run_id)s and c.idx = %(idx)s and c.map_index = %(map_index)s and c.epoch = k.epoch
+ cross join lateral (select c.epoch, c.seq, c.until, c.is_late, c.content, c.object_id, c.at, c.bytes, c.digest
+                     from log_chunk c
+                      where c.run_id = %(run_id)s and c.idx = %(idx)s and c.map_index = %(map_index)s
+                          and c.epoch = k.epoch
                         and c.seq > k.seq order by c.seq limit %(limit)s) n
 union all
 (select c.epoch, c.seq, c.until, c.is_late, c.content, c.object_id, c.at, c.bytes, c.digest from log_chunk c

@@ -1,8 +1,8 @@
 -- The database's record of its migrations.
 
 -- name: lock
--- Transaction-level, so that it also works through a pooler and ends with a process that dies halfway. Tried without waiting:
--- a waiting session holds a snapshot, and a concurrent index build waits for every session with a snapshot.
+-- Transaction-level, so that it also works through a pooler and ends with a process that dies halfway. Tried without
+-- waiting: a waiting session holds a snapshot, and a concurrent index build waits for every session with a snapshot.
 select pg_try_advisory_xact_lock(%(key)s)
 
 -- name: lock_session
@@ -17,7 +17,8 @@ select pg_advisory_unlock(%(key)s)
 select set_config('lock_timeout', %(timeout)s, %(is_local)s)
 
 -- name: in_the_way
--- The session that has held a table of ours the longest in one transaction: a migration waits for it, or for sessions behind it.
+-- The session that has held a table of ours the longest in one transaction: a migration waits for it, or for sessions
+-- behind it.
 select a.pid, coalesce(nullif(a.application_name, ''), 'a session') as application,
        extract(epoch from clock_timestamp() - a.xact_start)::float8 as seconds
   from pg_stat_activity a
@@ -31,8 +32,8 @@ select a.pid, coalesce(nullif(a.application_name, ''), 'a session') as applicati
 select to_regclass('evertick.migration') is not null
 
 -- name: applied
--- In order, because a migration builds on all before it. The limit is far above any number of migrations. A database from before
--- the first release may have no oldest_program: other contradictions are still reported.
+-- In order, because a migration builds on all before it. The limit is far above any number of migrations. A database
+-- from before the first release may have no oldest_program: other contradictions are still reported.
 select m.number, m.name, m.applied_at, m.checksum, coalesce((to_jsonb(m) ->> 'oldest_program')::int, m.number)
   from evertick.migration m
  order by m.number

@@ -2,7 +2,8 @@
 
 -- name: tend
 select given_up, waiting, oldest_seconds
-  from tend_outbox(%(shard)s::smallint, %(epoch)s::bigint, %(defaults)s::jsonb, %(give_up_seconds)s::double precision, %(batch)s::int,
+  from tend_outbox(%(shard)s::smallint, %(epoch)s::bigint, %(defaults)s::jsonb, %(give_up_seconds)s::double precision,
+                   %(batch)s::int,
                    %(most)s::int)
 
 -- name: take
@@ -23,7 +24,8 @@ returning o.delivery_id
 select retry_deliveries(%(ids)s::bigint[], %(sink)s::text, %(batch)s::int, %(actor)s::text)
 
 -- name: list
-select o.delivery_id, o.sink, o.event, o.run_id, o.fact, o.created_at, o.state, o.attempts, o.due_at, o.ended_at, o.answer
+select o.delivery_id, o.sink, o.event, o.run_id, o.fact, o.created_at, o.state, o.attempts, o.due_at, o.ended_at,
+    o.answer
   from outbox o
  where (%(state)s::text is null or o.state = %(state)s) and (%(sink)s::text is null or o.sink = %(sink)s)
    and (%(dag)s::text is null or o.fact->>'dag' = %(dag)s) and (%(run_id)s::bigint is null or o.run_id = %(run_id)s)
@@ -31,5 +33,6 @@ select o.delivery_id, o.sink, o.event, o.run_id, o.fact, o.created_at, o.state, 
  order by o.delivery_id desc limit %(limit)s
 
 -- name: find
-select o.delivery_id, o.sink, o.event, o.run_id, o.fact, o.created_at, o.state, o.attempts, o.due_at, o.ended_at, o.answer
+select o.delivery_id, o.sink, o.event, o.run_id, o.fact, o.created_at, o.state, o.attempts, o.due_at, o.ended_at,
+    o.answer
   from outbox o where o.delivery_id = %(delivery_id)s::bigint

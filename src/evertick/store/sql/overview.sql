@@ -1,15 +1,17 @@
 -- The overview for the home page: each part by an index and bounded, whatever the history.
 
 -- name: pulse
--- One row. Open runs and late schedules are counted up to the cap. Fire lag is that of the newest scheduled runs: how long after
--- its due time each was created.
+-- One row. Open runs and late schedules are counted up to the cap. Fire lag is that of the newest scheduled runs: how
+-- long after its due time each was created.
 with open as materialized (
     select s.state from run_status s
-     where s.state in ('queued', 'running') and (%(dag_ids)s::int[] is null or s.dag_id = any(%(dag_ids)s)) limit %(cap)s
+     where s.state in ('queued', 'running') and (%(dag_ids)s::int[] is null or s.dag_id = any(%(dag_ids)s))
+         limit %(cap)s
 ), late as materialized (
     select s.next_due from shard h cross join lateral (
         select x.next_due from schedule_state x
-         where x.shard = h.shard and x.next_due <= clock() - interval '2 seconds' and x.next_due is not null and not x.paused
+         where x.shard = h.shard and x.next_due <= clock() - interval '2 seconds' and x.next_due is not null
+             and not x.paused
            and x.error is null
          order by x.next_due limit %(cap)s) s
      order by s.next_due limit %(cap)s
@@ -32,7 +34,8 @@ select clock() as read_at,
 
 -- name: running
 -- The longest-running come first: they are the most likely to hang.
-select o.run_id, d.name as dag, o.state, o.started_at, o.open_tasks, v.task_count + o.extra_tasks as task_count, f.kind, f.fire_at
+select o.run_id, d.name as dag, o.state, o.started_at, o.open_tasks, v.task_count + o.extra_tasks as task_count, f.kind,
+    f.fire_at
   from (select s.run_id, s.dag_id, s.version_id, s.state, s.started_at, s.open_tasks, s.extra_tasks from run_status s
          where s.state = 'running' and s.state in ('queued', 'running')
            and (%(dag_ids)s::int[] is null or s.dag_id = any(%(dag_ids)s)) limit %(cap)s) o
@@ -40,8 +43,8 @@ select o.run_id, d.name as dag, o.state, o.started_at, o.open_tasks, v.task_coun
  order by o.started_at, o.run_id limit %(limit)s
 
 -- name: failing
--- DAGs with a failure among their newest runs, the latest failure first, each with the states of its newest runs. The newest by
--- their key alone: in a join with them, the planner would read every failure there ever was.
+-- DAGs with a failure among their newest runs, the latest failure first, each with the states of its newest runs. The
+-- newest by their key alone: in a join with them, the planner would read every failure there ever was.
 with recent as materialized (
     select n.run_id, n.dag_id, n.state from run_status n order by n.run_id desc limit %(window)s
 ), bad as materialized (
@@ -51,14 +54,16 @@ with recent as materialized (
      group by r.dag_id order by max(r.run_id) desc limit %(limit)s
 )
 select d.name as dag, b.failures, b.run_id, s.finished_at, s.reason,
-       array(select e.state::text from (select n.run_id from run n where n.dag_id = b.dag_id order by n.run_id desc limit 20) w
+       array(select e.state::text
+             from (select n.run_id from run n where n.dag_id = b.dag_id order by n.run_id desc limit 20) w
                join run_status e on e.run_id = w.run_id order by w.run_id desc) as newest
   from bad b join dag d on d.dag_id = b.dag_id join run_status s on s.run_id = b.run_id
  order by b.run_id desc
 
 -- name: late
 -- Open alerts and quarantined schedules.
-(select a.kind, d.name as dag, c.name as schedule, nullif(a.task, '') as task, a.run_id, a.due_at as since, a.count, null as reason
+(select a.kind, d.name as dag, c.name as schedule, nullif(a.task, '') as task, a.run_id, a.due_at as since, a.count,
+    null as reason
    from alert a join schedule c on c.schedule_id = a.schedule_id join dag d on d.dag_id = c.dag_id
   where a.ended_at is null and (%(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s))
   order by a.alert_id desc limit %(limit)s)
@@ -73,7 +78,8 @@ union all
 select d.name as dag, c.name as schedule, s.next_due, c.spec, c.delay_seconds
   from (select y.schedule_id, y.next_due from shard h cross join lateral (
             select x.schedule_id, x.next_due from schedule_state x
-             where x.shard = h.shard and x.next_due <= clock() + make_interval(secs => %(seconds)s) and x.next_due is not null
+             where x.shard = h.shard and x.next_due <= clock() + make_interval(secs => %(seconds)s)
+                 and x.next_due is not null
                and not x.paused and x.error is null
              order by x.next_due limit %(cap)s) y
          order by y.next_due limit %(cap)s) s
@@ -82,8 +88,8 @@ select d.name as dag, c.name as schedule, s.next_due, c.spec, c.delay_seconds
  order by s.next_due, c.schedule_id limit %(limit)s
 
 -- name: lines
--- Every queue with waiting tasks, skipping from queue to queue through the index: how many, since when, and whether a runner
--- serves it.
+-- Every queue with waiting tasks, skipping from queue to queue through the index: how many, since when, and whether a
+-- runner serves it.
 with recursive line as (
     (select queue from ready order by queue limit 1)
     union all
@@ -92,6 +98,7 @@ with recursive line as (
 )
 select l.queue, (select count(*) from (select 1 from ready r where r.queue = l.queue limit %(cap)s) counted) as depth,
        (select min(h.offered_at) from generate_series(0, 9) n(rank) cross join lateral (
-            select r.offered_at from ready r where r.queue = l.queue and r.rank = n.rank order by r.seq limit 1) h) as oldest_at,
+            select r.offered_at from ready r where r.queue = l.queue and r.rank = n.rank order by r.seq limit 1) h) as
+                oldest_at,
        exists (select 1 from runner r where r.gone_at is null and l.queue = any(r.queues)) as is_served
   from line l where l.queue is not null limit %(limit)s

@@ -1,9 +1,10 @@
 -- Retention: finds rows that are old enough, and deletes them by the functions of the migration that defines them.
 
 -- name: walk_runs
--- From the oldest on, by the key: ids rise with time, so the walk can end where the young rows begin, and needs no extra
--- index. A run that is still open, or ended late, is visited again in the next round.
-select r.run_id as id, r.created_at, case when s.state in ('success', 'failed', 'canceled') then s.finished_at end as ended_at
+-- From the oldest on, by the key: ids rise with time, so the walk can end where the young rows begin, and needs no
+-- extra index. A run that is still open, or ended late, is visited again in the next round.
+select r.run_id as id, r.created_at, case when s.state in ('success', 'failed', 'canceled') then s.finished_at
+    end as ended_at
   from run r join run_status s on s.run_id = r.run_id
  where r.run_id > %(after)s::bigint
  order by r.run_id limit %(batch)s::int
@@ -14,7 +15,8 @@ select entry_id as id, occurred_at as created_at, occurred_at as ended_at
 
 -- name: run_at_or_above
 -- For a binary search: the id at an instant.
-select run_id as id, created_at, null::timestamptz as ended_at from run where run_id >= %(id)s::bigint order by run_id limit 1
+select run_id as id, created_at, null::timestamptz as ended_at from run where run_id >= %(id)s::bigint order by run_id
+    limit 1
 
 -- name: newest_run_id
 select run_id from run order by run_id desc limit 1
@@ -35,7 +37,8 @@ select swept, is_clean
 
 -- name: prune_journal
 select pruned, entry
-  from prune_journal(%(shard)s::smallint, %(epoch)s::bigint, %(ids)s::bigint[], %(before)s::timestamptz, %(actor)s::text,
+  from prune_journal(%(shard)s::smallint, %(epoch)s::bigint, %(ids)s::bigint[], %(before)s::timestamptz,
+                     %(actor)s::text,
                      %(entry)s::bigint)
 
 -- name: prune_kind

@@ -36,8 +36,10 @@ with recursive line as (
 )
 select k.queue, (select count(*) from (select 1 from ready r where r.queue = k.queue limit %(cap)s) counted) as depth,
        (select min(h.offered_at) from generate_series(0, 9) n(rank) cross join lateral (
-            select r.offered_at from ready r where r.queue = k.queue and r.rank = n.rank order by r.seq limit 1) h) as oldest_at,
-       coalesce(h.running, 0) as running, coalesce(s.runners, 0)::int as runners, coalesce(s.draining, 0)::int as draining,
+            select r.offered_at from ready r where r.queue = k.queue and r.rank = n.rank order by r.seq limit 1) h) as
+                oldest_at,
+       coalesce(h.running, 0) as running, coalesce(s.runners, 0)::int as runners,
+           coalesce(s.draining, 0)::int as draining,
        coalesce(s.specialised, 0)::int as specialised, coalesce(s.slots, 0)::int as slots
   from known k left join held h on h.queue = k.queue left join served s on s.queue = k.queue
  order by k.queue limit %(limit)s
@@ -54,7 +56,8 @@ select 10 * (n.n - 1) + k.rank as place, r.seq, t.version_id, r.idx,
        and q.seq >= (%(begin)s::bigint[])[10 * (n.n - 1) + k.rank + 1]
      order by q.seq limit %(window)s::int) r
  cross join lateral (
-    select k.version_id from task k where k.run_id = r.run_id and k.idx = r.idx and k.map_index = r.map_index offset 0) t
+    select k.version_id from task k where k.run_id = r.run_id and k.idx = r.idx and k.map_index = r.map_index offset 0)
+        t
  order by place, r.seq limit %(window)s::int * 10 * cardinality(%(queues)s::text[])
 
 -- name: names
@@ -64,7 +67,8 @@ select w.version_id, w.idx, v.dag, s.name as task
  cross join lateral (
     select s.name from task_spec s where s.version_id = w.version_id and s.idx = w.idx offset 0) s
  cross join lateral (
-    select d.name as dag from dag_version v join dag d on d.dag_id = v.dag_id where v.version_id = w.version_id offset 0) v
+    select d.name as dag from dag_version v join dag d on d.dag_id = v.dag_id
+        where v.version_id = w.version_id offset 0) v
 
 -- name: published
 -- The tasks of the current versions and their queues.

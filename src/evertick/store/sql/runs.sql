@@ -2,7 +2,8 @@
 
 -- name: trigger
 select run_id, is_new, defers
-  from trigger_run(%(dag_id)s::int, %(params)s::jsonb, %(key)s::text, %(actor)s::text, %(fire_at)s::timestamptz, %(note)s::text)
+  from trigger_run(%(dag_id)s::int, %(params)s::jsonb, %(key)s::text, %(actor)s::text, %(fire_at)s::timestamptz,
+                   %(note)s::text)
 
 -- name: cancel
 select cancel_run(%(run_id)s::bigint, %(actor)s::text, %(reason)s::text)
@@ -11,8 +12,10 @@ select cancel_run(%(run_id)s::bigint, %(actor)s::text, %(reason)s::text)
 select delete_run(%(run_id)s::bigint, %(actor)s::text)
 
 -- name: find
-select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count, s.retried
+select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by,
+    r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason,
+           v.task_count + s.extra_tasks as task_count, s.retried
   from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
   join dag_version v on v.version_id = s.version_id
  where r.run_id = %(run_id)s
@@ -23,23 +26,30 @@ select run_id from run where run_id = any(%(run_ids)s::bigint[])
 
 -- name: list_of_dag
 -- Newest first by the index of the DAG's runs.
-select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count, s.retried
+select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by,
+    r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason,
+           v.task_count + s.extra_tasks as task_count, s.retried
   from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
   join dag_version v on v.version_id = s.version_id
- where r.dag_id = %(dag_id)s and (%(state)s::run_state is null or s.state = %(state)s) order by r.run_id desc limit %(limit)s
+ where r.dag_id = %(dag_id)s and (%(state)s::run_state is null or s.state = %(state)s) order by r.run_id desc
+     limit %(limit)s
 
 -- name: list
-select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count, s.retried
+select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by,
+    r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason,
+           v.task_count + s.extra_tasks as task_count, s.retried
   from run r join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
   join dag_version v on v.version_id = s.version_id
  where %(state)s::run_state is null or s.state = %(state)s order by r.run_id desc limit %(limit)s
 
 -- name: newest_of_each_dag
 -- One index probe per DAG, whatever the number of runs.
-select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count, s.retried
+select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by,
+    r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason,
+           v.task_count + s.extra_tasks as task_count, s.retried
   from dag d
   cross join lateral (select n.run_id from run n where n.dag_id = d.dag_id order by n.run_id desc limit 1) newest
   join run r on r.run_id = newest.run_id join run_status s on s.run_id = r.run_id
@@ -66,43 +76,55 @@ select time_out_run(%(shard)s::smallint, %(epoch)s::bigint, %(run_id)s::bigint)
 -- The limit counts only rows past the threshold, so that many watched runs never hide a lost one.
 select w.run_id from orphan_watch w
  where w.watched_seconds >= %(orphan_after)s::double precision and not is_set_aside('run', w.run_id)
-   and (select d.shard from run_status r join dag d on d.dag_id = r.dag_id where r.run_id = w.run_id) = %(shard)s::smallint
+   and (select d.shard from run_status r join dag d on d.dag_id = r.dag_id where r.run_id = w.run_id)
+       = %(shard)s::smallint
  order by w.run_id limit 1000
 
 -- name: reap_orphan
 select reap_orphan(%(shard)s::smallint, %(epoch)s::bigint, %(run_id)s::bigint, %(orphan_after)s::double precision)
 
 -- name: journal
-select occurred_at, verb, actor, idx, map_index, detail from journal where run_id = %(run_id)s order by entry_id limit %(limit)s
+select occurred_at, verb, actor, idx, map_index, detail from journal where run_id = %(run_id)s order by entry_id
+    limit %(limit)s
 
 -- name: page_of_all
--- Without a filter, which is the form that clients poll. The window is a number in the text and as long as the longest page: with a
--- parameter PostgreSQL makes a new plan for every query, which takes 0.55 of 0.7 ms.
-select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count, s.retried
+-- Without a filter, which is the form that clients poll. The window is a number in the text and as long as the longest
+-- page: with a parameter PostgreSQL makes a new plan for every query, which takes 0.55 of 0.7 ms.
+select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by,
+    r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason,
+           v.task_count + s.extra_tasks as task_count, s.retried
   from (select n.run_id from run n where n.run_id < %(before)s::bigint order by n.run_id desc limit 200) w
   join run r on r.run_id = w.run_id join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
   join dag_version v on v.version_id = s.version_id
  order by r.run_id desc limit %(limit)s
 
 -- name: page
--- Newest first, before one run. Reads a window of the newest runs by their key and no further: a rare state must not read a
--- million runs. A caller that gets an incomplete page continues at the window's end. Of rows that do not match only the state is
--- read: the newest runs of a busy DAG are all queued while a query for finished runs passes over them.
-select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count, s.retried
-  from (select w.run_id from (select n.run_id from run n where n.run_id < %(before)s::bigint order by n.run_id desc limit %(window)s) w
+-- Newest first, before one run. Reads a window of the newest runs by their key and no further: a rare state must not
+-- read a million runs. A caller that gets an incomplete page continues at the window's end. Of rows that do not match
+-- only the state is read: the newest runs of a busy DAG are all queued while a query for finished runs passes over
+-- them.
+select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by,
+    r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason,
+           v.task_count + s.extra_tasks as task_count, s.retried
+  from (select w.run_id
+        from (select n.run_id from run n where n.run_id < %(before)s::bigint order by n.run_id desc limit %(window)s) w
           join run_status o on o.run_id = w.run_id
-         where (%(state)s::run_state is null or o.state = %(state)s) and (%(dag_ids)s::int[] is null or o.dag_id = any(%(dag_ids)s))
+         where (%(state)s::run_state is null or o.state = %(state)s)
+             and (%(dag_ids)s::int[] is null or o.dag_id = any(%(dag_ids)s))
          order by w.run_id desc limit %(limit)s) f
   join run r on r.run_id = f.run_id join run_status s on s.run_id = r.run_id join dag d on d.dag_id = r.dag_id
   join dag_version v on v.version_id = s.version_id
  order by r.run_id desc
 
 -- name: page_of_dag
-select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by, r.created_at,
-       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason, v.task_count + s.extra_tasks as task_count, s.retried
-  from (select w.run_id from (select n.run_id from run n where n.dag_id = any(%(dag_ids)s::int[]) and n.run_id < %(before)s::bigint
+select r.run_id, d.name as dag, s.version_id, v.number as version, r.kind, r.key, r.fire_at, r.params, r.triggered_by,
+    r.created_at,
+       s.state, s.open_tasks, s.failed_leaves, s.cancel_requested, s.started_at, s.finished_at, s.reason,
+           v.task_count + s.extra_tasks as task_count, s.retried
+  from (select w.run_id
+        from (select n.run_id from run n where n.dag_id = any(%(dag_ids)s::int[]) and n.run_id < %(before)s::bigint
                                order by n.run_id desc limit %(window)s) w
           join run_status o on o.run_id = w.run_id
          where %(state)s::run_state is null or o.state = %(state)s

@@ -1,21 +1,23 @@
 -- Schedules: the due ones, and the state of each.
 
 -- name: due
--- By the index of live cursors: rows read are rows due, whatever the number of schedules. Oldest first; but if more are due than
--- fit, an eighth of the places is for the latest due ones: a fire after a burst does not wait until the burst is over. With
--- half, only the even or the odd ids, so that two processes that share the work never take the same row. Schedules that will be due
--- at a future instant can be requested ahead of time.
+-- By the index of live cursors: rows read are rows due, whatever the number of schedules. Oldest first; but if more
+-- are due than fit, an eighth of the places is for the latest due ones: a fire after a burst does not wait until the
+-- burst is over. With half, only the even or the odd ids, so that two processes that share the work never take the
+-- same row. Schedules that will be due at a future instant can be requested ahead of time.
 with now as materialized (
     select coalesce(%(until)s::timestamptz, clock()) as t
 ), oldest as materialized (
     select s.schedule_id, s.version, s.next_due from schedule_state s
-     where s.shard = %(shard)s::smallint and s.next_due <= (select t from now) and s.next_due is not null and not s.paused
+     where s.shard = %(shard)s::smallint and s.next_due <= (select t from now) and s.next_due is not null
+         and not s.paused
        and s.error is null and s.schedule_id <> all(%(passed_over)s::int[])
        and (%(half)s::int is null or mod(s.schedule_id, 2) = %(half)s::int)
      order by s.next_due limit %(batch)s::int
 ), newest as materialized (
     select s.schedule_id, s.version, s.next_due from schedule_state s
-     where s.shard = %(shard)s::smallint and s.next_due <= (select t from now) and s.next_due is not null and not s.paused
+     where s.shard = %(shard)s::smallint and s.next_due <= (select t from now) and s.next_due is not null
+         and not s.paused
        and s.error is null and s.schedule_id <> all(%(passed_over)s::int[])
        and (%(half)s::int is null or mod(s.schedule_id, 2) = %(half)s::int)
        and s.next_due > (select max(o.next_due) from oldest o having count(*) = %(batch)s::int)
@@ -38,12 +40,14 @@ select won, overlapped, canceled from fire(%(shard)s::smallint, %(epoch)s::bigin
 
 -- name: set_aside
 -- A schedule that cannot be planned leaves the index, with the reason for people; the others continue.
-select set_schedule_aside(%(shard)s::smallint, %(epoch)s::bigint, %(schedule_id)s::int, %(version)s::int, %(reason)s::text,
+select set_schedule_aside(%(shard)s::smallint, %(epoch)s::bigint, %(schedule_id)s::int, %(version)s::int,
+                          %(reason)s::text,
                           %(is_tried_again)s::boolean)
 
 -- name: of_dag
 -- Everything that an edit, a pause or a delete must decide first.
-select c.schedule_id, s.version, s.next_due, c.spec::text as spec, c.misfire, c.window_seconds, c.catchup_limit, c.overlap,
+select c.schedule_id, s.version, s.next_due, c.spec::text as spec, c.misfire, c.window_seconds, c.catchup_limit,
+    c.overlap,
        c.start_within, c.finish_within, c.delay_seconds, c.name, c.params, s.paused, s.is_held, c.origin, s.error
   from schedule c join schedule_state s on s.schedule_id = c.schedule_id join dag d on d.dag_id = c.dag_id
  where d.name = %(dag)s and c.deleted_at is null and (%(name)s::text is null or c.name = %(name)s)
@@ -79,22 +83,29 @@ select k.kind, k.name, k.run_id, k.occurred_at, u.updated_by
 select won, overlapped, canceled from settle_schedules(%(plans)s::jsonb)
 
 -- name: list
-select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.last_fired, s.paused, s.is_held, s.error, c.misfire,
-       c.window_seconds, c.catchup_limit, c.overlap, c.start_within, c.finish_within, c.delay_seconds, c.params, c.origin, c.changed_by, c.changed_at, c.deleted_at
+select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.last_fired, s.paused, s.is_held, s.error,
+    c.misfire,
+       c.window_seconds, c.catchup_limit, c.overlap, c.start_within, c.finish_within, c.delay_seconds, c.params,
+           c.origin, c.changed_by, c.changed_at, c.deleted_at
   from schedule c join schedule_state s on s.schedule_id = c.schedule_id join dag d on d.dag_id = c.dag_id
  where (%(deleted)s::boolean or c.deleted_at is null) and (%(dag)s::text is null or d.name = %(dag)s)
  order by d.name, c.name limit %(limit)s
 
 -- name: of_dags
-select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.last_fired, s.paused, s.is_held, s.error, c.misfire,
-       c.window_seconds, c.catchup_limit, c.overlap, c.start_within, c.finish_within, c.delay_seconds, c.params, c.origin, c.changed_by, c.changed_at, c.deleted_at
-  from dag d join schedule c on c.dag_id = d.dag_id and c.deleted_at is null join schedule_state s on s.schedule_id = c.schedule_id
+select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.last_fired, s.paused, s.is_held, s.error,
+    c.misfire,
+       c.window_seconds, c.catchup_limit, c.overlap, c.start_within, c.finish_within, c.delay_seconds, c.params,
+           c.origin, c.changed_by, c.changed_at, c.deleted_at
+  from dag d join schedule c on c.dag_id = d.dag_id and c.deleted_at is null
+      join schedule_state s on s.schedule_id = c.schedule_id
  where d.dag_id = any(%(dag_ids)s::int[]) order by d.name, c.name limit %(limit)s
 
 -- name: page
 -- In the order of the DAGs' names and their own, from after one.
-select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.last_fired, s.paused, s.is_held, s.error, c.misfire,
-       c.window_seconds, c.catchup_limit, c.overlap, c.start_within, c.finish_within, c.delay_seconds, c.params, c.origin, c.changed_by, c.changed_at, c.deleted_at
+select c.schedule_id, d.name as dag, c.name, c.version, c.spec, s.next_due, s.last_fired, s.paused, s.is_held, s.error,
+    c.misfire,
+       c.window_seconds, c.catchup_limit, c.overlap, c.start_within, c.finish_within, c.delay_seconds, c.params,
+           c.origin, c.changed_by, c.changed_at, c.deleted_at
   from schedule c join schedule_state s on s.schedule_id = c.schedule_id join dag d on d.dag_id = c.dag_id
  where c.deleted_at is null and d.deleted_at is null and (%(dag_ids)s::int[] is null or d.dag_id = any(%(dag_ids)s))
    and (d.name, c.name) > (%(dag)s::text, %(name)s::text)
@@ -115,10 +126,12 @@ select v.version, v.change, v.changed_by, v.changed_at, v.origin, v.is_held, v.s
 
 -- name: put
 -- Null: another process changed it first.
-select put_schedule(%(dag_id)s::int, %(schedule)s::jsonb, %(expected)s::int, %(request)s::text, %(origin)s::text, %(seen)s::jsonb,
+select put_schedule(%(dag_id)s::int, %(schedule)s::jsonb, %(expected)s::int, %(request)s::text, %(origin)s::text,
+                    %(seen)s::jsonb,
                     %(settle)s::jsonb, %(actor)s::text)
 
 -- name: change
 -- Null: it is not at the expected version.
-select change_schedule(%(dag_id)s::int, %(name)s::text, %(change)s::text, %(expected)s::int, %(seen)s::jsonb, %(settle)s::jsonb,
+select change_schedule(%(dag_id)s::int, %(name)s::text, %(change)s::text, %(expected)s::int, %(seen)s::jsonb,
+                       %(settle)s::jsonb,
                        %(actor)s::text)

@@ -1,13 +1,15 @@
 -- Variables, connections and secrets, as they are stored: encrypted.
 
 -- name: put
-select put_value(%(kind)s::text, %(name)s::text, %(content)s::text, %(key_id)s::text, %(description)s::text, %(actor)s::text,
+select put_value(%(kind)s::text, %(name)s::text, %(content)s::text, %(key_id)s::text, %(description)s::text,
+                 %(actor)s::text,
                  %(only_new)s::boolean)
 
 -- name: find
 -- By their kinds and names, pair by pair.
 select v.kind, v.name, v.content, v.key_id, v.description, v.changed_by, v.changed_at
-  from unnest(%(kinds)s::text[], %(names)s::text[]) as w(kind, name) join stored_value v on v.kind = w.kind and v.name = w.name
+  from unnest(%(kinds)s::text[], %(names)s::text[]) as w(kind, name) join stored_value v on v.kind = w.kind
+      and v.name = w.name
  limit 1000
 
 -- name: of_attempt
@@ -19,7 +21,8 @@ select kind, name, content, key_id, description, changed_by, changed_at
 -- name: lock
 -- The same, locked for a change that depends on the current value.
 select v.kind, v.name, v.content, v.key_id, v.description, v.changed_by, v.changed_at
-  from unnest(%(kinds)s::text[], %(names)s::text[]) as w(kind, name) join stored_value v on v.kind = w.kind and v.name = w.name
+  from unnest(%(kinds)s::text[], %(names)s::text[]) as w(kind, name) join stored_value v on v.kind = w.kind
+      and v.name = w.name
  limit 1000 for update of v
 
 -- name: list

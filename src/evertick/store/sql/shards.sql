@@ -1,8 +1,9 @@
 -- Shard leadership, and the leader's poll.
 
 -- name: bound_session
--- The leader sends a statement once per tick. A session that is silent for the length of the lease belongs to a process that is
--- frozen or cut off: the server ends it, and releases its locks. No statement may run so long that the lease expires.
+-- The leader sends a statement once per tick. A session that is silent for the length of the lease belongs to a
+-- process that is frozen or cut off: the server ends it, and releases its locks. No statement may run so long that the
+-- lease expires.
 select set_config('statement_timeout', %(statement_ms)s, false), set_config('lock_timeout', %(lock_ms)s, false),
        set_config('idle_session_timeout', %(idle_ms)s, false),
        set_config('idle_in_transaction_session_timeout', %(transaction_ms)s, false)
@@ -14,10 +15,14 @@ select taken as epoch, is_watched, free_in, of_shards
 
 -- name: look
 -- The one statement of an idle leader.
-select read_at, is_watched, next_fire, next_timer, has_line, next_expiry, silent, stranded, overdue, with_room, backfills,
-       has_arrivals, next_wake, has_gates, next_opening, has_deliveries, marked_lsn, is_synchronous, of_shards, has_moves, troubles
-  from look(%(shard)s::smallint, %(epoch)s::bigint, %(seconds)s::double precision, %(watches)s::boolean, %(is_watched)s::boolean,
-            %(elapsed)s::double precision, %(lost_after)s::double precision, %(system_id)s::bigint, %(timeline)s::bigint,
+select read_at, is_watched, next_fire, next_timer, has_line, next_expiry, silent, stranded, overdue, with_room,
+    backfills,
+       has_arrivals, next_wake, has_gates, next_opening, has_deliveries, marked_lsn, is_synchronous, of_shards,
+           has_moves, troubles
+  from look(%(shard)s::smallint, %(epoch)s::bigint, %(seconds)s::double precision, %(watches)s::boolean,
+            %(is_watched)s::boolean,
+            %(elapsed)s::double precision, %(lost_after)s::double precision, %(system_id)s::bigint,
+                %(timeline)s::bigint,
             %(lsn)s::bigint)
 
 -- name: listen
@@ -36,8 +41,10 @@ select resign_shard(%(shard)s::smallint, %(epoch)s::bigint, null, null)
 -- name: leader
 -- The leader of one shard; and for all shards how many there are, their leaders, and which ones have none.
 select s.owner, s.epoch, s.lease_until, coalesce(s.lease_until > clock(), false) as is_live, s.of_shards,
-       array(select distinct x.owner from shard x where x.lease_until > clock() and x.owner is not null order by 1 limit 1000) as leaders,
-       array(select x.shard from shard x where x.state <> 'closed' and (x.lease_until > clock()) is not true order by 1 limit 1000) as unled
+       array(select distinct x.owner from shard x where x.lease_until > clock() and x.owner is not null order by 1
+             limit 1000) as leaders,
+       array(select x.shard from shard x where x.state <> 'closed' and (x.lease_until > clock()) is not true order by 1
+             limit 1000) as unled
   from shard s where s.shard = %(shard)s::smallint
 
 -- name: read_clock
@@ -63,8 +70,10 @@ select moved, is_over, is_closed from move_out(%(shard)s::smallint, %(epoch)s::b
 select set_shards(%(shards)s::int, %(actor)s::text, %(if_never_chosen)s::boolean)
 
 -- name: page
--- Every shard that is led or should be, for people. `misplaced`: rows still to be moved to another shard, counted up to the cap.
-select s.shard, s.state, s.owner, s.epoch, s.led_since, s.lease_until, coalesce(s.lease_until > clock(), false) as is_live,
+-- Every shard that is led or should be, for people. `misplaced`: rows still to be moved to another shard, counted up
+-- to the cap.
+select s.shard, s.state, s.owner, s.epoch, s.led_since, s.lease_until,
+    coalesce(s.lease_until > clock(), false) as is_live,
        (select count(*) from dag d where d.shard = s.shard and d.deleted_at is null) as dags,
        case when s.moves_since is null then 0 else misplaced(s.shard, %(cap)s::int) end as misplaced
   from shard s where s.state <> 'closed' order by s.shard limit 1000

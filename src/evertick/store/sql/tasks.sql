@@ -31,21 +31,25 @@ select mark_task(%(run_id)s::bigint, %(idx)s::int, %(map_index)s::int, %(state)s
 
 -- name: list_of_run
 -- The tasks view shows tasks without a row as waiting.
-select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at, finished_at, exit_code, reason,
+select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at, finished_at,
+    exit_code, reason,
        request
   from tasks where run_id = %(run_id)s order by idx, map_index limit %(limit)s
 
 -- name: find
-select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at, finished_at, exit_code, reason,
+select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at, finished_at,
+    exit_code, reason,
        request
   from tasks where run_id = %(run_id)s and idx = %(idx)s and map_index = %(map_index)s
 
 -- name: liveliest_of_run
 -- The tasks that matter first in the view of a large run: running, then failed, then upcoming ones.
-select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at, finished_at, exit_code, reason,
+select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at, finished_at,
+    exit_code, reason,
        request
   from tasks where run_id = %(run_id)s
- order by array_position(array['running', 'queued', 'failed', 'canceled', 'available', 'pending', 'deferred']::task_state[], state),
+ order by array_position(array['running', 'queued', 'failed', 'canceled', 'available', 'pending',
+                               'deferred']::task_state[], state),
        finished_at desc nulls last, idx, map_index
  limit %(limit)s
 
@@ -53,7 +57,8 @@ select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priorit
 select state, count(*) as count from tasks where run_id = %(run_id)s group by state order by state limit 100
 
 -- name: attempts
-select a.epoch, a.attempt, a.outcome, a.reason, a.exit_code, a.started_at, a.finished_at, r.runner_id, r.host, r.executor
+select a.epoch, a.attempt, a.outcome, a.reason, a.exit_code, a.started_at, a.finished_at, r.runner_id, r.host,
+    r.executor
   from attempts a left join runner r on r.session = a.session
  where a.run_id = %(run_id)s and a.idx = %(idx)s and a.map_index = %(map_index)s order by a.epoch limit 1000
 
@@ -75,7 +80,8 @@ select dst from below order by dst
 
 -- name: page_of_run
 -- In their order, from after one.
-select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at, finished_at, exit_code, reason,
+select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priority, not_before, started_at, finished_at,
+    exit_code, reason,
        request
   from tasks where run_id = %(run_id)s and (idx, map_index) > (%(idx)s::int, %(map_index)s::int)
    and (%(state)s::task_state is null or state = %(state)s)
@@ -83,7 +89,8 @@ select idx, map_index, task, state, attempt, max_attempts, epoch, queue, priorit
 
 -- name: by_name
 -- All tasks of that name in a run: one, or one per map index.
-select t.idx, t.map_index, t.task, t.state, t.attempt, t.max_attempts, t.epoch, t.queue, t.priority, t.not_before, t.started_at,
+select t.idx, t.map_index, t.task, t.state, t.attempt, t.max_attempts, t.epoch, t.queue, t.priority, t.not_before,
+    t.started_at,
        t.finished_at, t.exit_code, t.reason, t.request
   from run_status r join task_spec s on s.version_id = r.version_id and s.name = %(task)s
   join tasks t on t.run_id = r.run_id and t.idx = s.idx

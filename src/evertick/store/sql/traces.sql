@@ -21,13 +21,15 @@ select r.run_id, d.name as dag, v.number as version, r.kind, r.fire_at, r.create
 -- name: attempts
 -- Each with the instant from which only a free slot was missing: the start of its run, the end of the last upstream
 -- task, or the end of the previous attempt, whichever came last.
-select a.run_id, a.idx, a.map_index, t.name as task, t.queue, a.epoch, a.attempt, a.outcome, a.reason, a.started_at, a.finished_at,
+select a.run_id, a.idx, a.map_index, t.name as task, t.queue, a.epoch, a.attempt, a.outcome, a.reason, a.started_at,
+    a.finished_at,
        n.runner_id, n.host,
        greatest(r.created_at,
                 (select max(u.finished_at) from edge g join task u on u.run_id = a.run_id and u.idx = g.src
                   where g.version_id = r.version_id and g.dst = a.idx and u.finished_at <= a.started_at),
                 (select max(b.finished_at) from attempts b
-                  where b.run_id = a.run_id and b.idx = a.idx and b.map_index = a.map_index and b.epoch < a.epoch)) as ready_at
+                  where b.run_id = a.run_id and b.idx = a.idx and b.map_index = a.map_index and b.epoch < a.epoch)) as
+                      ready_at
   from run r
   join attempts a on a.run_id = r.run_id
   join task_spec t on t.version_id = r.version_id and t.idx = a.idx

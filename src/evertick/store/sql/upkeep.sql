@@ -7,17 +7,17 @@ select c.relname as name, pg_stat_get_dead_tuples(c.oid) as dead
  where c.oid = any(%(tables)s::text[]::regclass[]) order by c.relname limit 100
 
 -- name: is_behind
--- Whether work waits for the database: a late schedule, or a long queue. The length of the queue comes from the statistics,
--- because counting also walks over dead rows; but they may be wrong for long about an empty queue.
+-- Whether work waits for the database: a late schedule, or a long queue. The length of the queue comes from the
+-- statistics, because counting also walks over dead rows; but they may be wrong for long about an empty queue.
 select exists (select 1 from schedule_state s
                 where s.shard = any(array(select h.shard from shard h)) and s.next_due < clock() - interval '1 second'
                   and not s.paused and s.error is null)
        or (pg_stat_get_live_tuples('ready'::regclass) >= %(line)s::bigint and exists (select 1 from ready))
 
 -- name: snapshot_holders
--- Everything that keeps dead rows from being vacuumed in this database, the oldest first: sessions by their transaction, prepared
--- transactions, replication slots and standbys that report their horizon. Vacuum itself holds back nothing. Of other roles'
--- sessions a role without pg_read_all_stats sees only that they exist.
+-- Everything that keeps dead rows from being vacuumed in this database, the oldest first: sessions by their
+-- transaction, prepared transactions, replication slots and standbys that report their horizon. Vacuum itself holds
+-- back nothing. Of other roles' sessions a role without pg_read_all_stats sees only that they exist.
 select h.kind, h.name, h.pid, h.held_seconds, h.xmin, h.behind from (
     select case when a.backend_type = 'walsender' then 'standby' else 'session' end as kind,
            coalesce(nullif(a.application_name, ''), a.backend_type) as name, a.pid,

@@ -1,0 +1,302 @@
+-- Shards: how many there are, which scheduler leads each of them, and how the DAGs of a shard move to another one. Why:
+-- docs/decisions/0010-who-leads.md and docs/decisions/0026-shards.md.
+--
+-- A shard is open (it receives DAGs), leaving (the number of shards was reduced; it is led until it is empty) or closed
+-- (it has no leader). Its row stays, so that an epoch is never given twice. The leader of a shard serves every row that
+-- names this shard, so nothing is lost or late while it waits to be moved.
+
+-- Planning writes begin here. The shared lock is held to the end of the transaction and a takeover takes it
+-- exclusively, so an old leader's commit can never follow a new leader's first. The epoch is read after the lock, in a
+-- new statement.
+create function fence(p_shard smallint, p_epoch bigint) returns void language plpgsql as $$
+begin
+    perform pg_advisory_xact_lock_shared(4711, p_shard);
+    perform 1 from shard where shard = p_shard and epoch = p_epoch;
+    if not found then
+        raise exception 'not the leader of shard %: epoch % is over', p_shard, p_epoch using errcode = 'EV001';
+    end if;
+end $$;
+
+-- Whether that scheduler may take a shard: no lease is valid, and the shard is not being transferred to another
+-- scheduler.
+create function is_free(s shard, p_owner text) returns boolean language sql stable as $$
+    select (s.lease_until is null or s.lease_until < clock()) and s.state <> 'closed'
+       and (s.heir is null or s.heir = p_owner or s.heir_until < clock())
+$$;
+
+create function take_shard(p_shard smallint, p_owner text, p_seconds double precision)
+returns bigint language plpgsql as $$
+declare
+    taken bigint;
+begin
+    perform 1 from shard s where s.shard = p_shard and is_free(s, p_owner);
+    if not found then
+        return null;
+    end if;
+    perform pg_advisory_xact_lock(4711, p_shard);
+    update shard s
+    set epoch = s.epoch + 1, owner = p_owner, lease_until = clock() + make_interval(secs => p_seconds),
+        is_watched = false,
+        led_since = clock(), heir = null, heir_until = null
+    where s.shard = p_shard and is_free(s, p_owner)
+    returning s.epoch into taken;
+    return taken;
+end $$;
+
+create function renew_shard(p_shard smallint, p_epoch bigint, p_seconds double precision)
+returns boolean language plpgsql as $$
+begin
+    update shard set lease_until = clock() + make_interval(secs => p_seconds)
+    where shard = p_shard and epoch = p_epoch and lease_until is not null;
+    return found;
+end $$;
+
+-- Releases the leadership; with a successor, no other scheduler takes it for so many seconds. The next leader must be
+-- able to hold the session lock from its first moment: if it dies without the lock, its lease must expire first. So the
+-- lock is released here, and not only with the session. It is released before the commit. That is safe: a scheduler
+-- that finds it free waits for this row, and then finds it released.
+create function resign_shard(p_shard smallint, p_epoch bigint, p_heir text, p_heir_seconds double precision)
+returns boolean language plpgsql as $$
+declare
+    held boolean := exists (select 1 from shard s where s.shard = p_shard and s.is_watched);
+begin
+    update shard s
+    set lease_until = null, owner = null, is_watched = false, heir = p_heir,
+        heir_until = clock() + make_interval(secs => p_heir_seconds)
+    where s.shard = p_shard and s.epoch = p_epoch;
+    if not found then
+        return false;
+    end if;
+    if held then
+        perform pg_advisory_unlock(4712, p_shard);
+    end if;
+    return true;
+end $$;
+
+-- Waits to become the leader of a shard. The lease decides who leads; the session lock makes a crash visible at once:
+-- while the row says that the leader's session holds the lock, a free lock proves that the session has ended, and with
+-- it the leader's lease. For a leader without the lock (after a frozen predecessor, or behind a pooler) the lease must
+-- expire. Returns for how long a standby has nothing to do.
+create function stand_by(p_shard smallint, p_owner text, p_seconds double precision, p_watches boolean,
+                         out taken bigint, out is_watched boolean, out free_in double precision, out of_shards smallint)
+language plpgsql as $$
+begin
+    -- Held to the end of this transaction, so that no other scheduler can reach the same conclusion meanwhile.
+    is_watched := p_watches and pg_try_advisory_xact_lock(4712, p_shard);
+    if is_watched and exists (select 1 from shard s where s.shard = p_shard and s.is_watched
+                              and s.lease_until is not null) then
+        perform pg_advisory_xact_lock(4711, p_shard);
+        update shard s set lease_until = null where s.shard = p_shard and s.is_watched;
+    end if;
+    taken := take_shard(p_shard, p_owner, p_seconds);
+    if taken is null then
+        is_watched := false;
+        select greatest(extract(epoch from s.lease_until - clock()), 0), s.of_shards into free_in, of_shards
+        from shard s where s.shard = p_shard;
+        return;
+    end if;
+    if is_watched then
+        perform pg_advisory_lock(4712, p_shard);
+    end if;
+    update shard s set is_watched = stand_by.is_watched where s.shard = p_shard and s.epoch = taken
+    returning s.of_shards into of_shards;
+end $$;
+
+create function open_shards() returns int language sql stable as $$
+    select count(*)::int from shard s where s.state = 'open'
+$$;
+
+create function shard_of(p_dag text, p_shards int) returns smallint language sql immutable as $$
+    select case when p_shards <= 1 then 0 else ((hashtextextended(p_dag, 0) % p_shards + p_shards) % p_shards)
+        end::smallint
+$$;
+
+-- Sets the number of shards. Nothing is moved here: each leader notices at its next renewal, and moves what is not its
+-- own. p_if_never_chosen: only if the number was never set. Returns whether it was written.
+create function set_shards(p_shards int, p_actor text, p_if_never_chosen boolean) returns boolean language plpgsql as $$
+declare
+    before int;
+    t timestamptz := clock();
+begin
+    perform pg_advisory_xact_lock(4714, 0);
+    if p_if_never_chosen and exists (select 1 from shard s where s.chosen_at is not null) then
+        return false;
+    end if;
+    before := open_shards();
+    insert into shard (shard, epoch) select n, 0 from generate_series(0, p_shards - 1) n on conflict (shard) do nothing;
+    update shard s
+    set state = case when s.shard < p_shards then 'open' when s.state = 'closed' then 'closed' else 'leaving' end,
+        moves_since = case when s.shard >= p_shards and s.state = 'closed' then null else t end,
+        chosen_at = t;
+    perform count_shards();
+    insert into journal (occurred_at, verb, actor, detail)
+    values (t, 'set_shards', p_actor, jsonb_build_object('shards', p_shards, 'before', before));
+    return true;
+end $$;
+
+create function count_shards() returns void language sql as $$
+    update shard s set of_shards = (select count(*) from shard x where x.state <> 'closed')
+$$;
+
+-- Registers a scheduler as alive and returns how the shards are distributed. A shard is free when no lease is valid,
+-- and when the session of a leader that has the session lock no longer holds it (stand_by). A scheduler that was silent
+-- for most of a lease may be frozen, and is not counted: it would be given a shard that it cannot take. Being
+-- registered need not survive a crash of the server.
+create function survey(p_owner text, p_seconds double precision, p_watches boolean)
+returns table (
+    shard smallint, state text, owner text, heir text, is_free boolean, free_in double precision, live text[]
+) language plpgsql as $$
+#variable_conflict use_column
+declare
+    t timestamptz := clock();
+    there text[];
+    held int[];
+begin
+    perform set_config('synchronous_commit', 'off', true);
+    insert into scheduler (owner, since, seen_until, pid)
+    values (p_owner, t, t + make_interval(secs => p_seconds), case when p_watches then pg_backend_pid() end)
+    on conflict (owner) do update set seen_until = excluded.seen_until, pid = excluded.pid;
+    delete from scheduler x where x.ctid = any(array(
+        select y.ctid from scheduler y where y.seen_until < t - interval '1 minute' for update skip locked));
+    there := array(select x.owner from scheduler x
+                   where x.seen_until > t + make_interval(secs => p_seconds * 0.4)
+                     and (x.pid is null or x.pid in (select a.pid from pg_stat_activity a))
+                   order by x.owner);
+    held := array(select l.objid::int from pg_locks l where l.locktype = 'advisory' and l.classid = 4712
+                  and l.objsubid = 2
+                  and l.database = (select d.oid from pg_database d where d.datname = current_database())
+                      and l.granted);
+    return query
+    select s.shard, s.state, s.owner, h.heir, s.lease_until is null or s.lease_until < t
+               or (p_watches and s.is_watched and s.shard <> all(held)),
+           extract(epoch from greatest(s.lease_until, case when h.heir is not null then s.heir_until end) - t)::double
+               precision, there
+    from shard s cross join lateral (select case when s.heir_until > t then s.heir end as heir) h
+    where s.state <> 'closed' order by s.shard;
+end $$;
+
+-- The shard of the rows that belong to a run. Those of a deleted run belong to shard 0.
+create function home_of(p_run_id bigint) returns smallint language plpgsql stable as $$
+begin
+    return coalesce((select d.shard from run_status r join dag d on d.dag_id = r.dag_id where r.run_id = p_run_id), 0);
+end $$;
+
+-- What of one shard belongs to another, each kind no further than p_limit.
+create function misplaced(p_shard smallint, p_limit int) returns bigint language sql stable as $$
+    select (select count(*)
+            from (select 1 from dag d where d.shard = p_shard and shard_of(d.name, open_shards()) <> p_shard
+                  limit p_limit) x)
+         + (select count(*) from (select 1 from schedule_state s join schedule c on c.schedule_id = s.schedule_id
+                                  join dag d on d.dag_id = c.dag_id where s.shard = p_shard and d.shard <> p_shard
+                                      limit p_limit) x)
+         + (select count(*) from (select 1 from backfill b join dag d on d.dag_id = b.dag_id
+                                  where b.shard = p_shard and d.shard <> p_shard limit p_limit) x)
+         + (select count(*) from (select 1 from deferral x where x.shard = p_shard and home_of(x.run_id) <> p_shard
+                                  limit p_limit) x)
+         + (select count(*) from (select 1 from timer x where x.shard = p_shard and home_of(x.run_id) <> p_shard
+                                  limit p_limit) x)
+         + (select count(*) from (select 1 from retry_line x where x.shard = p_shard and home_of(x.run_id) <> p_shard
+                                  limit p_limit) x)
+         + (select count(*) from (select 1 from retry_slot x where x.shard = p_shard and home_of(x.run_id) <> p_shard
+                                  limit p_limit) x)
+         + (select count(*) from (select 1 from deadline x where x.shard = p_shard and home_of(x.run_id) <> p_shard
+                                  limit p_limit) x)
+$$;
+
+-- The leader of a shard gives away what belongs to another one: DAGs first, then the rows that depend on them. It never
+-- waits for a lock: a locked row moves the next time. Because a transaction may be writing a row for the shard that its
+-- DAG had a moment ago, the leader continues for a minute after the last change; then the rebalancing is over, and a
+-- shard that is leaving closes.
+create function move_out(p_shard smallint, p_epoch bigint, p_limit int, out moved int, out is_over boolean,
+                         out is_closed boolean)
+language plpgsql as $$
+declare
+    n int := open_shards();
+    k int;
+    hung text;
+    t timestamptz := clock();
+begin
+    perform fence(p_shard, p_epoch);
+    is_over := false;
+    is_closed := false;
+    update dag d set shard = shard_of(d.name, n)
+    where d.dag_id = any(array(select x.dag_id from dag x where x.shard = p_shard and shard_of(x.name, n) <> p_shard
+                               order by x.dag_id limit p_limit for no key update skip locked));
+    get diagnostics moved = row_count;
+    with gone as materialized (
+        select s.schedule_id, d.shard as home from schedule_state s
+        join schedule c on c.schedule_id = s.schedule_id join dag d on d.dag_id = c.dag_id
+        where s.shard = p_shard and d.shard <> p_shard limit p_limit for no key update of s skip locked)
+    update schedule_state s set shard = g.home from gone g where s.schedule_id = g.schedule_id and s.shard = p_shard;
+    get diagnostics k = row_count;
+    moved := moved + k;
+    with gone as materialized (
+        select b.backfill_id, d.shard as home from backfill b join dag d on d.dag_id = b.dag_id
+        where b.shard = p_shard and d.shard <> p_shard limit p_limit for no key update of b skip locked)
+    update backfill b set shard = g.home from gone g where b.backfill_id = g.backfill_id and b.shard = p_shard;
+    get diagnostics k = row_count;
+    moved := moved + k;
+    with gone as materialized (
+        select x.run_id, x.idx, x.map_index, home_of(x.run_id) as home from deferral x
+        where x.shard = p_shard and home_of(x.run_id) <> p_shard limit p_limit for no key update skip locked)
+    update deferral x set shard = g.home from gone g
+    where x.run_id = g.run_id and x.idx = g.idx and x.map_index = g.map_index and x.shard = p_shard;
+    get diagnostics k = row_count;
+    moved := moved + k;
+    -- Their shard is part of their key, and a row like it may be there already.
+    foreach hung in array array['timer', 'retry_line', 'retry_slot', 'deadline'] loop
+        execute format('
+            with gone as (
+                delete from %1$I w where w.ctid = any(array(
+                    select x.ctid from %1$I x where x.shard = $1 and home_of(x.run_id) <> $1
+                        limit $2 for update skip locked))
+                returning w
+            ), placed as (
+                insert into %1$I
+                select n.* from gone g
+                cross join lateral jsonb_populate_record(g.w, jsonb_build_object(''shard'', home_of((g.w).run_id))) n
+                on conflict do nothing
+            )
+            select count(*) from gone', hung) into k using p_shard, p_limit;
+        moved := moved + k;
+    end loop;
+    if moved = 0 and misplaced(p_shard, 1) = 0 then
+        select e.is_over, e.is_closed into is_over, is_closed from end_moves(p_shard, p_epoch, t) e;
+    end if;
+end $$;
+
+-- Ends the rebalancing when nothing is left to move. Only the leader of that epoch does this, and only once every
+-- transaction that could still write for the shard has ended.
+create function end_moves(p_shard smallint, p_epoch bigint, p_now timestamptz, out is_over boolean,
+                          out is_closed boolean)
+language plpgsql as $$
+begin
+    is_closed := false;
+    perform pg_advisory_xact_lock(4714, 0);
+    update shard s set moves_since = null
+    where s.shard = p_shard and s.epoch = p_epoch and s.moves_since < p_now - interval '1 minute';
+    is_over := found;
+    if is_over then
+        update shard s set state = 'closed', epoch = s.epoch + 1, lease_until = null, owner = null, is_watched = false
+        where s.shard = p_shard and s.epoch = p_epoch and s.state = 'leaving';
+        is_closed := found;
+    end if;
+    if is_closed then
+        perform count_shards();
+    end if;
+end $$;
+
+-- A closed shard in which something turned up after all is led again until it is empty. Once per round of repairs, by
+-- the leader of shard 0.
+create function reopen_shards() returns void language plpgsql as $$
+begin
+    if not exists (select 1 from shard s where s.state = 'closed') then
+        return;
+    end if;
+    if exists (select 1 from shard s where s.state = 'closed' and misplaced(s.shard, 1) > 0) then
+        perform pg_advisory_xact_lock(4714, 0);
+        update shard s set state = 'leaving', moves_since = clock()
+            where s.state = 'closed' and misplaced(s.shard, 1) > 0;
+        perform count_shards();
+    end if;
+end $$;

@@ -1,0 +1,310 @@
+-- Publishing: a DAG's version, its tasks and its schedules, in one transaction. Publishing the same content again
+-- changes nothing.
+
+-- Lock order: schedules before their DAG, as firing does.
+create function lock_schedules(p_name text) returns void language sql as $$
+    select from schedule_state s join schedule c on c.schedule_id = s.schedule_id join dag d on d.dag_id = c.dag_id
+    where d.name = p_name order by s.schedule_id for no key update of s
+$$;
+
+-- p_dag: {name, file, hash, bundle_hash, spec, max_active_runs, run_timeout, starts_paused, tasks: [...], edges: [[src,
+-- dst, out_of]], groups: [{grp, name, retries, members}], inputs: [[idx, src]], gates: [{idx, place, kind, name, parts,
+-- weight, capacity, version, period}], mappings: [{idx, how, most}], lists: [{idx, place, src, length}], children:
+-- [{idx, dag, params, given, waits, timeout}], notices: [{idx, event, sink, every_time}], deadlines: [{idx, seconds}],
+-- schedules: [{name, spec, params, misfire, window_seconds, catchup_limit, overlap, start_within, finish_within,
+-- delay_seconds, next_due, skipped}]}. p_seen: the schedules as they were when this was planned (see refuse_moved).
+-- p_settle: what is due under schedules that this changes or removes (see settle_schedules): it is applied first.
+create function publish_dag(p_dag jsonb, p_seen jsonb, p_settle jsonb, p_actor text, out out_dag_id int,
+                            out out_version_id int, out is_new boolean, out rerouted int)
+language plpgsql as $$
+declare
+    t timestamptz := clock();
+    before int;
+begin
+    perform lock_schedules(p_dag->>'name');
+    perform refuse_moved(p_dag->>'name', null, p_seen);
+    before := (select d.version_id from dag d where d.name = p_dag->>'name');
+    insert into dag as d (name, file, paused, shard)
+    values (p_dag->>'name', p_dag->>'file', coalesce((p_dag->>'starts_paused')::boolean, false),
+            shard_of(p_dag->>'name', open_shards()))
+    on conflict (name) do update set file = excluded.file, deleted_at = null
+    returning d.dag_id into out_dag_id;
+
+    insert into dag_version as v (dag_id, number, hash, bundle_hash, spec, task_count, run_timeout, run_retries,
+                                  created_at)
+    select out_dag_id, coalesce(max(v.number), 0) + 1, p_dag->>'hash', p_dag->>'bundle_hash', p_dag->'spec',
+           jsonb_array_length(p_dag->'tasks'), (p_dag->>'run_timeout')::double precision,
+           coalesce((p_dag->>'run_retries')::int, 0), t
+    from dag_version v where v.dag_id = out_dag_id
+    on conflict (dag_id, hash, bundle_hash) do nothing
+    returning v.version_id into out_version_id;
+    is_new := out_version_id is not null;
+    if is_new then
+        insert into task_spec (version_id, idx, name, queue, priority, rule, upstream_total, setup_total, is_setup,
+                               is_leaf,
+                               starts_at_once, max_attempts, rerun_on_loss, queue_timeout, outlets, is_gated,
+                                   is_ordered,
+                               awaits_past, is_mapped, defers, notifies, grp, decides_grp)
+        select out_version_id, x.idx, x.name, x.queue, x.priority, x.rule, x.upstream_total, x.setup_total, x.is_setup,
+               x.is_leaf, x.starts_at_once, x.max_attempts, x.rerun_on_loss, x.queue_timeout, x.outlets,
+                   coalesce(x.is_gated, false),
+               coalesce(x.is_ordered, false), coalesce(x.awaits_past, false), coalesce(x.is_mapped, false),
+               coalesce(x.defers, false), coalesce(x.notifies, false), x.grp, coalesce(x.decides_grp, false)
+        from jsonb_to_recordset(p_dag->'tasks') as x(idx int, name text, queue text, priority smallint,
+                                                     rule trigger_rule,
+             upstream_total int, setup_total int, is_setup boolean, is_leaf boolean, starts_at_once boolean,
+             max_attempts int, rerun_on_loss boolean, queue_timeout double precision, outlets text[], is_gated boolean,
+             is_ordered boolean, awaits_past boolean, is_mapped boolean, defers boolean,
+             notifies boolean, grp int, decides_grp boolean);
+        insert into retry_group (version_id, grp, name, retries, members)
+        select out_version_id, x.grp, x.name, x.retries, x.members
+        from jsonb_to_recordset(p_dag->'groups') as x(grp int, name text, retries int, members int[]);
+        insert into task_gate (version_id, idx, place, kind, name, parts, weight, capacity, version, period)
+        select out_version_id, x.idx, x.place, x.kind, x.name, x.parts, x.weight, x.capacity, x.version, x.period
+        from jsonb_to_recordset(p_dag->'gates')
+            as x(idx int, place int, kind gate_kind, name text, parts jsonb, weight int, capacity int, version jsonb,
+                 period double precision);
+        insert into task_mapping (version_id, idx, how, most)
+        select out_version_id, x.idx, x.how, x.most
+            from jsonb_to_recordset(p_dag->'mappings') as x(idx int, how map_how, most int);
+        insert into task_list (version_id, idx, place, src, length)
+        select out_version_id, x.idx, x.place, x.src, x.length
+        from jsonb_to_recordset(p_dag->'lists') as x(idx int, place int, src int, length int);
+        insert into task_child (version_id, idx, dag, params, given, waits, timeout)
+        select out_version_id, x.idx, x.dag, x.params, x.given, x.waits, x.timeout
+        from jsonb_to_recordset(p_dag->'children')
+            as x(idx int, dag text, params jsonb, given jsonb, waits boolean, timeout double precision);
+        insert into notice (version_id, idx, event, sink, every_time)
+        select out_version_id, x.idx, x.event, x.sink, x.every_time
+        from jsonb_to_recordset(p_dag->'notices') as x(idx int, event text, sink text, every_time boolean);
+        insert into task_deadline (version_id, idx, seconds)
+        select out_version_id, x.idx, x.seconds
+        from jsonb_to_recordset(p_dag->'deadlines') as x(idx int, seconds double precision);
+        insert into task_wait (version_id, idx, kind, until, seconds, at, timezone, parts, lookback, timeout,
+                               on_timeout, on_reject, backoff, longest)
+        select out_version_id, x.idx, x.kind, x.until, x.seconds, x.at, x.timezone, x.parts, x.lookback, x.timeout,
+            x.on_timeout, x.on_reject,
+               x.backoff, x.longest
+        from jsonb_to_recordset(p_dag->'waits') as
+            x(idx int, kind wait_kind, until timestamptz, seconds double precision, at text,
+             timezone text, parts jsonb, lookback double precision, timeout double precision, on_timeout task_state,
+                 on_reject task_state,
+             backoff double precision, longest double precision);
+        insert into edge (version_id, src, dst, out_of)
+        select out_version_id, (x->>0)::int, (x->>1)::int, (x->>2)::int from jsonb_array_elements(p_dag->'edges') x;
+        insert into task_input (version_id, idx, src)
+        select out_version_id, (x->>0)::int, (x->>1)::int from jsonb_array_elements(p_dag->'inputs') x;
+    else
+        select v.version_id into out_version_id from dag_version v
+        where v.dag_id = out_dag_id and v.hash = p_dag->>'hash' and v.bundle_hash = p_dag->>'bundle_hash';
+        rerouted := reroute(out_dag_id, out_version_id, p_dag->'tasks', p_actor);
+    end if;
+    perform settle_schedules(p_settle, true);
+    -- Which runs can have the version that is replaced: prune goes by that. By the sequence, because ids that were
+    -- drawn count.
+    update dag_version v set retired_at = t, final_run_id = (select last_value from run_run_id_seq)
+    from dag d where d.dag_id = out_dag_id and v.version_id = d.version_id and v.version_id <> out_version_id;
+    update dag_version v set retired_at = null, final_run_id = null
+    where v.version_id = out_version_id and v.retired_at is not null;
+    update dag d set version_id = out_version_id, max_active_runs = (p_dag->>'max_active_runs')::int
+    where d.dag_id = out_dag_id
+      and (d.version_id, d.max_active_runs) is distinct from (out_version_id, (p_dag->>'max_active_runs')::int);
+    update dag d set has_run_timeout = true
+    where d.dag_id = out_dag_id and not d.has_run_timeout and (p_dag->>'run_timeout') is not null;
+    update dag d set has_run_retries = true
+    where d.dag_id = out_dag_id and not d.has_run_retries and (p_dag->>'run_retries')::int > 0;
+    update dag d set awaits_past = true
+    where d.dag_id = out_dag_id and not d.awaits_past and exists (
+        select 1 from task_spec s where s.version_id = out_version_id and s.awaits_past);
+    update dag d set notifies = true
+    where d.dag_id = out_dag_id and not d.notifies and exists (
+        select 1 from notice n where n.version_id = out_version_id and n.idx = -1);
+    -- A run may wait for a run of another version: the end of its tasks must wake it.
+    update task_spec s set awaits_past = true
+    from dag d, dag_version v
+    where d.dag_id = out_dag_id and d.awaits_past and v.dag_id = d.dag_id and s.version_id = v.version_id
+        and not s.awaits_past
+      and s.name in (select n.name from task_spec n join dag_version w on w.version_id = n.version_id
+                     where w.dag_id = d.dag_id and n.awaits_past);
+    update dag d set is_awaited = true
+    where d.dag_id = out_dag_id and not d.is_awaited and exists (
+        select 1 from awaited w where w.kind in ('dag', 'end') and w.name = d.name);
+    perform sync_schedules(out_dag_id, p_dag->'schedules', false, p_actor);
+    if is_new or before is distinct from out_version_id then
+        insert into journal (occurred_at, verb, actor, dag_id, detail)
+        values (t, 'publish', p_actor, out_dag_id,
+                jsonb_build_object('version_id', out_version_id, 'hash', p_dag->>'hash'));
+    end if;
+    perform pass_gates();
+end $$;
+
+-- Schedules are declared: an absent one is removed, an unchanged one keeps its cursor, a changed one starts again from
+-- now under a higher version. A schedule's id is stable per (dag, name). The code does not change a schedule that a
+-- user has set.
+create function sync_schedules(p_dag_id int, p_schedules jsonb, p_removes_all boolean, p_actor text)
+returns void language plpgsql as $$
+declare
+    changed int[];
+    t timestamptz := clock();
+begin
+    with wanted as (
+        select * from read_schedules(p_schedules)
+    ), written as (
+        insert into schedule as c (dag_id, name, version, spec, params, misfire, window_seconds, catchup_limit, overlap,
+                                   start_within, finish_within, delay_seconds, changed_by, changed_at)
+        select p_dag_id, w.name, 1, w.spec, w.params, w.misfire, w.window_seconds, w.catchup_limit, w.overlap,
+               w.start_within, w.finish_within, w.delay_seconds, p_actor, t
+        from wanted w
+        on conflict (dag_id, name) do update
+            set version = c.version + 1, spec = excluded.spec, params = excluded.params, misfire = excluded.misfire,
+                window_seconds = excluded.window_seconds, catchup_limit = excluded.catchup_limit,
+                    overlap = excluded.overlap,
+                start_within = excluded.start_within, finish_within = excluded.finish_within,
+                delay_seconds = excluded.delay_seconds, changed_by = p_actor, changed_at = t, deleted_at = null
+            where c.origin = 'code'
+              and (c.deleted_at is not null
+                   or (c.spec, c.params, c.misfire, c.window_seconds, c.catchup_limit, c.overlap,
+                                              c.start_within, c.finish_within)
+                  is distinct from (excluded.spec, excluded.params, excluded.misfire, excluded.window_seconds,
+                                    excluded.catchup_limit, excluded.overlap, excluded.start_within,
+                                        excluded.finish_within))
+        returning c.schedule_id, c.name, c.version
+    ), missed as (
+        -- instants that were over before the schedule was known; a later version begins when it is created
+        insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
+        select c.schedule_id, k.first_at, k.last_at, k.count, k.reason, t
+        from written c join wanted w on w.name = c.name
+        cross join lateral jsonb_to_record(w.skipped) as k(first_at timestamptz, last_at timestamptz, count bigint,
+                                                           reason text)
+        where jsonb_typeof(w.skipped) = 'object' and c.version = 1
+        on conflict (schedule_id, first_at) do nothing
+    ), placed as (
+        insert into schedule_state as s (schedule_id, shard, version, next_due, paused)
+        select c.schedule_id, d.shard, c.version, w.next_due, d.paused
+        from written c join wanted w on w.name = c.name join dag d on d.dag_id = p_dag_id
+        on conflict (schedule_id) do update set version = excluded.version, next_due = excluded.next_due, error = null
+    )
+    select array(select c.schedule_id from written c) into changed;
+    if cardinality(changed) > 0 then
+        perform note_schedules(changed, 'publish');
+        update dag d set has_turns = true where d.dag_id = p_dag_id and not d.has_turns and exists (
+            select 1 from schedule c where c.schedule_id = any(changed) and c.overlap <> 'allow');
+    end if;
+    perform remove_schedules(array(
+        select c.schedule_id from schedule c
+        where c.dag_id = p_dag_id and c.deleted_at is null and (c.origin = 'code' or p_removes_all)
+          and c.name not in (select x->>'name' from jsonb_array_elements(p_schedules) x)), p_actor);
+end $$;
+
+-- Creates or changes one schedule by compare-and-set (V12). p_schedule: as in publish_dag. p_expected: the version that
+-- the caller has seen, 0 for none, null for any. p_request makes a repeated request one change. p_origin: the owner
+-- from now on, code or user. Returns the schedule's version, or null if another process changed it first.
+create function put_schedule(p_dag_id int, p_schedule jsonb, p_expected int, p_request text, p_origin text,
+                             p_seen jsonb, p_settle jsonb, p_actor text)
+returns int language plpgsql as $$
+declare
+    put int;
+    id int;
+    t timestamptz := clock();
+begin
+    perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
+    select c.version into put from schedule c
+    where c.dag_id = p_dag_id and c.name = p_schedule->>'name' and c.request = p_request and c.deleted_at is null;
+    if found then
+        return put;
+    end if;
+    perform refuse_moved(d.name, p_schedule->>'name', p_seen) from dag d where d.dag_id = p_dag_id;
+    perform settle_schedules(p_settle, true);
+    insert into schedule as c (dag_id, name, version, spec, params, misfire, window_seconds, catchup_limit, overlap,
+                               start_within,
+                               finish_within, delay_seconds, origin, request, changed_by, changed_at)
+    select p_dag_id, w.name, 1, w.spec, w.params, w.misfire, w.window_seconds, w.catchup_limit, w.overlap,
+        w.start_within,
+           w.finish_within, w.delay_seconds, p_origin, p_request, p_actor, t
+    from read_schedules(jsonb_build_array(p_schedule)) w
+    where coalesce(p_expected, 0) = 0 or exists (
+        select 1 from schedule x where x.dag_id = p_dag_id and x.name = p_schedule->>'name')
+    on conflict (dag_id, name) do update
+        set version = c.version + 1, spec = excluded.spec, params = excluded.params, misfire = excluded.misfire,
+            window_seconds = excluded.window_seconds, catchup_limit = excluded.catchup_limit,
+                overlap = excluded.overlap,
+            start_within = excluded.start_within, finish_within = excluded.finish_within,
+            delay_seconds = excluded.delay_seconds, origin = p_origin, request = p_request, changed_by = p_actor,
+            changed_at = t, deleted_at = null
+        where p_expected is null or p_expected = case when c.deleted_at is null then c.version else 0 end
+    returning c.version, c.schedule_id into put, id;
+    if put is null then
+        perform pass_gates();
+        return null;
+    end if;
+    insert into schedule_state as s (schedule_id, shard, version, next_due, paused)
+    select id, d.shard, put, (p_schedule->>'next_due')::timestamptz, d.paused from dag d where d.dag_id = p_dag_id
+    on conflict (schedule_id) do update
+        set version = excluded.version, next_due = excluded.next_due, error = null,
+            -- a pause by hand ends when the schedule is the code's again
+            is_held = s.is_held and p_origin = 'user', paused = excluded.paused or (s.is_held and p_origin = 'user');
+    update dag d set has_turns = true
+    where d.dag_id = p_dag_id and not d.has_turns and p_schedule->>'overlap' <> 'allow';
+    insert into skip_record (schedule_id, first_at, last_at, count, reason, recorded_at)
+    select id, k.first_at, k.last_at, k.count, k.reason, t
+    from jsonb_to_record(p_schedule->'skipped') as k(first_at timestamptz, last_at timestamptz, count bigint,
+                                                     reason text)
+    where jsonb_typeof(p_schedule->'skipped') = 'object' and put = 1
+    on conflict (schedule_id, first_at) do nothing;
+    perform note_schedules(array[id], 'put');
+    insert into journal (occurred_at, verb, actor, dag_id, detail)
+    values (t, 'put_schedule', p_actor, p_dag_id, p_schedule || jsonb_build_object('version', put));
+    perform pass_gates();
+    return put;
+end $$;
+
+-- Removes a DAG from planning: its schedules end, its history stays. Due fires are applied first; open runs continue
+-- with the version that they started with.
+create function delete_dag(p_dag_id int, p_seen jsonb, p_settle jsonb, p_actor text)
+returns boolean language plpgsql as $$
+begin
+    perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
+    perform refuse_moved(d.name, null, p_seen) from dag d where d.dag_id = p_dag_id;
+    perform 1 from dag d where d.dag_id = p_dag_id and d.deleted_at is null for no key update;
+    if not found then
+        return false;
+    end if;
+    perform settle_schedules(p_settle, true);
+    perform sync_schedules(p_dag_id, '[]', true, p_actor);
+    update dag d set deleted_at = clock() where d.dag_id = p_dag_id and d.deleted_at is null;
+    insert into journal (occurred_at, verb, actor, dag_id, detail) values (clock(), 'delete', p_actor, p_dag_id, '{}');
+    perform pass_gates();
+    return true;
+end $$;
+
+-- Pauses or unpauses a DAG. p_settle: before a pause, what is due; after it, what each schedule does about the fires
+-- during the pause, and its next due time. A schedule that is paused itself stays paused.
+create function pause_dag(p_dag_id int, p_paused boolean, p_seen jsonb, p_settle jsonb, p_actor text)
+returns boolean language plpgsql as $$
+declare
+    t timestamptz := clock();
+begin
+    perform lock_schedules(d.name) from dag d where d.dag_id = p_dag_id;
+    perform refuse_moved(d.name, null, p_seen) from dag d where d.dag_id = p_dag_id;
+    if p_paused then
+        perform settle_schedules(p_settle);
+    end if;
+    perform 1 from run_status r where r.dag_id = p_dag_id and r.state = 'running' order by r.run_id for no key update;
+    update dag d set paused = p_paused where d.dag_id = p_dag_id and d.deleted_at is null and d.paused <> p_paused;
+    if not found then
+        perform pass_gates();
+        return false;
+    end if;
+    update schedule_state s set paused = p_paused or s.is_held
+    from schedule c where c.schedule_id = s.schedule_id and c.dag_id = p_dag_id;
+    if p_paused then
+        perform hold_dag(p_dag_id);
+    else
+        perform unhold_dag(p_dag_id);
+        perform settle_schedules(p_settle);
+    end if;
+    insert into journal (occurred_at, verb, actor, dag_id, detail)
+    values (t, case when p_paused then 'pause' else 'unpause' end, p_actor, p_dag_id, '{}');
+    perform pass_gates();
+    return true;
+end $$;
