@@ -293,7 +293,7 @@ class Rewriter:
 
     def alias(self, to: str, last: str) -> str:
         """Reads of accounts and the verbs of accounts are both called `accounts`: a file that has both tells them apart."""
-        others = self.inner_names | self.imported_names
+        others = self.inner_names | self.imported_names | self.top_names
         if (self.new, to) in ALIASED or (last in others and last != self.old_local):
             return f"{last}_queries" if ".queries." in to else "_".join(to.split(".")[-2:])
         return last
@@ -706,6 +706,13 @@ def renounce(text: str) -> str:
     )
 
 
+def renounce_whole(text: str) -> str:
+    known = nouns()
+    return re.sub(
+        r'\b(sql|statements)\("(\w+)"(?=[,)])', lambda match: f'{match[1]}("{known.get(match[2], match[2])}"', text
+    )
+
+
 def repair(text: str) -> str:
     """Statements that are named by noun and name in tables: `("runs", "find")` and `"runs.find"`."""
     known = nouns()
@@ -767,7 +774,7 @@ def main() -> None:
         originals[name] = source.text
         text = source.result()
         if name.startswith(("evertick.store", "tests.store", "tests.test_sql", "tools.")):
-            text = renounce(text)
+            text = renounce_whole(renounce(text))
         if name in ("tests.store.test_plans", "tests.store.test_roles", "evertick.store.roles"):
             text = repair(text)
         texts[name] = retext_python(text)

@@ -259,8 +259,8 @@ async def look_at(line: Line, guard: Guard, place: str) -> None:
     if not _fits(sight.search_path, is_shared=line.is_shared):
         raise PostgresUnavailable(
             f"The PostgreSQL at {place} is behind a pooler that drops session settings: search_path is"
-            f" {sight.search_path!r} and must be {TABLES_SCHEMA}. Set EVERTICK_DATABASE_URL to the server's own address, or see 'Behind a"
-            " pooler' in docs/howto/operate.md."
+            f" {sight.search_path!r} and must be {TABLES_SCHEMA}. Set EVERTICK_DATABASE_URL to the server's own address,"
+            " or see 'Behind a pooler' in docs/howto/operate.md."
         )
     line.server, line.untold = sight.server, sight.untold
     guard.admit(sight.server, place)
